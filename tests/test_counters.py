@@ -13,19 +13,21 @@ from sparklog.broker.counters import BROKER_COUNTERS
 from sparklog.controller.counters import CONTROLLER_COUNTERS
 
 PACKAGE = Path(__file__).resolve().parent.parent / "sparklog"
+#: The effects that count.
+REPORTS = {"ControllerReport", "CoordinatorReport"}
 NAME = re.compile(r"[a-z_]+(\.[a-z_]+)*")
 
 
 def counted(*packages: str) -> Iterator[str]:
     """Yield each counted name as a pattern, with ``[a-z_]+`` for the inserted parts of an f-string.
 
-    Names are the keys of ``counters`` and the first arguments of ``Report``.
+    Names are the keys of ``counters`` and the first arguments of ``ControllerReport`` and ``CoordinatorReport``.
     """
     for path in sorted(path for package in packages for path in (PACKAGE / package).rglob("*.py")):
         for node in ast.walk(ast.parse(path.read_text("utf-8"))):
             if isinstance(node, ast.Subscript) and ast.unparse(node.value).rpartition(".")[2].lstrip("_") == "counters":
                 yield from patterns(node.slice)
-            elif isinstance(node, ast.Call) and ast.unparse(node.func) == "Report":
+            elif isinstance(node, ast.Call) and ast.unparse(node.func) in REPORTS:
                 yield from patterns(node.args[0])
 
 

@@ -19,7 +19,7 @@ from sparklog.config import BrokerConfig
 from sparklog.model import NO_EPOCH
 from sparklog.net.greeting import Credentials
 from sparklog.protocol.proof import Identity, KeyRing
-from sparklog.protocol.senders import Sender
+from sparklog.protocol.senders import SenderKind
 
 _log = logging.getLogger(__name__)
 
@@ -42,7 +42,9 @@ class BrokerContext:
         self._incarnation = NO_EPOCH
         #: The cluster's secrets; empty if this broker was started without any.
         self.keys = KeyRing() if keys is None else keys
-        self.credentials = Credentials(self.keys, lambda: Identity(Sender.BROKER, self.broker_id, self._incarnation))
+        self.credentials = Credentials(
+            self.keys, lambda: Identity(SenderKind.BROKER, self.broker_id, self._incarnation)
+        )
         #: running, stopping, failed
         self.state = "running"
         #: Leaderships are moving to other brokers: acks=1 now waits until all in-sync replicas have a record.

@@ -17,7 +17,7 @@ from sparklog.cli import options
 from sparklog.cli.newest_columns import NewestColumns
 from sparklog.cli.options import TIMES, Bootstrap, Timeout, Topics, open_admin, point_in_time, servers
 from sparklog.cli.progress import bar
-from sparklog.cli.sinks import Format, format_of, open_sink
+from sparklog.cli.sinks import OutputFormat, format_of, open_sink
 from sparklog.cli.template import Template
 from sparklog.client.consumer.consumer import Consumer
 from sparklog.client.consumer.origin import origin
@@ -58,7 +58,7 @@ def consume(
         typer.Option("--follow/--exit", " /-e", help="Wait for new records, or stop at the current end of the topics."),
     ] = False,
     kind: Annotated[
-        Format | None,
+        OutputFormat | None,
         typer.Option("--format", "-f", help="Default: derived from the name of --output, otherwise text."),
     ] = None,
     template: Annotated[
@@ -136,16 +136,16 @@ def _schema_of(bootstrap: str | None, timeout_s: float) -> Callable[[str], pa.Sc
     return ask
 
 
-def _format(kind: Format | None, output: Path | None, *, as_json: bool, template: str | None) -> Format:
-    if template is not None and (as_json or kind not in {None, Format.TEXT}):
+def _format(kind: OutputFormat | None, output: Path | None, *, as_json: bool, template: str | None) -> OutputFormat:
+    if template is not None and (as_json or kind not in {None, OutputFormat.TEXT}):
         raise ConfigError("--template requires --format text")
     if as_json:
-        if kind not in {None, Format.JSON}:
+        if kind not in {None, OutputFormat.JSON}:
             raise ConfigError(f"--json and --format {kind.value if kind else ''} exclude each other")
-        return Format.JSON
+        return OutputFormat.JSON
     if kind is None:
-        return Format.TEXT if template is not None else format_of(output)
-    if kind in {Format.ARROW, Format.PARQUET} and output is None and sys.stdout.isatty():
+        return OutputFormat.TEXT if template is not None else format_of(output)
+    if kind in {OutputFormat.ARROW, OutputFormat.PARQUET} and output is None and sys.stdout.isatty():
         raise ConfigError(f"{kind.value} cannot be written to a terminal; pass --output or pipe the output")
     return kind
 

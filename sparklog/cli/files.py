@@ -40,7 +40,7 @@ _CSV_BLOCK_BYTES = 32 << 20
 _STREAM_START = b"\xff\xff\xff\xff"
 
 
-class Format(str, Enum):
+class InputFormat(str, Enum):
     """Formats of input."""
 
     LINES = "lines"
@@ -53,16 +53,16 @@ class Format(str, Enum):
 
 
 _BY_SUFFIX = {
-    ".json": Format.JSON,
-    ".jsonl": Format.JSON,
-    ".ndjson": Format.JSON,
-    ".csv": Format.CSV,
-    ".parquet": Format.PARQUET,
-    ".pq": Format.PARQUET,
-    ".arrow": Format.ARROW,
-    ".arrows": Format.ARROW,
-    ".feather": Format.ARROW,
-    ".ipc": Format.ARROW,
+    ".json": InputFormat.JSON,
+    ".jsonl": InputFormat.JSON,
+    ".ndjson": InputFormat.JSON,
+    ".csv": InputFormat.CSV,
+    ".parquet": InputFormat.PARQUET,
+    ".pq": InputFormat.PARQUET,
+    ".arrow": InputFormat.ARROW,
+    ".arrows": InputFormat.ARROW,
+    ".feather": InputFormat.ARROW,
+    ".ipc": InputFormat.ARROW,
 }
 _COMPRESSED = {".gz": "gzip", ".gzip": "gzip", ".zst": "zstd", ".zstd": "zstd"}
 #: Exceptions that broken files raise; JSON that is nested too deeply raises RecursionError.
@@ -76,9 +76,9 @@ class Input(NamedTuple):
     total_rows: int | None
 
 
-def format_of(path: Path | None) -> Format:
+def format_of(path: Path | None) -> InputFormat:
     """Return the format that a file's name implies; lines for standard input and unknown names."""
-    return _BY_SUFFIX.get(plain_path(path).suffix.lower(), Format.LINES) if path is not None else Format.LINES
+    return _BY_SUFFIX.get(plain_path(path).suffix.lower(), InputFormat.LINES) if path is not None else InputFormat.LINES
 
 
 def compression_of(path: Path | None) -> str | None:
@@ -92,7 +92,7 @@ def plain_path(path: Path) -> Path:
 
 
 @contextlib.contextmanager
-def open_input(path: Path | None, kind: Format, *, schema: pa.Schema, separator: str | None) -> Iterator[Input]:
+def open_input(path: Path | None, kind: InputFormat, *, schema: pa.Schema, separator: str | None) -> Iterator[Input]:
     """Open a file, or standard input, within the block. ``schema`` is the topic's; text is parsed as its types.
 
     Raises:
@@ -103,17 +103,17 @@ def open_input(path: Path | None, kind: Format, *, schema: pa.Schema, separator:
     with contextlib.ExitStack() as stack:
         try:
             source = sys.stdin.buffer if path is None else stack.enter_context(_opened(path))
-            if compression_of(path) and kind in {Format.PARQUET, Format.ARROW}:
+            if compression_of(path) and kind in {InputFormat.PARQUET, InputFormat.ARROW}:
                 source = io.BytesIO(source.read())  # these formats are read from the end of the file
-            if kind is Format.PARQUET:
+            if kind is InputFormat.PARQUET:
                 found = _parquet(source)
-            elif kind is Format.ARROW:
+            elif kind is InputFormat.ARROW:
                 found = _arrow(source)
-            elif kind is Format.CSV:
+            elif kind is InputFormat.CSV:
                 found = Input(_csv(source, schema), None)
-            elif kind is Format.JSON:
+            elif kind is InputFormat.JSON:
                 found = Input(_json_lines(source, schema), None)
-            elif kind is Format.WHOLE:
+            elif kind is InputFormat.WHOLE:
                 found = Input(_whole(source, separator), None)
             else:
                 found = Input(_lines(source, separator), None)
@@ -129,16 +129,16 @@ def schema_of_file(path: Path) -> pa.Schema:
         ConfigError: the file has another format, or is broken.
     """
     kind = format_of(path)
-    if kind not in {Format.PARQUET, Format.ARROW, Format.CSV}:
+    if kind not in {InputFormat.PARQUET, InputFormat.ARROW, InputFormat.CSV}:
         raise ConfigError(f"{path}: expected the name of a Parquet, Arrow or CSV file")
     try:
         with _opened(path) as opened:
-            if kind is Format.CSV:
+            if kind is InputFormat.CSV:
                 with pa.csv.open_csv(opened, convert_options=_csv_options([]), parse_options=_CSV_PARSING) as reader:
                     schema = reader.schema
             else:
                 source = io.BytesIO(opened.read()) if compression_of(path) else opened
-                schema = pa.parquet.read_schema(source) if kind is Format.PARQUET else _arrow_reader(source).schema
+                schema = pa.parquet.read_schema(source) if kind is InputFormat.PARQUET else _arrow_reader(source).schema
     except _BROKEN as error:
         raise _broken(str(path), error) from None
     return plain_schema(schema)

@@ -21,7 +21,7 @@ from sparklog.model import TopicPartition
 groups = typer.Typer(
     help="Consumer groups: list and describe them, set their offsets, delete them.", no_args_is_help=True
 )
-Group = Annotated[str, typer.Argument(metavar="GROUP", show_default=False, autocompletion=group_names)]
+GroupName = Annotated[str, typer.Argument(metavar="GROUP", show_default=False, autocompletion=group_names)]
 
 _ENDS: dict[str, OffsetQuery] = {"earliest": "earliest", "latest": "latest"}
 
@@ -61,7 +61,7 @@ def list_groups(bootstrap: Bootstrap = None, timeout: Timeout = 30.0, as_json: A
 
 
 @groups.command("describe")
-def describe(group: Group, bootstrap: Bootstrap = None, timeout: Timeout = 30.0, as_json: AsJson = False) -> None:
+def describe(group: GroupName, bootstrap: Bootstrap = None, timeout: Timeout = 30.0, as_json: AsJson = False) -> None:
     """Show a group's offset and lag in each partition, and the member that reads it.
 
     Example: sparklog groups describe reports
@@ -110,7 +110,7 @@ def _listed(admin: Admin, partitions: Iterable[TopicPartition], at: OffsetQuery)
 
 
 @groups.command("members")
-def members(group: Group, bootstrap: Bootstrap = None, timeout: Timeout = 30.0, as_json: AsJson = False) -> None:
+def members(group: GroupName, bootstrap: Bootstrap = None, timeout: Timeout = 30.0, as_json: AsJson = False) -> None:
     """Show the members of a group and the partitions assigned to each.
 
     Example: sparklog groups members reports
@@ -161,7 +161,7 @@ def delete(
 
 @groups.command("reset-offsets")
 def reset_offsets(
-    group: Group,
+    group: GroupName,
     *,
     topics: Annotated[
         list[str] | None,

@@ -35,16 +35,16 @@ Which = Annotated[
 ]
 
 
-class _Move(msgspec.Struct):
+class _ReplicaMove(msgspec.Struct):
     topic: str
     partition: int
     replicas: tuple[int, ...]
 
 
-class _Plan(msgspec.Struct):
+class _MovePlan(msgspec.Struct):
     """Content of a plan file. Kafka's reassignment files are accepted too."""
 
-    partitions: list[_Move]
+    partitions: list[_ReplicaMove]
     version: int = 1
 
 
@@ -163,7 +163,7 @@ partitions.command(
 def _read(file: Path) -> dict[TopicPartition, tuple[int, ...]]:
     text = sys.stdin.buffer.read() if str(file) == "-" else file.read_bytes()
     try:
-        found = msgspec.json.decode(text, type=_Plan).partitions
+        found = msgspec.json.decode(text, type=_MovePlan).partitions
     except msgspec.MsgspecError as error:
         raise ConfigError(f"{file}: not a plan in the format of 'partitions reassign plan': {error}") from None
     if not found:

@@ -13,7 +13,7 @@ from typing import Annotated
 import pyarrow as pa
 import typer
 
-from sparklog.cli.files import Format, format_of, open_input
+from sparklog.cli.files import InputFormat, format_of, open_input
 from sparklog.cli.options import AsJson, Bootstrap, Timeout, Topic, open_admin, servers
 from sparklog.cli.output import note, print_json
 from sparklog.cli.progress import Bar, bar
@@ -34,7 +34,8 @@ def produce(
     ] = None,
     *,
     kind: Annotated[
-        Format | None, typer.Option("--format", "-f", help="Default: derived from the file's name, otherwise lines.")
+        InputFormat | None,
+        typer.Option("--format", "-f", help="Default: derived from the file's name, otherwise lines."),
     ] = None,
     key_separator: Annotated[
         str | None,
@@ -64,11 +65,11 @@ def produce(
     started = time.monotonic()
     with open_admin(bootstrap, timeout) as admin:
         schema = admin.describe_topic(topic).schema
-    if kind in {Format.LINES, Format.WHOLE} and not schema.equals(DEFAULT_SCHEMA):
+    if kind in {InputFormat.LINES, InputFormat.WHOLE} and not schema.equals(DEFAULT_SCHEMA):
         raise ConfigError(
             f"topic {topic!r} has columns {schema.names}: it does not accept lines; pass --format json or csv"
         )
-    if key_separator is not None and kind not in {Format.LINES, Format.WHOLE}:
+    if key_separator is not None and kind not in {InputFormat.LINES, InputFormat.WHOLE}:
         raise ConfigError("--key-separator requires --format lines or whole")
     separator = key_separator.replace("\\t", "\t") if key_separator else None
     with (

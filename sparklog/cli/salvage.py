@@ -9,7 +9,7 @@ import pyarrow as pa
 import typer
 
 from sparklog.cli.output import print_json, print_line, print_table
-from sparklog.cli.segments import AsJson
+from sparklog.cli.segments import JsonForTable
 from sparklog.errors import StorageError
 from sparklog.storage.salvage import SalvagedBatch, SalvagedSegment, segments_to_salvage
 
@@ -27,7 +27,7 @@ def salvage(
     offsets: Annotated[
         bool, typer.Option("--offsets", help="Add columns _offset and _transactional, null where unknown.")
     ] = False,
-    as_json: AsJson = False,
+    as_json: JsonForTable = False,
 ) -> None:
     """Write the rows of set-aside segments to an Arrow file. Damaged batches are skipped, and the exit code is then 1.
 

@@ -22,14 +22,14 @@ from sparklog.storage.inspect import SegmentReport, StoredBatch, StoredPartition
 segments = typer.Typer(help="List, dump, verify and compare segment files offline.", no_args_is_help=True)
 
 Paths = Annotated[list[Path], typer.Argument(metavar="DIRECTORY...", help="Log or partition directories.")]
-AsJson = Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")]
+JsonForTable = Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")]
 
 _FLAGS = ((Flag.LZ4, "lz4"), (Flag.ZSTD, "zstd"), (Flag.CONTROL, "marker"), (Flag.TRANSACTIONAL, "transactional"),
           (Flag.OFFSET_ARRAY, "offsets"), (Flag.CLEANED, "cleaned"))  # fmt: skip
 
 
 @segments.command("list")
-def list_segments(paths: Paths, as_json: AsJson = False) -> None:
+def list_segments(paths: Paths, as_json: JsonForTable = False) -> None:
     """List segments with offsets, batches, records, leader epochs, size and state. Reads only batch headers.
 
     Example: sparklog segments list /var/lib/sparklog/logs
@@ -38,7 +38,7 @@ def list_segments(paths: Paths, as_json: AsJson = False) -> None:
 
 
 @segments.command("verify")
-def verify(paths: Paths, as_json: AsJson = False) -> None:
+def verify(paths: Paths, as_json: JsonForTable = False) -> None:
     """Check every header, checksum, record and footer. The exit code is 1 if a problem is found.
 
     Example: sparklog segments verify /var/lib/sparklog/logs/flights-0
@@ -56,7 +56,7 @@ def dump(
     ] = 0,
     end: Annotated[int | None, typer.Option("--to", metavar="OFFSET", help="Stop before this offset.")] = None,
     records: Annotated[bool, typer.Option("--records", help="Print records, one JSON document per line.")] = False,
-    as_json: AsJson = False,
+    as_json: JsonForTable = False,
 ) -> None:
     """Print the batch headers of one partition, or all records with their offsets, including aborted ones.
 
@@ -82,7 +82,7 @@ def dump(
 
 
 @segments.command("compare")
-def compare(paths: Paths, as_json: AsJson = False) -> None:
+def compare(paths: Paths, as_json: JsonForTable = False) -> None:
     """Compare replicas of the same partitions up to the offset that both know as committed. The exit code is 1 if
     replicas differ.
 

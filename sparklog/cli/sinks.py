@@ -30,7 +30,7 @@ _GROUP_ROWS, _GROUP_BYTES = 1 << 20, 64 << 20
 _SPECIAL = re.compile(rb'[",\r\n]')
 
 
-class Format(str, Enum):
+class OutputFormat(str, Enum):
     """Formats of output."""
 
     TEXT = "text"
@@ -40,13 +40,13 @@ class Format(str, Enum):
     PARQUET = "parquet"
 
 
-TABLES = frozenset({Format.CSV, Format.ARROW, Format.PARQUET})
+TABLES = frozenset({OutputFormat.CSV, OutputFormat.ARROW, OutputFormat.PARQUET})
 
 
-def format_of(path: Path | None) -> Format:
+def format_of(path: Path | None) -> OutputFormat:
     """Return the format that a file's name implies; text for standard output and unknown names."""
     found = files.format_of(path).value
-    return Format(found) if found in {kind.value for kind in Format} else Format.TEXT
+    return OutputFormat(found) if found in {kind.value for kind in OutputFormat} else OutputFormat.TEXT
 
 
 class Sink(Protocol):
@@ -55,7 +55,7 @@ class Sink(Protocol):
 
 @contextlib.contextmanager
 def open_sink(
-    kind: Format, output: Path | None, *, schema: pa.Schema | None, keys: bool, template: Template | None
+    kind: OutputFormat, output: Path | None, *, schema: pa.Schema | None, keys: bool, template: Template | None
 ) -> Iterator[Sink]:
     """Open a file, or standard output. ``schema`` has the columns of a table; None: the topics have different columns.
 
@@ -69,22 +69,22 @@ def open_sink(
             f"the topics have different columns: {kind.value} requires one topic, or topics with the same columns"
         )
     compression = files.compression_of(output)
-    if compression and kind in {Format.ARROW, Format.PARQUET}:
+    if compression and kind in {OutputFormat.ARROW, OutputFormat.PARQUET}:
         raise ConfigError(f"{output}: {kind.value} files cannot be compressed as a whole; remove the suffix")
     is_shown = output is None and on_terminal()
     show: Show = shown_bytes if is_shown else bytes
     with contextlib.ExitStack() as stack:
         stream = sys.stdout.buffer if output is None else stack.enter_context(_opened(output, compression))
-        if kind is Format.ARROW:
+        if kind is OutputFormat.ARROW:
             as_file = output is not None and output.suffix != ".arrows"
             yield stack.enter_context(contextlib.closing(_ArrowSink(stream, schema, as_file=as_file)))
-        elif kind is Format.PARQUET:
+        elif kind is OutputFormat.PARQUET:
             yield stack.enter_context(contextlib.closing(_ParquetSink(stream, schema)))
-        elif kind is Format.CSV:
+        elif kind is OutputFormat.CSV:
             yield _CsvSink(stream, schema, show, flushed=not compression)
         elif template is not None:
             yield _TemplateSink(stream, template, show, flushed=not compression)
-        elif kind is Format.JSON:
+        elif kind is OutputFormat.JSON:
             yield _JsonSink(stream, is_shown=is_shown, flushed=not compression)
         else:
             yield _TextSink(stream, show, keys=keys, flushed=not compression)

@@ -18,7 +18,7 @@ from rich.text import Text
 
 from sparklog.cli.options import AsJson, Bootstrap, Timeout, open_admin
 from sparklog.cli.output import human_bytes, on_terminal, print_json, print_line, print_table
-from sparklog.cli.top_view import Snapshot, View, compare
+from sparklog.cli.top_view import TopSnapshot, View, compare
 from sparklog.client.admin.admin import Admin
 from sparklog.client.errors import ClientTimeout
 from sparklog.errors import BrokerError
@@ -61,7 +61,7 @@ def top(
 
 
 def _print(admin: Admin, looks: Iterable[int], interval_s: float, rows: int, *, as_json: bool) -> None:
-    before: Snapshot | None = None
+    before: TopSnapshot | None = None
     view: View | None = None
     for look in looks:
         if look:
@@ -78,7 +78,7 @@ def _print(admin: Admin, looks: Iterable[int], interval_s: float, rows: int, *, 
 
 
 def _live(admin: Admin, looks: Iterable[int], interval_s: float, rows: int) -> None:
-    before: Snapshot | None = None
+    before: TopSnapshot | None = None
     shown: RenderableType = Text("querying the brokers ...")
     changes: deque[str] = deque(maxlen=_CHANGES_SHOWN)
     with Live(shown, console=Console(), screen=True, auto_refresh=False) as live:
@@ -97,12 +97,12 @@ def _live(admin: Admin, looks: Iterable[int], interval_s: float, rows: int) -> N
             time.sleep(interval_s)
 
 
-def snapshot(admin: Admin) -> Snapshot:
+def snapshot(admin: Admin) -> TopSnapshot:
     """Query every broker and coordinator once. Raises BrokerError, ClientTimeout."""
     groups = {}
     for name in admin.list_groups():
         groups[name] = admin.group_offsets(name)
-    return Snapshot(time.monotonic(), admin.describe_brokers(), admin.describe_topics(internal=True), groups)
+    return TopSnapshot(time.monotonic(), admin.describe_brokers(), admin.describe_topics(internal=True), groups)
 
 
 def _render(view: View, changes: Iterable[str], rows: int) -> RenderableType:

@@ -13,7 +13,7 @@ _KEPT_CHANGES = 200
 
 
 @dataclass(frozen=True)
-class Snapshot:
+class TopSnapshot:
     """State of a cluster as reported by its brokers at ``at_s`` of a monotonic clock."""
 
     at_s: float
@@ -83,7 +83,7 @@ class View(NamedTuple):
     changes: list[str]
 
 
-def compare(before: Snapshot | None, now: Snapshot) -> View:
+def compare(before: TopSnapshot | None, now: TopSnapshot) -> View:
     """Return the view of ``now``; it has rates if ``before``, the previous snapshot, is given."""
     span_s = now.at_s - before.at_s if before is not None else 0.0
     rates = _rates(before, now, span_s)
@@ -98,7 +98,7 @@ def compare(before: Snapshot | None, now: Snapshot) -> View:
     )
 
 
-def _rates(before: Snapshot | None, now: Snapshot, span_s: float) -> dict[TopicPartition, tuple[float, float]]:
+def _rates(before: TopSnapshot | None, now: TopSnapshot, span_s: float) -> dict[TopicPartition, tuple[float, float]]:
     """Return records and bytes per second of each partition. A log that shrank, as by retention, counts as idle."""
     if before is None or span_s <= 0:
         return {}
@@ -127,7 +127,7 @@ def _broker_row(
 
 
 def _busiest(
-    now: Snapshot,
+    now: TopSnapshot,
     partitions: Mapping[TopicPartition, PartitionDescription],
     rates: Mapping[TopicPartition, tuple[float, float]],
 ) -> list[PartitionRow]:
@@ -144,7 +144,7 @@ def _busiest(
     return sorted(rows, key=lambda row: (-row.records_per_s, -row.end_offset, row.partition))
 
 
-def _group_row(name: str, before: Snapshot | None, now: Snapshot, span_s: float) -> GroupRow:
+def _group_row(name: str, before: TopSnapshot | None, now: TopSnapshot, span_s: float) -> GroupRow:
     offsets = now.groups[name]
     lags = {tp: max(0, now.leaders[tp][1] - offset) for tp, offset in offsets.items() if tp in now.leaders}
     worst = max(lags, key=lambda tp: lags[tp], default=None)

@@ -44,12 +44,12 @@ topics = typer.Typer(
     help="Create, list, describe, alter and delete topics; move their replicas and leaders.", no_args_is_help=True
 )
 
-Name = Annotated[str, typer.Argument(metavar="TOPIC", show_default=False)]  # of a topic that does not exist yet
+NewTopicName = Annotated[str, typer.Argument(metavar="TOPIC", show_default=False)]  # of a topic that does not exist yet
 
 
 @topics.command("create")
 def create(
-    name: Name,
+    name: NewTopicName,
     *,
     partitions: Annotated[
         int | None,

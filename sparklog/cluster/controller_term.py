@@ -22,7 +22,7 @@ from sparklog.controller.effects import Effect
 from sparklog.controller.events import Disconnected, Reconnected
 from sparklog.net.greeting import Credentials
 from sparklog.protocol.proof import Identity, KeyRing
-from sparklog.protocol.senders import Sender
+from sparklog.protocol.senders import SenderKind
 from sparklog.zk.controller_store import ControllerStore
 from sparklog.zk.errors import ZkUnreachable
 from sparklog.zk.session import SessionState
@@ -49,7 +49,7 @@ class ControllerTerm:
             cluster_id=cluster_id,
             connect_timeout_s=max(1.0, session_timeout_ms / 1000),
             credentials=Credentials(
-                KeyRing() if keys is None else keys, lambda: Identity(Sender.CONTROLLER, -1, core.controller_epoch)
+                KeyRing() if keys is None else keys, lambda: Identity(SenderKind.CONTROLLER, -1, core.controller_epoch)
             ),
         )
         self.runner = CoreRunner(

@@ -13,14 +13,14 @@ from sparklog.cluster.core_runner import CoreRunner
 from sparklog.cluster.partition_state_io import PartitionStateIo
 from sparklog.cluster.topic_io import TopicIo
 from sparklog.controller.effects import (
-    DeleteTopic,
+    ControllerReport,
+    DeleteTopicNodes,
     DropDeletionRequest,
     DropElection,
     Effect,
     RaiseCounters,
     ReadStates,
     ReadTopic,
-    Report,
     RequestLogEnds,
     Resign,
     SendUpdate,
@@ -71,7 +71,7 @@ class EffectPerformer:
                 run.start(run.retry(lambda: store.drop_election(effect.name)), "drop election")
             case SendUpdate():
                 run.start(self._send_update(effect), f"update broker {effect.broker.broker_id}")
-            case DeleteTopic():
+            case DeleteTopicNodes():
                 self._topics.delete(effect)
             case DropDeletionRequest(name, topic_id):
                 run.start(run.retry(lambda: store.drop_deletion_request(name, topic_id)), "drop request")
@@ -79,7 +79,7 @@ class EffectPerformer:
                 run.start(run.retry(lambda: store.trust_broker(effect.broker_id, effect.incarnation)), "trust")
             case RequestLogEnds():
                 run.start(self._ask_log_ends(effect), f"ask broker {effect.broker.broker_id}")
-            case Report():
+            case ControllerReport():
                 run.counters[effect.kind] += effect.count
                 log.log(logging.WARNING if effect.grave else logging.INFO, "%s: %s", effect.kind, effect.detail)
             case RaiseCounters():

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from sparklog.cluster.core_runner import CoreRunner
-from sparklog.controller.effects import DeleteTopic, WriteTopic
+from sparklog.controller.effects import DeleteTopicNodes, WriteTopic
 from sparklog.controller.events import (
     Fenced,
     TopicDeleted,
@@ -23,7 +23,7 @@ from sparklog.errors import BrokerError
 from sparklog.model import TopicRecord, check_topic_name
 from sparklog.zk import codecs, paths
 from sparklog.zk.codecs import ZkFormatError
-from sparklog.zk.controller_store import ControllerStore, EpochLost, StateChange, Superseded, Written
+from sparklog.zk.controller_store import ControllerStore, EpochLost, StateChange, WriteSuperseded, Written
 from sparklog.zk.session import Node, ZkSession
 
 
@@ -109,16 +109,16 @@ class TopicIo:
         try:
             outcome = await self._store.write_topic(record, effect.expected_version, changes)
         except BrokerError as error:
-            outcome = Superseded(str(error))
+            outcome = WriteSuperseded(str(error))
         if isinstance(outcome, Written):
             self._runner.step(TopicWritten(record.name, record.topic_id))
         elif isinstance(outcome, EpochLost):
             self._runner.step(Fenced("another controller has a higher epoch"))
         else:
-            detail = outcome.reason if isinstance(outcome, Superseded) else "the connection to ZooKeeper broke"
+            detail = outcome.reason if isinstance(outcome, WriteSuperseded) else "the connection to ZooKeeper broke"
             self._runner.step(TopicNotWritten(record.name, record.topic_id, detail))
 
-    def delete(self, effect: DeleteTopic) -> None:
+    def delete(self, effect: DeleteTopicNodes) -> None:
         """Start to delete a topic, unless its deletion is in progress."""
         if effect.topic_id not in self._deleting:
             self._deleting[effect.topic_id] = effect.name

@@ -11,7 +11,7 @@ from collections.abc import Iterable
 
 import msgspec
 
-from sparklog.controller.cluster_state import ClusterState, Partition, Topic
+from sparklog.controller.cluster_state import ClusterPartition, ClusterState, ClusterTopic
 from sparklog.model import NO_LEADER, BrokerEndpoint, BrokerRegistration, VersionedState
 from sparklog.protocol.messages import ControlUpdate, PartitionDecision
 
@@ -36,15 +36,15 @@ class BrokerLink:
         self._sent_full = False
         self._sent_brokers = False
         self._sent_topics: set[str] = set()
-        self._sent_partitions: dict[Partition, None] = {}
+        self._sent_partitions: dict[ClusterPartition, None] = {}
         self._sent_deleted: dict[tuple[str, str], None] = {}
         self._full = True
         self._brokers = True
         self._topics: set[str] = set()
-        self._partitions: dict[Partition, None] = {}
+        self._partitions: dict[ClusterPartition, None] = {}
         self._deleted: dict[tuple[str, str], None] = {}
         #: Partitions whose news may be deferred.
-        self._deferred: dict[Partition, None] = {}
+        self._deferred: dict[ClusterPartition, None] = {}
         #: Whether the broker requested a controlled shutdown and no leader needs it any more.
         self._released = False
         #: The value of that in the last update; None: it is unknown whether the broker has received it.
@@ -55,11 +55,11 @@ class BrokerLink:
     def brokers_changed(self) -> None:
         self._brokers = True
 
-    def partitions_changed(self, partitions: Iterable[Partition]) -> None:
+    def partitions_changed(self, partitions: Iterable[ClusterPartition]) -> None:
         if not self._full:
             self._partitions.update(dict.fromkeys(partitions))
 
-    def defer(self, partitions: Iterable[Partition]) -> None:
+    def defer(self, partitions: Iterable[ClusterPartition]) -> None:
         """Note deferred news of these partitions; it is sent after ``send_deferred``, or with other news."""
         if not self._full:
             self._deferred.update(dict.fromkeys(partitions))
@@ -71,11 +71,11 @@ class BrokerLink:
     def set_released(self, released: bool) -> None:
         self._released = released
 
-    def topic_changed(self, topic: Topic) -> None:
+    def topic_changed(self, topic: ClusterTopic) -> None:
         if not self._full:
             self._topics.add(topic.record.name)
 
-    def topic_gone(self, topic: Topic, *, deleted: bool) -> None:
+    def topic_gone(self, topic: ClusterTopic, *, deleted: bool) -> None:
         """Notify the broker that a topic is gone.
 
         A topic that was ``deleted`` is named. Otherwise a full update does not contain the topic, and the broker sets
@@ -121,12 +121,12 @@ class BrokerLink:
         """Return whether the broker has accepted the current table of live brokers."""
         return not (self._full or self._brokers or (self.in_flight is not None and self._sent_brokers))
 
-    def has_news_of(self, partition: Partition) -> bool:
+    def has_news_of(self, partition: ClusterPartition) -> bool:
         """Return whether there is news of this partition that the broker has not accepted."""
         return partition in self._partitions or (self.in_flight is not None and partition in self._sent_partitions)
 
     @property
-    def sent_partitions(self) -> Iterable[Partition]:
+    def sent_partitions(self) -> Iterable[ClusterPartition]:
         """Return the partitions of the update in flight; empty if that update is full."""
         return self._sent_partitions
 
@@ -169,7 +169,7 @@ class BrokerLink:
             topics = [topic for topic in state.topics.values() if topic.announced]
             partitions = [partition for topic in topics for partition in topic.partitions]
             deleted = dict(self._deleted)
-            later: dict[Partition, None] = {}
+            later: dict[ClusterPartition, None] = {}
             later_topics: set[str] = set()
             self._deferred.clear()
         else:
@@ -206,7 +206,7 @@ class BrokerLink:
             relieved=self._released,
         )
 
-    def _decision_for(self, partition: Partition) -> PartitionDecision:
+    def _decision_for(self, partition: ClusterPartition) -> PartitionDecision:
         """Return the state to send, without a leader if its epoch belongs to an earlier incarnation of this broker.
 
         The new incarnation would resume the epoch, perhaps with a shorter log. The broker receives a leader after the
@@ -227,7 +227,7 @@ class BrokerLink:
         self._failures = 0
         self._end_flight()
 
-    def on_partial_response(self, again: list[Partition], now_ms: int) -> None:
+    def on_partial_response(self, again: list[ClusterPartition], now_ms: int) -> None:
         """Note that the broker accepted the update except for the states of ``again``, which are sent again later."""
         self._end_flight()
         self.partitions_changed(again)

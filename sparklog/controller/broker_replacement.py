@@ -13,8 +13,8 @@ from typing import NamedTuple
 
 from sparklog.controller import election
 from sparklog.controller.broker_table import BrokerTable
-from sparklog.controller.cluster_state import ClusterState, Partition, Topic
-from sparklog.controller.effects import Report
+from sparklog.controller.cluster_state import ClusterPartition, ClusterState, ClusterTopic
+from sparklog.controller.effects import ControllerReport
 from sparklog.controller.reassignments import MAX_FINISHED, moving_record
 from sparklog.controller.replica_targets import ReplicaTargets
 from sparklog.errors import BrokerError
@@ -31,7 +31,7 @@ _IDLE_MS = 10_000
 class ReplacementPlan(NamedTuple):
     """The moves to start, by topic and partition number, and the brokers some of whose replicas have no other place."""
 
-    targets: dict[Topic, dict[int, tuple[int, ...]]]
+    targets: dict[ClusterTopic, dict[int, tuple[int, ...]]]
     stuck: frozenset[int]
 
     @property
@@ -42,8 +42,8 @@ class ReplacementPlan(NamedTuple):
 class ReplacementBegun(NamedTuple):
     """The topic records to write, with the started moves, and their reports."""
 
-    records: tuple[tuple[Topic, TopicRecord], ...] = ()
-    reports: tuple[Report, ...] = ()
+    records: tuple[tuple[ClusterTopic, TopicRecord], ...] = ()
+    reports: tuple[ControllerReport, ...] = ()
 
 
 class BrokerReplacement:
@@ -72,10 +72,10 @@ class BrokerReplacement:
         reports = []
         if found.targets:
             detail = f"{found.size} replicas of brokers {sorted(lost)} are rebuilt on other brokers"
-            reports.append(Report("controller.replicas.replaced", detail, found.size, grave=True))
+            reports.append(ControllerReport("controller.replicas.replaced", detail, found.size, grave=True))
         for broker_id in sorted(self._finish_round(found, now_ms)):
             detail = f"broker {broker_id} stays absent, and no other broker can hold its replicas"
-            reports.append(Report("controller.replicas.irreplaceable", detail, grave=True))
+            reports.append(ControllerReport("controller.replicas.irreplaceable", detail, grave=True))
         records = [(topic, moving_record(topic.record, targets)) for topic, targets in found.targets.items()]
         return ReplacementBegun(tuple(records), tuple(reports))
 
@@ -113,7 +113,7 @@ def plan(
     candidates = [broker for broker in brokers if broker.broker_id not in liveness.stopping]
     wanted = {p.tp: p.move.target if p.move else p.replicas for p in state.partitions()}
     choice = ReplicaTargets(candidates, wanted, without=lost)
-    targets: dict[Topic, dict[int, tuple[int, ...]]] = {}
+    targets: dict[ClusterTopic, dict[int, tuple[int, ...]]] = {}
     stuck: set[int] = set()
     free = MAX_MOVING - len(state.moving)
     for partition in dict.fromkeys(p for broker_id in sorted(lost) for p in state.hosted(broker_id)):
@@ -132,7 +132,7 @@ def plan(
     return ReplacementPlan(targets, frozenset(stuck))
 
 
-def _ready(partition: Partition, liveness: election.IsrLiveness) -> bool:
+def _ready(partition: ClusterPartition, liveness: election.IsrLiveness) -> bool:
     topic = partition.topic
     if partition.busy or topic.pending is not None or topic.rereading or partition.stored is None:
         return False

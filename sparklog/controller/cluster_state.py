@@ -24,7 +24,7 @@ MAX_REPLICAS = 1000
 _NO_STATE = VersionedState(LeaderAndIsr(NO_LEADER, NO_EPOCH, (), NO_EPOCH), NO_EPOCH)
 
 
-class Partition:
+class ClusterPartition:
     """A partition: its node as last known, and the operations in flight for it."""
 
     __slots__ = (
@@ -44,7 +44,7 @@ class Partition:
         "void",
     )
 
-    def __init__(self, topic: Topic, number: int) -> None:
+    def __init__(self, topic: ClusterTopic, number: int) -> None:
         self.tp = TopicPartition(topic.record.name, number)
         self.topic = topic
         #: The replicas in the topic's record, like ``move``, the reassignment in progress; set only by
@@ -113,11 +113,11 @@ class Partition:
         )
 
 
-def _leaving(partition: Partition, move: Reassignment, stored: VersionedState) -> tuple[int, ...]:
+def _leaving(partition: ClusterPartition, move: Reassignment, stored: VersionedState) -> tuple[int, ...]:
     return reassignments.leaving(partition.replicas, move, stored.state.isr, partition.topic.min_isr)
 
 
-class Topic:
+class ClusterTopic:
     """A topic; while ``deleting``, its nodes are being removed and nothing is decided for it."""
 
     __slots__ = (
@@ -144,7 +144,7 @@ class Topic:
         self.pending: WriteTopic | None = None
         #: Whether the record is being read after such a write. Until then no other write is ordered.
         self.rereading = False
-        self.partitions: list[Partition] = []
+        self.partitions: list[ClusterPartition] = []
         self.unclean = False
         self.min_isr = 1
         self.deleting = False
@@ -152,7 +152,7 @@ class Topic:
         self.announced = False
 
     @property
-    def moving(self) -> list[Partition]:
+    def moving(self) -> list[ClusterPartition]:
         return [self.partitions[number] for number in self.record.reassigning if number < len(self.partitions)]
 
     @property
@@ -175,20 +175,20 @@ class ClusterState:
     def __init__(self, topic_defaults: dict[str, str], *, controller_epoch: int) -> None:
         self._defaults = topic_defaults
         self._last_order = controller_epoch << 32
-        self.topics: dict[str, Topic] = {}
+        self.topics: dict[str, ClusterTopic] = {}
         #: Whether some existing topics were unreadable at the start of the term. Their records may be known by now, but
         #: not their states.
         self.incomplete = False
-        self._hosted: dict[int, dict[Partition, None]] = {}
+        self._hosted: dict[int, dict[ClusterPartition, None]] = {}
         self._led: Counter[int] = Counter()
         #: By broker, the leaders of the partitions that it hosts, with counts.
         self._leaders: defaultdict[int, Counter[int]] = defaultdict(Counter)
         #: The number of states stored so far.
         self.stored_count = 0
         #: The partitions with a reassignment.
-        self.moving: dict[Partition, None] = {}
+        self.moving: dict[ClusterPartition, None] = {}
 
-    def hosted(self, broker_id: int) -> Iterable[Partition]:
+    def hosted(self, broker_id: int) -> Iterable[ClusterPartition]:
         return self._hosted.get(broker_id, ())
 
     def hosts(self) -> Iterable[int]:
@@ -203,7 +203,7 @@ class ClusterState:
         """Return the brokers that lead partitions that this broker hosts, according to the nodes; each once."""
         return [leader for leader, count in self._leaders[broker_id].items() if count]
 
-    def store(self, partition: Partition, stored: VersionedState) -> None:
+    def store(self, partition: ClusterPartition, stored: VersionedState) -> None:
         """Note the state that the partition's node is known to hold."""
         known = partition.stored
         if known is None or known.state.leader != stored.state.leader:
@@ -213,24 +213,24 @@ class ClusterState:
         partition.stored = stored
         self.stored_count += 1
 
-    def _count_leader(self, partition: Partition, by: int) -> None:
+    def _count_leader(self, partition: ClusterPartition, by: int) -> None:
         if partition.stored is not None:
             leader = partition.stored.state.leader
             self._led[leader] += by
             for broker_id in partition.replicas:
                 self._leaders[broker_id][leader] += by
 
-    def partition(self, tp: TopicPartition) -> Partition | None:
+    def partition(self, tp: TopicPartition) -> ClusterPartition | None:
         topic = self.topics.get(tp.topic)
         if topic is None or not 0 <= tp.partition < len(topic.partitions):
             return None
         return topic.partitions[tp.partition]
 
-    def partitions(self) -> Iterator[Partition]:
+    def partitions(self) -> Iterator[ClusterPartition]:
         for topic in self.topics.values():
             yield from topic.partitions
 
-    def put_topic(self, snapshot: TopicSnapshot) -> tuple[Topic, list[Partition]]:
+    def put_topic(self, snapshot: TopicSnapshot) -> tuple[ClusterTopic, list[ClusterPartition]]:
         """Add a topic, or update a known one (same id).
 
         Returns it and its partitions that are new or have other replicas or another reassignment.
@@ -239,15 +239,15 @@ class ClusterState:
         topic = self.topics.get(record.name)
         if topic is None:
             self._last_order += 1
-            topic = self.topics[record.name] = Topic(record, self._last_order)
+            topic = self.topics[record.name] = ClusterTopic(record, self._last_order)
         for number in range(len(topic.partitions), len(record.assignment)):
-            partition = Partition(topic, number)
+            partition = ClusterPartition(topic, number)
             if number in snapshot.states:
                 self.store(partition, snapshot.states[number])
             topic.partitions.append(partition)
         return topic, self.put_record(topic, record, snapshot.version)
 
-    def put_record(self, topic: Topic, record: TopicRecord, version: int) -> list[Partition]:
+    def put_record(self, topic: ClusterTopic, record: TopicRecord, version: int) -> list[ClusterPartition]:
         """Note the record that the topic's node is known to hold. Returns the partitions that it changes."""
         topic.record, topic.version = record, version
         self._follow_config(topic)
@@ -259,7 +259,7 @@ class ClusterState:
                 changed.append(partition)
         return changed
 
-    def _assign(self, partition: Partition, replicas: tuple[int, ...], move: Reassignment | None) -> None:
+    def _assign(self, partition: ClusterPartition, replicas: tuple[int, ...], move: Reassignment | None) -> None:
         self._count_leader(partition, -1)
         for broker_id in partition.replicas:
             if broker_id not in replicas:
@@ -274,7 +274,7 @@ class ClusterState:
         else:
             self.moving[partition] = None
 
-    def drop_topic(self, name: str) -> Topic | None:
+    def drop_topic(self, name: str) -> ClusterTopic | None:
         topic = self.topics.pop(name, None)
         if topic is not None:
             for partition in topic.partitions:
@@ -284,7 +284,7 @@ class ClusterState:
                     self._hosted[broker_id].pop(partition, None)
         return topic
 
-    def _follow_config(self, topic: Topic) -> None:
+    def _follow_config(self, topic: ClusterTopic) -> None:
         try:
             config = topic_config(topic.record.config, self._defaults)
         except ConfigError:

@@ -20,12 +20,12 @@ from dataclasses import dataclass, field
 from sparklog.controller import election
 from sparklog.controller.broker_replacement import BrokerReplacement
 from sparklog.controller.broker_table import BrokerChanges, BrokerTable
-from sparklog.controller.cluster_state import ClusterState, Partition
+from sparklog.controller.cluster_state import ClusterPartition, ClusterState
 from sparklog.controller.effects import (
+    ControllerReport,
     DropElection,
     Effect,
     ReadTopic,
-    Report,
     RequestLogEnds,
     Resign,
     TrustBroker,
@@ -291,11 +291,13 @@ class Controller:
         """
         if changes.held:
             detail = f"brokers {list(changes.held)} disappeared together; waiting before they count as failed"
-            self._effects.append(Report("controller.brokers.held", detail, len(changes.held), grave=True))
+            self._effects.append(ControllerReport("controller.brokers.held", detail, len(changes.held), grave=True))
             for broker_id in changes.held:
                 self._states.mark(self.state.hosted(broker_id))
         for broker_id in changes.failed:
-            self._effects.append(Report("controller.brokers.failed", f"broker {broker_id} is gone", grave=True))
+            self._effects.append(
+                ControllerReport("controller.brokers.failed", f"broker {broker_id} is gone", grave=True)
+            )
             self._outbox.broker_failed(broker_id)
             self._untrusted.end(broker_id)
             self._states.mark(p for p in self.state.hosted(broker_id) if not self._states.has_settled_leader(p))
@@ -316,7 +318,9 @@ class Controller:
             self._distrust(broker_id, doubted, states_are_newer=states_are_newer, in_part=in_part)
         self._states.mark(hosted)
 
-    def _distrust(self, broker_id: int, doubted: list[Partition], *, states_are_newer: bool, in_part: bool) -> None:
+    def _distrust(
+        self, broker_id: int, doubted: list[ClusterPartition], *, states_are_newer: bool, in_part: bool
+    ) -> None:
         """Distrust the replicas of a broker that lost its page cache, or with ``in_part`` some of its logs.
 
         Each membership of the broker in an ISR of these partitions from before its registration is void.
@@ -329,7 +333,7 @@ class Controller:
         if in_part and suspected:
             names = ", ".join(str(partition.tp) for partition in suspected[:5])
             detail = f"broker {broker_id} has lost the logs of {len(suspected)} partitions, {names} among them"
-            self._effects.append(Report("controller.replicas.doubted", detail, len(suspected), grave=True))
+            self._effects.append(ControllerReport("controller.replicas.doubted", detail, len(suspected), grave=True))
             self._outbox.partitions_changed(suspected)
         if not states_are_newer:
             self._states.reread(suspected)
@@ -402,10 +406,12 @@ class Controller:
         for topic, order in ends.orders():
             self._topics.write(topic, order)
 
-    def _decide(self, partition: Partition, liveness: election.IsrLiveness, now_ms: int) -> election.Decision | None:
+    def _decide(
+        self, partition: ClusterPartition, liveness: election.IsrLiveness, now_ms: int
+    ) -> election.Decision | None:
         return self._decisions.decide(partition, liveness, now_ms)
 
-    def _forget(self, partition: Partition) -> None:
+    def _forget(self, partition: ClusterPartition) -> None:
         """Drop a partition whose topic is gone."""
         self._unclean_recovery.give_up(partition)
         self._untrusted.forget(partition)
@@ -443,7 +449,7 @@ class Controller:
         self._states.mark(replies.broken)
         self._raise_outdated(event.broker_id, replies.outdated)
 
-    def _raise_outdated(self, broker_id: int, partitions: Iterable[Partition]) -> None:
+    def _raise_outdated(self, broker_id: int, partitions: Iterable[ClusterPartition]) -> None:
         """Raise the leader epochs of partitions whose logs prove that an earlier ZooKeeper assigned them already.
 
         The broker's registration has the highest leader epoch of all its logs.
@@ -459,7 +465,7 @@ class Controller:
                     f"{partition.tp}: broker {broker_id} has records of leader epoch {highest}, more than {MOST_RAISED}"
                     f" above {known}: restore a newer copy of ZooKeeper's data, or run `sparklog zookeeper rebuild`"
                 )
-                self._effects.append(Report("controller.partitions.refused", detail, grave=True))
+                self._effects.append(ControllerReport("controller.partitions.refused", detail, grave=True))
                 continue
             partition.outdated = max(partition.outdated, highest, known)
         self._states.mark(partitions)
@@ -478,7 +484,7 @@ class Controller:
         return not waiting and self._leader_rebalance.idle and self._outbox.idle
 
 
-def _may_be_moved(partition: Partition, leaving: Set[int]) -> bool:
+def _may_be_moved(partition: ClusterPartition, leaving: Set[int]) -> bool:
     """Return whether the start or end of a broker's shutdown matters to a partition.
 
     It matters if the broker leads it, if its leader waits for a successor, or if it has no leader. The controller does

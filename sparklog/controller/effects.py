@@ -78,7 +78,7 @@ class SendUpdate:
 
 
 @dataclass(frozen=True, slots=True)
-class DeleteTopic:
+class DeleteTopicNodes:
     """Delete the topic's nodes and its deletion request, with a check of the controller epoch.
 
     The result is TopicDeleted.
@@ -142,7 +142,7 @@ class Resign:
 
 
 @dataclass(frozen=True, slots=True)
-class Report:
+class ControllerReport:
     """A line for the log and a count for the counters.
 
     ``kind`` is the counter's name. ``grave`` means that an operator should check it.
@@ -160,12 +160,12 @@ Effect = (
     | WriteTopic
     | ReadTopic
     | SendUpdate
-    | DeleteTopic
+    | DeleteTopicNodes
     | DropDeletionRequest
     | DropElection
     | TrustBroker
     | RequestLogEnds
     | RaiseCounters
     | Resign
-    | Report
+    | ControllerReport
 )

@@ -10,17 +10,17 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 
-from sparklog.controller.cluster_state import Partition
+from sparklog.controller.cluster_state import ClusterPartition
 from sparklog.controller.events import ElectionRequested
 
 
-class ElectionRequests:
+class OpenElectionRequests:
     """The open requests: ``wants`` returns what an election may do, ``settled`` the requests that are finished."""
 
     def __init__(self) -> None:
         #: The kind and the remaining partitions, in the order in which they were found, so that a term replays exactly.
-        self._open: dict[str, tuple[str, dict[Partition, None]]] = {}
-        self._by_partition: dict[Partition, set[str]] = {}
+        self._open: dict[str, tuple[str, dict[ClusterPartition, None]]] = {}
+        self._by_partition: dict[ClusterPartition, set[str]] = {}
         #: Finished requests whose node is being deleted.
         self._done: set[str] = set()
 
@@ -31,8 +31,8 @@ class ElectionRequests:
     def read(
         self,
         asked: Mapping[str, ElectionRequested],
-        find: Callable[[ElectionRequested], Iterable[Partition]],
-    ) -> list[Partition]:
+        find: Callable[[ElectionRequested], Iterable[ClusterPartition]],
+    ) -> list[ClusterPartition]:
         """Replace the known requests by ``asked``, which has all of them.
 
         Returns the partitions that new requests concern, as ``find`` finds them.
@@ -40,7 +40,7 @@ class ElectionRequests:
         self._done.intersection_update(asked)
         for name in [name for name in self._open if name not in asked]:
             self._withdraw(name)
-        fresh: list[Partition] = []
+        fresh: list[ClusterPartition] = []
         for name, request in asked.items():
             if name in self._open or name in self._done:
                 continue
@@ -51,11 +51,11 @@ class ElectionRequests:
             fresh += concerned
         return fresh
 
-    def wants(self, partition: Partition, kind: str) -> bool:
+    def wants(self, partition: ClusterPartition, kind: str) -> bool:
         names = self._by_partition.get(partition)
         return names is not None and any(self._open[name][0] == kind for name in names)
 
-    def satisfied(self, partition: Partition, *, only: str = "", but: str = "") -> None:
+    def satisfied(self, partition: ClusterPartition, *, only: str = "", but: str = "") -> None:
         """Remove the partition from requests of any kind, of the kind ``only``, or of every kind except ``but``."""
         names = self._by_partition.get(partition)
         if names is None:

@@ -16,7 +16,7 @@ from collections.abc import Iterable, Mapping
 from typing import NamedTuple
 
 from sparklog.controller.broker_link import BrokerLink
-from sparklog.controller.cluster_state import Partition
+from sparklog.controller.cluster_state import ClusterPartition
 from sparklog.model import LeaderAndIsr
 
 #: The time from the write of the new state until all brokers receive it, even without responses. It is long, because
@@ -36,17 +36,17 @@ class HandoverNotifications:
         """Keep ``links``, the connections by broker id."""
         self._links = links
         #: Moves that only the successor has received.
-        self._first: dict[Partition, _Move] = {}
+        self._first: dict[ClusterPartition, _Move] = {}
         #: Moves that all brokers but the old leader have received.
-        self._others: dict[Partition, _Move] = {}
+        self._others: dict[ClusterPartition, _Move] = {}
         #: Those of the moves that may be able to continue since their last check.
-        self._to_check: dict[Partition, None] = {}
+        self._to_check: dict[ClusterPartition, None] = {}
         #: No move times out before this time.
         self._end_ms = 0
 
-    def begin(self, moved: Iterable[tuple[Partition, int]], now_ms: int) -> None:
+    def begin(self, moved: Iterable[tuple[ClusterPartition, int]], now_ms: int) -> None:
         """Start the notifications for partitions that have a new leader, each with its old leader."""
-        by_leader: defaultdict[int, list[Partition]] = defaultdict(list)
+        by_leader: defaultdict[int, list[ClusterPartition]] = defaultdict(list)
         if self.idle:
             self._end_ms = now_ms + _PATIENCE_MS
         for partition, old_leader in moved:
@@ -59,7 +59,7 @@ class HandoverNotifications:
             if link is not None:
                 link.partitions_changed(partitions)
 
-    def on_accepted(self, partitions: Iterable[Partition]) -> None:
+    def on_accepted(self, partitions: Iterable[ClusterPartition]) -> None:
         """Note that a broker has accepted news of these partitions; a full update calls ``brokers_changed`` instead."""
         self._to_check.update((p, None) for p in partitions if p in self._first or p in self._others)
 
@@ -82,8 +82,8 @@ class HandoverNotifications:
             moves = (*self._first.values(), *self._others.values())
             self._end_ms = min((move.end_ms for move in moves), default=0)
 
-    def _notify_others(self, partitions: Iterable[Partition], now_ms: int) -> None:
-        announced: defaultdict[tuple[int, int], list[Partition]] = defaultdict(list)
+    def _notify_others(self, partitions: Iterable[ClusterPartition], now_ms: int) -> None:
+        announced: defaultdict[tuple[int, int], list[ClusterPartition]] = defaultdict(list)
         for partition in partitions:
             move, leader = self._first[partition], _leader(partition)
             if now_ms >= move.end_ms or not self._has_news(partition, [leader]):
@@ -94,8 +94,8 @@ class HandoverNotifications:
                 if broker_id not in they_know:
                     link.partitions_changed(changed)
 
-    def _notify_old_leaders(self, partitions: Iterable[Partition], now_ms: int) -> None:
-        announced: defaultdict[int, list[Partition]] = defaultdict(list)
+    def _notify_old_leaders(self, partitions: Iterable[ClusterPartition], now_ms: int) -> None:
+        announced: defaultdict[int, list[ClusterPartition]] = defaultdict(list)
         for partition in partitions:
             old_leader, end_ms = self._others[partition]
             others = [broker_id for broker_id in _stored(partition).isr if broker_id != old_leader]
@@ -107,18 +107,18 @@ class HandoverNotifications:
             if link is not None:
                 link.partitions_changed(changed)
 
-    def _has_news(self, partition: Partition, brokers: Iterable[int]) -> bool:
+    def _has_news(self, partition: ClusterPartition, brokers: Iterable[int]) -> bool:
         for broker_id in brokers:
             link = self._links.get(broker_id)
             if link is not None and link.has_news_of(partition):
                 return True
         return False
 
-    def is_in_progress(self, partition: Partition) -> bool:
+    def is_in_progress(self, partition: ClusterPartition) -> bool:
         """Return whether some broker has yet to receive the move of this partition."""
         return partition in self._first or partition in self._others
 
-    def drop(self, partition: Partition) -> None:
+    def drop(self, partition: ClusterPartition) -> None:
         self._first.pop(partition, None)
         self._others.pop(partition, None)
         self._to_check.pop(partition, None)
@@ -133,10 +133,10 @@ class HandoverNotifications:
         return None if self.idle else self._end_ms
 
 
-def _leader(partition: Partition) -> int:
+def _leader(partition: ClusterPartition) -> int:
     return _stored(partition).leader
 
 
-def _stored(partition: Partition) -> LeaderAndIsr:
+def _stored(partition: ClusterPartition) -> LeaderAndIsr:
     assert partition.stored is not None, f"{partition.tp} was led, and has no state"
     return partition.stored.state

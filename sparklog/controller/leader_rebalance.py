@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 
 from sparklog.controller import election, reassignments
-from sparklog.controller.cluster_state import ClusterState, Partition
-from sparklog.controller.election_requests import ElectionRequests
+from sparklog.controller.cluster_state import ClusterPartition, ClusterState
+from sparklog.controller.election_requests import OpenElectionRequests
 from sparklog.controller.events import PREFERRED, UNCLEAN, ElectionRequested, ElectionsRead, Loaded
 
 #: Leaderships moved in one round, and the pause before the next round if there are more.
@@ -22,10 +22,10 @@ class LeaderRebalance:
     """The pending leadership changes; with ``rebalance_interval_ms`` 0 preferred leaders return only on request."""
 
     def __init__(self, *, rebalance_interval_ms: int) -> None:
-        self._requests = ElectionRequests()
+        self._requests = OpenElectionRequests()
         self._schedule = _Schedule(rebalance_interval_ms)
         #: Partitions to return to their preferred leaders at the next evaluation, in its order.
-        self._to_return: dict[Partition, None] = {}
+        self._to_return: dict[ClusterPartition, None] = {}
 
     @property
     def deadline_ms(self) -> int | None:
@@ -39,14 +39,14 @@ class LeaderRebalance:
     def start(self, now_ms: int) -> None:
         self._schedule.start(now_ms)
 
-    def on_requests(self, event: Loaded | ElectionsRead, state: ClusterState) -> list[Partition]:
+    def on_requests(self, event: Loaded | ElectionsRead, state: ClusterState) -> list[ClusterPartition]:
         """Replace the known requests by those of the event. Returns the partitions to evaluate."""
         requests = event.elections if isinstance(event, Loaded) else event.requests
         return self._requests.read(requests, _finder(state))
 
     def due_returns(
-        self, partitions: Iterable[Partition], liveness: election.IsrLiveness, now_ms: int
-    ) -> list[Partition]:
+        self, partitions: Iterable[ClusterPartition], liveness: election.IsrLiveness, now_ms: int
+    ) -> list[ClusterPartition]:
         """Return, once per interval, the partitions whose leadership should return, at most one round's share."""
         if not self._schedule.due(now_ms):
             return []
@@ -60,10 +60,10 @@ class LeaderRebalance:
         self._schedule.on_round(now_ms, moved=len(self._to_return))
         return list(self._to_return)
 
-    def may_be_unclean(self, partition: Partition) -> bool:
+    def may_be_unclean(self, partition: ClusterPartition) -> bool:
         return partition.topic.unclean or self._requests.wants(partition, UNCLEAN)
 
-    def better_leader(self, partition: Partition, liveness: election.IsrLiveness) -> election.Decision | None:
+    def better_leader(self, partition: ClusterPartition, liveness: election.IsrLiveness) -> election.Decision | None:
         """Return another leader for a partition with a live leader, for its reassignment or for a request."""
         stored, move = partition.stored, partition.move
         to_return = partition in self._to_return
@@ -81,11 +81,11 @@ class LeaderRebalance:
             self._requests.satisfied(partition, but=UNCLEAN if held else "")
         return decision
 
-    def elected_uncleanly(self, partition: Partition) -> None:
+    def elected_uncleanly(self, partition: ClusterPartition) -> None:
         """Close the requests that this election satisfies, so that one request causes one election."""
         self._requests.satisfied(partition, only=UNCLEAN)
 
-    def forget(self, partition: Partition) -> None:
+    def forget(self, partition: ClusterPartition) -> None:
         self._requests.satisfied(partition)
         self._to_return.pop(partition, None)
 
@@ -94,8 +94,8 @@ class LeaderRebalance:
         return self._requests.settled()
 
 
-def _finder(state: ClusterState) -> Callable[[ElectionRequested], Iterable[Partition]]:
-    def find(request: ElectionRequested) -> Iterable[Partition]:
+def _finder(state: ClusterState) -> Callable[[ElectionRequested], Iterable[ClusterPartition]]:
+    def find(request: ElectionRequested) -> Iterable[ClusterPartition]:
         if request.partitions is None:
             return state.partitions()
         return (p for p in map(state.partition, request.partitions) if p is not None)

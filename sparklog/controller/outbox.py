@@ -10,8 +10,8 @@ from collections.abc import Iterable, Mapping
 from typing import NamedTuple
 
 from sparklog.controller.broker_link import BrokerLink
-from sparklog.controller.cluster_state import ClusterState, Partition, Topic
-from sparklog.controller.effects import Report, SendUpdate
+from sparklog.controller.cluster_state import ClusterPartition, ClusterState, ClusterTopic
+from sparklog.controller.effects import ControllerReport, SendUpdate
 from sparklog.controller.events import UpdateReplied
 from sparklog.controller.handover_notifications import HandoverNotifications
 from sparklog.errors import ErrorCode
@@ -35,9 +35,9 @@ class BrokerReplies(NamedTuple):
     controller; otherwise it is empty.
     """
 
-    reports: tuple[Report, ...] = ()
-    broken: tuple[Partition, ...] = ()
-    outdated: tuple[Partition, ...] = ()
+    reports: tuple[ControllerReport, ...] = ()
+    broken: tuple[ClusterPartition, ...] = ()
+    outdated: tuple[ClusterPartition, ...] = ()
     superseded: str = ""
 
 
@@ -61,7 +61,7 @@ class Outbox:
         #: Whether that time was set because no broker waits to stop any more.
         self._no_broker_leaves = False
         #: New topics that are not announced yet.
-        self._unannounced: dict[Topic, None] = {}
+        self._unannounced: dict[ClusterTopic, None] = {}
         #: The time to check again for full updates that wait for others to finish; None: none waits.
         self._retry_full_at_ms: int | None = None
 
@@ -84,7 +84,7 @@ class Outbox:
             if self._table(broker_id) != before[broker_id]:
                 link.brokers_changed()
 
-    def topic_created(self, topic: Topic) -> None:
+    def topic_created(self, topic: ClusterTopic) -> None:
         """Add a topic that ``announce`` sends when its states are complete."""
         self._unannounced[topic] = None
 
@@ -97,13 +97,13 @@ class Outbox:
             topic.announced = True
             self.topic_changed(topic, topic.partitions)
 
-    def topic_changed(self, topic: Topic, partitions: Iterable[Partition]) -> None:
+    def topic_changed(self, topic: ClusterTopic, partitions: Iterable[ClusterPartition]) -> None:
         partitions = list(partitions)
         for link in self._links.values():
             link.topic_changed(topic)
             link.partitions_changed(partitions)
 
-    def topic_gone(self, topic: Topic, *, deleted: bool) -> None:
+    def topic_gone(self, topic: ClusterTopic, *, deleted: bool) -> None:
         """Notify brokers that the topic is gone. Brokers delete its logs only if it was ``deleted``."""
         self._unannounced.pop(topic, None)
         for partition in topic.partitions:
@@ -111,7 +111,7 @@ class Outbox:
         for link in self._links.values():
             link.topic_gone(topic, deleted=deleted)
 
-    def partitions_changed(self, partitions: Iterable[Partition]) -> None:
+    def partitions_changed(self, partitions: Iterable[ClusterPartition]) -> None:
         announced = [partition for partition in partitions if partition.topic.announced]
         if announced:
             for link in self._links.values():
@@ -132,9 +132,9 @@ class Outbox:
         link = self._links.get(broker_id)
         return link is None or link.has_current_brokers
 
-    def isrs_changed(self, partitions: Iterable[Partition], now_ms: int) -> None:
+    def isrs_changed(self, partitions: Iterable[ClusterPartition], now_ms: int) -> None:
         """Notify the other brokers of partitions whose leaders report a change of only the ISR."""
-        by_leader: dict[tuple[int, int], list[Partition]] = {}
+        by_leader: dict[tuple[int, int], list[ClusterPartition]] = {}
         for partition in partitions:
             stored = partition.stored
             if stored is not None and partition.topic.announced:
@@ -159,11 +159,11 @@ class Outbox:
         for link in self._links.values():
             link.send_deferred()
 
-    def leaders_moved(self, moved: Iterable[tuple[Partition, int]], now_ms: int) -> None:
+    def leaders_moved(self, moved: Iterable[tuple[ClusterPartition, int]], now_ms: int) -> None:
         """Note partitions whose stopping leader has a successor. See ``HandoverNotifications``."""
         self._handovers.begin([(partition, old) for partition, old in moved if partition.topic.announced], now_ms)
 
-    def has_sent(self, partition: Partition) -> bool:
+    def has_sent(self, partition: ClusterPartition) -> bool:
         """Return whether each reachable broker with a replica has accepted the newest state."""
         if self._handovers.is_in_progress(partition):
             return False
@@ -265,27 +265,27 @@ class Outbox:
                 link.on_lost(event.update_id, now_ms, full=True)
                 self._handovers.brokers_changed()
                 detail = f"broker {event.broker_id}: {event.code} {event.detail}"
-                return BrokerReplies((Report("controller.updates.refused", detail),))
+                return BrokerReplies((ControllerReport("controller.updates.refused", detail),))
 
 
 def _not_followed(
     event: UpdateReplied, state: ClusterState
-) -> tuple[list[Report], list[Partition], list[Partition], list[Partition]]:
+) -> tuple[list[ControllerReport], list[ClusterPartition], list[ClusterPartition], list[ClusterPartition]]:
     """Return the parts of an update that a broker did not perform.
 
     The parts are reports; replicas that cannot be opened; states to send again, which failed for other reasons; and
     partitions that need a higher leader epoch.
     """
-    reports: list[Report] = []
-    broken: list[Partition] = []
-    again: list[Partition] = []
-    outdated: list[Partition] = []
+    reports: list[ControllerReport] = []
+    broken: list[ClusterPartition] = []
+    again: list[ClusterPartition] = []
+    outdated: list[ClusterPartition] = []
     for topic, number, code, detail in event.failed:
         words = f"broker {event.broker_id}: {topic}-{number}: {detail}"
-        reports.append(Report("controller.replicas.failed", words, 1, grave=True))
+        reports.append(ControllerReport("controller.replicas.failed", words, 1, grave=True))
         partition = state.partition(TopicPartition(topic, number))
         if partition is not None:
-            by_code: dict[int, list[Partition]] = {
+            by_code: dict[int, list[ClusterPartition]] = {
                 ErrorCode.KAFKA_STORAGE_ERROR: broken,
                 ErrorCode.FENCED_LEADER_EPOCH: outdated,
             }

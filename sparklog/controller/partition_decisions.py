@@ -6,8 +6,8 @@
 from __future__ import annotations
 
 from sparklog.controller import election, reassignments
-from sparklog.controller.cluster_state import Partition, Topic
-from sparklog.controller.effects import CREATE, Effect, Report, StateWrite, WriteTopic
+from sparklog.controller.cluster_state import ClusterPartition, ClusterTopic
+from sparklog.controller.effects import CREATE, ControllerReport, Effect, StateWrite, WriteTopic
 from sparklog.controller.leader_rebalance import LeaderRebalance
 from sparklog.controller.refused_truncations import RefusedTruncations
 from sparklog.controller.unclean_recovery import UncleanRecovery
@@ -33,7 +33,9 @@ class PartitionDecisions:
         self._waiting_reported: set[tuple[TopicPartition, int]] = set()
         self._waits_ended: set[tuple[TopicPartition, int]] = set()
 
-    def decide(self, partition: Partition, liveness: election.IsrLiveness, now_ms: int) -> election.Decision | None:
+    def decide(
+        self, partition: ClusterPartition, liveness: election.IsrLiveness, now_ms: int
+    ) -> election.Decision | None:
         """Return the state that the partition needs now, or None if its leader may stay."""
         stored = partition.stored
         if stored is not None and stored.state.leader_epoch <= partition.outdated:
@@ -63,7 +65,7 @@ class PartitionDecisions:
             unclean=self._leader_rebalance.may_be_unclean(partition),
         )
 
-    def _must_wait(self, partition: Partition, liveness: election.IsrLiveness) -> bool:
+    def _must_wait(self, partition: ClusterPartition, liveness: election.IsrLiveness) -> bool:
         """Return whether a partition waits for an absent replica, and report that once for each leader epoch.
 
         An unclean election ends the wait. The controller remembers that, because the election follows the request for
@@ -82,11 +84,11 @@ class PartitionDecisions:
             " these brokers, or accept the loss of the records with"
             f" 'sparklog topics elect-leaders {partition.tp.topic}:{partition.tp.partition} --unclean'"
         )
-        self._effects.append(Report("controller.partitions.waiting", detail, grave=True))
+        self._effects.append(ControllerReport("controller.partitions.waiting", detail, grave=True))
         return True
 
 
-def _possibly_longer_replicas(partition: Partition, liveness: election.IsrLiveness) -> tuple[int, ...]:
+def _possibly_longer_replicas(partition: ClusterPartition, liveness: election.IsrLiveness) -> tuple[int, ...]:
     """Return the live replicas outside the ISR if every member has lost this log, and not only its tail.
 
     A replica that lags may have more records than a member that has none.
@@ -98,7 +100,7 @@ def _possibly_longer_replicas(partition: Partition, liveness: election.IsrLivene
     return tuple(r for r in partition.replicas if r not in isr and r in liveness.live and r not in partition.broken)
 
 
-def _may_lack_longest_log(partition: Partition, liveness: election.IsrLiveness) -> bool:
+def _may_lack_longest_log(partition: ClusterPartition, liveness: election.IsrLiveness) -> bool:
     """Return whether every member has lost the log itself, which did hold records, and a replica is absent."""
     assert partition.stored is not None
     away = any(r not in liveness.live for r in partition.replicas)
@@ -109,9 +111,9 @@ class ReassignmentCompletion:
     """The finished reassignments that one evaluation finds."""
 
     def __init__(self) -> None:
-        self._found: dict[Topic, dict[Partition, StateWrite | None]] = {}
+        self._found: dict[ClusterTopic, dict[ClusterPartition, StateWrite | None]] = {}
 
-    def check(self, partition: Partition, liveness: election.IsrLiveness) -> None:
+    def check(self, partition: ClusterPartition, liveness: election.IsrLiveness) -> None:
         """Note the partition if its reassignment is finished, with its final state; None: the state stays as it is.
 
         A partition whose topic is being written is skipped. It is evaluated again after that.
@@ -126,7 +128,7 @@ class ReassignmentCompletion:
             if end is not None:
                 self._found.setdefault(topic, {})[partition] = state_write(partition, end)
 
-    def orders(self) -> list[tuple[Topic, WriteTopic]]:
+    def orders(self) -> list[tuple[ClusterTopic, WriteTopic]]:
         """Return one write per topic, each of at most ``MAX_FINISHED`` partitions."""
         orders = []
         for topic, found in self._found.items():
@@ -138,7 +140,7 @@ class ReassignmentCompletion:
         return orders
 
 
-def state_write(partition: Partition, decision: election.Decision) -> StateWrite:
+def state_write(partition: ClusterPartition, decision: election.Decision) -> StateWrite:
     stored = partition.stored
     return StateWrite(
         partition.tp,

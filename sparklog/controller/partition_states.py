@@ -13,8 +13,8 @@ from itertools import islice
 
 from sparklog.controller import election
 from sparklog.controller.broker_table import BrokerTable
-from sparklog.controller.cluster_state import ClusterState, Partition, Topic
-from sparklog.controller.effects import Effect, ReadStates, ReadTopic, Report, StateWrite
+from sparklog.controller.cluster_state import ClusterPartition, ClusterState, ClusterTopic
+from sparklog.controller.effects import ControllerReport, Effect, ReadStates, ReadTopic, StateWrite
 from sparklog.controller.events import StatesRefused, StatesReported, StatesUnknown, StatesWritten
 from sparklog.controller.leader_rebalance import LeaderRebalance
 from sparklog.controller.outbox import Outbox
@@ -50,22 +50,22 @@ class PartitionStates:
         self._leader_rebalance = leader_rebalance
         self._effects = effects
         #: The partitions to evaluate.
-        self._marked: dict[Partition, None] = {}
+        self._marked: dict[ClusterPartition, None] = {}
 
     # --- marked partitions -----------------------------------------------------------------------------------------
 
-    def mark(self, partitions: Iterable[Partition]) -> None:
+    def mark(self, partitions: Iterable[ClusterPartition]) -> None:
         """Mark partitions that a change may concern; this step evaluates them again."""
         self._marked.update(dict.fromkeys(partitions))
 
-    def unmark(self, partition: Partition) -> None:
+    def unmark(self, partition: ClusterPartition) -> None:
         self._marked.pop(partition, None)
 
     @property
     def any_marked(self) -> bool:
         return bool(self._marked)
 
-    def next_marked(self) -> list[Partition]:
+    def next_marked(self) -> list[ClusterPartition]:
         """Return and unmark the partitions that were marked first, at most one step's share."""
         marked = list(self._marked) if len(self._marked) <= AT_ONCE else list(islice(self._marked, AT_ONCE))
         if len(marked) == len(self._marked):
@@ -77,11 +77,11 @@ class PartitionStates:
 
     # --- writes ----------------------------------------------------------------------------------------------------
 
-    def begin_write(self, partition: Partition, write: StateWrite) -> None:
+    def begin_write(self, partition: ClusterPartition, write: StateWrite) -> None:
         partition.pending = write
         self.writing += 1
 
-    def end_write(self, partition: Partition) -> None:
+    def end_write(self, partition: ClusterPartition) -> None:
         if partition.pending is not None:
             partition.pending = None
             self.writing -= 1
@@ -114,7 +114,7 @@ class PartitionStates:
         for reason, count in reasons.items():
             detail = f"{count} of {len(event.versions)} partitions, {next(iter(event.versions))} among them"
             grave = reason in {*election.LOSSY, election.LEADERLESS, election.RESTORED, election.DISPUTED}
-            self._effects.append(Report(f"controller.partitions.{reason}", detail, count, grave))
+            self._effects.append(ControllerReport(f"controller.partitions.{reason}", detail, count, grave))
 
     def on_refused(self, event: StatesRefused) -> None:
         for tp in event.found:
@@ -123,7 +123,7 @@ class PartitionStates:
                 self.end_write(partition)
         # Without a node the topic is gone, which a separate event reports. Another write would be refused again.
         self._effects.append(
-            Report("controller.writes.refused", f"{next(iter(event.found), None)} first", len(event.found))
+            ControllerReport("controller.writes.refused", f"{next(iter(event.found), None)} first", len(event.found))
         )
         self.found((tp, stored) for tp, stored in event.found.items() if stored is not None)
 
@@ -187,7 +187,7 @@ class PartitionStates:
         self._outbox.partitions_changed(changed)
         self._outbox.isrs_changed(isrs, now_ms)
 
-    def adopt_found(self, topic: Topic) -> None:
+    def adopt_found(self, topic: ClusterTopic) -> None:
         """Adopt the states that waited for this topic's record."""
         changed = []
         for partition in topic.partitions:
@@ -198,7 +198,7 @@ class PartitionStates:
                     changed.append(partition)
         self._outbox.partitions_changed(changed)
 
-    def adopt(self, partition: Partition, stored: VersionedState) -> bool:
+    def adopt(self, partition: ClusterPartition, stored: VersionedState) -> bool:
         """Adopt a state if it is newer than the known one. Returns whether it is."""
         newer = partition.stored is None or stored.version > partition.stored.version
         if newer:
@@ -207,7 +207,7 @@ class PartitionStates:
         self.mark((partition,))
         return newer
 
-    def reread(self, partitions: Iterable[Partition]) -> None:
+    def reread(self, partitions: Iterable[ClusterPartition]) -> None:
         tps = []
         for partition in partitions:
             partition.rereading = True
@@ -215,7 +215,7 @@ class PartitionStates:
         if tps and self.connected:
             self._effects.append(ReadStates(tuple(tps)))
 
-    def has_settled_leader(self, partition: Partition) -> bool:
+    def has_settled_leader(self, partition: ClusterPartition) -> bool:
         """Return whether the leader is live and stays, and nothing else is pending.
 
         The end of one of its other brokers then does not affect the partition.
@@ -223,7 +223,7 @@ class PartitionStates:
         stored = partition.stored
         return stored is not None and partition.move is None and not partition.unfit and self._is_led(stored)
 
-    def awaits_successor(self, partition: Partition) -> bool:
+    def awaits_successor(self, partition: ClusterPartition) -> bool:
         """Return whether the leader is live but stops, and nothing else is pending.
 
         The move to a successor may then wait for its turn.
@@ -241,7 +241,7 @@ class PartitionStates:
         return found is not None and found.incarnation == stored.leader_incarnation
 
     @staticmethod
-    def _is_epoch_uncertain(partition: Partition, stored: VersionedState) -> bool:
+    def _is_epoch_uncertain(partition: ClusterPartition, stored: VersionedState) -> bool:
         """Return whether a reassignment may have ended or started with an epoch that this controller did not write.
 
         Brokers must not receive the old replicas with the new epoch, or the leader would add a former replica to the
@@ -251,7 +251,7 @@ class PartitionStates:
         return partition.move is not None and known is not None and stored.state.leader_epoch > known.state.leader_epoch
 
 
-def _changes_only_isr(partition: Partition, stored: VersionedState) -> bool:
+def _changes_only_isr(partition: ClusterPartition, stored: VersionedState) -> bool:
     """Return whether a state changes only the ISR.
 
     The same leader process then stays in its epoch, and no replica that must leave waits for its removal from the ISR.

@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from itertools import islice
 
-from sparklog.controller.cluster_state import Partition
+from sparklog.controller.cluster_state import ClusterPartition
 
 _AT_ONCE = 500
 _PATIENCE_MS = 500
@@ -21,8 +21,8 @@ _PATIENCE_MS = 500
 class PendingMoves:
     def __init__(self) -> None:
         #: Moves that are decided and may not have reached the brokers.
-        self._started: dict[Partition, None] = {}
-        self._queued: dict[Partition, None] = {}
+        self._started: dict[ClusterPartition, None] = {}
+        self._queued: dict[ClusterPartition, None] = {}
         self._started_at_ms = 0
 
     @property
@@ -33,11 +33,11 @@ class PendingMoves:
     def deadline_ms(self) -> int | None:
         return self._started_at_ms + _PATIENCE_MS if self._queued else None
 
-    def queue(self, partitions: Iterable[Partition]) -> None:
+    def queue(self, partitions: Iterable[ClusterPartition]) -> None:
         """Queue partitions to be moved; ``next_ready`` returns them later."""
         self._queued.update(dict.fromkeys(partitions))
 
-    def begin(self, partition: Partition, now_ms: int) -> bool:
+    def begin(self, partition: ClusterPartition, now_ms: int) -> bool:
         """Return whether the partition may be moved now; otherwise queue it for ``next_ready``."""
         if len(self._started) >= _AT_ONCE:
             self._queued[partition] = None
@@ -47,11 +47,11 @@ class PendingMoves:
         self._started_at_ms = now_ms
         return True
 
-    def forget(self, partition: Partition) -> None:
+    def forget(self, partition: ClusterPartition) -> None:
         self._started.pop(partition, None)
         self._queued.pop(partition, None)
 
-    def next_ready(self, now_ms: int, has_sent: Callable[[Partition], bool]) -> list[Partition]:
+    def next_ready(self, now_ms: int, has_sent: Callable[[ClusterPartition], bool]) -> list[ClusterPartition]:
         """Return the queued partitions that may start now.
 
         They start after most of the earlier ones are written and ``has_sent``, or have timed out.
@@ -67,7 +67,7 @@ class PendingMoves:
             del self._queued[partition]
         return chosen
 
-    def _drop_sent(self, has_sent: Callable[[Partition], bool]) -> None:
+    def _drop_sent(self, has_sent: Callable[[ClusterPartition], bool]) -> None:
         """Drop the started moves that brokers have received, up to the first that they have not."""
         done = []
         for partition in self._started:

@@ -21,13 +21,13 @@ MAX_NEW_PARTITIONS = 10_000
 #: The number of new partitions that the event loop places itself; more are placed in a thread.
 FEW_PARTITIONS = 100
 
-Assignment = tuple[tuple[int, ...], ...]
+TopicAssignment = tuple[tuple[int, ...], ...]
 
 
 class Placement(NamedTuple):
     """An assignment; ``warning`` says why it is weaker than requested, or is empty."""
 
-    assignment: Assignment
+    assignment: TopicAssignment
     warning: str = ""
 
 
@@ -44,7 +44,7 @@ def place(
     partitions: int,
     replication_factor: int,
     load: Load | None = None,
-    beside: Assignment = (),
+    beside: TopicAssignment = (),
 ) -> Placement:
     """Assign ``partitions`` times ``replication_factor`` replicas to live brokers.
 
@@ -76,7 +76,7 @@ def check_new(added: int) -> None:
         raise BrokerError(ErrorCode.INVALID_PARTITIONS, f"{detail}: add the others with more requests")
 
 
-def _sites(brokers: Sequence[BrokerEndpoint], load: Load, beside: Assignment) -> list[Site]:
+def _sites(brokers: Sequence[BrokerEndpoint], load: Load, beside: TopicAssignment) -> list[Site]:
     led = Counter(replicas[0] for replicas in beside)
     held = Counter(broker_id for replicas in beside for broker_id in replicas)
     return [
@@ -92,7 +92,7 @@ def _sites(brokers: Sequence[BrokerEndpoint], load: Load, beside: Assignment) ->
     ]
 
 
-def check_assignment(assignment: Assignment, brokers: Sequence[BrokerEndpoint]) -> Placement:
+def check_assignment(assignment: TopicAssignment, brokers: Sequence[BrokerEndpoint]) -> Placement:
     """Validate an assignment of the user; return it with the same warning as ``place``.
 
     Raises:
@@ -114,7 +114,7 @@ def check_assignment(assignment: Assignment, brokers: Sequence[BrokerEndpoint]) 
     return Placement(assignment, shared_hosts(assignment, brokers))
 
 
-def shared_hosts(assignment: Assignment, brokers: Sequence[BrokerEndpoint]) -> str:
+def shared_hosts(assignment: TopicAssignment, brokers: Sequence[BrokerEndpoint]) -> str:
     """Return a sentence if replicas of one partition share a host, otherwise an empty string."""
     host_of = {broker.broker_id: broker.host for broker in brokers}
     sharing = [

@@ -13,26 +13,26 @@ from collections.abc import Iterable
 from typing import NamedTuple
 
 from sparklog.controller import election
-from sparklog.controller.cluster_state import ClusterState, Partition
-from sparklog.controller.effects import Report
+from sparklog.controller.cluster_state import ClusterPartition, ClusterState
+from sparklog.controller.effects import ControllerReport
 from sparklog.controller.events import TruncationRefused
 from sparklog.model import NO_LEADER, VersionedState
 
 
-class Settled(NamedTuple):
+class SettledRefusal(NamedTuple):
     """The decision for a partition with a refused truncation, and its report."""
 
     decision: election.Decision
-    report: Report
+    report: ControllerReport
 
 
 class RefusedTruncations:
     """The current refusals by partition. They are a level: a replica withdraws its own."""
 
     def __init__(self) -> None:
-        self._by_partition: dict[Partition, list[TruncationRefused]] = {}
+        self._by_partition: dict[ClusterPartition, list[TruncationRefused]] = {}
 
-    def read(self, refusals: Iterable[TruncationRefused], state: ClusterState) -> list[Partition]:
+    def read(self, refusals: Iterable[TruncationRefused], state: ClusterState) -> list[ClusterPartition]:
         """Replace the known refusals; return the partitions that they concern."""
         self._by_partition = {}
         for refusal in refusals:
@@ -41,11 +41,11 @@ class RefusedTruncations:
                 self._by_partition.setdefault(partition, []).append(refusal)
         return list(self._by_partition)
 
-    def forget(self, partition: Partition) -> None:
+    def forget(self, partition: ClusterPartition) -> None:
         """Drop the refusals of a partition whose topic is gone."""
         self._by_partition.pop(partition, None)
 
-    def settle(self, partition: Partition, liveness: election.IsrLiveness) -> Settled | None:
+    def settle(self, partition: ClusterPartition, liveness: election.IsrLiveness) -> SettledRefusal | None:
         """Return the result of the refusals of the current leader's truncations, or None if there are none."""
         stored, refusals = partition.stored, self._by_partition.get(partition)
         if stored is None or not refusals or stored.state.leader == NO_LEADER:
@@ -67,7 +67,9 @@ class RefusedTruncations:
         decision = election.settle(stored, liveness, refusal.broker_id, sound=sound)
         if sound:
             partition.restored = (decision.state.leader_epoch, refusal.high_watermark)
-        return Settled(decision, Report("controller.cuts.refused", _words(stored, refusal, sound=sound), 1, grave=True))
+        return SettledRefusal(
+            decision, ControllerReport("controller.cuts.refused", _words(stored, refusal, sound=sound), 1, grave=True)
+        )
 
 
 def _words(stored: VersionedState, refusal: TruncationRefused, *, sound: bool) -> str:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Container, Iterable
 
-from sparklog.controller.cluster_state import ClusterState, Partition
+from sparklog.controller.cluster_state import ClusterPartition, ClusterState
 
 
 class ShutdownBlockers:
@@ -18,7 +18,7 @@ class ShutdownBlockers:
     def __init__(self) -> None:
         #: By broker, the partitions that needed it at the last full check, without those that no longer do. None: no
         #: partition needs it.
-        self._left: dict[int, list[Partition] | None] = {}
+        self._left: dict[int, list[ClusterPartition] | None] = {}
         #: The number of stored states at that check.
         self._seen = 0
 
@@ -36,7 +36,7 @@ class ShutdownBlockers:
         self._left = {broker_id: self._check(broker_id, state, live) for broker_id in leaving}
         return {broker_id: left is not None for broker_id, left in self._left.items()}
 
-    def _check(self, broker_id: int, state: ClusterState, live: Container[int]) -> list[Partition] | None:
+    def _check(self, broker_id: int, state: ClusterState, live: Container[int]) -> list[ClusterPartition] | None:
         left = self._left.get(broker_id, [])
         if left is None:
             return None
@@ -47,6 +47,6 @@ class ShutdownBlockers:
         return left or None
 
 
-def _blocks(partition: Partition, broker_id: int, live: Container[int]) -> bool:
+def _blocks(partition: ClusterPartition, broker_id: int, live: Container[int]) -> bool:
     stored = partition.stored
     return stored is not None and broker_id in stored.state.isr and stored.state.leader in live

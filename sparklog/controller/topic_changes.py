@@ -8,8 +8,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 
-from sparklog.controller.cluster_state import ClusterState, Partition, Topic
-from sparklog.controller.effects import DeleteTopic, DropDeletionRequest, Effect, ReadTopic, Report, WriteTopic
+from sparklog.controller.cluster_state import ClusterPartition, ClusterState, ClusterTopic
+from sparklog.controller.effects import (
+    ControllerReport,
+    DeleteTopicNodes,
+    DropDeletionRequest,
+    Effect,
+    ReadTopic,
+    WriteTopic,
+)
 from sparklog.controller.events import DeletionsRead, Loaded, TopicDeleted, TopicNotWritten, TopicSnapshot, TopicWritten
 from sparklog.controller.outbox import Outbox
 from sparklog.controller.partition_states import PartitionStates
@@ -25,7 +32,7 @@ class TopicChanges:
         states: PartitionStates,
         *,
         outbox: Outbox,
-        forget: Callable[[Partition], None],
+        forget: Callable[[ClusterPartition], None],
         effects: list[Effect],
     ) -> None:
         """Keep the collaborators; ``forget`` drops a partition that is gone from the controller's other parts."""
@@ -76,7 +83,7 @@ class TopicChanges:
         for name in event.deletions:
             self._delete_if_requested(self._state.topics.get(name))
 
-    def _delete_if_requested(self, topic: Topic | None) -> None:
+    def _delete_if_requested(self, topic: ClusterTopic | None) -> None:
         order = self._deletions.order(topic) if topic is not None else None
         if order is not None:
             self._effects.append(order)
@@ -99,7 +106,7 @@ class TopicChanges:
             self._states.unmark(partition)
             self._forget(partition)
 
-    def write(self, topic: Topic, order: WriteTopic) -> None:
+    def write(self, topic: ClusterTopic, order: WriteTopic) -> None:
         """Order a write of the topic's record with states of its partitions."""
         topic.pending = order
         for write in order.writes:
@@ -116,7 +123,7 @@ class TopicChanges:
         for partition in partitions:
             self._states.end_write(partition)
         if isinstance(event, TopicNotWritten):
-            self._effects.append(Report("controller.topics.refused", f"{event.name}: {event.detail}"))
+            self._effects.append(ControllerReport("controller.topics.refused", f"{event.name}: {event.detail}"))
             topic.rereading = True
             if self._states.connected:
                 self._effects.append(ReadTopic(event.name))
@@ -130,7 +137,7 @@ class TopicChanges:
             partitions += self._state.put_record(topic, order.record, version)
         if order.ended:
             detail = f"{len(order.ended)} partitions of {event.name}, {order.ended[0]} among them"
-            self._effects.append(Report("controller.reassignments.finished", detail, len(order.ended)))
+            self._effects.append(ControllerReport("controller.reassignments.finished", detail, len(order.ended)))
         self._outbox.partitions_changed(partitions)
         self._states.mark(topic.partitions)
 
@@ -149,7 +156,7 @@ class _Deletions:
         """Replace the known requests by ``requested``, which has all of them."""
         self._requested = dict(requested)
 
-    def order(self, topic: Topic) -> DeleteTopic | DropDeletionRequest | None:
+    def order(self, topic: ClusterTopic) -> DeleteTopicNodes | DropDeletionRequest | None:
         """Return the effect that this topic's request needs now, or None.
 
         A request for an earlier topic of the same name is void.
@@ -160,7 +167,7 @@ class _Deletions:
         if self._requested[name] != topic_id:
             return DropDeletionRequest(name, self._requested.pop(name))
         topic.deleting = True
-        return DeleteTopic(name, topic_id)
+        return DeleteTopicNodes(name, topic_id)
 
     def done(self, name: str, topic_id: str) -> None:
         """Drop a finished request, but not a later request for a recreated topic of this name."""

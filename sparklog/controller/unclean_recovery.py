@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 
-from sparklog.controller.cluster_state import Partition
+from sparklog.controller.cluster_state import ClusterPartition
 
 _REQUEST_EVERY_MS = 500
 
@@ -29,14 +29,14 @@ class UncleanRecovery:
 
     def __init__(self, timeout_ms: int) -> None:
         self._timeout_ms = timeout_ms
-        self._searches: dict[Partition, _Search] = {}
+        self._searches: dict[ClusterPartition, _Search] = {}
         self._request_at_ms: int | None = None
 
     @property
     def deadline_ms(self) -> int | None:
         return self._request_at_ms
 
-    def search(self, partition: Partition, members: tuple[int, ...], now_ms: int) -> None:
+    def search(self, partition: ClusterPartition, members: tuple[int, ...], now_ms: int) -> None:
         """Start or continue the search for the longest log among ``members``."""
         found = self._searches.get(partition)
         if found is None:
@@ -47,7 +47,7 @@ class UncleanRecovery:
             found.ends = {member: end for member, end in found.ends.items() if member in members}
             self._request_at_ms = now_ms
 
-    def give_up(self, partition: Partition) -> None:
+    def give_up(self, partition: ClusterPartition) -> None:
         """End the search for a partition that needs no recovery (any more)."""
         if self._searches:
             self._searches.pop(partition, None)
@@ -57,12 +57,12 @@ class UncleanRecovery:
         for search in self._searches.values():
             search.ends.pop(broker_id, None)
 
-    def on_log_end(self, broker_id: int, partition: Partition, end: tuple[int, int]) -> None:
+    def on_log_end(self, broker_id: int, partition: ClusterPartition, end: tuple[int, int]) -> None:
         search = self._searches.get(partition)
         if search is not None and broker_id in search.members:
             search.ends[broker_id] = end
 
-    def decided(self, partition: Partition, now_ms: int) -> Mapping[int, tuple[int, int]] | None:
+    def decided(self, partition: ClusterPartition, now_ms: int) -> Mapping[int, tuple[int, int]] | None:
         """Return the log ends to elect from: those of all members, or after the timeout those that arrived."""
         search = self._searches.get(partition)
         if search is None or not search.ends:
@@ -70,14 +70,14 @@ class UncleanRecovery:
         complete = len(search.ends) == len(search.members)
         return search.ends if complete or now_ms >= search.deadline_ms else None
 
-    def overdue(self, now_ms: int) -> list[Partition]:
+    def overdue(self, now_ms: int) -> list[ClusterPartition]:
         return [partition for partition, search in self._searches.items() if now_ms >= search.deadline_ms]
 
-    def due_requests(self, live: Collection[int], now_ms: int) -> dict[int, list[Partition]]:
+    def due_requests(self, live: Collection[int], now_ms: int) -> dict[int, list[ClusterPartition]]:
         """Return the brokers to send requests to now, with the partitions of each."""
         if self._request_at_ms is None or now_ms < self._request_at_ms:
             return {}
-        questions: dict[int, list[Partition]] = {}
+        questions: dict[int, list[ClusterPartition]] = {}
         for partition, search in self._searches.items():
             for member in search.members:
                 if member in live and member not in search.ends:

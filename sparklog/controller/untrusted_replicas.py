@@ -12,26 +12,26 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 
-from sparklog.controller.cluster_state import Partition
+from sparklog.controller.cluster_state import ClusterPartition
 from sparklog.model import BrokerRegistration
 
 
 class UntrustedReplicas:
     """The untrusted replicas by broker.
 
-    ``Partition.suspects`` and ``Partition.void`` have the same facts by partition; only this class changes them.
+    ``suspects`` and ``void`` of ``ClusterPartition`` have the same facts by partition; only this class changes them.
     """
 
     def __init__(self) -> None:
-        self._by_broker: dict[int, set[Partition]] = {}
+        self._by_broker: dict[int, set[ClusterPartition]] = {}
         #: Brokers that doubt only some of their logs.
         self._in_part: set[int] = set()
         #: Partitions whose leaders have received, or are about to receive, the order to remove a broker that may stay.
-        self._cleared: dict[Partition, None] = {}
+        self._cleared: dict[ClusterPartition, None] = {}
 
     def begin(
-        self, broker_id: int, partitions: Iterable[Partition], *, in_part: bool = False, unread: bool = False
-    ) -> list[Partition]:
+        self, broker_id: int, partitions: Iterable[ClusterPartition], *, in_part: bool = False, unread: bool = False
+    ) -> list[ClusterPartition]:
         """Distrust the broker on those of ``partitions`` whose ISR may contain it, and return them.
 
         ``in_part`` means that it vouches for its other logs.
@@ -52,26 +52,26 @@ class UntrustedReplicas:
             self._clear(partition, broker_id)
         self._in_part.discard(broker_id)
 
-    def next_cleared(self) -> list[Partition]:
+    def next_cleared(self) -> list[ClusterPartition]:
         """Return the partitions whose leaders must learn that a broker may stay in the ISR."""
         if not self._cleared:
             return []
         cleared, self._cleared = self._cleared, {}
         return list(cleared)
 
-    def review(self, partition: Partition) -> None:
+    def review(self, partition: ClusterPartition) -> None:
         """End the distrust that the partition's state, if it is known for certain, shows to be settled."""
         if not partition.suspects or partition.rereading or partition.pending is not None or partition.stored is None:
             return
         isr = partition.stored.state.isr
         self._acquit(partition, [broker_id for broker_id in partition.suspects if broker_id not in isr])
 
-    def drop(self, partition: Partition) -> None:
+    def drop(self, partition: ClusterPartition) -> None:
         """End all distrust on the partition: its new leader's log is the reference, whatever it lost."""
         if partition.suspects:
             self._acquit(partition, list(partition.suspects))
 
-    def forget(self, partition: Partition) -> None:
+    def forget(self, partition: ClusterPartition) -> None:
         """Drop a partition whose topic is gone; brokers need no notice."""
         self.drop(partition)
         self._cleared.pop(partition, None)
@@ -93,21 +93,21 @@ class UntrustedReplicas:
             self._in_part.discard(broker_id)
         return clear
 
-    def _acquit(self, partition: Partition, brokers: Iterable[int]) -> None:
+    def _acquit(self, partition: ClusterPartition, brokers: Iterable[int]) -> None:
         for broker_id in brokers:
             self._clear(partition, broker_id)
             suspected = self._by_broker.get(broker_id)
             if suspected is not None:
                 suspected.discard(partition)
 
-    def _clear(self, partition: Partition, broker_id: int) -> None:
+    def _clear(self, partition: ClusterPartition, broker_id: int) -> None:
         partition.suspects.discard(broker_id)
         if broker_id in partition.void:
             partition.void.discard(broker_id)
             self._cleared[partition] = None
 
 
-def _led_by_another(partition: Partition, broker_id: int, live: Mapping[int, BrokerRegistration]) -> bool:
+def _led_by_another(partition: ClusterPartition, broker_id: int, live: Mapping[int, BrokerRegistration]) -> bool:
     """Return whether a live leader may change the ISR, as far as is known."""
     stored = partition.stored
     if stored is None or partition.pending is not None or partition.rereading:

@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import NamedTuple
 
-from sparklog.controller.effects import RaiseCounters, Report
+from sparklog.controller.effects import ControllerReport, RaiseCounters
 from sparklog.model import BrokerRegistration
 
 #: The controller epochs and producer ids that are skipped. Some brokers may have seen higher ones than this broker.
@@ -26,7 +26,7 @@ class Judged(NamedTuple):
     """The accepted registrations; ``raise_counters`` is set if ZooKeeper is older than one of their brokers."""
 
     believed: tuple[BrokerRegistration, ...]
-    reports: tuple[Report, ...] = ()
+    reports: tuple[ControllerReport, ...] = ()
     raise_counters: RaiseCounters | None = None
 
 
@@ -40,7 +40,7 @@ class ZookeeperRollback:
 
     def judge(self, brokers: Iterable[BrokerRegistration]) -> Judged:
         believed: list[BrokerRegistration] = []
-        reports: list[Report] = []
+        reports: list[ControllerReport] = []
         newest: BrokerRegistration | None = None
         for found in brokers:
             seen = found.seen
@@ -66,10 +66,10 @@ class ZookeeperRollback:
             producer_ids + _PRODUCER_ID_STRIDE if producer_ids else 0,
             detail,
         )
-        reports.append(Report("controller.zookeeper.older", detail, grave=True))
+        reports.append(ControllerReport("controller.zookeeper.older", detail, grave=True))
         return Judged(tuple(believed), tuple(reports), order)
 
-    def _refused(self, found: BrokerRegistration) -> list[Report]:
+    def _refused(self, found: BrokerRegistration) -> list[ControllerReport]:
         known = (found.broker_id, found.incarnation)
         if known in self._reported:
             return []
@@ -79,4 +79,4 @@ class ZookeeperRollback:
             f" than {MOST_RAISED} above {self._controller_epoch}: restore a newer copy of ZooKeeper's data, or run"
             " `sparklog zookeeper rebuild`"
         )
-        return [Report("controller.brokers.refused", detail, grave=True)]
+        return [ControllerReport("controller.brokers.refused", detail, grave=True)]

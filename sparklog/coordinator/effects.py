@@ -108,7 +108,7 @@ Outcome = Begun | Settled | Done | Ended | Assigned | Refused
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
+class Respond:
     """A response to the request with this ticket. There is no result."""
 
     ticket: int
@@ -124,11 +124,11 @@ class Rewritten:
 
 
 @dataclass(frozen=True, slots=True)
-class Report:
+class CoordinatorReport:
     """A line for the log and a count for the counter ``kind``."""
 
     kind: str
     detail: str
 
 
-Effect = Append | SendMarkers | SendOffsets | ComputeTarget | Resume | Answer | Rewritten | Report
+Effect = Append | SendMarkers | SendOffsets | ComputeTarget | Resume | Respond | Rewritten | CoordinatorReport

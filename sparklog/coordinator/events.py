@@ -1,14 +1,14 @@
 """Events of a transaction coordinator: facts, in the past tense.
 
 The host (a broker that leads the partition, or a test) gives them to ``Transactions.step(event, now_ms)`` one at a
-time. Requests have a ``ticket``; exactly one ``Answer`` with this ticket follows, at once or later.
+time. Requests have a ``ticket``; exactly one ``Respond`` with this ticket follows, at once or later.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
-from sparklog.coordinator.records import Place
+from sparklog.coordinator.records import PartitionPlace
 from sparklog.protocol.messages import GroupOffset
 
 
@@ -48,7 +48,7 @@ class AddRequested:
     run_id: str
     producer_id: int
     producer_epoch: int
-    places: tuple[Place, ...]
+    places: tuple[PartitionPlace, ...]
     group: str = ""
     offsets: tuple[GroupOffset, ...] = ()
     version: int = -1
@@ -88,7 +88,7 @@ class VerifyRequested:
     key: str
     producer_id: int
     producer_epoch: int
-    place: Place
+    place: PartitionPlace
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,7 +120,7 @@ class MarkersWritten:
 
     key: str
     decision: int
-    places: tuple[Place, ...]
+    places: tuple[PartitionPlace, ...]
     part: int = 0
 
 
@@ -143,8 +143,8 @@ class Ticked:
     """The passage of time; sent at ``Transactions.deadline_ms`` or later."""
 
 
-Request = (
+TransactionRequest = (
     BeginRequested | SettleRequested | AddRequested | TouchRequested | EndRequested | VerifyRequested | AbortRequested
 )
-TransactionEvent = Request | MarkersWritten | OffsetsWritten
+TransactionEvent = TransactionRequest | MarkersWritten | OffsetsWritten
 Event = TransactionEvent | Appended | AppendRefused | RewriteRequested | Ticked

@@ -24,7 +24,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from sparklog.coordinator.core import CoordinatorCore
-from sparklog.coordinator.effects import Answer, ComputeTarget, Done, Effect, Refused, Report, Resume
+from sparklog.coordinator.effects import ComputeTarget, CoordinatorReport, Done, Effect, Refused, Respond, Resume
 from sparklog.coordinator.group_events import (
     CommitRequested,
     DeleteRequested,
@@ -61,7 +61,7 @@ from sparklog.coordinator.log_records import Record
 from sparklog.coordinator.membership import Membership
 from sparklog.errors import ErrorCode
 from sparklog.model import assert_never
-from sparklog.protocol.messages import GroupDescription, GroupOffset
+from sparklog.protocol.messages import DescribedGroup, GroupOffset
 
 #: The number of requests of one group that may wait.
 MAX_QUEUED = 10_000
@@ -97,7 +97,7 @@ class _Draft:
     """A change of one group on its way into the log."""
 
     changes: dict[GroupKey, GroupValue | None] = field(default_factory=dict)
-    answers: list[Answer] = field(default_factory=list)
+    answers: list[Respond] = field(default_factory=list)
     began_ms: int = 0
     #: The members whose responses it contains.
     told: Set[str] = frozenset()
@@ -216,7 +216,7 @@ class Groups(CoordinatorCore[_Group, _Draft]):
         """Return the groups that have commits or members."""
         return sorted(name for name, group in self._entries.items() if group.state)
 
-    def describe(self, group: str) -> GroupDescription | None:
+    def describe(self, group: str) -> DescribedGroup | None:
         known = self._entries.get(group)
         return known.membership.describe() if known is not None and known.state else None
 
@@ -321,12 +321,12 @@ class Groups(CoordinatorCore[_Group, _Draft]):
                 f"group {request.group!r} is new, and its coordinator has {len(self._entries)} groups, at most "
                 f"{self._settings.max_groups} expected (groups.max): delete groups, or raise the limit"
             )
-            self._effects.append(Answer(request.ticket, Refused(ErrorCode.THROTTLING_QUOTA_EXCEEDED, detail)))
+            self._effects.append(Respond(request.ticket, Refused(ErrorCode.THROTTLING_QUOTA_EXCEEDED, detail)))
             return
         group = self._group(request.group)
         if len(group.queue) >= MAX_QUEUED:
             detail = f"{request.group}: {MAX_QUEUED} requests are waiting"
-            self._effects.append(Answer(request.ticket, Refused(ErrorCode.COORDINATOR_NOT_AVAILABLE, detail)))
+            self._effects.append(Respond(request.ticket, Refused(ErrorCode.COORDINATOR_NOT_AVAILABLE, detail)))
             return
         group.queue.append(request)
         self._serve(group, now_ms)
@@ -356,7 +356,7 @@ class Groups(CoordinatorCore[_Group, _Draft]):
                 case TargetComputed():
                     group.membership.target_computed(event.inputs, event.target, now_ms)
         for detail in group.membership.settle(self._topics, now_ms):
-            self._effects.append(Report("groups.members.removed", detail))
+            self._effects.append(CoordinatorReport("groups.members.removed", detail))
         draft.changes.update(group.membership.pop_changes(now_ms))
         draft.answers += group.membership.pop_answers()
         draft.told = group.membership.pop_responded()
@@ -376,16 +376,16 @@ class Groups(CoordinatorCore[_Group, _Draft]):
     def _delete(self, group: _Group, request: DeleteRequested, draft: _Draft, now_ms: int) -> None:
         if group.membership.members:
             detail = f"group {group.key!r} has {len(group.membership.members)} members"
-            draft.answers.append(Answer(request.ticket, Refused(ErrorCode.NON_EMPTY_GROUP, detail)))
+            draft.answers.append(Respond(request.ticket, Refused(ErrorCode.NON_EMPTY_GROUP, detail)))
         elif not (group.state or draft.changes):
             detail = f"there is no group {group.key!r}"
-            draft.answers.append(Answer(request.ticket, Refused(ErrorCode.GROUP_ID_NOT_FOUND, detail)))
+            draft.answers.append(Respond(request.ticket, Refused(ErrorCode.GROUP_ID_NOT_FOUND, detail)))
         else:
             draft.changes.update(group.membership.pop_changes(now_ms))
             draft.changes.update(dict.fromkeys([*group.state, *draft.changes]))
             draft.answers += group.membership.pop_answers()  # These respond to members that left just before.
             group.membership = Membership(group.key, max_size=self._settings.max_size)
-            draft.answers.append(Answer(request.ticket, Done()))
+            draft.answers.append(Respond(request.ticket, Done()))
 
     def _commit(self, group: _Group, request: CommitRequested, draft: _Draft, now_ms: int) -> None:
         if request.transaction is not None:
@@ -397,7 +397,7 @@ class Groups(CoordinatorCore[_Group, _Draft]):
                 and decision <= known.decision
                 and now_ms < known.commit_ms + self._settings.handover_ms
             ):
-                draft.answers.append(Answer(request.ticket, Done()))
+                draft.answers.append(Respond(request.ticket, Done()))
                 return
             draft.changes[handover] = Handover(FORMAT_VERSION, decision, now_ms)
             hold = HoldKey(FORMAT_VERSION, group.key, key)
@@ -406,17 +406,17 @@ class Groups(CoordinatorCore[_Group, _Draft]):
         else:
             refusal = group.membership.refuses_commit(request.member_id, request.member_epoch, request.offsets)
             if refusal is not None:
-                draft.answers.append(Answer(request.ticket, refusal))
+                draft.answers.append(Respond(request.ticket, refusal))
                 return
         for offset in request.offsets:
             place = OffsetKey(FORMAT_VERSION, group.key, offset.topic, offset.partition)
             draft.changes[place] = CommittedOffset(FORMAT_VERSION, offset, now_ms)
-        draft.answers.append(Answer(request.ticket, Done()))
+        draft.answers.append(Respond(request.ticket, Done()))
 
     def _hold(self, group: _Group, request: HoldRequested, draft: _Draft, now_ms: int) -> None:
         refusal = group.membership.refuses_commit(request.member_id, request.member_epoch, request.offsets)
         if refusal is not None:
-            draft.answers.append(Answer(request.ticket, refusal))
+            draft.answers.append(Respond(request.ticket, refusal))
             return
         key = HoldKey(FORMAT_VERSION, group.key, request.key)
         known = draft.changes.get(key, group.state.get(key))
@@ -434,7 +434,7 @@ class Groups(CoordinatorCore[_Group, _Draft]):
             tuple(sorted(partitions)),
             now_ms,
         )
-        draft.answers.append(Answer(request.ticket, Done()))
+        draft.answers.append(Respond(request.ticket, Done()))
 
     def _end_hold(self, group: _Group, event: HoldEnded, draft: _Draft) -> None:
         key = HoldKey(FORMAT_VERSION, group.key, event.key)
@@ -475,7 +475,7 @@ class Groups(CoordinatorCore[_Group, _Draft]):
     def _refused(self, entry: _Group, draft: _Draft, detail: str, now_ms: int) -> None:
         """Refuse the draft's requests, and apply again what no client waits for."""
         refusal = Refused(ErrorCode.COORDINATOR_NOT_AVAILABLE, f"{entry.key}: {detail}")
-        self._effects += [Answer(answer.ticket, refusal) for answer in draft.answers]
+        self._effects += [Respond(answer.ticket, refusal) for answer in draft.answers]
         # A deleted topic without an id may have a successor by then.
         named = [tuple(one for one in event.topics if one[1]) for event in draft.gone]
         entry.again += [TopicsGone(topics) for topics in named if topics]

@@ -42,7 +42,7 @@ from collections.abc import Collection, Iterable, Mapping, Set
 from itertools import islice
 
 from sparklog.coordinator.assignor import Part, Subscriber, TopicView
-from sparklog.coordinator.effects import Answer, Assigned, Outcome, Refused
+from sparklog.coordinator.effects import Assigned, Outcome, Refused, Respond
 from sparklog.coordinator.group_events import HeartbeatRequested
 from sparklog.coordinator.group_member import NEVER, Member, owned_parts
 from sparklog.coordinator.group_records import (
@@ -62,7 +62,7 @@ from sparklog.protocol.messages import (
     JOIN,
     LEAVE,
     LEAVE_STATIC,
-    GroupDescription,
+    DescribedGroup,
     GroupOffset,
 )
 
@@ -88,7 +88,7 @@ class Membership:
         self.epoch = 0
         self.members: dict[str, Member] = {}
         #: The responses that may be sent after the commit of what ``pop_changes`` returned.
-        self.answers: list[Answer] = []
+        self.answers: list[Respond] = []
         #: The time at which ``settle`` has something to do, at the latest.
         self.due_ms = NEVER
         self._max_size = max_size
@@ -314,7 +314,7 @@ class Membership:
         told, self._told = self._told, set()
         return told
 
-    def pop_answers(self) -> list[Answer]:
+    def pop_answers(self) -> list[Respond]:
         answers, self.answers = self.answers, []
         return answers
 
@@ -338,9 +338,9 @@ class Membership:
                 return Refused(ErrorCode.STALE_MEMBER_EPOCH, f"group {self.group!r}: {detail}")
         return None
 
-    def describe(self) -> GroupDescription:
+    def describe(self) -> DescribedGroup:
         found = sorted(self.members.items())
-        return GroupDescription(self.group, self.condition, self.epoch, tuple(member.describe() for _, member in found))
+        return DescribedGroup(self.group, self.condition, self.epoch, tuple(member.describe() for _, member in found))
 
     @property
     def condition(self) -> str:
@@ -574,7 +574,7 @@ class Membership:
             self._answer(ticket, self._assignment(member, assigned))
 
     def _answer(self, ticket: int, outcome: Outcome) -> None:
-        self.answers.append(Answer(ticket, outcome))
+        self.answers.append(Respond(ticket, outcome))
 
     def _schedule(self) -> None:
         self.due_ms = min((member.due_ms for member in self.members.values()), default=NEVER)

@@ -87,7 +87,7 @@ class Transaction(msgspec.Struct, frozen=True, array_like=True):
         return (*self.fenced, run_id)[-FENCED_KEPT:]
 
 
-class Place(NamedTuple):
+class PartitionPlace(NamedTuple):
     """A partition of one topic, and not of a later topic with its name; an empty ``topic_id`` is unknown."""
 
     topic: str
@@ -111,17 +111,19 @@ class Participant(msgspec.Struct, frozen=True, array_like=True):
     def place_count(self) -> int:
         return sum(len(found.numbers) for found in self.topics)
 
-    def places(self) -> set[Place]:
-        return {Place(found.topic, number, found.topic_id) for found in self.topics for number in found.numbers}
+    def places(self) -> set[PartitionPlace]:
+        return {
+            PartitionPlace(found.topic, number, found.topic_id) for found in self.topics for number in found.numbers
+        }
 
-    def has(self, place: Place) -> bool:
+    def has(self, place: PartitionPlace) -> bool:
         for found in self.topics:
             if (found.topic, found.topic_id) == (place.topic, place.topic_id):
                 at = bisect_left(found.numbers, place.partition)
                 return at < len(found.numbers) and found.numbers[at] == place.partition
         return False
 
-    def with_places(self, added: Iterable[Place]) -> Participant:
+    def with_places(self, added: Iterable[PartitionPlace]) -> Participant:
         """Return the participant with these partitions as well; the same object if it has all of them."""
         by_topic: dict[tuple[str, str], set[int]] = {}
         for place in added:

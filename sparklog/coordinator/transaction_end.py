@@ -1,6 +1,6 @@
 """The end of a transaction: the outcome of an end request, the records of a decision, and its effects.
 
-The functions are pure and work on an ``Entry``; ``transactions`` decides when to call them.
+The functions are pure and work on an ``TransactionEntry``; ``transactions`` decides when to call them.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from itertools import chain
 
 from msgspec.structs import replace
 
-from sparklog.coordinator.effects import Answer, Effect, Ended, Outcome, Refused, SendMarkers, SendOffsets
+from sparklog.coordinator.effects import Effect, Ended, Outcome, Refused, Respond, SendMarkers, SendOffsets
 from sparklog.coordinator.events import EndRequested
 from sparklog.coordinator.records import (
     ABORTING,
@@ -18,12 +18,12 @@ from sparklog.coordinator.records import (
     EMPTY,
     NO_PRODUCER,
     UNNUMBERED,
-    Place,
+    PartitionPlace,
     RegisteredTopic,
     TopicVersion,
     Transaction,
 )
-from sparklog.coordinator.transaction_entry import Draft, Entry
+from sparklog.coordinator.transaction_entry import TransactionDraft, TransactionEntry
 from sparklog.errors import ErrorCode
 from sparklog.protocol.messages import GroupOffset, TransactionMarker
 
@@ -38,7 +38,7 @@ _Fates = tuple[list[tuple[int, int]], list[tuple[int, int]]]
 _GroupOffsets = tuple[tuple[str, tuple[GroupOffset, ...]], ...]
 
 
-def known_outcome(entry: Entry, request: EndRequested) -> Outcome | None:
+def known_outcome(entry: TransactionEntry, request: EndRequested) -> Outcome | None:
     """Return the outcome of an end request that needs no decision, or None if it must be decided or must wait.
 
     The first durable decision about a version counts. Its repetition succeeds. So do a replay that wrote nothing and an
@@ -132,7 +132,9 @@ def _refused(key: str, now: Transaction, request: EndRequested) -> Refused:
     return Refused(ErrorCode.INVALID_PRODUCER_EPOCH, detail)
 
 
-def decide(entry: Entry, *, commit: bool, now_ms: int, winners: tuple[int, ...] = (), fence: bool = False) -> Draft:
+def decide(
+    entry: TransactionEntry, *, commit: bool, now_ms: int, winners: tuple[int, ...] = (), fence: bool = False
+) -> TransactionDraft:
     """Return the change that makes the decision durable.
 
     ``fence`` forbids the open run all further writes.
@@ -153,11 +155,11 @@ def decide(entry: Entry, *, commit: bool, now_ms: int, winners: tuple[int, ...] 
     )
     many = len(entry.participants) > PARTICIPANTS_AT_ONCE
     if many or decided.offsets or any(participant.topics for participant in entry.participants.values()):
-        return Draft(decided)
-    return Draft(_over(decided, now_ms), dict.fromkeys(entry.participants))
+        return TransactionDraft(decided)
+    return TransactionDraft(_over(decided, now_ms), dict.fromkeys(entry.participants))
 
 
-def _raised(entry: Entry, winners: tuple[int, ...], now_ms: int) -> tuple[TopicVersion, ...]:
+def _raised(entry: TransactionEntry, winners: tuple[int, ...], now_ms: int) -> tuple[TopicVersion, ...]:
     """Return the topics' versions after the commit of these producers.
 
     The version rises in every topic that they may have written.
@@ -170,29 +172,29 @@ def _raised(entry: Entry, winners: tuple[int, ...], now_ms: int) -> tuple[TopicV
     return tuple(known[topic_id] for topic_id in sorted(known))
 
 
-def fenced_early(entry: Entry, request: EndRequested, *, now_ms: int) -> Draft:
+def fenced_early(entry: TransactionEntry, request: EndRequested, *, now_ms: int) -> TransactionDraft:
     """Return the abort of a sink's run before the first of its tasks: tasks that start later are fenced.
 
     A producer has nothing to abort.
     """
     now = entry.transaction
     if request.version == UNNUMBERED:
-        return unchanged(entry, Answer(request.ticket, Ended(True)))
+        return unchanged(entry, Respond(request.ticket, Ended(True)))
     out = replace(now, fenced=now.fencing(request.run_id), used_ms=now_ms)
-    return Draft(out, answers=[Answer(request.ticket, Ended(True))])
+    return TransactionDraft(out, answers=[Respond(request.ticket, Ended(True))])
 
 
-def unchanged(entry: Entry, *answers: Answer) -> Draft:
+def unchanged(entry: TransactionEntry, *answers: Respond) -> TransactionDraft:
     """Return a draft without changes, so that the response follows a write to the log.
 
     A deposed coordinator that does not know it would otherwise respond without its successor's transactions.
     """
     now = entry.transaction
     # A query does not create a key.
-    return Draft(None if now == Transaction() else now, {NO_PRODUCER: None}, list(answers))
+    return TransactionDraft(None if now == Transaction() else now, {NO_PRODUCER: None}, list(answers))
 
 
-def empty_version(entry: Entry, request: EndRequested, *, now_ms: int) -> Draft:
+def empty_version(entry: TransactionEntry, request: EndRequested, *, now_ms: int) -> TransactionDraft:
     """Return the commit of a version without records, by a run that did not begin a transaction."""
     now = entry.transaction
     over = replace(
@@ -204,10 +206,10 @@ def empty_version(entry: Entry, request: EndRequested, *, now_ms: int) -> Draft:
         decided_run=request.run_id,
         used_ms=now_ms,
     )
-    return Draft(over, answers=[Answer(request.ticket, Ended(True))])
+    return TransactionDraft(over, answers=[Respond(request.ticket, Ended(True))])
 
 
-def next_part(entry: Entry) -> set[int]:
+def next_part(entry: TransactionEntry) -> set[int]:
     """Return the participants of the next part of the decision; empty if no participants remain."""
     part: set[int] = set()
     places = 0
@@ -219,7 +221,7 @@ def next_part(entry: Entry) -> set[int]:
     return part
 
 
-def completed(entry: Entry, *, now_ms: int) -> Draft:
+def completed(entry: TransactionEntry, *, now_ms: int) -> TransactionDraft:
     """Return the end of the present part of a decision, whose markers are all written: its participants are removed.
 
     The last part ends the transaction. After a crash between two parts the next coordinator sends the markers of the
@@ -227,8 +229,8 @@ def completed(entry: Entry, *, now_ms: int) -> Draft:
     """
     removed = dict.fromkeys(entry.marked)
     if len(removed) < len(entry.participants):
-        return Draft(entry.transaction, removed)
-    return Draft(_over(entry.transaction, now_ms), removed)
+        return TransactionDraft(entry.transaction, removed)
+    return TransactionDraft(_over(entry.transaction, now_ms), removed)
 
 
 def _over(decided: Transaction, now_ms: int) -> Transaction:
@@ -242,7 +244,7 @@ def _over(decided: Transaction, now_ms: int) -> Transaction:
     )
 
 
-def send_part(entry: Entry) -> list[Effect]:
+def send_part(entry: TransactionEntry) -> list[Effect]:
     """Return the markers of the next part, for every partition that its participants registered.
 
     With the first part, also return the offsets that a commit hands over.
@@ -260,7 +262,7 @@ def send_part(entry: Entry) -> list[Effect]:
     return effects
 
 
-def _markers(entry: Entry, part: Iterable[int]) -> dict[Place, TransactionMarker]:
+def _markers(entry: TransactionEntry, part: Iterable[int]) -> dict[PartitionPlace, TransactionMarker]:
     """Return the markers of these participants, whose ids are in order."""
     winners = set(entry.transaction.winners) if entry.transaction.state == COMMITTING else set()
     # The tasks of a sink often write the same partitions: each set of partitions is visited once, with all its ids.
@@ -276,7 +278,7 @@ def _markers(entry: Entry, part: Iterable[int]) -> dict[Place, TransactionMarker
             for number in written.numbers:
                 by_number.setdefault(number, []).append(found)
     return {
-        Place(topic, number, topic_id): TransactionMarker(topic, number, *_merged(by_number[number]), topic_id)
+        PartitionPlace(topic, number, topic_id): TransactionMarker(topic, number, *_merged(by_number[number]), topic_id)
         for (topic, topic_id), by_number in sorted(fates.items(), key=lambda found: found[0])
         for number in sorted(by_number)
     }

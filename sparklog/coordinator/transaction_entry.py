@@ -9,8 +9,8 @@ from collections import deque
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-from sparklog.coordinator.effects import Answer
-from sparklog.coordinator.events import BeginRequested, Request, SettleRequested
+from sparklog.coordinator.effects import Respond
+from sparklog.coordinator.events import BeginRequested, SettleRequested, TransactionRequest
 from sparklog.coordinator.log_records import Record
 from sparklog.coordinator.records import (
     ABORTING,
@@ -18,7 +18,7 @@ from sparklog.coordinator.records import (
     NO_PRODUCER,
     OPEN,
     Participant,
-    Place,
+    PartitionPlace,
     Transaction,
     participant_record,
     transaction_record,
@@ -26,12 +26,12 @@ from sparklog.coordinator.records import (
 
 
 @dataclass(slots=True)
-class Draft:
+class TransactionDraft:
     """A change of one key on its way into the log. It has no effect, and causes no response, before its commit."""
 
     transaction: Transaction | None  #: None: the key is removed
     participants: dict[int, Participant | None] = field(default_factory=dict)
-    answers: list[Answer] = field(default_factory=list)
+    answers: list[Respond] = field(default_factory=list)
     #: (ticket, deadline) of the end request that this performs
     ended: tuple[int, int] | None = None
     #: The work on the requests that share this change so far: about the number of partitions, offsets and versions
@@ -49,7 +49,7 @@ class Draft:
         return changed
 
 
-class Entry:
+class TransactionEntry:
     """The state of a key, created when a request first names it or a record has it."""
 
     __slots__ = ("begins", "draft", "key", "marked", "missing", "missing_groups", "participants", "parts", "queue",
@@ -60,9 +60,9 @@ class Entry:
         self.transaction = Transaction()
         self.participants: dict[int, Participant] = {}
         #: The change in flight. Until it ends the coordinator serves no other request.
-        self.draft: Draft | None = None
+        self.draft: TransactionDraft | None = None
         #: Requests that are not examined yet.
-        self.queue: deque[Request] = deque()
+        self.queue: deque[TransactionRequest] = deque()
         #: Begin and settle requests that wait until the previous transaction has ended completely.
         self.begins: list[BeginRequested | SettleRequested] = []
         #: End requests that wait for the markers: ticket to deadline.
@@ -72,7 +72,7 @@ class Entry:
         #: The number of parts that this coordinator has sent of the decision so far.
         self.parts = 0
         #: Partitions without the present part's markers, and groups without their offsets so far.
-        self.missing: set[Place] = set()
+        self.missing: set[PartitionPlace] = set()
         self.missing_groups: set[str] = set()
         #: The time of the last request that keeps the transaction alive.
         self.touched_ms = now_ms
@@ -104,7 +104,7 @@ class Entry:
     def record_count(self) -> int:
         return 1 + len(self.participants)
 
-    def apply(self, draft: Draft) -> None:
+    def apply(self, draft: TransactionDraft) -> None:
         if draft.transaction is not None:
             self.transaction = draft.transaction
         for producer_id, participant in draft.participants.items():

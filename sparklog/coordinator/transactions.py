@@ -22,7 +22,7 @@ from msgspec.structs import replace
 
 from sparklog.coordinator import transaction_end
 from sparklog.coordinator.core import CoordinatorCore
-from sparklog.coordinator.effects import Answer, Begun, Done, Ended, Outcome, Refused, Report, Settled
+from sparklog.coordinator.effects import Begun, CoordinatorReport, Done, Ended, Outcome, Refused, Respond, Settled
 from sparklog.coordinator.events import (
     AbortRequested,
     AddRequested,
@@ -30,10 +30,10 @@ from sparklog.coordinator.events import (
     EndRequested,
     MarkersWritten,
     OffsetsWritten,
-    Request,
     SettleRequested,
     TouchRequested,
     TransactionEvent,
+    TransactionRequest,
     VerifyRequested,
 )
 from sparklog.coordinator.log_records import Record
@@ -47,7 +47,7 @@ from sparklog.coordinator.records import (
     TransactionKey,
     decode_record,
 )
-from sparklog.coordinator.transaction_entry import Draft, Entry
+from sparklog.coordinator.transaction_entry import TransactionDraft, TransactionEntry
 from sparklog.errors import ErrorCode
 from sparklog.model import assert_never
 from sparklog.protocol.fields import MAX_ENTRIES
@@ -55,7 +55,7 @@ from sparklog.protocol.fields import MAX_ENTRIES
 #: The number of requests of one key that may wait; a Spark stage has a few thousand tasks.
 MAX_QUEUED = 10_000
 
-#: The ``Draft.work`` beyond which waiting requests go into the next append.
+#: The ``TransactionDraft.work`` beyond which waiting requests go into the next append.
 _WORK_AT_ONCE = 10_000
 
 #: Every producer id serves one attempt, so its epoch never changes.
@@ -72,14 +72,14 @@ class TransactionSettings:
     max_keys: int = 1_000_000
 
 
-class Transactions(CoordinatorCore[Entry, Draft]):
+class Transactions(CoordinatorCore[TransactionEntry, TransactionDraft]):
     """The transactional keys of one coordinator partition."""
 
     def __init__(self, settings: TransactionSettings | None = None) -> None:
         super().__init__()
         self._settings = settings or TransactionSettings()
         #: Keys with an open transaction, a waiting request or a draft.
-        self._active: dict[str, Entry] = {}
+        self._active: dict[str, TransactionEntry] = {}
 
     # --- the entry point -------------------------------------------------------------------------------------------
 
@@ -153,13 +153,13 @@ class Transactions(CoordinatorCore[Entry, Draft]):
 
     # --- requests --------------------------------------------------------------------------------------------------
 
-    def _entry(self, key: str, now_ms: int) -> Entry:
+    def _entry(self, key: str, now_ms: int) -> TransactionEntry:
         entry = self._entries.get(key)
         if entry is None:
-            entry = self._entries[key] = Entry(key, now_ms)
+            entry = self._entries[key] = TransactionEntry(key, now_ms)
         return entry
 
-    def _enqueue(self, request: Request, now_ms: int) -> None:
+    def _enqueue(self, request: TransactionRequest, now_ms: int) -> None:
         known = self._entries.get(request.key)
         if known is None and not isinstance(request, BeginRequested | SettleRequested | EndRequested):
             self._answer(request.ticket, Refused(ErrorCode.INVALID_TXN_STATE, f"{request.key}: nothing is open"))
@@ -180,14 +180,14 @@ class Transactions(CoordinatorCore[Entry, Draft]):
         entry.queue.append(request)
         self._serve(entry, now_ms)
 
-    def _serve(self, entry: Entry, now_ms: int) -> None:
+    def _serve(self, entry: TransactionEntry, now_ms: int) -> None:
         """Examine the waiting requests in order, until a change has to be made durable.
 
         Consecutive registrations share one change, and so do consecutive settle requests.
         """
         if entry.draft is not None:
             return
-        draft: Draft | None = None
+        draft: TransactionDraft | None = None
         while entry.queue:
             request = entry.queue[0]
             if draft is not None and not _joins(draft, request, entry.transaction):
@@ -212,7 +212,7 @@ class Transactions(CoordinatorCore[Entry, Draft]):
             self._change(entry, draft)
         self._watch(entry)
 
-    def _begin(self, entry: Entry, request: BeginRequested, now_ms: int) -> Draft | None:
+    def _begin(self, entry: TransactionEntry, request: BeginRequested, now_ms: int) -> TransactionDraft | None:
         now, ticket = entry.transaction, request.ticket
         if request.run_id in now.fenced:
             self._answer(ticket, _fenced(entry.key, request.run_id))
@@ -256,9 +256,11 @@ class Transactions(CoordinatorCore[Entry, Draft]):
         )
         entry.touched_ms = now_ms
         begun = Begun(False, now.last_version, request.producer_id, EPOCH, fresh.run)
-        return Draft(fresh, answers=[Answer(ticket, begun)])
+        return TransactionDraft(fresh, answers=[Respond(ticket, begun)])
 
-    def _settle(self, entry: Entry, request: SettleRequested, draft: Draft | None, now_ms: int) -> Draft | None:
+    def _settle(
+        self, entry: TransactionEntry, request: SettleRequested, draft: TransactionDraft | None, now_ms: int
+    ) -> TransactionDraft | None:
         """Handle a settle request, which unlike a begin does not take the key over.
 
         The response follows a write to the log: after a response of a deposed coordinator the rows would be written
@@ -276,10 +278,12 @@ class Transactions(CoordinatorCore[Entry, Draft]):
             return transaction_end.decide(entry, commit=False, now_ms=now_ms, fence=True)
         draft = draft or transaction_end.unchanged(entry)
         draft.work += 1 + len(now.versions)
-        draft.answers.append(Answer(request.ticket, Settled(now.version_in(request.topic_id))))
+        draft.answers.append(Respond(request.ticket, Settled(now.version_in(request.topic_id))))
         return draft
 
-    def _add(self, entry: Entry, request: AddRequested, draft: Draft | None, now_ms: int) -> Draft | None:
+    def _add(
+        self, entry: TransactionEntry, request: AddRequested, draft: TransactionDraft | None, now_ms: int
+    ) -> TransactionDraft | None:
         """Register partitions for one producer id, together with the registrations that ``draft`` has already."""
         now = draft.transaction if draft is not None and draft.transaction is not None else entry.transaction
         refusal = _not_open(entry.key, now, request)
@@ -302,17 +306,17 @@ class Transactions(CoordinatorCore[Entry, Draft]):
         if known is participant and staged is None and not request.offsets:
             self._answer(request.ticket, Done())
             return draft
-        draft = draft or Draft(entry.transaction)
+        draft = draft or TransactionDraft(entry.transaction)
         draft.work += 1 + len(request.places) + participant.place_count
         if known is not participant:
             draft.participants[request.producer_id] = participant
         if request.offsets:
             draft.transaction = replace(now, offsets=offsets)
             draft.work += sum(len(found) for _, found in offsets)
-        draft.answers.append(Answer(request.ticket, Done()))
+        draft.answers.append(Respond(request.ticket, Done()))
         return draft
 
-    def _end(self, entry: Entry, request: EndRequested, now_ms: int) -> Draft | None:
+    def _end(self, entry: TransactionEntry, request: EndRequested, now_ms: int) -> TransactionDraft | None:
         now = entry.transaction
         answer = transaction_end.known_outcome(entry, request)
         if answer is not None:
@@ -334,13 +338,13 @@ class Transactions(CoordinatorCore[Entry, Draft]):
         draft.ended = (request.ticket, request.deadline_ms)
         return draft
 
-    def _abort(self, entry: Entry, request: AbortRequested, now_ms: int) -> Draft | None:
+    def _abort(self, entry: TransactionEntry, request: AbortRequested, now_ms: int) -> TransactionDraft | None:
         if entry.transaction.state != OPEN:
             detail = f"{entry.key}: nothing is open, it is {entry.transaction.state}"
             self._answer(request.ticket, Refused(ErrorCode.INVALID_TXN_STATE, detail))
             return None
         draft = transaction_end.decide(entry, commit=False, now_ms=now_ms, fence=True)
-        draft.answers.append(Answer(request.ticket, Done()))
+        draft.answers.append(Respond(request.ticket, Done()))
         return draft
 
     def _touch(self, request: TouchRequested, now_ms: int) -> None:
@@ -373,13 +377,13 @@ class Transactions(CoordinatorCore[Entry, Draft]):
 
     # --- durability ------------------------------------------------------------------------------------------------
 
-    def _change(self, entry: Entry, draft: Draft) -> None:
+    def _change(self, entry: TransactionEntry, draft: TransactionDraft) -> None:
         self._stage(entry, draft, draft.records(entry.key, entry.transaction))
 
-    def _unchanged(self, entry: Entry) -> Draft:
-        return Draft(entry.transaction)
+    def _unchanged(self, entry: TransactionEntry) -> TransactionDraft:
+        return TransactionDraft(entry.transaction)
 
-    def _committed(self, entry: Entry, draft: Draft, now_ms: int) -> None:
+    def _committed(self, entry: TransactionEntry, draft: TransactionDraft, now_ms: int) -> None:
         entry.apply(draft)
         self._effects += draft.answers
         if draft.ended is not None:
@@ -394,7 +398,7 @@ class Transactions(CoordinatorCore[Entry, Draft]):
         self._carry_out(entry, now_ms)
         self._serve(entry, now_ms)
 
-    def _refused(self, entry: Entry, draft: Draft, detail: str, now_ms: int) -> None:
+    def _refused(self, entry: TransactionEntry, draft: TransactionDraft, detail: str, now_ms: int) -> None:
         """Refuse the draft's requests; the next tick retries what no client waits for."""
         refusal = Refused(ErrorCode.COORDINATOR_NOT_AVAILABLE, f"{entry.key}: {detail}")
         tickets = [answer.ticket for answer in draft.answers] + [begin.ticket for begin in entry.begins]
@@ -406,7 +410,7 @@ class Transactions(CoordinatorCore[Entry, Draft]):
         self._watch(entry)
         self._serve(entry, now_ms)
 
-    def _drop(self, entry: Entry, now_ms: int) -> None:
+    def _drop(self, entry: TransactionEntry, now_ms: int) -> None:
         """Drop an expired key; requests that arrived meanwhile find it unknown."""
         del self._entries[entry.key]
         self._active.pop(entry.key, None)
@@ -415,7 +419,7 @@ class Transactions(CoordinatorCore[Entry, Draft]):
 
     # --- after the decision ----------------------------------------------------------------------------------------
 
-    def _carry_out(self, entry: Entry, now_ms: int) -> None:
+    def _carry_out(self, entry: TransactionEntry, now_ms: int) -> None:
         """Send the effects of a decision, one part after the other; complete each part when nothing is missing."""
         if entry.ending:
             if not entry.marked and (entry.participants or entry.parts == 0):
@@ -439,12 +443,12 @@ class Transactions(CoordinatorCore[Entry, Draft]):
             entry.missing_groups.discard(event.group)
             self._complete_if_done(entry, now_ms)
 
-    def _decided(self, key: str, decision: int) -> Entry | None:
+    def _decided(self, key: str, decision: int) -> TransactionEntry | None:
         """Return the entry if this decision of its key is being carried out."""
         entry = self._entries.get(key)
         return entry if entry is not None and entry.ending and entry.transaction.decision == decision else None
 
-    def _complete_if_done(self, entry: Entry, now_ms: int) -> None:
+    def _complete_if_done(self, entry: TransactionEntry, now_ms: int) -> None:
         """Remove the participants of a part whose markers are all written. After the last part respond as well."""
         if entry.missing or entry.missing_groups or entry.draft is not None:
             return
@@ -454,7 +458,7 @@ class Transactions(CoordinatorCore[Entry, Draft]):
             entry.waiting.clear()
         self._change(entry, transaction_end.completed(entry, now_ms=now_ms))
 
-    def _resume_begins(self, entry: Entry, now_ms: int) -> None:
+    def _resume_begins(self, entry: TransactionEntry, now_ms: int) -> None:
         begins, entry.begins = entry.begins, []
         entry.queue.extendleft(reversed(begins))
         if begins:
@@ -462,13 +466,13 @@ class Transactions(CoordinatorCore[Entry, Draft]):
 
     # --- time ------------------------------------------------------------------------------------------------------
 
-    def _watch(self, entry: Entry) -> None:
+    def _watch(self, entry: TransactionEntry) -> None:
         if entry.idle:
             self._active.pop(entry.key, None)
         else:
             self._active[entry.key] = entry
 
-    def _due_ms(self, entry: Entry) -> int:
+    def _due_ms(self, entry: TransactionEntry) -> int:
         now = entry.transaction
         return min(entry.touched_ms + now.timeout_ms, now.began_ms + self._settings.max_timeout_ms)
 
@@ -479,7 +483,7 @@ class Transactions(CoordinatorCore[Entry, Draft]):
         for entry in list(self._active.values()):
             self._check_deadlines(entry, now_ms)
 
-    def _check_deadlines(self, entry: Entry, now_ms: int) -> None:
+    def _check_deadlines(self, entry: TransactionEntry, now_ms: int) -> None:
         for ticket in [ticket for ticket, deadline_ms in entry.waiting.items() if now_ms >= deadline_ms]:
             del entry.waiting[ticket]
             self._answer(ticket, Ended(False))
@@ -487,13 +491,13 @@ class Transactions(CoordinatorCore[Entry, Draft]):
             return
         if entry.transaction.state == OPEN and now_ms >= self._due_ms(entry):
             detail = f"{entry.key}: run {entry.transaction.run_id} sent no keep-alive in time"
-            self._effects.append(Report("transactions.timed_out", detail))
+            self._effects.append(CoordinatorReport("transactions.timed_out", detail))
             self._change(entry, transaction_end.decide(entry, commit=False, now_ms=now_ms, fence=True))
         elif entry.ending:
             self._complete_if_done(entry, now_ms)
         self._watch(entry)
 
-    def _expire(self, entry: Entry, now_ms: int) -> None:
+    def _expire(self, entry: TransactionEntry, now_ms: int) -> None:
         now = entry.transaction
         settings = self._settings
         counted = now.last_version != UNNUMBERED or now.by_topic
@@ -501,12 +505,12 @@ class Transactions(CoordinatorCore[Entry, Draft]):
         if entry.key.startswith(ONCE_PREFIX):
             limit_ms = settings.once_expiration_ms
         if entry.idle and not entry.queue and now.state == EMPTY and now_ms >= now.used_ms + limit_ms:
-            self._change(entry, Draft(None))
+            self._change(entry, TransactionDraft(None))
 
     # --- responses -------------------------------------------------------------------------------------------------
 
     def _answer(self, ticket: int, outcome: Outcome) -> None:
-        self._effects.append(Answer(ticket, outcome))
+        self._effects.append(Respond(ticket, outcome))
 
 
 def _fenced(key: str, run: str) -> Refused:
@@ -529,7 +533,7 @@ def _blocks(now: Transaction, request: SettleRequested) -> bool:
     return now.state == OPEN and now.run_id != request.run_id
 
 
-def _joins(draft: Draft, request: Request, now: Transaction) -> bool:
+def _joins(draft: TransactionDraft, request: TransactionRequest, now: Transaction) -> bool:
     """Return whether one append can perform both. The work of one step has a bound, and so has one append."""
     if draft.work > _WORK_AT_ONCE:
         return False

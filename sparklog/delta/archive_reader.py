@@ -16,7 +16,7 @@ import pyarrow as pa
 
 from sparklog.delta.archive_progress import ArchiveProgress, read_seam
 from sparklog.delta.data_file import DataFile
-from sparklog.delta.restore_batches import Numbers, Rows
+from sparklog.delta.restore_batches import Numbers, RestoredRows
 from sparklog.delta.rows import ends_of_rows, place_of, read_rows
 from sparklog.delta.snapshot import check_kind, data_files
 from sparklog.delta.table import OFFSET, PARTITION, RECORD, TIMESTAMP, quarantine_path
@@ -70,7 +70,7 @@ class Archive:
         rows = next(self.rows(partition), None)
         return self.end(partition) if rows is None else int(rows.offsets[0])
 
-    def rows(self, partition: int, start: int = 0) -> Iterator[Rows]:
+    def rows(self, partition: int, start: int = 0) -> Iterator[RestoredRows]:
         """Yield all rows of a partition from ``start`` to the end of its log.
 
         Raises:
@@ -98,27 +98,29 @@ class Archive:
             else:  # only a gap: the position of the next rows is unknown
                 size = min(2 * size, _LARGEST_WINDOW)
 
-    def _window(self, partition: int, window: Span, files: list[DataFile], extra: list[DataFile]) -> Rows | None:
+    def _window(
+        self, partition: int, window: Span, files: list[DataFile], extra: list[DataFile]
+    ) -> RestoredRows | None:
         columns = [name for name in self.topic.columns.names if not (self.topic.is_default and name == "timestamp")]
-        found: list[Rows] = []
+        found: list[RestoredRows] = []
         for file in files:
             if file.may_hold(partition, window):
                 ranges = {partition: window}
                 found += map(self._rows, read_rows(self.table, file, [*columns, *_PLACE], ranges=ranges))
-        bad: list[Rows] = []
+        bad: list[RestoredRows] = []
         for file in extra:
             if file.may_hold(partition, window):
                 batches = read_rows(self.quarantine, file, [RECORD, *_PLACE], ranges={partition: window})
                 bad += (self._rows(_unpacked(batch)) for batch in batches)
         return _sorted(found, bad, f"{self.table} at version {self.version}, partition {partition}")
 
-    def _rows(self, batch: pa.RecordBatch) -> Rows:
+    def _rows(self, batch: pa.RecordBatch) -> RestoredRows:
         """Return rows with the topic's columns and types; columns that a file does not have are null."""
         _, offsets, times = place_of(batch)
         own = batch.select([name for name in batch.schema.names if name not in _PLACE])
         if self.topic.is_default:
             own = own.append_column(DEFAULT_EVENT_TIME, batch.column(TIMESTAMP))
-        return Rows(fit_table(own, self.topic.columns), offsets, times)
+        return RestoredRows(fit_table(own, self.topic.columns), offsets, times)
 
 
 def open_archive(table: str, version: int | None = None) -> Archive:
@@ -199,7 +201,7 @@ def _unpacked(batch: pa.RecordBatch) -> pa.RecordBatch:
     return pa.RecordBatch.from_arrays(columns, names=[*names, *_PLACE])
 
 
-def _sorted(found: list[Rows], bad: list[Rows], where: str) -> Rows | None:
+def _sorted(found: list[RestoredRows], bad: list[RestoredRows], where: str) -> RestoredRows | None:
     """Return all rows by offset. A quarantine may have a row twice, or a row that is also in the table."""
     parts = [*found, *bad]
     if not parts:
@@ -216,4 +218,4 @@ def _sorted(found: list[Rows], bad: list[Rows], where: str) -> Rows | None:
     if not np.array_equal(order, np.arange(len(records))):
         records = records.take(pa.array(order))
     times: Numbers = np.concatenate([part.times for part in parts])[order]
-    return Rows(records, offsets, times)
+    return RestoredRows(records, offsets, times)

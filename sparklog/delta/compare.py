@@ -14,7 +14,7 @@ from sparklog.client.consumer.fetched_batches import FetchedBatch
 from sparklog.client.consumer.partition_reader import PartitionReader
 from sparklog.config import topic_config
 from sparklog.delta.archive_reader import Archive
-from sparklog.delta.restore_batches import Numbers, Rows
+from sparklog.delta.restore_batches import Numbers, RestoredRows
 from sparklog.errors import SparklogError
 from sparklog.model import TopicPartition
 
@@ -57,11 +57,11 @@ class _Log:
         self._topic = topic
         is_stamped = topic_config(topic.config).timestamp_type == "LogAppendTime"
         self._event_time = None if is_stamped else topic.event_time
-        self._left: Rows | None = None
+        self._left: RestoredRows | None = None
 
-    def take(self, count: int) -> Rows | None:
+    def take(self, count: int) -> RestoredRows | None:
         """Return ``count`` rows, fewer at the end, None after it."""
-        parts: list[Rows] = []
+        parts: list[RestoredRows] = []
         missing = count
         while missing and (rows := self._next()) is not None:
             part = rows.part(0, min(missing, len(rows.offsets)))
@@ -71,13 +71,13 @@ class _Log:
             missing -= taken
         return _joined(parts) if parts else None
 
-    def _next(self) -> Rows | None:
+    def _next(self) -> RestoredRows | None:
         if self._left is not None:
             return self._left
         found = next(self._batches, None)
         return None if found is None else self._rows(found)
 
-    def _rows(self, found: FetchedBatch) -> Rows:
+    def _rows(self, found: FetchedBatch) -> RestoredRows:
         batch = found.batch
         dense: Numbers = np.arange(found.first_offset, found.first_offset + batch.num_rows, dtype=np.int64)
         offsets = dense if found.offsets is None else found.offsets
@@ -88,20 +88,20 @@ class _Log:
             # as in the Spark source, and therefore in the archive
             how = pc.CastOptions(_UTC_US, allow_time_truncate=True)
             times = pc.cast(batch.column(self._event_time), options=how).fill_null(stamp)
-        return Rows(batch, offsets, times.cast(pa.int64()).to_numpy(zero_copy_only=False))
+        return RestoredRows(batch, offsets, times.cast(pa.int64()).to_numpy(zero_copy_only=False))
 
 
-def _joined(parts: list[Rows]) -> Rows:
+def _joined(parts: list[RestoredRows]) -> RestoredRows:
     if len(parts) == 1:
         return parts[0]
-    return Rows(
+    return RestoredRows(
         pa.concat_batches([part.records for part in parts]),
         np.concatenate([part.offsets for part in parts]),
         np.concatenate([part.times for part in parts]),
     )
 
 
-def _same(found: Rows | None, expected: Rows) -> bool:
+def _same(found: RestoredRows | None, expected: RestoredRows) -> bool:
     if found is None or not np.array_equal(found.offsets, expected.offsets):
         return False
     if not np.array_equal(found.times, expected.times):
@@ -112,7 +112,7 @@ def _same(found: Rows | None, expected: Rows) -> bool:
     )
 
 
-def _difference(found: Rows | None, expected: Rows) -> str:
+def _difference(found: RestoredRows | None, expected: RestoredRows) -> str:
     """Return a description of the first row that differs."""
     for at, offset in enumerate(expected.offsets.tolist()):
         if found is None or at >= len(found.offsets):

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 
-class Origin(NamedTuple):
+class ArchiveOrigin(NamedTuple):
     """Origin of one topic's records. ``restored_from``: the setting of that name, ``<topic id>/<table id>@<version>``,
     or empty."""
 

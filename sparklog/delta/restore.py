@@ -96,7 +96,7 @@ def restore_topic(
     if compression not in {None, "none", *COMPRESSIONS}:
         raise ConfigError(f"compression {compression}: expected none, {', '.join(COMPRESSIONS)}")
     with Admin(bootstrap, timeout_s=timeout_s) as admin, BlockingCluster(bootstrap, timeout_s=timeout_s) as link:
-        plan = _Plan(archive, partitions, replication_factor, dict(config or {}))
+        plan = _RestorePlan(archive, partitions, replication_factor, dict(config or {}))
         topic, archive = _made(admin, name, plan)
         run = _Run(admin, link, topic, archive, compression=compression, timeout_s=timeout_s, tell=tell)
         if not _is_restoring(topic):
@@ -109,14 +109,14 @@ def restore_topic(
         return Restored(admin.alter_topic(name, unset=[RESTORING]), archive, done, was_there=False, compared=compared)
 
 
-class _Plan(NamedTuple):
+class _RestorePlan(NamedTuple):
     archive: Archive
     partitions: int | None
     replication_factor: int | None
     config: dict[str, str]
 
 
-def _made(admin: Admin, name: str, plan: _Plan) -> tuple[TopicDescription, Archive]:
+def _made(admin: Admin, name: str, plan: _RestorePlan) -> tuple[TopicDescription, Archive]:
     """Return the topic, created now or by an earlier run, and the archive at the version to restore."""
     archive, described = plan.archive, plan.archive.topic
     partitions = archive.partitions if plan.partitions is None else plan.partitions

@@ -28,15 +28,15 @@ _ROOM_BYTES = 4096
 _LONGEST_GAP = MAX_SPAN // 2
 
 
-class Rows(NamedTuple):
+class RestoredRows(NamedTuple):
     """Rows of one partition in ascending order of offsets: records with the topic's columns, offsets, times in us."""
 
     records: pa.RecordBatch
     offsets: Numbers
     times: Numbers
 
-    def part(self, start: int, end: int) -> Rows:
-        return Rows(self.records.slice(start, end - start), self.offsets[start:end], self.times[start:end])
+    def part(self, start: int, end: int) -> RestoredRows:
+        return RestoredRows(self.records.slice(start, end - start), self.offsets[start:end], self.times[start:end])
 
 
 class RestoreBatches(NamedTuple):
@@ -49,7 +49,7 @@ class RestoreBatches(NamedTuple):
     max_message_bytes: int
     compression: str | None = None
 
-    def batches(self, rows: Rows, begin: int) -> Iterator[EncodedBatch]:
+    def batches(self, rows: RestoredRows, begin: int) -> Iterator[EncodedBatch]:
         """Yield batches that cover the offsets from ``begin``, at or below the first row's, to the last row's, each
         with the gap before its first record.
 
@@ -70,7 +70,7 @@ class RestoreBatches(NamedTuple):
         """Return batches for offsets without records."""
         return place_nothing(self.schema, begin=begin, end=end, schema_id=self.schema_id)
 
-    def _pieces(self, rows: Rows) -> Iterator[Rows]:
+    def _pieces(self, rows: RestoredRows) -> Iterator[RestoredRows]:
         count = len(rows.offsets)
         limit = self.max_message_bytes - _ROOM_BYTES
         target = min(_BATCH_BYTES, limit)
@@ -78,7 +78,7 @@ class RestoreBatches(NamedTuple):
         for start in range(0, count, step):
             yield from self._small_enough(rows.part(start, min(start + step, count)), limit)
 
-    def _small_enough(self, rows: Rows, limit: int) -> Iterator[Rows]:
+    def _small_enough(self, rows: RestoredRows, limit: int) -> Iterator[RestoredRows]:
         """Split rows in halves until each part is smaller than ``limit`` or has a single record."""
         count = len(rows.offsets)
         is_wide = int(rows.offsets[-1]) - int(rows.offsets[0]) >= _LONGEST_GAP
@@ -88,7 +88,7 @@ class RestoreBatches(NamedTuple):
         else:
             yield rows
 
-    def _placed(self, rows: Rows, begin: int) -> EncodedBatch:
+    def _placed(self, rows: RestoredRows, begin: int) -> EncodedBatch:
         return place_batch(
             rows.records,
             rows.offsets,
@@ -100,7 +100,7 @@ class RestoreBatches(NamedTuple):
         )
 
 
-def time_cuts(rows: Rows, event_time: str | None) -> list[int]:
+def time_cuts(rows: RestoredRows, event_time: str | None) -> list[int]:
     """Return the row indexes at which batches must begin, 0 first, so that each record keeps its time."""
     lacking = _lacking(rows, event_time)
     times = rows.times
@@ -125,7 +125,7 @@ def time_cuts(rows: Rows, event_time: str | None) -> list[int]:
     return cuts
 
 
-def _times(rows: Rows, event_time: str | None) -> tuple[int, int]:
+def _times(rows: RestoredRows, event_time: str | None) -> tuple[int, int]:
     """Return minimum and maximum time for the header, in us."""
     lacking = _lacking(rows, event_time)
     found = event_time_range(rows.records, event_time)
@@ -136,7 +136,7 @@ def _times(rows: Rows, event_time: str | None) -> tuple[int, int]:
     return (min(found[0], stamp) if has_times else stamp), stamp
 
 
-def _lacking(rows: Rows, event_time: str | None) -> npt.NDArray[np.bool_]:
+def _lacking(rows: RestoredRows, event_time: str | None) -> npt.NDArray[np.bool_]:
     """Return a mask of the records without an event time."""
     if event_time is None:
         return np.ones(len(rows.times), dtype=bool)

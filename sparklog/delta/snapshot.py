@@ -15,7 +15,7 @@ import pyarrow as pa
 
 from sparklog.delta.archive_progress import ArchiveProgress, Mode, read_seam
 from sparklog.delta.data_file import DataFile
-from sparklog.delta.origin import Origin
+from sparklog.delta.origin import ArchiveOrigin
 from sparklog.delta.table import MODE_PROPERTY, OFFSET, PARTITION, TIMESTAMP, table_path
 from sparklog.delta.topic_description import PROPERTY, from_json
 from sparklog.errors import ConfigError
@@ -39,7 +39,7 @@ _ALL = Span()
 
 
 @dataclass(frozen=True, slots=True)
-class Snapshot:
+class TableSnapshot:
     """Version of a table. ``columns`` are the table's, ``files`` are ordered by their minimum offsets."""
 
     table: str
@@ -69,7 +69,7 @@ def find_table(path: str, topic: str) -> str:
     raise ConfigError(f"there is no Delta table at {path} or {within}")
 
 
-def take_snapshot(table: str, topic: str, origin: Origin) -> Snapshot:
+def take_snapshot(table: str, topic: str, origin: ArchiveOrigin) -> TableSnapshot:
     """Return the newest version of ``table``, which must be the archive of ``topic``, or the one it was restored from.
 
     Raises:
@@ -92,7 +92,7 @@ def take_snapshot(table: str, topic: str, origin: Origin) -> Snapshot:
         origin,
         is_own=origin.is_in(seam.topic_id, table_id=str(found.metadata().id), seam_version=at),
     )
-    return Snapshot(table, version, seam, frozenset(field.name for field in found.schema().fields), files)
+    return TableSnapshot(table, version, seam, frozenset(field.name for field in found.schema().fields), files)
 
 
 def _seam_of_rows(table: str, found: DeltaTable, files: tuple[DataFile, ...]) -> ArchiveProgress:
@@ -119,7 +119,7 @@ def check_kind(table: str, found: DeltaTable) -> None:
         raise ConfigError(f"{table} has unsupported features: {', '.join(sorted(strange))}")
 
 
-def _check_seam(table: str, seam: ArchiveProgress, topic: str, origin: Origin, *, is_own: bool) -> None:
+def _check_seam(table: str, seam: ArchiveProgress, topic: str, origin: ArchiveOrigin, *, is_own: bool) -> None:
     if seam.mode != "append":
         raise ConfigError(
             f"history: {table} was archived in mode {seam.mode}: it has the topic's current state, not its history; "

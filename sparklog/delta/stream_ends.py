@@ -26,15 +26,15 @@ class BatchEnds:
     begun: Mapping[int, int] = field(default_factory=dict)
 
 
-class _Topic(msgspec.Struct):
+class _StreamedTopic(msgspec.Struct):
     id: str
     offsets: dict[int, int]
 
 
 class _Offset(msgspec.Struct):
     version: int
-    topics: dict[str, _Topic]
-    begun: dict[str, _Topic] = msgspec.field(name="from", default_factory=dict)
+    topics: dict[str, _StreamedTopic]
+    begun: dict[str, _StreamedTopic] = msgspec.field(name="from", default_factory=dict)
 
 
 def read_batch_ends(checkpoint: Path, batch: int, *, topic: str) -> BatchEnds:

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 
 from sparklog.delta.data_file import DataFile
 from sparklog.delta.rows import place_of, read_rows
-from sparklog.delta.snapshot import Snapshot
+from sparklog.delta.snapshot import TableSnapshot
 from sparklog.delta.table import OFFSET, PARTITION, TIMESTAMP
 from sparklog.model import Span
 
@@ -19,7 +19,7 @@ _ALL = Span()
 BEGINNING_US = _ALL.low
 
 
-def first_offsets(snapshot: Snapshot, times: Mapping[int, int]) -> dict[int, int]:
+def first_offsets(snapshot: TableSnapshot, times: Mapping[int, int]) -> dict[int, int]:
     """Return by partition the offset of the first archived record at or after its time (us), without partitions that
     have none.
 
@@ -40,7 +40,7 @@ def first_offsets(snapshot: Snapshot, times: Mapping[int, int]) -> dict[int, int
 
 
 def _firsts(
-    snapshot: Snapshot, file: DataFile, wanted: Mapping[int, int], found: Mapping[int, int]
+    snapshot: TableSnapshot, file: DataFile, wanted: Mapping[int, int], found: Mapping[int, int]
 ) -> Mapping[int, int]:
     partition = file.single_partition
     if partition is not None and file.offsets != _ALL and not file.deleted and file.times.low >= wanted[partition]:

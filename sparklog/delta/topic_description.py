@@ -13,7 +13,7 @@ import msgspec
 import pyarrow as pa
 
 from sparklog.client.admin.descriptions import TopicDescription
-from sparklog.delta.origin import Origin
+from sparklog.delta.origin import ArchiveOrigin
 from sparklog.errors import ConfigError
 from sparklog.record.schema import DEFAULT_EVENT_TIME, DEFAULT_SCHEMA, parse_schema, schema_message
 
@@ -67,8 +67,8 @@ def to_json(topic: TopicDescription) -> str:
     return msgspec.json.encode(archived(topic), order="sorted").decode()
 
 
-def origin(topic: TopicDescription) -> Origin:
-    return Origin(topic.topic_id, topic.config.get("restored.from", ""))
+def origin(topic: TopicDescription) -> ArchiveOrigin:
+    return ArchiveOrigin(topic.topic_id, topic.config.get("restored.from", ""))
 
 
 def from_json(text: str) -> ArchivedTopic:

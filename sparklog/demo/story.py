@@ -10,7 +10,7 @@ from rich.table import Table
 
 
 @dataclass(frozen=True, slots=True)
-class Check:
+class StoryCheck:
     """One comparison of the source with the rows that were read."""
 
     what: str
@@ -29,7 +29,7 @@ class Story:
     console: Console
     started: float = field(default_factory=time.monotonic)
     events: list[tuple[float, str, str]] = field(default_factory=list)
-    checks: list[Check] = field(default_factory=list)
+    checks: list[StoryCheck] = field(default_factory=list)
 
     def tell(self, what: str, detail: str = "") -> None:
         """Record an event and show it at once."""
@@ -38,7 +38,7 @@ class Story:
         self.console.print(f"{seconds:6.1f} s  {what}{': ' if detail else ''}{detail}", highlight=False, markup=False)
 
     def check(self, what: str, *, expected: object, found: object) -> None:
-        self.checks.append(Check(what, _shown(expected), _shown(found), expected == found))
+        self.checks.append(StoryCheck(what, _shown(expected), _shown(found), expected == found))
 
     @property
     def all_equal(self) -> bool:

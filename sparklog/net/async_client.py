@@ -19,9 +19,9 @@ from sparklog.protocol.frames import Buffer
 from sparklog.protocol.messages import ErrorReply, HelloReply, Prove, Reply, Request
 from sparklog.protocol.received import ReceivedReply
 
-Answer = tuple[Reply, memoryview]
+ReplyAndBody = tuple[Reply, memoryview]
 #: A function that is called with the outcome of one request: the reply, or the error.
-Told = Callable[[Answer | BrokerError], None]
+Told = Callable[[ReplyAndBody | BrokerError], None]
 
 
 class AsyncConnection(asyncio.BufferedProtocol):
@@ -136,14 +136,14 @@ class AsyncConnection(asyncio.BufferedProtocol):
         self._prove = greeting.prove(hello, self.hello)
         return self.hello
 
-    def request(self, message: Request, body: Sequence[Buffer] = ()) -> asyncio.Future[Answer]:
+    def request(self, message: Request, body: Sequence[Buffer] = ()) -> asyncio.Future[ReplyAndBody]:
         """Send a request; the future returns (reply, body).
 
         It raises BrokerError for an ErrorReply, and NETWORK_EXCEPTION if the connection ends before the reply.
         """
-        future: asyncio.Future[Answer] = self._loop.create_future()
+        future: asyncio.Future[ReplyAndBody] = self._loop.create_future()
 
-        def told(answer: Answer | BrokerError) -> None:
+        def told(answer: ReplyAndBody | BrokerError) -> None:
             if future.done():
                 return
             if isinstance(answer, BrokerError):
@@ -274,7 +274,7 @@ class AsyncConnection(asyncio.BufferedProtocol):
 
     def _deliver(self, received: ReceivedReply) -> None:
         reply = received.reply
-        answer: Answer | BrokerError = (reply, received.body)
+        answer: ReplyAndBody | BrokerError = (reply, received.body)
         if isinstance(reply, ErrorReply):
             answer = error_told(reply)
             if reply.cid == -1:

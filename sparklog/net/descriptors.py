@@ -30,13 +30,13 @@ _MAX_DESCRIPTORS = 8
 _MAX_CONNECTIONS = 256
 
 #: A function from a request to the reply and its descriptors, which are closed after they are sent.
-Answer = Callable[[bytes], "tuple[bytes, list[int]]"]
+Responder = Callable[[bytes], "tuple[bytes, list[int]]"]
 
 
 class DescriptorServer:
     """A server of descriptors, owned by an event loop. ``answer`` is called on it and must not raise."""
 
-    def __init__(self, path: Path, answer: Answer) -> None:
+    def __init__(self, path: Path, answer: Responder) -> None:
         self._path = path
         self._answer = answer
         self._listener: socket.socket | None = None

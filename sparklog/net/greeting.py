@@ -12,7 +12,7 @@ from collections.abc import Callable
 from sparklog.errors import BrokerError, ErrorCode
 from sparklog.protocol import connection, proof
 from sparklog.protocol.messages import Hello, HelloReply, Prove
-from sparklog.protocol.proof import Claim, Identity, KeyRing
+from sparklog.protocol.proof import Identity, IdentityClaim, KeyRing
 
 
 class Credentials:
@@ -25,7 +25,7 @@ class Credentials:
         self.keys = keys
         self.identity = identity
 
-    def answer(self, hello: Hello, reply: HelloReply) -> tuple[HelloReply, Claim | None]:
+    def answer(self, hello: Hello, reply: HelloReply) -> tuple[HelloReply, IdentityClaim | None]:
         """Return the reply of this broker with its proof. Raises as ``proof.answer``."""
         if not hello.key_ids:
             return reply, None

@@ -17,7 +17,7 @@ _TURN_S = 0.03
 NOTED_S = 0.001
 
 
-class Waiting(Protocol):
+class TurnWaiter(Protocol):
     """A connection with requests that wait for the next turn."""
 
     def resume(self) -> None: ...
@@ -31,7 +31,7 @@ class Turn:
         self.is_spent = False
         self._spent_s = 0.0
         #: The waiting connections in the order in which they began to wait.
-        self._waiting: dict[Waiting, None] = {}
+        self._waiting: dict[TurnWaiter, None] = {}
 
     def use(self, seconds: float) -> None:
         """Add the time of a request, which is at least ``NOTED_S``."""
@@ -40,11 +40,11 @@ class Turn:
         self._spent_s += seconds
         self.is_spent = self._spent_s >= _TURN_S
 
-    def wait(self, connection: Waiting) -> None:
+    def wait(self, connection: TurnWaiter) -> None:
         """Let the connection continue in the next turn, or in a later one."""
         self._waiting[connection] = None
 
-    def leave(self, connection: Waiting) -> None:
+    def leave(self, connection: TurnWaiter) -> None:
         self._waiting.pop(connection, None)
 
     def _next(self) -> None:

@@ -31,7 +31,7 @@ from sparklog.protocol.messages import (
     decode_request,
     encode_message,
 )
-from sparklog.protocol.proof import Authenticator, Claim, Identity
+from sparklog.protocol.proof import Authenticator, Identity, IdentityClaim
 from sparklog.protocol.received import Frame, OversizeFrame, ReceivedReply, ReceivedRequest, cid_of
 
 DEFAULT_MAX_FRAME_BYTES = 128 * 1024 * 1024
@@ -150,7 +150,7 @@ class ServerEnd:
         self._max_frame_bytes = max_frame_bytes
         self.describe = describe
         self._authenticator = authenticator
-        self._claim: Claim | None = None
+        self._claim: IdentityClaim | None = None
         #: The proved identity of the opener of this connection; None for a client.
         self.identity: Identity | None = None
         self.client_id = ""

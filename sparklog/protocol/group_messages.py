@@ -152,7 +152,7 @@ class MemberDescription(msgspec.Struct, frozen=True, array_like=True):
     target: Listed[TopicPartitions]
 
 
-class GroupDescription(msgspec.Struct, frozen=True, array_like=True):
+class DescribedGroup(msgspec.Struct, frozen=True, array_like=True):
     """A group. ``state`` is empty (only offsets), reconciling (partitions change their owners) or stable."""
 
     group: str
@@ -168,7 +168,7 @@ class DescribeGroup(Message, frozen=True, tag="describe_group"):
 class DescribeGroupReply(Message, frozen=True, tag="describe_group_reply"):
     """The reply to DescribeGroup; None if there is no such group."""
 
-    description: GroupDescription | None
+    description: DescribedGroup | None
 
 
 class DeleteGroup(Message, frozen=True, tag="delete_group"):

@@ -22,7 +22,7 @@ import msgspec
 
 from sparklog.errors import BrokerError, ConfigError, ErrorCode
 from sparklog.protocol.messages import Hello, HelloReply
-from sparklog.protocol.senders import Sender
+from sparklog.protocol.senders import SenderKind
 
 SECRET_BYTES = 32
 NONCE_BYTES = 32
@@ -105,12 +105,12 @@ class Identity(NamedTuple):
     A controller's ``number`` is -1, and its ``incarnation`` is the controller epoch.
     """
 
-    role: Sender
+    role: SenderKind
     number: int
     incarnation: int
 
 
-class Claim(NamedTuple):
+class IdentityClaim(NamedTuple):
     """An identity that counts as proved after the peer has sent ``proof``."""
 
     identity: Identity
@@ -122,7 +122,7 @@ class Authenticator(Protocol):
 
     keys: KeyRing
 
-    def answer(self, hello: Hello, reply: HelloReply) -> tuple[HelloReply, Claim | None]:
+    def answer(self, hello: Hello, reply: HelloReply) -> tuple[HelloReply, IdentityClaim | None]:
         """Return the reply with the broker's proof, and the claim that the peer has to prove. Raises BrokerError."""
 
 
@@ -140,7 +140,7 @@ def offer(hello: Hello, keys: KeyRing, identity: Identity, nonce: bytes) -> Hell
     )
 
 
-def answer(hello: Hello, reply: HelloReply, keys: KeyRing, nonce: bytes) -> tuple[HelloReply, Claim | None]:
+def answer(hello: Hello, reply: HelloReply, keys: KeyRing, nonce: bytes) -> tuple[HelloReply, IdentityClaim | None]:
     """Return the broker's reply with its proof, and the claim that the peer has to prove.
 
     Without an offer that this broker can check, the reply is unchanged.
@@ -151,16 +151,16 @@ def answer(hello: Hello, reply: HelloReply, keys: KeyRing, nonce: bytes) -> tupl
     secret = keys.find(hello.key_ids) if len(hello.nonce) == NONCE_BYTES else None
     if secret is None:
         return reply, None
-    if hello.role not in {Sender.BROKER.value, Sender.CONTROLLER.value}:
+    if hello.role not in {SenderKind.BROKER.value, SenderKind.CONTROLLER.value}:
         raise BrokerError(ErrorCode.INVALID_REQUEST, f"role {hello.role!r} found, broker or controller expected")
-    identity = Identity(Sender(hello.role), hello.number, hello.incarnation)
-    if identity.role is Sender.BROKER and identity.number == reply.broker_id:
+    identity = Identity(SenderKind(hello.role), hello.number, hello.incarnation)
+    if identity.role is SenderKind.BROKER and identity.number == reply.broker_id:
         detail = f"broker {reply.broker_id} opens no connection to itself: this is a reflection"
         raise BrokerError(ErrorCode.INVALID_REQUEST, detail)
     reply = msgspec.structs.replace(reply, nonce=nonce, key_id=secret.key_id)
     said = _said(hello, reply)
     proved = msgspec.structs.replace(reply, proof=_proof(secret, _SERVER, said))
-    return proved, Claim(identity, _proof(secret, _CLIENT, said))
+    return proved, IdentityClaim(identity, _proof(secret, _CLIENT, said))
 
 
 def check(hello: Hello, reply: HelloReply, keys: KeyRing, *, expected: int | None, required: bool) -> bytes:

@@ -61,7 +61,7 @@ from sparklog.protocol.messages import (
 )
 
 
-class Sender(Enum):
+class SenderKind(Enum):
     """A kind of sender. The values are the names of roles on the wire."""
 
     CLIENT = "client"
@@ -70,57 +70,57 @@ class Sender(Enum):
 
 
 #: The minimum sender of a request. Brokers and controllers may send a request of CLIENT as well.
-SENDERS: dict[type, Sender] = {
-    Hello: Sender.CLIENT,
-    Prove: Sender.CLIENT,
-    Metadata: Sender.CLIENT,
-    Produce: Sender.CLIENT,
-    Fetch: Sender.CLIENT,  # a follower's: BROKER
-    ListOffsets: Sender.CLIENT,
-    InitProducerId: Sender.CLIENT,
-    FindCoordinator: Sender.CLIENT,
-    BeginTransaction: Sender.CLIENT,
-    SettleVersion: Sender.CLIENT,
-    AddToTransaction: Sender.CLIENT,
-    TouchTransaction: Sender.CLIENT,
-    EndTransaction: Sender.CLIENT,
-    ListTransactions: Sender.CLIENT,
-    AbortTransaction: Sender.CLIENT,
-    VerifyTransaction: Sender.BROKER,
-    ListParticipants: Sender.BROKER,
-    FindHanging: Sender.CLIENT,
-    AbortHanging: Sender.CLIENT,
-    WriteMarkers: Sender.BROKER,
-    CommitOffsets: Sender.CLIENT,  # with a transaction, from its coordinator: BROKER
-    FetchOffsets: Sender.CLIENT,
-    HoldOffsets: Sender.CLIENT,
-    ListGroups: Sender.CLIENT,
-    Heartbeat: Sender.CLIENT,
-    DescribeGroup: Sender.CLIENT,
-    DeleteGroup: Sender.CLIENT,
-    CreateTopic: Sender.CLIENT,
-    DeleteTopic: Sender.CLIENT,
-    CreatePartitions: Sender.CLIENT,
-    AddColumns: Sender.CLIENT,
-    AlterTopic: Sender.CLIENT,
-    DeleteRecords: Sender.CLIENT,
-    RestoreRecords: Sender.CLIENT,
-    AlterReassignments: Sender.CLIENT,
-    ListReassignments: Sender.CLIENT,
-    ElectLeaders: Sender.CLIENT,
-    RestartBroker: Sender.CLIENT,
-    ListSetAside: Sender.CLIENT,
-    RestoreSetAside: Sender.CLIENT,
-    RemoveSetAside: Sender.CLIENT,
-    DescribeBroker: Sender.CLIENT,
-    ControlUpdate: Sender.CONTROLLER,
+SENDERS: dict[type, SenderKind] = {
+    Hello: SenderKind.CLIENT,
+    Prove: SenderKind.CLIENT,
+    Metadata: SenderKind.CLIENT,
+    Produce: SenderKind.CLIENT,
+    Fetch: SenderKind.CLIENT,  # a follower's: BROKER
+    ListOffsets: SenderKind.CLIENT,
+    InitProducerId: SenderKind.CLIENT,
+    FindCoordinator: SenderKind.CLIENT,
+    BeginTransaction: SenderKind.CLIENT,
+    SettleVersion: SenderKind.CLIENT,
+    AddToTransaction: SenderKind.CLIENT,
+    TouchTransaction: SenderKind.CLIENT,
+    EndTransaction: SenderKind.CLIENT,
+    ListTransactions: SenderKind.CLIENT,
+    AbortTransaction: SenderKind.CLIENT,
+    VerifyTransaction: SenderKind.BROKER,
+    ListParticipants: SenderKind.BROKER,
+    FindHanging: SenderKind.CLIENT,
+    AbortHanging: SenderKind.CLIENT,
+    WriteMarkers: SenderKind.BROKER,
+    CommitOffsets: SenderKind.CLIENT,  # with a transaction, from its coordinator: BROKER
+    FetchOffsets: SenderKind.CLIENT,
+    HoldOffsets: SenderKind.CLIENT,
+    ListGroups: SenderKind.CLIENT,
+    Heartbeat: SenderKind.CLIENT,
+    DescribeGroup: SenderKind.CLIENT,
+    DeleteGroup: SenderKind.CLIENT,
+    CreateTopic: SenderKind.CLIENT,
+    DeleteTopic: SenderKind.CLIENT,
+    CreatePartitions: SenderKind.CLIENT,
+    AddColumns: SenderKind.CLIENT,
+    AlterTopic: SenderKind.CLIENT,
+    DeleteRecords: SenderKind.CLIENT,
+    RestoreRecords: SenderKind.CLIENT,
+    AlterReassignments: SenderKind.CLIENT,
+    ListReassignments: SenderKind.CLIENT,
+    ElectLeaders: SenderKind.CLIENT,
+    RestartBroker: SenderKind.CLIENT,
+    ListSetAside: SenderKind.CLIENT,
+    RestoreSetAside: SenderKind.CLIENT,
+    RemoveSetAside: SenderKind.CLIENT,
+    DescribeBroker: SenderKind.CLIENT,
+    ControlUpdate: SenderKind.CONTROLLER,
 }
 
 
-def sender_of(request: Request) -> Sender:
+def sender_of(request: Request) -> SenderKind:
     """Return the sender that this request needs, by its type and its content."""
     if isinstance(request, Fetch):
-        return Sender.CLIENT if request.replica_id == CONSUMER else Sender.BROKER
+        return SenderKind.CLIENT if request.replica_id == CONSUMER else SenderKind.BROKER
     if isinstance(request, CommitOffsets):
-        return Sender.CLIENT if request.transaction is None else Sender.BROKER
+        return SenderKind.CLIENT if request.transaction is None else SenderKind.BROKER
     return SENDERS[type(request)]

@@ -149,7 +149,7 @@ class ListTransactions(Message, frozen=True, tag="list_transactions"):
     """A request for the transactions that this broker coordinates, and for keys with a committed version."""
 
 
-class TransactionDescription(msgspec.Struct, frozen=True, array_like=True):
+class DescribedTransaction(msgspec.Struct, frozen=True, array_like=True):
     """A transaction.
 
     ``state`` is empty, open, committing or aborting.
@@ -169,7 +169,7 @@ class TransactionDescription(msgspec.Struct, frozen=True, array_like=True):
 
 
 class ListTransactionsReply(Message, frozen=True, tag="list_transactions_reply"):
-    transactions: Listed[TransactionDescription]
+    transactions: Listed[DescribedTransaction]
 
 
 class AbortTransaction(Message, frozen=True, tag="abort_transaction"):
@@ -257,7 +257,7 @@ class FindHanging(Message, frozen=True, tag="find_hanging"):
     open_ms: int
 
 
-class HangingTransaction(msgspec.Struct, frozen=True, array_like=True):
+class FoundHangingTransaction(msgspec.Struct, frozen=True, array_like=True):
     """A hanging transaction.
 
     ``first_offset`` and ``began_ms`` (by the log's append times, ms since the Unix epoch) are those of its first batch
@@ -273,7 +273,7 @@ class HangingTransaction(msgspec.Struct, frozen=True, array_like=True):
 
 
 class FindHangingReply(Message, frozen=True, tag="find_hanging_reply"):
-    transactions: Listed[HangingTransaction]
+    transactions: Listed[FoundHangingTransaction]
 
 
 class AbortHanging(Message, frozen=True, tag="abort_hanging"):

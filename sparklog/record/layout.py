@@ -22,7 +22,7 @@ _MAX_FIXED_SIZE = 1 << 20
 _EXTENSION_KEY = b"ARROW:extension:name"
 
 
-class Node(NamedTuple):
+class LayoutNode(NamedTuple):
     """One column or nested column of a batch message, in the order of the message: depth first."""
 
     path: str
@@ -36,7 +36,7 @@ class Node(NamedTuple):
 class Layout(NamedTuple):
     """The layout that every batch of a schema must have."""
 
-    nodes: tuple[Node, ...]
+    nodes: tuple[LayoutNode, ...]
     #: The number of buffers of all nodes.
     buffers: int
     #: Numbers of the columns in which a null is forbidden, at the top or nested.
@@ -58,7 +58,7 @@ def layout_of(schema: pa.Schema) -> Layout:
     known = _LAYOUTS.get(id(schema))
     if known is not None:
         return known[1]
-    nodes: list[Node] = []
+    nodes: list[LayoutNode] = []
     for field in schema:
         _append_nodes(nodes, field, path=field.name, top=True)
     required = tuple(index for index, field in enumerate(schema) if not field.nullable or has_required(field.type))
@@ -118,8 +118,8 @@ def children_of(kind: pa.DataType) -> list[pa.Field]:
     return []
 
 
-def _append_nodes(nodes: list[Node], field: pa.Field, *, path: str, top: bool) -> None:
-    nodes.append(Node(path, field.nullable, _own_buffers(field.type), top))
+def _append_nodes(nodes: list[LayoutNode], field: pa.Field, *, path: str, top: bool) -> None:
+    nodes.append(LayoutNode(path, field.nullable, _own_buffers(field.type), top))
     for child in children_of(field.type):
         _append_nodes(nodes, child, path=f"{path}.{child.name}", top=False)
 

@@ -1,6 +1,6 @@
 """The follower role of a replica: it makes its log equal to the leader's, batch by batch.
 
-A ``Follower`` lives for one leader epoch; ``replica.py`` makes and drops it. Its rules, each with the loss that the
+A ``FollowerRole`` lives for one leader epoch; ``replica.py`` makes and drops it. Its rules, each with the loss that the
 rule prevents:
 
 - Never truncate to the high watermark: records above it may be committed. The leader compares histories by epoch and
@@ -37,7 +37,7 @@ from sparklog.replica.view import PartitionView
 UNKNOWN_LAST_EPOCH = -2
 
 
-class Follower:
+class FollowerRole:
     """The follower role of one epoch.
 
     Mutable; one ``Replica`` owns it. ``leader`` is NO_LEADER while the partition has none.

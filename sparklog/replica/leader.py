@@ -1,7 +1,7 @@
 """The leader role of a replica: appends, follower progress, high watermark, ISR, waiting produces.
 
-A ``Leader`` lives for exactly one leader epoch; ``replica.py`` makes and drops it. Its rules, each with the loss that
-the rule prevents:
+A ``LeaderRole`` lives for exactly one leader epoch; ``replica.py`` makes and drops it. Its rules, each with the loss
+that the rule prevents:
 
 - The high watermark is the smallest log end offset in the *maximal* ISR. It moves only while the *committed* ISR has
   min(min.insync.replicas, replication factor) members.
@@ -56,7 +56,7 @@ from sparklog.replica.view import PartitionView, divergence_point
 LAG_MESSAGES_CHECK_MS = 500
 
 
-class Leader:
+class LeaderRole:
     """The leader of one epoch.
 
     Mutable; one ``Replica`` owns it. Its methods receive facts and return effects. Its only queue is the purgatory.

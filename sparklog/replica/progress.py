@@ -16,7 +16,7 @@ UNKNOWN_END = -1
 class Progress:
     """The progress of one follower.
 
-    Mutable; one ``Leader`` owns it. Each epoch makes a new one with a new lag clock.
+    Mutable; one ``LeaderRole`` owns it. Each epoch makes a new one with a new lag clock.
     """
 
     #: The incarnation that fetches. -1 before the first fetch if the table of live brokers lacks the broker.

@@ -26,9 +26,9 @@ class Waiting(msgspec.Struct, frozen=True, gc=False):
 
 @dataclass(slots=True)
 class Purgatory:
-    """The waiting produces of one ``Leader``.
+    """The waiting produces of one ``LeaderRole``.
 
-    Mutable. It passes to the next ``Leader`` if the same replica is elected again.
+    Mutable. It passes to the next ``LeaderRole`` if the same replica is elected again.
     """
 
     #: Ticket to (acks, deadline) of produces whose append was ordered and has no result yet.

@@ -32,9 +32,9 @@ from sparklog.replica.effects import (
     RoleChanged,
     StopFetching,
 )
-from sparklog.replica.follower import Follower
+from sparklog.replica.follower import FollowerRole
 from sparklog.replica.isr import CommittedIsr, IsrState
-from sparklog.replica.leader import Leader
+from sparklog.replica.leader import LeaderRole
 from sparklog.replica.purgatory import NEVER, Purgatory
 from sparklog.replica.view import LogView, PartitionView, ReplicaSettings
 
@@ -105,7 +105,7 @@ class Offline:
         self.epoch = epoch
 
 
-Role = Leader | Follower | Offline
+Role = LeaderRole | FollowerRole | Offline
 
 
 class Replica:
@@ -116,8 +116,8 @@ class Replica:
     """
 
     #: The simulator replaces these classes by faulty variants that its checks must detect.
-    leader_type: ClassVar[type[Leader]] = Leader
-    follower_type: ClassVar[type[Follower]] = Follower
+    leader_type: ClassVar[type[LeaderRole]] = LeaderRole
+    follower_type: ClassVar[type[FollowerRole]] = FollowerRole
     #: The handler of each event type. A frequent event costs one lookup.
     _DISPATCH: ClassVar[dict[type, Callable[[Any, Any, int], list[Effect]]]] = {}
 
@@ -147,7 +147,7 @@ class Replica:
 
     @property
     def is_leader(self) -> bool:
-        return isinstance(self._role, Leader)
+        return isinstance(self._role, LeaderRole)
 
     @property
     def leader(self) -> int:
@@ -174,7 +174,7 @@ class Replica:
 
         A replica that does not lead returns its own log end offset.
         """
-        return self._role.replicated_end if isinstance(self._role, Leader) else self._view.log.log_end_offset
+        return self._role.replicated_end if isinstance(self._role, LeaderRole) else self._view.log.log_end_offset
 
     @property
     def isr(self) -> tuple[int, ...]:
@@ -185,12 +185,12 @@ class Replica:
     @property
     def isr_state(self) -> IsrState | None:
         """Return the leader's ISR with the change in flight, or None if this replica does not lead."""
-        return self._role.isr if isinstance(self._role, Leader) else None
+        return self._role.isr if isinstance(self._role, LeaderRole) else None
 
     @property
     def in_flight(self) -> bool:
         """Return whether an ISR change was ordered and has no result yet."""
-        return isinstance(self._role, Leader) and not isinstance(self._role.isr, CommittedIsr)
+        return isinstance(self._role, LeaderRole) and not isinstance(self._role.isr, CommittedIsr)
 
     @property
     def dismissed(self) -> bool:
@@ -204,12 +204,12 @@ class Replica:
     @property
     def refuses_cut(self) -> bool:
         """Return whether this follower holds committed records that its leader lacks, and refuses to truncate them."""
-        return isinstance(self._role, Follower) and self._role.refuses
+        return isinstance(self._role, FollowerRole) and self._role.refuses
 
     @property
     def epoch_start(self) -> int | None:
         """Return the log end offset at the start of this leader's epoch, or None if this replica does not lead."""
-        return self._role.epoch_start if isinstance(self._role, Leader) else None
+        return self._role.epoch_start if isinstance(self._role, LeaderRole) else None
 
     @property
     def hw_settled(self) -> bool:
@@ -217,18 +217,18 @@ class Replica:
 
         While it may not, list-offsets is answered with OFFSET_NOT_AVAILABLE. Source: KIP-207.
         """
-        return isinstance(self._role, Leader) and self._view.high_watermark >= self._role.epoch_start
+        return isinstance(self._role, LeaderRole) and self._view.high_watermark >= self._role.epoch_start
 
     @property
     def waiting(self) -> int:
         """Return the number of acks=all produces that wait for the high watermark."""
-        return len(self._role.purgatory) if isinstance(self._role, Leader) else 0
+        return len(self._role.purgatory) if isinstance(self._role, LeaderRole) else 0
 
     @property
     def deadline_ms(self) -> int:
         """Return the latest time for the next Ticked, or NEVER."""
         role = self._role
-        if not isinstance(role, Leader):
+        if not isinstance(role, LeaderRole):
             return NEVER
         check_ms, earliest_ms = role.check_ms, role.purgatory.earliest_ms
         return check_ms if check_ms < earliest_ms else earliest_ms  # min() is slower, and this runs for every event.
@@ -240,7 +240,7 @@ class Replica:
     @settings.setter
     def settings(self, settings: ReplicaSettings) -> None:
         """Set the topic's new settings. They apply from the next step on."""
-        if settings != self._view.settings and isinstance(self._role, Leader):
+        if settings != self._view.settings and isinstance(self._role, LeaderRole):
             self._role.check_ms = 0  # other members may be out of sync under the new settings
         self._view.settings = settings
 
@@ -268,7 +268,7 @@ class Replica:
         leader's log end offset proves that an offset is out of range.
         """
         log = self._view.log
-        if offset < log.log_start_offset or (offset > log.log_end_offset and isinstance(self._role, Leader)):
+        if offset < log.log_start_offset or (offset > log.log_end_offset and isinstance(self._role, LeaderRole)):
             return ErrorCode.OFFSET_OUT_OF_RANGE
         return ErrorCode.OFFSET_NOT_AVAILABLE if offset > self._view.high_watermark else None
 
@@ -281,7 +281,7 @@ class Replica:
         log = view.log
         mark, end = view.high_watermark, log.log_end_offset
         assert log.log_start_offset <= mark <= end, f"high watermark {mark} outside [{log.log_start_offset}, {end}]"
-        if isinstance(role, Leader):
+        if isinstance(role, LeaderRole):
             state = view.state
             assert state is not None and state.leader == view.broker_id and state.leader_epoch == role.epoch
             isr = role.isr
@@ -313,10 +313,10 @@ class Replica:
                 return self._become_follower(event.state)
             if same:  # a leader also receives each of its writes as a decision
                 return []
-            return self._role.cluster_changed(now_ms) if isinstance(self._role, Leader) else []
+            return self._role.cluster_changed(now_ms) if isinstance(self._role, LeaderRole) else []
         old = self._role
         effects = self._follow_decision(event.state, event.version, now_ms, announce=False)
-        if self._role is old and isinstance(self._role, Leader):
+        if self._role is old and isinstance(self._role, LeaderRole):
             effects += self._role.cluster_changed(now_ms)
         return effects
 
@@ -327,7 +327,7 @@ class Replica:
         withdraw the order to remove a leaving replica. It cannot give that order, which is valid for its own version
         only.
         """
-        if isinstance(role := self._role, Leader) and event.state.leader_epoch == role.epoch:
+        if isinstance(role := self._role, LeaderRole) and event.state.leader_epoch == role.epoch:
             self._view.accept_decision(event)
             self._view.leaving &= event.leaving
             return role.cluster_changed(now_ms)
@@ -344,7 +344,7 @@ class Replica:
         view.version = version
         if contradiction:
             effects: list[Effect] = [ReportBadDecision(contradiction)]
-            if isinstance(old, Leader):
+            if isinstance(old, LeaderRole):
                 leaderless = LeaderAndIsr(
                     NO_LEADER, old.epoch, state.isr, state.controller_epoch, lossy_epoch=state.lossy_epoch
                 )
@@ -354,11 +354,11 @@ class Replica:
             view.state = state
             return self._dismiss()
         if state.leader == view.broker_id:
-            if isinstance(old, Leader) and old.epoch == state.leader_epoch:
+            if isinstance(old, LeaderRole) and old.epoch == state.leader_epoch:
                 view.state = state
                 return old.isr_known(state.isr, now_ms, announce=announce)
             return self._become_leader(state, now_ms)
-        if isinstance(old, Follower) and (old.epoch, old.leader) == (state.leader_epoch, state.leader):
+        if isinstance(old, FollowerRole) and (old.epoch, old.leader) == (state.leader_epoch, state.leader):
             view.state = state
             return []
         if announce and view.broker_id not in state.isr and view.replicas_epoch != state.leader_epoch:
@@ -372,7 +372,7 @@ class Replica:
         """Return whether this broker knows the state's epoch only from ZooKeeper, and so follows no leader yet."""
         role = self._role
         return (
-            isinstance(role, Follower)
+            isinstance(role, FollowerRole)
             and role.leader == NO_LEADER
             and role.epoch == state.leader_epoch
             and state.leader not in {NO_LEADER, self._view.broker_id}
@@ -413,9 +413,9 @@ class Replica:
     def _become_leader(self, state: LeaderAndIsr, now_ms: int) -> list[Effect]:
         effects: list[Effect] = []
         purgatory = Purgatory()
-        if isinstance(self._role, Leader):
+        if isinstance(self._role, LeaderRole):
             purgatory = self._role.purgatory
-        elif isinstance(self._role, Follower):
+        elif isinstance(self._role, FollowerRole):
             effects.append(StopFetching())
         self._view.state = state
         self._role = self.leader_type(self._view, state, now_ms, purgatory=purgatory)
@@ -438,7 +438,7 @@ class Replica:
         return [*effects, StopFetching(), RoleChanged("offline", epoch)]
 
     def _refuse_waiting(self, code: ErrorCode, detail: str) -> list[Effect]:
-        if not isinstance(self._role, Leader):
+        if not isinstance(self._role, LeaderRole):
             return []
         return [AnswerProduce(ticket, code, -1, detail) for ticket in self._role.purgatory.drain()]
 
@@ -449,12 +449,12 @@ class Replica:
     # --- handlers: each passes its event to the role that handles it ----------------------------------------------
 
     def _produce_arrived(self, event: events.ProduceArrived, now_ms: int) -> list[Effect]:
-        if isinstance(self._role, Leader):
+        if isinstance(self._role, LeaderRole):
             return self._role.produce_arrived(event)
         return [AnswerProduce(event.ticket, *self._not_leading())]
 
     def _follower_fetched(self, event: events.FollowerFetched, now_ms: int) -> list[Effect]:
-        if isinstance(self._role, Leader):
+        if isinstance(self._role, LeaderRole):
             return self._role.fetched(event, now_ms)
         code, _, detail = self._not_leading()
         return [RefuseFetch(code, detail)]
@@ -466,23 +466,23 @@ class Replica:
         return ErrorCode.NOT_LEADER_OR_FOLLOWER, -1, f"broker {self.leader} leads in epoch {role.epoch}"
 
     def _leader_appended(self, event: events.LeaderAppended, now_ms: int) -> list[Effect]:
-        return self._role.appended(event, now_ms) if isinstance(self._role, Leader) else []
+        return self._role.appended(event, now_ms) if isinstance(self._role, LeaderRole) else []
 
     def _leader_append_failed(self, event: events.LeaderAppendFailed, now_ms: int) -> list[Effect]:
-        return self._role.append_failed(event) if isinstance(self._role, Leader) else []
+        return self._role.append_failed(event) if isinstance(self._role, LeaderRole) else []
 
     def _leader_answered(self, event: events.LeaderAnswered, now_ms: int) -> list[Effect]:
-        return self._role.on_response(event) if isinstance(self._role, Follower) else []
+        return self._role.on_response(event) if isinstance(self._role, FollowerRole) else []
 
     def _follower_appended(self, event: events.FollowerAppended, now_ms: int) -> list[Effect]:
-        return self._role.appended() if isinstance(self._role, Follower) else []
+        return self._role.appended() if isinstance(self._role, FollowerRole) else []
 
     def _truncated(self, event: events.Truncated, now_ms: int) -> list[Effect]:
         """Move the high watermark into the bounds of the log.
 
         The truncated log may begin above the high watermark, or end below the ordered offset.
         """
-        if isinstance(self._role, Follower):
+        if isinstance(self._role, FollowerRole):
             self._role.truncated()
         log = self._view.log
         mark = max(log.log_start_offset, min(self._view.high_watermark, log.log_end_offset))
@@ -492,10 +492,10 @@ class Replica:
         return [HighWatermarkMoved(mark)]
 
     def _truncation_failed(self, event: events.TruncationFailed, now_ms: int) -> list[Effect]:
-        return self._role.truncation_failed() if isinstance(self._role, Follower) else []
+        return self._role.truncation_failed() if isinstance(self._role, FollowerRole) else []
 
     def _isr_written(self, event: events.IsrWritten, now_ms: int) -> list[Effect]:
-        if isinstance(self._role, Leader) and event.version > self._view.version:
+        if isinstance(self._role, LeaderRole) and event.version > self._view.version:
             return self._role.isr_written(event, now_ms)
         return []
 
@@ -505,27 +505,27 @@ class Replica:
         if event.version > self._view.version:
             self._view.leaving = frozenset()  # The order belongs to an ISR that no longer exists.
             return self._follow_decision(event.state, event.version, now_ms, announce=True)
-        return self._role.isr_refused(event, now_ms) if isinstance(self._role, Leader) else []
+        return self._role.isr_refused(event, now_ms) if isinstance(self._role, LeaderRole) else []
 
     def _isr_write_failed(self, event: events.IsrWriteFailed, now_ms: int) -> list[Effect]:
-        return self._role.isr_write_failed(event) if isinstance(self._role, Leader) else []
+        return self._role.isr_write_failed(event) if isinstance(self._role, LeaderRole) else []
 
     def _brokers_changed(self, event: events.BrokersChanged, now_ms: int) -> list[Effect]:
         self._view.incarnations = event.incarnations
         self._view.stopping = event.stopping
-        return self._role.brokers_changed(now_ms) if isinstance(self._role, Leader) else []
+        return self._role.brokers_changed(now_ms) if isinstance(self._role, LeaderRole) else []
 
     def _follower_connection_lost(self, event: events.FollowerConnectionLost, now_ms: int) -> list[Effect]:
-        return self._role.connection_lost(event, now_ms) if isinstance(self._role, Leader) else []
+        return self._role.connection_lost(event, now_ms) if isinstance(self._role, LeaderRole) else []
 
     def _log_failed(self, event: events.LogFailed, now_ms: int) -> list[Effect]:
         return self._become_offline(ErrorCode.KAFKA_STORAGE_ERROR, event.detail, final=True)
 
     def _log_named(self, event: events.LogNamed, now_ms: int) -> list[Effect]:
-        return self._role.log_named() if isinstance(self._role, Leader) else []
+        return self._role.log_named() if isinstance(self._role, LeaderRole) else []
 
     def _ticked(self, event: events.Ticked, now_ms: int) -> list[Effect]:
-        return self._role.ticked(now_ms) if isinstance(self._role, Leader) else []
+        return self._role.ticked(now_ms) if isinstance(self._role, LeaderRole) else []
 
     def _stopped(self, event: events.Stopped, now_ms: int) -> list[Effect]:
         return self._become_offline(ErrorCode.NOT_LEADER_OR_FOLLOWER, "stopped on this broker", final=True)

@@ -12,7 +12,7 @@ from dataclasses import replace
 
 from pyspark.sql.datasource import InputPartition
 
-from sparklog.delta.snapshot import Snapshot, find_table, take_snapshot
+from sparklog.delta.snapshot import TableSnapshot, find_table, take_snapshot
 from sparklog.delta.table import META_COLUMNS
 from sparklog.delta.time_index import BEGINNING_US, first_offsets
 from sparklog.errors import ConfigError
@@ -22,7 +22,7 @@ from sparklog.spark.history_plan import BothEnds, pack_files, split_at_seam
 from sparklog.spark.history_read_task import FilesRead
 from sparklog.spark.offsets import PartitionRange
 from sparklog.spark.range_read import ArchivePlace, RangeRead
-from sparklog.spark.topics import LogEnds, SelectedTopic
+from sparklog.spark.topics import SelectedTopic, TopicLogEnds
 
 _ALL = Span()
 #: Columns of the table of a topic without a schema, in addition to those of position and time.
@@ -31,7 +31,7 @@ _DEFAULT_OWN = ("key", "value", "headers")
 _LOOKS = 10
 
 #: Query for the ends of the log, which is expected to reach the given offsets.
-AskEnds = Callable[[Mapping[TopicPartition, int]], dict[TopicPartition, LogEnds]]
+AskEnds = Callable[[Mapping[TopicPartition, int]], dict[TopicPartition, TopicLogEnds]]
 
 
 class History:
@@ -41,14 +41,14 @@ class History:
         self._path = path
         self._topic = topic
         self._table: str | None = None
-        self._snapshot: Snapshot | None = None
+        self._snapshot: TableSnapshot | None = None
         #: First archived offsets, cached because an archive grows only at its end. For a partition without archived
         #: rows, the seam up to which that is known.
         self._first: dict[int, int] = {}
         self._rowless: dict[int, int] = {}
         self._topic_id = ""
 
-    def snapshot(self, topic: SelectedTopic, *, fresh: bool = False) -> Snapshot:
+    def snapshot(self, topic: SelectedTopic, *, fresh: bool = False) -> TableSnapshot:
         """Return the last snapshot; take a new one if there is none, the topic was recreated, or ``fresh`` is set.
 
         Raises:
@@ -88,7 +88,7 @@ class History:
             fresh = True
         return found
 
-    def _firsts(self, snapshot: Snapshot, log: Mapping[TopicPartition, LogEnds]) -> Mapping[int, int]:
+    def _firsts(self, snapshot: TableSnapshot, log: Mapping[TopicPartition, TopicLogEnds]) -> Mapping[int, int]:
         if snapshot.seam.begins:
             return snapshot.seam.begins
         seam = snapshot.seam.ends
@@ -103,7 +103,7 @@ class History:
         return self._first
 
 
-def _check_columns(snapshot: Snapshot, topic: SelectedTopic) -> None:
+def _check_columns(snapshot: TableSnapshot, topic: SelectedTopic) -> None:
     """Raise ConfigError if the archive parsed values into columns, or if Delta, which ignores case, has a column under
     another name. A column of a typed topic that the archive lacks was added later."""
     there = {name.lower(): name for name in snapshot.columns}
@@ -123,7 +123,7 @@ def _check_columns(snapshot: Snapshot, topic: SelectedTopic) -> None:
 
 def tasks_of_both(
     pieces: Sequence[PartitionRange],
-    snapshot: Snapshot,
+    snapshot: TableSnapshot,
     topic: SelectedTopic,
     *,
     columns: ColumnPlan,
@@ -150,7 +150,7 @@ def _spans(pieces: Sequence[PartitionRange]) -> dict[int, Span]:
     return spans
 
 
-def as_new_as_log(snapshot: Snapshot, topic: SelectedTopic, starts: Mapping[TopicPartition, int]) -> Snapshot:
+def as_new_as_log(snapshot: TableSnapshot, topic: SelectedTopic, starts: Mapping[TopicPartition, int]) -> TableSnapshot:
     """Return ``snapshot``, or a newer one if the log now begins after its seam: a lookup by time in the log may then
     have skipped records that were archived meanwhile. ``starts`` must be queried after that lookup.
 
@@ -164,7 +164,7 @@ def as_new_as_log(snapshot: Snapshot, topic: SelectedTopic, starts: Mapping[Topi
 
 
 def records_of_both(
-    snapshot: Snapshot, times: Mapping[TopicPartition, int], in_log: Mapping[TopicPartition, int | None]
+    snapshot: TableSnapshot, times: Mapping[TopicPartition, int], in_log: Mapping[TopicPartition, int | None]
 ) -> dict[TopicPartition, int | None]:
     """Return the offset of the first record at or after each time (us): the archive's if it has one, otherwise that of
     the log, which counts from the seam on."""

@@ -10,10 +10,10 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from sparklog.delta.data_file import DataFile
-from sparklog.delta.snapshot import Snapshot
+from sparklog.delta.snapshot import TableSnapshot
 from sparklog.model import Span, TopicPartition
 from sparklog.spark.offsets import PartitionRange
-from sparklog.spark.topics import LogEnds
+from sparklog.spark.topics import TopicLogEnds
 
 _ALL = Span()
 #: Bytes of files per task: small enough to divide a large table among tasks, large enough to combine small files.
@@ -26,18 +26,18 @@ class BothEnds:
     has the ends of the log, ``first`` the first archived offset of each partition that has any.
     """
 
-    snapshot: Snapshot
-    log: Mapping[TopicPartition, LogEnds]
+    snapshot: TableSnapshot
+    log: Mapping[TopicPartition, TopicLogEnds]
     first: Mapping[int, int]
 
     def seam(self, tp: TopicPartition) -> int:
         return self.snapshot.seam.ends.get(tp.partition, 0)
 
     @property
-    def ends(self) -> dict[TopicPartition, LogEnds]:
+    def ends(self) -> dict[TopicPartition, TopicLogEnds]:
         """Return where history begins and ends."""
         return {
-            tp: LogEnds(
+            tp: TopicLogEnds(
                 min(found.start, self.first.get(tp.partition, found.start)), max(found.end, self.seam(tp)), found.epoch
             )
             for tp, found in self.log.items()

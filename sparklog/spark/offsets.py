@@ -51,7 +51,7 @@ class ByTime:
 
 
 #: Start or end of a read.
-Place = ByOffset | ByTime
+StartPlace = ByOffset | ByTime
 
 
 class PartitionRange(NamedTuple):
@@ -113,7 +113,7 @@ def _by_partition(option: str, text: str, expected: str) -> dict[TopicPartition,
     return found
 
 
-def asked_offsets(*places: Place) -> dict[TopicPartition, int]:
+def asked_offsets(*places: StartPlace) -> dict[TopicPartition, int]:
     """Return the highest offset given for each partition."""
     named: dict[TopicPartition, int] = {}
     for place in places:
@@ -123,7 +123,7 @@ def asked_offsets(*places: Place) -> dict[TopicPartition, int]:
     return named
 
 
-def times_to_ask(place: Place, partitions: Collection[TopicPartition]) -> dict[TopicPartition, int]:
+def times_to_ask(place: StartPlace, partitions: Collection[TopicPartition]) -> dict[TopicPartition, int]:
     """Return the time (us) to look up for each partition; empty for a place by offset.
 
     Raises:
@@ -134,7 +134,7 @@ def times_to_ask(place: Place, partitions: Collection[TopicPartition]) -> dict[T
 
 
 def settle(
-    place: Place,
+    place: StartPlace,
     held: Mapping[TopicPartition, OffsetRange],
     at_times: Mapping[TopicPartition, int | None],
     *,
@@ -155,7 +155,7 @@ def settle(
     return {tp: _at_offset(place, tp, held[tp], strict=strict) for tp in held}
 
 
-def _check_partitions(place: Place, partitions: Collection[TopicPartition]) -> None:
+def _check_partitions(place: StartPlace, partitions: Collection[TopicPartition]) -> None:
     named = place.times if isinstance(place, ByTime) else place.offsets
     if isinstance(named, int):
         return

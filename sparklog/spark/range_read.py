@@ -10,7 +10,7 @@ from typing import NamedTuple
 from pyspark.sql.datasource import InputPartition
 
 from sparklog.client.cluster.replica_selector import LocalReads
-from sparklog.delta.origin import Origin
+from sparklog.delta.origin import ArchiveOrigin
 from sparklog.errors import SparklogError
 from sparklog.model import NO_EPOCH, Span, TopicPartition
 from sparklog.spark.columns import ColumnPlan
@@ -38,7 +38,7 @@ class ArchivePlace(NamedTuple):
     identifies the topics whose archive it may be."""
 
     table: str
-    origin: Origin
+    origin: ArchiveOrigin
 
 
 @dataclass(frozen=True)

@@ -58,7 +58,7 @@ class Bounds:
 
 def parse_where(text: str) -> Bounds:
     """Parse conditions. Raises ConfigError with the position of the first error."""
-    return _Parser(text).parse()
+    return _FilterParser(text).parse()
 
 
 def read_time(text: str) -> dt.datetime:
@@ -66,7 +66,7 @@ def read_time(text: str) -> dt.datetime:
     return dt.datetime.fromisoformat(re.sub("[zZ]$", "+00:00", text))
 
 
-class _Parser:
+class _FilterParser:
     """Recursive descent parser over tokens: (kind, text, position)."""
 
     def __init__(self, text: str) -> None:

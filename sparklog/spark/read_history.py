@@ -20,12 +20,12 @@ from sparklog.model import Span, TopicPartition
 from sparklog.spark.columns import ColumnPlan
 from sparklog.spark.configure import BOOTSTRAP_SETTING
 from sparklog.spark.history import History, as_new_as_log, records_of_both
-from sparklog.spark.offsets import EARLIEST, LATEST, ByOffset, ByTime, PartitionRange, Place
+from sparklog.spark.offsets import EARLIEST, LATEST, ByOffset, ByTime, PartitionRange, StartPlace
 from sparklog.spark.read import chosen_columns, option_texts
 from sparklog.spark.read_filter import read_time
 from sparklog.spark.read_options import ReadOptions, Subscribe, parse_read_options
 from sparklog.spark.reader import HistoryRanges, project, ranges_of_both
-from sparklog.spark.topics import Selected, TopicView
+from sparklog.spark.topics import Selected, SourceTopic
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, SparkSession
@@ -73,7 +73,7 @@ def read_history(
     """
     asked = _asked(spark, topic, history, where, options)
     asked = replace(asked, starting=_border("start", topic, start), ending=_border("end", topic, end))
-    with TopicView(asked.bootstrap) as view:
+    with SourceTopic(asked.bootstrap) as view:
         selected = view.select(asked.selection)
         asked = _completed(asked, selected)
         assert asked.history is not None
@@ -121,7 +121,7 @@ def locate_moment(
 def find_moment(bootstrap: str, topic: str, moment: dt.datetime | str, *, history: str) -> dict[int, Located]:
     """Return the result of ``locate_moment``, without a session."""
     time_us = _time_us("moment", moment)
-    with TopicView(bootstrap) as view:
+    with SourceTopic(bootstrap) as view:
         selected = view.select(Subscribe((topic,)))
         both = History(history, topic).ends(
             selected.topics[topic], lambda known: view.ends(selected.partitions, _COMMITTED, known=known)
@@ -161,7 +161,7 @@ def _asked(
     return parse_read_options(texts, {"bootstrap.servers": known} if known else {})
 
 
-def _border(name: str, topic: str, given: Border | None) -> Place:
+def _border(name: str, topic: str, given: Border | None) -> StartPlace:
     if given is None:
         return ByOffset(name, EARLIEST if name == "start" else LATEST)
     if isinstance(given, Mapping):
@@ -191,7 +191,7 @@ def _completed(asked: ReadOptions, selected: Selected) -> ReadOptions:
     )
 
 
-def _for_all(place: Place, selected: Selected, otherwise: int) -> Place:
+def _for_all(place: StartPlace, selected: Selected, otherwise: int) -> StartPlace:
     if isinstance(place, ByTime) or isinstance(place.offsets, int):
         return place
     return ByOffset(place.option, {**dict.fromkeys(selected.partitions, otherwise), **place.offsets})

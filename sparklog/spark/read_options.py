@@ -17,7 +17,7 @@ from sparklog.client.cluster.replica_selector import LocalReads
 from sparklog.errors import ConfigError
 from sparklog.model import TopicPartition
 from sparklog.spark.limits import TriggerLimits
-from sparklog.spark.offsets import EARLIEST, LATEST, ByOffset, Place, parse_by_offset, parse_by_time
+from sparklog.spark.offsets import EARLIEST, LATEST, ByOffset, StartPlace, parse_by_offset, parse_by_time
 from sparklog.spark.options import (
     check_topic,
     either,
@@ -66,9 +66,9 @@ class ReadOptions:
 
     bootstrap: str
     selection: TopicSelection
-    starting: Place
+    starting: StartPlace
     #: Only for batches.
-    ending: Place
+    ending: StartPlace
     include_headers: bool = False
     fail_on_data_loss: bool = True
     #: As in the protocol: 1 reads committed records only.
@@ -140,7 +140,7 @@ def parse_schema_options(options: Mapping[str, str], defaults: Mapping[str, str]
     )
 
 
-def _starting(given: Mapping[str, str], *, streaming: bool) -> Place:
+def _starting(given: Mapping[str, str], *, streaming: bool) -> StartPlace:
     strategy = given.get("startingOffsetsByTimestampStrategy", "error").strip().lower()
     if strategy not in {"error", "latest"}:
         raise ConfigError(f"option startingOffsetsByTimestampStrategy={strategy!r}: expected error or latest")
@@ -151,7 +151,7 @@ def _starting(given: Mapping[str, str], *, streaming: bool) -> Place:
     return place if streaming else _sensible(place, LATEST)
 
 
-def _ending(given: Mapping[str, str]) -> Place:
+def _ending(given: Mapping[str, str]) -> StartPlace:
     for name in ("endingTimestamp", "endingOffsetsByTimestamp"):
         if name in given:
             return parse_by_time(name, given[name], or_latest=True)

@@ -16,7 +16,7 @@ from sparklog.model import TopicPartition
 from sparklog.spark.columns import ColumnPlan, plan_columns
 from sparklog.spark.offsets import (
     PartitionRange,
-    Place,
+    StartPlace,
     asked_offsets,
     cut_ranges,
     settle,
@@ -27,10 +27,10 @@ from sparklog.spark.range_read import RangeRead, tell_losses
 from sparklog.spark.read_options import ReadOptions
 from sparklog.spark.read_task import read_task
 from sparklog.spark.schema import CAST_ERROR_COLUMN, TopicShape, check_projection, topic_columns
-from sparklog.spark.topics import LogEnds, Selected, TopicView
+from sparklog.spark.topics import Selected, SourceTopic, TopicLogEnds
 
 if TYPE_CHECKING:
-    from sparklog.delta.snapshot import Snapshot
+    from sparklog.delta.snapshot import TableSnapshot
     from sparklog.spark.history_plan import BothEnds
 
 _LOG = logging.getLogger(__name__)
@@ -45,11 +45,11 @@ class ReadPlan:
     columns: Mapping[str, ColumnPlan]
 
 
-def plan_read(view: TopicView, options: ReadOptions, *, schema: StructType) -> ReadPlan:
+def plan_read(view: SourceTopic, options: ReadOptions, *, schema: StructType) -> ReadPlan:
     """Look up the topics and plan the source of each column of ``schema``.
 
     Raises:
-        BrokerError: SCHEMA_MISMATCH with the columns that the topics do not have; as ``TopicView.select``.
+        BrokerError: SCHEMA_MISMATCH with the columns that the topics do not have; as ``SourceTopic.select``.
     """
     selected = view.select(options.selection)
     columns = {name: project(name, topic.shape, schema) for name, topic in selected.topics.items()}
@@ -85,14 +85,14 @@ class BatchReader(DataSourceReader):
             DataLoss: neither the log nor the archive has a part of the ranges.
         """
         options, selected = self._plan.options, self._plan.selected
-        with TopicView(options.bootstrap) as view:
+        with SourceTopic(options.bootstrap) as view:
             if options.history is not None:
                 return self._tasks_of_both(view, options.history)
             ranges = asked_ranges(view, options, selected, _ends(view, options, selected))
             ranges = _from_first_time(view, options, ranges)
         return [self._log_task(piece) for piece in self._cut(ranges)]
 
-    def _tasks_of_both(self, view: TopicView, path: str) -> list[InputPartition]:
+    def _tasks_of_both(self, view: SourceTopic, path: str) -> list[InputPartition]:
         from sparklog.spark.history import tasks_of_both
 
         ((name, topic),) = self._plan.selected.topics.items()
@@ -132,20 +132,20 @@ class BatchReader(DataSourceReader):
 
 
 def _ends(
-    view: TopicView, options: ReadOptions, selected: Selected, known: Mapping[TopicPartition, int] | None = None
-) -> dict[TopicPartition, LogEnds]:
+    view: SourceTopic, options: ReadOptions, selected: Selected, known: Mapping[TopicPartition, int] | None = None
+) -> dict[TopicPartition, TopicLogEnds]:
     asked = asked_offsets(options.starting, options.ending)
     believed = {tp: max(asked.get(tp, 0), (known or {}).get(tp, 0)) for tp in {*asked, *(known or {})}}
     return view.ends(selected.partitions, options.isolation, known=believed)
 
 
 def asked_ranges(
-    view: TopicView,
+    view: SourceTopic,
     options: ReadOptions,
     selected: Selected,
-    ends: Mapping[TopicPartition, LogEnds],
+    ends: Mapping[TopicPartition, TopicLogEnds],
     *,
-    archive: Snapshot | None = None,
+    archive: TableSnapshot | None = None,
 ) -> list[PartitionRange]:
     """Return the ranges of a batch in logs with these ends, or in history, which starts in ``archive``. Raises as
     ``settle``."""
@@ -166,7 +166,7 @@ class HistoryRanges:
     logged: list[PartitionRange]
 
 
-def ranges_of_both(view: TopicView, path: str, options: ReadOptions, selected: Selected) -> HistoryRanges:
+def ranges_of_both(view: SourceTopic, path: str, options: ReadOptions, selected: Selected) -> HistoryRanges:
     """Return the ranges in the archive at ``path`` and in the log of the only topic of ``selected``.
 
     Raises:
@@ -185,7 +185,7 @@ def ranges_of_both(view: TopicView, path: str, options: ReadOptions, selected: S
 
 
 def _from_first_time(
-    view: TopicView, options: ReadOptions, ranges: list[PartitionRange], *, is_archived: bool = False
+    view: SourceTopic, options: ReadOptions, ranges: list[PartitionRange], *, is_archived: bool = False
 ) -> list[PartitionRange]:
     """Return ranges without batches at their start that are too old. ``is_archived``: records that retention deletes
     meanwhile are in the archive."""
@@ -216,13 +216,13 @@ def narrow(
 
 
 def settle_place(
-    view: TopicView,
-    place: Place,
-    ends: Mapping[TopicPartition, LogEnds],
+    view: SourceTopic,
+    place: StartPlace,
+    ends: Mapping[TopicPartition, TopicLogEnds],
     *,
     options: ReadOptions,
     selected: Selected,
-    archive: Snapshot | None = None,
+    archive: TableSnapshot | None = None,
 ) -> dict[TopicPartition, int]:
     """Return the offset of ``place`` in every partition; raises as ``offsets.settle``."""
     times = times_to_ask(place, ends)

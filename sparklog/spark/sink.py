@@ -63,7 +63,7 @@ class SinkRun:
 
 
 @dataclass(frozen=True)
-class Written(WriterCommitMessage):
+class WrittenRows(WriterCommitMessage):
     """Result of one task: the number of appended rows, and the offset ranges that contain them and possibly records of
     other producers.
 
@@ -159,7 +159,7 @@ def commit_run(bootstrap: str, messages: Sequence[WriterCommitMessage | None]) -
         ProducerFenced, TransactionStateError: another run has taken over; no row of this run is committed.
         CommitOutcomeUnknown: no coordinator responded; running the version again determines the outcome.
     """
-    written = [message for message in messages if isinstance(message, Written)]
+    written = [message for message in messages if isinstance(message, WrittenRows)]
     if missing := len(messages) - len(written):
         raise ClusterError(f"{missing} of {len(messages)} write tasks reported nothing")
     runs = {message.run for message in written}
@@ -171,7 +171,7 @@ def commit_run(bootstrap: str, messages: Sequence[WriterCommitMessage | None]) -
         _commit(bootstrap, run, written)
 
 
-def _require_same_topics(run: SinkRun, written: Sequence[Written]) -> None:
+def _require_same_topics(run: SinkRun, written: Sequence[WrittenRows]) -> None:
     """Raise if tasks wrote to two topics with the same name. If this were committed, the rows in the deleted topic
     would be lost, and the next run would skip them because the version is known."""
     first: dict[str, str] = {}
@@ -183,7 +183,7 @@ def _require_same_topics(run: SinkRun, written: Sequence[Written]) -> None:
             )
 
 
-def _commit(bootstrap: str, run: SinkRun, written: Sequence[Written]) -> None:
+def _commit(bootstrap: str, run: SinkRun, written: Sequence[WrittenRows]) -> None:
     known = sum(part.rows if part.is_replay else part.known_rows for part in written)
     if known or any(part.is_replay for part in written):
         _log.warning("%s was already committed: skipped %d rows", run, known)
@@ -225,4 +225,4 @@ def abort_run(bootstrap: str, run: SinkRun | None) -> None:
 
 def known_run(messages: Sequence[WriterCommitMessage | None]) -> SinkRun | None:
     """Return the run of a batch from any message of its tasks; None if there is none."""
-    return next((message.run for message in messages if isinstance(message, Written)), None)
+    return next((message.run for message in messages if isinstance(message, WrittenRows)), None)

@@ -43,10 +43,10 @@ class SparklogSource(DataSource):
     def schema(self) -> StructType:
         """Return the columns of the topics. Spark does not call this if the user gave a schema, or for a write."""
         from sparklog.spark.read_options import parse_schema_options
-        from sparklog.spark.topics import TopicView
+        from sparklog.spark.topics import SourceTopic
 
         options = parse_schema_options(self.options, self.defaults)
-        with TopicView(options.bootstrap) as view:
+        with SourceTopic(options.bootstrap) as view:
             selected = view.select(options.selection)
         columns = selected.columns(
             include_headers=options.include_headers, include_cast_errors=options.include_cast_errors
@@ -57,10 +57,10 @@ class SparklogSource(DataSource):
         """Return a reader of the columns in ``schema``: all columns, or the user's selection."""
         from sparklog.spark.read_options import parse_read_options
         from sparklog.spark.reader import BatchReader, plan_read
-        from sparklog.spark.topics import TopicView
+        from sparklog.spark.topics import SourceTopic
 
         options = parse_read_options(read_options_of(self.options, schema), self.defaults)
-        with TopicView(options.bootstrap) as view:
+        with SourceTopic(options.bootstrap) as view:
             return BatchReader(plan_read(view, options, schema=schema))
 
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:  # noqa: N802 - pyspark's name

@@ -39,7 +39,7 @@ from sparklog.spark.read_options import Assign, ReadOptions
 from sparklog.spark.read_task import read_task
 from sparklog.spark.reader import project, settle_place
 from sparklog.spark.stream_offset import MARKER, Position, StreamOffset, is_marker, parse_stream_offset
-from sparklog.spark.topics import LogEnds, Selected, TopicView
+from sparklog.spark.topics import Selected, SourceTopic, TopicLogEnds
 
 if TYPE_CHECKING:
     from sparklog.spark.history import History
@@ -58,7 +58,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._options = options
         self._schema = schema
         #: Created on demand, because the reader that serves tasks is pickled.
-        self._open_view: TopicView | None = None
+        self._open_view: SourceTopic | None = None
         self._clock = TriggerClock()
         self._progress = GroupProgress(options.group_id) if options.group_id else None
         self._selected = Selected({}, ())
@@ -149,9 +149,9 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     # --- lookups ---
 
     @property
-    def _view(self) -> TopicView:
+    def _view(self) -> SourceTopic:
         if self._open_view is None:
-            self._open_view = TopicView(self._options.bootstrap)
+            self._open_view = SourceTopic(self._options.bootstrap)
         return self._open_view
 
     def _standing(self, last: StreamOffset | None) -> tuple[StreamPosition, dict[TopicPartition, Withheld]]:
@@ -168,7 +168,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             standing = stand(positions, held, unseen=self._unseen(positions, held))
             return self._with_losses_between(standing, held), held
         if self._first is None:
-            ends_now = {tp: LogEnds(now.start, now.readable, now.epoch) for tp, now in held.items()}
+            ends_now = {tp: TopicLogEnds(now.start, now.readable, now.epoch) for tp, now in held.items()}
             archive = self._both.snapshot if self._both is not None else None
             offsets = settle_place(
                 self._view, self._options.starting, ends_now, options=self._options, selected=selected, archive=archive
@@ -215,10 +215,10 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         known: Mapping[TopicPartition, int],
         *,
         positions: Mapping[TopicPartition, Position],
-    ) -> Mapping[TopicPartition, LogEnds]:
+    ) -> Mapping[TopicPartition, TopicLogEnds]:
         """Return the ends of the logs, or of history, which begins in the archive."""
 
-        def ask(believed: Mapping[TopicPartition, int]) -> dict[TopicPartition, LogEnds]:
+        def ask(believed: Mapping[TopicPartition, int]) -> dict[TopicPartition, TopicLogEnds]:
             reached = {tp: max(known.get(tp, 0), believed.get(tp, 0)) for tp in {*known, *believed}}
             return self._view.ends(selected.partitions, self._options.isolation, known=reached)
 

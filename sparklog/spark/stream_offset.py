@@ -50,15 +50,15 @@ class StreamOffset:
         return {**begun, "topics": _grouped(self.positions), "version": VERSION}
 
 
-class _Topic(msgspec.Struct):
+class _TopicPositions(msgspec.Struct):
     id: str
     offsets: dict[str, int]
     epochs: dict[str, int] = {}
 
 
 class _Stored(msgspec.Struct):
-    topics: dict[str, _Topic]
-    begun: dict[str, _Topic] = msgspec.field(name="from", default_factory=dict)
+    topics: dict[str, _TopicPositions]
+    begun: dict[str, _TopicPositions] = msgspec.field(name="from", default_factory=dict)
 
 
 def is_marker(offset: Mapping[str, Any]) -> bool:
@@ -102,7 +102,7 @@ def _grouped(positions: Mapping[TopicPartition, Position]) -> dict[str, Any]:
     return grouped
 
 
-def _flat(topics: Mapping[str, _Topic]) -> dict[TopicPartition, Position]:
+def _flat(topics: Mapping[str, _TopicPositions]) -> dict[TopicPartition, Position]:
     return {
         TopicPartition(name, int(number)): Position(topic.id, offset, topic.epochs.get(number, NO_EPOCH))
         for name, topic in topics.items()

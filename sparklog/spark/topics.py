@@ -18,7 +18,7 @@ from pyspark.sql.types import StructType
 
 from sparklog.client.cluster.blocking_cluster import BlockingCluster
 from sparklog.client.cluster.offsets import listed_offsets
-from sparklog.delta.origin import Origin
+from sparklog.delta.origin import ArchiveOrigin
 from sparklog.errors import BrokerError, ConfigError, ErrorCode
 from sparklog.model import OffsetRange, TopicPartition
 from sparklog.protocol.messages import MetadataReply, TopicMetadata
@@ -43,8 +43,8 @@ class SelectedTopic:
     restored_from: str = ""
 
     @property
-    def origin(self) -> Origin:
-        return Origin(self.topic_id, self.restored_from)
+    def origin(self) -> ArchiveOrigin:
+        return ArchiveOrigin(self.topic_id, self.restored_from)
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +60,7 @@ class Selected:
         return topic_columns(shape, include_headers=include_headers, include_cast_errors=include_cast_errors)
 
 
-class LogEnds(NamedTuple):
+class TopicLogEnds(NamedTuple):
     """Earliest offset and readable end of a log, and the epoch of the leader that reported them."""
 
     start: int
@@ -72,7 +72,7 @@ class LogEnds(NamedTuple):
         return OffsetRange(self.start, self.end)
 
 
-class TopicView:
+class SourceTopic:
     """Connections to a cluster for planning. Use from one thread; close it, or use it in a ``with`` block."""
 
     def __init__(self, bootstrap: str) -> None:
@@ -82,7 +82,7 @@ class TopicView:
     def close(self) -> None:
         self.link.close()
 
-    def __enter__(self) -> TopicView:
+    def __enter__(self) -> SourceTopic:
         return self
 
     def __exit__(
@@ -124,7 +124,7 @@ class TopicView:
 
     def ends(
         self, partitions: Iterable[TopicPartition], isolation: int, *, known: Mapping[TopicPartition, int]
-    ) -> dict[TopicPartition, LogEnds]:
+    ) -> dict[TopicPartition, TopicLogEnds]:
         """Return the ends of logs. ``known``: offsets that the logs should reach; a leader that reports less may have
         been replaced.
 
@@ -137,7 +137,7 @@ class TopicView:
         earliest = listed_offsets(self.link, dict.fromkeys(wanted, "earliest"))
         # In this order, retention between the two queries could make the end lower than the start.
         return {
-            tp: LogEnds(earliest[tp].offset, max(earliest[tp].offset, latest[tp].offset), latest[tp].leader_epoch)
+            tp: TopicLogEnds(earliest[tp].offset, max(earliest[tp].offset, latest[tp].offset), latest[tp].leader_epoch)
             for tp in wanted
         }
 
@@ -157,7 +157,7 @@ class TopicView:
         times: Mapping[TopicPartition, int],
         selected: Selected,
         *,
-        ends: Mapping[TopicPartition, LogEnds],
+        ends: Mapping[TopicPartition, TopicLogEnds],
         isolation: int,
     ) -> dict[TopicPartition, int | None]:
         """Return the offset of the first record at or after each time (us). Brokers only resolve batches, so this reads

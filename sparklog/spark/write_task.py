@@ -21,7 +21,7 @@ from sparklog.spark.coalesce_batches import gathered
 from sparklog.spark.gc_freeze import rest_what_is_loaded
 from sparklog.spark.options import CLIENT_ID
 from sparklog.spark.route import TopicRoute, rows_by_value
-from sparklog.spark.sink import SinkRun, Written, is_known, take_part
+from sparklog.spark.sink import SinkRun, WrittenRows, is_known, take_part
 
 if TYPE_CHECKING:
     from sparklog.client.producer.results import WriteResult
@@ -36,22 +36,22 @@ _ENOUGH_BYTES = _BATCH_BYTES * 7 // 8
 _DELIVERY_TIMEOUT_S = 120.0
 
 
-def write_rows(plan: WritePlan, run: SinkRun | None, batches: Iterator[pa.RecordBatch]) -> Written:
+def write_rows(plan: WritePlan, run: SinkRun | None, batches: Iterator[pa.RecordBatch]) -> WrittenRows:
     """Run one attempt of one task. Raises as ``BatchWriter.write``."""
     written = _written(plan, run, batches)
     rest_what_is_loaded()
     return written
 
 
-def _written(plan: WritePlan, run: SinkRun | None, batches: Iterator[pa.RecordBatch]) -> Written:
+def _written(plan: WritePlan, run: SinkRun | None, batches: Iterator[pa.RecordBatch]) -> WrittenRows:
     joined = None
     if run is not None:
         joined = take_part(plan.options.bootstrap, run, timeout_s=plan.options.timeout_s)
         if joined is None:
-            return Written(_count(batches), (), run)
+            return WrittenRows(_count(batches), (), run)
     with _producer(plan, joined) as producer:  # sends heartbeats from here on
         if run is not None and run.topic_id and is_known(plan.options.bootstrap, run, run.topic_id):
-            return Written(_count(batches), (), run)
+            return WrittenRows(_count(batches), (), run)
         destinations = _Destinations(plan, run)
         appender = _Appender(producer, named=plan.options.named is not None)
         known_rows = 0
@@ -64,8 +64,8 @@ def _written(plan: WritePlan, run: SinkRun | None, batches: Iterator[pa.RecordBa
                     appender.add(route, part)
         appended, ranges = appender.finish()
     if run is None or joined is None:
-        return Written(appended, ranges)
-    return Written(appended, ranges, run, joined.producer_id, destinations.topic_ids(), known_rows)
+        return WrittenRows(appended, ranges)
+    return WrittenRows(appended, ranges, run, joined.producer_id, destinations.topic_ids(), known_rows)
 
 
 def _count(batches: Iterator[pa.RecordBatch]) -> int:

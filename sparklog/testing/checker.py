@@ -15,22 +15,22 @@ from sparklog.model import assert_never
 from sparklog.testing.history import (
     Began,
     ConsumerFailed,
-    Ended,
     Entry,
-    Fault,
     FinalLog,
     Finished,
     NotHealed,
+    OperationEnded,
     Polled,
     Positioned,
+    RecordedFault,
     Run,
     Sent,
     TopicUsed,
 )
 
-Place: TypeAlias = tuple[str, int]
+HistoryPartition: TypeAlias = tuple[str, int]
 #: The producer and the number of a record.
-Name: TypeAlias = tuple[str, int]
+RecordName: TypeAlias = tuple[str, int]
 #: Violations of one kind that are printed; more of them add no information.
 _MOST_PRINTED = 20
 
@@ -46,7 +46,7 @@ class Violation(NamedTuple):
     text: str
 
 
-class Report(NamedTuple):
+class CheckReport(NamedTuple):
     violations: tuple[Violation, ...]
     counts: dict[str, int]
 
@@ -63,13 +63,13 @@ class Report(NamedTuple):
                 yield f"... and {count - _MOST_PRINTED} more of kind {kind}"
 
 
-def check(entries: Iterable[Entry]) -> Report:
+def check(entries: Iterable[Entry]) -> CheckReport:
     """Check a history and return the report, which has all its faults; raises nothing."""
     checker = _Checker()
     for entry in entries:
         checker.take(entry)
     checker.conclude()
-    return Report(tuple(checker.violations), dict(checker.counts))
+    return CheckReport(tuple(checker.violations), dict(checker.counts))
 
 
 class _Checker:
@@ -77,14 +77,14 @@ class _Checker:
         self.violations: list[Violation] = []
         self.counts: Counter[str] = Counter()
         self._topics: dict[str, TopicUsed] = {}
-        self._sent: dict[Name, Sent] = {}
-        self._ended: dict[Name, Ended] = {}
+        self._sent: dict[RecordName, Sent] = {}
+        self._ended: dict[RecordName, OperationEnded] = {}
         #: The destination of every record, by the record's own name, not its batch's.
-        self._destination: dict[Name, Sent] = {}
+        self._destination: dict[RecordName, Sent] = {}
         self._positions: dict[tuple[str, str, int], int] = {}
         #: The record at each offset, and the reader that saw it first.
-        self._seen: dict[Place, dict[int, tuple[Name, str]]] = defaultdict(dict)
-        self._logs: dict[Place, list[FinalLog]] = defaultdict(list)
+        self._seen: dict[HistoryPartition, dict[int, tuple[RecordName, str]]] = defaultdict(dict)
+        self._logs: dict[HistoryPartition, list[FinalLog]] = defaultdict(list)
         self._finished = False
 
     def take(self, entry: Entry) -> None:
@@ -95,7 +95,7 @@ class _Checker:
                 self._topics[entry.topic] = entry
             case Sent():
                 self._take_sent(entry)
-            case Ended():
+            case OperationEnded():
                 self._ended[entry.producer, entry.first] = entry
                 self.counts[f"batches {entry.outcome}"] += 1
             case Positioned():
@@ -106,7 +106,7 @@ class _Checker:
                 self.counts["consumer failures"] += 1
                 if entry.forbidden:
                     self._wrong("consumer", f"{entry.consumer} at {entry.at} s: {entry.error}")
-            case Fault():
+            case RecordedFault():
                 self.counts["faults"] += 1
             case FinalLog():
                 self._logs[entry.topic, entry.partition].append(entry)
@@ -163,7 +163,7 @@ class _Checker:
             self._check_content(place, log)
         self._check_acknowledged(truth)
 
-    def _compare_replicas(self, place: Place, logs: list[FinalLog]) -> dict[int, Name]:
+    def _compare_replicas(self, place: HistoryPartition, logs: list[FinalLog]) -> dict[int, RecordName]:
         """Compare the replicas' logs; return the record names by offset, up to the greatest high watermark."""
         topic, partition = place
         first = max(logs, key=lambda log: log.high_watermark)
@@ -184,7 +184,7 @@ class _Checker:
         self.counts["replicas compared"] += len(logs)
         return {offset: name for run in first.runs for offset, name in _records(run)}
 
-    def _check_reads(self, truth: dict[Place, dict[int, Name]]) -> None:
+    def _check_reads(self, truth: dict[HistoryPartition, dict[int, RecordName]]) -> None:
         for (topic, partition), seen in self._seen.items():
             log = truth.get((topic, partition))
             for offset, (name, who) in seen.items():
@@ -199,7 +199,7 @@ class _Checker:
             if log is None and self._must_last(topic):
                 self._wrong("lost", f"{topic}-{partition} was read and has no log in the end")
 
-    def _check_written(self, topic: str, partition: int, offset: int, name: Name, who: str) -> None:
+    def _check_written(self, topic: str, partition: int, offset: int, name: RecordName, who: str) -> None:
         sent = self._destination.get(name)
         if sent is None:
             self._wrong("unknown", f"{who}: {_say(name)} at offset {offset}, which nobody sent")
@@ -211,11 +211,11 @@ class _Checker:
             if ended is not None and ended.outcome == "refused":
                 self._wrong("unknown", f"{who}: {_say(name)} at offset {offset}, which was refused: {ended.error}")
 
-    def _check_content(self, place: Place, log: dict[int, Name]) -> None:
+    def _check_content(self, place: HistoryPartition, log: dict[int, RecordName]) -> None:
         """Check that all records of a final log were sent; on a strict topic once, and in their producer's order."""
         topic, partition = place
         strict = self._rules(topic) == "strict"
-        first_at: dict[Name, int] = {}
+        first_at: dict[RecordName, int] = {}
         last_of: dict[str, tuple[int, int]] = {}
         for offset, name in sorted(log.items()):
             self._check_written(topic, partition, offset, name, f"the final log of {topic}-{partition}")
@@ -231,8 +231,8 @@ class _Checker:
                 self._wrong("reordered", f"{topic}-{partition}: {late}")
             last_of[name[0]] = (name[1], offset)
 
-    def _check_acknowledged(self, truth: dict[Place, dict[int, Name]]) -> None:
-        where: dict[Place, dict[Name, int]] = {
+    def _check_acknowledged(self, truth: dict[HistoryPartition, dict[int, RecordName]]) -> None:
+        where: dict[HistoryPartition, dict[RecordName, int]] = {
             place: {name: offset for offset, name in log.items()} for place, log in truth.items()
         }
         for key, ended in self._ended.items():
@@ -259,7 +259,7 @@ class _Checker:
                 told = f"acknowledged at offset {ended.base_offset}, is at {found[names[0]]}"
                 self._wrong("changed", f"{place}: {_say(names[0])} {told}")
 
-    def _outcome_of(self, name: Name) -> Ended | None:
+    def _outcome_of(self, name: RecordName) -> OperationEnded | None:
         sent = self._destination.get(name)
         return None if sent is None else self._ended.get((sent.producer, sent.first))
 
@@ -271,10 +271,10 @@ class _Checker:
         return self._rules(topic) == "strict"
 
 
-def _records(run: Run) -> Iterator[tuple[int, Name]]:
+def _records(run: Run) -> Iterator[tuple[int, RecordName]]:
     for step in range(run.count):
         yield run.offset + step, (run.producer, run.first + step)
 
 
-def _say(name: Name) -> str:
+def _say(name: RecordName) -> str:
     return f"{name[0]}:{name[1]}"

@@ -19,7 +19,7 @@ from sparklog.testing.network import CLIENT, CONTROLLER, ZOOKEEPER, broker_party
 from sparklog.testing.process_cluster import ProcessCluster, wait_until
 
 #: The group that a fault breaks; only one member of a group is broken at a time.
-Group = Literal["broker", "controller", "zookeeper"]
+FaultTarget = Literal["broker", "controller", "zookeeper"]
 Method = Literal["kill", "crash", "pause", "stop"]
 METHODS: tuple[Method, ...] = ("kill", "crash", "pause", "stop")
 _ELECTION_TIMEOUT_S = 60.0
@@ -30,7 +30,7 @@ class Fault:
     """One fault. ``lasts_s`` is its shortest and its longest sensible duration."""
 
     text: str
-    group: Group
+    group: FaultTarget
     apply: Callable[[], object]
     heal: Callable[[], object]
     lasts_s: tuple[float, float] = (0.0, 2.0)
@@ -150,7 +150,7 @@ class Faults:
 
     # --- network ---
 
-    def cut(self, text: str, *pairs: tuple[str, str], group: Group = "broker", one_way: bool = False) -> Fault:
+    def cut(self, text: str, *pairs: tuple[str, str], group: FaultTarget = "broker", one_way: bool = False) -> Fault:
         network = self.cluster.network
         assert network is not None, "the cluster was started without a network that can be cut"
 
@@ -187,7 +187,7 @@ class Faults:
 
     # --- at random ---
 
-    def any_fault(self, groups: Sequence[Group] = ("broker", "controller", "zookeeper")) -> Fault:
+    def any_fault(self, groups: Sequence[FaultTarget] = ("broker", "controller", "zookeeper")) -> Fault:
         """Return a random fault of the given groups; most are of brokers, which hold the log."""
         weights = {"broker": 6, "controller": 2, "zookeeper": 2}
         group = self._random.choices(groups, [weights[group] for group in groups])[0]

@@ -11,7 +11,7 @@ from sparklog.protocol.messages import CONSUMER, Fetch, FetchPartition, FetchRep
 from sparklog.record.codec import decode_batch
 from sparklog.record.header import HEADER_BYTES, unpack_headers
 from sparklog.record.schema import DEFAULT_SCHEMA
-from sparklog.testing.history import FinalLog, StoredBatch, record_name, runs_of
+from sparklog.testing.history import FinalLog, ObservedBatch, record_name, runs_of
 from sparklog.testing.process_cluster import ProcessCluster, wait_until
 
 _FETCH_BYTES = 8 * 1024 * 1024
@@ -131,8 +131,8 @@ def read_final_logs(cluster: ProcessCluster, topic: str) -> Iterator[FinalLog]:
 
 def _stored(
     connection: BlockingConnection, topic: str, partition: int, start: int, end: int
-) -> tuple[list[StoredBatch], list[tuple[int, str, int]]]:
-    batches: list[StoredBatch] = []
+) -> tuple[list[ObservedBatch], list[tuple[int, str, int]]]:
+    batches: list[ObservedBatch] = []
     records: list[tuple[int, str, int]] = []
     position = start
     while position < end:
@@ -151,7 +151,7 @@ def _stored(
             digest.update(body[at : at + header.stored_bytes])
             batch = decode_batch(header, body[at : at + header.length], DEFAULT_SCHEMA)
             values = batch.column("value").to_pylist()
-            batches.append(StoredBatch(header.base_offset, len(values), header.leader_epoch, digest.hexdigest()[:16]))
+            batches.append(ObservedBatch(header.base_offset, len(values), header.leader_epoch, digest.hexdigest()[:16]))
             records += [(header.base_offset + row, *record_name(value)) for row, value in enumerate(values)]
             at += header.stored_bytes
             position = header.base_offset + len(values)

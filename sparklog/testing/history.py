@@ -33,7 +33,7 @@ class Run(msgspec.Struct, frozen=True, array_like=True):
     count: int
 
 
-class StoredBatch(msgspec.Struct, frozen=True, array_like=True):
+class ObservedBatch(msgspec.Struct, frozen=True, array_like=True):
     """A batch as one replica stores it: SHA-256 over header and body, shortened to 16 digits."""
 
     base_offset: int
@@ -71,7 +71,7 @@ class Sent(_Entry, frozen=True, tag="sent"):
     count: int
 
 
-class Ended(_Entry, frozen=True, tag="ended"):
+class OperationEnded(_Entry, frozen=True, tag="ended"):
     """The outcome of a produce.
 
     ``refused``: nothing was sent. ``unknown``: the batch may be in the log. ``aborted``: with its transaction.
@@ -112,7 +112,7 @@ class ConsumerFailed(_Entry, frozen=True, tag="consumer_failed"):
     forbidden: bool = False
 
 
-class Fault(_Entry, frozen=True, tag="fault"):
+class RecordedFault(_Entry, frozen=True, tag="fault"):
     """An action on the cluster, in words."""
 
     text: str
@@ -128,7 +128,7 @@ class FinalLog(_Entry, frozen=True, tag="final_log"):
     log_start: int
     high_watermark: int
     log_end: int
-    batches: tuple[StoredBatch, ...]
+    batches: tuple[ObservedBatch, ...]
     runs: tuple[Run, ...]
 
 
@@ -143,7 +143,17 @@ class Finished(_Entry, frozen=True, tag="finished"):
 
 
 Entry: TypeAlias = (
-    Began | TopicUsed | Sent | Ended | Positioned | Polled | ConsumerFailed | Fault | FinalLog | NotHealed | Finished
+    Began
+    | TopicUsed
+    | Sent
+    | OperationEnded
+    | Positioned
+    | Polled
+    | ConsumerFailed
+    | RecordedFault
+    | FinalLog
+    | NotHealed
+    | Finished
 )
 _DECODER = msgspec.json.Decoder(Entry)
 

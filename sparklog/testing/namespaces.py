@@ -25,7 +25,7 @@ from concurrent.futures import Future
 from typing import NamedTuple
 
 from sparklog.errors import ClusterError
-from sparklog.testing.network import CLIENT, CONTROLLER, ZOOKEEPER, BrokerAddress, T, broker_party
+from sparklog.testing.network import CLIENT, CONTROLLER, ZOOKEEPER, PartyAddress, T, broker_party
 
 _CLONE_NEWNET = 0x40000000
 #: The range for measurements between networks (RFC 2544), otherwise unused. The third byte distinguishes clusters.
@@ -78,10 +78,10 @@ class NamespaceNetwork:
     def zookeeper_host(self) -> str:
         return self._address(ZOOKEEPER)
 
-    def add_broker(self, broker_id: int) -> BrokerAddress:
+    def add_broker(self, broker_id: int) -> PartyAddress:
         party = broker_party(broker_id)
         self._add(party, self._new_namespace(), "eth0")
-        return BrokerAddress(self._address(party), self._address(party), 0)
+        return PartyAddress(self._address(party), self._address(party), 0)
 
     def add_zookeeper(self, caller: str, target: str) -> str:
         return target

@@ -20,7 +20,7 @@ def broker_party(broker_id: int) -> str:
     return f"broker-{broker_id}"
 
 
-class BrokerAddress(NamedTuple):
+class PartyAddress(NamedTuple):
     """The advertised address and the listening address of a broker; one port for both, 0: any free port."""
 
     host: str
@@ -38,7 +38,7 @@ class Network(Protocol):
     def zookeeper_host(self) -> str:
         """Return the host on which ZooKeeper must listen."""
 
-    def add_broker(self, broker_id: int) -> BrokerAddress:
+    def add_broker(self, broker_id: int) -> PartyAddress:
         """Make a place for a broker that is about to start."""
 
     def add_zookeeper(self, caller: str, target: str) -> str:

@@ -36,7 +36,7 @@ from sparklog.net.blocking import BlockingConnection
 from sparklog.net.greeting import Credentials
 from sparklog.protocol.messages import DescribeBroker, DescribeBrokerReply, Metadata, MetadataReply
 from sparklog.protocol.proof import Identity, KeyRing
-from sparklog.protocol.senders import Sender
+from sparklog.protocol.senders import SenderKind
 from sparklog.testing.network import CONTROLLER, ZOOKEEPER, Network, broker_party
 from sparklog.zk import paths
 from sparklog.zk.cluster_store import ClusterStore
@@ -354,7 +354,7 @@ class ProcessCluster:
 
     def as_broker(self, broker_id: int) -> Identity:
         """Return the identity of a broker in its current incarnation."""
-        return Identity(Sender.BROKER, broker_id, self.describe(broker_id).incarnation)
+        return Identity(SenderKind.BROKER, broker_id, self.describe(broker_id).incarnation)
 
     def metadata(self, broker_id: int, *topics: str) -> MetadataReply:
         with self.connect(broker_id) as connection:

@@ -24,7 +24,7 @@ from sparklog.errors import ProtocolError
 from sparklog.net.loop import new_event_loop
 from sparklog.protocol.frames import PREFIX, PREFIX_BYTES
 from sparklog.protocol.messages import Hello
-from sparklog.testing.network import CLIENT, CONTROLLER, ZOOKEEPER, BrokerAddress, T, broker_party
+from sparklog.testing.network import CLIENT, CONTROLLER, ZOOKEEPER, PartyAddress, T, broker_party
 
 _CHUNK_BYTES = 256 * 1024
 _LONGEST_HELLO = 4096
@@ -60,14 +60,14 @@ class ProxyNetwork:
         """Run ``work``: all parties share one place, and their hello identifies them."""
         return work()
 
-    def add_broker(self, broker_id: int) -> BrokerAddress:
+    def add_broker(self, broker_id: int) -> PartyAddress:
         """Open a proxy in front of a broker that is about to start."""
         host, bind_host = f"127.1.0.{broker_id + 1}", f"127.2.0.{broker_id + 1}"
         with socket.socket() as probe:  # no client connects from the broker's own address, so the port stays free
             probe.bind((bind_host, 0))
             port: int = probe.getsockname()[1]
         self._listen(host, port, (bind_host, port), broker_party(broker_id), caller=None)
-        return BrokerAddress(host, bind_host, port)
+        return PartyAddress(host, bind_host, port)
 
     def add_zookeeper(self, caller: str, target: str) -> str:
         """Open a proxy to the ZooKeeper at ``target`` for one process; return the address for that process."""

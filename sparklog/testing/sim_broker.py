@@ -15,7 +15,7 @@ from sparklog.errors import ErrorCode
 from sparklog.model import TopicPartition
 from sparklog.protocol.messages import ControlUpdate, PartitionDecision
 from sparklog.replica import events as ev
-from sparklog.testing.sim_checks import Violation
+from sparklog.testing.sim_checks import SimViolation
 from sparklog.testing.sim_hosted import Hosted, PartitionHost
 from sparklog.testing.sim_performer import ReplicaPerformer
 from sparklog.testing.sim_session import SimSession
@@ -286,7 +286,7 @@ class SimBroker(ReplicaPerformer):
     def _carry_out(self, update: ControlUpdate) -> None:
         if update.controller_epoch < self.cache.controller_epoch:
             detail = f"broker {self.broker_id} follows controller epoch {update.controller_epoch}"
-            raise Violation(f"{detail} after {self.cache.controller_epoch}", rule="control requests fenced")
+            raise SimViolation(f"{detail} after {self.cache.controller_epoch}", rule="control requests fenced")
         self._lost_logs.clear()
         self._lost_page_cache = False  # the controller that sends this update has read the registration
         before = self.cache.incarnations
@@ -317,7 +317,7 @@ class SimBroker(ReplicaPerformer):
         """Apply one decision; drop a replica that left this broker, unless an ISR may still count it."""
         topic = self.cache.topic(decision.topic)
         if topic is None or topic.change.topic_id != decision.topic_id:
-            raise Violation(f"{decision.topic}: topic id {decision.topic_id} came without its topic", rule="TypeOk")
+            raise SimViolation(f"{decision.topic}: topic id {decision.topic_id} came without its topic", rule="TypeOk")
         tp = TopicPartition(decision.topic, decision.partition)
         own = self.broker_id in decision.replicas
         if own:

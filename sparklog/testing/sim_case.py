@@ -11,7 +11,7 @@ from random import Random
 from typing import NamedTuple
 
 from sparklog.replica.replica import Replica
-from sparklog.testing.sim_checks import Violation
+from sparklog.testing.sim_checks import SimViolation
 from sparklog.testing.sim_cluster import SimCluster
 from sparklog.testing.sim_mutants import BY_NAME, SOUND, Mutant
 from sparklog.testing.sim_network import FINE
@@ -139,7 +139,7 @@ class Case:
         with self.variant.applied(), _uncollected():
             try:
                 cluster.run(fault_ms=self.fault_ms, heal_ms=self.heal_ms)
-            except Violation as broken:
+            except SimViolation as broken:
                 return Found(cluster.world.now_ms, str(broken.__cause__ or broken), broken.rule, broken.partition)
         return None
 

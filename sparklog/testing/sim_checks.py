@@ -1,4 +1,4 @@
-"""The invariants of a simulated cluster, checked after every step. A broken one raises ``Violation``.
+"""The invariants of a simulated cluster, checked after every step. A broken one raises ``SimViolation``.
 
 A checker sees everything at once, which no process does: all logs, all high watermarks, ZooKeeper, and every response
 to a client. There is one checker for each partition of one topic id. Each check examines only what the step has
@@ -18,7 +18,7 @@ from sparklog.testing.sim_log import SimBatch, SimLog
 _Place = tuple[int, int]
 
 
-class Violation(AssertionError):
+class SimViolation(AssertionError):
     """A broken promise of the log. ``rule`` names the promise; ``partition`` is empty unless it concerns one."""
 
     def __init__(self, what: str, *, rule: str = "", partition: str = "") -> None:
@@ -92,7 +92,7 @@ class PartitionChecker:
             self.fail("moves end in a new epoch", f"to {move.target} in epoch {after.state.leader_epoch}")
 
     def fail(self, rule: str, what: str) -> NoReturn:
-        raise Violation(f"{self.name}: {rule}: {what}", rule=rule, partition=self.name)
+        raise SimViolation(f"{self.name}: {rule}: {what}", rule=rule, partition=self.name)
 
     # --- logs ---------------------------------------------------------------------------------------------------
 

@@ -14,7 +14,7 @@ from typing import Protocol
 from sparklog.errors import ErrorCode
 from sparklog.model import NO_LEADER, TopicPartition
 from sparklog.testing.sim_broker import SimBroker
-from sparklog.testing.sim_hosted import Produce
+from sparklog.testing.sim_hosted import SimProduce
 from sparklog.testing.sim_log import Sequenced
 from sparklog.testing.sim_network import SimNetwork
 from sparklog.testing.sim_zk import SimZk
@@ -53,7 +53,7 @@ def find_leader(cluster: ServedCluster, tp: TopicPartition, chance: Random) -> S
     return cluster.brokers[chance.choice(list(cluster.brokers))]
 
 
-def send(cluster: ServedCluster, tp: TopicPartition, produce: Produce) -> None:
+def send(cluster: ServedCluster, tp: TopicPartition, produce: SimProduce) -> None:
     broker = find_leader(cluster, tp, cluster.world.random)
     cluster.world.send("client", broker.name, (broker, broker.process, partial(broker.produce, tp, produce)))
 
@@ -118,7 +118,7 @@ class SimProducer:
         def told(code: ErrorCode) -> None:
             self._answered(write, code, foremost=foremost)
 
-        produce = Produce(write.body, write.count, -1, self._topic_id, write.sequence, told=told)
+        produce = SimProduce(write.body, write.count, -1, self._topic_id, write.sequence, told=told)
         send(self.cluster, self.tp, produce)
 
     def _answered(self, write: Write, code: ErrorCode | None, *, foremost: bool = False) -> None:
@@ -176,5 +176,7 @@ class SimWriter:
         of_eleven = chance.random() * 11
         acks = -1 if of_eleven < 8 else 1 if of_eleven < 10 else 0
         send(
-            self.cluster, self.tp, Produce(f"{self._name}{self._numbers}", chance.randint(1, 3), acks, record.topic_id)
+            self.cluster,
+            self.tp,
+            SimProduce(f"{self._name}{self._numbers}", chance.randint(1, 3), acks, record.topic_id),
         )

@@ -3,7 +3,7 @@
 ``SimCluster(seed).run()`` plays a schedule: processes crash, pause and come back, links are cut, disks fill up and
 fail, clocks run fast or slow, operators create, move and delete (``sim_faults``, ``sim_admin``). Then the faults
 stop, and everything must settle: ISRs are full, moves are done, and what was acknowledged is on every replica. A
-failure raises ``Violation`` and carries the seed; the same seed fails the same way.
+failure raises ``SimViolation`` and carries the seed; the same seed fails the same way.
 
 ::
 
@@ -24,11 +24,11 @@ from sparklog.model import LeaderAndIsr, TopicPartition, TopicRecord, TopicSchem
 from sparklog.replica.replica import Replica, ReplicaSettings
 from sparklog.testing.sim_admin import AdminActions
 from sparklog.testing.sim_broker import SimBroker
-from sparklog.testing.sim_checks import PartitionChecker, Violation
+from sparklog.testing.sim_checks import PartitionChecker, SimViolation
 from sparklog.testing.sim_clients import SimProducer, SimWriter
 from sparklog.testing.sim_controller_core import CoreController
 from sparklog.testing.sim_driver import Driver
-from sparklog.testing.sim_faults import Faults
+from sparklog.testing.sim_faults import SimFaults
 from sparklog.testing.sim_log import SimLog
 from sparklog.testing.sim_network import CONTROLLERS, FINE, WEATHERS, NetworkFaults, SimNetwork
 from sparklog.testing.sim_schedule import Action, draw_schedule
@@ -98,7 +98,7 @@ class SimCluster:
         self._writers: list[SimWriter] = []
         self.brokers = {broker_id: broker_type(broker_id, self) for broker_id in range(1, brokers + 1)}
         self.controllers = [controller_type(name, self) for name in CONTROLLERS]
-        self.faults = Faults(self)
+        self.faults = SimFaults(self)
         self.operators = AdminActions(self)
         self.driver = Driver(self, lease_type=lease_type)
         self._kinds: dict[str, Callable[[Random], None]] = {
@@ -171,9 +171,9 @@ class SimCluster:
             self._check_settled()
         except AssertionError as broken:
             trace = "\n".join(list(self.world.trace)[-40:])
-            rule, partition = (broken.rule, broken.partition) if isinstance(broken, Violation) else ("core", "")
+            rule, partition = (broken.rule, broken.partition) if isinstance(broken, SimViolation) else ("core", "")
             message = f"seed {self.seed} at {self.world.now_ms} ms: {broken}\n{trace}"
-            raise Violation(message, rule=rule, partition=partition) from broken
+            raise SimViolation(message, rule=rule, partition=partition) from broken
 
     def _start(self) -> None:
         self.zk.start()
@@ -205,10 +205,10 @@ class SimCluster:
 
     def _check_settled(self) -> None:
         if self.zk.deletions or self.zk.elections:
-            raise Violation(f"left undone: {self.zk.deletions} {self.zk.elections}", rule="requests are carried out")
+            raise SimViolation(f"left undone: {self.zk.deletions} {self.zk.elections}", rule="requests are carried out")
         for record in self.zk.topics.values():
             if record.reassigning:
-                raise Violation(f"{record.name}: {record.reassigning} does not end", rule="reassignments finish")
+                raise SimViolation(f"{record.name}: {record.reassigning} does not end", rule="reassignments finish")
             for number, replicas in enumerate(record.assignment):
                 self._check_partition(TopicPartition(record.name, number), replicas)
         self._check_disks()
@@ -216,11 +216,11 @@ class SimCluster:
             left = [write.body for write in producer.pending]
             if left or producer.gave_up_ms > self._sound_ms + 500:
                 what = f"writes {left} do not end" if left else f"one begun at {producer.gave_up_ms} ms was given up"
-                raise Violation(f"{tp}: {what}", rule="every write ends", partition=str(tp))
+                raise SimViolation(f"{tp}: {what}", rule="every write ends", partition=str(tp))
 
     def _check_partition(self, tp: TopicPartition, replicas: tuple[int, ...]) -> None:
         def fail(rule: str, what: str) -> None:
-            raise Violation(f"{tp}: {what}", rule=rule, partition=str(tp))
+            raise SimViolation(f"{tp}: {what}", rule=rule, partition=str(tp))
 
         node = self.zk.read(tp)
         state = node.state if node is not None else LeaderAndIsr(-1, -1, (), -1)
@@ -252,4 +252,4 @@ class SimCluster:
                 own = record is not None and record.topic_id == hosted.topic_id
                 if not own or record is None or broker.broker_id not in record.assignment[tp.partition]:
                     what = f"{tp} of topic id {hosted.topic_id} is still on broker {broker.broker_id}"
-                    raise Violation(what, rule="deleted topics are gone", partition=str(tp))
+                    raise SimViolation(what, rule="deleted topics are gone", partition=str(tp))

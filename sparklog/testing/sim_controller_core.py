@@ -278,11 +278,11 @@ class CoreController(SimProcess):
                 self._until_done(core, lambda: self.zk.trust(broker_id, incarnation))
             case fx.RequestLogEnds(broker, partitions):
                 self._ask_log_ends(core, broker.broker_id, broker.incarnation, partitions)
-            case fx.DeleteTopic(name, topic_id):
+            case fx.DeleteTopicNodes(name, topic_id):
                 self._delete_topic(core, name, topic_id)
             case fx.DropDeletionRequest(name, topic_id):
                 self._until_done(core, lambda: self.zk.drop_deletion(name, topic_id))
-            case fx.Report(kind, detail):
+            case fx.ControllerReport(kind, detail):
                 self.world.note(f"{self.name}: {kind}: {detail}")
                 self.world.happened[kind] += 1
             case fx.RaiseCounters():

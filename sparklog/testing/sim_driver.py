@@ -16,7 +16,7 @@ from typing import Protocol
 
 from sparklog.broker.lifecycle.supervisor_lease import LeaseName, OrphanStep, SupervisorLease, relief
 from sparklog.testing.sim_broker import SimBroker
-from sparklog.testing.sim_checks import Violation
+from sparklog.testing.sim_checks import SimViolation
 from sparklog.testing.sim_controller_core import CoreController
 from sparklog.testing.sim_network import SimNetwork
 from sparklog.testing.sim_zk import SimZk
@@ -149,9 +149,9 @@ class Driver:
     def _check_stop(self, broker: SimBroker) -> None:
         who = f"broker {broker.broker_id} stops as an orphan"
         if self._away:
-            raise Violation(f"{who}: the driver is away", rule="orphans serve on")
+            raise SimViolation(f"{who}: the driver is away", rule="orphans serve on")
         if broker.in_sync:
-            raise Violation(f"{who} and is in sync in {broker.in_sync} partitions", rule="orphans serve on")
+            raise SimViolation(f"{who} and is in sync in {broker.in_sync} partitions", rule="orphans serve on")
 
     def _stopped(self, broker: SimBroker) -> None:
         """Start a broker again that was stopping when the driver returned, as the driver does with a dead one."""

@@ -37,7 +37,7 @@ class FaultyCluster(Protocol):
     faults_over: bool
 
 
-class Faults:
+class SimFaults:
     """The faults of one cluster. Mutable; the ``SimCluster`` owns it."""
 
     def __init__(self, cluster: FaultyCluster) -> None:

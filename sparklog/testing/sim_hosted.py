@@ -39,7 +39,7 @@ class PeerBroker(SimProcess):
         """Return the action that notifies this broker of a follower's closed connection."""
 
 
-class Produce(msgspec.Struct, frozen=True, gc=False):
+class SimProduce(msgspec.Struct, frozen=True, gc=False):
     """One batch of a client. A broker makes a batch without sequence unique, as the network may duplicate it."""
 
     body: str
@@ -99,7 +99,7 @@ class Hosted:
     #: the replica's last reported or initial high watermark
     mark: int = 0
     fetching: Fetching | None = None
-    produces: dict[int, Produce] = field(default_factory=dict)
+    produces: dict[int, SimProduce] = field(default_factory=dict)
     #: long polls, by follower
     parked: dict[int, Asked] = field(default_factory=dict)
     #: a truncation in progress

@@ -21,8 +21,8 @@ from sparklog.errors import BrokerError, ErrorCode
 from sparklog.model import LeaderAndIsr, TopicPartition, TopicStates, VersionedState
 from sparklog.replica import effects as fx
 from sparklog.replica import events as ev
-from sparklog.testing.sim_checks import Violation
-from sparklog.testing.sim_hosted import Asked, Fetching, Hosted, PartitionHost, PeerBroker, Produce
+from sparklog.testing.sim_checks import SimViolation
+from sparklog.testing.sim_hosted import Asked, Fetching, Hosted, PartitionHost, PeerBroker, SimProduce
 from sparklog.testing.sim_log import NOT_IDEMPOTENT, SimBatch
 from sparklog.testing.sim_process import ProcessEnded
 from sparklog.testing.sim_session import SimSession
@@ -66,7 +66,7 @@ class ReplicaPerformer(PeerBroker):
 
     # --- stepping -----------------------------------------------------------------------------------------------
 
-    def produce(self, tp: TopicPartition, produce: Produce) -> None:
+    def produce(self, tp: TopicPartition, produce: SimProduce) -> None:
         hosted = self.hosted.get(tp)
         if hosted is None or hosted.replica is None or hosted.topic_id != produce.topic_id:
             self._tell(produce, ErrorCode.UNKNOWN_TOPIC_OR_PARTITION)
@@ -78,7 +78,7 @@ class ReplicaPerformer(PeerBroker):
         deadline_ms = self.now_ms + produce.timeout_ms
         self.handle(tp, ev.ProduceArrived(self._tickets, produce.acks, deadline_ms))
 
-    def _tell(self, produce: Produce, code: ErrorCode) -> None:
+    def _tell(self, produce: SimProduce, code: ErrorCode) -> None:
         told = produce.told
         if told is not None:
             self.world.send(self.name, "client", (None, 0, partial(told, code)))
@@ -222,7 +222,7 @@ class ReplicaPerformer(PeerBroker):
         hosted.fetching = None
 
     def _bad_decision(self, tp: TopicPartition, hosted: Hosted, effect: fx.ReportBadDecision, *_: object) -> None:
-        raise Violation(f"{tp}: {effect.detail}", rule="TypeOk", partition=str(tp))
+        raise SimViolation(f"{tp}: {effect.detail}", rule="TypeOk", partition=str(tp))
 
     def _role_changed(self, tp: TopicPartition, hosted: Hosted, effect: fx.RoleChanged, *_: object) -> None:
         role, epoch = effect.role, effect.leader_epoch

@@ -9,7 +9,7 @@ from msgspec import structs
 
 from sparklog.broker.lifecycle.supervisor_lease import LeaseName, OrphanStep, SupervisorLease
 from sparklog.controller import reassignments
-from sparklog.controller.cluster_state import Partition
+from sparklog.controller.cluster_state import ClusterPartition
 from sparklog.controller.controller import Controller
 from sparklog.controller.election import ELECTED, MOVED, Decision, IsrLiveness, decide, stands
 from sparklog.controller.election import move as elect
@@ -18,9 +18,9 @@ from sparklog.model import NO_LEADER, LeaderAndIsr, Reassignment, TopicPartition
 from sparklog.protocol.messages import ControlUpdate
 from sparklog.replica import effects as fx
 from sparklog.replica import events as ev
-from sparklog.replica.follower import Follower
+from sparklog.replica.follower import FollowerRole
 from sparklog.replica.isr import IsrState, PendingIsr
-from sparklog.replica.leader import Leader
+from sparklog.replica.leader import LeaderRole
 from sparklog.replica.progress import Progress
 from sparklog.replica.replica import Replica
 from sparklog.testing.sim_broker import SimBroker
@@ -28,7 +28,7 @@ from sparklog.testing.sim_controller_core import CoreController
 from sparklog.testing.sim_log import SimLog
 
 
-class CommittedOnly(Leader):
+class CommittedOnly(LeaderRole):
     def _isr_became(self, isr: IsrState) -> None:
         super()._isr_became(isr)
         self._peers = [self.progress[broker] for broker in isr.committed if broker != self.view.broker_id]
@@ -79,7 +79,7 @@ class AnyOrderReplica(Replica):
     }
 
 
-class Hasty(Leader):
+class Hasty(LeaderRole):
     """A leader that acts on an ISR change before it is written."""
 
     def _propose(self, pending: PendingIsr, effects: list[fx.Effect]) -> None:
@@ -93,7 +93,7 @@ class HastyReplica(Replica):
     leader_type = Hasty
 
 
-class Unbound(Leader):
+class Unbound(LeaderRole):
     """A leader that adds a broker of any incarnation."""
 
     def _order(self, pending: PendingIsr) -> fx.WriteIsr:
@@ -112,7 +112,7 @@ class UnboundReplica(Replica):
     leader_type = Unbound
 
 
-class EarlyRejoin(Leader):
+class EarlyRejoin(LeaderRole):
     """A leader that adds a follower at the high watermark, though earlier leaders committed more (KAFKA-7128)."""
 
     def __init__(self, *args: object, **kwargs: object) -> None:
@@ -124,7 +124,7 @@ class EarlyRejoinReplica(Replica):
     leader_type = EarlyRejoin
 
 
-class NoDivergence(Leader):
+class NoDivergence(LeaderRole):
     """A leader that accepts any fetch offset without a comparison of the histories."""
 
     def _compare(self, event: ev.FollowerFetched, end: int) -> fx.Effect | None:
@@ -135,7 +135,7 @@ class NoDivergenceReplica(Replica):
     leader_type = NoDivergence
 
 
-class EagerMark(Follower):
+class EagerMark(FollowerRole):
     """A follower that raises its high watermark up to its log end before the histories agree."""
 
     def on_response(self, event: ev.LeaderAnswered) -> list[fx.Effect]:
@@ -148,7 +148,7 @@ class EagerMarkReplica(Replica):
     follower_type = EagerMark
 
 
-class BelowMinIsr(Leader):
+class BelowMinIsr(LeaderRole):
     """A leader that commits with an in-sync set of any size."""
 
     def _isr_became(self, isr: IsrState) -> None:
@@ -160,7 +160,7 @@ class BelowMinIsrReplica(Replica):
     leader_type = BelowMinIsr
 
 
-class AnyIncarnation(Leader):
+class AnyIncarnation(LeaderRole):
     """A leader that counts a late fetch of an earlier incarnation for the current one."""
 
     def fetched(self, event: ev.FollowerFetched, now_ms: int) -> list[fx.Effect]:
@@ -174,7 +174,7 @@ class AnyIncarnationReplica(Replica):
     leader_type = AnyIncarnation
 
 
-class Kip101Leader(Leader):
+class Kip101Leader(LeaderRole):
     """A leader that compares log ends only, and ignores that it lacks an epoch of the follower."""
 
     def _compare(self, event: ev.FollowerFetched, end: int) -> fx.Effect | None:
@@ -184,7 +184,7 @@ class Kip101Leader(Leader):
         return objection
 
 
-class Kip101Follower(Follower):
+class Kip101Follower(FollowerRole):
     """A follower that truncates at the leader's end offset, without its own end of that epoch."""
 
     def _truncate(self, diverging: tuple[int, int], event: ev.LeaderAnswered) -> list[fx.Effect]:
@@ -196,7 +196,7 @@ class Kip101Replica(Replica):
     follower_type = Kip101Follower
 
 
-class Staying(Leader):
+class Staying(LeaderRole):
     """A leader that keeps the replicas that the controller orders to leave."""
 
     def _leaving_members(self) -> tuple[int, ...]:
@@ -229,7 +229,7 @@ class SmallFactorReplica(Replica):
 class Resuming(Controller):
     """A controller that lets a new incarnation continue in the epoch of an earlier one."""
 
-    def _decide(self, partition: Partition, liveness: IsrLiveness, now_ms: int) -> Decision | None:
+    def _decide(self, partition: ClusterPartition, liveness: IsrLiveness, now_ms: int) -> Decision | None:
         stored = partition.stored
         if stored is not None and stored.state.leader in liveness.live:
             partition.stored = structs.replace(stored, leader_incarnation=liveness.live[stored.state.leader])
@@ -243,7 +243,9 @@ class ResumingController(CoreController):
 class Trusting(Controller):
     """A controller that trusts the log of every incarnation."""
 
-    def _distrust(self, broker_id: int, doubted: list[Partition], *, states_are_newer: bool, in_part: bool) -> None:
+    def _distrust(
+        self, broker_id: int, doubted: list[ClusterPartition], *, states_are_newer: bool, in_part: bool
+    ) -> None:
         pass
 
 
@@ -254,7 +256,7 @@ class TrustingController(CoreController):
 class Unclean(Controller):
     """A controller that elects any live replica, though the topic does not allow it."""
 
-    def _decide(self, partition: Partition, liveness: IsrLiveness, now_ms: int) -> Decision | None:
+    def _decide(self, partition: ClusterPartition, liveness: IsrLiveness, now_ms: int) -> Decision | None:
         decision = super()._decide(partition, liveness, now_ms)
         if partition.stored is None or (decision is not None and decision.state.leader != NO_LEADER):
             return decision
@@ -269,7 +271,7 @@ class UncleanController(CoreController):
 class Hurried(Controller):
     """A controller that elects uncleanly without a wait for ISR members that have just vanished."""
 
-    def _decide(self, partition: Partition, liveness: IsrLiveness, now_ms: int) -> Decision | None:
+    def _decide(self, partition: ClusterPartition, liveness: IsrLiveness, now_ms: int) -> Decision | None:
         if self._leader_rebalance.may_be_unclean(partition):
             liveness = liveness._replace(held=frozenset())
         return super()._decide(partition, liveness, now_ms)
@@ -315,7 +317,7 @@ class CredulousBroker(SimBroker):
 class VotingOut(Controller):
     """A controller that removes dead and stopping members from the ISR when it elects."""
 
-    def _decide(self, partition: Partition, liveness: IsrLiveness, now_ms: int) -> Decision | None:
+    def _decide(self, partition: ClusterPartition, liveness: IsrLiveness, now_ms: int) -> Decision | None:
         decision = super()._decide(partition, liveness, now_ms)
         if decision is None or decision.reason not in {ELECTED, MOVED}:
             return decision

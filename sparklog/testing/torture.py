@@ -25,11 +25,10 @@ from sparklog.client.admin.admin import Admin
 from sparklog.cluster.stop_request import exit_on_first
 from sparklog.errors import ClusterError, SparklogError
 from sparklog.model import TopicPartition
-from sparklog.testing.checker import Report, check
-from sparklog.testing.faults import Fault as Breakage
-from sparklog.testing.faults import Faults, kill_all
+from sparklog.testing.checker import CheckReport, check
+from sparklog.testing.faults import Fault, Faults, kill_all
 from sparklog.testing.final_logs import wait_in_sync
-from sparklog.testing.history import Fault, HistoryWriter, NotHealed, read_history
+from sparklog.testing.history import HistoryWriter, NotHealed, RecordedFault, read_history
 from sparklog.testing.namespaces import NamespaceNetwork
 from sparklog.testing.network import Network
 from sparklog.testing.process_cluster import ProcessCluster, wait_until
@@ -110,7 +109,7 @@ class Torture:
         time.sleep(self._random.uniform(0, 1))
         return True
 
-    def _break(self, fault: Breakage) -> None:
+    def _break(self, fault: Fault) -> None:
         lasts_s = self._random.uniform(*fault.lasts_s)
         self._say(f"{fault.text}, for {lasts_s:.1f} s")
         with fault.broken():
@@ -123,7 +122,7 @@ class Torture:
             time.sleep(lasts_s / 2)
         self._say(f"healed: {fault.text}")
 
-    def _break_something_else(self, first: Breakage) -> None:
+    def _break_something_else(self, first: Fault) -> None:
         """Break a second group, and heal it first: a broker cannot start without ZooKeeper."""
         if first.group == "zookeeper":
             return  # without ZooKeeper the active controller is unknown
@@ -207,11 +206,11 @@ class Torture:
         return "all brokers were restarted, one after the other"
 
     def _say(self, text: str, error: str = "") -> None:
-        self.history.write(Fault(text=text, error=error))
+        self.history.write(RecordedFault(text=text, error=error))
         _print(f"{self.history.elapsed_s:7.1f} s  {text}{error and f': {error}'}")
 
 
-def judge(path: Path) -> Report:
+def judge(path: Path) -> CheckReport:
     """Check a history file.
 
     Raises:
@@ -220,7 +219,7 @@ def judge(path: Path) -> Report:
     return check(read_history(path))
 
 
-def torture(path: Path, *, minutes: float, seed: int, brokers: int, beyond: bool) -> Report:
+def torture(path: Path, *, minutes: float, seed: int, brokers: int, beyond: bool) -> CheckReport:
     """Run the torture test and judge its history; keep and print the directory of a cluster that broke a promise."""
     directory = Path(tempfile.mkdtemp(prefix="sparklog-torture-"))
     settings = {**SETTINGS, "minutes": f"{minutes:g}", "beyond": str(beyond)}

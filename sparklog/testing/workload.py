@@ -29,10 +29,10 @@ from sparklog.model import TopicPartition
 from sparklog.testing.final_logs import high_watermarks, read_final_logs, wait_whole
 from sparklog.testing.history import (
     ConsumerFailed,
-    Ended,
     Finished,
     HistoryWriter,
     NotHealed,
+    OperationEnded,
     Polled,
     Positioned,
     Rules,
@@ -151,7 +151,7 @@ class WriterClient(_Client):
             future = self._producer.write(topic.name, pa.table({"value": values}), partition=partition)
         except SparklogError as error:
             # The topic is being recreated: nothing has been sent.
-            self._history.write(Ended(producer=self.name, first=first, outcome="refused", error=str(error)))
+            self._history.write(OperationEnded(producer=self.name, first=first, outcome="refused", error=str(error)))
             self._room.release()
             return
         future.add_done_callback(partial(self._ended, first))
@@ -159,12 +159,14 @@ class WriterClient(_Client):
     def _ended(self, first: int, future: Future[WriteResult]) -> None:
         error = future.exception()
         if error is not None:
-            self._history.write(Ended(producer=self.name, first=first, outcome="unknown", error=str(error)))
+            self._history.write(OperationEnded(producer=self.name, first=first, outcome="unknown", error=str(error)))
         else:
             self.acknowledged += 1
             ranges = future.result().ranges
             base = ranges[0].offsets.start if ranges else -1
-            self._history.write(Ended(producer=self.name, first=first, outcome="acknowledged", base_offset=base))
+            self._history.write(
+                OperationEnded(producer=self.name, first=first, outcome="acknowledged", base_offset=base)
+            )
         self._room.release()
 
 

@@ -50,7 +50,7 @@ class Written:
 
 
 @dataclass(frozen=True, slots=True)
-class Refused:
+class WriteRefused:
     """A write that lost its compare-and-set and changed nothing.
 
     ``found`` is the node's current state. If only an added broker's incarnation was wrong, it has the version that the
@@ -92,7 +92,7 @@ class BarrierJob(NamedTuple):
     at_work: codecs.GenerationName | None = None
 
 
-WriteOutcome = Written | Refused | NodeGone | FateUnknown
+WriteOutcome = Written | WriteRefused | NodeGone | FateUnknown
 
 
 class ClusterStore:
@@ -327,7 +327,7 @@ class ClusterStore:
             return FateUnknown(sent=False)
         except (ZkError, codecs.ZkFormatError) as error:
             return FateUnknown(sent=False, why=str(error))
-        return NodeGone() if found is None else Refused(found, reason)
+        return NodeGone() if found is None else WriteRefused(found, reason)
 
     async def notify_isr_change(self, broker_id: int, states: Sequence[TopicStates]) -> None:
         """Notify the controller of the states that this broker wrote as the leader.

@@ -59,7 +59,7 @@ class GenerationName(msgspec.Struct, frozen=True, order=True):
     generation: int
 
 
-class _Versioned(msgspec.Struct, frozen=True):
+class _VersionedNode(msgspec.Struct, frozen=True):
     version: int = 0
 
 
@@ -79,7 +79,7 @@ class _Schema(msgspec.Struct, frozen=True):
     message: bytes
 
 
-class _Topic(msgspec.Struct, frozen=True):
+class _TopicNode(msgspec.Struct, frozen=True):
     version: int
     topic_id: str
     assignment: Annotated[tuple[_Replicas, ...], msgspec.Meta(min_length=1)]
@@ -90,7 +90,7 @@ class _Topic(msgspec.Struct, frozen=True):
     reassigning: dict[int, Reassignment] = {}
 
 
-class _Broker(msgspec.Struct, frozen=True):
+class _BrokerNode(msgspec.Struct, frozen=True):
     version: int
     host: str
     port: int
@@ -254,7 +254,7 @@ def decode(path: str, data: bytes, kind: type[T]) -> T:
 
 #: The errors of the decoder for bytes that are not valid, including values that are nested too deeply.
 _NOT_JSON = (msgspec.MsgspecError, RecursionError, UnicodeError)
-_version_decoder = msgspec.json.Decoder(_Versioned)
+_version_decoder = msgspec.json.Decoder(_VersionedNode)
 
 
 def _decode_version(data: bytes) -> int:
@@ -286,7 +286,7 @@ def decode_state(path: str, data: bytes, znode_version: int) -> VersionedState:
 
 def encode_topic(record: TopicRecord) -> bytes:
     return _json.encode(
-        _Topic(
+        _TopicNode(
             VERSION,
             record.topic_id,
             record.assignment,
@@ -300,7 +300,7 @@ def encode_topic(record: TopicRecord) -> bytes:
 
 
 def decode_topic(path: str, data: bytes, name: str) -> TopicRecord:
-    found = decode(path, data, _Topic)
+    found = decode(path, data, _TopicNode)
     problem = check_topic_name(name) or check_topic_name(found.topic_id) or _misassigned(found)
     if problem:
         raise ZkFormatError(f"ZooKeeper node {path!r} is not a topic: {problem}")
@@ -316,7 +316,7 @@ def decode_topic(path: str, data: bytes, name: str) -> TopicRecord:
     )
 
 
-def _misassigned(found: _Topic) -> str:
+def _misassigned(found: _TopicNode) -> str:
     """Return the error in the topic's assignment, or an empty string."""
     for number, replicas in enumerate(found.assignment):
         if len(set(replicas)) < len(replicas):
@@ -329,7 +329,7 @@ def _misassigned(found: _Topic) -> str:
 
 def encode_broker(registration: BrokerRegistration) -> bytes:
     return _json.encode(
-        _Broker(
+        _BrokerNode(
             VERSION,
             registration.host,
             registration.port,
@@ -349,7 +349,7 @@ def encode_broker(registration: BrokerRegistration) -> bytes:
 
 
 def decode_broker(path: str, data: bytes, broker_id: int) -> BrokerRegistration:
-    found = decode(path, data, _Broker)
+    found = decode(path, data, _BrokerNode)
     return BrokerRegistration(
         broker_id=broker_id,
         host=found.host,

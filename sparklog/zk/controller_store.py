@@ -14,7 +14,15 @@ from typing import NamedTuple
 
 from sparklog.model import NO_EPOCH, LeaderAndIsr, TopicPartition, TopicRecord
 from sparklog.zk import codecs, paths
-from sparklog.zk.cluster_store import ClusterStore, FateUnknown, NodeGone, Refused, WriteOutcome, Written, encode_record
+from sparklog.zk.cluster_store import (
+    ClusterStore,
+    FateUnknown,
+    NodeGone,
+    WriteOutcome,
+    WriteRefused,
+    Written,
+    encode_record,
+)
 from sparklog.zk.controller_levels import ControllerLevels
 from sparklog.zk.errors import ZkBadVersion, ZkMultiFailed, ZkNoNode, ZkUnreachable, raise_other_than
 from sparklog.zk.session import Check, Create, Delete, Node, Op, SetData, ZkSession
@@ -30,7 +38,7 @@ class EpochLost:
 
 
 @dataclass(frozen=True, slots=True)
-class Superseded:
+class WriteSuperseded:
     """A write that did not happen because a node has another version than expected, or is gone."""
 
     reason: str
@@ -199,7 +207,7 @@ class ControllerStore:
 
     async def write_topic(
         self, record: TopicRecord, expected_version: int, changes: Sequence[StateChange]
-    ) -> Written | Superseded | EpochLost | FateUnknown:
+    ) -> Written | WriteSuperseded | EpochLost | FateUnknown:
         """Replace the topic's record and these partitions' states, in one multi.
 
         Raises:
@@ -218,7 +226,7 @@ class ControllerStore:
         except ZkUnreachable as error:
             return FateUnknown(error.sent)
         except ZkMultiFailed as error:
-            return EpochLost() if error.index == 0 else Superseded(str(error))
+            return EpochLost() if error.index == 0 else WriteSuperseded(str(error))
 
     async def drop_election(self, name: str) -> None:
         """Delete the node of a finished election request."""
@@ -333,9 +341,9 @@ __all__ = [
     "EpochLost",
     "FateUnknown",
     "NodeGone",
-    "Refused",
+    "WriteRefused",
     "StateChange",
     "StateOutcome",
-    "Superseded",
+    "WriteSuperseded",
     "Written",
 ]

@@ -33,7 +33,7 @@ class UnknownError(ZookeeperError):  # type: ignore[misc]
 EXCEPTIONS.default_factory = lambda: UnknownError
 
 
-class Handler(SequentialThreadingHandler):  # type: ignore[misc]
+class KazooHandler(SequentialThreadingHandler):  # type: ignore[misc]
     """kazoo's threads with a cheaper ``select``.
 
     kazoo calls it before each read and each write, four times per request. Its own version creates and closes an epoll

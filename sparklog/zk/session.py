@@ -39,7 +39,7 @@ from sparklog.zk.errors import (
     ZkNotEmpty,
     ZkUnreachable,
 )
-from sparklog.zk.kazoo_patches import CLOSED, OPEN_TO_ALL, Connections, Handler, Multi, acl_bytes
+from sparklog.zk.kazoo_patches import CLOSED, OPEN_TO_ALL, Connections, KazooHandler, Multi, acl_bytes
 from sparklog.zk.multi_batcher import MultiBatcher
 from sparklog.zk.ops import Check, Create, Delete, Op, SetData
 
@@ -117,7 +117,7 @@ class ZkSession:
         self._connected = asyncio.Event()
         self._tasks: set[asyncio.Task[None]] = set()
         self._batcher = MultiBatcher(self.multi)
-        handler = Handler()
+        handler = KazooHandler()
         # kazoo's default back-off grows to a minute and has lost sessions that ZooKeeper still held.
         delay_s = session_timeout_ms / 10_000
         retry = KazooRetry(

@@ -21,7 +21,7 @@ from sparklog.protocol.messages import (
     TopicChange,
 )
 from sparklog.protocol.proof import Identity
-from sparklog.protocol.senders import Sender
+from sparklog.protocol.senders import SenderKind
 from sparklog.record.schema import DEFAULT_SCHEMA, schema_message
 from sparklog.testing.process_cluster import ProcessCluster, wait_until
 from tests.broker.support import decoded, encoded, fetch, list_offset, read_all
@@ -77,7 +77,7 @@ def test_a_former_replica_keeps_its_data_until_it_leaves_the_isr(cluster: Proces
     cluster.stop_controller()
     try:
         cluster.start_broker(2)
-        with cluster.connect(2, identity=Identity(Sender.CONTROLLER, -1, 1)) as connection:
+        with cluster.connect(2, identity=Identity(SenderKind.CONTROLLER, -1, 1)) as connection:
 
             def tell(sequence: int, isr: tuple[int, ...], *, full: bool) -> None:
                 state = LeaderAndIsr(0, 50, isr, 1)

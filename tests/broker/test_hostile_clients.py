@@ -45,7 +45,7 @@ from sparklog.protocol.messages import (
     encode_message,
 )
 from sparklog.protocol.proof import Identity
-from sparklog.protocol.senders import Sender
+from sparklog.protocol.senders import SenderKind
 from sparklog.record.header import HEADER_BYTES
 from sparklog.record.schema import DEFAULT_SCHEMA, schema_message
 from sparklog.testing.process_cluster import ProcessCluster, wait_until
@@ -417,7 +417,7 @@ def test_epochs_that_zookeeper_cannot_reach_are_refused(
     bad_port = BrokerEndpoint(7, "127.0.0.1", number, 1)
     assert refused(connection, update(cluster, victim, brokers=(bad_port,))).code is ErrorCode.INVALID_REQUEST
     if number == -1:
-        with cluster.connect(victim, identity=Identity(Sender.CONTROLLER, -1, -1)) as controller:
+        with cluster.connect(victim, identity=Identity(SenderKind.CONTROLLER, -1, -1)) as controller:
             reply, _ = controller.request(update(cluster, victim, controller_epoch=-1))
         assert isinstance(reply, ControlUpdateReply) and reply.code == ErrorCode.STALE_CONTROLLER_EPOCH
     else:
@@ -430,7 +430,7 @@ def test_a_giant_epoch_for_another_incarnation_is_ignored(
 ) -> None:
     told = update(cluster, victim, controller_epoch=2**31 - 1)
     assert refused(connection, told).code is ErrorCode.CLUSTER_AUTHORIZATION_FAILED
-    with cluster.connect(victim, identity=Identity(Sender.CONTROLLER, -1, 2**31 - 1)) as controller:
+    with cluster.connect(victim, identity=Identity(SenderKind.CONTROLLER, -1, 2**31 - 1)) as controller:
         for incarnation in (told.incarnation - 1, told.incarnation + 1):
             reply, _ = controller.request(msgspec.structs.replace(told, incarnation=incarnation))
             assert isinstance(reply, ControlUpdateReply) and reply.code == ErrorCode.STALE_BROKER_EPOCH
@@ -450,7 +450,7 @@ def test_topics_that_cannot_be_hosted_are_refused(
     cluster.stop_controller()
     try:
         told = update(cluster, victim, topics=changes, partitions=decisions, sequence=2**40)
-        identity = Identity(Sender.CONTROLLER, -1, told.controller_epoch)
+        identity = Identity(SenderKind.CONTROLLER, -1, told.controller_epoch)
         with cluster.connect(victim, identity=identity) as controller:
             reply, _ = controller.request(told)
         assert isinstance(reply, ControlUpdateReply)

@@ -38,7 +38,7 @@ from sparklog.protocol.messages import (
     encode_message,
 )
 from sparklog.protocol.proof import Identity, KeyRing, check, offer
-from sparklog.protocol.senders import Sender
+from sparklog.protocol.senders import SenderKind
 from sparklog.testing.process_cluster import ProcessCluster, wait_until
 from tests.broker.support import encoded, fetch, produce
 from tests.broker.topics import create_topic, leader, wait_isr
@@ -101,7 +101,7 @@ def test_a_broker_cannot_act_as_controller_nor_with_another_epoch(cluster: Proce
     told = ControlUpdate(0, "c", epoch, cluster.describe(0).incarnation, True, None, (), ())
     with cluster.connect(0, identity=cluster.as_broker(1)) as connection:
         assert refused(connection, told) is NOT_AUTHORIZED
-    with cluster.connect(0, identity=Identity(Sender.CONTROLLER, -1, epoch)) as connection:
+    with cluster.connect(0, identity=Identity(SenderKind.CONTROLLER, -1, epoch)) as connection:
         assert refused(connection, msgspec.structs.replace(told, controller_epoch=2**31 - 1)) is NOT_AUTHORIZED
         stale = msgspec.structs.replace(told, incarnation=told.incarnation + 7)
         reply, _ = connection.request(stale)
@@ -123,7 +123,7 @@ def test_a_client_cannot_acknowledge_records_as_a_follower(cluster: ProcessClust
             assert produce(connection, topic, encoded(1, "alone"), acks=1).code == ErrorCode.NONE
             for broker_id in (1, 2):
                 assert refused(connection, follower_fetch_of(cluster, topic, broker_id, 2)) is NOT_AUTHORIZED
-            with cluster.connect(0, identity=Identity(Sender.BROKER, 1, 2**31 - 1)) as other:
+            with cluster.connect(0, identity=Identity(SenderKind.BROKER, 1, 2**31 - 1)) as other:
                 assert refused(other, follower_fetch_of(cluster, topic, 2, 2)) is NOT_AUTHORIZED
             answer, _ = fetch(connection, topic, 1)
             assert (answer.code, answer.high_watermark, answer.batch_count) == (ErrorCode.NONE, 1, 0) or (
@@ -240,7 +240,7 @@ def peer(cluster: ProcessCluster) -> Iterator[Peer]:
 
 def test_a_wrong_secret_proves_nothing(cluster: ProcessCluster) -> None:
     slot = cluster.slots[0]
-    strangers = Credentials(KeyRing([new_secret()]), lambda: Identity(Sender.BROKER, 1, 1))
+    strangers = Credentials(KeyRing([new_secret()]), lambda: Identity(SenderKind.BROKER, 1, 1))
     with pytest.raises(BrokerError) as error:
         BlockingConnection(slot.host, slot.port, client_id="test", credentials=strangers)
     assert error.value.code is NOT_AUTHORIZED
@@ -248,7 +248,7 @@ def test_a_wrong_secret_proves_nothing(cluster: ProcessCluster) -> None:
 
 def test_a_proof_is_valid_for_one_connection_only(cluster: ProcessCluster, peer: Peer) -> None:
     """The proof is recorded and sent again to the same broker, with the same hello."""
-    said = offer(hello("replayed"), cluster.keys, Identity(Sender.BROKER, 1, 1), b"n" * 32)
+    said = offer(hello("replayed"), cluster.keys, Identity(SenderKind.BROKER, 1, 1), b"n" * 32)
     reply = peer.ask(said)
     assert isinstance(reply, HelloReply)
     prove = Prove(0, check(said, reply, cluster.keys, expected=0, required=True))
@@ -266,7 +266,7 @@ def test_a_proof_is_valid_for_one_connection_only(cluster: ProcessCluster, peer:
 
 
 def test_a_brokers_own_proof_sent_back_proves_nothing(cluster: ProcessCluster, peer: Peer) -> None:
-    said = offer(hello("reflected"), cluster.keys, Identity(Sender.BROKER, 1, 1), b"n" * 32)
+    said = offer(hello("reflected"), cluster.keys, Identity(SenderKind.BROKER, 1, 1), b"n" * 32)
     reply = peer.ask(said)
     assert isinstance(reply, HelloReply) and reply.proof
     answer = peer.ask(Prove(0, reply.proof))
@@ -275,7 +275,7 @@ def test_a_brokers_own_proof_sent_back_proves_nothing(cluster: ProcessCluster, p
 
 
 def test_a_broker_does_not_prove_itself_to_itself(cluster: ProcessCluster, peer: Peer) -> None:
-    said = offer(hello("mirror"), cluster.keys, Identity(Sender.BROKER, 0, 1), b"n" * 32)
+    said = offer(hello("mirror"), cluster.keys, Identity(SenderKind.BROKER, 0, 1), b"n" * 32)
     answer = peer.ask(said)
     assert isinstance(answer, ErrorReply) and answer.code == ErrorCode.INVALID_REQUEST
     assert peer.closed

@@ -13,7 +13,7 @@ from sparklog.broker.requests import slices
 from sparklog.broker.transactions import marker_sender
 from sparklog.coordinator.effects import SendMarkers, SendOffsets
 from sparklog.coordinator.events import MarkersWritten, OffsetsWritten
-from sparklog.coordinator.records import Place
+from sparklog.coordinator.records import PartitionPlace
 from sparklog.errors import ClusterError
 from sparklog.model import TopicPartition
 from sparklog.protocol.messages import (
@@ -39,7 +39,7 @@ class Coordinator:
     partition = SimpleNamespace(tp=TopicPartition(TRANSACTIONS, 0))
 
     def __init__(self) -> None:
-        self.written: list[Place] = []
+        self.written: list[PartitionPlace] = []
 
     def step(self, event: MarkersWritten) -> None:
         self.written += event.places
@@ -82,7 +82,7 @@ def test_one_failing_local_marker_does_not_stop_the_others(monkeypatch: pytest.M
         monkeypatch.setattr(stage.broker.markers, "write", fails_once)
         send(stage, host, marker(topic_id=TOPIC_ID), marker(topic_id=""))
         await until(lambda: len(host.written) == 2)
-        assert set(host.written) == {Place("t", 0, TOPIC_ID), Place("t", 0, "")}
+        assert set(host.written) == {PartitionPlace("t", 0, TOPIC_ID), PartitionPlace("t", 0, "")}
         assert stage.context.counters["transactions.markers.failed"] == 1
 
     asyncio.run(story())
@@ -146,7 +146,7 @@ def test_a_topic_that_this_broker_does_not_know_gets_its_marker() -> None:
         other = Hosted(TopicPartition("t", 1))
         stage.partitions[other.tp] = other
         stage.tell()
-        await until(lambda: Place("t", 0, TOPIC_ID) in host.written)
+        await until(lambda: PartitionPlace("t", 0, TOPIC_ID) in host.written)
         assert len(stage.hosted.appended) == 1
 
     asyncio.run(story())

@@ -21,6 +21,7 @@ from sparklog.protocol.messages import (
     CreateTopic,
     DeleteTopic,
     DescribeBroker,
+    DescribedTransaction,
     ElectLeaders,
     ElectLeadersReply,
     EndTransaction,
@@ -31,7 +32,6 @@ from sparklog.protocol.messages import (
     ListTransactions,
     ListTransactionsReply,
     ProduceReply,
-    TransactionDescription,
     TransactionMarker,
     WriteMarkers,
     WriteMarkersReply,
@@ -85,7 +85,7 @@ def key_at(cluster: ProcessCluster, broker_id: int, name: str) -> str:
     return found[0]
 
 
-def described(cluster: ProcessCluster, key: str) -> TransactionDescription | None:
+def described(cluster: ProcessCluster, key: str) -> DescribedTransaction | None:
     at = find_coordinator(cluster, "transaction", key)
     found = ask(cluster, at, ListTransactions(0), ListTransactionsReply).transactions
     return next((one for one in found if one.key == key), None)

@@ -32,7 +32,7 @@ from sparklog.coordinator.group_records import CommittedOffset, OffsetKey, group
 from sparklog.coordinator.records import (
     OPEN,
     Participant,
-    Place,
+    PartitionPlace,
     RegisteredTopic,
     Transaction,
     participant_record,
@@ -211,7 +211,7 @@ def result_of(effect: object) -> object:
         case Append():
             return Appended(effect.append)
         case SendMarkers():
-            places = tuple(Place(marker.topic, marker.partition, marker.topic_id) for marker in effect.markers)
+            places = tuple(PartitionPlace(marker.topic, marker.partition, marker.topic_id) for marker in effect.markers)
             return MarkersWritten(effect.key, effect.decision, places, effect.part)
         case _:
             return None
@@ -227,7 +227,7 @@ def test_no_step_of_a_groups_coordinator_takes_long() -> None:
 @pytest.mark.alone
 def test_no_step_of_a_transactions_coordinator_takes_long() -> None:
     offsets = tuple(GroupOffset(name, 0, 5, "i" * 32) for name in NAMES)
-    places = tuple(Place(name, 0, "i" * 32) for name in NAMES)
+    places = tuple(PartitionPlace(name, 0, "i" * 32) for name in NAMES)
     events = [
         BeginRequested(1, "k", "r", -1, 60_000, 1, 0, False),
         AddRequested(2, "k", "r", 1, 0, places, "", (), -1, 0),
@@ -270,7 +270,7 @@ def test_no_step_takes_long_when_a_large_sink_commits(tasks: int, partitions: in
 def test_no_step_takes_long_when_many_tasks_of_a_sink_register() -> None:
     core = sink(50_000, partitions=1, of=1000)
     tasks = range(50_000, 55_000)
-    events = [AddRequested(task, "k", "r", task, 0, (Place("t", 0, "i" * 32),), version=2) for task in tasks]
+    events = [AddRequested(task, "k", "r", task, 0, (PartitionPlace("t", 0, "i" * 32),), version=2) for task in tasks]
     core.start(0)
     (first,) = core.step(events[0], 1)
     for event in events[1:]:

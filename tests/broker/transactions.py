@@ -33,7 +33,7 @@ from sparklog.protocol.messages import (
     Request,
 )
 from sparklog.protocol.proof import Identity
-from sparklog.protocol.senders import Sender, sender_of
+from sparklog.protocol.senders import SenderKind, sender_of
 from sparklog.record.codec import EncodedBatch, decode_batch, encode_batch
 from sparklog.record.header import HEADER_BYTES, Flag, unpack_headers
 from sparklog.record.marker import Marker, decode_marker
@@ -47,8 +47,8 @@ _R = TypeVar("_R", bound=Reply)
 
 def ask(cluster: ProcessCluster, broker_id: int, request: Request, kind: type[_R]) -> _R:
     """Return the broker's response. Requests that only brokers may send are sent as another broker."""
-    other = Identity(Sender.BROKER, 1 if broker_id != 1 else 2, 1)
-    with cluster.connect(broker_id, identity=other if sender_of(request) is Sender.BROKER else None) as connection:
+    other = Identity(SenderKind.BROKER, 1 if broker_id != 1 else 2, 1)
+    with cluster.connect(broker_id, identity=other if sender_of(request) is SenderKind.BROKER else None) as connection:
         reply, _ = connection.request(request)
     assert isinstance(reply, kind), reply
     return reply

@@ -17,7 +17,7 @@ from sparklog.cli.main import app
 from sparklog.cli.options import byte_count
 from sparklog.cli.output import print_table
 from sparklog.client.producer.producer import Producer
-from sparklog.protocol.messages import GroupDescription, HangingTransaction, MemberDescription, TopicPartitions
+from sparklog.protocol.messages import DescribedGroup, FoundHangingTransaction, MemberDescription, TopicPartitions
 from tests.cli.in_process import Cli, Result
 from tests.cli.rows import ROWS, table_of
 from tests.client.fake_cluster import FakeCluster
@@ -118,8 +118,10 @@ def test_hanging_transactions_are_found_and_ended(cli: Cli, fake: FakeCluster) -
     fake.create("t", partitions=2)
     assert cli("transactions", "find-hanging").text == "no transaction is hanging\n"
     now_ms = time.time_ns() // 1_000_000
-    old = HangingTransaction("t", 1, 4711, 0, 12, now_ms - 7_200_000)
-    fake.do(lambda: fake.coordinator.hanging.extend([old, HangingTransaction("t", 0, 4712, 0, 3, now_ms - 60_000)]))
+    old = FoundHangingTransaction("t", 1, 4711, 0, 12, now_ms - 7_200_000)
+    fake.do(
+        lambda: fake.coordinator.hanging.extend([old, FoundHangingTransaction("t", 0, 4712, 0, 3, now_ms - 60_000)])
+    )
     (line,) = cli("transactions", "find-hanging").text.splitlines()[1:]
     assert line.split()[:3] == ["t-1", "4711", "12"]
     found = json.loads(cli("transactions", "find-hanging", "--open-for", 10, "--json").text)
@@ -158,7 +160,7 @@ def test_groups_are_listed_with_their_lag(cli: Cli, fake: FakeCluster) -> None:
     fake.do(lambda: fake.groups.offsets.update({("g", "t", 0): 1, ("g", "t", 1): 2, ("g", "gone", 0): 7}))
     owned = (TopicPartitions("t", "id", (0,)),)
     member = MemberDescription("m1", "", "c", "::1", "", 3, ("t",), "", owned, owned)
-    fake.do(lambda: fake.groups.described.update({"h": GroupDescription("h", "stable", 3, (member,))}))
+    fake.do(lambda: fake.groups.described.update({"h": DescribedGroup("h", "stable", 3, (member,))}))
     assert [line.split() for line in cli("groups", "list").text.splitlines()[1:]] == [
         ["g", "empty", "0"], ["h", "stable", "1"],
     ]  # fmt: skip

@@ -19,9 +19,9 @@ from sparklog.net.server import ServerConnection
 from sparklog.protocol.messages import (
     DescribeBroker,
     DescribeBrokerReply,
+    DescribedGroup,
     ErrorReply,
-    GroupDescription,
-    HangingTransaction,
+    FoundHangingTransaction,
     MemberDescription,
     Metadata,
     Request,
@@ -102,12 +102,12 @@ def hostile(fake: FakeCluster, monkeypatch: pytest.MonkeyPatch) -> Iterator[Fake
         producer.send("t", NAME, key=NAME, headers=[(NAME, NAME.encode())]).result()
     owned = (TopicPartitions(NAME, "id1", (0,)),)
     member = MemberDescription(NAME, NAME, NAME, NAME, NAME, 3, (NAME,), NAME, owned, owned)
-    described = GroupDescription(NAME, NAME, 3, (member,))
+    described = DescribedGroup(NAME, NAME, 3, (member,))
 
     def fill() -> None:
         fake.groups.offsets[NAME, NAME, 0] = 0
         fake.groups.described[NAME] = described
-        fake.coordinator.hanging.append(HangingTransaction(NAME, 0, 4711, 0, 0, 0))
+        fake.coordinator.hanging.append(FoundHangingTransaction(NAME, 0, 4711, 0, 0, 0))
         fake.moves[NAME, 0] = (1,)
 
     fake.do(fill)

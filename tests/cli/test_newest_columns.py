@@ -10,7 +10,7 @@ import pyarrow.csv
 import pyarrow.parquet
 import pytest
 
-from sparklog.cli.sinks import Format, open_sink
+from sparklog.cli.sinks import OutputFormat, open_sink
 from sparklog.client.producer.producer import Producer
 from sparklog.errors import ConfigError
 from sparklog.model import TopicSchema
@@ -90,7 +90,11 @@ def test_topics_with_different_columns_are_no_table(cli: Cli, fake: FakeCluster,
 
 def test_a_table_does_not_change_its_columns(tmp_path: Path) -> None:
     batch = pa.RecordBatch.from_pylist([{"age": 1}], schema=WIDER)
-    for name, kind in (("o.arrow", Format.ARROW), ("o.csv", Format.CSV), ("o.parquet", Format.PARQUET)):
+    for name, kind in (
+        ("o.arrow", OutputFormat.ARROW),
+        ("o.csv", OutputFormat.CSV),
+        ("o.parquet", OutputFormat.PARQUET),
+    ):
         with (
             pytest.raises(ConfigError, match=r"columns \['age', 'at'\] were added"),
             open_sink(kind, tmp_path / name, schema=TYPED, keys=False, template=None) as sink,
@@ -98,8 +102,8 @@ def test_a_table_does_not_change_its_columns(tmp_path: Path) -> None:
             sink.write(batch)
 
 
-@pytest.mark.parametrize("kind", [Format.TEXT, Format.JSON, Format.CSV])
-def test_a_text_file_has_each_batch_at_once(tmp_path: Path, kind: Format) -> None:
+@pytest.mark.parametrize("kind", [OutputFormat.TEXT, OutputFormat.JSON, OutputFormat.CSV])
+def test_a_text_file_has_each_batch_at_once(tmp_path: Path, kind: OutputFormat) -> None:
     """Another program may read the file of ``consume --follow -o FILE`` meanwhile."""
     batch = pa.RecordBatch.from_pylist([{"carrier": "UA"}], schema=TYPED)
     with open_sink(kind, tmp_path / "o", schema=TYPED, keys=False, template=None) as sink:

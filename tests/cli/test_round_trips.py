@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from sparklog.cli import files
 from sparklog.cli.format_values import _stored, stored_type
-from sparklog.cli.sinks import Format, format_of, open_sink
+from sparklog.cli.sinks import OutputFormat, format_of, open_sink
 from sparklog.client.producer.producer import Producer
 from sparklog.errors import ConfigError
 from sparklog.record.rows import ColumnOfValues
@@ -160,7 +160,7 @@ def test_a_time_that_parquet_cannot_hold_is_refused(tmp_path: Path) -> None:
     assert stored(round_trip(tmp_path / "r.csv", batch)) == stored(pa.Table.from_batches([batch]))
 
 
-@pytest.mark.parametrize("kind", [kind.value for kind in Format if kind is not Format.TEXT])
+@pytest.mark.parametrize("kind", [kind.value for kind in OutputFormat if kind is not OutputFormat.TEXT])
 def test_a_topic_survives_a_pipe(cli: Cli, fake: FakeCluster, kind: str) -> None:
     """The records are also those that Kafka allows: keys that are not UTF-8, headers, nulls."""
     typed = pa.schema([pa.field("m", pa.map_(pa.string(), pa.timestamp("us", "UTC"))), pa.field("x", pa.float32())])

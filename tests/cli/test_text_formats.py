@@ -14,7 +14,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from sparklog.cli.files import Format, open_input
+from sparklog.cli.files import InputFormat, open_input
 from sparklog.cli.format_values import _stored, json_values
 from sparklog.cli.json_documents import flat_objects
 from sparklog.cli.parse_values import _from_cells, from_csv, from_json, parse_json
@@ -73,7 +73,7 @@ def test_a_quoted_value_may_have_newlines_wherever_blocks_end(
     values = [("line\n" * (index % 3) + '"\r\n\r\r\n\r', index) for index in range(200)]
     writer.writerows(values)
     (tmp_path / "f.csv").write_bytes(text.getvalue().encode())
-    with open_input(tmp_path / "f.csv", Format.CSV, schema=schema, separator=None) as found:
+    with open_input(tmp_path / "f.csv", InputFormat.CSV, schema=schema, separator=None) as found:
         table = pa.concat_tables(found.tables)
     assert list(zip(table["text"].to_pylist(), table["i"].to_pylist(), strict=True)) == values
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pyarrow as pa
 
-from sparklog.cli.top_view import Snapshot, compare
+from sparklog.cli.top_view import TopSnapshot, compare
 from sparklog.client.admin.descriptions import BrokerAddress, BrokerDescription, PartitionDescription, TopicDescription
 from sparklog.model import TopicPartition
 from sparklog.protocol.messages import ReplicaDescription
@@ -17,7 +17,7 @@ def look(
     leader: int | None = 0,
     isr: tuple[int, ...] = (0, 1),
     committed: dict[int, int] | None = None,
-) -> Snapshot:
+) -> TopSnapshot:
     """Return a sample with one topic ``t``, led by broker 0. Each record takes ten bytes."""
     hosted = tuple(
         ReplicaDescription("t", number, "leader", 1, 0, end, end, 10 * end, "/logs") for number, end in ends.items()
@@ -28,7 +28,7 @@ def look(
     parts = tuple(PartitionDescription(number, leader, 1, (0, 1), isr) for number in ends)
     topic = TopicDescription("t", "id", parts, pa.schema([]), 0, (), None)
     groups = {"g": {TopicPartition("t", number): offset for number, offset in (committed or {}).items()}}
-    return Snapshot(at_s, [broker], [topic], groups)
+    return TopSnapshot(at_s, [broker], [topic], groups)
 
 
 def test_without_an_earlier_sample_there_are_no_rates() -> None:

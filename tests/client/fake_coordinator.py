@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING
 
 from sparklog.coordinator import events
 from sparklog.coordinator.effects import (
-    Answer,
     Append,
     Assigned,
     Begun,
@@ -18,12 +17,13 @@ from sparklog.coordinator.effects import (
     Ended,
     Outcome,
     Refused,
+    Respond,
     SendMarkers,
     SendOffsets,
     Settled,
 )
 from sparklog.coordinator.log_records import Record
-from sparklog.coordinator.records import Place
+from sparklog.coordinator.records import PartitionPlace
 from sparklog.coordinator.transactions import Transactions
 from sparklog.errors import BrokerError, ErrorCode
 from sparklog.model import TopicPartition
@@ -34,19 +34,19 @@ from sparklog.protocol.messages import (
     AddToTransaction,
     BeginTransaction,
     BeginTransactionReply,
+    DescribedTransaction,
     EndTransaction,
     EndTransactionReply,
     ErrorReply,
     FindHanging,
     FindHangingReply,
-    HangingTransaction,
+    FoundHangingTransaction,
     ListTransactions,
     ListTransactionsReply,
     Reply,
     SettleVersion,
     SettleVersionReply,
     TouchTransaction,
-    TransactionDescription,
 )
 from sparklog.record.header import BatchHeader
 from sparklog.record.marker import Marker, encode_marker
@@ -74,7 +74,7 @@ class FakeCoordinator:
         self.broker_id = 0
         self.records: list[Record] = []
         #: Open transactions that leaders have and no coordinator knows.
-        self.hanging: list[HangingTransaction] = []
+        self.hanging: list[FoundHangingTransaction] = []
         self._tickets = 0
         self._waiting: dict[int, Callable[[Outcome], None]] = {}
         self._load()
@@ -119,7 +119,7 @@ class FakeCoordinator:
         found: list[Outcome] = []
         self._ask(
             lambda ticket: events.VerifyRequested(
-                ticket, key, header.producer_id, header.producer_epoch, Place(tp.topic, tp.partition)
+                ticket, key, header.producer_id, header.producer_epoch, PartitionPlace(tp.topic, tp.partition)
             ),
             found.append,
         )
@@ -131,17 +131,17 @@ class FakeCoordinator:
         self._core.load(self.records)
         self._perform(self._core.start(_now_ms()))
 
-    def _descriptions(self) -> Iterable[TransactionDescription]:
+    def _descriptions(self) -> Iterable[DescribedTransaction]:
         for key, now, participants, due_ms in self._core.entries():
             parts = tuple(
                 (i, p.epoch, tuple(sorted((place.topic, place.partition) for place in p.places())))
                 for i, p in participants.items()
             )
-            yield TransactionDescription(
+            yield DescribedTransaction(
                 key, now.state, now.run_id, now.run, now.version, now.last_version, now.began_ms, due_ms, parts
             )
 
-    def _event(self, request: TransactionRequest, ticket: int) -> events.Request:
+    def _event(self, request: TransactionRequest, ticket: int) -> events.TransactionRequest:
         match request:
             case BeginTransaction():
                 self.cluster.next_producer_id += 1
@@ -164,7 +164,7 @@ class FakeCoordinator:
                     request.run_id,
                     request.producer_id,
                     request.producer_epoch,
-                    tuple(Place(*named) for named in request.partitions),
+                    tuple(PartitionPlace(*named) for named in request.partitions),
                     request.group,
                     request.offsets,
                     request.version,
@@ -188,7 +188,7 @@ class FakeCoordinator:
                 return events.AbortRequested(ticket, request.key)
         raise AssertionError(request)
 
-    def _ask(self, event_of: Callable[[int], events.Request], answered: Callable[[Outcome], None]) -> None:
+    def _ask(self, event_of: Callable[[int], events.TransactionRequest], answered: Callable[[Outcome], None]) -> None:
         self._tickets += 1
         self._waiting[self._tickets] = answered
         self._step(event_of(self._tickets))
@@ -200,7 +200,7 @@ class FakeCoordinator:
         todo = deque(effects)
         while todo:
             match todo.popleft():
-                case Answer(ticket, outcome):
+                case Respond(ticket, outcome):
                     answered = self._waiting.pop(ticket, None)
                     if answered is not None:
                         answered(outcome)
@@ -210,7 +210,7 @@ class FakeCoordinator:
                 case SendMarkers(key, decision, markers, part):
                     for marker in markers:
                         self._mark(marker.topic, marker.partition, Marker(marker.committed, marker.aborted))
-                    there = tuple(Place(marker.topic, marker.partition) for marker in markers)
+                    there = tuple(PartitionPlace(marker.topic, marker.partition) for marker in markers)
                     todo += self._core.step(events.MarkersWritten(key, decision, there, part), _now_ms())
                 case SendOffsets(key, decision, group, offsets):
                     for found in offsets:

@@ -8,12 +8,12 @@ from sparklog.protocol.messages import (
     CommitOffsets,
     CommitOffsetsReply,
     DeleteGroup,
+    DescribedGroup,
     DescribeGroup,
     DescribeGroupReply,
     ErrorReply,
     FetchOffsets,
     FetchOffsetsReply,
-    GroupDescription,
     GroupOffset,
     ListGroups,
     ListGroupsReply,
@@ -31,7 +31,7 @@ class FakeGroups:
         #: (group, topic, partition) to offset
         self.offsets: dict[tuple[str, str, int], int] = {}
         #: groups with members
-        self.described: dict[str, GroupDescription] = {}
+        self.described: dict[str, DescribedGroup] = {}
 
     def answer(self, request: GroupRequest) -> Reply:
         cid = request.cid

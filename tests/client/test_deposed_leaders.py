@@ -43,7 +43,7 @@ from sparklog.spark.read_options import parse_read_options
 from sparklog.spark.reader import BatchReader, plan_read
 from sparklog.spark.stream import StreamReader
 from sparklog.spark.stream_offset import Position, StreamOffset
-from sparklog.spark.topics import TopicView
+from sparklog.spark.topics import SourceTopic
 from tests.client.fake_cluster import FakeBroker, FakeCluster
 
 TP = TopicPartition("t", 0)
@@ -149,7 +149,7 @@ def test_end_offsets_do_not_go_backwards(deposed: FakeCluster) -> None:
 def test_a_spark_read_beyond_a_deposed_leaders_end_is_planned(deposed: FakeCluster) -> None:
     defaults = {"bootstrap.servers": at_broker_0(deposed)}
     options = parse_read_options({"subscribe": "t", "startingoffsets": '{"t": {"0": 60}}'}, defaults)
-    with TopicView(options.bootstrap) as view:
+    with SourceTopic(options.bootstrap) as view:
         plan = plan_read(view, options, schema=StructType([StructField("n", LongType())]))
     (found,) = BatchReader(plan).partitions()
     assert isinstance(found, RangeRead) and (found.start, found.end) == (60, END)

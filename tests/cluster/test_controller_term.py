@@ -13,7 +13,7 @@ import pytest
 from sparklog.cluster import partition_state_io
 from sparklog.cluster.controller_term import ControllerTerm
 from sparklog.controller.controller import Controller, ControllerSettings
-from sparklog.controller.effects import DeleteTopic
+from sparklog.controller.effects import DeleteTopicNodes
 from sparklog.controller.events import (
     BrokersRead,
     DeletionsRead,
@@ -109,9 +109,9 @@ def test_a_recreated_topic_is_deleted_during_its_predecessors_deletion() -> None
             return True
 
         term = term_on(BreakingSession(0), events, delete_topic=delete)
-        term.performer.perform(DeleteTopic("t", "id-1"))
-        term.performer.perform(DeleteTopic("t", "id-1"))
-        term.performer.perform(DeleteTopic("t", "id-2"))
+        term.performer.perform(DeleteTopicNodes("t", "id-1"))
+        term.performer.perform(DeleteTopicNodes("t", "id-1"))
+        term.performer.perform(DeleteTopicNodes("t", "id-2"))
         tasks = set(term.runner.tasks)
         await asyncio.wait(tasks, timeout=1, return_when=asyncio.FIRST_COMPLETED)
         assert events == [TopicDeleted("t", "id-2")]
@@ -137,7 +137,7 @@ def test_a_recreated_topic_is_read_during_its_predecessors_deletion() -> None:
             return found.get(name)
 
         term = term_on(BreakingSession(0), events, delete_topic=delete, topic=read)
-        term.performer.perform(DeleteTopic("t", "id-1"))
+        term.performer.perform(DeleteTopicNodes("t", "id-1"))
         tasks = set(term.runner.tasks)
         await term.topics.read("t")
         found["t"] = (TopicRecord("t", "id-1", (), ()), 0)

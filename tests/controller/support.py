@@ -14,13 +14,13 @@ from msgspec import structs
 from sparklog.controller.controller import Controller, ControllerSettings
 from sparklog.controller.effects import (
     CREATE,
-    DeleteTopic,
+    ControllerReport,
+    DeleteTopicNodes,
     DropDeletionRequest,
     DropElection,
     Effect,
     ReadStates,
     ReadTopic,
-    Report,
     RequestLogEnds,
     Resign,
     SendUpdate,
@@ -294,7 +294,7 @@ class World:
                     return []
                 self.told.append((effect.broker.broker_id, effect.update))
                 return [UpdateReplied(effect.broker.broker_id, effect.update_id, 0)]
-            case DeleteTopic():
+            case DeleteTopicNodes():
                 del self.topics[effect.name]
                 del self.deletions[effect.name]
                 self.nodes = {tp: node for tp, node in self.nodes.items() if tp.topic != effect.name}
@@ -303,7 +303,7 @@ class World:
                 assert self.deletions.pop(effect.name) == effect.topic_id
             case RequestLogEnds():
                 self.asked.append(effect)
-            case Report():
+            case ControllerReport():
                 self.counters[effect.kind] += effect.count
             case Resign():
                 self.resigned = effect.detail

@@ -8,7 +8,7 @@ from typing import cast
 import pytest
 
 from sparklog.controller import handover_notifications, pending_moves
-from sparklog.controller.cluster_state import Partition
+from sparklog.controller.cluster_state import ClusterPartition
 from sparklog.controller.effects import Effect, WriteStates
 from sparklog.controller.events import StoppingRead, UpdateLost, UpdateReplied
 from sparklog.model import TopicPartition
@@ -60,9 +60,9 @@ class Moved:
 def test_more_moves_start_once_half_are_acknowledged(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(pending_moves, "_AT_ONCE", 4)
     moves = pending_moves.PendingMoves()
-    partitions = [cast(Partition, Moved()) for _ in range(9)]
+    partitions = [cast(ClusterPartition, Moved()) for _ in range(9)]
     assert [moves.begin(partition, 0) for partition in partitions] == [True] * 4 + [False] * 5
-    told: set[Partition] = set()
+    told: set[ClusterPartition] = set()
     assert moves.next_ready(1, told.__contains__) == []
     told.add(partitions[0])
     assert moves.next_ready(2, told.__contains__) == []

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from sparklog.controller.placement import MAX_NEW_PARTITIONS, Assignment, Load, check_assignment, check_new, place
+from sparklog.controller.placement import MAX_NEW_PARTITIONS, Load, TopicAssignment, check_assignment, check_new, place
 from sparklog.errors import BrokerError, ErrorCode
 from sparklog.model import BrokerEndpoint
 
@@ -65,12 +65,12 @@ def loads(draw: st.DrawFn, brokers: list[BrokerEndpoint]) -> Load:
     return Load(draw(counts), draw(counts))
 
 
-def led(assignment: Assignment, brokers: list[BrokerEndpoint]) -> Counter[int]:
+def led(assignment: TopicAssignment, brokers: list[BrokerEndpoint]) -> Counter[int]:
     counts = Counter(replicas[0] for replicas in assignment)
     return Counter({broker.broker_id: counts[broker.broker_id] for broker in brokers})
 
 
-def held(assignment: Assignment, brokers: list[BrokerEndpoint]) -> Counter[int]:
+def held(assignment: TopicAssignment, brokers: list[BrokerEndpoint]) -> Counter[int]:
     counts = Counter(broker_id for replicas in assignment for broker_id in replicas)
     return Counter({broker.broker_id: counts[broker.broker_id] for broker in brokers})
 
@@ -121,7 +121,7 @@ def test_replicas_of_a_topic_are_balanced_as_far_as_distance_allows(
 # A broker that hosted more replicas than others and led fewer partitions had to lead the last topic.
 @example(even_cluster(2, 2, 2), [(1, 2), (8, 2), (12, 3), (1, 3), (2, 2)])
 def test_the_cluster_stays_even_topic_after_topic(brokers: list[BrokerEndpoint], topics: list[tuple[int, int]]) -> None:
-    everything: Assignment = ()
+    everything: TopicAssignment = ()
     for partitions, factor in topics:
         load = Load(led(everything, brokers), held(everything, brokers))
         everything += place(brokers, partitions=partitions, replication_factor=factor, load=load).assignment
@@ -135,7 +135,7 @@ def test_a_topic_stays_even_as_partitions_are_added(
 ) -> None:
     factor = data.draw(st.integers(1, 3))
     load = data.draw(loads(brokers))
-    topic: Assignment = ()
+    topic: TopicAssignment = ()
     for added in additions:
         topic += place(brokers, partitions=added, replication_factor=factor, load=load, beside=topic).assignment
         assert difference(led(topic, brokers)) <= 1
@@ -210,7 +210,7 @@ def test_a_dead_leaders_partitions_fall_to_several_successors() -> None:
 
 def test_a_dead_leaders_topics_have_several_successors() -> None:
     brokers = [endpoint(i) for i in range(4)]
-    everything: Assignment = ()
+    everything: TopicAssignment = ()
     for _ in range(24):
         load = Load(led(everything, brokers), held(everything, brokers))
         everything += place(brokers, partitions=1, replication_factor=4, load=load).assignment

@@ -3,7 +3,7 @@ none does."""
 
 from __future__ import annotations
 
-from sparklog.controller.effects import Report
+from sparklog.controller.effects import ControllerReport
 from sparklog.controller.events import UNCLEAN, LogEndsRead, RefusalsRead, TruncationRefused
 from sparklog.model import NO_LOSS, UNKNOWN_LOSS, LeaderAndIsr, TopicPartition, VersionedState
 from tests.controller.support import SESSION_TIMEOUT_MS, World, topic
@@ -20,7 +20,7 @@ def refuse(world: World, *refusals: tuple[int, int], epoch: int | None = None, i
 
 
 def words(world: World) -> list[str]:
-    return [e.detail for e in world.effects if isinstance(e, Report) and e.kind == "controller.cuts.refused"]
+    return [e.detail for e in world.effects if isinstance(e, ControllerReport) and e.kind == "controller.cuts.refused"]
 
 
 def test_the_replica_that_has_the_records_leads() -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from msgspec.structs import replace
 
-from sparklog.controller.effects import DeleteTopic
+from sparklog.controller.effects import DeleteTopicNodes
 from sparklog.controller.events import (
     DeletionsRead,
     TopicDeleted,
@@ -129,18 +129,18 @@ def test_a_deletion_request_for_an_earlier_topic_is_dropped() -> None:
     world.take_over(2)
     effects = world.create(THREE)
     assert world.deletions == {}
-    assert not any(isinstance(effect, DeleteTopic) for effect in effects)
+    assert not any(isinstance(effect, DeleteTopicNodes) for effect in effects)
     assert world.trace()[0] == "1/0[1, 2, 3]"
 
 
 def test_a_deletion_request_survives_the_predecessors_deletion() -> None:
     """The response to the first deletion comes last, because it was lost and requested again."""
     core = World(THREE).controller
-    assert DeleteTopic("t", "id-t") in core.step(DeletionsRead({"t": "id-t"}), 0)
+    assert DeleteTopicNodes("t", "id-t") in core.step(DeletionsRead({"t": "id-t"}), 0)
     core.step(DeletionsRead({"t": "id-2"}), 0)
     core.step(TopicDeleted("t", "id-t"), 0)
     anew = TopicSnapshot(topic("t", (1, 2), topic_id="id-2"), {})
-    assert DeleteTopic("t", "id-2") in core.step(TopicRead(anew), 0)
+    assert DeleteTopicNodes("t", "id-2") in core.step(TopicRead(anew), 0)
 
 
 @pytest.mark.parametrize("deleted", [True, False])

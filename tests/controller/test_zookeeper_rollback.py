@@ -6,7 +6,7 @@ import pytest
 from msgspec.structs import replace
 
 from sparklog.controller.controller import Controller, ControllerSettings
-from sparklog.controller.effects import Effect, RaiseCounters, Report, SendUpdate, WriteStates
+from sparklog.controller.effects import ControllerReport, Effect, RaiseCounters, SendUpdate, WriteStates
 from sparklog.controller.election import EPOCH_STRIDE
 from sparklog.controller.events import BrokersRead, Loaded, StatesWritten, TopicSnapshot, UpdateReplied
 from sparklog.controller.zookeeper_rollback import MOST_RAISED
@@ -61,10 +61,10 @@ def test_an_unreasonably_large_number_is_refused_with_advice() -> None:
     core, effects = started(registration(1, SeenNumbers()), absurd)
     assert not core.resigned
     assert set(core.brokers.registrations) == {1}
-    [report] = [e for e in effects if isinstance(e, Report) and e.kind == "controller.brokers.refused"]
+    [report] = [e for e in effects if isinstance(e, ControllerReport) and e.kind == "controller.brokers.refused"]
     assert "sparklog zookeeper rebuild" in report.detail
     again = core.step(BrokersRead((registration(1, SeenNumbers()), absurd)), 10)
-    assert not any(isinstance(e, Report) and e.kind == "controller.brokers.refused" for e in again)
+    assert not any(isinstance(e, ControllerReport) and e.kind == "controller.brokers.refused" for e in again)
 
 
 def refused(core: Controller, effects: list[Effect], broker_id: int) -> list[Effect]:
@@ -94,4 +94,4 @@ def test_an_unreasonable_leader_epoch_is_ignored() -> None:
     core, effects = started(registration(1, SeenNumbers(leader_epoch=MOST_RAISED + 5), incarnation=3))
     effects = refused(core, effects, 1)
     assert not any(isinstance(e, WriteStates) for e in effects)
-    assert any(isinstance(e, Report) and e.kind == "controller.partitions.refused" for e in effects)
+    assert any(isinstance(e, ControllerReport) and e.kind == "controller.partitions.refused" for e in effects)

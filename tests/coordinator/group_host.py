@@ -10,13 +10,13 @@ from typing import Any
 
 from sparklog.coordinator.assignor import Part, TopicView
 from sparklog.coordinator.effects import (
-    Answer,
     Append,
     Assigned,
     ComputeTarget,
+    CoordinatorReport,
     Outcome,
     Refused,
-    Report,
+    Respond,
     Resume,
     Rewritten,
 )
@@ -83,10 +83,10 @@ class GroupsHost:
             match effect:
                 case Append():
                     self.appends.append(effect)
-                case Answer():
+                case Respond():
                     assert effect.ticket not in self.answers, "a second response to one request"
                     self.answers[effect.ticket] = effect.outcome
-                case Report():
+                case CoordinatorReport():
                     self.reports.append(effect.detail)
                 case ComputeTarget() | Resume():
                     self.later.append(effect)

@@ -4,7 +4,15 @@ from __future__ import annotations
 
 from typing import Any
 
-from sparklog.coordinator.effects import Answer, Append, Outcome, Report, Rewritten, SendMarkers, SendOffsets
+from sparklog.coordinator.effects import (
+    Append,
+    CoordinatorReport,
+    Outcome,
+    Respond,
+    Rewritten,
+    SendMarkers,
+    SendOffsets,
+)
 from sparklog.coordinator.events import (
     AbortRequested,
     AddRequested,
@@ -22,7 +30,7 @@ from sparklog.coordinator.events import (
     VerifyRequested,
 )
 from sparklog.coordinator.log_records import Record
-from sparklog.coordinator.records import Place
+from sparklog.coordinator.records import PartitionPlace
 from sparklog.coordinator.transactions import Transactions, TransactionSettings
 from sparklog.protocol.messages import TransactionMarker
 
@@ -65,7 +73,7 @@ class Host:
             match effect:
                 case Append():
                     self.appends.append(effect)
-                case Answer():
+                case Respond():
                     assert effect.ticket not in self.answers, "a second response to one request"
                     self.answers[effect.ticket] = effect.outcome
                 case SendMarkers():
@@ -74,7 +82,7 @@ class Host:
                     self.offsets.append(effect)
                 case Rewritten():
                     self.log_start = self.rewrite_from
-                case Report():
+                case CoordinatorReport():
                     self.reports.append(effect.kind)
 
     def step(self, event: Event) -> None:
@@ -95,7 +103,9 @@ class Host:
                 self.commit_one()
             if markers:
                 for sent in self._take(self.markers):
-                    written = tuple(Place(marker.topic, marker.partition, marker.topic_id) for marker in sent.markers)
+                    written = tuple(
+                        PartitionPlace(marker.topic, marker.partition, marker.topic_id) for marker in sent.markers
+                    )
                     self.step(MarkersWritten(sent.key, sent.decision, written, sent.part))
                 for handed in self._take(self.offsets):
                     self.step(OffsetsWritten(handed.key, handed.decision, handed.group))
@@ -145,7 +155,11 @@ class Host:
     def add(self, key: str, run_id: str, producer_id: int, *places: Any, **more: Any) -> int:
         """Decide the transaction begun last, or the one that ``version`` and ``turn`` name."""
         named = {**self._present(key, run_id), **more}
-        self.step(AddRequested(self._ticket(), key, run_id, producer_id, 0, tuple(Place(*p) for p in places), **named))
+        self.step(
+            AddRequested(
+                self._ticket(), key, run_id, producer_id, 0, tuple(PartitionPlace(*p) for p in places), **named
+            )
+        )
         return self.tickets
 
     def end(self, key: str, run_id: str, version: int, *winners: int, commit: bool = True, turn: int | None = None,
@@ -155,7 +169,7 @@ class Host:
         return self.tickets
 
     def verify(self, key: str, producer_id: int, *place: Any) -> int:
-        self.step(VerifyRequested(self._ticket(), key, producer_id, 0, Place(*place)))
+        self.step(VerifyRequested(self._ticket(), key, producer_id, 0, PartitionPlace(*place)))
         return self.tickets
 
     def touch(self, key: str, run_id: str, **named: int) -> int:

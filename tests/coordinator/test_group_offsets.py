@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from sparklog.coordinator.effects import Answer, Append, Done, Outcome, Refused, Rewritten
+from sparklog.coordinator.effects import Append, Done, Outcome, Refused, Respond, Rewritten
 from sparklog.coordinator.events import Appended, AppendRefused, RewriteRequested, Ticked
 from sparklog.coordinator.group_events import CommitRequested, DeleteRequested, TopicsGone
 from sparklog.coordinator.group_offsets import Groups, GroupSettings
@@ -45,7 +45,7 @@ class Host:
         for effect in self.core.step(event, self.now_ms):
             if isinstance(effect, Append):
                 self.appends.append(effect)
-            elif isinstance(effect, Answer):
+            elif isinstance(effect, Respond):
                 assert effect.ticket not in self.answers, "a second response to one request"
                 self.answers[effect.ticket] = effect.outcome
             else:

@@ -11,7 +11,7 @@ import random
 import pytest
 
 from sparklog.coordinator.assignor import Part
-from sparklog.coordinator.effects import Answer
+from sparklog.coordinator.effects import Respond
 from sparklog.coordinator.events import Ticked
 from sparklog.coordinator.group_events import CommitRequested, HeartbeatRequested
 from sparklog.coordinator.group_member import topic_partitions
@@ -150,7 +150,7 @@ class Attack:
     def _at_deposed(self, event: object) -> None:
         assert self.deposed is not None
         for effect in self.deposed.step(event, self.host.now_ms):
-            if isinstance(effect, Answer) and isinstance(event, CommitRequested) and effect.ticket == event.ticket:
+            if isinstance(effect, Respond) and isinstance(event, CommitRequested) and effect.ticket == event.ticket:
                 assert "Done" not in type(effect.outcome).__name__, "a deposed coordinator acknowledged a commit"
 
     def _die(self) -> None:

@@ -13,7 +13,7 @@ import pytest
 from sparklog.coordinator import core, transaction_end
 from sparklog.coordinator.effects import Begun, Done, Ended
 from sparklog.coordinator.events import MarkersWritten
-from sparklog.coordinator.records import Place
+from sparklog.coordinator.records import PartitionPlace
 from tests.coordinator.host import Host
 
 PARTITIONS = [("a", 0), ("a", 1), ("b", 0)]
@@ -117,7 +117,7 @@ class History:
         for sent in list(self.host.markers):
             marker = self.chance.choice(sent.markers)
             self.mark(marker)
-            place = Place(marker.topic, marker.partition)
+            place = PartitionPlace(marker.topic, marker.partition)
             self.host.step(MarkersWritten(sent.key, sent.decision, (place,), sent.part))
 
     def mark(self, marker: object) -> None:
@@ -150,7 +150,7 @@ class History:
                     self.mark(marker)
                 if sent is not None:
                     self.host.markers.remove(sent)
-                    written = tuple(Place(marker.topic, marker.partition) for marker in sent.markers)
+                    written = tuple(PartitionPlace(marker.topic, marker.partition) for marker in sent.markers)
                     self.host.step(MarkersWritten(sent.key, sent.decision, written, sent.part))
         self.note()
 

@@ -11,9 +11,9 @@ from collections.abc import Iterator
 
 import pytest
 
-from sparklog.coordinator.effects import Answer, Append, Begun, Ended, Settled
+from sparklog.coordinator.effects import Append, Begun, Ended, Respond, Settled
 from sparklog.coordinator.events import MarkersWritten, SettleRequested
-from sparklog.coordinator.records import Place
+from sparklog.coordinator.records import PartitionPlace
 from sparklog.coordinator.transactions import Transactions, TransactionSettings
 from tests.coordinator.host import Host
 
@@ -305,7 +305,7 @@ class Histories:
         if self.deposed is not None and self.chance.random() < 0.5:
             ticket = self.host.tickets = self.host.tickets + 1
             for effect in self.deposed.step(SettleRequested(ticket, key, run, topic_id), self.host.now_ms):
-                if isinstance(effect, Answer):
+                if isinstance(effect, Respond):
                     self.host.answers[ticket] = effect.outcome
                     return ticket
         return self.host.settle_version(key, run, topic_id)
@@ -313,7 +313,7 @@ class Histories:
     def deliver(self) -> None:
         for sent in list(self.host.markers):
             self.mark(sent)
-            written = tuple(Place(marker.topic, marker.partition, marker.topic_id) for marker in sent.markers)
+            written = tuple(PartitionPlace(marker.topic, marker.partition, marker.topic_id) for marker in sent.markers)
             self.host.step(MarkersWritten(sent.key, sent.decision, written, sent.part))
 
     def mark(self, sent: object) -> None:

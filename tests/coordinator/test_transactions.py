@@ -7,7 +7,7 @@ import pytest
 from sparklog.coordinator import core, transaction_end, transactions
 from sparklog.coordinator.effects import Begun, Ended, Refused, SendMarkers
 from sparklog.coordinator.events import MarkersWritten, OffsetsWritten
-from sparklog.coordinator.records import FENCED_KEPT, Place
+from sparklog.coordinator.records import FENCED_KEPT, PartitionPlace
 from sparklog.coordinator.transactions import MAX_QUEUED, TransactionSettings
 from sparklog.errors import ErrorCode
 from sparklog.protocol.messages import MAX_ENTRIES, GroupOffset
@@ -194,7 +194,7 @@ def write_markers(host: Host) -> SendMarkers:
 
 
 def written_by(sent: SendMarkers) -> MarkersWritten:
-    places = tuple(Place(marker.topic, marker.partition, marker.topic_id) for marker in sent.markers)
+    places = tuple(PartitionPlace(marker.topic, marker.partition, marker.topic_id) for marker in sent.markers)
     return MarkersWritten(sent.key, sent.decision, places, sent.part)
 
 

@@ -14,7 +14,7 @@ from sparklog.delta.archive_progress import ArchiveProgress, Mode
 from sparklog.spark.offsets import ByOffset
 from sparklog.spark.read_options import ReadOptions, Subscribe
 from sparklog.spark.reader import BatchReader, plan_read
-from sparklog.spark.topics import TopicView
+from sparklog.spark.topics import SourceTopic
 
 _FROM_SOURCE = {"partition": "_partition", "offset": "_offset", "timestamp": "_timestamp"}
 _NOT_KEPT = ("topic", "timestampType", "_topic")
@@ -44,7 +44,7 @@ class Archive:
         the commit does not say where the archive begins, like a commit of an old release.
         """
         before = self.seam.ends if self.seam is not None else {}
-        with TopicView(self._bootstrap) as view:
+        with SourceTopic(self._bootstrap) as view:
             selected = view.select(Subscribe((self._topic,)))
             topic_id = selected.topics[self._topic].topic_id
             log = view.ends(selected.partitions, 1, known={})

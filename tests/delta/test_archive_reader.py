@@ -11,7 +11,7 @@ from deltalake import CommitProperties, DeltaTable
 
 from sparklog.delta import archive_reader
 from sparklog.delta.archive_reader import ArchiveDamagedError, open_archive
-from sparklog.delta.restore_batches import Rows
+from sparklog.delta.restore_batches import RestoredRows
 from sparklog.errors import ConfigError
 from sparklog.record.schema import DEFAULT_SCHEMA
 from tests.delta.tables import Archived, described, placed
@@ -36,7 +36,7 @@ def archived(tmp_path: Path) -> Archived:
     return Archived(tmp_path / "lake", topic)
 
 
-def read(archived: Archived, partition: int, start: int = 0) -> tuple[list[Rows], list[tuple[int, bytes, int]]]:
+def read(archived: Archived, partition: int, start: int = 0) -> tuple[list[RestoredRows], list[tuple[int, bytes, int]]]:
     """Return the windows, and the offset, value and time of their rows."""
     windows = list(open_archive(archived.table).rows(partition, start))
     found = []

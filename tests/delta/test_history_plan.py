@@ -8,7 +8,7 @@ from pyspark.sql.types import LongType, StructField, StructType
 
 from sparklog.delta.archive_progress import ArchiveProgress
 from sparklog.delta.data_file import DataFile
-from sparklog.delta.snapshot import Snapshot, _spans
+from sparklog.delta.snapshot import TableSnapshot, _spans
 from sparklog.delta.table import META_COLUMNS, statistics, table_columns
 from sparklog.errors import ConfigError
 from sparklog.model import Span, TopicPartition
@@ -18,7 +18,7 @@ from sparklog.spark.history_plan import BothEnds, pack_files, split_at_seam
 from sparklog.spark.offsets import PartitionRange
 from sparklog.spark.reader import narrow
 from sparklog.spark.schema import TopicShape
-from sparklog.spark.topics import LogEnds, SelectedTopic
+from sparklog.spark.topics import SelectedTopic, TopicLogEnds
 
 _A, _B = TopicPartition("t", 0), TopicPartition("t", 1)
 _ALL = Span()
@@ -26,10 +26,10 @@ _MB = 1024 * 1024
 
 
 def both(seam: int, log: tuple[int, int], first: int | None = 0) -> BothEnds:
-    snapshot = Snapshot(
+    snapshot = TableSnapshot(
         "lake/t", 7, ArchiveProgress(topic="t", topic_id="x", batch=3, ends={0: seam}, mode="append"), frozenset(), ()
     )
-    return BothEnds(snapshot, {_A: LogEnds(*log, 5)}, {} if first is None else {0: first})
+    return BothEnds(snapshot, {_A: TopicLogEnds(*log, 5)}, {} if first is None else {0: first})
 
 
 def test_a_range_is_cut_at_the_end_of_the_archive() -> None:
@@ -40,9 +40,9 @@ def test_a_range_is_cut_at_the_end_of_the_archive() -> None:
 
 
 def test_history_begins_in_the_archive_and_ends_with_the_log() -> None:
-    assert both(10, (5, 20), first=2).ends == {_A: LogEnds(2, 20, 5)}
-    assert both(10, (5, 20), first=None).ends == {_A: LogEnds(5, 20, 5)}, "only markers were archived"
-    assert both(10, (10, 10)).ends == {_A: LogEnds(0, 10, 5)}
+    assert both(10, (5, 20), first=2).ends == {_A: TopicLogEnds(2, 20, 5)}
+    assert both(10, (5, 20), first=None).ends == {_A: TopicLogEnds(5, 20, 5)}, "only markers were archived"
+    assert both(10, (10, 10)).ends == {_A: TopicLogEnds(0, 10, 5)}
 
 
 def test_records_in_neither_store_are_named_in_the_error() -> None:
@@ -129,7 +129,7 @@ def test_renamed_columns_of_a_table_are_matched_with_the_topic() -> None:
     seam = ArchiveProgress(topic="t", topic_id="x", batch=3, ends={}, mode="append")
 
     def check(*own: str) -> None:
-        _check_columns(Snapshot("lake/t", 7, seam, frozenset({*own, *META_COLUMNS.names}), ()), topic)
+        _check_columns(TableSnapshot("lake/t", 7, seam, frozenset({*own, *META_COLUMNS.names}), ()), topic)
 
     check("key", "value", "headers", "Timestamp")
     with pytest.raises(

@@ -26,7 +26,7 @@ from sparklog.spark.range_read import DataLoss, RangeRead
 from sparklog.spark.read_history import find_moment
 from sparklog.spark.read_options import parse_read_options, parse_schema_options
 from sparklog.spark.reader import BatchReader, plan_read
-from sparklog.spark.topics import TopicView
+from sparklog.spark.topics import SourceTopic
 from sparklog.testing.process_cluster import ProcessCluster
 from tests.cli.in_process import in_process
 from tests.delta.history_tables import Archive, instant
@@ -48,7 +48,7 @@ def options_of(brokers: ProcessCluster, archive: Archive, **options: str) -> dic
 
 def reader_of(given: dict[str, str], columns: list[str] | None = None) -> BatchReader:
     options = parse_read_options(given, {})
-    with TopicView(options.bootstrap) as view:
+    with SourceTopic(options.bootstrap) as view:
         selected = view.select(parse_schema_options(given, {}).selection)
         schema = selected.columns(include_headers=options.include_headers)
         if columns is not None:

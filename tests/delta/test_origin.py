@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import pytest
 
-from sparklog.delta.origin import Origin
+from sparklog.delta.origin import ArchiveOrigin
 
-RESTORED = Origin("new", "old/table-a@7")
+RESTORED = ArchiveOrigin("new", "old/table-a@7")
 
 
 def test_a_topic_is_in_the_table_that_names_it() -> None:
-    assert Origin("new").is_in("new", table_id="table-a", seam_version=3)
+    assert ArchiveOrigin("new").is_in("new", table_id="table-a", seam_version=3)
     assert RESTORED.is_in("new", table_id="table-a", seam_version=9), "its archive continued"
-    assert not Origin("new").is_in("old", table_id="table-a", seam_version=3)
+    assert not ArchiveOrigin("new").is_in("old", table_id="table-a", seam_version=3)
 
 
 @pytest.mark.parametrize(
@@ -25,4 +25,4 @@ def test_a_restored_topic_shares_its_source_table_until_the_restore(
     """Another archive of the earlier topic has other records above the offset where the restored topic continued."""
     assert RESTORED.is_in("old", table_id=table_id, seam_version=seam_version) == expected
     assert RESTORED.ids == ("new", "old")
-    assert Origin("new").ids == ("new",)
+    assert ArchiveOrigin("new").ids == ("new",)

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sparklog.delta.restore_batches import RestoreBatches, Rows
+from sparklog.delta.restore_batches import RestoreBatches, RestoredRows
 from sparklog.record.codec import decode_batch
 from sparklog.record.compacted_batch import MAX_SPAN, offsets_of
 from sparklog.record.validate import validate_placed_batch
@@ -29,13 +29,13 @@ def shown(batches: list[Original]) -> list[int]:
     return found
 
 
-def rows_of(batches: list[Original], offsets: list[int], text: str = "x") -> Rows:
+def rows_of(batches: list[Original], offsets: list[int], text: str = "x") -> RestoredRows:
     own = [time for times, _ in batches for time in times]
     records = pa.record_batch([pa.array([text] * len(own)), pa.array(own, AT)], SCHEMA)
-    return Rows(records, np.array(offsets, dtype=np.int64), np.array(shown(batches), dtype=np.int64))
+    return RestoredRows(records, np.array(offsets, dtype=np.int64), np.array(shown(batches), dtype=np.int64))
 
 
-def read_back(placing: RestoreBatches, rows: Rows, begin: int) -> tuple[list[int], list[int], list[object]]:
+def read_back(placing: RestoreBatches, rows: RestoredRows, begin: int) -> tuple[list[int], list[int], list[object]]:
     """Return the offsets, times and texts that readers of the batches see. The leader would accept each batch."""
     offsets: list[int] = []
     times: list[int] = []
@@ -93,7 +93,7 @@ def test_batches_obey_the_topics_size_limit(compression: str | None) -> None:
     records = pa.record_batch([pa.array(texts), pa.array(range(120), AT)], SCHEMA)
     offsets = np.arange(120, dtype=np.int64)
     placing = RestoreBatches(SCHEMA, 0, "at", 100_000, compression)
-    found = read_back(placing, Rows(records, offsets, offsets), 0)
+    found = read_back(placing, RestoredRows(records, offsets, offsets), 0)
     assert found == (list(range(120)), list(range(120)), texts)
 
 
@@ -103,7 +103,7 @@ def test_a_part_of_a_column_of_lists_is_written_alone() -> None:
     lists = [[{"name": "n"}]] * 20_000 + [None] * 5
     columns = [pa.array(["x"] * 20_005), pa.array([*[1] * 20_000, *[None] * 5], AT), pa.array(lists, tags.type)]
     offsets = np.arange(20_005, dtype=np.int64)
-    rows = Rows(pa.record_batch(columns, schema), offsets, np.where(offsets < 20_000, 1, 0))
+    rows = RestoredRows(pa.record_batch(columns, schema), offsets, np.where(offsets < 20_000, 1, 0))
     batches = list(RestoreBatches(schema, 0, "at", 20_000).batches(rows, 0))
     assert max(batch.header.length for batch in batches) < 20_000
     assert [decode_batch(*batch, schema).column("tags").to_pylist() for batch in batches][-1] == [None] * 5

@@ -28,8 +28,7 @@ from sparklog.model import TopicPartition
 from sparklog.testing.checker import check
 from sparklog.testing.faults import Fault, Faults, Method
 from sparklog.testing.final_logs import high_watermarks, metadata_of, wait_in_sync
-from sparklog.testing.history import Fault as FaultNote
-from sparklog.testing.history import HistoryWriter, read_history
+from sparklog.testing.history import HistoryWriter, RecordedFault, read_history
 from sparklog.testing.network import ZOOKEEPER, broker_party
 from sparklog.testing.process_cluster import ProcessCluster, wait_until
 from sparklog.testing.proxies import ProxyNetwork
@@ -73,7 +72,7 @@ class Hurt:
     def survive(self, fault: Fault, *, beyond_s: float = 0.0) -> None:
         """Inject a fault, check that every writer continues, keep the fault for at least ``beyond_s``, repair it,
         and wait until all replicas are in sync."""
-        self.history.write(FaultNote(text=fault.text))
+        self.history.write(RecordedFault(text=fault.text))
         began = time.monotonic()
         with fault.broken():
             self.workload.wait_progress(PATIENCE_S)
@@ -148,7 +147,7 @@ def test_writes_continue_after_two_faults_at_once(
 ) -> None:
     """The second fault is repaired first: then writes continue, while the first one remains."""
     first, second = hurt.fault(method, role), hurt.fault(other_method, other_role)
-    hurt.history.write(FaultNote(text=f"{first.text}, and {second.text}"))
+    hurt.history.write(RecordedFault(text=f"{first.text}, and {second.text}"))
     with first.broken():
         began = time.monotonic()
         with second.broken():
@@ -167,7 +166,7 @@ def test_five_restarts_in_a_row_of_the(hurt: Hurt, method: Method, role: str) ->
     """Clean and hard restarts, each of the present leader. Source: Kafka's replication_test.py."""
     for _ in range(5):
         fault = hurt.fault(method, role)
-        hurt.history.write(FaultNote(text=fault.text))
+        hurt.history.write(RecordedFault(text=fault.text))
         with fault.broken():
             pass
         wait_in_sync(hurt.cluster, [TOPIC], PATIENCE_S)
@@ -181,7 +180,7 @@ def test_a_leader_reachable_only_by_clients_commits_nothing(hurt: Hurt) -> None:
     epoch = metadata_of(cluster, TOPIC)[0].leader_epoch
     others = [broker_party(other) for other in cluster.slots if other != old]
     fault = hurt.faults.cut("a leader from ZooKeeper and followers", *((me, peer) for peer in (ZOOKEEPER, *others)))
-    hurt.history.write(FaultNote(text=fault.text))
+    hurt.history.write(RecordedFault(text=fault.text))
     with cluster.connect(old, timeout_s=PATIENCE_S) as connection:
         with fault.broken():
             before = _leader_end(cluster, old)

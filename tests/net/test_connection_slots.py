@@ -22,7 +22,7 @@ from sparklog.protocol.frames import encode_frame
 from sparklog.protocol.messages import Ack, DescribeBroker, HelloReply, Metadata, Produce, Request, encode_message
 from sparklog.protocol.proof import SECRET_BYTES, Identity, KeyRing, Secret
 from sparklog.protocol.received import ReceivedReply
-from sparklog.protocol.senders import Sender
+from sparklog.protocol.senders import SenderKind
 
 MIB = 1024 * 1024
 #: Longer than a test takes on any machine: an earlier event has another cause.
@@ -201,13 +201,13 @@ def test_any_other_request_than_hello_ends_the_connection(sent: bytes) -> None:
 # --- slots ------------------------------------------------------------------------------------------------------------
 
 
-def credentials(role: Sender) -> Credentials:
+def credentials(role: SenderKind) -> Credentials:
     return Credentials(KeyRing((Secret(b"s" * SECRET_BYTES),)), lambda: Identity(role, 4, 1))
 
 
 def test_clients_leave_slots_to_authenticated_peers() -> None:
     async def test() -> None:
-        own = credentials(Sender.BROKER)
+        own = credentials(SenderKind.BROKER)
         async with served(max_connections=10, kept_connections=3, credentials=own) as scene:
             clients = [await scene.client() for _ in range(7)]
             for name in ("client", "replica-3"):
@@ -215,7 +215,9 @@ def test_clients_leave_slots_to_authenticated_peers() -> None:
                     await scene.client(name)
                 assert caught.value.code is ErrorCode.THROTTLING_QUOTA_EXCEEDED and "7 accepted" in caught.value.detail
             await scene.until(7)
-            peers = [await scene.client("peer", credentials(role)) for role in (Sender.BROKER, Sender.CONTROLLER)]
+            peers = [
+                await scene.client("peer", credentials(role)) for role in (SenderKind.BROKER, SenderKind.CONTROLLER)
+            ]
             clients.pop().close()
             await scene.until(8)
             clients.append(await scene.client())

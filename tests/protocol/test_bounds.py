@@ -46,7 +46,7 @@ from sparklog.protocol.messages import (
 )
 from sparklog.protocol.proof import Authenticator, Identity, KeyRing, Secret, check, offer
 from sparklog.protocol.received import ReceivedRequest
-from sparklog.protocol.senders import Sender
+from sparklog.protocol.senders import SenderKind
 
 REQUESTS: tuple[type, ...] = get_args(Request)
 OTHERS: tuple[type, ...] = (*get_args(Reply), local_reads.OpenSegment, local_reads.OpenedSegment)
@@ -190,7 +190,7 @@ def _refusal(end: ServerEnd, header: bytes) -> ErrorReply:
 
 @pytest.mark.parametrize("cid", [1, 200, 60_000, 2**20, 2**40, 2**64 - 1])
 def test_a_clients_header_has_its_own_bound(cid: int) -> None:
-    end = _end(Credentials(KeyRing([Secret(b"s" * 32)]), lambda: Identity(Sender.BROKER, 1, 1)))
+    end = _end(Credentials(KeyRing([Secret(b"s" * 32)]), lambda: Identity(SenderKind.BROKER, 1, 1)))
     _received(end, encode_message(hello("test")))
     commit = CommitOffsets(cid, "g", tuple(GroupOffset("t" * 100, number, 0) for number in range(MAX_ENTRIES)))
     assert isinstance(_received(end, encode_message(commit)), ReceivedRequest)
@@ -221,7 +221,7 @@ def test_brokers_and_controllers_may_send_larger_headers() -> None:
     update = ControlUpdate(1, "c", 1, 1, True, None, (), decisions)
     assert len(encode_message(update)) > MAX_HEADER_BYTES
     assert isinstance(_received(end, encode_message(update)), ReceivedRequest)
-    stranger = _end(Credentials(KeyRing([Secret(b"s" * 32)]), lambda: Identity(Sender.BROKER, 1, 1)))
+    stranger = _end(Credentials(KeyRing([Secret(b"s" * 32)]), lambda: Identity(SenderKind.BROKER, 1, 1)))
     _received(stranger, encode_message(hello("test")))
     for message in (markers, update, fetch):
         assert _refusal(stranger, encode_message(message)).code == ErrorCode.FRAME_TOO_LARGE
@@ -234,8 +234,8 @@ def test_brokers_and_controllers_may_send_larger_headers() -> None:
 
 def test_a_large_update_is_decoded_only_after_authentication() -> None:
     keys = KeyRing([Secret(b"s" * 32)])
-    end = _end(Credentials(keys, lambda: Identity(Sender.BROKER, 1, 1)))
-    said = offer(hello("test"), keys, Identity(Sender.CONTROLLER, -1, 7), b"n" * 32)
+    end = _end(Credentials(keys, lambda: Identity(SenderKind.BROKER, 1, 1)))
+    said = offer(hello("test"), keys, Identity(SenderKind.CONTROLLER, -1, 7), b"n" * 32)
     greeted = _received(end, encode_message(said))
     assert isinstance(greeted, ImmediateAnswer) and isinstance(greeted.reply, HelloReply)
     state = LeaderAndIsr(1, 1, (1, 2, 3), 1)

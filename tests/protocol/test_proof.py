@@ -10,11 +10,11 @@ import pytest
 from sparklog.errors import BrokerError, ConfigError, ErrorCode
 from sparklog.protocol.connection import hello
 from sparklog.protocol.messages import Hello, HelloReply, decode_request, encode_message
-from sparklog.protocol.proof import Claim, Identity, KeyRing, Secret, answer, check, offer
-from sparklog.protocol.senders import Sender
+from sparklog.protocol.proof import Identity, IdentityClaim, KeyRing, Secret, answer, check, offer
+from sparklog.protocol.senders import SenderKind
 
 ONE, OTHER, THIRD = Secret(b"1" * 32), Secret(b"2" * 32), Secret(b"3" * 32)
-BROKER = Identity(Sender.BROKER, 1, 5)
+BROKER = Identity(SenderKind.BROKER, 1, 5)
 REPLY = HelloReply(1, 1, 7, 3, "cluster", 1024, "boot", "/local", "unix-name", ("127.0.0.1", 9092))
 
 
@@ -22,7 +22,7 @@ def offered(*secrets: Secret, identity: Identity = BROKER, nonce: bytes = b"c" *
     return offer(hello("client", "cluster"), KeyRing(secrets), identity, nonce)
 
 
-def answered(said: Hello, *secrets: Secret, nonce: bytes = b"s" * 32) -> tuple[HelloReply, Claim]:
+def answered(said: Hello, *secrets: Secret, nonce: bytes = b"s" * 32) -> tuple[HelloReply, IdentityClaim]:
     reply, claim = answer(said, REPLY, KeyRing(secrets), nonce)
     assert claim is not None
     return reply, claim
@@ -110,7 +110,7 @@ def test_only_brokers_and_controllers_prove_themselves(role: str) -> None:
 
 def test_a_broker_refuses_its_own_name() -> None:
     with pytest.raises(BrokerError):
-        answered(offered(ONE, identity=Identity(Sender.BROKER, 7, 3)), ONE)
+        answered(offered(ONE, identity=Identity(SenderKind.BROKER, 7, 3)), ONE)
 
 
 def test_without_a_common_secret_there_is_no_authentication() -> None:

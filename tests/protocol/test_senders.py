@@ -17,7 +17,7 @@ from sparklog.protocol.messages import (
     decode_request,
     encode_message,
 )
-from sparklog.protocol.senders import SENDERS, Sender, sender_of
+from sparklog.protocol.senders import SENDERS, SenderKind, sender_of
 from tests.broker.staged import Stage
 
 #: Requests that a connection handles itself.
@@ -34,12 +34,12 @@ def test_every_classified_request_has_a_handler() -> None:
 
 
 def test_only_these_requests_need_an_authenticated_sender() -> None:
-    by_type = {kind.__name__: sender for kind, sender in SENDERS.items() if sender is not Sender.CLIENT}
+    by_type = {kind.__name__: sender for kind, sender in SENDERS.items() if sender is not SenderKind.CLIENT}
     assert by_type == {
-        "VerifyTransaction": Sender.BROKER,
-        "ListParticipants": Sender.BROKER,
-        "WriteMarkers": Sender.BROKER,
-        "ControlUpdate": Sender.CONTROLLER,
+        "VerifyTransaction": SenderKind.BROKER,
+        "ListParticipants": SenderKind.BROKER,
+        "WriteMarkers": SenderKind.BROKER,
+        "ControlUpdate": SenderKind.CONTROLLER,
     }
 
 
@@ -48,12 +48,12 @@ def test_the_content_distinguishes_followers_from_consumers() -> None:
         return Fetch(0, replica_id, -1, 0, 1, 1, 0, 0, -1, ())
 
     assert [sender_of(fetch(replica_id)) for replica_id in (CONSUMER, 0, -2)] == [
-        Sender.CLIENT,
-        Sender.BROKER,
-        Sender.BROKER,
+        SenderKind.CLIENT,
+        SenderKind.BROKER,
+        SenderKind.BROKER,
     ]
-    assert sender_of(CommitOffsets(0, "group", ())) is Sender.CLIENT
-    assert sender_of(CommitOffsets(0, "group", (), ("key", 1))) is Sender.BROKER
+    assert sender_of(CommitOffsets(0, "group", ())) is SenderKind.CLIENT
+    assert sender_of(CommitOffsets(0, "group", (), ("key", 1))) is SenderKind.BROKER
 
 
 @pytest.mark.parametrize("number", [2**31, 2**62, -2])

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from sparklog.model import LeaderAndIsr, VersionedState
-from sparklog.testing.sim_checks import PartitionChecker, Violation
+from sparklog.testing.sim_checks import PartitionChecker, SimViolation
 from sparklog.testing.sim_log import SimLog
 
 
@@ -50,5 +50,5 @@ def test_lowering_a_high_watermark_commits_nothing() -> None:
 
 def test_a_high_watermark_beyond_the_leaders_log_is_found() -> None:
     checker = elected_uncleanly()
-    with pytest.raises(Violation, match="StrongIsr: broker 2, in the ISR"):
+    with pytest.raises(SimViolation, match="StrongIsr: broker 2, in the ISR"):
         checker.high_watermark_moved(1, 2, before=1, epoch=3)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from sparklog.testing.sim_case import Case
-from sparklog.testing.sim_faults import Faults
+from sparklog.testing.sim_faults import SimFaults
 from sparklog.testing.sim_network import FINE, SimNetwork
 from sparklog.testing.sim_process import SimProcess
 
@@ -38,8 +38,8 @@ def test_a_pause_within_a_pause_does_not_shorten_it() -> None:
 
 def test_a_paused_leader_may_refuse_writes_until_it_wakes(monkeypatch: pytest.MonkeyPatch) -> None:
     assert SLEEPER.play() is None
-    end = Faults.end
-    monkeypatch.setattr(Faults, "end", lambda faults: min(end(faults), faults.world.now_ms))
+    end = SimFaults.end
+    monkeypatch.setattr(SimFaults, "end", lambda faults: min(end(faults), faults.world.now_ms))
     found = SLEEPER.play()
     assert found is not None, "the producer gave up a write after the end of the faults"
     assert found.rule == "every write ends"

@@ -14,7 +14,7 @@ from pyspark.sql import SparkSession
 from pyspark.sql.datasource import DataSourceWriter, WriterCommitMessage
 from pyspark.sql.types import StructType
 
-from sparklog.spark.sink import Written
+from sparklog.spark.sink import WrittenRows
 from sparklog.spark.source import SparklogSource
 from sparklog.spark.write_options import WriteOptions
 from sparklog.spark.write_plan import WritePlan
@@ -66,7 +66,7 @@ def test_loaded_modules_are_frozen_where_spark_plans_and_commits(plain_spark: Sp
 
     class Writer(BatchWriter):
         def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
-            return Written(sum(batch.num_rows for batch in iterator))
+            return WrittenRows(sum(batch.num_rows for batch in iterator))
 
         def commit(self, messages: Sequence[WriterCommitMessage | None]) -> None:
             super().commit(messages)

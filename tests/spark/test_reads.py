@@ -20,7 +20,7 @@ from sparklog.errors import ConfigError
 from sparklog.model import TopicPartition
 from sparklog.spark.read_options import parse_read_options
 from sparklog.spark.reader import BatchReader, plan_read
-from sparklog.spark.topics import TopicView
+from sparklog.spark.topics import SourceTopic
 from sparklog.testing.process_cluster import ProcessCluster
 from tests.delta.history_tables import Archive
 
@@ -154,7 +154,7 @@ def test_filters_limit_which_columns_and_batches_are_fetched(
         readers.clear()
         given = {"subscribe": events, "where": where, "localReads": "never"}
         options = parse_read_options(given, {"bootstrap.servers": brokers.bootstrap})
-        with TopicView(brokers.bootstrap) as view:
+        with SourceTopic(brokers.bootstrap) as view:
             reader = BatchReader(plan_read(view, options, schema=schema))
         return sum(batch.num_rows for wanted in reader.partitions() for batch in reader.read(wanted))
 

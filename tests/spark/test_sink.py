@@ -24,7 +24,7 @@ from sparklog.client.producer.two_phase_write import decide
 from sparklog.errors import BrokerError, ClusterError, ErrorCode
 from sparklog.model import TopicPartition
 from sparklog.spark import sink
-from sparklog.spark.sink import SinkRun, Written, abort_run, batch_run, commit_run, known_run
+from sparklog.spark.sink import SinkRun, WrittenRows, abort_run, batch_run, commit_run, known_run
 from sparklog.spark.write_options import NamedWrite, WriteOptions
 from sparklog.spark.write_plan import WritePlan, plan_write
 from sparklog.spark.write_task import write_rows
@@ -80,7 +80,7 @@ def test_only_attempts_that_the_driver_names_are_committed(plan: WritePlan) -> N
 
 def test_an_attempt_cannot_append_after_the_decision(plan: WritePlan) -> None:
     now = run(plan, 0, "a")
-    winner: list[Written] = []
+    winner: list[WrittenRows] = []
 
     def slow() -> Iterator[pa.RecordBatch]:
         yield from rows(*range(600_000))  # large enough to be sent immediately
@@ -229,10 +229,10 @@ class ByRows:
         there = {topic: value for topic, value in zip(self.topics, values, strict=False) if value is not None}
         yield pa.RecordBatch.from_pydict({"x": list(there.values()), "topic": list(there)})
 
-    def write(self, *values: int | None, version: int = 1) -> Written:
+    def write(self, *values: int | None, version: int = 1) -> WrittenRows:
         writer = self.writer(version)
         message = writer.write(self.rows(*values))
-        assert isinstance(message, Written)
+        assert isinstance(message, WrittenRows)
         writer.commit([message, writer.write(iter(()))])
         return message
 
@@ -404,7 +404,7 @@ def test_at_least_once_writes_without_a_transaction(plan: WritePlan) -> None:
     options = WriteOptions(plan.options.bootstrap, plan.options.topic, None, exactly_once=False, acks="1")
     writer = BatchWriter(WritePlan(options, X, plan.routes, None))
     written = writer.write(rows(1, 2))
-    assert isinstance(written, Written) and (written.rows, written.run) == (2, None)
+    assert isinstance(written, WrittenRows) and (written.rows, written.run) == (2, None)
     writer.abort([written])
     # acks=1 waits for no follower, but a reader waits for the high watermark.
     wait_until(lambda: seen(plan) == [1, 2], 180, "the followers")
@@ -413,8 +413,8 @@ def test_at_least_once_writes_without_a_transaction(plan: WritePlan) -> None:
 
 def test_impossible_commit_messages_are_refused(plan: WritePlan) -> None:
     with pytest.raises(ClusterError, match="1 of 2 write tasks reported nothing"):
-        commit_run(plan.options.bootstrap, [Written(1), None])
-    two = [Written(1, (), run(plan, 0, run_id), 1) for run_id in "ab"]
+        commit_run(plan.options.bootstrap, [WrittenRows(1), None])
+    two = [WrittenRows(1, (), run(plan, 0, run_id), 1) for run_id in "ab"]
     with pytest.raises(ClusterError, match="different runs"):
         commit_run(plan.options.bootstrap, two)
 

@@ -12,18 +12,18 @@ from sparklog.errors import ConfigError
 from sparklog.testing.checker import check
 from sparklog.testing.history import (
     ConsumerFailed,
-    Ended,
     Entry,
-    Fault,
     FinalLog,
     Finished,
     HistoryWriter,
     NotHealed,
+    ObservedBatch,
+    OperationEnded,
     Polled,
     Positioned,
+    RecordedFault,
     Run,
     Sent,
-    StoredBatch,
     TopicUsed,
     read_history,
     record_name,
@@ -46,7 +46,7 @@ def polled(start: int, *runs: Run, end: int = -1, consumer: str = "c", topic: st
 
 
 def final(broker: int, *runs: Run, topic: str = "t") -> FinalLog:
-    batches = tuple(StoredBatch(run.offset, run.count, 0, f"{run.producer}{run.first}") for run in runs)
+    batches = tuple(ObservedBatch(run.offset, run.count, 0, f"{run.producer}{run.first}") for run in runs)
     end = runs[-1].offset + runs[-1].count
     return FinalLog(
         broker=broker,
@@ -67,19 +67,19 @@ def good() -> History:
     return [
         TopicUsed(topic="t", rules="strict", acks=-1),
         sent(0),
-        Ended(producer="p", first=0, outcome="acknowledged", base_offset=0),
+        OperationEnded(producer="p", first=0, outcome="acknowledged", base_offset=0),
         Positioned(consumer="c", topic="t", partition=0, offset=0),
         polled(0, log[0]),
         sent(2),
-        Fault(text="SIGKILL of broker 1, the leader of t-0"),
-        Ended(producer="p", first=2, outcome="unknown", error="time is up"),
+        RecordedFault(text="SIGKILL of broker 1, the leader of t-0"),
+        OperationEnded(producer="p", first=2, outcome="unknown", error="time is up"),
         polled(2, log[1]),
         Positioned(consumer="c", topic="t", partition=0, offset=1),
         polled(1, Run(1, "p", 1, 1), log[1]),
         sent(4),
-        Ended(producer="p", first=4, outcome="unknown"),
+        OperationEnded(producer="p", first=4, outcome="unknown"),
         sent(6),
-        Ended(producer="p", first=6, outcome="refused", error="no such column"),
+        OperationEnded(producer="p", first=6, outcome="refused", error="no such column"),
         final(0, *log),
         final(1, *log),
         Finished(),
@@ -131,7 +131,8 @@ BAD: dict[str, tuple[str, History]] = {
     "an aborted record was read": (
         "aborted",
         replaced(
-            lambda e: isinstance(e, Ended) and e.first == 2, Ended(producer="p", first=2, outcome="aborted")
+            lambda e: isinstance(e, OperationEnded) and e.first == 2,
+            OperationEnded(producer="p", first=2, outcome="aborted"),
         ),
     ),
     "a consumer went backwards": ("repeated", [*good(), polled(0, A)]),
@@ -143,14 +144,16 @@ BAD: dict[str, tuple[str, History]] = {
         "replicas",
         replaced(
             lambda e: isinstance(e, FinalLog) and e.broker == 1,
-            msgspec.structs.replace(final(1, A, B), batches=(StoredBatch(0, 2, 0, "p0"), StoredBatch(2, 2, 0, "x"))),
+            msgspec.structs.replace(
+                final(1, A, B), batches=(ObservedBatch(0, 2, 0, "p0"), ObservedBatch(2, 2, 0, "x"))
+            ),
         ),
     ),
     "a replica has other batches": (
         "replicas",
         replaced(
             lambda e: isinstance(e, FinalLog) and e.broker == 1,
-            msgspec.structs.replace(final(1, A, B), batches=(StoredBatch(0, 2, 0, "p0"),)),
+            msgspec.structs.replace(final(1, A, B), batches=(ObservedBatch(0, 2, 0, "p0"),)),
         ),
     ),
     "a replica ends elsewhere": (

@@ -10,7 +10,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from sparklog.testing.history import Fault, FinalLog, Finished, HistoryWriter, TopicUsed, read_history
+from sparklog.testing.history import FinalLog, Finished, HistoryWriter, RecordedFault, TopicUsed, read_history
 from sparklog.testing.torture import main
 
 
@@ -29,7 +29,7 @@ def test_broken_promises_are_found_also_when_judged_again(tmp_path: Path, capsys
     )
     assert run.returncode == 0, run.stdout + run.stderr
     assert f"seed 7, history in {history}" in run.stdout
-    faults = [entry.text for entry in read_history(history) if isinstance(entry, Fault)]
+    faults = [entry.text for entry in read_history(history) if isinstance(entry, RecordedFault)]
     assert faults and all(text in run.stdout for text in faults)
     assert main(["--check", str(history)]) == 0
     assert capsys.readouterr().out.splitlines()[-1] == run.stdout.splitlines()[-1]

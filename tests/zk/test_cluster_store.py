@@ -11,7 +11,7 @@ from sparklog.errors import BrokerError, ClusterError, ErrorCode
 from sparklog.model import LeaderAndIsr, TopicStates, VersionedState
 from sparklog.zk import codecs, paths
 from sparklog.zk.broker_registry import BrokerRegistry
-from sparklog.zk.cluster_store import BarrierJob, FateUnknown, NodeGone, Refused, Written
+from sparklog.zk.cluster_store import BarrierJob, FateUnknown, NodeGone, WriteRefused, Written
 from sparklog.zk.session import Delete, Node
 
 from .support import STATE, TOPIC, TP, broker, expire, opened, put_state, until, write_isr
@@ -26,7 +26,7 @@ def test_write_isr_is_a_compare_and_set(connect: str) -> None:
             assert written == Written(1)
             assert await store.read_state(TP) == VersionedState(shrunk, 1, 4)
             late = await write_isr(store, TP, STATE, expected_version=0, leader_incarnation=4)
-            assert isinstance(late, Refused)
+            assert isinstance(late, WriteRefused)
             assert late.found == VersionedState(shrunk, 1, 4)
             assert "version 0" in late.reason
 
@@ -46,7 +46,7 @@ def test_an_isr_write_that_adds_names_the_added_incarnation(connect: str) -> Non
             await until(lambda: registry.incarnation != incarnation, "a new incarnation")
             added = [(2, incarnation)]
             refused = await write_isr(store, TP, grown, expected_version=0, leader_incarnation=1, added=added)
-            assert isinstance(refused, Refused)
+            assert isinstance(refused, WriteRefused)
             assert refused.found.version == 0, "the node must be unchanged: only the follower has changed"
             assert refused.reason == "broker 2 is no longer incarnation 1"
             added = [(2, registry.incarnation)]
@@ -103,7 +103,7 @@ def test_two_leaders_writing_at_once_leave_one_winner(connect: str) -> None:
                     write_isr(second, TP, STATE, expected_version=version, leader_incarnation=2),
                 )
                 won = [outcome for outcome in (one, two) if outcome == Written(version + 1)]
-                lost = [outcome for outcome in (one, two) if isinstance(outcome, Refused)]
+                lost = [outcome for outcome in (one, two) if isinstance(outcome, WriteRefused)]
                 assert len(won) == len(lost) == 1
 
     asyncio.run(scenario())

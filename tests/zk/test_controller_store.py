@@ -13,7 +13,7 @@ from sparklog.model import LeaderAndIsr, TopicPartition, TopicStates, VersionedS
 from sparklog.zk import codecs, paths
 from sparklog.zk.broker_registry import BrokerRegistry
 from sparklog.zk.cluster_store import ClusterStore, FateUnknown, NodeGone, Written
-from sparklog.zk.controller_store import NO_NODE, ControllerStore, EpochLost, StateChange, StateOutcome, Superseded
+from sparklog.zk.controller_store import NO_NODE, ControllerStore, EpochLost, StateChange, StateOutcome, WriteSuperseded
 from sparklog.zk.session import Node, ZkSession
 
 from .support import STATE, TOPIC, TP, broker, opened, retire
@@ -122,10 +122,10 @@ def test_a_record_and_its_states_are_written_atomically(connect: str) -> None:
             await write(store, (TP, STATE, NO_NODE, "id-1"), (other, STATE, NO_NODE, "id-1"))
             moved = msgspec.structs.replace(TOPIC, assignment=((2, 3), (2, 3, 1)))
             late = [StateChange(TP, NEXT, 7, 0), StateChange(other, NEXT, 7, 5)]
-            assert isinstance(await store.write_topic(moved, 0, late), Superseded)
-            assert isinstance(await store.write_topic(moved, 3, []), Superseded)
+            assert isinstance(await store.write_topic(moved, 0, late), WriteSuperseded)
+            assert isinstance(await store.write_topic(moved, 3, []), WriteSuperseded)
             other_topic = msgspec.structs.replace(moved, topic_id="id-0")
-            assert isinstance(await store.write_topic(other_topic, 0, []), Superseded)
+            assert isinstance(await store.write_topic(other_topic, 0, []), WriteSuperseded)
             assert await store.levels.topic("orders") == (TOPIC, 0)
             assert await store.write_topic(moved, 0, [StateChange(TP, NEXT, 7, 0)]) == Written(1)
             assert await store.levels.topic("orders") == (moved, 1)

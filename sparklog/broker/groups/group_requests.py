@@ -44,7 +44,7 @@ from sparklog.protocol.messages import (
     PartitionResult,
     Reply,
 )
-from sparklog.protocol.senders import Sender
+from sparklog.protocol.senders import SenderKind
 
 
 class GroupRequests:
@@ -71,7 +71,7 @@ class GroupRequests:
         Those of a transaction are accepted without checks: its decision stands, even if a topic is deleted.
         """
         if request.transaction is not None:
-            self._access.require(connection, Sender.BROKER, "CommitOffsets of a transaction")
+            self._access.require(connection, SenderKind.BROKER, "CommitOffsets of a transaction")
         elif len(request.offsets) > MAX_ENTRIES:
             detail = f"{len(request.offsets)} offsets found in one request, at most {MAX_ENTRIES} expected"
             raise BrokerError(ErrorCode.INVALID_REQUEST, f"group {request.group!r}: {detail}")

@@ -33,7 +33,7 @@ from sparklog.replica.events import IsrRefused, IsrWriteFailed, IsrWritten
 from sparklog.storage.log_directory import LogDirectory
 from sparklog.zk import paths
 from sparklog.zk.broker_registry import BrokerRegistry
-from sparklog.zk.cluster_store import BarrierJob, ClusterStore, FateUnknown, NodeGone, Refused
+from sparklog.zk.cluster_store import BarrierJob, ClusterStore, FateUnknown, NodeGone, WriteRefused
 from sparklog.zk.codecs import ElectionRequest, TruncationRefusal, ZkFormatError, encode
 from sparklog.zk.errors import BrokerIdTaken, ZkError, ZkNodeExists, ZkNoNode, ZkUnreachable
 from sparklog.zk.session import PAUSE_S, ZkSession
@@ -238,7 +238,7 @@ class ZkRegistration:
         outcome = await self._store.isr_outcome(sent, partition.tp, expected_version=expected, added=effect.added)
         if partition.stopped:
             return
-        if isinstance(outcome, Refused):
+        if isinstance(outcome, WriteRefused):
             self._context.counters["isr.writes.refused"] += 1
             _log.info("%s: ISR %s refused: %s", partition.tp, list(effect.isr), outcome.reason)
             await self._refused(partition, outcome.found, expected)

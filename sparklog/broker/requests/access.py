@@ -17,7 +17,7 @@ from sparklog.broker.metadata_cache import MetadataCache
 from sparklog.errors import BrokerError, ErrorCode
 from sparklog.net.server import ServerConnection
 from sparklog.protocol.proof import KeyRing
-from sparklog.protocol.senders import Sender
+from sparklog.protocol.senders import SenderKind
 
 
 class Access:
@@ -28,7 +28,7 @@ class Access:
         self._cache = cache
         self._counters = counters
 
-    def require(self, connection: ServerConnection, sender: Sender, what: str) -> None:
+    def require(self, connection: ServerConnection, sender: SenderKind, what: str) -> None:
         """Check that ``connection`` may send a request of ``sender``, named ``what`` in the error.
 
         Raises:
@@ -36,7 +36,7 @@ class Access:
         """
         if not self._keys or self._proves(connection, sender):
             return
-        if sender is Sender.BROKER and self._cache.unproven:
+        if sender is SenderKind.BROKER and self._cache.unproven:
             self._counters["requests.unproven"] += 1
             return
         raise self._refusal(connection, sender, what)
@@ -45,7 +45,7 @@ class Access:
         """Check that ``connection`` speaks for the controller of that epoch. Raises as ``require``."""
         if not self._keys:
             return
-        self.require(connection, Sender.CONTROLLER, "a control update")
+        self.require(connection, SenderKind.CONTROLLER, "a control update")
         identity = connection.identity
         if identity is None or identity.incarnation != controller_epoch:
             proved = identity.incarnation if identity is not None else None
@@ -61,7 +61,7 @@ class Access:
         if broker_id in self._cache.unproven and connection.identity is None:
             self._counters["requests.unproven"] += 1
             return
-        raise self._refusal(connection, Sender.BROKER, f"a fetch of follower {broker_id}")
+        raise self._refusal(connection, SenderKind.BROKER, f"a fetch of follower {broker_id}")
 
     def proves_broker(self, connection: ServerConnection, broker_id: int | None = None) -> bool:
         """Return whether ``connection`` has proved to be of this broker, or of any.
@@ -73,15 +73,15 @@ class Access:
         identity = connection.identity
         return (
             identity is not None
-            and identity.role is Sender.BROKER
+            and identity.role is SenderKind.BROKER
             and (broker_id is None or identity.number == broker_id)
         )
 
-    def _proves(self, connection: ServerConnection, sender: Sender) -> bool:
+    def _proves(self, connection: ServerConnection, sender: SenderKind) -> bool:
         identity = connection.identity
         return identity is not None and identity.role is sender
 
-    def _refusal(self, connection: ServerConnection, sender: Sender, what: str) -> BrokerError:
+    def _refusal(self, connection: ServerConnection, sender: SenderKind, what: str) -> BrokerError:
         self._counters["requests.unauthorized"] += 1
         identity = connection.identity
         found = "no proof" if identity is None else f"a proof of {identity.role.value} {identity.number}"

@@ -15,7 +15,7 @@ from sparklog.broker.requests.access import Access
 from sparklog.errors import BrokerError, ErrorCode
 from sparklog.net.server import ServerConnection
 from sparklog.protocol.messages import ErrorReply, Request
-from sparklog.protocol.senders import SENDERS, Sender
+from sparklog.protocol.senders import SENDERS, SenderKind
 
 _log = logging.getLogger(__name__)
 
@@ -28,12 +28,14 @@ def checked_handlers(access: Access, handlers: Handlers) -> Handlers:
 
     def of_brokers(handle: HandleRequest) -> HandleRequest:
         def checked(connection: ServerConnection, request: Any, body: memoryview) -> None:
-            access.require(connection, Sender.BROKER, type(request).__name__)
+            access.require(connection, SenderKind.BROKER, type(request).__name__)
             handle(connection, request, body)
 
         return checked
 
-    return {kind: of_brokers(handle) if SENDERS[kind] is Sender.BROKER else handle for kind, handle in handlers.items()}
+    return {
+        kind: of_brokers(handle) if SENDERS[kind] is SenderKind.BROKER else handle for kind, handle in handlers.items()
+    }
 
 
 class ConnectionHandler:

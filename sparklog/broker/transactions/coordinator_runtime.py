@@ -22,7 +22,7 @@ from sparklog.broker.context import BrokerContext
 from sparklog.broker.replication.partition import Answer as ProduceAnswer
 from sparklog.broker.replication.partition import Batches, Partition, PendingProduce
 from sparklog.config import MIB
-from sparklog.coordinator.effects import Answer, Append, Outcome, Refused, Report, Rewritten
+from sparklog.coordinator.effects import Append, CoordinatorReport, Outcome, Refused, Respond, Rewritten
 from sparklog.coordinator.events import Appended, AppendRefused, RewriteRequested, Ticked
 from sparklog.coordinator.log_records import Record
 from sparklog.errors import BrokerError, ErrorCode, SparklogError, StorageError
@@ -98,7 +98,7 @@ class CoordinatorRuntime(ABC):
         self._tickets = 0
         self._open: dict[int, Callable[[Outcome], None]] = {}
         #: Responses that wait for their confirmation, and whether a write for some of them is in flight.
-        self._unconfirmed: list[tuple[Answer, Record]] = []
+        self._unconfirmed: list[tuple[Respond, Record]] = []
         self._confirming = False
         self._timer: asyncio.TimerHandle | None = None
         self._timer_at_ms = 0
@@ -249,7 +249,7 @@ class CoordinatorRuntime(ABC):
     def _perform_all(self, effects: Iterable[object]) -> None:
         for effect in effects:
             match effect:
-                case Answer():
+                case Respond():
                     if confirmation := self.confirmation(effect.outcome):
                         self._unconfirmed.append((effect, confirmation))
                         self._confirm()
@@ -259,7 +259,7 @@ class CoordinatorRuntime(ABC):
                     self._append(effect)
                 case Rewritten():
                     self._rewritten()
-                case Report():
+                case CoordinatorReport():
                     self.context.counters[effect.kind] += 1
                     _log.warning("%s", effect.detail)
                 case _:
@@ -317,7 +317,7 @@ class CoordinatorRuntime(ABC):
         answers, records = zip(*waiting, strict=True)
         self._write(list(dict.fromkeys(records)), lambda answer: self._confirmed(answers, answer))
 
-    def _confirmed(self, answers: Sequence[Answer], answer: ProduceAnswer) -> None:
+    def _confirmed(self, answers: Sequence[Respond], answer: ProduceAnswer) -> None:
         self._confirming = False
         try:
             if self.unready:  # all open requests have their response

@@ -35,7 +35,7 @@ from sparklog.protocol.messages import (
     Ack,
     FindHanging,
     FindHangingReply,
-    HangingTransaction,
+    FoundHangingTransaction,
     ListParticipants,
     ListParticipantsReply,
     PartitionResult,
@@ -94,7 +94,7 @@ class HangingTransactions:
             except Exception:
                 _log.exception("the search for hanging transactions failed")
 
-    async def _end(self, found: HangingTransaction) -> None:
+    async def _end(self, found: FoundHangingTransaction) -> None:
         _log.error("%s-%d: producer %d has an open transaction since offset %d that no coordinator knows: aborting it",
                    found.topic, found.partition, found.producer_id, found.first_offset)  # fmt: skip
         try:
@@ -106,7 +106,7 @@ class HangingTransactions:
 
     # --- open transactions of this broker ---
 
-    async def find(self, open_ms: int) -> list[HangingTransaction]:
+    async def find(self, open_ms: int) -> list[FoundHangingTransaction]:
         """Return the transactions led here that are open for ``open_ms`` or longer and that no coordinator knows.
 
         Raises:
@@ -120,22 +120,22 @@ class HangingTransactions:
         known = await self.participants({suspect.producer_id for suspect in suspects})
         return [one for one in suspects if one.producer_id not in known and self._still_open(one)]
 
-    def _open(self) -> Iterator[HangingTransaction]:
+    def _open(self) -> Iterator[FoundHangingTransaction]:
         for partition in self._partitions.maintenance_index.in_transaction():
             if not partition.replica.is_leader or partition.offline is not None:
                 continue
             for producer_id, begun in partition.log.transactions.open().items():
                 began_ms = _append_ms(partition, begun.first_offset)
-                yield HangingTransaction(*partition.tp, producer_id, begun.epoch, begun.first_offset, began_ms)
+                yield FoundHangingTransaction(*partition.tp, producer_id, begun.epoch, begun.first_offset, began_ms)
 
-    def _still_open(self, found: HangingTransaction) -> bool:
+    def _still_open(self, found: FoundHangingTransaction) -> bool:
         partition = self._partitions.get(TopicPartition(found.topic, found.partition))
         if partition is None or not partition.replica.is_leader:
             return False
         begun = partition.log.transactions.open().get(found.producer_id)
         return begun is not None and begun.first_offset == found.first_offset
 
-    def one(self, tp: TopicPartition, producer_id: int) -> HangingTransaction:
+    def one(self, tp: TopicPartition, producer_id: int) -> FoundHangingTransaction:
         """Return the open transaction of ``producer_id``.
 
         Raises:
@@ -147,7 +147,7 @@ class HangingTransactions:
         begun = partition.log.transactions.open().get(producer_id)
         if begun is None:
             raise BrokerError(ErrorCode.INVALID_TXN_STATE, f"{tp}: producer {producer_id} has no open transaction")
-        return HangingTransaction(*tp, producer_id, begun.epoch, begun.first_offset, 0)
+        return FoundHangingTransaction(*tp, producer_id, begun.epoch, begun.first_offset, 0)
 
     # --- the coordinators' knowledge ---
 
@@ -198,7 +198,7 @@ class HangingTransactions:
 
     # --- the end ---
 
-    async def write_marker(self, found: HangingTransaction) -> None:
+    async def write_marker(self, found: FoundHangingTransaction) -> None:
         """Write a marker of an abort, and wait until it is committed. Raise BrokerError."""
         done: asyncio.Future[PartitionResult] = asyncio.get_running_loop().create_future()
 

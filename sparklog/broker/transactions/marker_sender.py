@@ -28,7 +28,7 @@ from sparklog.broker.transactions.hosted_coordinators import HostedCoordinators
 from sparklog.broker.transactions.marker_append import MarkerAppend
 from sparklog.coordinator.effects import SendMarkers, SendOffsets
 from sparklog.coordinator.events import MarkersWritten, OffsetsWritten
-from sparklog.coordinator.records import Place
+from sparklog.coordinator.records import PartitionPlace
 from sparklog.errors import BrokerError, ClusterError, ErrorCode
 from sparklog.model import TopicPartition
 from sparklog.protocol.messages import (
@@ -245,9 +245,9 @@ class MarkerSender:
 
     def _arrived(self, written: Iterable[_PendingMarker]) -> None:
         """Notify the coordinators, once for each part of a decision."""
-        parts: dict[tuple[CoordinatorRuntime, str, int, int], list[Place]] = {}
+        parts: dict[tuple[CoordinatorRuntime, str, int, int], list[PartitionPlace]] = {}
         for due in written:
-            place = Place(due.marker.topic, due.marker.partition, due.marker.topic_id)
+            place = PartitionPlace(due.marker.topic, due.marker.partition, due.marker.topic_id)
             parts.setdefault((due.host, due.key, due.effect.decision, due.effect.part), []).append(place)
         for (host, key, decision, part), places in parts.items():
             self._context.counters["transactions.markers"] += len(places)

@@ -14,7 +14,7 @@ from sparklog.coordinator.log_records import Record
 from sparklog.coordinator.records import NO_PRODUCER, Participant, participant_record
 from sparklog.coordinator.transactions import Transactions, TransactionSettings
 from sparklog.errors import ErrorCode
-from sparklog.protocol.messages import TransactionDescription
+from sparklog.protocol.messages import DescribedTransaction
 
 #: Errors after which a client does not ask again.
 _FINAL = frozenset({ErrorCode.INVALID_TXN_STATE, ErrorCode.INVALID_PRODUCER_EPOCH, ErrorCode.UNKNOWN_PRODUCER_ID})
@@ -65,13 +65,13 @@ class TransactionHost(CoordinatorRuntime):
         """Return the keys that this coordinator has, in order."""
         return self._transactions.names()
 
-    def describe(self, key: str) -> TransactionDescription | None:
+    def describe(self, key: str) -> DescribedTransaction | None:
         """Describe a key for operators; None if the key no longer exists."""
         entry = self._transactions.entry(key)
         if entry is None:
             return None
         now, participants, due_ms = entry
-        return TransactionDescription(
+        return DescribedTransaction(
             key,
             now.state,
             now.run_id,

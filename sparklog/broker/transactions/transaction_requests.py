@@ -15,7 +15,7 @@ from sparklog.broker.transactions.hosted_coordinators import HostedCoordinators
 from sparklog.broker.transactions.transaction_host import TransactionHost
 from sparklog.coordinator import events
 from sparklog.coordinator.effects import Assigned, Begun, Done, Ended, Outcome, Refused, Settled
-from sparklog.coordinator.records import Place
+from sparklog.coordinator.records import PartitionPlace
 from sparklog.errors import BrokerError, ClusterError, ErrorCode
 from sparklog.model import TopicPartition, is_internal
 from sparklog.net.server import ServerConnection
@@ -25,6 +25,7 @@ from sparklog.protocol.messages import (
     AddToTransaction,
     BeginTransaction,
     BeginTransactionReply,
+    DescribedTransaction,
     EndTransaction,
     EndTransactionReply,
     ErrorReply,
@@ -34,7 +35,6 @@ from sparklog.protocol.messages import (
     SettleVersion,
     SettleVersionReply,
     TouchTransaction,
-    TransactionDescription,
     VerifyTransaction,
     VerifyTransactionReply,
 )
@@ -127,7 +127,7 @@ class TransactionRequests:
             _answering(connection, request.cid),
         )
 
-    def _place(self, tp: TopicPartition) -> Place:
+    def _place(self, tp: TopicPartition) -> PartitionPlace:
         """Return the partition with the topic's id, which tells it from a later topic of this name.
 
         Raise BrokerError.
@@ -137,7 +137,7 @@ class TransactionRequests:
         known = self._context.cache.partition(tp)
         if known is None:
             raise BrokerError(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, f"this broker does not know partition {tp}")
-        return Place(tp.topic, tp.partition, known.topic_id)
+        return PartitionPlace(tp.topic, tp.partition, known.topic_id)
 
     def touch(self, connection: ServerConnection, request: TouchTransaction, body: memoryview) -> None:
         self._transactions.of(request.key).ask(
@@ -193,9 +193,9 @@ class TransactionRequests:
 
     def _list_transactions(self, cid: int) -> Generator[None, None, Reply]:
         """List the transactions. There may be hundreds of thousands, so each coordinator's are sorted separately."""
-        listings: list[list[TransactionDescription]] = []
+        listings: list[list[DescribedTransaction]] = []
         for host in self._transactions.all_ready():
-            found: list[TransactionDescription] = []
+            found: list[DescribedTransaction] = []
             for key in host.names():
                 if self._slices.over():
                     yield
@@ -203,7 +203,7 @@ class TransactionRequests:
                 if described is not None:
                     found.append(described)
             listings.append(found)
-        together: list[TransactionDescription] = []
+        together: list[DescribedTransaction] = []
         for described in heapq.merge(*listings, key=lambda one: one.key):
             if self._slices.over():
                 yield
@@ -242,7 +242,7 @@ def _ask_whether_it_may(
     host: TransactionHost, request: VerifyTransaction, on_result: Callable[[Outcome], None]
 ) -> None:
     """Ask the coordinator whether the producer may append. If it may, ``on_result`` is called at once."""
-    place = Place(request.topic, request.partition, request.topic_id)
+    place = PartitionPlace(request.topic, request.partition, request.topic_id)
     host.ask(
         lambda ticket: events.VerifyRequested(ticket, request.key, request.producer_id, request.producer_epoch, place),
         on_result,

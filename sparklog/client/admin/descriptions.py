@@ -222,7 +222,7 @@ def describe_broker(address: BrokerAddress, reply: DescribeBrokerReply) -> Broke
     )
 
 
-def describe_transaction(found: messages.TransactionDescription) -> TransactionDescription:
+def describe_transaction(found: messages.DescribedTransaction) -> TransactionDescription:
     is_open = found.state == "open"
     return TransactionDescription(
         key=found.key,
@@ -240,7 +240,7 @@ def describe_transaction(found: messages.TransactionDescription) -> TransactionD
     )
 
 
-def describe_hanging(found: messages.HangingTransaction) -> HangingTransaction:
+def describe_hanging(found: messages.FoundHangingTransaction) -> HangingTransaction:
     tp = TopicPartition(found.topic, found.partition)
     return HangingTransaction(tp, found.producer_id, found.first_offset, _moment(found.began_ms))
 

@@ -27,7 +27,7 @@ from sparklog.client.producer.results import BatchOutcome, RecordMetadata
 from sparklog.client.producer.send_loop import SendLoop
 from sparklog.errors import BrokerError
 from sparklog.model import TopicPartition
-from sparklog.net.async_client import Answer, AsyncConnection
+from sparklog.net.async_client import AsyncConnection, ReplyAndBody
 from sparklog.protocol.connection import PreparedRequest
 from sparklog.protocol.messages import ProduceReply
 from sparklog.record.codec import EncodedBatch
@@ -168,7 +168,9 @@ class DirectSender:
         request = route.requests[length] = self._requests.prepared(route.tp, route.topic.topic_id, length)
         return request
 
-    def _on_response(self, record: SingleRecordCompletion, sent: SentRequest, answer: Answer | BrokerError) -> None:
+    def _on_response(
+        self, record: SingleRecordCompletion, sent: SentRequest, answer: ReplyAndBody | BrokerError
+    ) -> None:
         (batch,) = sent.batches
         offset = -1
         if not isinstance(answer, BrokerError):

@@ -21,7 +21,7 @@ from sparklog.client.producer.send_loop import SendLoop
 from sparklog.client.producer.sender_settings import SenderSettings
 from sparklog.errors import BrokerError, ErrorCode
 from sparklog.model import TopicPartition
-from sparklog.net.async_client import Answer, AsyncConnection
+from sparklog.net.async_client import AsyncConnection, ReplyAndBody
 from sparklog.protocol.connection import PreparedRequest
 from sparklog.protocol.frames import Buffer
 from sparklog.protocol.messages import Produce, ProducePartition, ProduceReply, ProduceResult, Reply
@@ -223,7 +223,7 @@ class InflightRequests:
 
     # --- responses ---
 
-    def on_response(self, sent: SentRequest, answer: Answer | BrokerError) -> None:
+    def on_response(self, sent: SentRequest, answer: ReplyAndBody | BrokerError) -> None:
         """Handle the response or error of a request: report the result of each of its batches."""
         self.ended(sent, on_response=not isinstance(answer, BrokerError))
         if isinstance(answer, BrokerError):
