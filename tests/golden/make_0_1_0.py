@@ -38,7 +38,7 @@ from sparklog.testing.proxies import ProxyNetwork
 ROOT = Path(__file__).parent.parent.parent
 UTC = dt.timezone.utc
 START = dt.datetime(2024, 5, 1, 12, 0, 0, 123456, tzinfo=UTC)
-#: Messages of each kind that are kept of each party, and the longest body that is kept with its message.
+#: The number of stored messages of each kind and party, and the longest body that is stored with its message.
 KEPT_OF_A_KIND = 2
 LONGEST_BODY = 16 * 1024
 TYPED = pa.schema(
@@ -122,7 +122,7 @@ def write_topics(bootstrap: str) -> None:
 
 
 def write_transactions(bootstrap: str) -> None:
-    """Commit, abort, commit; a process that ends without a word leaves the last transaction open."""
+    """Commit, abort, commit. A process that exits without an end leaves the last transaction open."""
     for number, outcome in enumerate(("commit", "abort", "commit")):
         with Producer(bootstrap, transactional_id=f"writer-{number}") as producer:
             producer.begin()
@@ -132,7 +132,7 @@ def write_transactions(bootstrap: str) -> None:
 
 
 def leave_open(bootstrap: str) -> None:
-    """Begin a transaction, write, and end this process at once."""
+    """Begin a transaction, write, and exit this process immediately."""
     producer = Producer(bootstrap, transactional_id="writer-3")
     producer.begin()
     send_in_transaction(producer, "open-3")
@@ -156,7 +156,7 @@ def read(bootstrap: str, topic: str) -> pa.Table:
 
 
 def run_query(spark: SparkSession, checkpoint: Path) -> None:
-    """Copy what is new in ``default`` to ``copy``, exactly once."""
+    """Copy the new records of ``default`` to ``copy``, exactly once."""
     frame = spark.readStream.format("sparklog").options(subscribe="default", startingOffsets="earliest").load()
     writer = (
         frame.select("key", "value", "timestamp")
@@ -168,7 +168,8 @@ def run_query(spark: SparkSession, checkpoint: Path) -> None:
 
 
 def make_checkpoint(bootstrap: str, base: Path) -> None:
-    """Leave a query that has run twice, whose second micro-batch Spark will run again: its commit is taken away."""
+    """Leave a query that has run twice and whose second micro-batch Spark will run again: its commit file is
+    deleted."""
     spark = (
         SparkSession.builder.master("local[1]")
         .config("spark.ui.enabled", "false")
@@ -188,7 +189,7 @@ def make_checkpoint(bootstrap: str, base: Path) -> None:
 
 
 class RecordingNetwork(ProxyNetwork):
-    """Proxies that keep the first messages of each kind from each party, as frames."""
+    """Proxies that store the first messages of each kind and party, as frames."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -203,7 +204,7 @@ class RecordingNetwork(ProxyNetwork):
         caller: str | None,
     ) -> None:
         back, onward = await asyncio.open_connection(*target)
-        if caller is not None:  # ZooKeeper's bytes are ZooKeeper's own
+        if caller is not None:  # ZooKeeper's bytes are not sparklog's
             pumps = [self._pump(reader, onward, caller, party), self._pump(back, writer, party, caller)]
         else:
             name: list[str] = []
@@ -243,7 +244,7 @@ class RecordingNetwork(ProxyNetwork):
 
 
 def record_wire() -> list[dict[str, Any]]:
-    """Let clients, two brokers and a controller talk, and return what they said."""
+    """Let clients, two brokers and a controller communicate, and return their messages."""
     network = RecordingNetwork()
     with ProcessCluster(
         2, settings={**SETTINGS, "unix.sockets.enable": "false", "default.replication.factor": "2"}, network=network
@@ -266,7 +267,7 @@ def record_wire() -> list[dict[str, Any]]:
 
 
 def wanted(entry: tarfile.TarInfo) -> tarfile.TarInfo | None:
-    """Leave out bytecode and what no broker and no client needs."""
+    """Omit bytecode and files that no broker and no client needs."""
     left_out = {"__pycache__", "testing", "demo", "delta", "console"}
     return None if left_out & set(entry.name.split("/")) else entry
 

@@ -1,6 +1,7 @@
-"""Release 0.1.0's directories, checkpoints, messages and processes, with today's code.
+"""Tests of release 0.1.0's directories, checkpoints, messages and processes with the present code.
 
-``make_0_1_0.py`` made the files. They never change: what a test here does not read any more, no user can read either.
+``make_0_1_0.py`` created the files. They never change: a file that a test here cannot read is one that no user can read
+either.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ SETTINGS = {"default.replication.factor": "1", "log.cleaner.enable": "false"}
 TOPICS = ("default", "typed", "compacted", "copy")
 PATIENCE_S = 60
 ALL = {0, 1, 2}
-#: Writes ``count`` numbered values with acks=all and prints the topic's values from the beginning, as release 0.1.0.
+#: Write ``count`` numbered values with acks=all and print the topic's values from the beginning, as release 0.1.0.
 OLD_CLIENT = """
 import json, sys
 import sparklog
@@ -68,7 +69,7 @@ def directories(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def cluster(directories: Path) -> Iterator[ProcessCluster]:
-    """Today's ZooKeeper, controller and broker on the directories of 0.1.0."""
+    """Start the present ZooKeeper, controller and broker on the directories of 0.1.0."""
     with ProcessCluster(1, base_dir=directories / "data", settings=SETTINGS) as cluster:
         yield cluster
 
@@ -125,7 +126,7 @@ class TestDirectories:
 
 
 def plain(value: Any) -> Any:
-    """``value`` as JSON has it, so that it compares with what the file tells."""
+    """Return ``value`` in JSON's types, to compare it with the file."""
     return json.loads(json.dumps(value, default=str))
 
 
@@ -135,7 +136,7 @@ def recorded() -> list[dict[str, Any]]:
 
 
 @pytest.mark.parametrize("number", range(len(recorded())))
-def test_a_message_of_0_1_0_is_understood(number: int) -> None:
+def test_a_message_of_0_1_0_is_decoded(number: int) -> None:
     message = recorded()[number]
     frame = bytes.fromhex(message["frame"])
     _, header_length = PREFIX.unpack_from(frame)
@@ -146,7 +147,7 @@ def test_a_message_of_0_1_0_is_understood(number: int) -> None:
 
 
 def assert_contains(found: Any, told: Any) -> None:
-    """Compare what was told then with what is understood now; later fields may have been added at any level."""
+    """Compare the stored fields with the decoded ones. Later fields may exist at any level."""
     if isinstance(told, dict):
         for name, value in told.items():
             assert_contains(found[name], value)
@@ -167,7 +168,7 @@ def old_sources(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def old_client(sources: Path, bootstrap: str, topic: str, first: int, count: int) -> list[int]:
-    """Write and read with the client of 0.1.0; return all values of the topic."""
+    """Write and read with the client of 0.1.0. Return all values of the topic."""
     done = subprocess.run(
         [sys.executable, "-c", OLD_CLIENT, str(sources), bootstrap, topic, str(first), str(count)],
         cwd=sources,
@@ -217,12 +218,12 @@ class TestProcesses:
                 assert found == values_of(cluster.bootstrap, "upgraded") == list(range(written))
 
     @pytest.mark.parametrize("old_leads", [True, False], ids=["the-leader-is-old", "the-leader-is-new"])
-    def test_a_killed_leader_is_succeeded_by_another_releases_broker(self, old_sources: Path, old_leads: bool) -> None:
+    def test_a_killed_leader_is_replaced_by_another_releases_broker(self, old_sources: Path, old_leads: bool) -> None:
         cluster = ProcessCluster(2, settings={"default.replication.factor": "2", "min.insync.replicas": "1"})
         for slot in cluster.slots.values():
             slot.sources = str(old_sources)
         with cluster:
-            # A broker of 0.1.0 takes part as long as it was there first: no new driver starts one.
+            # A broker of 0.1.0 takes part if it already runs: no new driver starts one.
             cluster.slots[1].sources = ""
             cluster.restart(1)
             cluster.wait_ready()
