@@ -188,7 +188,7 @@ def test_output_read_as_json_can_be_written_as_json(cli: Cli, fake: FakeCluster)
     assert table_of(fake, "copy").equals(table_of(fake, "t"))
 
 
-def test_an_unknown_topic(cli: Cli) -> None:
+def test_an_unknown_topic_exits_with_one_error(cli: Cli) -> None:
     result = cli("consume", "none")
     assert result.code == 1
     assert result.err.startswith("sparklog: UNKNOWN_TOPIC_OR_PARTITION")

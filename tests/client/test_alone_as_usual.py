@@ -36,7 +36,7 @@ _WAYS = pytest.mark.parametrize("way", ["alone", "usual"])
 
 @contextlib.contextmanager
 def acted_for(producer: Producer) -> Iterator[None]:
-    """Act for the producer's thread within the block, in which the loop is not taken back."""
+    """Act for the producer's thread within the block. The loop is not reclaimed meanwhile."""
     handoff = producer._sender.thread.handoff
     while True:
         acting(producer)

@@ -124,7 +124,7 @@ def test_a_loop_that_is_stopped_while_lent_ends(handoff: LoopHandoff) -> None:
 
 
 def acting(producer: Producer) -> int:
-    """Send one record after the other until this thread acts for the loop; how many that took."""
+    """Send records one after the other until this thread acts for the loop. Return their number."""
     handoff = producer._sender.thread.handoff
     deadline = time.monotonic() + _TIMEOUT_S
     for count in itertools.count(1):

@@ -174,7 +174,7 @@ class History:
 
 
 @pytest.mark.parametrize("block", range(8))
-def test_every_producer_id_meets_one_fate(block: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_every_producer_id_has_one_fate(block: int, monkeypatch: pytest.MonkeyPatch) -> None:
     if block % 2:
         monkeypatch.setattr(transaction_end, "PARTICIPANTS_AT_ONCE", 1 + block // 2 % 2)
         monkeypatch.setattr(core, "RECORDS_AT_ONCE", 1 + block // 4)

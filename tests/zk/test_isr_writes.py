@@ -63,7 +63,7 @@ def leading(store: ClusterStore, directory: Path) -> tuple[Leading, BrokerContex
 
 
 def registered(context: BrokerContext, store: ClusterStore) -> ZkRegistration:
-    """The registry on an open session, without a registration."""
+    """Return the registry on an open session, without a registration."""
     registry = ZkRegistration(context, cast(Any, None), lambda error: None)
     registry._opened = registry._use(store.session, broker(1))
     return registry
