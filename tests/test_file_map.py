@@ -53,6 +53,15 @@ def listed() -> set[str]:
     return found
 
 
+def test_the_architecture_names_modules_that_exist() -> None:
+    modules = {path.stem for path in (ROOT / "sparklog").rglob("*.py")}
+    page = (ROOT / "docs" / "architecture.md").read_text("utf-8")
+    named = set(re.findall(r"`([a-z]+_[a-z_]+|(?:[a-z_]+/)+[a-z_]+)`", page))
+    assert len(named) > 10
+    missing = {name for name in named if name.split("/")[-1] not in modules and not (ROOT / name).is_dir()}
+    assert not missing, f"not modules of the package: {sorted(missing)}"
+
+
 def test_the_file_map_names_every_file_and_no_other() -> None:
     there = {path.relative_to(ROOT).as_posix() for _, modules in packages() for path in modules}
     assert listed() == there, f"run python -m tests.test_file_map; differ: {sorted(listed() ^ there)}"
