@@ -19,7 +19,7 @@ again after the key expires: the memory of a decision is kept for a shorter time
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator, Mapping, Set
+from collections.abc import Collection, Generator, Iterable, Iterator, Mapping, Set
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -216,9 +216,10 @@ class Groups(CoordinatorCore[_Group, _Draft]):
         """Return the groups that have commits or members."""
         return sorted(name for name, group in self._entries.items() if group.state)
 
-    def describe(self, group: str) -> DescribedGroup | None:
+    def describe(self, group: str) -> Generator[None, None, DescribedGroup | None]:
+        """Describe a group as ``Membership.describe`` does; return None if it does not exist."""
         known = self._entries.get(group)
-        return known.membership.describe() if known is not None and known.state else None
+        return (yield from known.membership.describe()) if known is not None and known.state else None
 
     def summary(self, group: str) -> tuple[str, int]:
         """Return the group's state and its number of members."""

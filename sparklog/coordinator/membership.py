@@ -38,7 +38,7 @@ Source: KIP-848. There a member's epoch alone decides whether it may commit, and
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Collection, Iterable, Mapping, Set
+from collections.abc import Collection, Generator, Iterable, Mapping, Set
 from itertools import islice
 
 from sparklog.coordinator.assignor import Part, Subscriber, TopicView
@@ -338,13 +338,21 @@ class Membership:
                 return Refused(ErrorCode.STALE_MEMBER_EPOCH, f"group {self.group!r}: {detail}")
         return None
 
-    def describe(self) -> DescribedGroup:
-        found = sorted(self.members.items())
-        return DescribedGroup(self.group, self.condition, self.epoch, tuple(member.describe() for _, member in found))
+    def describe(self) -> Generator[None, None, DescribedGroup]:
+        """Describe the group member by member: yield before each of them, because a large group takes long.
+
+        A partition that moves between two members meanwhile may appear at both.
+        """
+        state, epoch = self.condition, self.epoch
+        described = []
+        for _, member in sorted(self.members.items()):
+            yield
+            described.append(member.describe())
+        return DescribedGroup(self.group, state, epoch, tuple(described))
 
     @property
     def condition(self) -> str:
-        """Return the state as in ``messages.GroupDescription.state``."""
+        """Return the state as in ``messages.DescribedGroup.state``."""
         if not self.members:
             return "empty"
         changing = self.dirty or self._computing is not None

@@ -13,13 +13,23 @@ import pytest
 from sparklog.broker.groups.group_requests import GroupRequests
 from sparklog.broker.requests import fetch, open_fetch, slices
 from sparklog.coordinator.group_offsets import Groups
-from sparklog.coordinator.group_records import FORMAT_VERSION, CommittedOffset, OffsetKey, group_record
+from sparklog.coordinator.group_records import (
+    FORMAT_VERSION,
+    About,
+    CommittedOffset,
+    MemberKey,
+    MemberState,
+    OffsetKey,
+    group_record,
+)
 from sparklog.errors import ErrorCode
 from sparklog.protocol.messages import (
     CONSUMER,
     CommitOffsets,
     DeleteRecords,
     DeleteRecordsPartition,
+    DescribeGroup,
+    DescribeGroupReply,
     ElectLeaders,
     Fetch,
     FetchOffsets,
@@ -160,6 +170,25 @@ def test_all_offsets_of_a_group_are_collected_in_turns() -> None:
         assert await turns_until(lambda: connection.replies) > COUNT / 2
         expected = tuple(sorted(offsets, key=lambda offset: offset.topic))
         assert connection.replies == [FetchOffsetsReply(7, expected)]
+
+    asyncio.run(test())
+
+
+def test_the_members_of_a_group_are_described_in_turns() -> None:
+    async def test() -> None:
+        stage, connection, groups = staged(), Connection(), Groups()
+        keys = [MemberKey(FORMAT_VERSION, "g", name) for name in NAMES]
+        groups.load([group_record(key, MemberState(FORMAT_VERSION, About(("t",)), 1, (), 1, 0)) for key in keys])
+        groups.start(0)
+        host = SimpleNamespace(groups=groups)
+        requests = group_requests(stage, SimpleNamespace(of=lambda _: host))
+        requests.describe(cast(Any, connection), DescribeGroup(7, "g"), memoryview(b""))
+        assert await turns_until(lambda: connection.replies) > COUNT / 2
+        (reply,) = connection.replies
+        assert isinstance(reply, DescribeGroupReply) and reply.description is not None
+        assert [member.member_id for member in reply.description.members] == sorted(NAMES)
+        requests.describe(cast(Any, connection), DescribeGroup(8, "unknown"), memoryview(b""))
+        assert connection.replies[1:] == [DescribeGroupReply(8, None)]
 
     asyncio.run(test())
 

@@ -10,6 +10,8 @@ from sparklog.client.errors import ClientTimeout, CommitOutcomeUnknown, Producer
 from sparklog.client.producer.producer import Producer
 from sparklog.client.producer.transaction_run import Joined
 from sparklog.client.producer.two_phase_write import AlreadyCommitted, Decided, decide, join
+from sparklog.coordinator import transaction_end
+from sparklog.errors import ClusterError
 from sparklog.protocol.messages import (
     EndTransaction,
 )
@@ -77,3 +79,19 @@ def test_an_unanswered_decision_of_a_sink_times_out(fake: FakeCluster) -> None:
         decide(fake.bootstrap, key="query:q", version=0, run_id="r1", winners=[joined.producer_id], timeout_s=0.4)
     with pytest.raises(ClientTimeout):
         decide(fake.bootstrap, key="query:q", version=0, run_id="r1", commit=False, timeout_s=0.4)
+
+
+def test_a_sink_whose_end_has_several_parts_is_committed(fake: FakeCluster, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(transaction_end, "PARTICIPANTS_AT_ONCE", 1)
+    fake.create("t", partitions=2)
+    parts = [sink(fake, "r1") for _ in range(4)]
+    for number, joined in enumerate(parts):
+        with Producer(fake.bootstrap, in_transaction=pickle.loads(pickle.dumps(joined))) as producer:
+            producer.send("t", b"%d" % number, partition=number % 2)
+    assert end_sink(fake, "r1", *parts[1:]) == Decided(complete=True, replayed=False)
+    assert sorted(seen(fake, "t")) == [b"1", b"2", b"3"]
+
+
+def test_a_commit_of_too_many_tasks_is_refused_with_advice() -> None:
+    with pytest.raises(ClusterError, match=r"100001 tasks .* at most 100000 expected: write with fewer tasks"):
+        decide("no-such-host:1", key="query:q", version=0, run_id="r1", winners=range(100_001))

@@ -33,7 +33,7 @@ from sparklog.coordinator.group_member import topic_partitions
 from sparklog.coordinator.group_offsets import Groups, GroupSettings
 from sparklog.coordinator.group_records import About, MemberKey, MemberState, decode_group_record
 from sparklog.coordinator.log_records import Record
-from sparklog.protocol.messages import JOIN, LEAVE, LEAVE_STATIC, GroupOffset
+from sparklog.protocol.messages import JOIN, LEAVE, LEAVE_STATIC, DescribedGroup, GroupOffset
 
 SESSION_MS = 6000
 
@@ -145,6 +145,15 @@ class GroupsHost:
             self.now_ms = min(end_ms, max(self.now_ms + 1, due_ms if due_ms is not None else end_ms))
             self.step(Ticked())
             self.settle()
+
+    def describe(self) -> DescribedGroup:
+        parts = self.core.describe("g")
+        try:
+            while True:
+                next(parts)
+        except StopIteration as described:
+            assert isinstance(described.value, DescribedGroup)
+            return described.value
 
     def ticket(self) -> int:
         self.tickets += 1

@@ -38,7 +38,7 @@ def test_groups_with_members_are_neither_deleted_nor_expired() -> None:
     host.commit(members[0], dict.fromkeys(members[0].owned, 3))
     for member in members:
         member.leave()
-    assert host.core.describe("g").state == "empty"  # type: ignore[union-attr]
+    assert host.describe().state == "empty"
     assert host.delete() == "Done"
     assert (host.core.names(), host.core.live_records, host.delete()) == ([], 0, "GROUP_ID_NOT_FOUND")
     balance(host, [back := SimMember(host, "back")])
@@ -60,7 +60,7 @@ def test_offset_retention_starts_when_the_last_member_leaves() -> None:
     host.refuse_one()
     host.now_ms += 100
     member.leave()
-    assert host.core.describe("g").state == "empty"  # type: ignore[union-attr]
+    assert host.describe().state == "empty"
     host.wait(150_000)
     assert [found.offset for found in host.core.offsets("g").values()] == [7, 7]
     host.wait(130_000)

@@ -249,6 +249,6 @@ def test_heartbeats_name_partitions_as_assigned() -> None:
     thief = SimMember(host, "m2")
     host.step(HeartbeatRequested(host.ticket(), "g", "m2", JOIN, 1, claims, thief.about))
     host.settle()
-    found = host.core.describe("g")
+    found = host.describe()
     assert found is not None
     assert [len(one.owned) for one in found.members if one.member_id == "m2"] == [0]

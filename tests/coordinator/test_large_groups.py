@@ -96,11 +96,11 @@ def large(size: int) -> tuple[GroupsHost, list[SimMember]]:
 
 def test_a_group_is_reconciling_while_its_target_is_computed() -> None:
     host, _ = large(1)
-    described = host.core.describe("g")
-    assert described is not None and described.state == "reconciling"
+    described = host.describe()
+    assert described.state == "reconciling"
     host.settle()
-    described = host.core.describe("g")
-    assert described is not None and described.state == "stable"
+    described = host.describe()
+    assert described.state == "stable"
 
 
 def test_a_member_that_leaves_during_the_computation_gets_nothing() -> None:

@@ -33,8 +33,7 @@ def test_members_join_and_leave_and_few_partitions_move() -> None:
     last = SimMember(host, "m3")
     balance(host, [*members[1:], last])
     assert loads([*members[1:], last]) == [3, 3, 4]
-    described = host.core.describe("g")
-    assert described is not None
+    described = host.describe()
     assert described.state == "stable"
     assert [len(found.owned[0].partitions) for found in described.members] == [
         len(m.owned) for m in [*members[1:], last]
@@ -61,7 +60,7 @@ def test_a_partition_is_assigned_only_after_it_was_given_up() -> None:
     host.settle()
     assert second.receive(), "the response must come without another heartbeat"
     assert second.owned == parts(0, 1, 2, 3) - first.owned
-    assert second.epoch == host.core.describe("g").group_epoch  # type: ignore[union-attr]
+    assert second.epoch == host.describe().group_epoch
 
 
 def test_a_heartbeat_without_changes_is_held_and_answered_in_time() -> None:
@@ -183,7 +182,7 @@ def test_no_assignment_is_sent_before_it_is_in_the_log() -> None:
     assert not member.receive() and len(host.appends) == 1
     host.refuse_one()
     assert member.receive() and member.refused == "COORDINATOR_NOT_AVAILABLE"
-    assert host.core.describe("g") is None
+    assert next(host.core.describe("g"), None) is None
     member.refused = ""
     balance(host, [member])
     assert member.owned == parts(0, 1)
@@ -225,7 +224,7 @@ def test_another_coordinator_continues_with_the_same_members(keep: int) -> None:
     balance(host, [*members, third])
     assert loads([*members, third]) == [2, 2, 2]
     assert all(now.owned <= before for now, before in zip(members, owned, strict=True))
-    assert host.core.describe("g").group_epoch > epoch + 1  # type: ignore[union-attr]
+    assert host.describe().group_epoch > epoch + 1
 
 
 def test_a_partly_replicated_append_leaves_one_owner() -> None:
@@ -338,8 +337,8 @@ def test_a_static_member_returns_to_its_partitions() -> None:
     killed.beat()
     assert killed.refused == "FENCED_INSTANCE_ID"
     host.wait(SESSION_MS + 100)
-    described = host.core.describe("g")
-    assert described is not None and not described.members, "a static member must expire as well"
+    described = host.describe()
+    assert not described.members, "a static member must expire as well"
 
 
 def test_late_heartbeats_and_lost_responses_do_no_harm() -> None:
@@ -358,7 +357,7 @@ def test_late_heartbeats_and_lost_responses_do_no_harm() -> None:
     joined.ticket = None
     joined.send()
     host.settle()
-    assert sum(found.member_id == "m10" for found in host.core.describe("g").members) == 1  # type: ignore[union-attr]
+    assert sum(found.member_id == "m10" for found in host.describe().members) == 1
     ahead = SimMember(host, first.member_id)
     ahead.sequence, ahead.epoch = 1000, 99
     ahead.beat()
@@ -372,7 +371,7 @@ def test_a_paused_coordinator_removes_no_member() -> None:
     host.step(Ticked())
     balance(host, members)
     assert not host.reports
-    assert host.core.describe("g").state == "stable"  # type: ignore[union-attr]
+    assert host.describe().state == "stable"
     host.wait(SESSION_MS + 1)
     assert len(host.reports) == 2, "but a member that stays silent must be removed"
 
@@ -401,7 +400,7 @@ def test_a_heartbeat_of_an_earlier_life_revives_no_member() -> None:
     assert host.reports
     host.step(dataclasses.replace(first, ticket=host.ticket()))
     host.settle()
-    assert host.core.describe("g").members, "the member has joined"  # type: ignore[union-attr]
+    assert host.describe().members, "the member has joined"
     ghost.ticket = None
     ghost.beat()
     assert ghost.refused == "UNKNOWN_MEMBER_ID", "a removed member that continues must receive an error"

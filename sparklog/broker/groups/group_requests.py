@@ -30,6 +30,7 @@ from sparklog.protocol.messages import (
     CommitOffsets,
     CommitOffsetsReply,
     DeleteGroup,
+    DescribedGroup,
     DescribeGroup,
     DescribeGroupReply,
     ErrorReply,
@@ -207,8 +208,17 @@ class GroupRequests:
         self._groups.of(request.group).ask(lambda ticket: HeartbeatRequested(ticket, *member), on_result)
 
     def describe(self, connection: ServerConnection, request: DescribeGroup, body: memoryview) -> None:
-        found = self._groups.of(request.group).groups.describe(request.group)
-        connection.reply(DescribeGroupReply(request.cid, found))
+        parts = self._groups.of(request.group).groups.describe(request.group)
+        answer_in_slices(self._slices, connection, request, self._describe(request.cid, parts))
+
+    def _describe(self, cid: int, parts: Generator[None, None, DescribedGroup | None]) -> Generator[None, None, Reply]:
+        try:
+            while True:
+                next(parts)
+                if self._slices.over():
+                    yield
+        except StopIteration as described:
+            return DescribeGroupReply(cid, described.value)
 
     def delete(self, connection: ServerConnection, request: DeleteGroup, body: memoryview) -> None:
         def on_result(result: Outcome) -> None:

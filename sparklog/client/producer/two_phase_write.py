@@ -26,7 +26,8 @@ from sparklog.client.producer.transaction_run import (
     TransactionRun,
     end_error,
 )
-from sparklog.errors import BrokerError
+from sparklog.errors import BrokerError, ClusterError
+from sparklog.protocol.fields import MAX_PLAIN
 from sparklog.protocol.messages import (
     BeginTransaction,
     BeginTransactionReply,
@@ -131,6 +132,7 @@ def decide(
     also if some markers are missing. A commit without winners means that the version has no records.
 
     Raises:
+        ClusterError: there are more winners than one commit may name; nothing is decided.
         ProducerFenced, TransactionStateError: the version is not committed, and will not be.
         CommitOutcomeUnknown: no coordinator was reachable within ``timeout_s``, the broker had an unexpected error, or
             it refused the request after an earlier response was lost.
@@ -139,6 +141,9 @@ def decide(
     run = TransactionRun(key, run_id, version, timeout_s)
     began = time.monotonic()
     chosen = tuple(sorted(winners)) if commit else ()
+    if len(chosen) > MAX_PLAIN:
+        detail = f"{len(chosen)} tasks found with rows, at most {MAX_PLAIN} expected: write with fewer tasks (coalesce)"
+        raise ClusterError(f"{run}: {detail}")
     decided: EndTransactionReply | None = None
     uncertain = False
 
