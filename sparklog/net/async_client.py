@@ -14,14 +14,14 @@ from sparklog.model import host_and_port
 from sparklog.net import unix_socket
 from sparklog.net.greeting import Credentials, Greeting
 from sparklog.net.loop import tune
-from sparklog.protocol.connection import DEFAULT_MAX_FRAME_BYTES, ClientEnd, PreparedRequest, error_told
+from sparklog.protocol.connection import DEFAULT_MAX_FRAME_BYTES, ClientEnd, PreparedRequest, error_of_reply
 from sparklog.protocol.frames import Buffer
 from sparklog.protocol.messages import ErrorReply, HelloReply, Prove, Reply, Request
 from sparklog.protocol.received import ReceivedReply
 
 ReplyAndBody = tuple[Reply, memoryview]
 #: A function that is called with the outcome of one request: the reply, or the error.
-Told = Callable[[ReplyAndBody | BrokerError], None]
+OnOutcome = Callable[[ReplyAndBody | BrokerError], None]
 
 
 class AsyncConnection(asyncio.BufferedProtocol):
@@ -41,7 +41,7 @@ class AsyncConnection(asyncio.BufferedProtocol):
         self._prove: Prove | None = None
         self.on_lost: Callable[[], None] | None = None
         self._end = ClientEnd(max_frame_bytes)
-        self._waiting: dict[int, Told] = {}
+        self._waiting: dict[int, OnOutcome] = {}
         self._transport: asyncio.Transport | None = None
         self._loop = asyncio.get_running_loop()
         self._writable = asyncio.Event()
@@ -50,7 +50,7 @@ class AsyncConnection(asyncio.BufferedProtocol):
         self._poll: select.poll | None = None
         self._socket_number = -1
         #: Whether a callback is running with a reply, which is lost if the callback is interrupted.
-        self.telling = False
+        self.delivering = False
         #: The time of the peer's last bytes, or of a request with no other in flight; monotonic time.
         self._last_bytes_s = 0.0
 
@@ -143,7 +143,7 @@ class AsyncConnection(asyncio.BufferedProtocol):
         """
         future: asyncio.Future[ReplyAndBody] = self._loop.create_future()
 
-        def told(answer: ReplyAndBody | BrokerError) -> None:
+        def on_outcome(answer: ReplyAndBody | BrokerError) -> None:
             if future.done():
                 return
             if isinstance(answer, BrokerError):
@@ -151,30 +151,30 @@ class AsyncConnection(asyncio.BufferedProtocol):
             else:
                 future.set_result(answer)
 
-        self.ask(message, body, told)
+        self.ask(message, body, on_outcome)
         return future
 
-    def ask(self, message: Request, body: Sequence[Buffer], told: Told) -> None:
-        """Send a request; call ``told`` once with the outcome, as ``request`` returns or raises it.
+    def ask(self, message: Request, body: Sequence[Buffer], on_outcome: OnOutcome) -> None:
+        """Send a request; call ``on_outcome`` once with the outcome, as ``request`` returns or raises it.
 
         A reply arrives in the turn in which it is read, and an error arrives in a separate turn. Neither arrives before
         this method returns.
         """
         if self.closed:
-            self._loop.call_soon(told, self._lost_error())
+            self._loop.call_soon(on_outcome, self._lost_error())
             return
         if not self._waiting:
             self._last_bytes_s = time.monotonic()
-        self._waiting[self._write(message, body)] = told
+        self._waiting[self._write(message, body)] = on_outcome
 
-    def ask_prepared(self, request: PreparedRequest, first: bytes, second: bytes, told: Told) -> None:
+    def ask_prepared(self, request: PreparedRequest, first: bytes, second: bytes, on_outcome: OnOutcome) -> None:
         """Send a prepared request with a body of two parts on an open connection; otherwise like ``ask``."""
         assert self._transport is not None
         if not self._waiting:
             self._last_bytes_s = time.monotonic()
         cid, frame = self._end.encode_prepared(request, first, second)
         self._transport.write(frame)
-        self._waiting[cid] = told
+        self._waiting[cid] = on_outcome
 
     def send_only(self, message: Request, body: Sequence[Buffer] = ()) -> None:
         """Send a request that gets no reply (acks=0). Raises BrokerError if the connection is closed."""
@@ -276,21 +276,21 @@ class AsyncConnection(asyncio.BufferedProtocol):
         reply = received.reply
         answer: ReplyAndBody | BrokerError = (reply, received.body)
         if isinstance(reply, ErrorReply):
-            answer = error_told(reply)
+            answer = error_of_reply(reply)
             if reply.cid == -1:
                 self._reason = reply.detail
-        self.telling = True
-        told = self._waiting.pop(reply.cid, None)
-        if told is not None:
+        self.delivering = True
+        on_outcome = self._waiting.pop(reply.cid, None)
+        if on_outcome is not None:
             try:
-                told(answer)
+                on_outcome(answer)
             except BaseException as error:
                 if isinstance(error, KeyboardInterrupt) and not self._loop.is_running():
                     raise  # The interrupt is meant for this thread, which replaces the loop's own.
                 # The error is not the connection's and must not end it: a separate turn passes it to the loop's
                 # handler.
                 self._loop.call_soon(_raise, error)
-        self.telling = False
+        self.delivering = False
 
     def pause_writing(self) -> None:
         self._writable.clear()
@@ -322,9 +322,9 @@ class AsyncConnection(asyncio.BufferedProtocol):
 
     def _fail_waiting(self) -> None:
         waiting, self._waiting = self._waiting, {}
-        for told in waiting.values():
+        for on_outcome in waiting.values():
             # The caller of close may be in the middle of a change, so the callbacks run in a later turn.
-            self._loop.call_soon(told, self._lost_error())
+            self._loop.call_soon(on_outcome, self._lost_error())
 
     def _lost_error(self) -> BrokerError:
         return BrokerError(ErrorCode.NETWORK_EXCEPTION, f"connection to {self.address}: {self._reason}")

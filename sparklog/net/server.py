@@ -106,7 +106,7 @@ class ServerConnection(asyncio.BufferedProtocol):
         self._writable = True
         self._reading = True
         self._handling = False
-        self._held = False
+        self._paused = False
         #: Whether a large frame is being received or waits for room, and its bytes at the last check.
         self._receives = False
         self._seen_bytes = 0
@@ -257,20 +257,20 @@ class ServerConnection(asyncio.BufferedProtocol):
         size = self._in_hand.pop(cid, 0)
         if size:
             self._budget.release(size)
-        # A request that gets its reply at once comes here from within go_on, whose loop then sees the room, or from
-        # within buffer_updated, which checks afterwards; a call of go_on would nest once per queued request.
+        # A request that gets its reply at once comes here from ``resume``, whose loop then sees the room. A call of
+        # ``resume`` from here would nest once per queued request.
         if not self._handling and (self._queue or not self._reading):
             self.resume()
 
-    def hold(self) -> None:
-        """Handle no further request of this connection before ``release``.
+    def pause_requests(self) -> None:
+        """Handle no further request of this connection before ``resume_requests``.
 
         The current request takes several turns of the loop, and later ones must not overtake it.
         """
-        self._held = True
+        self._paused = True
 
-    def release(self) -> None:
-        self._held = False
+    def resume_requests(self) -> None:
+        self._paused = False
         if not self._handling:
             self.resume()
 
@@ -364,7 +364,7 @@ class ServerConnection(asyncio.BufferedProtocol):
         return not (self._is_full() or (self._queue and self._turn.is_spent))
 
     def _is_full(self) -> bool:
-        return not self._writable or self._held or len(self._in_hand) >= self._max_in_flight
+        return not self._writable or self._paused or len(self._in_hand) >= self._max_in_flight
 
     def _set_reading(self, reading: bool) -> None:
         if self._transport is not None and not self._transport.is_closing():

@@ -121,10 +121,10 @@ def hello(client_id: str, cluster_id: str = "") -> Hello:
 def raise_for_error(reply: Reply) -> None:
     """Raise BrokerError for an ErrorReply."""
     if isinstance(reply, ErrorReply):
-        raise error_told(reply)
+        raise error_of_reply(reply)
 
 
-def error_told(reply: ErrorReply) -> BrokerError:
+def error_of_reply(reply: ErrorReply) -> BrokerError:
     """Return the reply's error, also for codes that this client is too old to know."""
     try:
         code = ErrorCode(reply.code)

@@ -30,7 +30,7 @@ _ZEROS = bytes(ALIGNMENT)
 _TIME = struct.Struct("<q")
 
 
-def encode_few_records(records: Sequence[SmallBatchRecord], *, schema_id: int, timed: bool) -> EncodedBatch:
+def encode_small_batch(records: Sequence[SmallBatchRecord], *, schema_id: int, timed: bool) -> EncodedBatch:
     """Encode like ``encode_batch`` without compression.
 
     ``timed``: the timestamp is the topic's event time.
@@ -40,10 +40,10 @@ def encode_few_records(records: Sequence[SmallBatchRecord], *, schema_id: int, t
     """
     if len(records) == 1:
         key, value, _, time = records[0]
-        encoded = alone_body(key, value, time)
-        header = alone_header(encoded, time, schema_id, timed, (NO_PRODUCER, -1, -1))
+        encoded = single_record_body(key, value, time)
+        header = single_record_header(encoded, time, schema_id, timed, (NO_PRODUCER, -1, -1))
         return EncodedBatch(header, pa.py_buffer(encoded))
-    encoded = _together(records)
+    encoded = _several_records_body(records)
     times = [record[3] for record in records]
     earliest, latest = header_times(min(times), max(times)) if timed else (NO_TIMESTAMP, NO_TIMESTAMP)
     count = len(records)
@@ -72,7 +72,7 @@ def encode_few_records(records: Sequence[SmallBatchRecord], *, schema_id: int, t
 # --- several records ---
 
 
-def _together(records: Sequence[SmallBatchRecord]) -> bytes:
+def _several_records_body(records: Sequence[SmallBatchRecord]) -> bytes:
     keys, values, _, times = zip(*records, strict=True)
     count = len(records)
     try:
@@ -90,8 +90,8 @@ def _together(records: Sequence[SmallBatchRecord]) -> bytes:
         b"",
         packed_times,
     )
-    metadata = few_metadata(count, (key_nulls, value_nulls), tuple(map(len, buffers)))
-    return b"".join((metadata, *_in_places(buffers)))
+    metadata = small_batch_metadata(count, (key_nulls, value_nulls), tuple(map(len, buffers)))
+    return b"".join((metadata, *_padded(buffers)))
 
 
 #: The buffers inside a headers column without headers: structs, their keys, their values, each empty. A column of
@@ -99,7 +99,7 @@ def _together(records: Sequence[SmallBatchRecord]) -> bytes:
 _INSIDE_NO_HEADERS = (b"", b"", bytes(4), b"", b"", bytes(4), b"")
 
 
-def _in_places(buffers: Iterable[bytes]) -> Iterable[bytes]:
+def _padded(buffers: Iterable[bytes]) -> Iterable[bytes]:
     for buffer in buffers:
         yield buffer
         yield _ZEROS[: -len(buffer) % ALIGNMENT]
@@ -142,7 +142,7 @@ class _Frame(NamedTuple):
     before_time: bytes
 
 
-def alone_body(key: bytes | str | None, value: bytes | str | None, time_us: int) -> bytes:
+def single_record_body(key: bytes | str | None, value: bytes | str | None, time_us: int) -> bytes:
     """Return the body of a batch of one record without headers.
 
     Raises:
@@ -165,8 +165,10 @@ def alone_body(key: bytes | str | None, value: bytes | str | None, time_us: int)
     )
 
 
-def alone_header(body: bytes, time_us: int, schema_id: int, timed: bool, number: tuple[int, int, int]) -> BatchHeader:
-    """Return the header of an ``alone_body``. ``number`` has producer id, producer epoch and sequence."""
+def single_record_header(
+    body: bytes, time_us: int, schema_id: int, timed: bool, number: tuple[int, int, int]
+) -> BatchHeader:
+    """Return the header of a ``single_record_body``. ``number`` has producer id, producer epoch and sequence."""
     earliest = latest = time_us if timed else NO_TIMESTAMP
     if timed and time_us == NO_TIMESTAMP:
         earliest, latest = header_times(time_us, time_us)
@@ -181,9 +183,9 @@ def _frame(key_length: int | None, value_length: int | None) -> _Frame:
     """Return the frame for one record of these sizes, from an encoded message of such a record."""
     key = None if key_length is None else bytes(key_length)
     value = None if value_length is None else bytes(value_length)
-    message = _together([(key, value, None, 0)])
-    sizes = few_buffer_sizes(1, (int(key is None), int(value is None)), (key_length or 0, value_length or 0))
-    at = [few_metadata_bytes() + place for place, _ in few_places(sizes)]
+    message = _several_records_body([(key, value, None, 0)])
+    sizes = small_batch_buffer_sizes(1, (int(key is None), int(value is None)), (key_length or 0, value_length or 0))
+    at = [small_batch_metadata_bytes() + place for place, _ in buffer_positions(sizes)]
     key_end, value_end = at[2] + sizes[2], at[5] + sizes[5]
     return _Frame(message[: at[2]], message[key_end : at[5]], message[value_end : at[16]])
 
@@ -191,7 +193,7 @@ def _frame(key_length: int | None, value_length: int | None) -> _Frame:
 # --- the layout ---
 
 
-def few_buffer_sizes(rows: int, nulls: tuple[int, int], lengths: tuple[int, int]) -> tuple[int, ...]:
+def small_batch_buffer_sizes(rows: int, nulls: tuple[int, int], lengths: tuple[int, int]) -> tuple[int, ...]:
     """Return the size of every buffer of a batch without headers: key, value, headers, their content, timestamp.
 
     ``nulls`` and ``lengths`` are those of key and value.
@@ -202,9 +204,9 @@ def few_buffer_sizes(rows: int, nulls: tuple[int, int], lengths: tuple[int, int]
 
 
 @lru_cache(maxsize=256)
-def few_metadata(rows: int, nulls: tuple[int, int], sizes: tuple[int, ...]) -> bytes:
+def small_batch_metadata(rows: int, nulls: tuple[int, int], sizes: tuple[int, ...]) -> bytes:
     """Return the metadata of a batch with buffers of these sizes. All its headers are null."""
-    places = few_places(sizes)
+    places = buffer_positions(sizes)
     return record_batch_metadata(
         rows,
         nodes=((rows, nulls[0]), (rows, nulls[1]), (rows, rows), (0, 0), (0, 0), (0, 0), (rows, 0)),
@@ -214,12 +216,12 @@ def few_metadata(rows: int, nulls: tuple[int, int], sizes: tuple[int, ...]) -> b
 
 
 @lru_cache(maxsize=1)
-def few_metadata_bytes() -> int:
+def small_batch_metadata_bytes() -> int:
     """Return the size of the metadata, which is the same for all these batches."""
-    return len(few_metadata(1, (1, 1), few_buffer_sizes(1, (1, 1), (0, 0))))
+    return len(small_batch_metadata(1, (1, 1), small_batch_buffer_sizes(1, (1, 1), (0, 0))))
 
 
-def few_places(sizes: Iterable[int]) -> list[tuple[int, int]]:
+def buffer_positions(sizes: Iterable[int]) -> list[tuple[int, int]]:
     """Return offset and length of every buffer. Each begins at the next multiple of 8 after the one before."""
     places, end = [], 0
     for size in sizes:

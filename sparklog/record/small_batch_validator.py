@@ -13,11 +13,16 @@ from functools import lru_cache
 from typing import NamedTuple
 
 from sparklog.record.message import PREFIX_BYTES
-from sparklog.record.small_batch_encoder import few_buffer_sizes, few_metadata, few_metadata_bytes, few_places
+from sparklog.record.small_batch_encoder import (
+    buffer_positions,
+    small_batch_buffer_sizes,
+    small_batch_metadata,
+    small_batch_metadata_bytes,
+)
 
 #: With more records than this, Arrow is faster.
 MOST_RECORDS = 256
-METADATA_BYTES = few_metadata_bytes()
+METADATA_BYTES = small_batch_metadata_bytes()
 #: The number of nodes and buffers of the default schema, and their position in the metadata of ``batch_metadata``.
 _NODES, _BUFFERS = 7, 17
 _NODES_AT = PREFIX_BYTES + 112
@@ -51,7 +56,7 @@ class _Shape(NamedTuple):
     times_at: int
 
 
-def times_of_few(message: bytes, record_count: int) -> tuple[int, int] | None:
+def small_batch_times(message: bytes, record_count: int) -> tuple[int, int] | None:
     """Return smallest and greatest timestamp of a sound batch, or None if Arrow must check it."""
     if len(message) < METADATA_BYTES:
         return None
@@ -92,10 +97,10 @@ def _shape(metadata: bytes) -> _Shape | None:
         return None
     if not all(0 <= length < 2**31 for length in lengths):
         return None
-    sizes = few_buffer_sizes(rows, nulls, lengths)
-    if metadata != few_metadata(rows, nulls, sizes):
+    sizes = small_batch_buffer_sizes(rows, nulls, lengths)
+    if metadata != small_batch_metadata(rows, nulls, sizes):
         return None
-    at = [METADATA_BYTES + place for place, _ in few_places(sizes)]
+    at = [METADATA_BYTES + place for place, _ in buffer_positions(sizes)]
     no_headers = [(at[number], bytes(sizes[number])) for number in (6, 7, 10, 13)]
     columns = _Binary(nulls[0], at[0], at[1], lengths[0]), _Binary(nulls[1], at[3], at[4], lengths[1])
     fixed = (

@@ -42,7 +42,7 @@ from sparklog.record.message import (
 )
 from sparklog.record.required_columns import misplaced_null
 from sparklog.record.schema import DEFAULT_EVENT_TIME, DEFAULT_SCHEMA
-from sparklog.record.small_batch_validator import times_of_few
+from sparklog.record.small_batch_validator import small_batch_times
 
 #: The flags that a producer may set. The leader and the cleaner set the others.
 _PRODUCER_FLAGS = int(Flag.LZ4 | Flag.ZSTD | Flag.TRANSACTIONAL)
@@ -84,8 +84,8 @@ def validate_batch(
         body = bytes(body)
     compare_body_crc(header, crc32c(body))
     _check_schema_id(header, schema_id)
-    is_few = schema is DEFAULT_SCHEMA and not required_key
-    if not (is_few and isinstance(body, bytes) and _sound_without_arrow(header, body, event_time)):
+    may_be_small = schema is DEFAULT_SCHEMA and not required_key
+    if not (may_be_small and isinstance(body, bytes) and _sound_without_arrow(header, body, event_time)):
         records = _validate_by_arrow(
             header, pa.py_buffer(body), schema, max_message_bytes=max_message_bytes, event_time=event_time
         )
@@ -137,7 +137,7 @@ def _sound_without_arrow(header: BatchHeader, body: bytes, event_time: str | Non
     """
     if header.flags & _COMPRESSION_FLAGS or event_time not in _TIMES_OF_DEFAULT:
         return False
-    times = times_of_few(body, header.record_count)
+    times = small_batch_times(body, header.record_count)
     if times is None:
         return False
     _check_times(header_times(*times) if event_time else (NO_TIMESTAMP, NO_TIMESTAMP), header, event_time)

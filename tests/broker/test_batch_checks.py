@@ -23,10 +23,10 @@ class Connection:
     held = False
     released = 0
 
-    def hold(self) -> None:
+    def pause_requests(self) -> None:
         self.held = True
 
-    def release(self) -> None:
+    def resume_requests(self) -> None:
         self.held = False
         self.released += 1
 

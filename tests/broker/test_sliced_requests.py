@@ -64,10 +64,10 @@ class Connection:
     def reply(self, message: Reply, body: Any = (), body_bytes: int = -1) -> None:
         self.replies.append(message)
 
-    def hold(self) -> None:
+    def pause_requests(self) -> None:
         self.held = True
 
-    def release(self) -> None:
+    def resume_requests(self) -> None:
         self.held = False
 
 

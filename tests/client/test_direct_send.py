@@ -197,7 +197,7 @@ def test_a_signal_handlers_error_during_encoding_reaches_the_caller(
     with Producer(fake.bootstrap) as producer:
         acting(producer)
         with monkeypatch.context() as patch:
-            patch.setattr(module, "alone_body", alarm)
+            patch.setattr(module, "single_record_body", alarm)
             with pytest.raises(TimeoutError, match="alarm"):
                 for _ in range(1000):
                     producer.send("t", b"v").result()

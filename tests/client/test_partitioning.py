@@ -20,8 +20,8 @@ from sparklog.client.producer.partitioning import (
     EncodedPart,
     ProducerTopic,
     _encode_one,
-    encode_few,
     encode_parts,
+    encode_small_parts,
     fit_to_topic,
     pieces,
     split_destinations,
@@ -282,7 +282,7 @@ def test_few_records_choose_the_same_partitions_as_many(
         pa.array(found, field.type) for found, field in zip(zip(*records, strict=True), DEFAULT_SCHEMA, strict=True)
     ]
     batch = pa.RecordBatch.from_arrays(columns, schema=DEFAULT_SCHEMA)
-    few = encode_few(known, records, destination, size=100, batch_bytes=1000)
+    few = encode_small_parts(known, records, destination, size=100, batch_bytes=1000)
     assert few is not None
     if destination is None:  # the partition in turn depends on the caller
         keyed = [key is not None for key in keys]
@@ -300,14 +300,16 @@ def test_few_records_choose_the_same_partitions_as_many(
 
 def test_records_unfit_for_the_small_path_go_to_arrow() -> None:
     known, record = topic(), (None, b"v", None, 1)
-    assert encode_few(known, [record], 0, size=1, batch_bytes=100) is not None
-    assert encode_few(known, [record] * 256, 0, size=100, batch_bytes=100) is not None
-    assert encode_few(known, [record] * 257, 0, size=100, batch_bytes=100) is None
+    assert encode_small_parts(known, [record], 0, size=1, batch_bytes=100) is not None
+    assert encode_small_parts(known, [record] * 256, 0, size=100, batch_bytes=100) is not None
+    assert encode_small_parts(known, [record] * 257, 0, size=100, batch_bytes=100) is None
     keyed = (b"k", b"v", None, 1)
-    assert encode_few(known, [keyed] * 16, None, size=100, batch_bytes=100) is not None
-    assert encode_few(known, [keyed] * 17, None, size=100, batch_bytes=100) is None
-    assert encode_few(known, [record], 0, size=101, batch_bytes=100) is None
-    assert encode_few(topic(TYPED), [record], 0, size=1, batch_bytes=100) is None
-    assert encode_few(known, [(None, b"v", [{"key": "k", "value": b"v"}], 1)], 0, size=1, batch_bytes=100) is None
+    assert encode_small_parts(known, [keyed] * 16, None, size=100, batch_bytes=100) is not None
+    assert encode_small_parts(known, [keyed] * 17, None, size=100, batch_bytes=100) is None
+    assert encode_small_parts(known, [record], 0, size=101, batch_bytes=100) is None
+    assert encode_small_parts(topic(TYPED), [record], 0, size=1, batch_bytes=100) is None
+    assert (
+        encode_small_parts(known, [(None, b"v", [{"key": "k", "value": b"v"}], 1)], 0, size=1, batch_bytes=100) is None
+    )
     large = (None, b"v" * 1000, None, 1)
-    assert encode_few(topic(max_message_bytes="1400"), [large], 0, size=1000, batch_bytes=2000) is None
+    assert encode_small_parts(topic(max_message_bytes="1400"), [large], 0, size=1000, batch_bytes=2000) is None

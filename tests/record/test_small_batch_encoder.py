@@ -13,7 +13,12 @@ from sparklog.record.codec import NO_TIMESTAMP, decode_batch, encode_batch
 from sparklog.record.header import BatchHeader
 from sparklog.record.message import read_batch_message
 from sparklog.record.schema import DEFAULT_SCHEMA
-from sparklog.record.small_batch_encoder import SmallBatchRecord, alone_body, alone_header, encode_few_records
+from sparklog.record.small_batch_encoder import (
+    SmallBatchRecord,
+    encode_small_batch,
+    single_record_body,
+    single_record_header,
+)
 from tests.record.batches import validate
 
 BYTES = st.none() | st.binary(max_size=20) | st.text(max_size=10)
@@ -50,7 +55,7 @@ def test_many_records_of_a_kind_equal_arrows_encoding(count: int, kind: str) -> 
 
 
 def assert_as_arrow(records: list[SmallBatchRecord], timed: bool) -> None:
-    header, encoded = encode_few_records(records, schema_id=3, timed=timed)
+    header, encoded = encode_small_batch(records, schema_id=3, timed=timed)
     body = encoded.to_pybytes()
     event_time = "timestamp" if timed else None
     expected = encode_batch(by_arrow(records), schema_id=3, compression=None, event_time=event_time)
@@ -63,18 +68,18 @@ def assert_as_arrow(records: list[SmallBatchRecord], timed: bool) -> None:
 @settings(max_examples=50, deadline=None)
 @given(records=RECORDS)
 def test_a_leader_accepts_small_batches_and_readers_read_them(records: list[SmallBatchRecord]) -> None:
-    few = encode_few_records(records, schema_id=0, timed=True)
+    few = encode_small_batch(records, schema_id=0, timed=True)
     validate(few)
     assert decode_batch(few.header, few.body, DEFAULT_SCHEMA).equals(by_arrow(records))
 
 
 def test_without_an_event_time_the_header_has_no_timestamps() -> None:
-    header = encode_few_records([(None, b"v", None, 5)], schema_id=0, timed=False).header
+    header = encode_small_batch([(None, b"v", None, 5)], schema_id=0, timed=False).header
     assert (header.min_timestamp, header.max_timestamp) == (NO_TIMESTAMP, NO_TIMESTAMP)
 
 
 def test_the_last_microsecond_of_1969_is_a_time() -> None:
-    few = encode_few_records([(None, b"v", None, -1), (None, b"w", None, -1)], schema_id=0, timed=True)
+    few = encode_small_batch([(None, b"v", None, -1), (None, b"w", None, -1)], schema_id=0, timed=True)
     assert (few.header.min_timestamp, few.header.max_timestamp) == (-2, -1)
     validate(few)
 
@@ -90,14 +95,14 @@ def test_early_and_late_sequence_numbers_give_the_same_bytes(
     key: bytes | str | None, value: bytes | str | None, time_us: int, timed: bool, number: tuple[int, int, int]
 ) -> None:
     producer_id, epoch, sequence = number
-    usual = encode_few_records([(key, value, None, time_us)], schema_id=3, timed=timed)
+    usual = encode_small_batch([(key, value, None, time_us)], schema_id=3, timed=timed)
     header = usual.header._replace(producer_id=producer_id, producer_epoch=epoch, first_sequence=sequence)
-    body = alone_body(key, value, time_us)
-    alone = alone_header(body, time_us, 3, timed, number)
+    body = single_record_body(key, value, time_us)
+    alone = single_record_header(body, time_us, 3, timed, number)
     assert (alone.pack(), body) == (header.pack(), usual.body.to_pybytes())
     assert type(alone) is BatchHeader
 
 
 def test_a_time_of_more_than_64_bits_is_refused() -> None:
     with pytest.raises(OverflowError):
-        encode_few_records([(None, b"v", None, 2**63)], schema_id=0, timed=True)
+        encode_small_batch([(None, b"v", None, 2**63)], schema_id=0, timed=True)

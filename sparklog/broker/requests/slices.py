@@ -34,18 +34,18 @@ Steps = Generator["asyncio.Future[Any] | None", None, None]
 class Pausable(Protocol):
     """A connection that reads no further request while its work is done in slices."""
 
-    def hold(self) -> None: ...
+    def pause_requests(self) -> None: ...
 
-    def release(self) -> None: ...
+    def resume_requests(self) -> None: ...
 
 
-class _NothingHeld:
+class _NothingPaused:
     """The connection of work that no connection waits for."""
 
-    def hold(self) -> None:
+    def pause_requests(self) -> None:
         """Do nothing."""
 
-    def release(self) -> None:
+    def resume_requests(self) -> None:
         """Do nothing."""
 
 
@@ -88,7 +88,7 @@ class Slices:
 
     def start(self, steps: Steps, failed: Callable[[Exception], None]) -> None:
         """Do the work as ``run`` does. No connection waits for it."""
-        self.run(_NothingHeld(), steps, failed)
+        self.run(_NothingPaused(), steps, failed)
 
     def run(self, connection: Pausable, steps: Steps, failed: Callable[[Exception], None]) -> None:
         """Do the first slice of the work now and the rest in later turns; call ``failed`` with its error."""
@@ -100,7 +100,7 @@ class Slices:
         else:
             self._waiting.append(work)
             self._schedule()
-        connection.hold()
+        connection.pause_requests()
 
     def close(self) -> None:
         """Drop all waiting work."""
@@ -143,8 +143,8 @@ class Slices:
                 return
             work = self._waiting.popleft()
             if self._advance(work):
-                # The next turn releases it: the connection's next request may be as large.
-                asyncio.get_running_loop().call_soon(work.connection.release)
+                # The connection continues in the next turn: its next request may be as large.
+                asyncio.get_running_loop().call_soon(work.connection.resume_requests)
             if self.over():
                 break
         if self._waiting:

@@ -20,7 +20,7 @@ from sparklog.net.async_client import AsyncConnection
 #: A thread that has waited for this number of records in sequence is expected to wait for the next one as well.
 _WAITS_IN_SEQUENCE = 4
 #: The I/O thread waits for a slower response, because it has other work as well.
-_ANSWER_S = 0.005
+_RESPONSE_S = 0.005
 
 
 class CallerIo:
@@ -106,7 +106,7 @@ class CallerIo:
         The bytes that were read are lost, so every request of that connection is treated as failed and sent again.
         Return False if a callback was running.
         """
-        if self._reading is None or self._reading.telling:
+        if self._reading is None or self._reading.delivering:
             return False
         self._reading.abort()
         return True
@@ -114,7 +114,7 @@ class CallerIo:
     def _receive(self, finished: Callable[[], bool]) -> None:
         """Read responses while they arrive, for as long as they usually take."""
         began = time.monotonic()
-        until = began + _ANSWER_S
+        until = began + _RESPONSE_S
         while not finished():
             connection = self._sender.only_connection()
             if connection is None or began >= until:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from sparklog.client.producer.partitioning import EncodedPart, ProducerTopic, Rows, encode_few, encode_parts
+from sparklog.client.producer.partitioning import EncodedPart, ProducerTopic, Rows, encode_parts, encode_small_parts
 from sparklog.client.producer.record_chunk import RecordChunk
 from sparklog.errors import BrokerError, ErrorCode
 
@@ -22,13 +22,15 @@ class ChunkEncoder:
 
     def parts(self, topic: ProducerTopic, chunk: RecordChunk) -> list[EncodedPart]:
         """Return the encoded parts; empty if every record was refused. The chunk keeps the refusals."""
-        return self._few_parts(topic, chunk) or self._parts_by_halves(topic, chunk, np.arange(len(chunk)))
+        return self._small_parts(topic, chunk) or self._parts_by_halves(topic, chunk, np.arange(len(chunk)))
 
-    def _few_parts(self, topic: ProducerTopic, chunk: RecordChunk) -> list[EncodedPart] | None:
+    def _small_parts(self, topic: ProducerTopic, chunk: RecordChunk) -> list[EncodedPart] | None:
         if self._compression is not None:
             return None
         try:
-            return encode_few(topic, chunk.records, chunk.partition, size=chunk.size, batch_bytes=self._batch_bytes)
+            return encode_small_parts(
+                topic, chunk.records, chunk.partition, size=chunk.size, batch_bytes=self._batch_bytes
+            )
         except Exception:
             return None  # one of the records is at fault; halving finds it
 

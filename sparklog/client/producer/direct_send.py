@@ -31,7 +31,7 @@ from sparklog.net.async_client import AsyncConnection, ReplyAndBody
 from sparklog.protocol.connection import PreparedRequest
 from sparklog.protocol.messages import ProduceReply
 from sparklog.record.codec import EncodedBatch
-from sparklog.record.small_batch_encoder import alone_body, alone_header
+from sparklog.record.small_batch_encoder import single_record_body, single_record_header
 
 #: The maximum size of a record on this path. The general path waits for room in the buffer for a larger one.
 _MOST_BYTES = 64 * 1024
@@ -91,7 +91,7 @@ class DirectSender:
         if not self._handoff.lent or self._requests.in_flight:
             return None
         key, value, headers, time_us = record
-        if size > _MOST_BYTES or size > topic.hand_written_bytes or not topic.hand_written or headers:
+        if size > _MOST_BYTES or size > topic.small_batch_max_bytes or not topic.allows_small_batches or headers:
             return None
         if partition is None:
             partition = partition_of_record(topic, key)
@@ -100,7 +100,7 @@ class DirectSender:
         # This runs before the thread acts for the I/O thread: an error of a signal handler here reaches only the
         # caller.
         try:
-            body = alone_body(key, value, time_us)
+            body = single_record_body(key, value, time_us)
         except OverflowError:  # the general path raises the error
             return None
         if len(body) > topic.max_message_bytes:
@@ -128,7 +128,7 @@ class DirectSender:
         record = SingleRecordCompletion(self._thread, self._writes, topic.name, partition, time_us)
         self._writes.open.add(record)
         sent.append(record)
-        header = alone_header(body, time_us, topic.schema_id, topic.event_time is not None, number)
+        header = single_record_header(body, time_us, topic.schema_id, topic.event_time is not None, number)
         batch = ProducerBatch(
             route.tp,
             EncodedBatch(header, body),

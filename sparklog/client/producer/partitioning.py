@@ -30,16 +30,16 @@ from sparklog.record.message import counted_bytes, read_batch_message
 from sparklog.record.partitioner import NO_PARTITION, partition_for_key
 from sparklog.record.rows import RowColumns
 from sparklog.record.schema import DEFAULT_EVENT_TIME, DEFAULT_KEY_COLUMNS, DEFAULT_SCHEMA, fit_table, parse_schema
-from sparklog.record.small_batch_encoder import SmallBatchRecord, encode_few_records
+from sparklog.record.small_batch_encoder import SmallBatchRecord, encode_small_batch
 
 #: The column of a table that names the partition of each row. It is not stored.
 PARTITION_COLUMN = "_partition"
 #: The maximum size of a piece of a table before it is grouped by partition.
 _MAX_PIECE_BYTES = 32 * 1024 * 1024
 #: The maximum number of records for which encoding without Arrow is faster, above all on a cold cache.
-_FEW = 256
+_SMALL_RECORDS = 256
 #: The maximum number of keys for which hashing one by one is faster.
-_FEW_KEYS = 16
+_SMALL_KEYS = 16
 
 Rows: TypeAlias = "npt.NDArray[np.int64]"
 #: One partition for all rows, one for each row, or None: by key, else in turn.
@@ -74,8 +74,8 @@ class ProducerTopic:
         except ConfigError:  # settings of a newer broker: the broker validates sizes anyway
             self.max_message_bytes = topic_config({}).max_message_bytes
         #: Whether small batches may be encoded without Arrow, and up to which size.
-        self.hand_written = self.is_default and self.event_time in {None, DEFAULT_EVENT_TIME}
-        self.hand_written_bytes = self.max_message_bytes * 3 // 4
+        self.allows_small_batches = self.is_default and self.event_time in {None, DEFAULT_EVENT_TIME}
+        self.small_batch_max_bytes = self.max_message_bytes * 3 // 4
         #: A cached set: every dict row needs it, and pyarrow builds the names of a schema at each access.
         self.column_names = frozenset(self.schema.names)
         #: The conversion of dict rows to columns.
@@ -204,7 +204,7 @@ def encode_parts(
         )
 
 
-def encode_few(
+def encode_small_parts(
     topic: ProducerTopic, records: Sequence[SmallBatchRecord], destination: int | None, *, size: int, batch_bytes: int
 ) -> list[EncodedPart] | None:
     """Return the same as ``encode_parts`` without compression, for few records of a default topic.
@@ -212,25 +212,30 @@ def encode_few(
     Return None if the records are not few enough, or need Arrow. ``size`` is a lower bound of the bytes of keys and
     values.
     """
-    if len(records) > _FEW or not topic.hand_written or size > batch_bytes or size > topic.hand_written_bytes:
+    if (
+        len(records) > _SMALL_RECORDS
+        or not topic.allows_small_batches
+        or size > batch_bytes
+        or size > topic.small_batch_max_bytes
+    ):
         return None
     for record in records:
         if record[2]:  # headers
             return None
-    assigned = _assign_few(topic, records, destination)
+    assigned = _assign_small(topic, records, destination)
     if assigned is None:
         return None
     parts = []
     for partition, rows in sorted(assigned.items()):
         chosen = records if len(rows) == len(records) else [records[row] for row in rows]
-        encoded = encode_few_records(chosen, schema_id=topic.schema_id, timed=topic.event_time is not None)
+        encoded = encode_small_batch(chosen, schema_id=topic.schema_id, timed=topic.event_time is not None)
         if encoded.header.length > topic.max_message_bytes:
             return None
         parts.append(EncodedPart(partition, encoded, rows))
     return parts
 
 
-def _assign_few(
+def _assign_small(
     topic: ProducerTopic, records: Sequence[SmallBatchRecord], destination: int | None
 ) -> Mapping[int, Sequence[int]] | None:
     """Return the indexes of the records by partition, as ``_assign``.
@@ -243,7 +248,7 @@ def _assign_few(
     keys = [record[0] for record in records]
     if topic.partition_count == 1 or keys.count(None) == len(keys):
         return {topic.next_partition(): every}
-    if len(keys) > _FEW_KEYS:
+    if len(keys) > _SMALL_KEYS:
         return None
     turn: int | None = None
     rows: dict[int, list[int]] = {}

@@ -7,6 +7,7 @@ a topic that they use for the first time, and while the buffer is full.
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import datetime as dt
 import functools
@@ -34,7 +35,6 @@ from sparklog.client.producer.partitioning import (
     pieces,
     split_destinations,
 )
-from sparklog.client.producer.producer_lifetime import ProducerLifetime
 from sparklog.client.producer.record_arguments import as_bytes, header_list, microseconds, typed_row
 from sparklog.client.producer.results import RecordMetadata, WriteResult
 from sparklog.client.producer.sender import Sender
@@ -53,6 +53,62 @@ MIB = 1024 * 1024
 _BATCH_BYTES, _TABLE_BATCH_BYTES = MIB, 4 * MIB
 #: A table's default batch takes at most this fraction of the buffer, so that several are in flight.
 _BATCHES_IN_BUFFER = 16
+
+#: How long an open producer may flush when the program ends.
+_EXIT_FLUSH_S = 5.0
+
+
+class ProducerLifetime:
+    """The end of one producer: by ``close``, at the program's end, or because no code refers to it.
+
+    It does not refer to the producer, so Python collects a producer that no code uses. Then the I/O thread sends the
+    accepted records, and ends. The interpreter's exit handlers refer to this object until that thread has ended.
+    """
+
+    def __init__(self, sender: Sender, writes: OpenWrites) -> None:
+        self.closed = False
+        self.transactions: ProducerTransactions | None = None
+        self._sender = sender
+        self._writes = writes
+        # A producer that was not closed still sends its records when the program ends.
+        atexit.register(self.close_at_exit)
+        sender.thread.on_end = self.unregister_exit
+
+    def close(self, timeout_s: float | None) -> None:
+        """Abort an open transaction, flush, and end the I/O thread. Raises as ``Producer.close``."""
+        if self.closed:
+            return
+        self.closed = True
+        try:
+            self.finish(timeout_s)
+        finally:
+            self.stop()
+
+    def finish(self, timeout_s: float | None) -> None:
+        """Abort an open transaction and flush."""
+        if self.transactions is not None:
+            self.transactions.close()
+        self._writes.flush(self._sender.buffer, timeout_s)
+
+    def stop(self) -> None:
+        self.unregister_exit()
+        self._sender.thread.stop(ProducerClosed("the producer was closed before the record was acknowledged"))
+
+    def close_at_exit(self) -> None:
+        """Close the producer. Python prints the error if records could not be sent."""
+        self.close(_EXIT_FLUSH_S)
+
+    def unregister_exit(self) -> None:
+        atexit.unregister(self.close_at_exit)
+
+    def retire(self) -> None:
+        """Let the I/O thread send its records and end.
+
+        Python calls it when it collects the producer, in any thread and at any point of its code. So it takes no lock
+        and waits for nothing.
+        """
+        if not self.closed:
+            self._sender.thread.retire()
 
 
 class Producer:
