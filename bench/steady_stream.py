@@ -76,7 +76,7 @@ class SteadyStream:
         self._threads = [threading.Thread(target=self._send_all, daemon=True)]
 
     def consume(self, bootstrap: str) -> None:
-        """Also read the records that are written; call it before ``start``."""
+        """Read the written records as well. Call this before ``start``."""
         self._threads.append(threading.Thread(target=self._read, args=(bootstrap,), daemon=True))
 
     def start(self) -> None:

@@ -165,7 +165,7 @@ def test_a_change_of_leader_cancels_the_truncation() -> None:
 
 @pytest.mark.parametrize("ran", [False, True])
 def test_a_new_leader_keeps_its_whole_log_despite_a_pending_truncation(ran: bool) -> None:
-    """As if the response that ordered the truncation had never arrived."""
+    """The new leader behaves as if the response that ordered the truncation had never arrived."""
     follower = _Follower()
     partition = follower.partition
     follower.parted()
@@ -291,7 +291,8 @@ def test_the_loop_keeps_running_while_a_truncation_is_prepared(tmp_path: Path) -
 def test_a_copy_that_fails_unexpectedly_is_retried(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Otherwise the replica was not fetched until its next role, and the log had only one line about a failed task."""
+    """Without the retry the leader would not fetch the replica until its next role, and the log would have only one
+    line about a failed task."""
     follower = _Follower()
     partition, real = follower.partition, follower.disk.copy
     follower.parted()
@@ -352,8 +353,8 @@ def test_a_truncation_waits_for_disk_space_for_its_copy(tmp_path: Path, monkeypa
 def test_a_truncation_without_space_ends_when_the_log_is_deleted(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Otherwise the replica followed no leader meanwhile, and waited for space for a copy of records that its leader
-    had deleted."""
+    """Without the end the replica would follow no leader, and would wait for space for a copy of records that its
+    leader has deleted."""
     follower, _ = _without_room()
     partition = follower.partition
 

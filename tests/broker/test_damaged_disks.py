@@ -146,7 +146,7 @@ def test_a_killed_leader_finds_damage_and_refills_from_followers(cluster: Proces
 
 
 def test_a_leader_restarted_with_less_data_truncates_no_follower(cluster: ProcessCluster) -> None:
-    """It had acknowledged the missing records, so the others must not be truncated to its length."""
+    """The leader had acknowledged the missing records, so the others must not be truncated to its length."""
     values = written(cluster, "less")
     for broker_id in ALL:
         cluster.kill(broker_id, retire=False)
@@ -258,8 +258,8 @@ def test_a_bit_flip_after_the_verification_for_a_projection_is_found(cluster: Pr
 
 
 def test_an_index_is_truncated_under_a_running_leader(cluster: ProcessCluster) -> None:
-    """Its disk cannot be trusted: the broker hands over its leaderships and exits. After a restart it copies the
-    log."""
+    """The broker's disk cannot be trusted: the broker hands over its leaderships and exits. After a restart it
+    copies the log."""
     values = written(cluster, "short")
     assert leader(cluster, "short") == 0
     files = segments(cluster, 0, "short")

@@ -246,7 +246,8 @@ def test_a_partition_is_not_fetched_while_its_log_is_truncated(
 
 
 def test_a_reregistered_follower_does_not_wait_for_its_long_poll(tmp_path: Path) -> None:
-    """Its leaders ignore the records of the earlier incarnation, and commit nothing before this one has fetched."""
+    """The follower's leaders ignore the records of the earlier incarnation, and commit nothing before this one has
+    fetched."""
 
     async def scenario(broker: BrokerContext, leader: FakeLeader) -> None:
         broker.incarnation = 4

@@ -161,7 +161,7 @@ def test_each_request_of_a_session_waits_for_its_own_time(tmp_path: Path, first_
 
 
 def test_a_timer_that_fires_slightly_early_is_not_set_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Otherwise it would fire immediately and repeatedly until the time: eight times for each long poll."""
+    """A second timer would fire immediately and repeatedly until the time: eight times for each long poll."""
     now_s = 1000.0
     monkeypatch.setattr(fetch, "time", SimpleNamespace(monotonic=lambda: now_s))
 

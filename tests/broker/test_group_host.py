@@ -326,7 +326,7 @@ def test_a_thread_computes_the_target_of_a_large_group() -> None:
 
 
 def test_a_target_that_cannot_be_computed_ends_the_coordinator(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Otherwise the group would wait for its target forever."""
+    """Without this end the group would wait for its target forever."""
 
     async def story() -> None:
         host = Stage().group_host()

@@ -238,7 +238,7 @@ def test_impossible_numbers_in_a_fetch_are_refused(connection: BlockingConnectio
 def test_a_follower_beyond_the_end_of_the_log_is_refused(
     cluster: ProcessCluster, victim: int, leading: int, number: int
 ) -> None:
-    """Its position would become the high watermark of all."""
+    """The follower's position would become the high watermark of all."""
     epoch = cluster.metadata(leading, TOPIC).topics[0].partitions[0].leader_epoch
     follower = next(broker for broker in cluster.metadata(leading).brokers if broker.broker_id != leading)
     for last_epoch in (-1, epoch, number):
@@ -292,7 +292,7 @@ def test_a_request_larger_than_a_zookeeper_node_is_refused(connection: BlockingC
 def test_a_topic_of_very_many_partitions_does_not_block_a_broker(
     cluster: ProcessCluster, connection: BlockingConnection, victim: int
 ) -> None:
-    """Its replicas are created in slices, and the broker serves others between them."""
+    """The broker creates the topic's replicas in slices, and serves others between them."""
     before = cluster.describe(victim).counters["control.slices"]
     with cluster.connect(victim) as other:
         other.send(CreateTopic(0, "thousandfold", 1000, 3, 30_000))
@@ -440,7 +440,7 @@ def test_a_giant_epoch_for_another_incarnation_is_ignored(
 def test_topics_that_cannot_be_hosted_are_refused(
     cluster: ProcessCluster, connection: BlockingConnection, victim: int
 ) -> None:
-    """They share an update with a good topic, which is hosted nevertheless."""
+    """The invalid topics share an update with a good one, which is hosted nevertheless."""
     state = LeaderAndIsr(victim, 0, (victim,), 1)
     good = schema_message(DEFAULT_SCHEMA)
     topics = {"no-schema": (), "bad-schema": (TopicSchema(0, b"none"),), "good": (TopicSchema(0, good),)}

@@ -166,7 +166,7 @@ def test_the_loop_keeps_running_while_a_flush_waits() -> None:
 
 
 def test_a_new_schema_is_stored_outside_the_event_loop() -> None:
-    """The same holds if no segment has to be sealed, as in a log that begins with the new schema."""
+    """The log may have no segment to seal, because it begins with the new schema."""
     disk = _SlowDisk()
     directory = open_directory(disk=disk)
     log = directory.create(TP, TOPIC_ID, schemas=SCHEMAS[:1], config=config())

@@ -66,7 +66,7 @@ def test_tracebacks_keep_their_lines_and_cannot_resemble_messages() -> None:
 
 
 def test_every_log_of_a_program_has_this_formatter() -> None:
-    """It covers log files and standard error, in brokers, drivers, tasks and standby controllers."""
+    """The formatter covers log files and standard error, in brokers, drivers, tasks and standby controllers."""
     for module in [*ROOT.glob("sparklog/**/*.py"), *ROOT.glob("jobs/*.py")]:
         for node in ast.walk(ast.parse(module.read_text())):
             if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and node.value.id == "logging":

@@ -146,7 +146,7 @@ def test_a_bad_batch_rejects_the_good_ones_beside_it(metered: MeteredCluster) ->
 
 
 def test_a_retry_of_stored_batches_is_not_validated_again(metered: MeteredCluster) -> None:
-    """Their schema may have changed since."""
+    """The topic's schema may have changed since the first request."""
     create_topic(metered, "retried", replicas=1)
     first, second = encoded(2, producer=(7, 0, 0)), encoded(2, producer=(7, 0, 2))
     damaged = (second.header._replace(flags=1), second.body)

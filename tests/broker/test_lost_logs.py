@@ -85,8 +85,8 @@ def kill_all(cluster: ProcessCluster) -> None:
 def test_a_broker_restarted_without_a_log_does_not_lead_it(
     cluster: ProcessCluster, damage: Callable[[Path, str], None]
 ) -> None:
-    """It is first in the assignment and in the ISR. If it led with an empty log, the others would truncate all their
-    records."""
+    """The broker is first in the assignment and in the ISR. If it led with an empty log, the others would truncate
+    all their records."""
     topic = f"lost-{damage.__name__}"
     create_topic(cluster, topic, partitions=2, assignment=((0, 1, 2), (0, 1, 2)))
     for number in (0, 1):
@@ -134,7 +134,7 @@ def test_only_the_lost_log_is_doubted(cluster: ProcessCluster) -> None:
 
 
 def test_replicas_that_were_always_empty_are_not_doubted(cluster: ProcessCluster) -> None:
-    """They have no directory either. If they were doubted, the partition would wait for the last of them."""
+    """Empty replicas have no directory either. If they were doubted, the partition would wait for the last of them."""
     topic = "never-written"
     create_topic(cluster, topic, assignment=((0, 1, 2),))
     kill_all(cluster)

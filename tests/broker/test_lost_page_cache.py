@@ -44,8 +44,8 @@ def untrusted(cluster: ProcessCluster) -> set[str]:
 
 
 def test_a_leader_restarted_without_its_tail_does_not_lead(cluster: ProcessCluster) -> None:
-    """It returns before the controller misses it, in the ISR and first in the assignment. Its followers have all
-    records."""
+    """The leader returns before the controller misses it, in the ISR and first in the assignment. Its followers have
+    all records."""
     create_topic(cluster, "lost-tail", assignment=((0, 1, 2),))
     with Writer(cluster, "lost-tail") as writer:
         for _ in range(10):

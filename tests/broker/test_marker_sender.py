@@ -154,7 +154,7 @@ def test_a_topic_that_this_broker_does_not_know_gets_its_marker() -> None:
 
 @pytest.mark.parametrize("recreated", [False, True])
 def test_markers_of_a_deleted_topic_are_not_needed(recreated: bool) -> None:
-    """The same holds if another topic has its name by now."""
+    """Another topic may have the deleted topic's name by now."""
 
     async def story() -> None:
         stage, host = Stage(), Coordinator()

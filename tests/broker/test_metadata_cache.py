@@ -60,7 +60,7 @@ def test_an_older_version_of_a_partition_changes_nothing(cache: MetadataCache) -
 
 
 def test_a_leader_that_registered_again_stays_the_leader(cache: MetadataCache) -> None:
-    """It receives no leader where its earlier incarnation led in the same epoch."""
+    """The broker receives no leader where its earlier incarnation led in the same epoch."""
     cache.apply(update(decision(3, leader=NO_LEADER), topics=(topic(),), full=True))
     assert leader(cache) == 0
     assert cache.metadata(0, ("t",), schemas=False).topics[0].partitions[0].leader == 0

@@ -48,8 +48,8 @@ STRANGER = 2**40
 
 
 def test_a_coordinator_deposed_while_paused_admits_nothing(cluster: ProcessCluster) -> None:
-    """Its successor ends the transaction, and the leader that had the marker dies. Only the coordinators can refuse
-    the late batch, and the old one does not know of the end."""
+    """The coordinator's successor ends the transaction, and the leader that had the marker dies. Only the
+    coordinators can refuse the late batch, and the old one does not know of the end."""
     create_topic(cluster, "unknowing", assignment=((0, 1),))
     key = key_at(cluster, 2, "query:unknowing")
     first = Client(cluster, key, "first run", version=1)
@@ -87,8 +87,8 @@ def test_a_coordinator_deposed_while_paused_admits_nothing(cluster: ProcessClust
 
 
 def test_a_coordinator_deposed_while_paused_refuses_nothing_permanently(cluster: ProcessCluster) -> None:
-    """It does not perform an abort either. It does not know its successor's open transactions, and clients ask
-    again. It has coordinated earlier transactions of some keys."""
+    """The old coordinator does not perform an abort either. It does not know its successor's open transactions, and
+    clients ask again. It has coordinated earlier transactions of some keys."""
     create_topic(cluster, "unheard", assignment=((0, 1),))
     kinds = ["new add", "new commit", "new abort", "new verify", "old touch", "old abort", "old sink's abort"]
     clients = {kind: Client(cluster, key_at(cluster, 2, kind), version=0 if "sink" in kind else -1) for kind in kinds}

@@ -141,7 +141,8 @@ def test_a_broker_without_proofs_takes_part_until_it_has_them(mixed: ProcessClus
 
 
 def test_an_offline_broker_keeps_the_period_without_proofs_open(mixed: ProcessCluster) -> None:
-    """It hosts replicas and may return without a secret: the period lasts until it returns, unless its end was seen."""
+    """The broker hosts replicas and may return without a secret: the period lasts until it returns, unless its end
+    was seen."""
     create_topic(mixed, "kept", assignment=((0, 1, OLD),))
     wait_isr(mixed, "kept", {0, 1, 2})
     mixed.stop_controller()

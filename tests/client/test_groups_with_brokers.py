@@ -249,7 +249,8 @@ def test_a_group_starts_where_configured_and_refuses_bad_calls(cluster: ProcessC
 
 
 def test_records_during_a_handover_from_the_end_are_read(cluster: ProcessCluster, join: Join) -> None:
-    """In addition, an abandoned commit does not affect other commits, and a failing block commits nothing."""
+    """The test also checks that an abandoned commit does not affect other commits, and that a failing block commits
+    nothing."""
     create_topic(cluster, "handed", partitions=2)
     fill(cluster, "handed", 2, 5, prefix="before")
     options = {"start": "latest", "auto_commit_interval_ms": 60_000}

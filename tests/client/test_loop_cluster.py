@@ -85,7 +85,8 @@ def test_a_silent_broker_is_asked_after_the_others(fake: FakeCluster, monkeypatc
 
 
 def test_a_silent_broker_recovers_with_a_response(fake: FakeCluster) -> None:
-    """Otherwise, after all brokers were slow once, the broker that hangs is asked as often as the others."""
+    """Without the recovery, after all brokers were slow once, the client would ask the broker that hangs as often as
+    the others."""
     slow = True
 
     def keep_silent(broker: FakeBroker, connection: ServerConnection, request: Request) -> bool:

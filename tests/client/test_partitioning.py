@@ -170,8 +170,8 @@ MANY = pa.RecordBatch.from_pylist(
     ids=["one record that cannot be compressed", "one that can", "many", "a slice of them"],
 )
 def test_producer_and_leader_count_the_same_bytes(batch: pa.RecordBatch, compression: str | None) -> None:
-    """They agree to the byte: the producer sends no batch that is a byte too large for the leader, and sends the
-    largest allowed one."""
+    """Producer and leader agree to the byte: the producer sends no batch that is a byte too large for the leader,
+    and sends the largest allowed one."""
     event_time = "timestamp" if batch.schema is DEFAULT_SCHEMA else None
     encoded = encode_batch(batch, schema_id=0, compression=compression, event_time=event_time)
 

@@ -124,7 +124,7 @@ def test_close_gives_up_after_its_timeout(fake: FakeCluster) -> None:
 
 
 def test_requests_in_flight_at_close_log_no_warnings(fake: FakeCluster, caplog: pytest.LogCaptureFixture) -> None:
-    """Its futures fail with the connections, when no caller waits for them any more."""
+    """The requests' futures fail with the connections, when no caller waits for them any more."""
     fake.create("t")
     fake.fault(0, times(10_000, Produce, say_nothing))
     producer = Producer(fake.bootstrap)

@@ -69,7 +69,7 @@ def test_every_waiter_for_a_single_record_is_notified(method: Callable[..., Any]
 
 
 def test_a_future_read_late_is_freed_with_its_record() -> None:
-    """It is freed immediately, without the garbage collector: each record has one."""
+    """The future is freed immediately, without the garbage collector: each record has one."""
     record, _ = completion()
     record.acknowledged(7)
     record.notify()

@@ -76,8 +76,8 @@ def own_namespace() -> int:
 
 @pytest.mark.parametrize("where", ["before the last boot", "in another container of this machine"])
 def test_a_driver_whose_process_cannot_be_examined_delays_its_successor(connect: str, where: str) -> None:
-    """The same holds for another host of that name: no process here can examine the driver, but its session ends
-    with it."""
+    """The driver may also be on another host of that name: no process here can examine it, but its session ends with
+    it."""
 
     async def story() -> None:
         if where == "before the last boot":

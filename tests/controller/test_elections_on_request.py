@@ -60,8 +60,7 @@ def test_leaderships_return_after_an_interval() -> None:
 
 
 def test_a_deposed_leader_gets_its_update_without_delay() -> None:
-    """It responds to acks=1 immediately, and records that it accepts after the election of its successor are
-    truncated."""
+    """A deposed leader responds to acks=1 immediately, and records that it accepts after the election are truncated."""
     world = wandered()
     world.hold_updates = True
     world.ask_election("asked", PREFERRED, TP)

@@ -225,7 +225,7 @@ def test_a_broker_is_relieved_after_all_leaders_know_it_stops() -> None:
 
 
 def test_a_broker_without_shared_leadership_does_not_delay_a_relief() -> None:
-    """It may be frozen, and it cannot add a broker that has no replica of its partitions."""
+    """Such a broker may be frozen, and it cannot add a broker that has no replica of its partitions."""
     world = World(topic("t", (1, 2), (2, 1)), topic("u", (3, 4)), brokers=4)
     world.told.clear()
     world.hold_updates = True

@@ -186,7 +186,8 @@ def test_the_old_leader_does_not_wait_for_lagging_replicas() -> None:
 
 
 def test_a_successor_with_a_full_update_knows_of_the_move() -> None:
-    """Its full update failed and is sent again: the others are notified after its response, not after the patience."""
+    """The successor's full update failed and is sent again. The others are notified after its response, and not
+    after the timeout."""
     world = World(topic("t", (1, 2, 3), (1, 2, 3)))
     world.hold_updates = True
     world.register(2, 2)

@@ -78,8 +78,8 @@ def test_isr_changes_reach_all_brokers_but_their_writer() -> None:
 
 
 def test_a_leader_of_another_incarnation_learns_of_its_own_write() -> None:
-    """It receives no leader while the epoch belongs to its earlier incarnation. Its own write makes the epoch its
-    own."""
+    """The broker receives no leader while the epoch belongs to its earlier incarnation. Its own write makes the
+    epoch its own."""
     world = World(THREE)
     node = world.nodes[TP]
     world.hold_writes = True

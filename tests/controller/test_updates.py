@@ -160,7 +160,7 @@ def test_a_broker_that_does_not_respond_delays_no_other(monkeypatch: pytest.Monk
 
 
 def test_waiting_for_others_full_updates_sets_no_timer(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its pause after a failure is over, but it has to wait for its turn."""
+    """The broker's pause after a failure is over, but the broker has to wait for its turn."""
     monkeypatch.setattr(outbox, "_MAX_STATES_IN_FLIGHT", 3)
     world = World(THREE)
     world.hold_updates = True

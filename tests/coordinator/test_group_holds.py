@@ -50,7 +50,7 @@ def test_transactional_offsets_are_fenced_and_held_until_the_end() -> None:
 
 
 def test_a_member_waits_for_its_own_transaction_on_a_regained_partition() -> None:
-    """Otherwise it would start where that transaction began, and the work would be committed twice."""
+    """Without the wait the member would start where that transaction began, and would commit the work twice."""
     host = GroupsHost({"t": 4})
     (first,) = group(host, 1)
     assert hold(host, first, first.owned) == "Done"

@@ -110,7 +110,8 @@ def test_settling_ends_open_transactions_and_waits_for_decided_ones(host: Host) 
 
 
 def test_a_deposed_coordinator_returns_no_versions(host: Host) -> None:
-    """Its response would say that no version is committed or open, and the client would write the rows twice."""
+    """The coordinator's response would say that no version is committed or open, and the client would write the rows
+    twice."""
     commit(host, "r1", 1, A)
     deposed = host.core
     host.crash()

@@ -150,7 +150,7 @@ class _NoTable:
 
 
 def test_a_batch_that_does_not_follow_is_refused() -> None:
-    """Either the previous batch was not archived, or new partitions have lost their first records."""
+    """There are two cases: the previous batch was not archived, or new partitions have lost their first records."""
     seam = ArchiveProgress(topic="t", topic_id="id", batch=3, ends={0: 5}, mode="append")
     table: Any = _NoTable()
     nothing: Any = None

@@ -110,7 +110,7 @@ def test_the_job_can_run_maintenance_alone(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    """It maintains tables and quarantines of several topics, and needs no broker address."""
+    """The job maintains tables and quarantines of several topics, and needs no broker address."""
     job = runpy.run_path(str(Path(__file__).parent.parent.parent / "jobs" / "archive.py"))
     started()  # the test process handles Ctrl-C itself
     for name, value in (("SPARK_LOCAL_IP", "127.0.0.1"), ("PYSPARK_SUBMIT_ARGS", "pyspark-shell")):

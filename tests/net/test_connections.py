@@ -248,7 +248,7 @@ def test_a_second_hello_is_refused_and_the_connection_stays_usable(echo: Echo) -
 
 
 def test_a_correlation_id_in_use_is_refused(echo: Echo) -> None:
-    """Otherwise a client could make the server hold requests that neither bound counts."""
+    """With such ids a client could make the server hold requests that neither bound counts."""
     echo.received.clear()
     with connect(echo) as connection:
         connection._socket.sendall(b"".join(encode_frame(encode_message(DescribeBroker(5)))) * 3)

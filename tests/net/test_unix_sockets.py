@@ -76,7 +76,7 @@ def test_a_broker_registered_between_its_greetings_is_accepted(kind: str, client
 
 
 def test_the_unix_socket_exists_before_the_port_is_open() -> None:
-    """Otherwise a client that connects in between stays on TCP permanently."""
+    """In the other order a client that connects in between would stay on TCP permanently."""
     order: list[str] = []
 
     class Loop(asyncio.SelectorEventLoop):
@@ -152,7 +152,7 @@ def test_an_unknown_socket_name_changes_nothing(kind: str, client: Client) -> No
 
 
 def test_the_last_slots_are_for_tcp_clients(kind: str, client: Client) -> None:
-    """Otherwise the server would refuse a client for which it has a slot, while other clients have two."""
+    """The server must not refuse a client for which it has a slot, while other clients have two."""
     with served(kind, max_connections=102) as server:
         connections = [client(server, "127.0.0.1", server.server.port) for _ in range(2)]
         wait_until(lambda: server.open_connections() == 2)

@@ -126,7 +126,7 @@ def test_the_lists_of_a_request_have_the_bounds_of_requests(message: type) -> No
 
 
 def test_the_walk_finds_lists_at_any_depth() -> None:
-    """Otherwise the tests above would pass for messages that the walk does not understand."""
+    """Without this the tests above would pass for messages that the walk does not understand."""
     paths = {bound.path: bound.bound for message in (*REQUESTS, *OTHERS) for bound in bounds_of(message)}
     assert paths["Fetch.partitions[].columns"] == MAX_COLUMNS
     assert paths["CreateTopic.assignment[]"] == 1000

@@ -137,7 +137,7 @@ def test_rotten_metadata_are_not_read() -> None:
 
 
 def test_crcs_of_another_batch_are_not_used() -> None:
-    """They may be of other positions or of another schema, so the batch is verified again."""
+    """Cached CRCs may be of other positions or of another schema, so the batch is verified again."""
     batch = long_batch()
     header, stored = encode_batch(batch, schema_id=0, compression=None, event_time=None)
     plan = plan_projection(batch.schema, ["c1"])

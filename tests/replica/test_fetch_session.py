@@ -57,7 +57,7 @@ def test_the_first_request_names_all_partitions_and_later_ones_changes() -> None
 
 
 def test_a_due_partition_leaves_no_gap_to_scan() -> None:
-    """Otherwise the table would keep its gaps, and every request of an idle session would scan thousands of them."""
+    """If the table kept its gaps, every request of an idle session would scan thousands of them."""
     cache = SessionCache(slots=4)
     builder, _ = opened(cache, *range(5000))
     context = cache.begin(fetch(builder.next_request()), 0)

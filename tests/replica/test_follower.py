@@ -157,7 +157,7 @@ def test_responses_during_a_truncation_are_ignored() -> None:
 
 
 def test_a_follower_fetches_again_after_a_failed_truncation() -> None:
-    """Otherwise it would wait for space as long as its leader leads, and receive no records."""
+    """Without the fetch the follower would wait for space as long as its leader leads, and receive no records."""
     stage = following(log_of(1, 2), high_watermark=2)
     parted = ev.LeaderAnswered(9, 2, 0, 5, 0, 5, (1, 1), 0, 2)
     assert stage.replica.step(parted, 0) == [fx.HighWatermarkMoved(1), fx.TruncateLog(1)]
@@ -291,7 +291,7 @@ def test_a_log_start_below_the_high_watermark_is_no_excuse() -> None:
 
 
 def test_an_outdated_log_is_copied_again_completely() -> None:
-    """Its leader has later records, so it has this log's records or has deleted them."""
+    """The follower's leader has later records, so it has this log's records or has deleted them."""
     stage = committed_log(high_watermark=3)
     again = diverging(stage, 0, 0, code=ErrorCode.OFFSET_OUT_OF_RANGE, outdated=True)
     assert only(again, fx.RestartLog) == [fx.RestartLog(0)]

@@ -324,7 +324,8 @@ def test_a_silent_removed_follower_does_not_return_on_old_knowledge() -> None:
 
 
 def test_a_follower_that_cannot_truncate_is_not_in_sync() -> None:
-    """It has no space for the truncation, and the records before its fetch position are not part of this log."""
+    """The follower has no space for the truncation, and the records before its fetch position are not part of this
+    log."""
     stage = Stage(log_of(1, 1, 1))
     stage.lead(epoch=9)
     ticket, _ = stage.produce()

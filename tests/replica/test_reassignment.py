@@ -174,7 +174,7 @@ def test_min_insync_counts_although_a_write_has_overtaken_it() -> None:
 
 
 def test_an_overtaken_decision_of_an_ended_epoch_is_ignored() -> None:
-    """Its replicas may be those from before a move."""
+    """The decision's replicas may be those from before a move."""
     stage = Stage()
     stage.lead(epoch=2, version=2, isr=(1, 2), replicas=(1, 2))
     stage.send(decided(1, 1, 1, (1, 2)))

@@ -78,7 +78,7 @@ def test_a_leader_elected_again_restarts_its_followers_lag_clocks() -> None:
 
 
 def test_followers_of_an_idle_partition_are_not_late() -> None:
-    """They fetched long ago, but had all records until this append."""
+    """The followers fetched long ago, but had all records until this append."""
     stage = Stage()
     stage.lead()
     stage.fetch(2, 0)
@@ -140,7 +140,7 @@ def test_empty_isr() -> None:
 
 
 def test_a_leader_never_leaves_its_own_isr() -> None:
-    """It stays for any event: all others gone, or a broker table without this broker."""
+    """The leader stays for any event: all others gone, or a broker table without this broker."""
     stage = Stage()
     stage.lead()
     assert only(stage.send(ev.BrokersChanged({})), fx.WriteIsr) == []

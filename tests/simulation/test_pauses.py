@@ -21,7 +21,8 @@ SLEEPER = Case(
 
 
 def test_a_pause_within_a_pause_does_not_shorten_it() -> None:
-    """Otherwise events after its end would happen before events that wait since the first pause."""
+    """If the second pause shortened the first, later events would happen before events that wait since the first
+    pause."""
     world = SimNetwork(0, weather=FINE)
     process = SimProcess("p", world)
     process.begin()

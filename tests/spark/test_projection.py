@@ -75,7 +75,7 @@ def test_batches_and_streams_fetch_the_columns_of_their_schema(
 def test_offsets_and_timestamps_alone_fetch_only_the_timestamp_column(
     spark: SparkSession, brokers: ProcessCluster, admin: Admin, topic: str
 ) -> None:
-    """The same holds for a topic without a schema: the brokers send the headers and the timestamp column."""
+    """The topic may also have no schema: the brokers send the headers and the timestamp column."""
     admin.create_topic(topic, partitions=1)
     with Producer(brokers.bootstrap) as producer:
         for number in range(ROWS):

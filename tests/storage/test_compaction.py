@@ -246,7 +246,7 @@ def test_a_cleaning_without_spill_space_is_bounded_by_its_memory(disk: SimDisk, 
 
 
 def test_keys_that_leave_no_disk_space_are_not_spilled_again(disk: SimDisk, log: Log) -> None:
-    """Otherwise the disk would never be freed: a file without a name uses its space while it is mapped."""
+    """A second spill would keep the disk full: a file without a name uses its space while it is mapped."""
     for number in range(40):
         write(log, *[(b"key %d" % (number // 8 * 100 + one), number) for one in range(100)])
     rolled(log)

@@ -8,7 +8,7 @@ from tests.storage.compacting import WRITTEN_US, clean, keyed, keyed_log
 
 
 def test_nothing_is_cleaned_during_a_truncation() -> None:
-    """Otherwise a segment that is sealed meanwhile was rewritten, and its copy failed as on a damaged disk."""
+    """A cleaning would rewrite a segment that is sealed meanwhile, and its copy would fail as on a damaged disk."""
     disk = SimDisk()
     log = keyed_log(open_directory(disk=disk), segment_bytes=2500)
     for n in range(12):

@@ -146,7 +146,7 @@ class LettingGoDisk(CountingDisk):
 @pytest.mark.parametrize("operation", ["copy", "sync"])
 @pytest.mark.parametrize("at", [1, 3, 5])
 def test_a_cancelled_copy_ends_with_its_current_piece(operation: str, at: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Otherwise a stopping broker would wait until gigabytes are copied and fsynced, or be killed for the delay."""
+    """A stopping broker would otherwise wait until gigabytes are copied and fsynced, or be killed for the delay."""
     monkeypatch.setattr(truncation_job, "_PIECE_BYTES", 100)
     disk = LettingGoDisk()
     _, log = _log(disk)

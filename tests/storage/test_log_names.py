@@ -155,7 +155,7 @@ def test_without_the_checkpoint_every_log_is_doubted(disk: SimDisk, damage: byte
 
 @pytest.mark.parametrize("damage", [torn, missing])
 def test_a_log_that_never_counted_is_not_doubted(disk: SimDisk, damage: object) -> None:
-    """Its process ended between its first record and its name."""
+    """The log's process ended between its first record and its name."""
     directory = written(disk, OTHER)
     fill(create(directory), 1)
     assert callable(damage)

@@ -128,7 +128,7 @@ def test_followers_are_byte_identical_and_survive_a_restart(disk: SimDisk, log: 
 
 
 def test_retention_waits_for_the_end_of_a_restore(disk: SimDisk) -> None:
-    """Its records may be older than the topic's retention time."""
+    """The restored records may be older than the topic's retention time."""
     log = create_log(open_directory(disk=disk), segment_bytes=SMALL, retention_ms=1)
     log.config = config(segment_bytes=SMALL, retention_ms=1, restoring="true")
     fill(log)

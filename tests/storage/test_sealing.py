@@ -176,8 +176,8 @@ def test_a_truncation_during_a_seal_reopens_the_segment(
 def test_segments_of_a_killed_process_are_fsynced_before_they_count(
     disk: SimDisk, log: Log, changes: int, clean_stop: bool
 ) -> None:
-    """It may have died with a complete footer and nothing fsynced. The next seal or a clean shutdown reports
-    everything as fsynced."""
+    """The process may have died with a complete footer and nothing fsynced. The next seal or a clean shutdown
+    reports everything as fsynced."""
     log.set_high_watermark(12)
     (job,) = log.durability.seals_due()
     disk.die_after(changes)

@@ -65,7 +65,7 @@ def test_leader_epochs_of_a_longer_log_are_ignored(seed: int, flushed: bool) -> 
 
 @pytest.mark.parametrize("seeds", range(0, 400, 100))
 def test_producers_of_a_longer_log_are_ignored(seeds: int) -> None:
-    """The same holds if power fails before anything else is durable."""
+    """Power may fail before anything else is durable."""
     for seed in range(seeds, seeds + 100):
         disk = SimDisk(seed=seed)
         directory = open_directory(disk=disk)

@@ -144,7 +144,7 @@ def test_a_registration_refused_for_an_unknown_reason_is_retried(connect: str) -
 
 
 def test_a_process_whose_id_is_taken_stops_trying(connect: str) -> None:
-    """It stops after two session timeouts: the registration of a dead process would have expired."""
+    """The process stops after two session timeouts: the registration of a dead process would have expired."""
 
     async def scenario() -> None:
         failures: list[Exception] = []
@@ -197,7 +197,8 @@ def test_a_registration_whose_response_was_lost_is_recognized(connect: str) -> N
 
 
 def test_an_untrusted_process_stays_untrusted_until_a_controller_acts(connect: str) -> None:
-    """It crashes and returns with an intact page cache before a controller saw it: its claims are still void."""
+    """The process crashes and returns with an intact page cache before a controller saw it: its claims are still
+    void."""
 
     async def scenario() -> None:
         async with opened(connect) as store:
@@ -296,8 +297,8 @@ def test_a_directory_that_missed_an_incarnation_is_not_trusted(connect: str, kno
 
 
 def test_a_doubted_directory_is_not_trusted_whatever_it_stores(connect: str) -> None:
-    """Its disk failed and stored nothing: the next process finds it as before. No leader adds the broker to an ISR
-    meanwhile, and an expired session changes nothing."""
+    """The directory's disk failed and stored nothing: the next process finds it as before. No leader adds the broker
+    to an ISR meanwhile, and an expired session changes nothing."""
 
     async def scenario() -> None:
         directory = Noted(0)
@@ -452,7 +453,7 @@ def test_a_stopping_notice_is_withdrawn_even_if_its_response_is_lost(connect: st
 
 
 def test_a_process_known_dead_is_retired_in_any_incarnation(connect: str) -> None:
-    """Its supervisor does not know yet that the process had registered again."""
+    """The process's supervisor does not know yet that the process had registered again."""
 
     async def scenario() -> None:
         async with opened(connect) as store, opened(connect) as other:

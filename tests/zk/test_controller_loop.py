@@ -187,7 +187,7 @@ def test_a_retired_broker_is_replaced_and_leads_after_its_return(connect: str) -
 
 
 def test_two_of_three_retired_brokers_are_replaced_at_once(connect: str) -> None:
-    """Their supervisors saw them exit: no broker waits for a session timeout, as it would if they disappeared
+    """The brokers' supervisors saw them exit: no broker waits for a session timeout, as it would if they disappeared
     together."""
 
     async def scenario(loop: ControllerLoop, hearers: list[Hearer]) -> None:
@@ -240,7 +240,7 @@ def test_a_controlled_stop_and_a_deletion_reach_all_brokers(connect: str) -> Non
 
 
 def test_controller_never_regained_after_session_expiry(connect: str) -> None:
-    """It gets a new epoch, and a broker has failed in between."""
+    """The controller gets a new epoch, and a broker has failed in between."""
 
     async def scenario(loop: ControllerLoop, hearers: list[Hearer]) -> None:
         _, two, three = hearers

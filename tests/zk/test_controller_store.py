@@ -274,7 +274,7 @@ def test_a_repeated_deletion_spares_a_recreated_topic(connect: str) -> None:
 
 
 def test_a_repeated_drop_spares_another_topics_deletion_request(connect: str) -> None:
-    """As if repeated after a lost response."""
+    """The controller repeats a request after a lost response."""
 
     async def scenario() -> None:
         async with opened(connect) as cluster:

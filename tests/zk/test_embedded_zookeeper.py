@@ -88,7 +88,8 @@ class FullDisk(RealDisk):
 
 
 def test_no_other_user_can_enter_the_servers_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its lock file, which another user could lock, is in the directory, and so is the cluster's data in ZooKeeper."""
+    """The server's lock file, which another user could lock, is in the directory, and so is the cluster's data in
+    ZooKeeper."""
 
     def launch(*_: object) -> None:
         raise ClusterError("not started")
@@ -102,7 +103,7 @@ def test_no_other_user_can_enter_the_servers_directory(tmp_path: Path, monkeypat
 
 
 def test_a_server_that_cannot_be_recorded_does_not_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It would hold the port, and no process would know that it belongs to this directory."""
+    """The server would hold the port, and no process would know that it belongs to this directory."""
     children: list[subprocess.Popen[bytes]] = []
 
     class Noted(subprocess.Popen[bytes]):
