@@ -129,7 +129,7 @@ def test_the_topic_that_ends_during_the_computation_is_not_assigned() -> None:
     assert {part[0] for part in member.owned} == {"t"}
 
 
-def test_the_topic_that_ends_during_a_pause_of_assignments_is_not_assigned_again() -> None:
+def test_a_topic_that_ends_during_a_paused_assignment_stays_unassigned() -> None:
     host = GroupsHost({"t": 2000, "u": 10})
     host.see()
     member = SimMember(host, "m", ("t", "u"), session_timeout_ms=600_000)

@@ -46,7 +46,7 @@ def test_a_reread_of_the_old_version_does_not_settle_a_write() -> None:
     assert isr_state(stage) == CommittedIsr(1, (1, 2))
 
 
-def test_a_response_to_an_earlier_write_does_not_settle_a_later_one() -> None:
+def test_a_response_to_an_earlier_write_settles_no_later_one() -> None:
     stage = Stage()
     stage.lead(isr=(1, 2))
     stage.fetch(3, 0)

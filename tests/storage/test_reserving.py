@@ -65,7 +65,7 @@ def _append(log: Log, count: int = 1) -> None:
         append(log, batch(100, first=log.log_end_offset))
 
 
-def test_a_large_segment_reserves_a_quarter_of_itself_up_to_a_limit() -> None:
+def test_a_large_segment_reserves_a_quarter_of_itself() -> None:
     disk = Noting()
     log = _log(disk)
     room = _FROM

@@ -302,7 +302,7 @@ def test_a_disk_failure_during_a_schemas_storage_is_reported(disk: SimDisk, dire
         store_schemas(log)
 
 
-def test_a_new_schema_on_a_full_disk_is_stored_with_its_batch(disk: SimDisk, directory: LogDirectory) -> None:
+def test_a_new_schema_is_stored_with_its_batch_despite_a_full_disk(disk: SimDisk, directory: LogDirectory) -> None:
     log = new_log(directory)
     fill(log, 2, 0)
     disk.capacity_bytes = disk.used_bytes
