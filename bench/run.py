@@ -77,14 +77,18 @@ def _measured(row: Row, bench: Bench, runs: int) -> list[Line] | None:
 
 def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser("bench/run", description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
-    parser.add_argument("--rows", type=_names, default=[], help=f"some of {','.join(_NAMES)}")
-    parser.add_argument("--runs", type=int, default=_RUNS, help="of each contestant, in turns; medians count")
-    parser.add_argument("--scale", type=float, default=1.0, help="multiplies the numbers of records")
-    quick = "tiny sizes, one run, no Kafka, and Delta only if named: only whether it works"
+    parser.add_argument(
+        "--rows", type=_names, default=[], help=f"rows to measure, of {','.join(_NAMES)} (default: all)"
+    )
+    parser.add_argument("--runs", type=int, default=_RUNS, help="runs of each contestant, in turns; the medians count")
+    parser.add_argument("--scale", type=float, default=1.0, help="factor for the numbers of records")
+    quick = "tiny sizes, one run, no Kafka, and Delta only if named; to try the programs"
     parser.add_argument("--quick", action="store_true", help=quick)
-    parser.add_argument("--kafka", choices=["yes", "no", "cached"], help="cached: if its jars are here (default: yes)")
+    parser.add_argument(
+        "--kafka", choices=["yes", "no", "cached"], help="cached: only with jars that are already here (default: yes)"
+    )
     parser.add_argument("--out", type=Path, default=Path("build/bench"), help="folder of results.json and the picture")
-    parser.add_argument("--show", action="store_true", help="measure nothing, print what the folder has")
+    parser.add_argument("--show", action="store_true", help="measure nothing, and print the results in the folder")
     return parser.parse_args(arguments)
 
 

@@ -67,16 +67,22 @@ def _parse() -> argparse.Namespace:
     )
     parser.add_argument("--partitions", nargs="+", type=int, default=[100, 1_000, 5_000, 10_000])
     parser.add_argument(
-        "--pieces", nargs="+", default=scale_cluster.PIECES, choices=scale_cluster.PIECES, help="some of the work"
+        "--pieces",
+        nargs="+",
+        default=scale_cluster.PIECES,
+        choices=scale_cluster.PIECES,
+        help="pieces of work to measure (default: all)",
     )
-    parser.add_argument("--runs", type=int, default=1, help="of each; medians count")
-    parser.add_argument("--core", action="store_true", help="the controller's core alone, at 200,000 partitions")
-    parser.add_argument("--slots", action="store_true", help="two broker slots against one")
+    parser.add_argument("--runs", type=int, default=1, help="runs of each number of partitions; the medians count")
+    parser.add_argument(
+        "--core", action="store_true", help="measure the controller's core alone, at 200,000 partitions"
+    )
+    parser.add_argument("--slots", action="store_true", help="measure two broker slots against one")
     parser.add_argument(
         "--quick", action="store_true", help="as little work as possible, to try the programs; stores nothing"
     )
     parser.add_argument("--out", type=Path, default=Path("build/scale"), help="folder of results.json and the picture")
-    parser.add_argument("--show", action="store_true", help="measure nothing, print what the folder has")
+    parser.add_argument("--show", action="store_true", help="measure nothing, and print the results in the folder")
     parser.add_argument("--dir", type=Path, help="directory of the brokers' data during the run; default: the system's")
     return parser.parse_args()
 
