@@ -149,7 +149,7 @@ class Transactions(CoordinatorCore[TransactionEntry, TransactionDraft]):
         """Yield those of ``producer_ids`` that take part in an open or ending transaction, with its key."""
         wanted = set(producer_ids)
         for key, entry in self._entries.items():
-            yield from ((found, key) for found in entry.participants if found in wanted)
+            yield from ((found, key) for found in entry.participants.keys() & wanted)
 
     # --- requests --------------------------------------------------------------------------------------------------
 

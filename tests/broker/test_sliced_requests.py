@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from functools import partial
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -12,6 +13,8 @@ import pytest
 
 from sparklog.broker.groups.group_requests import GroupRequests
 from sparklog.broker.requests import fetch, open_fetch, slices
+from sparklog.broker.transactions.transaction_host import TransactionHost
+from sparklog.broker.transactions.transaction_requests import TransactionRequests
 from sparklog.coordinator.group_offsets import Groups
 from sparklog.coordinator.group_records import (
     FORMAT_VERSION,
@@ -22,6 +25,15 @@ from sparklog.coordinator.group_records import (
     OffsetKey,
     group_record,
 )
+from sparklog.coordinator.records import (
+    OPEN,
+    Participant,
+    RegisteredTopic,
+    Transaction,
+    participant_record,
+    transaction_record,
+)
+from sparklog.coordinator.transactions import Transactions
 from sparklog.errors import ErrorCode
 from sparklog.protocol.messages import (
     CONSUMER,
@@ -39,6 +51,8 @@ from sparklog.protocol.messages import (
     GroupOffset,
     ListOffsets,
     ListOffsetsPartition,
+    ListTransactions,
+    ListTransactionsReply,
     Reply,
     Request,
     TransactionMarker,
@@ -189,6 +203,34 @@ def test_the_members_of_a_group_are_described_in_turns() -> None:
         assert [member.member_id for member in reply.description.members] == sorted(NAMES)
         requests.describe(cast(Any, connection), DescribeGroup(8, "unknown"), memoryview(b""))
         assert connection.replies[1:] == [DescribeGroupReply(8, None)]
+
+    asyncio.run(test())
+
+
+def test_the_tasks_of_a_transaction_are_described_in_turns() -> None:
+    async def test() -> None:
+        stage, connection, core = staged(), Connection(), Transactions()
+        participant = Participant(0, (RegisteredTopic("t", (0, 1), "id"),))
+        core.load([transaction_record("k", Transaction(state=OPEN, run_id="r", version=2))])
+        core.load([participant_record("k", number, participant) for number in range(COUNT)])
+        host: Any = SimpleNamespace(_transactions=core, names=core.names)
+        host.describe = partial(TransactionHost.describe, host)
+        transactions = SimpleNamespace(all_ready=lambda: [host])
+        requests = TransactionRequests(
+            stage.context,
+            stage.broker.slices,
+            transactions=cast(Any, transactions),
+            registry=cast(Any, None),
+        )
+        requests.list_transactions(cast(Any, connection), ListTransactions(7), memoryview(b""))
+        for _ in range(COUNT // 2):
+            await asyncio.sleep(0)
+        core.load([participant_record("k", 0, None)])  # a change in a later turn is not in the response
+        assert await turns_until(lambda: connection.replies) > COUNT / 4
+        (reply,) = connection.replies
+        assert isinstance(reply, ListTransactionsReply)
+        (described,) = reply.transactions
+        assert described.participants == tuple((number, 0, (("t", 0), ("t", 1))) for number in range(COUNT))
 
     asyncio.run(test())
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Generator, Iterable, Iterator
 from typing import Any, Protocol
 
 from sparklog.broker.context import BrokerContext
@@ -65,12 +65,19 @@ class TransactionHost(CoordinatorRuntime):
         """Return the keys that this coordinator has, in order."""
         return self._transactions.names()
 
-    def describe(self, key: str) -> DescribedTransaction | None:
-        """Describe a key for operators; None if the key no longer exists."""
+    def describe(self, key: str) -> Generator[None, None, DescribedTransaction | None]:
+        """Describe a key for operators, or return None if the key no longer exists.
+
+        Yield before each participant, because a transaction of 100,000 tasks takes long.
+        """
         entry = self._transactions.entry(key)
         if entry is None:
             return None
         now, participants, due_ms = entry
+        described = []
+        for producer_id, participant in sorted(participants.items(), key=lambda found: found[0]):
+            yield
+            described.append((producer_id, participant.epoch, _partitions(participant)))
         return DescribedTransaction(
             key,
             now.state,
@@ -80,15 +87,12 @@ class TransactionHost(CoordinatorRuntime):
             now.last_version,
             now.began_ms,
             due_ms,
-            tuple(
-                (producer_id, participant.epoch, _partitions(participant))
-                for producer_id, participant in sorted(participants.items())
-            ),
+            tuple(described),
         )
 
 
 def _partitions(participant: Participant) -> tuple[tuple[str, int], ...]:
-    return tuple(sorted({(place.topic, place.partition) for place in participant.places()}))
+    return tuple(sorted({(found.topic, number) for found in participant.topics for number in found.numbers}))
 
 
 def _settings(config: BrokerConfig) -> TransactionSettings:

@@ -197,9 +197,7 @@ class TransactionRequests:
         for host in self._transactions.all_ready():
             found: list[DescribedTransaction] = []
             for key in host.names():
-                if self._slices.over():
-                    yield
-                described = host.describe(key)
+                described = yield from self._describe(host, key)
                 if described is not None:
                     found.append(described)
             listings.append(found)
@@ -209,6 +207,19 @@ class TransactionRequests:
                 yield
             together.append(described)
         return ListTransactionsReply(cid, tuple(together))
+
+    def _describe(self, host: TransactionHost, key: str) -> Generator[None, None, DescribedTransaction | None]:
+        if self._slices.over():
+            yield
+        parts = host.describe(key)
+        try:
+            while True:
+                next(parts)
+                if self._slices.over():
+                    yield
+        except StopIteration as described:
+            found: DescribedTransaction | None = described.value
+            return found
 
 
 async def verify(
