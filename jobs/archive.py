@@ -18,7 +18,7 @@ from sparklog.cluster.spark_access import share_secret
 from sparklog.cluster.spark_environment import close_to_others
 from sparklog.cluster.start import end_spark
 from sparklog.cluster.stop_request import StopRequest
-from sparklog.delta.job import maintain, run_archives, told
+from sparklog.delta.job import error_line, maintain, run_archives
 from sparklog.delta.options import (
     ArchiveOptions,
     MaintenanceOptions,
@@ -151,12 +151,12 @@ def main() -> int:
             configure(spark, bootstrap=given.bootstrap)
             failed = run_archives(spark, wanted, stopping=stopping, tell=tell)
     except SparklogError as error:
-        print(f"error: {told(error)}", file=sys.stderr)
+        print(f"error: {error_line(error)}", file=sys.stderr)
         return 2
     finally:
         end_spark(spark.sparkContext)
     for topic, reason in failed.items():
-        print(f"error: {topic}: {told(reason)}", file=sys.stderr)
+        print(f"error: {topic}: {error_line(reason)}", file=sys.stderr)
     return 1 if failed else 0
 
 

@@ -147,7 +147,7 @@ def drain(
     )
     confirm(question, f"draining broker {broker_id}", yes=yes)
     deadline = time.monotonic() + timeout
-    tell = note if as_json else _tell
+    tell = note if as_json else _print_now
     moved: list[TopicPartition] = []
     with open_admin(bootstrap or context.obj, 30.0) as admin:
         begun = admin.drain_broker(broker_id, throttle_bytes=limit)
@@ -199,7 +199,7 @@ def restart(
     Example: sparklog brokers restart 1
     """
     with open_admin(bootstrap or context.obj, 30.0) as admin:
-        restarted = admin.rolling_restart([broker_id], timeout_s=timeout, tell=note if as_json else _tell)
+        restarted = admin.rolling_restart([broker_id], timeout_s=timeout, tell=note if as_json else _print_now)
     if as_json:
         print_json({"restarted": restarted})
 
@@ -215,11 +215,11 @@ def rolling_restart(
     Example: sparklog brokers rolling-restart
     """
     with open_admin(bootstrap or context.obj, 30.0) as admin:
-        restarted = admin.rolling_restart(timeout_s=timeout, tell=note if as_json else _tell)
+        restarted = admin.rolling_restart(timeout_s=timeout, tell=note if as_json else _print_now)
     done({"restarted": restarted}, f"restarted {len(restarted)} brokers, every replica is in sync", as_json=as_json)
 
 
-def _tell(line: str) -> None:
+def _print_now(line: str) -> None:
     print_line(line, flush=True)
 
 

@@ -106,15 +106,15 @@ def _of_topic(own: Mapping[str, str], cluster: Mapping[str, str]) -> list[InForc
     ]
 
 
-def _of_broker(told: Mapping[str, str]) -> list[InForce]:
+def _of_broker(settings: Mapping[str, str]) -> list[InForce]:
     """Return the broker's own settings, then its defaults for topics."""
     both = [*sorted(BROKER_SETTINGS.items()), *sorted(TOPIC_SETTINGS.items())]
-    return [_default(name, setting, told) for name, setting in both]
+    return [_default(name, setting, settings) for name, setting in both]
 
 
-def _default(name: str, setting: Setting, told: Mapping[str, str]) -> InForce:
+def _default(name: str, setting: Setting, settings: Mapping[str, str]) -> InForce:
     default = default_text(setting)
-    value = told.get(name, default)
+    value = settings.get(name, default)
     return InForce(name, value, "default" if value == default else "cluster")
 
 
@@ -168,5 +168,5 @@ def alter_topic(
 ) -> None:
     """Change the topic's settings and print the result. Raises as ``Admin.alter_topic``."""
     found = admin.alter_topic(topic, wanted, unset=unset or ())
-    told = ", ".join(f"{name}={value}" for name, value in sorted(found.config.items())) or "all defaults"
-    done({"topic": topic, "config": dict(found.config)}, f"{topic}: {told}", as_json=as_json)
+    settings = ", ".join(f"{name}={value}" for name, value in sorted(found.config.items())) or "all defaults"
+    done({"topic": topic, "config": dict(found.config)}, f"{topic}: {settings}", as_json=as_json)

@@ -70,7 +70,7 @@ def controller(
         output = logging.StreamHandler(sys.stderr)
         output.setFormatter(LineFormatter("%(asctime)s %(name)s: %(message)s"))
         logging.basicConfig(handlers=[output], level=logging.INFO)
-    found = asyncio.run(_look(zookeeper, config.session_timeout_ms, config.zk_connection_timeout_ms))
+    found = asyncio.run(_read_cluster(zookeeper, config.session_timeout_ms, config.zk_connection_timeout_ms))
     cluster_id, holder, proves = found
     keys = read_secret_file(secret_file) if secret_file else found_on_host(cluster_id)
     if proves and not keys:
@@ -87,7 +87,7 @@ def controller(
     )
 
 
-async def _look(zookeeper: str, session_timeout_ms: int, connect_timeout_ms: int) -> tuple[str, bool, bool]:
+async def _read_cluster(zookeeper: str, session_timeout_ms: int, connect_timeout_ms: int) -> tuple[str, bool, bool]:
     """Return the id of the cluster, whether a controller is active, and whether a broker authenticates itself.
 
     Raises:

@@ -119,7 +119,7 @@ def open_input(path: Path | None, kind: InputFormat, *, schema: pa.Schema, separ
                 found = Input(_lines(source, separator), None)
         except _BROKEN as error:
             raise _broken(name, error) from None
-        yield Input(_telling(name, found.tables), found.total_rows)
+        yield Input(_named_errors(name, found.tables), found.total_rows)
 
 
 def schema_of_file(path: Path) -> pa.Schema:
@@ -144,7 +144,7 @@ def schema_of_file(path: Path) -> pa.Schema:
     return plain_schema(schema)
 
 
-def _telling(name: str, tables: Iterator[pa.Table]) -> Iterator[pa.Table]:
+def _named_errors(name: str, tables: Iterator[pa.Table]) -> Iterator[pa.Table]:
     try:
         yield from tables
     except BrokerError as error:

@@ -78,7 +78,7 @@ def produce(
             done += writing.result().record_count
             progress.show(done)
         seconds = time.perf_counter() - began
-    _tell({**_throughput(done, done * value_bytes, seconds), "ack_ms": _spread(latencies)}, as_json=as_json)
+    _print_result({**_throughput(done, done * value_bytes, seconds), "ack_ms": _spread(latencies)}, as_json=as_json)
 
 
 @perf.command("consume")
@@ -118,7 +118,7 @@ def consume(
                 progress.show(count)
             seconds = time.perf_counter() - began
     first_ms = None if first_s is None else round(first_s * 1000, 3)
-    _tell({**_throughput(count, size, seconds), "first_record_ms": first_ms}, as_json=as_json)
+    _print_result({**_throughput(count, size, seconds), "first_record_ms": first_ms}, as_json=as_json)
 
 
 @perf.command("latency")
@@ -158,7 +158,7 @@ def latency(
             seen.append(time.perf_counter() - at)
             sending.result()
             progress.show(number + 1)
-    _tell({"records": records, "ack_ms": _spread(acked), "end_to_end_ms": _spread(seen)}, as_json=as_json)
+    _print_result({"records": records, "ack_ms": _spread(acked), "end_to_end_ms": _spread(seen)}, as_json=as_json)
 
 
 def _await(consumer: Consumer, key: bytes, value: bytes, timeout_s: float) -> None:
@@ -217,7 +217,7 @@ def _spread(seconds: Sequence[float]) -> dict[str, float]:
     return {**found, "max": round(float(in_ms.max()), 3)}
 
 
-def _tell(found: dict[str, Any], *, as_json: bool) -> None:
+def _print_result(found: dict[str, Any], *, as_json: bool) -> None:
     if as_json:
         print_json(found)
         return

@@ -100,7 +100,7 @@ class _Draft:
     answers: list[Respond] = field(default_factory=list)
     began_ms: int = 0
     #: The members whose responses it contains.
-    told: Set[str] = frozenset()
+    responded: Set[str] = frozenset()
     #: The deletions that it follows. They are reported again only with the next one, or to the next coordinator.
     gone: list[TopicsGone] = field(default_factory=list)
 
@@ -197,7 +197,7 @@ class Groups(CoordinatorCore[_Group, _Draft]):
                     known.resuming = False
                     self._serve(known, now_ms)
             case TopicsSeen():
-                first = not self._topics.told
+                first = not self._topics.is_known
                 changed = self._topics.seen(event.topics)
                 for group in list(self._active.values()):
                     if group.membership.topics_changed(changed) or first:
@@ -360,7 +360,7 @@ class Groups(CoordinatorCore[_Group, _Draft]):
             self._effects.append(CoordinatorReport("groups.members.removed", detail))
         draft.changes.update(group.membership.pop_changes(now_ms))
         draft.answers += group.membership.pop_answers()
-        draft.told = group.membership.pop_responded()
+        draft.responded = group.membership.pop_responded()
         self._note_members(group)
         inputs = group.membership.pop_inputs()
         if inputs is not None:
@@ -468,7 +468,7 @@ class Groups(CoordinatorCore[_Group, _Draft]):
             else:
                 entry.state[key] = value
         if now_ms > draft.began_ms + _LATE_MS:  # Members that waited for this response could not send anything.
-            entry.membership.postpone(now_ms - draft.began_ms, draft.told)
+            entry.membership.postpone(now_ms - draft.began_ms, draft.responded)
         self._effects += draft.answers
         self._serve_again(entry, now_ms)
         self._drop_if_empty(entry)

@@ -39,7 +39,7 @@ class Topics:
     def __init__(self) -> None:
         self.views: dict[str, TopicView] = {}
         #: Whether topics were reported. Nothing is assigned before the first report.
-        self.told = False
+        self.is_known = False
         self._matching: dict[str, frozenset[str]] = {}
 
     def seen(self, views: Mapping[str, TopicView]) -> frozenset[str]:
@@ -47,7 +47,7 @@ class Topics:
 
         A topic that is not named stays, because the reporting broker may not know it yet.
         """
-        self.told = True
+        self.is_known = True
         changed = frozenset(name for name, view in views.items() if self.views.get(name) != view)
         if changed - self.views.keys():
             self._matching.clear()

@@ -112,7 +112,7 @@ class Membership:
         self._changed: set[str] = set()
         self._epoch_changed = False
         #: Members whose heartbeats got a response since ``pop_responded``.
-        self._told: set[str] = set()
+        self._responded: set[str] = set()
 
     def restore(self, state: Mapping[GroupKey, GroupValue], now_ms: int, *, delay_ms: int = 0) -> None:
         """Start, or start again, from the committed state: members receive nothing else before the next target."""
@@ -222,23 +222,23 @@ class Membership:
 
     def expire(self, now_ms: int) -> list[str]:
         """Remove members that were silent, or did not give partitions up, for too long; return the reasons."""
-        told = []
+        messages = []
         for member in list(self.members.values()):
             if now_ms >= min(member.session_ms, member.give_up_ms):
                 silent = now_ms >= member.session_ms
                 why = "was silent for its session.timeout.ms" if silent else "did not give partitions up in time"
-                told.append(f"group {self.group}: member {member.member_id} {why}: removed")
+                messages.append(f"group {self.group}: member {member.member_id} {why}: removed")
                 self._remove(member, ErrorCode.UNKNOWN_MEMBER_ID, why)
-        return told
+        return messages
 
-    def postpone(self, late_ms: int, told: Set[str] | None = None) -> None:
+    def postpone(self, late_ms: int, informed: Set[str] | None = None) -> None:
         """Extend the members' deadlines after the coordinator itself was unavailable for ``late_ms``.
 
-        If ``told`` is given, only these members and those with a waiting heartbeat get more time; the others could have
-        sent one.
+        If ``informed`` is given, only these members and those with a waiting heartbeat get more time; the others could
+        have sent one.
         """
         for member in self.members.values():
-            if told is None or member.held is not None or member.member_id in told:
+            if informed is None or member.held is not None or member.member_id in informed:
                 member.session_ms += late_ms
                 if member.give_up_ms != NEVER:
                     member.give_up_ms += late_ms
@@ -249,9 +249,9 @@ class Membership:
 
         Returns reports as ``expire`` does.
         """
-        told = self.expire(now_ms) if now_ms >= self.due_ms else []
+        messages = self.expire(now_ms) if now_ms >= self.due_ms else []
         # An empty group waits for nothing, and its epoch's time is the departure of its last member.
-        due = topics.told and self._computing is None and now_ms >= self._assign_ms
+        due = topics.is_known and self._computing is None and now_ms >= self._assign_ms
         self._postponed = self.dirty and due and bool(self.members) and self._examined >= PARTS_AT_ONCE
         if self.dirty and (due or not self.members) and not self._postponed:
             self._assign(topics, now_ms)
@@ -262,9 +262,9 @@ class Membership:
                 if member.held is not None and member.held_until_ms <= now_ms + _TOGETHER_MS:
                     self._release(member)
             self._schedule()
-        if self.dirty and topics.told and self._computing is None:
+        if self.dirty and topics.is_known and self._computing is None:
             self.due_ms = min(self.due_ms, self._assign_ms)
-        return told
+        return messages
 
     def _settle_touched(self, now_ms: int) -> None:
         """Assign to the touched members, and respond to those with news, as much as one step does."""
@@ -311,8 +311,8 @@ class Membership:
         return changes
 
     def pop_responded(self) -> Set[str]:
-        told, self._told = self._told, set()
-        return told
+        responded, self._responded = self._responded, set()
+        return responded
 
     def pop_answers(self) -> list[Respond]:
         answers, self.answers = self.answers, []
@@ -578,7 +578,7 @@ class Membership:
         """Respond to the waiting heartbeat, if there is one. ``assigned`` is what the member has, if it is known."""
         if member.held is not None:
             ticket, member.held = member.held, None
-            self._told.add(member.member_id)
+            self._responded.add(member.member_id)
             self._answer(ticket, self._assignment(member, assigned))
 
     def _answer(self, ticket: int, outcome: Outcome) -> None:

@@ -194,7 +194,7 @@ class TopicArchive:
             if has_news:
                 self.commits += 1
                 self._last = done.seam
-            self._tell(_told(done) if has_news else f"no new records after batch {done.seam.batch}")
+            self._tell(_summary(done) if has_news else f"no new records after batch {done.seam.batch}")
 
     def _has_given_way(self, archiver: BatchArchiver, ends: BatchEnds) -> bool:
         """Wait once for the run that made the last commit, which may still be running, to commit new records. Return
@@ -292,7 +292,7 @@ class TopicArchive:
             _LOG.warning("%s: could not store progress in group %s: %s", seam.topic, self._options.group, error)
 
 
-def _told(done: Archived) -> str:
+def _summary(done: Archived) -> str:
     bad = f", {done.bad_rows:,} to quarantine" if done.bad_rows else ""
     return f"batch {done.seam.batch}: {done.rows:,} rows{bad}"
 

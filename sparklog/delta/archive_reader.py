@@ -80,11 +80,11 @@ class Archive:
         """
         end = self.end(partition)
         whole = Span(start, end)
-        files = [file for file in self.files if file.may_hold(partition, whole)]
-        extra = [file for file in self.quarantined if file.may_hold(partition, whole)]
+        files = [file for file in self.files if file.may_contain(partition, whole)]
+        extra = [file for file in self.quarantined if file.may_contain(partition, whole)]
         size = _FIRST_WINDOW
         while start < end:
-            held = [file.offsets for file in (*files, *extra) if file.may_hold(partition, Span(start, end))]
+            held = [file.offsets for file in (*files, *extra) if file.may_contain(partition, Span(start, end))]
             if not held:
                 return
             start = max(start, min(span.low for span in held))
@@ -104,12 +104,12 @@ class Archive:
         columns = [name for name in self.topic.columns.names if not (self.topic.is_default and name == "timestamp")]
         found: list[RestoredRows] = []
         for file in files:
-            if file.may_hold(partition, window):
+            if file.may_contain(partition, window):
                 ranges = {partition: window}
                 found += map(self._rows, read_rows(self.table, file, [*columns, *_PLACE], ranges=ranges))
         bad: list[RestoredRows] = []
         for file in extra:
-            if file.may_hold(partition, window):
+            if file.may_contain(partition, window):
                 batches = read_rows(self.quarantine, file, [RECORD, *_PLACE], ranges={partition: window})
                 bad += (self._rows(_unpacked(batch)) for batch in batches)
         return _sorted(found, bad, f"{self.table} at version {self.version}, partition {partition}")

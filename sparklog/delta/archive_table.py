@@ -57,7 +57,7 @@ class ArchiveTable:
         """Return the version of the commit that records ``seam``; -1: none."""
         return self._seam.version if self._seam is not None else -1
 
-    def look(self) -> ArchiveProgress | None:
+    def refresh(self) -> ArchiveProgress | None:
         """Return the newest progress; None if there is no table, or no commit that records it."""
         if self._version < 0:
             versions = self._log.versions()
@@ -94,7 +94,7 @@ class ArchiveTable:
         if comment:
             builder = builder.comment(comment)
         (builder.partitionedBy(*partition_by) if partition_by else builder).execute()
-        self.look()
+        self.refresh()
 
     def transaction(self, app: str) -> int:
         """Return the last number of Delta's transactions with an application id; -1: none."""
@@ -156,7 +156,7 @@ class ArchiveTable:
         Raises:
             ArchiveFenced: another run made it.
         """
-        found = self.look()
+        found = self.refresh()
         if may_lack and (found is None or found.batch < seam.batch):
             return {}
         if found is None or (found.batch, found.attempt) != (seam.batch, seam.attempt):
@@ -168,7 +168,7 @@ class ArchiveTable:
         assert self._seam is not None
         return self._metrics(self._seam.version)
 
-    def told_at(self) -> float | None:
+    def committed_at(self) -> float | None:
         """Return the time of the newest archive commit, in s since 1970, by the archive's clock; None if there is
         none."""
         if self._seam is None:

@@ -89,20 +89,20 @@ class Casting:
     def rows(self, read: DataFrame) -> tuple[DataFrame, DataFrame]:
         """Return the records of ``read``, which has the source's columns, as rows of the table, and bad rows for the
         quarantine. If there are keys, rows have an additional column ``TOMBSTONE``."""
-        placed = self._placed(read)
-        reasons = self._reasons(placed)
+        positioned = self._positioned(read)
+        reasons = self._reasons(positioned)
         is_good = _is_none(reasons)
         record = sf.struct(*(_column(name) for name in self.own.names)).alias(RECORD)
-        bad = placed.where(~is_good).select(*_PLACE, _joined(reasons).alias(REASON), record)
-        return self._good(placed.where(is_good)), bad
+        bad = positioned.where(~is_good).select(*_PLACE, _joined(reasons).alias(REASON), record)
+        return self._good(positioned.where(is_good)), bad
 
     def rows_or_failure(self, read: DataFrame) -> DataFrame:
         """Return all records as rows of the table. A query over them fails with ``BAD_ROW`` in its message if there is
         a bad row."""
-        placed = self._placed(read)
-        reasons = self._reasons(placed)
+        positioned = self._positioned(read)
+        reasons = self._reasons(positioned)
         failure = sf.raise_error(sf.concat(sf.lit(f"{BAD_ROW}: "), _joined(reasons))).cast("boolean")
-        return self._good(placed.where(sf.when(_is_none(reasons), True).otherwise(failure)))
+        return self._good(positioned.where(sf.when(_is_none(reasons), True).otherwise(failure)))
 
     def read_columns(self, offered: StructType) -> StructType:
         """Return the source's columns that rows need; each additional column would cost the JVM time."""
@@ -114,9 +114,9 @@ class Casting:
         """Return the source's names for a record's position and time."""
         return ("partition", "offset", "timestamp") if self.is_default else _PLACE
 
-    def _good(self, placed: DataFrame) -> DataFrame:
+    def _good(self, positioned: DataFrame) -> DataFrame:
         more = [self._is_tombstone().alias(TOMBSTONE)] if self.keys else []
-        return placed.select(*self._values(), *_PLACE, _utc_date().alias(DATE), *more)
+        return positioned.select(*self._values(), *_PLACE, _utc_date().alias(DATE), *more)
 
     @property
     def table_keys(self) -> tuple[str, ...]:
@@ -128,16 +128,16 @@ class Casting:
         others = ["value"] if self.is_default else [name for name in self.own.names if name not in self.keys]
         return _all_null(others) if others else sf.lit(False)
 
-    def _placed(self, read: DataFrame) -> DataFrame:
+    def _positioned(self, read: DataFrame) -> DataFrame:
         """Return the topic's columns under their names, and each record's position and time."""
         place = [sf.col(name).alias(alias) for name, alias in zip(self._place_names, _PLACE, strict=True)]
-        told = [name for name in (_CAST_ERROR,) if name in read.columns and name not in self.own.names]
-        placed = read.select(*(_column(name) for name in self.own.names), *place, *told)
+        errors = [name for name in (_CAST_ERROR,) if name in read.columns and name not in self.own.names]
+        positioned = read.select(*(_column(name) for name in self.own.names), *place, *errors)
         if self.json is None:
-            return placed
+            return positioned
         wanted = StructType([*self.json.fields, StructField(_CORRUPT, StringType())])
         options = {"mode": "PERMISSIVE", "columnNameOfCorruptRecord": _CORRUPT}
-        return placed.withColumn(_PARSED, sf.from_json(sf.col("value").cast("string"), wanted, options))
+        return positioned.withColumn(_PARSED, sf.from_json(sf.col("value").cast("string"), wanted, options))
 
     def _sources(self) -> list[tuple[StructField, Column]]:
         """Return the table's columns, except for position and time, and the source of each."""
@@ -156,10 +156,10 @@ class Casting:
             for kind in [wanted[field.name.lower()].dataType]
         ]
 
-    def _reasons(self, placed: DataFrame) -> list[Column]:
+    def _reasons(self, positioned: DataFrame) -> list[Column]:
         """Return the reasons why a record is a bad row; all are null for a good one."""
         wanted = _by_name(self.table)
-        found = [sf.col(_CAST_ERROR)] if _CAST_ERROR in placed.columns and _CAST_ERROR not in self.own.names else []
+        found = [sf.col(_CAST_ERROR)] if _CAST_ERROR in positioned.columns and _CAST_ERROR not in self.own.names else []
         found += [_time_reason(TIMESTAMP, sf.col(TIMESTAMP), TimestampType())]
         if self.json is not None:
             found.append(_json_reason())
@@ -305,7 +305,7 @@ def _cast_reason(field: StructField, source: Column, wanted: DataType) -> Column
     if isinstance(field.dataType, NumericType | TimestampType | TimestampNTZType):
         # Spark silently truncates 1.5 to 1.
         is_bad = is_bad | (source.isNotNull() & ~made.try_cast(field.dataType).eqNullSafe(source))
-    return sf.when(is_bad, _told(f"{field.name}: ", source, f" is not a valid {wanted.simpleString()}"))
+    return sf.when(is_bad, _message(f"{field.name}: ", source, f" is not a valid {wanted.simpleString()}"))
 
 
 def _time_reason(name: str, source: Column, kind: DataType) -> Column:
@@ -317,7 +317,7 @@ def _time_reason(name: str, source: Column, kind: DataType) -> Column:
     else:
         shown = sf.year(source)
         is_bad, words = ~shown.between(1, 9999), " is outside the years 1 to 9999"
-    return sf.when(is_bad, _told(f"{name}: ", shown, words))
+    return sf.when(is_bad, _message(f"{name}: ", shown, words))
 
 
 def _partition_reason(field: StructField, source: Column, *, named: bool) -> Column:
@@ -325,7 +325,7 @@ def _partition_reason(field: StructField, source: Column, *, named: bool) -> Col
     the same value share a directory. ``named``: the value names the directory."""
     text = source.try_cast(field.dataType).cast("string")
     before = f"{field.name}: partition column, "
-    reason = sf.when(text.isin(*_NULLS), _told(f"{before}in which Delta reads this text as null: ", text, ""))
+    reason = sf.when(text.isin(*_NULLS), _message(f"{before}in which Delta reads this text as null: ", text, ""))
     if isinstance(field.dataType, BinaryType):
         # A cast to text keeps all bytes unchanged.
         changed = sf.concat(
@@ -336,7 +336,7 @@ def _partition_reason(field: StructField, source: Column, *, named: bool) -> Col
         room = _NAME_BYTES - len(re.sub(_ESCAPED, "%00", field.name).encode()) - 1
         is_long = sf.octet_length(sf.regexp_replace(text, _ESCAPED, "%00")) > room
         words = f"{before}but this text cannot name a directory: "
-        reason = reason.when(sf.contains(text, sf.lit("\0")) | is_long, _told(words, text, ""))
+        reason = reason.when(sf.contains(text, sf.lit("\0")) | is_long, _message(words, text, ""))
     return reason
 
 
@@ -348,8 +348,8 @@ def _json_reason() -> Column:
     corrupt = sf.col(_PARSED).getField(_CORRUPT)
     # Spark parses an empty text to null without reporting it as corrupt.
     is_bad = sf.col("value").isNotNull() & (corrupt.isNotNull() | sf.col(_PARSED).isNull())
-    return sf.when(is_bad, _told("value is not a JSON object with these columns: ", sf.col("value"), ""))
+    return sf.when(is_bad, _message("value is not a JSON object with these columns: ", sf.col("value"), ""))
 
 
-def _told(before: str, value: Column, after: str) -> Column:
+def _message(before: str, value: Column, after: str) -> Column:
     return sf.concat(sf.lit(before), sf.left(value.cast("string"), sf.lit(_SHOWN)), sf.lit(after))

@@ -33,7 +33,7 @@ class DataFile:
         """Return the only partition of all rows, if known."""
         return self.partitions.low if self.partitions.low + 1 == self.partitions.high else None
 
-    def may_hold(self, partition: int, offsets: Span) -> bool:
+    def may_contain(self, partition: int, offsets: Span) -> bool:
         return (
             self.partitions.low <= partition < self.partitions.high
             and self.offsets.low < offsets.high

@@ -74,10 +74,10 @@ class _TopicThread(threading.Thread):
                     return
                 if is_lasting(error) or (self._has_end and failures >= _TRIES):
                     self.error = error
-                    self._tell(f"archive stopped: {told(error)}")
+                    self._tell(f"archive stopped: {error_line(error)}")
                     return
                 pause = min(_PAUSES_S[0] * 2 ** (failures - 1), _PAUSES_S[1])
-                self._tell(f"{told(error)}; retrying in {pause:g} s")
+                self._tell(f"{error_line(error)}; retrying in {pause:g} s")
                 if self._stopping.wait(pause):
                     return
             else:
@@ -95,7 +95,7 @@ def is_lasting(error: Exception) -> bool:
     return isinstance(error, ArchiveRefused | ConfigError) or not isinstance(error, SparklogError)
 
 
-def told(error: Exception) -> str:
+def error_line(error: Exception) -> str:
     """Return the error in one line."""
     text = escaped(" ".join(str(error).split())) or type(error).__name__
     return text if len(text) <= _SHOWN else f"{text[:_SHOWN]} ..."
@@ -157,7 +157,7 @@ def run_archives(
             remind_at = time.monotonic() + _REMIND_S
             for thread in threads:
                 if thread.error is not None:
-                    tell(f"{thread.topic}: archive is still stopped: {told(thread.error)}")
+                    tell(f"{thread.topic}: archive is still stopped: {error_line(thread.error)}")
     for thread in threads:
         thread.stop()
     for thread in threads:

@@ -96,7 +96,7 @@ class Maintenance:
     def run(self, *, until: Callable[[], bool] = lambda: False) -> Exception | None:
         """Compact directories with many files, and vacuum if that is due. Return the error if it failed. Once ``until``
         returns true, no further table is started."""
-        errors = [self._look_after(path) for path in itertools.takewhile(lambda _: not until(), self._tables)]
+        errors = [self._maintain(path) for path in itertools.takewhile(lambda _: not until(), self._tables)]
         self._next = time.monotonic() + (self._every_s or 0.0)
         return next((error for error in errors if error is not None), None)
 
@@ -105,10 +105,10 @@ class Maintenance:
         """Return the size in bytes below which files are small."""
         return self._options.target_file_size // 2
 
-    def _look_after(self, path: str) -> Exception | None:
+    def _maintain(self, path: str) -> Exception | None:
         try:
             table = ArchiveTable(self._spark, path)
-            table.look()
+            table.refresh()
             if not table.exists:
                 return None
             if self._options.optimize_every_s is not None:
@@ -150,8 +150,8 @@ class Maintenance:
     def _vacuum(self, table: ArchiveTable, every_s: float) -> None:
         """Vacuum if it is due. The time is stored in the table first, so that a failure is not retried immediately."""
         detail = table.detail()
-        now, told = dt.datetime.now(dt.timezone.utc), detail["properties"].get(VACUUMED)
-        last = dt.datetime.fromisoformat(told) if told else detail["createdAt"].astimezone(dt.timezone.utc)
+        now, recorded = dt.datetime.now(dt.timezone.utc), detail["properties"].get(VACUUMED)
+        last = dt.datetime.fromisoformat(recorded) if recorded else detail["createdAt"].astimezone(dt.timezone.utc)
         retention = _hours(detail["properties"].get(RETENTION, _RETENTION))
         if (now - last).total_seconds() < every_s or self._has_rested(table, last, retention):
             return
@@ -169,7 +169,7 @@ class Maintenance:
     def _has_rested(self, table: ArchiveTable, last: dt.datetime, retention_h: float) -> bool:
         """Return whether the last vacuum removed everything. Each vacuum makes commits, and with enough of them Delta
         would delete the commit that records the seam from its log."""
-        changed = table.told_at()
+        changed = table.committed_at()
         slack_h = 1 + (self._options.optimize_every_s or 0.0) / 3600
         return changed is None or last.timestamp() > changed + (retention_h + slack_h) * 3600
 

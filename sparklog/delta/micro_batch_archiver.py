@@ -130,7 +130,7 @@ class BatchArchiver:
     def check_unchanged(self) -> None:
         """Raise ArchiveFenced or QuarantineMoved if another archive has committed since this run's last commit or
         start."""
-        found = self._table.look()
+        found = self._table.refresh()
         if found != self._expected:
             raise ArchiveFenced(
                 f"another archive has committed to {self._table.path}: found {_named(found)}, expected "

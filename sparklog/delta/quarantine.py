@@ -41,7 +41,7 @@ class Quarantine:
 
     def begin(self, ends: Mapping[int, int]) -> None:
         """Find the pending rows for a table that ends at ``ends``."""
-        self._expected = self.table.look()
+        self._expected = self.table.refresh()
         self._pending, self._pending_ends = None, {}
         if not self.table.exists:
             return
@@ -106,7 +106,7 @@ class Quarantine:
 
     def check(self) -> None:
         """Raise QuarantineMoved if another archive has committed since this run's last commit or start."""
-        if self.table.look() != self._expected:
+        if self.table.refresh() != self._expected:
             raise QuarantineMoved(f"another archive has committed to {self.table.path}")
 
 

@@ -63,7 +63,7 @@ class RestoreBatches(NamedTuple):
                 if first - begin > _LONGEST_GAP:
                     yield from self.nothing(begin, first)
                     begin = first
-                yield self._placed(piece, begin)
+                yield self._encode(piece, begin)
                 begin = int(piece.offsets[-1]) + 1
 
     def nothing(self, begin: int, end: int) -> list[EncodedBatch]:
@@ -88,7 +88,7 @@ class RestoreBatches(NamedTuple):
         else:
             yield rows
 
-    def _placed(self, rows: RestoredRows, begin: int) -> EncodedBatch:
+    def _encode(self, rows: RestoredRows, begin: int) -> EncodedBatch:
         return place_batch(
             rows.records,
             rows.offsets,

@@ -86,7 +86,7 @@ def _batches(
     first = 0
     for number in range(parquet.num_row_groups):
         group = parquet.metadata.row_group(number)
-        if ranges is None or _may_hold(group, ranges):
+        if ranges is None or _may_contain(group, ranges):
             position = first
             for batch in parquet.iter_batches(_BATCH_ROWS, row_groups=[number], columns=columns):
                 yield position, batch
@@ -94,14 +94,14 @@ def _batches(
         first += group.num_rows
 
 
-def _may_hold(group: pq.RowGroupMetaData, ranges: Mapping[int, Span]) -> bool:
+def _may_contain(group: pq.RowGroupMetaData, ranges: Mapping[int, Span]) -> bool:
     spans = {PARTITION: _ALL, OFFSET: _ALL}
     for at in range(group.num_columns):
         column = group.column(at)
         if column.path_in_schema in spans and column.statistics is not None and column.statistics.has_min_max:
             spans[column.path_in_schema] = Span(column.statistics.min, column.statistics.max + 1)
     part = DataFile("", 0, partitions=spans[PARTITION], offsets=spans[OFFSET])
-    return any(part.may_hold(partition, offsets) for partition, offsets in ranges.items())
+    return any(part.may_contain(partition, offsets) for partition, offsets in ranges.items())
 
 
 def _completed(batch: pa.RecordBatch, wanted: Sequence[str], constants: Mapping[str, object]) -> pa.RecordBatch:

@@ -58,7 +58,7 @@ def prepare(spark: SparkSession, options: ArchiveOptions, topic: TopicDescriptio
     own = own_columns(columns, topic.schema.names, is_default=is_default)
     keys = _keys(topic, own, is_default=is_default) if options.mode == "upsert" else ()
     table = ArchiveTable(spark, table_path(options.to, options.topic))
-    found = table.look()
+    found = table.refresh()
     detail = table.detail() if table.exists else None
     casting, added = plan_casting(
         own,

@@ -31,7 +31,7 @@ def first_offsets(snapshot: TableSnapshot, times: Mapping[int, int]) -> dict[int
         wanted = {
             partition: time_us
             for partition, time_us in times.items()
-            if file.times.high > time_us and file.may_hold(partition, Span(high=found.get(partition, _ALL.high)))
+            if file.times.high > time_us and file.may_contain(partition, Span(high=found.get(partition, _ALL.high)))
         }
         if wanted:
             for partition, offset in _firsts(snapshot, file, wanted, found).items():

@@ -202,7 +202,7 @@ class _CastErrors:
     def __init__(self, rows: int) -> None:
         self._rows = rows
         #: Messages by row; most batches have none, and then cost no time per record.
-        self._told: dict[int, list[str]] = {}
+        self._errors: dict[int, list[str]] = {}
 
     def cast(self, array: pa.Array, field: pa.Field) -> pa.Array:
         if array.type == field.type:
@@ -216,13 +216,13 @@ class _CastErrors:
         try:
             return _truncated(value, field.type)
         except pa.ArrowException as error:
-            self._told.setdefault(row, []).append(f"{field.name}: {str(error).splitlines()[0]}")
+            self._errors.setdefault(row, []).append(f"{field.name}: {str(error).splitlines()[0]}")
             return pa.nulls(1, field.type)
 
     def column(self) -> pa.Array:
-        if not self._told:
+        if not self._errors:
             return pa.nulls(self._rows, pa.string())
-        texts = {row: "; ".join(told) for row, told in self._told.items()}
+        texts = {row: "; ".join(messages) for row, messages in self._errors.items()}
         return pa.array([texts.get(row) for row in range(self._rows)], pa.string())
 
 

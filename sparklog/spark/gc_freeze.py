@@ -17,15 +17,15 @@ import sys
 from pyspark import TaskContext
 
 
-def rest_what_is_loaded() -> None:
+def freeze_worker() -> None:
     """Freeze all loaded objects. Call once per worker, at the end of a task, when all modules are loaded and the task's
     objects are freed; later objects are collected as usual."""
     if TaskContext.get() is not None:
-        _rest()
+        _freeze()
 
 
 @functools.cache  # once a process
-def rest_beside_tasks() -> None:
+def freeze_planner() -> None:
     """Freeze all loaded objects if Spark forked this process for planning or committing; otherwise do nothing. Call at
     the beginning of planning or committing, when there is no garbage worth collecting yet."""
     program = getattr(sys.modules["__main__"], "__spec__", None)
@@ -34,6 +34,6 @@ def rest_beside_tasks() -> None:
 
 
 @functools.cache  # cached, because gc.get_freeze_count() counts all frozen objects: 8 ms per task
-def _rest() -> None:
+def _freeze() -> None:
     gc.collect()  # otherwise current garbage would stay forever; the worker's own collection then has nothing to do
     gc.freeze()

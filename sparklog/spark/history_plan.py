@@ -88,7 +88,7 @@ def pack_files(
     open_pack: list[DataFile] = []
     open_bytes = 0
     for file in files:
-        holds = any(file.may_hold(tp.partition, Span(start, end)) for tp, start, end in ranges)
+        holds = any(file.may_contain(tp.partition, Span(start, end)) for tp, start, end in ranges)
         if not holds or file.times.high <= times.low or file.times.low >= times.high:
             continue
         if open_pack and open_bytes + file.size > _TASK_BYTES:

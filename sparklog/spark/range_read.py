@@ -25,7 +25,7 @@ class DataLoss(SparklogError):
         super().__init__(f"{detail}; set option failOnDataLoss=false to skip them with a warning")
 
 
-def tell_losses(losses: Sequence[str], *, fail: bool) -> None:
+def report_losses(losses: Sequence[str], *, fail: bool) -> None:
     """Raise DataLoss for the first loss, or log a warning for each."""
     if losses and fail:
         raise DataLoss(losses[0] + (f" (and {len(losses) - 1} more)" if len(losses) > 1 else ""))

@@ -77,7 +77,7 @@ class _FilterParser:
     def parse(self) -> Bounds:
         found = self._condition()
         while self._at < len(self._tokens):
-            self._take("and")
+            self._consume("and")
             found = found & self._condition()
         return found
 
@@ -108,7 +108,7 @@ class _FilterParser:
         value = read()
         match operator:
             case "between":
-                self._take("and")
+                self._consume("and")
                 return Span(value, read() + 1)
             case "=":
                 return Span(value, value + 1)
@@ -122,12 +122,12 @@ class _FilterParser:
                 return Span(low=value)
 
     def _list(self) -> frozenset[int]:
-        self._take("(")
+        self._consume("(")
         found = {self._number()}
         while self._peek()[1] == ",":
             self._at += 1
             found.add(self._number())
-        self._take(")")
+        self._consume(")")
         return frozenset(found)
 
     def _number(self) -> int:
@@ -153,7 +153,7 @@ class _FilterParser:
         self._at += 1
         return (when - _EPOCH) // dt.timedelta(microseconds=1)
 
-    def _take(self, token: str) -> None:
+    def _consume(self, token: str) -> None:
         if self._peek()[1].lower() != token:
             self._fail(token)
         self._at += 1

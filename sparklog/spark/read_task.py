@@ -23,7 +23,7 @@ from sparklog.model import NO_EPOCH
 from sparklog.record.arrays import array_of
 from sparklog.spark.coalesce_batches import gathered
 from sparklog.spark.columns import offset_run, plan_timestamps
-from sparklog.spark.gc_freeze import rest_what_is_loaded
+from sparklog.spark.gc_freeze import freeze_worker
 from sparklog.spark.options import CLIENT_ID
 from sparklog.spark.range_read import DataLoss, RangeRead
 
@@ -50,7 +50,7 @@ def read_task(partition: InputPartition) -> Iterator[pa.RecordBatch]:
         yield from read_range(partition)
     elif isinstance(partition, FilesRead):
         yield from read_files(partition)
-    rest_what_is_loaded()
+    freeze_worker()
 
 
 def read_range(wanted: RangeRead) -> Iterator[pa.RecordBatch]:

@@ -23,7 +23,7 @@ from sparklog.spark.offsets import (
     settle_ranges,
     times_to_ask,
 )
-from sparklog.spark.range_read import RangeRead, tell_losses
+from sparklog.spark.range_read import RangeRead, report_losses
 from sparklog.spark.read_options import ReadOptions
 from sparklog.spark.read_task import read_task
 from sparklog.spark.schema import CAST_ERROR_COLUMN, TopicShape, check_projection, topic_columns
@@ -179,7 +179,7 @@ def ranges_of_both(view: SourceTopic, path: str, options: ReadOptions, selected:
     ((name, topic),) = selected.topics.items()
     both = History(path, name).ends(topic, lambda known: _ends(view, options, selected, known))
     ranges = asked_ranges(view, options, selected, both.ends, archive=both.snapshot)
-    tell_losses(both.losses(ranges), fail=options.fail_on_data_loss)
+    report_losses(both.losses(ranges), fail=options.fail_on_data_loss)
     archived, logged = split_at_seam(ranges, both.snapshot.seam.ends)
     return HistoryRanges(both, archived, _from_first_time(view, options, logged, is_archived=True))
 

@@ -115,7 +115,7 @@ def stream_run(run_id: str) -> SinkRun:
     return SinkRun(f"query:{query_id}", int(batch_id), run_id)
 
 
-def take_part(bootstrap: str, run: SinkRun, *, timeout_s: float) -> Joined | None:
+def join_run(bootstrap: str, run: SinkRun, *, timeout_s: float) -> Joined | None:
     """Join the run's transaction. Return None if its version is already committed, which for a write by topic is only
     checked later.
 
@@ -139,7 +139,7 @@ def is_known(bootstrap: str, run: SinkRun, topic_id: str) -> bool:
     """Return whether this topic already has the version of a named write, written with rows that name the topic or with
     the option. Call after joining ``run``; all its tasks get the same result.
 
-    Raises as ``take_part``.
+    Raises as ``join_run``.
     """
     asked = [(_named_key(run.app_id), topic_id)]
     if run.is_by_topic:

@@ -22,7 +22,7 @@ from pyspark.sql.types import StructType
 
 from sparklog.errors import ConfigError
 from sparklog.spark.catalog import is_creation, read_options_of, table_columns, write_options_of
-from sparklog.spark.gc_freeze import rest_beside_tasks
+from sparklog.spark.gc_freeze import freeze_planner
 
 
 class SparklogSource(DataSource):
@@ -34,7 +34,7 @@ class SparklogSource(DataSource):
 
     def __init__(self, options: dict[str, str]) -> None:
         super().__init__(options)
-        rest_beside_tasks()
+        freeze_planner()
 
     @classmethod
     def name(cls) -> str:

@@ -48,7 +48,7 @@ if TYPE_CHECKING:
 _LOG = logging.getLogger(__name__)
 
 #: Maximum retries because a topic was deleted between listing it and querying its offsets.
-_LOOKS = 5
+_ATTEMPTS = 5
 
 
 class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
@@ -73,7 +73,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._target: dict[TopicPartition, Withheld] | None = None
         self._available_now = False
         self._latest: dict[str, Any] | None = None
-        self._told: set[str] = set()
+        self._reported: set[str] = set()
 
     # --- offsets ---
 
@@ -86,7 +86,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def prepareForTriggerAvailableNow(self) -> None:  # noqa: N802
         self._available_now = True
         # latestOffset handles a deleted topic, because it knows whether the topic existed before.
-        _, self._target = self._look(known=(), positions={})
+        _, self._target = self._read_topics(known=(), positions={})
 
     def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:  # noqa: N802
         """Return the end of the batch that begins at ``start``; ``start`` itself if there are no or too few records.
@@ -100,7 +100,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             self._progress.store(self._view.link, last.positions)
         standing, held = self._standing(last)
         self._check_columns(standing)
-        self._tell(standing.losses)
+        self._report_losses(standing.losses)
         if not isinstance(limit, ReadAllAvailable) and not self._available_now:
             ready = sum(found.end - found.start for found in waiting(standing, held).values())
             if self._clock.is_too_early(self._options.limits, ready, time.monotonic() * 1000):
@@ -157,7 +157,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def _standing(self, last: StreamOffset | None) -> tuple[StreamPosition, dict[TopicPartition, Withheld]]:
         positions = last.positions if last is not None else {}
         known = {tp.topic for tp in positions} if last is not None else None
-        selected, held = self._look(known=known, positions=positions)
+        selected, held = self._read_topics(known=known, positions=positions)
         self._selected = selected
         ends = {tp: Position(now.topic_id, now.readable) for tp, now in held.items()}
         self._latest = StreamOffset(ends).to_json() if ends else None
@@ -185,13 +185,13 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         ]
         return replace(standing, losses=(*standing.losses, *self._both.losses(ahead)))
 
-    def _look(
+    def _read_topics(
         self, *, known: set[str] | tuple[()] | None, positions: Mapping[TopicPartition, Position]
     ) -> tuple[Selected, dict[TopicPartition, Withheld]]:
         """Return topics and the content of their logs. ``known`` None: all topics in the options must exist."""
         known_ends = {tp: found.offset for tp, found in positions.items()}
         known_ends = known_ends or asked_offsets(self._options.starting)
-        for look in range(_LOOKS):
+        for attempt in range(_ATTEMPTS):
             selected = self._view.select(self._options.selection, known=known)
             try:
                 ends = self._ends(selected, known_ends, positions=positions)
@@ -201,7 +201,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
                 break
             except BrokerError as error:
                 # The topic was deleted between the two calls: the next lookup will not list it.
-                if error.code != ErrorCode.UNKNOWN_TOPIC_OR_PARTITION or look == _LOOKS - 1:
+                if error.code != ErrorCode.UNKNOWN_TOPIC_OR_PARTITION or attempt == _ATTEMPTS - 1:
                     raise
         held = {}
         for tp, found in ends.items():
@@ -290,7 +290,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         if self._plan_of(tp.topic, topic_id) is not None:
             return True
         offsets = f"offsets {part.begin.offset} to {part.end}"
-        self._tell((f"{tp}: the batch needs {offsets} of the topic with id {topic_id}, which does not exist",))
+        self._report_losses((f"{tp}: the batch needs {offsets} of the topic with id {topic_id}, which does not exist",))
         return False
 
     def _task(self, part: BatchRange, *, start: int, end: int) -> RangeRead:
@@ -309,12 +309,12 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             local=self._options.local_reads,
         )
 
-    def _tell(self, losses: tuple[str, ...]) -> None:
+    def _report_losses(self, losses: tuple[str, ...]) -> None:
         """Raises DataLoss for the first, or warns of each once."""
         if losses and self._options.fail_on_data_loss:
             more = f" (and {len(losses) - 1} more)" if len(losses) > 1 else ""
             raise DataLoss(losses[0] + more)
         for loss in losses:
-            if loss not in self._told:
-                self._told.add(loss)
+            if loss not in self._reported:
+                self._reported.add(loss)
                 _LOG.warning("records may be missing: %s", loss)

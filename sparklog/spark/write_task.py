@@ -18,10 +18,10 @@ from sparklog.client.producer.transaction_run import Joined
 from sparklog.errors import BrokerError, ConfigError, ErrorCode
 from sparklog.model import OffsetRange, TopicPartition
 from sparklog.spark.coalesce_batches import gathered
-from sparklog.spark.gc_freeze import rest_what_is_loaded
+from sparklog.spark.gc_freeze import freeze_worker
 from sparklog.spark.options import CLIENT_ID
 from sparklog.spark.route import TopicRoute, rows_by_value
-from sparklog.spark.sink import SinkRun, WrittenRows, is_known, take_part
+from sparklog.spark.sink import SinkRun, WrittenRows, is_known, join_run
 
 if TYPE_CHECKING:
     from sparklog.client.producer.results import WriteResult
@@ -39,14 +39,14 @@ _DELIVERY_TIMEOUT_S = 120.0
 def write_rows(plan: WritePlan, run: SinkRun | None, batches: Iterator[pa.RecordBatch]) -> WrittenRows:
     """Run one attempt of one task. Raises as ``BatchWriter.write``."""
     written = _written(plan, run, batches)
-    rest_what_is_loaded()
+    freeze_worker()
     return written
 
 
 def _written(plan: WritePlan, run: SinkRun | None, batches: Iterator[pa.RecordBatch]) -> WrittenRows:
     joined = None
     if run is not None:
-        joined = take_part(plan.options.bootstrap, run, timeout_s=plan.options.timeout_s)
+        joined = join_run(plan.options.bootstrap, run, timeout_s=plan.options.timeout_s)
         if joined is None:
             return WrittenRows(_count(batches), (), run)
     with _producer(plan, joined) as producer:  # sends heartbeats from here on
@@ -163,14 +163,14 @@ class _Acknowledged:
     def expect(self, future: Future[WriteResult]) -> None:
         self._open.append(future)
         while self._open and self._open[0].done():
-            self._take(self._open.popleft().result())
+            self._on_result(self._open.popleft().result())
 
     def all(self) -> tuple[int, tuple[tuple[TopicPartition, OffsetRange], ...]]:
         while self._open:
-            self._take(self._open.popleft().result())
+            self._on_result(self._open.popleft().result())
         return self._rows, tuple(sorted(self._ranges))
 
-    def _take(self, result: WriteResult) -> None:
+    def _on_result(self, result: WriteResult) -> None:
         self._rows += result.record_count
         self._ranges.update((TopicPartition(result.topic, found.partition), found.offsets) for found in result.ranges)
 

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 from pyspark.sql.datasource import DataSourceArrowWriter, DataSourceStreamArrowWriter, WriterCommitMessage
 
-from sparklog.spark.gc_freeze import rest_beside_tasks
+from sparklog.spark.gc_freeze import freeze_planner
 from sparklog.spark.sink import abort_run, commit_run, known_run, new_run_id, stream_run
 from sparklog.spark.write_plan import WritePlan
 
@@ -41,7 +41,7 @@ class BatchWriter(DataSourceArrowWriter):
 
     def commit(self, messages: Sequence[WriterCommitMessage | None]) -> None:
         """Commit the rows of all tasks. Raises as ``sink.commit_run``."""
-        rest_beside_tasks()
+        freeze_planner()
         commit_run(self._plan.options.bootstrap, messages)
 
     def abort(self, messages: Sequence[WriterCommitMessage | None]) -> None:
@@ -68,7 +68,7 @@ class StreamWriter(DataSourceStreamArrowWriter):
 
     def commit(self, messages: Sequence[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803
         """Commit the rows of all tasks. Raises as ``sink.commit_run``."""
-        rest_beside_tasks()
+        freeze_planner()
         commit_run(self._plan.options.bootstrap, messages)
 
     def abort(self, messages: Sequence[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803

@@ -377,7 +377,7 @@ def test_of_two_concurrent_commits_one_succeeds(spark: SparkSession, lake: str, 
 
     def commit(attempt: str) -> None:
         table = ArchiveTable(spark, path)
-        table.look()
+        table.refresh()
         seam = ArchiveProgress(topic=topic, topic_id="id", batch=0, ends={0: 1}, mode="append", attempt=attempt)
         try:
             met.wait(60)

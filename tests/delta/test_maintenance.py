@@ -84,7 +84,7 @@ def test_small_files_are_compacted_and_older_readers_unharmed(spark: SparkSessio
     assert rows(lake, topic).equals(expected)
     assert read_seam(path) == seam
 
-    found.look()
+    found.refresh()
     idle = maintenance(spark, path, said)
     now = dt.datetime.now(UTC)
     assert not idle._has_rested(found, now, 168)
