@@ -391,7 +391,7 @@ class SessionRequest(msgspec.Struct, frozen=True, gc=False):
 class SessionBuilder:
     """The fetcher side of a session, one for each leader connection: it turns wanted partitions into requests.
 
-    ``want`` and ``forget`` may be called at any time; the next request carries the changes. Once a session is
+    ``want`` and ``drop`` may be called at any time; the next request carries the changes. Once a session is
     ``established``, the next request may be sent before the reply to the last one. It ends that request's long poll, so
     that changes do not wait for it. Replies are reported in order.
     """
