@@ -219,7 +219,7 @@ def test_a_stop_during_maintenance_starts_no_other_table(tmp_path: Path, monkeyp
         def __init__(self, tables: list[str]) -> None:
             self._tables, self._every_s = tables, None
 
-        def _look_after(self, path: str) -> Exception | None:
+        def _maintain(self, path: str) -> Exception | None:
             begun.append(path)
             if len(begun) == 3:
                 stopping.set()

@@ -23,24 +23,24 @@ from sparklog.spark.writer import BatchWriter
 _CODE = """
 import gc, sys, weakref
 from pyspark import TaskContext
-from sparklog.spark.gc_freeze import rest_what_is_loaded
+from sparklog.spark.gc_freeze import freeze_worker
 
 class Node:
     def __init__(self):
         self.itself = self
 
-rest_what_is_loaded()
+freeze_worker()
 assert not gc.get_freeze_count(), "this is no task"
 TaskContext._setTaskContext(TaskContext())
 early, loaded = Node(), len(gc.get_objects())
 seen = weakref.ref(early)
 del early
-rest_what_is_loaded()
+freeze_worker()
 assert seen() is None, "what was garbage is gone"
 frozen = gc.get_freeze_count()
 assert frozen > 0.9 * loaded and len(gc.get_objects()) < 0.1 * loaded
 count, gc.get_freeze_count = gc.get_freeze_count, None  # it would scan all frozen objects
-rest_what_is_loaded()
+freeze_worker()
 assert count() == frozen
 late = Node()
 seen = weakref.ref(late)
