@@ -27,10 +27,11 @@ from sparklog.coordinator.transaction_entry import TransactionDraft, Transaction
 from sparklog.errors import ErrorCode
 from sparklog.protocol.messages import GroupOffset, TransactionMarker
 
-#: The most participants of one part of a decision, and the most partitions that they have registered together. A
-#: coordinator makes the markers of a part in one step, and one append removes its participants. The leader of a
-#: partition writes a marker in one turn, whose length grows with the marker's participants.
-PARTICIPANTS_AT_ONCE, PLACES_AT_ONCE = 20_000, 40_000
+#: The most participants of one part of a decision, the most pairs of a participant and a partition, and the most
+#: partitions; participants with the same partitions count them once. A coordinator makes the markers of a part in one
+#: step, and one append removes its participants. The leader of a partition writes a marker in one turn, whose length
+#: grows with the marker's participants.
+PARTICIPANTS_AT_ONCE, PAIRS_AT_ONCE, PLACES_AT_ONCE = 20_000, 200_000, 40_000
 
 _Ids = tuple[tuple[int, int], ...]
 #: The (producer id, epoch) pairs that are committed, and those that are aborted.
@@ -212,10 +213,15 @@ def empty_version(entry: TransactionEntry, request: EndRequested, *, now_ms: int
 def next_part(entry: TransactionEntry) -> set[int]:
     """Return the participants of the next part of the decision; empty if no participants remain."""
     part: set[int] = set()
-    places = 0
+    seen: set[tuple[RegisteredTopic, ...]] = set()
+    pairs = places = 0
     for producer_id, participant in entry.participants.items():
-        places += participant.place_count
-        if part and (len(part) == PARTICIPANTS_AT_ONCE or places > PLACES_AT_ONCE):
+        pairs += participant.place_count
+        if participant.topics not in seen:
+            seen.add(participant.topics)
+            places += participant.place_count
+        full = len(part) == PARTICIPANTS_AT_ONCE or pairs > PAIRS_AT_ONCE or places > PLACES_AT_ONCE
+        if part and full:
             break
         part.add(producer_id)
     return part

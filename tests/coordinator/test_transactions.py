@@ -227,6 +227,23 @@ def test_a_part_has_a_bound_on_its_partitions(host: Host, monkeypatch: pytest.Mo
     assert not host.core._entries["k"].participants
 
 
+def test_a_part_has_a_bound_on_its_pairs(host: Host, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Count the partitions of each producer, also if all of them have the same ones."""
+    monkeypatch.setattr(transaction_end, "PAIRS_AT_ONCE", 5)
+    monkeypatch.setattr(transaction_end, "PLACES_AT_ONCE", 2)
+    producers = [opened(host, version=2), *(host.producer(host.begin("k", "r1", 2)) for _ in range(3))]
+    for producer in producers:
+        host.add("k", "r1", producer, A0, A1)
+    host.settle()
+    host.end("k", "r1", 2, *producers)
+    host.commit_one()
+    for part in (producers[:2], producers[2:]):
+        assert set(marked(host)) == set(part)
+        write_markers(host)
+        host.commit_one()
+    assert not host.core._entries["k"].participants
+
+
 def test_a_commit_is_complete_after_the_last_part(host: Host, ending: list[int]) -> None:
     again = host.end("k", "r1", 2, *ending)
     for _ in range(2):
