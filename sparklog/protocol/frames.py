@@ -160,6 +160,8 @@ class FrameDecoder:
                 frames.append(_cut(memoryview(bytes(scratch[start : start + total])), header_length))
                 start += total
                 self._first_limit = 0
+                if start == end:
+                    break
             elif total > _OWN_MEMORY_BYTES:
                 self._large = _memory(total)
                 self._filled = end - start
