@@ -10,7 +10,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from sparklog.broker.lifecycle.process import EXIT_CANNOT_START
+from sparklog.broker.lifecycle.ending import EXIT_CANNOT_START
 from sparklog.testing.process_cluster import ProcessCluster
 
 pytestmark = pytest.mark.integration

@@ -8,22 +8,27 @@ from pathlib import Path
 
 import pytest
 
-from sparklog.broker.lifecycle.process import BrokerProcess, StopMode
+from sparklog.broker.lifecycle.ending import StopMode
+from sparklog.broker.lifecycle.process import BrokerProcess
 from sparklog.broker.lifecycle.process_config import ProcessConfig
 from sparklog.broker.lifecycle.supervisor_lease import LeaseName
 
-SIGNAL, RESTART, FINISH = BrokerProcess._signalled, BrokerProcess._restart, BrokerProcess.finish
+RESTART, FINISH = BrokerProcess._restart, BrokerProcess.finish
+
+
+def signal(process: BrokerProcess) -> None:
+    process._ending.on_signal()
 
 
 @pytest.mark.parametrize(
     ("told", "ending", "again"),
     [
-        ((SIGNAL,), StopMode.CONTROLLED, False),
-        ((SIGNAL, SIGNAL), StopMode.AT_ONCE, False),
+        ((signal,), StopMode.CONTROLLED, False),
+        ((signal, signal), StopMode.AT_ONCE, False),
         ((RESTART,), StopMode.CONTROLLED, True),
         ((RESTART, RESTART), StopMode.CONTROLLED, True),
-        ((RESTART, SIGNAL), StopMode.CONTROLLED, False),
-        ((RESTART, SIGNAL, SIGNAL), StopMode.AT_ONCE, False),
+        ((RESTART, signal), StopMode.CONTROLLED, False),
+        ((RESTART, signal, signal), StopMode.AT_ONCE, False),
         ((RESTART, FINISH), StopMode.FINISH, False),
     ],
 )
@@ -37,6 +42,6 @@ def test_one_of_several_orders_decides_the_end(
         process._lease.admit(LeaseName(1, 1))  # a supervisor that would restart it
         for order in told:
             order(process)
-        assert (process._ending, process._start_again) == (ending, again)
+        assert (process._ending.mode, process._ending.restarts) == (ending, again)
 
     asyncio.run(run())

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 import msgspec
 import pytest
 
-from sparklog.broker.lifecycle.process import EXIT_CANNOT_START
+from sparklog.broker.lifecycle.ending import EXIT_CANNOT_START
 from sparklog.testing.network import CONTROLLER, ZOOKEEPER, broker_party
 from sparklog.testing.process_cluster import ProcessCluster, wait_until
 from sparklog.testing.proxies import ProxyNetwork

@@ -1,0 +1,80 @@
+"""The sockets through which a broker's clients reach it: TCP, and local reads for readers on the same host."""
+
+from __future__ import annotations
+
+from sparklog.broker.lifecycle.broker import Broker
+from sparklog.broker.lifecycle.process_config import ProcessConfig
+from sparklog.broker.lifecycle.request_table import request_handlers
+from sparklog.broker.requests.dispatch import ConnectionHandler
+from sparklog.broker.requests.local_reads import LocalReads, readers_socket
+from sparklog.net.descriptors import boot_id
+from sparklog.net.server import Server, serve
+from sparklog.protocol.messages import HelloReply
+from sparklog.storage.open_files import descriptors_for_clients
+
+#: The fraction and the most of connections that are reserved for brokers and the controller: a broker in a cluster of a
+#: hundred opens about four to each other one.
+_KEPT_PART, _MOST_KEPT = 10, 1000
+
+
+class BrokerServer:
+    """The server of one broker. Owner: the broker process's event loop, from ``open`` to ``close``."""
+
+    def __init__(self, config: ProcessConfig, broker: Broker) -> None:
+        self._config = config
+        self._broker = broker
+        self._context = broker.context
+        self._local_reads: LocalReads | None = None
+        self._server: Server | None = None
+
+    @property
+    def port(self) -> int:
+        """Return the TCP port; -1 until the server listens."""
+        return self._server.port if self._server is not None else -1
+
+    async def open(self) -> None:
+        """Listen. Raise OSError."""
+        config, settings, context = self._config, self._context.config, self._context
+        if config.control_socket:
+            path = readers_socket(config.control_socket)
+            self._local_reads = LocalReads(context, self._broker.partitions, path)
+            self._local_reads.open()
+        handlers, on_lost = request_handlers(self._broker), self._broker.fetches.connection_lost
+        max_connections = min(settings.max_connections, descriptors_for_clients())
+        self._server = await serve(
+            lambda connection: ConnectionHandler(handlers, context.counters, connection, on_lost),
+            host=config.bind_host or config.host,
+            port=config.port,
+            describe=self._describe,
+            max_frame_bytes=settings.max_frame_bytes,
+            max_in_flight=settings.max_in_flight,
+            queued_max_bytes=settings.queued_max_bytes,
+            max_connections=max_connections,
+            kept_connections=min(_MOST_KEPT, max(1, max_connections // _KEPT_PART)),
+            idle_s=settings.connections_max_idle_ms / 1000,
+            within_host=settings.unix_sockets,
+            credentials=context.credentials,
+        )
+
+    def _describe(self, cid: int, version: int) -> HelloReply:
+        context = self._context
+        return HelloReply(
+            cid,
+            version,
+            context.broker_id,
+            context.incarnation,
+            context.cluster_id,
+            context.config.max_frame_bytes,
+            boot_id=boot_id(),
+            local_socket=self._local_reads.address if self._local_reads is not None else "",
+        )
+
+    def close_local_reads(self) -> None:
+        """Hand out no more files."""
+        if self._local_reads is not None:
+            self._local_reads.close()
+
+    async def close(self) -> None:
+        """Close all connections of clients."""
+        if self._server is not None:
+            await self._server.close()

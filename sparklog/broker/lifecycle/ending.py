@@ -1,0 +1,105 @@
+"""The end of a broker process: the reasons to end, the way, and the exit code.
+
+``process`` carries it out.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from enum import Enum
+
+from sparklog.broker.context import BrokerContext
+from sparklog.broker.lifecycle.process_config import EXIT_RESTART
+from sparklog.errors import BrokerError, ErrorCode
+
+_log = logging.getLogger(__name__)
+
+EXIT_OK = 0
+#: Also the code of a broker that must end because its id is registered by another one.
+EXIT_CANNOT_START = 69
+EXIT_STOP_TIMED_OUT = 71
+EXIT_LOG_FAILED = 74
+
+
+class StopMode(Enum):
+    """The way in which the process ends."""
+
+    #: The controller moves leaderships first.
+    CONTROLLED = "controlled"
+    #: The whole cluster stops: no leadership moves, and the ISRs stay as they are.
+    FINISH = "finish"
+    AT_ONCE = "at once"
+
+
+class Ending:
+    """The end of one broker process. Owner: ``BrokerProcess``, on its event loop."""
+
+    def __init__(self, context: BrokerContext) -> None:
+        self._context = context
+        #: The way in which the process ends, None while it serves.
+        self.mode: StopMode | None = None
+        #: The supervisor starts the broker again.
+        self.restarts = False
+        #: The first error of the log directory.
+        self.log_error: Exception | None = None
+        #: Set once the process is to end.
+        self.begun = asyncio.Event()
+        self._id_is_taken = False
+
+    @property
+    def is_controlled(self) -> bool:
+        return self.mode is StopMode.CONTROLLED
+
+    @property
+    def exit_code(self) -> int:
+        if self.log_error is not None:
+            return EXIT_LOG_FAILED
+        if self._id_is_taken:
+            return EXIT_CANNOT_START
+        return EXIT_RESTART if self.restarts else EXIT_OK
+
+    def begin(self, mode: StopMode) -> None:
+        """Begin to end the process in this way, unless it ends in a quicker way already.
+
+        If the whole cluster stops, there is no new leader to wait for. An end during a restart cancels the restart.
+        """
+        overtakes = mode is StopMode.AT_ONCE or (mode is StopMode.FINISH and self.mode is StopMode.CONTROLLED)
+        if self.mode is None or overtakes:
+            self.mode = mode
+        self.restarts = False
+        self.begun.set()
+        self._context.roles_changed()
+
+    def on_signal(self) -> None:
+        """Stop on a signal: controlled at the first one, at once at a further one.
+
+        A signal during the controlled shutdown of a restart counts as the first one: the restart becomes a stop.
+        """
+        stopping = self.mode is not None and not self.restarts
+        self.begin(StopMode.AT_ONCE if stopping else StopMode.CONTROLLED)
+
+    def on_id_taken(self, error: Exception) -> None:
+        """End because another broker is registered under this id. The supervisor, if there is one, tries again."""
+        _log.critical("broker %d ends: %s", self._context.broker_id, error)
+        self._context.state = "failed"
+        self._id_is_taken = True
+        self.begin(StopMode.AT_ONCE)
+
+    def restart(self, *, supervised: bool) -> None:
+        """Begin a restart. It needs a supervisor, which starts the broker again, and a cluster that is not stopping.
+
+        Raises:
+            BrokerError: INVALID_REQUEST, BROKER_STOPPING.
+        """
+        context = self._context
+        if self.restarts:
+            return  # a second request
+        if self.mode is not None or context.quiesced:
+            raise BrokerError(ErrorCode.BROKER_STOPPING, f"broker {context.broker_id} is stopping")
+        if not supervised:
+            raise BrokerError(
+                ErrorCode.INVALID_REQUEST, f"broker {context.broker_id} has no supervisor that could restart it"
+            )
+        self.begin(StopMode.CONTROLLED)
+        self.restarts = True
