@@ -134,7 +134,7 @@ class FollowerConnectionLost(msgspec.Struct, frozen=True, gc=False):
     replica_id: int
 
 
-class LeaderAnswered(msgspec.Struct, frozen=True, gc=False):
+class LeaderResponded(msgspec.Struct, frozen=True, gc=False):
     """The leader's response to this follower's fetch from (``leader_epoch``, ``fetch_offset``, ``last_epoch``).
 
     ``last_epoch`` is the one in the request: when a repeated or late response arrives, the log may have the same end
@@ -209,7 +209,7 @@ Event = (
     | IsrRefused
     | IsrWriteFailed
     | FollowerConnectionLost
-    | LeaderAnswered
+    | LeaderResponded
     | FollowerAppended
     | Truncated
     | TruncationFailed

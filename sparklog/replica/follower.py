@@ -30,10 +30,10 @@ from sparklog.replica.effects import (
     StopFetching,
     TruncateLog,
 )
-from sparklog.replica.events import LeaderAnswered
+from sparklog.replica.events import LeaderResponded
 from sparklog.replica.view import PartitionView
 
-#: ``LeaderAnswered.last_epoch`` of a caller that does not know it.
+#: ``LeaderResponded.last_epoch`` of a caller that does not know it.
 UNKNOWN_LAST_EPOCH = -2
 
 
@@ -62,7 +62,7 @@ class FollowerRole:
     def start(self) -> Effect:
         return StopFetching() if self.leader == NO_LEADER else StartFetching(self.leader, self.epoch)
 
-    def on_response(self, event: LeaderAnswered) -> list[Effect]:
+    def on_response(self, event: LeaderResponded) -> list[Effect]:
         log = self.view.log
         if (
             event.leader_epoch != self.epoch
@@ -108,7 +108,7 @@ class FollowerRole:
         self._truncating, self._must_truncate = False, True
         return [self.start()]
 
-    def _truncate(self, diverging: tuple[int, int], event: LeaderAnswered) -> list[Effect]:
+    def _truncate(self, diverging: tuple[int, int], event: LeaderResponded) -> list[Effect]:
         """Truncate to the divergence point.
 
         It is the leader's end of ``epoch``, or this log's end of its largest epoch up to that, whichever is lower.
@@ -132,10 +132,10 @@ class FollowerRole:
             return []
         return self._cut(offset, TruncateLog(offset), event)
 
-    def _restart(self, offset: int, event: LeaderAnswered) -> list[Effect]:
+    def _restart(self, offset: int, event: LeaderResponded) -> list[Effect]:
         return self._cut(offset, RestartLog(offset), event)
 
-    def _loses_committed(self, offset: int, event: LeaderAnswered) -> bool:
+    def _loses_committed(self, offset: int, event: LeaderResponded) -> bool:
         """Return whether a truncation to ``offset`` removes committed records that no later leader has given up."""
         view, log = self.view, self.view.log
         lossy = UNKNOWN_LOSS if view.state is None else view.state.lossy_epoch
@@ -143,7 +143,7 @@ class FollowerRole:
             return False
         return max(offset, event.log_start_offset) < view.high_watermark
 
-    def _cut(self, offset: int, order: Effect, event: LeaderAnswered) -> list[Effect]:
+    def _cut(self, offset: int, order: Effect, event: LeaderResponded) -> list[Effect]:
         """Lower the high watermark if necessary (after an unclean election), then truncate.
 
         No reader may see records that are about to be removed. The high watermark does not go below the log start: no

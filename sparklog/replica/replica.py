@@ -471,7 +471,7 @@ class Replica:
     def _leader_append_failed(self, event: events.LeaderAppendFailed, now_ms: int) -> list[Effect]:
         return self._role.append_failed(event) if isinstance(self._role, LeaderRole) else []
 
-    def _leader_answered(self, event: events.LeaderAnswered, now_ms: int) -> list[Effect]:
+    def _leader_responded(self, event: events.LeaderResponded, now_ms: int) -> list[Effect]:
         return self._role.on_response(event) if isinstance(self._role, FollowerRole) else []
 
     def _follower_appended(self, event: events.FollowerAppended, now_ms: int) -> list[Effect]:
@@ -538,7 +538,7 @@ Replica._DISPATCH.update(
         events.LeaderAppended: Replica._leader_appended,
         events.LeaderAppendFailed: Replica._leader_append_failed,
         events.FollowerFetched: Replica._follower_fetched,
-        events.LeaderAnswered: Replica._leader_answered,
+        events.LeaderResponded: Replica._leader_responded,
         events.FollowerAppended: Replica._follower_appended,
         events.Truncated: Replica._truncated,
         events.TruncationFailed: Replica._truncation_failed,

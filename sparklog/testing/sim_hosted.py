@@ -31,7 +31,7 @@ class PeerBroker(SimProcess):
         """Receive a follower's fetch."""
 
     @abstractmethod
-    def fetch_answered(self, asked: Asked, answer: ev.LeaderAnswered, batches: tuple[SimBatch, ...]) -> None:
+    def fetch_answered(self, asked: Asked, answer: ev.LeaderResponded, batches: tuple[SimBatch, ...]) -> None:
         """Receive the leader's response to a fetch."""
 
     @abstractmethod

@@ -339,7 +339,7 @@ class ReplicaPerformer(PeerBroker):
         )
         self.send(leader, partial(leader.fetched, asked))
 
-    def fetch_answered(self, asked: Asked, answer: ev.LeaderAnswered, batches: tuple[SimBatch, ...]) -> None:
+    def fetch_answered(self, asked: Asked, answer: ev.LeaderResponded, batches: tuple[SimBatch, ...]) -> None:
         tp, hosted, fetching = asked.tp, asked.hosted, asked.fetching
         if self.hosted.get(tp) is not hosted:
             return
@@ -411,7 +411,7 @@ class ReplicaPerformer(PeerBroker):
             code = verdict.code
         else:
             diverging = (verdict.epoch, verdict.end_offset)
-        answer = ev.LeaderAnswered(
+        answer = ev.LeaderResponded(
             leader_epoch=event.leader_epoch,
             fetch_offset=event.offset,
             code=code,

@@ -55,11 +55,11 @@ def _event(event: ev.Event) -> str:
         case ev.FollowerFetched(replica_id, incarnation, leader_epoch, offset, last_epoch):
             whose = f"b{replica_id} (incarnation {incarnation})"
             return f"{whose} fetches from {offset} in epoch {leader_epoch}, its log ends in epoch {last_epoch}"
-        case ev.LeaderAnswered() if event.batch_count:
+        case ev.LeaderResponded() if event.batch_count:
             return f"told of records up to {event.end_offset}, high watermark {event.high_watermark}"
-        case ev.LeaderAnswered() if event.diverging is not None:
+        case ev.LeaderResponded() if event.diverging is not None:
             return f"told that histories part at epoch {event.diverging[0]}, end {event.diverging[1]}"
-        case ev.LeaderAnswered() if event.code != ErrorCode.NONE:
+        case ev.LeaderResponded() if event.code != ErrorCode.NONE:
             return f"refused with {ErrorCode(event.code).name}"
         case ev.FollowerAppended(end_offset):
             return f"holds records up to {end_offset}"

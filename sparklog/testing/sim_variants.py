@@ -54,13 +54,13 @@ class NoFenceReplica(Replica):
     def _follower_fetched(self, event: ev.FollowerFetched, now_ms: int) -> list[fx.Effect]:
         return super()._follower_fetched(structs.replace(event, leader_epoch=self.leader_epoch), now_ms)
 
-    def _leader_answered(self, event: ev.LeaderAnswered, now_ms: int) -> list[fx.Effect]:
-        return super()._leader_answered(structs.replace(event, leader_epoch=self.leader_epoch), now_ms)
+    def _leader_responded(self, event: ev.LeaderResponded, now_ms: int) -> list[fx.Effect]:
+        return super()._leader_responded(structs.replace(event, leader_epoch=self.leader_epoch), now_ms)
 
     _DISPATCH: ClassVar[dict[type, Callable[[Any, Any, int], list[fx.Effect]]]] = {
         **Replica._DISPATCH,
         ev.FollowerFetched: _follower_fetched,
-        ev.LeaderAnswered: _leader_answered,
+        ev.LeaderResponded: _leader_responded,
     }
 
 
@@ -138,7 +138,7 @@ class NoDivergenceReplica(Replica):
 class EagerMark(FollowerRole):
     """A follower that raises its high watermark up to its log end before the histories agree."""
 
-    def on_response(self, event: ev.LeaderAnswered) -> list[fx.Effect]:
+    def on_response(self, event: ev.LeaderResponded) -> list[fx.Effect]:
         if event.leader_epoch != self.epoch:
             return []
         return [*self._raise_to(event.high_watermark), *super().on_response(event)]
@@ -187,7 +187,7 @@ class Kip101Leader(LeaderRole):
 class Kip101Follower(FollowerRole):
     """A follower that truncates at the leader's end offset, without its own end of that epoch."""
 
-    def _truncate(self, diverging: tuple[int, int], event: ev.LeaderAnswered) -> list[fx.Effect]:
+    def _truncate(self, diverging: tuple[int, int], event: ev.LeaderResponded) -> list[fx.Effect]:
         return super()._truncate((self.epoch, diverging[1]), event)
 
 

@@ -19,7 +19,7 @@ from sparklog.broker.replication.log_maintenance import LogMaintenance
 from sparklog.broker.replication.partition import AppendRules, Partition, PartitionHost
 from sparklog.errors import ErrorCode, StorageError
 from sparklog.model import LeaderAndIsr
-from sparklog.replica.events import Decided, LeaderAnswered
+from sparklog.replica.events import Decided, LeaderResponded
 from sparklog.replica.replica import Replica
 from sparklog.storage.log_directory import LogDirectory
 from sparklog.storage.truncation_job import TruncationJob
@@ -91,20 +91,20 @@ class _Follower:
     def parted(self, at: int = PARTED) -> None:
         """Return the response of a leader whose records of epoch 1 end there."""
         log, epoch = self.partition.log, self.partition.replica.leader_epoch
-        answer = LeaderAnswered(epoch, log.log_end_offset, ErrorCode.NONE, 0, 0, at, (1, at), 0, log.last_epoch)
+        answer = LeaderResponded(epoch, log.log_end_offset, ErrorCode.NONE, 0, 0, at, (1, at), 0, log.last_epoch)
         self.partition.on_leader_response(answer, memoryview(b""), memoryview(b""))
 
     def committed(self) -> None:
         """Return the response of a leader that has no more records than this, all of them committed."""
         log, epoch = self.partition.log, self.partition.replica.leader_epoch
         end = log.log_end_offset
-        answer = LeaderAnswered(epoch, end, ErrorCode.NONE, end, 0, end, None, 0, log.last_epoch)
+        answer = LeaderResponded(epoch, end, ErrorCode.NONE, end, 0, end, None, 0, log.last_epoch)
         self.partition.on_leader_response(answer, memoryview(b""), memoryview(b""))
 
     def out_of_range(self, log_start: int) -> None:
         """Return the response of a leader that has deleted all records of this log."""
         log, epoch, code = self.partition.log, self.partition.replica.leader_epoch, ErrorCode.OFFSET_OUT_OF_RANGE
-        answer = LeaderAnswered(epoch, log.log_end_offset, code, 0, log_start, log_start, None, 0, log.last_epoch)
+        answer = LeaderResponded(epoch, log.log_end_offset, code, 0, log_start, log_start, None, 0, log.last_epoch)
         self.partition.on_leader_response(answer, memoryview(b""), memoryview(b""))
 
     def work(self, at_work: LogMaintenance, answer: Callable[[], None]) -> None:

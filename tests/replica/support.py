@@ -138,4 +138,4 @@ class Stage:
             "end_offset": batches[-1].header.next_offset if batches else -1,
             **changes,
         }
-        return self.send(ev.LeaderAnswered(**fields), copies=leader)
+        return self.send(ev.LeaderResponded(**fields), copies=leader)

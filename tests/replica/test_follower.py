@@ -99,7 +99,7 @@ def test_a_cancelled_truncation_below_the_log_start_keeps_the_mark(leader: int) 
     """The high watermark was lowered to the divergence point, and the next leader's log begins above its end."""
     stage = following(log_of(1, 1, 1, 1), high_watermark=4)
     stage.log.log_start_offset = 3
-    answer = ev.LeaderAnswered(9, 4, ErrorCode.NONE, 0, 0, 5, (1, 1), 0, 1)
+    answer = ev.LeaderResponded(9, 4, ErrorCode.NONE, 0, 0, 5, (1, 1), 0, 1)
     assert stage.replica.step(answer, 0) == [fx.HighWatermarkMoved(3), fx.TruncateLog(1)]
     stage.replica.check_invariants()
     stage.send(decided(leader, 10, 2))
@@ -151,7 +151,7 @@ def test_records_of_the_present_epoch_are_never_truncated() -> None:
 
 def test_responses_during_a_truncation_are_ignored() -> None:
     stage = following(log_of(1, 2))
-    answer = ev.LeaderAnswered(9, 2, 0, 0, 0, 5, (1, 1), 0, -1)
+    answer = ev.LeaderResponded(9, 2, 0, 0, 0, 5, (1, 1), 0, -1)
     assert stage.replica.step(answer, 0) == [fx.TruncateLog(1)]
     assert stage.replica.step(answer, 0) == []
 
@@ -159,7 +159,7 @@ def test_responses_during_a_truncation_are_ignored() -> None:
 def test_a_follower_fetches_again_after_a_failed_truncation() -> None:
     """Without the fetch the follower would wait for space as long as its leader leads, and receive no records."""
     stage = following(log_of(1, 2), high_watermark=2)
-    parted = ev.LeaderAnswered(9, 2, 0, 5, 0, 5, (1, 1), 0, 2)
+    parted = ev.LeaderResponded(9, 2, 0, 5, 0, 5, (1, 1), 0, 2)
     assert stage.replica.step(parted, 0) == [fx.HighWatermarkMoved(1), fx.TruncateLog(1)]
     for _ in range(3):
         assert stage.replica.step(ev.TruncationFailed(), 0) == [fx.StartFetching(2, 9)]
@@ -176,14 +176,14 @@ def test_a_follower_that_cannot_truncate_restarts_at_the_leaders_start(batches: 
     """A leader whose log begins at our end has no record to compare. It would send later records on top of a tail
     that it never had."""
     stage = following(log_of(1, 1), high_watermark=1)
-    assert stage.replica.step(ev.LeaderAnswered(9, 2, 0, 5, 0, 5, (1, 1), 0, 1), 0) == [fx.TruncateLog(1)]
+    assert stage.replica.step(ev.LeaderResponded(9, 2, 0, 5, 0, 5, (1, 1), 0, 1), 0) == [fx.TruncateLog(1)]
     assert stage.replica.step(ev.TruncationFailed(), 0) == [fx.StartFetching(2, 9)]
-    assert stage.replica.step(ev.LeaderAnswered(9, 2, 0, 5, 2, 5, None, batches, 1), 0) == [fx.RestartLog(2)]
+    assert stage.replica.step(ev.LeaderResponded(9, 2, 0, 5, 2, 5, None, batches, 1), 0) == [fx.RestartLog(2)]
 
 
 def test_a_late_truncation_equals_an_early_one() -> None:
     stage = following(log_of(1, 1), high_watermark=1)
-    parted = ev.LeaderAnswered(9, 2, 0, 5, 0, 5, (1, 1), 0, 1)
+    parted = ev.LeaderResponded(9, 2, 0, 5, 0, 5, (1, 1), 0, 1)
     stage.replica.step(parted, 0)
     stage.send(ev.TruncationFailed())
     assert fx.TruncateLog(1) in stage.send(parted)
@@ -193,14 +193,14 @@ def test_a_late_truncation_equals_an_early_one() -> None:
 
 def test_a_failed_truncation_does_not_affect_a_leader() -> None:
     stage = following(log_of(1, 2))
-    assert stage.replica.step(ev.LeaderAnswered(9, 2, 0, 5, 0, 5, (1, 1), 0, 2), 0) == [fx.TruncateLog(1)]
+    assert stage.replica.step(ev.LeaderResponded(9, 2, 0, 5, 0, 5, (1, 1), 0, 2), 0) == [fx.TruncateLog(1)]
     stage.send(decided(1, 10, 2))
     assert stage.send(ev.TruncationFailed()) == []
 
 
 def test_a_failed_append_leaves_the_follower_at_its_end() -> None:
     stage = following(log_of(1))
-    answer = ev.LeaderAnswered(9, 1, 0, 2, 0, 2, None, 1, 2)
+    answer = ev.LeaderResponded(9, 1, 0, 2, 0, 2, None, 1, 2)
     assert stage.replica.step(answer, 0) == [fx.AppendAsFollower()]
     assert stage.send(ev.FollowerAppended(1)) == [fx.HighWatermarkMoved(1)]
     assert stage.answer(log_of(1, 1), high_watermark=2) == [fx.AppendAsFollower(), fx.HighWatermarkMoved(2)]
@@ -240,7 +240,7 @@ def diverging(
     log = stage.log
     parts = None if code else (epoch, end)
     return stage.send(
-        ev.LeaderAnswered(3, log.log_end_offset, code, 0, log_start, end, parts, 0, -1, log.last_epoch, outdated)
+        ev.LeaderResponded(3, log.log_end_offset, code, 0, log_start, end, parts, 0, -1, log.last_epoch, outdated)
     )
 
 
@@ -300,7 +300,7 @@ def test_an_outdated_log_is_copied_again_completely() -> None:
 def test_a_refusal_ends_with_the_role_and_when_histories_agree() -> None:
     stage = committed_log(high_watermark=3)
     diverging(stage, 1, 2)
-    agree = ev.LeaderAnswered(3, 4, 0, 4, 0, 4, None, 0, 4, stage.log.last_epoch)
+    agree = ev.LeaderResponded(3, 4, 0, 4, 0, 4, None, 0, 4, stage.log.last_epoch)
     assert stage.send(agree) == [fx.CutAccepted(), fx.HighWatermarkMoved(4)]
     assert not stage.replica.refuses_cut
     diverging(stage, 1, 2)

@@ -31,7 +31,7 @@ from sparklog.errors import BrokerError, ErrorCode
 from sparklog.net.async_client import AsyncConnection
 from sparklog.protocol.messages import Fetch, FetchedPartition, FetchPartition, FetchReply, Reply
 from sparklog.record.header import HEADER_BYTES
-from sparklog.replica.events import LeaderAnswered
+from sparklog.replica.events import LeaderResponded
 from sparklog.replica.fetch_session import Key, SessionBuilder
 
 _log = logging.getLogger(__name__)
@@ -362,7 +362,7 @@ class LeaderFetcher:
         log, leader_epoch = partition.log, position.leader_epoch
         before = log.log_end_offset
         refused = partition.on_leader_response(
-            LeaderAnswered(
+            LeaderResponded(
                 leader_epoch=leader_epoch,
                 fetch_offset=position.fetch_offset,
                 code=code,

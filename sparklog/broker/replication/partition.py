@@ -46,9 +46,9 @@ from sparklog.replica.events import (
     Event,
     FollowerAppended,
     FollowerFetched,
-    LeaderAnswered,
     LeaderAppended,
     LeaderAppendFailed,
+    LeaderResponded,
     LogFailed,
     LogNamed,
     ProduceArrived,
@@ -244,7 +244,7 @@ class Partition:
             return RefuseFetch(ErrorCode.NOT_LEADER_OR_FOLLOWER, f"{self.tp}: this replica is {self.replica.role}")
         return verdict
 
-    def on_leader_response(self, event: LeaderAnswered, headers: memoryview, bodies: memoryview) -> BrokerError | None:
+    def on_leader_response(self, event: LeaderResponded, headers: memoryview, bodies: memoryview) -> BrokerError | None:
         """Apply the leader's response for this partition; return why the batches were refused, or None."""
         log = self.log
         if event.batch_count and log.is_outdated_for(headers, time.time_ns() // 1000):
