@@ -45,6 +45,7 @@ def test_no_part_of_an_object_is_dropped(values: list[Any], kind: pa.DataType, r
     assert caught.value.code == ErrorCode.SCHEMA_MISMATCH and refused in caught.value.detail
 
 
+@pytest.mark.filterwarnings("ignore:The 'generic' unit for NumPy:DeprecationWarning")
 def test_missing_values_of_pandas_are_null() -> None:
     for kind in (STAMP, pa.int64(), pa.string(), pa.list_(pa.int8()), pa.float64()):
         table = fitted([None, pd.NA, pd.NaT, float("nan"), np.datetime64("NaT")], kind)

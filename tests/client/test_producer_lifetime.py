@@ -72,6 +72,9 @@ write()
     assert values(fake, "t") == [b"%d" % i for i in range(5)]
 
 
+@pytest.mark.skipif(
+    (3, 12) <= sys.version_info < (3, 12, 2), reason="this Python starts no threads after the main one (gh-113964)"
+)
 @pytest.mark.parametrize("imported", ["pass", "import sparklog; sparklog.Producer"], ids=["late", "early"])
 def test_a_producer_works_in_a_thread_that_outlives_the_main_one(fake: FakeCluster, imported: str) -> None:
     fake.create("t", partitions=1)

@@ -30,6 +30,7 @@ from sparklog.zk.cluster_store import ClusterStore
 from sparklog.zk.session import ZkSession
 from tests.cluster.supervised_cluster import free_ports
 from tests.cluster.support import eventually, kill_noted, spec
+from tests.waiting import wait_until
 
 PATIENCE_S = 60.0
 
@@ -125,6 +126,8 @@ async def in_sync(bootstrap: str, topic: str) -> None:
 
     def create() -> None:
         with Admin(bootstrap, timeout_s=PATIENCE_S) as admin:
+            # A broker serves before the controller has told it of the other one.
+            wait_until(lambda: len(admin.describe_cluster().brokers) == 2, "both brokers", timeout_s=PATIENCE_S)
             admin.create_topic(topic, partitions=4, replication_factor=2)
             admin.wait_until_in_sync(timeout_s=PATIENCE_S)
 
