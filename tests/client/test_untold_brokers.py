@@ -75,3 +75,10 @@ def test_a_producer_with_an_outdated_broker_asks_another(out_of_date: str) -> No
 def test_a_consumer_with_an_outdated_broker_asks_another(out_of_date: str) -> None:
     with Consumer(out_of_date, "t", timeout_s=30) as consumer:
         assert consumer.end_offsets() == {TopicPartition("t", 0): 0}
+
+
+def test_a_polling_consumer_with_an_outdated_broker_asks_another(out_of_date: str, fake: FakeCluster) -> None:
+    with Producer(fake.bootstrap) as producer:
+        producer.send("t", b"v").result(30)
+    with Consumer(out_of_date, "t", start={TopicPartition("t", 0): 0}, timeout_s=10) as consumer:
+        assert sum(batch.num_rows for batch in consumer.poll(10.0)) == 1

@@ -301,8 +301,7 @@ class RoutingCore:
     def refresh_wanted(self) -> BackgroundSteps[None]:
         """Request the wanted topics until none is left: at once after a quiet time, with growing delays if repeated."""
         while self.wanted:
-            delay_ms = METADATA_BACKOFF.delay_ms(self._useless, self.roll())
-            self._refreshed_at_s = yield WaitUntil(self._refreshed_at_s + delay_ms / 1000)
+            self._refreshed_at_s = yield WaitUntil(self._refreshed_at_s + self.refresh_pause_s())
             topics = tuple(sorted(self.wanted))
             try:
                 problem = yield from self.refresh_noting_errors(topics)
@@ -317,6 +316,10 @@ class RoutingCore:
                 self.wanted.difference_update(topics)
             self.on_useless()  # until progress shows that it was useful
             yield Report(problem)
+
+    def refresh_pause_s(self) -> float:
+        """Return the minimum delay between the last metadata request and the next. It grows until progress follows."""
+        return METADATA_BACKOFF.delay_ms(self._useless, self.roll()) / 1000
 
     def refresh_noting_errors(self, topics: tuple[str, ...]) -> Steps[str]:
         """Refresh topics and note their errors in ``topic_errors``. Return a problem that says nothing of a topic."""

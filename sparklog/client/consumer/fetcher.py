@@ -91,7 +91,6 @@ class Fetcher:
         self._in_flight: dict[int, _FetchInFlight] = {}
         self._stale: set[str] = set()
         self._refresh_at = 0.0
-        self._refreshes = 0
         self._turns = FetchTurns(columns)
         #: The offsets up to which to fetch. Other partitions are not fetched. None: all, without an end.
         self.ends: Mapping[TopicPartition, int] | None = None
@@ -307,7 +306,7 @@ class Fetcher:
             self._partition_failed(fetch, cursor, error)
             return None
         cursor.end_failures()
-        self._refreshes = 0
+        self._cluster.core.on_progress()
         self.counters.count(part)
         if not part.headers:
             self._check_empty(fetch, cursor, part.answer)
@@ -378,8 +377,8 @@ class Fetcher:
         if not self._stale or now < self._refresh_at:
             return
         topics, self._stale = self._stale, set()
-        self._refresh_at = now + self._cluster.pause_ms(self._refreshes) / 1000
-        self._refreshes += 1
+        self._refresh_at = now + self._cluster.core.refresh_pause_s()
+        self._cluster.core.on_useless()  # until a fetch shows that it was useful
         try:
             self._cluster.refresh(sorted(topics))
         except BrokerError as error:
