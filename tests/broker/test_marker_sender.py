@@ -11,9 +11,19 @@ import pytest
 from sparklog.broker.internal_topics import TRANSACTIONS
 from sparklog.broker.requests import slices
 from sparklog.broker.transactions import marker_sender
-from sparklog.coordinator.effects import SendMarkers, SendOffsets
-from sparklog.coordinator.events import MarkersWritten, OffsetsWritten
-from sparklog.coordinator.records import PartitionPlace
+from sparklog.broker.transactions.transaction_host import TransactionHost
+from sparklog.coordinator import transaction_end
+from sparklog.coordinator.effects import Ended, Outcome, SendMarkers, SendOffsets
+from sparklog.coordinator.events import EndRequested, MarkersWritten, OffsetsWritten
+from sparklog.coordinator.records import (
+    OPEN,
+    Participant,
+    PartitionPlace,
+    RegisteredTopic,
+    Transaction,
+    participant_record,
+    transaction_record,
+)
 from sparklog.errors import ClusterError
 from sparklog.model import TopicPartition
 from sparklog.protocol.messages import (
@@ -27,6 +37,7 @@ from sparklog.protocol.messages import (
     WriteMarkers,
 )
 from sparklog.protocol.messages import WriteMarkersReply as Written
+from sparklog.record.marker import decode_marker
 from sparklog.storage.transactions import OpenTransaction
 from tests.broker.staged import TOPIC_ID, Ask, Hosted, Stage, until
 
@@ -40,9 +51,12 @@ class Coordinator:
 
     def __init__(self) -> None:
         self.written: list[PartitionPlace] = []
+        #: The decision and its part of each event.
+        self.parts: list[tuple[int, int]] = []
 
     def step(self, event: MarkersWritten) -> None:
         self.written += event.places
+        self.parts.append((event.decision, event.part))
 
 
 class Zookeeper:
@@ -190,5 +204,54 @@ def test_offsets_are_handed_over_despite_failures(monkeypatch: pytest.MonkeyPatc
         await until(lambda: told)
         assert told == [OffsetsWritten("k", 1, "g")]
         assert stage.context.counters["transactions.offsets.failed"] == 1
+
+    asyncio.run(story())
+
+
+@pytest.mark.parametrize("remote", [False, True])
+def test_the_coordinator_learns_of_which_part_a_marker_is(remote: bool) -> None:
+    async def write(broker_id: int, request: Request) -> Reply:
+        return Written(0, (PartitionResult("t", 0, 0),))
+
+    async def story() -> None:
+        stage = elsewhere(write) if remote else Stage()
+        host = Coordinator()
+        stage.broker.marker_sender.send_markers(cast(Any, host), SendMarkers("k", 1, (marker(),), 3))
+        await until(lambda: host.parts)
+        assert host.parts == [(1, 3)]
+
+    asyncio.run(story())
+
+
+def test_every_task_of_a_decision_in_parts_gets_its_marker(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let a real coordinator commit four of five tasks, whose partition this broker leads."""
+    monkeypatch.setattr(transaction_end, "PARTICIPANTS_AT_ONCE", 2)
+
+    async def story() -> None:
+        stage = Stage()
+        host = TransactionHost(
+            stage.context,
+            cast(Any, Hosted(TopicPartition(TRANSACTIONS, 0))),
+            decisions=stage.broker.marker_sender,
+            log_start_moved=stage.broker.fetches.log_start_moved,
+        )
+        host.unready = ""
+        records = [transaction_record("k", Transaction(state=OPEN, run_id="r", version=2, timeout_ms=60_000))]
+        for producer_id in range(5):
+            stage.hosted.log.open[producer_id] = OpenTransaction(0, 3)
+            participant = Participant(0, (RegisteredTopic("t", (0,), TOPIC_ID),))
+            records.append(participant_record("k", producer_id, participant))
+        host._transactions.load(records)
+        outcomes: list[Outcome] = []
+        winners = (0, 1, 2, 4)
+        host.ask(lambda ticket: EndRequested(ticket, "k", "r", 2, True, winners, 2**62), outcomes.append)
+        await until(lambda: outcomes)
+        assert outcomes == [Ended(True)]
+        headers = [pending.batches[0] for pending in stage.hosted.appended]
+        written = [decode_marker(header, body) for header, body in headers]
+        assert len(written) == 3
+        assert sorted(producer for found in written for producer, _ in found.committed) == list(winners)
+        assert [producer for found in written for producer, _ in found.aborted] == [3]
+        host.end()
 
     asyncio.run(story())
