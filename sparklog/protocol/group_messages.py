@@ -114,7 +114,7 @@ class Heartbeat(Message, frozen=True, tag="heartbeat"):
     member_id: Name
     member_epoch: int
     sequence: int
-    owned: Entries[TopicPartitions] = ()
+    owned: Plain[TopicPartitions] = ()
     topics: Plain[Name] = ()
     pattern: Name = ""
     instance_id: Name = ""

@@ -45,6 +45,7 @@ from sparklog.protocol.messages import (
     ListParticipantsReply,
     Reply,
     Request,
+    TopicPartitions,
     decode_request,
     encode_message,
 )
@@ -340,3 +341,10 @@ def test_a_target_that_cannot_be_computed_ends_the_coordinator(monkeypatch: pyte
         assert host.unready == "failed"
 
     asyncio.run(story())
+
+
+def test_a_member_may_own_partitions_of_very_many_topics() -> None:
+    """A pattern may match more topics than a member may name."""
+    owned = tuple(TopicPartitions(f"topic-{number}", "i" * 32, (0,)) for number in range(2 * MAX_ENTRIES))
+    request = Heartbeat(7, "g", "m", 1, 1, owned, pattern="topic-.*")
+    assert decode_request(encode_message(request)) == request

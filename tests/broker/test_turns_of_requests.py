@@ -135,6 +135,7 @@ def test_no_turn_of_the_largest_request_takes_long(request_: Request) -> None:
 
 WIDEST: dict[str, list[Any]] = {
     "heartbeat": ["g", "m", 1, 1, [["t", "", [1] * 200]] * MAX_ENTRIES],
+    "heartbeat of many topics": ["g", "m", 1, 1, [["t", "", [1] * 14]] * MAX_PLAIN],
     "create_topic": ["t", 1, 1, 1000, b"", [], None, {}, [[1] * 200] * MAX_ENTRIES],
     "alter_reassignments": [[["t", 1, [1] * 200]] * MAX_ENTRIES, 1],
     "fetch": [-1, 0, 1, 1, 1, 0, 0, -1, [["t", 0, "", -1, 0, 1, -1, -1, [""] * 8]] * MAX_PEER_ENTRIES],

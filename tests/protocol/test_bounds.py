@@ -65,6 +65,7 @@ OF_PLAIN = {
     "Metadata.topics",
     "EndTransaction.winners",
     "ListParticipants.producer_ids",
+    "Heartbeat.owned",
     "Heartbeat.owned[].partitions",
     "Heartbeat.topics",
 }
