@@ -11,6 +11,7 @@ import gc
 import time
 from collections.abc import Iterator
 
+import msgspec
 import pytest
 
 from sparklog.broker.transactions.coordinator_runtime import _encoded
@@ -81,11 +82,12 @@ def test_no_step_of_a_large_group_takes_long(size: int) -> None:
     assert host.longest_s < LIMIT_S
 
 
-def large(size: int) -> tuple[GroupsHost, list[SimMember]]:
+def large(size: int, **about: str) -> tuple[GroupsHost, list[SimMember]]:
     """Return a group whose first target is being computed."""
     host = GroupsHost({"t": 20_000, "u": 10})
     host.see()
-    members = [SimMember(host, f"m{number}", ("t", "u"), session_timeout_ms=600_000) for number in range(size)]
+    names = (f"m{number}" for number in range(size))
+    members = [SimMember(host, name, ("t", "u"), session_timeout_ms=600_000, **about) for name in names]
     for member in members:
         member.send()
     while host.appends:
@@ -127,6 +129,7 @@ def test_the_topic_that_ends_during_the_computation_is_not_assigned() -> None:
         host.wait(1000)
         member.beat()
     assert {part[0] for part in member.owned} == {"t"}
+    assert {part[0] for part, _ in host.given} == {"t"}, "the late target was used"
 
 
 def test_a_topic_that_ends_during_a_paused_assignment_stays_unassigned() -> None:
@@ -156,7 +159,34 @@ def test_a_late_target_of_a_deleted_group_is_dropped() -> None:
     while host.appends:
         host.commit_one()
     host.later.insert(0, late)
+    epoch = host.describe().group_epoch
+    host.do_later()
+    assert host.describe().group_epoch == epoch, "the late target was used"
     host.settle()
     host.wait(4000)
     again.receive()
     assert {part[0] for part in again.owned} == {"t"}
+
+
+def test_a_static_member_replaced_during_the_computation_leaves_all_to_the_next() -> None:
+    host, (first,) = large(1, instance_id="i")
+    second = SimMember(host, "m1", ("t", "u"), session_timeout_ms=600_000, instance_id="i")
+    second.send()
+    for _ in range(4):
+        host.settle()
+        host.wait(1000)
+        second.beat()
+    assert len(second.owned) == 20_010
+    assert first.receive() and first.refused == "FENCED_INSTANCE_ID"
+
+
+def test_a_topic_unsubscribed_during_the_computation_is_not_assigned() -> None:
+    host, (member,) = large(1)
+    member.about = msgspec.structs.replace(member.about, topics=("t",))
+    member.send()
+    for _ in range(4):
+        host.settle()
+        host.wait(1000)
+        member.beat()
+    assert len(member.owned) == 20_000
+    assert {part[0] for part, _ in host.given} == {"t"}
