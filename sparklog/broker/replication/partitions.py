@@ -85,7 +85,7 @@ class Partitions:
             ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, f"{what}: broker {self._context.broker_id} does not know {tp}"
         )
 
-    # --- hosting ---
+    # --- changes, by ``ReplicaHosting`` alone ---
 
     def add(self, partition: Partition) -> None:
         self._hosted[partition.tp] = partition

@@ -71,7 +71,7 @@ class Core(Protocol):
 
 
 class CoordinatorRuntime(ABC):
-    """A coordinator that runs in this broker. Owner: ``Coordinators``, on the broker's event loop."""
+    """A coordinator that runs in this broker. Owner: ``CoordinatorHosting``, on the broker's event loop."""
 
     def __init__(
         self,
