@@ -5,7 +5,8 @@ nothing is compiled, and only time depends on it: mypyc makes C of the typed Pyt
 
 These are the modules that every request goes through. Not those whose classes msgspec decodes, of whose annotations
 compiled modules keep but the outermost type, nor those with a view (``memoryview``) as a class's field, nor what users
-call: a compiled function takes an ``int`` and nothing else that counts.
+call: a compiled function takes an ``int`` and nothing else that counts. No class in them has an attribute ``_thread``:
+mypyc puts an underscore before each name, and ``__thread`` is a keyword of C compilers.
 """
 
 import atexit

@@ -340,7 +340,7 @@ def test_an_interrupt_in_any_line_leaves_no_waiter(fake: FakeCluster, method: Ca
             assert future.result(_TIMEOUT_S).offset >= 0
     with contextlib.suppress(ProducerClosed):
         producer.close(_TIMEOUT_S)
-    assert not producer._writes.open and not producer._sender.thread._thread.is_alive()
+    assert not producer._writes.open and not producer._sender.thread._io_thread.is_alive()
     known = [future.result().offset for future in futures if future.exception() is None]
     assert known == sorted(set(known)) and len(values(fake, "t")) >= len(known)
 

@@ -282,7 +282,7 @@ def test_an_interrupt_while_a_future_is_resolved_is_the_callers(
             _send_while_lent(producer)
     with contextlib.suppress(ProducerClosed):
         producer.close(_TIMEOUT_S)
-    assert not producer._sender.thread._thread.is_alive()
+    assert not producer._sender.thread._io_thread.is_alive()
 
 
 def test_a_second_interrupt_during_the_end_leaves_no_waiter(fake: FakeCluster, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -304,8 +304,8 @@ def test_a_second_interrupt_during_the_end_leaves_no_waiter(fake: FakeCluster, m
         with pytest.raises(KeyboardInterrupt):
             _send_while_lent(producer)
         assert raised
-        producer._sender.thread._thread.join(_TIMEOUT_S)
-    assert not producer._sender.thread._thread.is_alive()
+        producer._sender.thread._io_thread.join(_TIMEOUT_S)
+    assert not producer._sender.thread._io_thread.is_alive()
     with contextlib.suppress(ProducerClosed):
         producer.flush(_TIMEOUT_S)
     producer.close()

@@ -168,7 +168,7 @@ def test_a_commit_of_a_failed_producer_is_reported_as_never_sent(fake: FakeClust
     producer.begin()
     producer.send("t", b"a").result(30)
     producer._sender.thread.loop.call_soon_threadsafe(_fail)
-    producer._sender.thread._thread.join(30)
+    producer._sender.thread._io_thread.join(30)
     with pytest.raises(ProducerClosed, match="on purpose"):
         producer.commit()
     with pytest.raises(TransactionStateError, match="no transaction"):

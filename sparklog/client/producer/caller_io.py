@@ -30,7 +30,7 @@ class CallerIo:
         """Create the rules of one producer. ``thread`` ends if an interrupt stops some work of ``sender``."""
         self._handoff = handoff
         self._sender = sender
-        self._thread = thread
+        self._io_thread = thread
         self._waits = 0
         self._waiting_thread = -1
         self._spin_policy = SpinPolicy(processors=processors())
@@ -87,7 +87,7 @@ class CallerIo:
                     finally:  # a second interrupt may arrive in the block above
                         if not given_up:
                             # An interrupt inside a change of state: the state is undefined from here.
-                            self._thread.end(error)
+                            self._io_thread.end(error)
                 raise
             finally:
                 needed = self._sender.needs_loop()
@@ -96,7 +96,7 @@ class CallerIo:
                     handoff.recall()
         except BaseException:
             handoff.leave_interrupted()
-            self._thread.wake()  # perhaps nothing was done, and no other thread would report the work
+            self._io_thread.wake()  # perhaps nothing was done, and no other thread would report the work
             raise
         return True
 

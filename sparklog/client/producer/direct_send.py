@@ -73,7 +73,7 @@ class DirectSender:
         has other work by then.
         """
         self._sender = sender
-        self._thread = thread
+        self._io_thread = thread
         self._handoff = thread.handoff
         self._cluster = cluster
         self._queues = queues
@@ -106,7 +106,7 @@ class DirectSender:
         if len(body) > topic.max_message_bytes:
             return None
         sent: list[SingleRecordCompletion] = []
-        self._thread.caller_io.act(self._send, topic, partition, body, time_us, sent)
+        self._io_thread.caller_io.act(self._send, topic, partition, body, time_us, sent)
         return RecordFuture(sent[0], 0) if sent else None
 
     def _send(
@@ -125,7 +125,7 @@ class DirectSender:
         number = self._queues.next_number(route.tp)
         if number is None:
             return
-        record = SingleRecordCompletion(self._thread, self._writes, topic.name, partition, time_us)
+        record = SingleRecordCompletion(self._io_thread, self._writes, topic.name, partition, time_us)
         self._writes.open.add(record)
         sent.append(record)
         header = single_record_header(body, time_us, topic.schema_id, topic.event_time is not None, number)
@@ -200,7 +200,7 @@ class SingleRecordCompletion:
     def __init__(self, thread: IoThread, writes: OpenWrites, topic: str, partition: int, time_us: int) -> None:
         self.lock = threading.Lock()
         self.finished = CompletionLatch()
-        self._thread = thread
+        self._io_thread = thread
         self._writes = writes
         self._topic = topic
         self._partition = partition
@@ -216,14 +216,14 @@ class SingleRecordCompletion:
 
     def wait_helping(self, index: int) -> RecordMetadata | BaseException | None:
         if self._outcome is None:
-            self._thread.wait_helping(self._known)
+            self._io_thread.wait_helping(self._known)
         return self._outcome
 
     def _known(self) -> bool:
         return self._outcome is not None
 
     def recall_loop(self) -> None:
-        self._thread.recall_loop()
+        self._io_thread.recall_loop()
 
     def listen(self, index: int, resolve: Callable[[RecordMetadata | BaseException], None]) -> None:
         """Call ``resolve`` at least once with the outcome, like a chunk.

@@ -50,10 +50,10 @@ class ProducerThread:
         self.on_end: Callable[[], None] = _do_nothing
         self._ended = False
         self._ending = threading.Lock()
-        self._thread = threading.Thread(target=self._run, name="sparklog-producer", daemon=True)
+        self._io_thread = threading.Thread(target=self._run, name="sparklog-producer", daemon=True)
 
     def start(self) -> None:
-        self._thread.start()
+        self._io_thread.start()
 
     # --- from any thread ---
 
@@ -130,7 +130,7 @@ class ProducerThread:
         """End the thread. Unfinished work fails with ``reason``."""
         with contextlib.suppress(ProducerClosed):  # the thread has ended already
             self.hand_over(self.end, reason)
-        self._thread.join(_STOP_TIMEOUT_S)
+        self._io_thread.join(_STOP_TIMEOUT_S)
 
     def retire(self) -> None:
         """End the thread after all accepted work has ended. Take no lock; see ``ProducerLifetime``."""
