@@ -104,7 +104,7 @@ class BrokerContext:
         _wake(self._metadata_waiters)
 
     def next_role_change(self) -> asyncio.Future[None]:
-        """Return a future that completes when a replica's role changes, or the way in which the process ends."""
+        """Return a future for the next change of a replica's role, or of the mode in which this process stops."""
         return _waiter(self._role_waiters)
 
     def roles_changed(self) -> None:

@@ -26,7 +26,8 @@ _LINE_BYTES = 1024 * 1024
 
 
 class BrokerStatus(msgspec.Struct, frozen=True):
-    """Response of a broker. Missing fields have defaults, because brokers of other versions are adopted too."""
+    """Response of a broker to its supervisor. A supervisor also adopts running brokers of other versions, so fields
+    that their responses lack get defaults."""
 
     ok: bool
     broker_id: int = -1

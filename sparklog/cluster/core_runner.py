@@ -74,7 +74,7 @@ class CoreRunner:
             self.fail(type(event).__name__, error)
 
     def advance(self, event: Event) -> None:
-        """Step the core with ``event`` and perform its effects. Raises what that raises."""
+        """Step the core with ``event`` and perform its effects. Raises any error of the step or of an effect."""
         for effect in self.core.step(event, _now_ms()):
             self._perform(effect)
         self._set_timer()

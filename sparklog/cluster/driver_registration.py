@@ -87,7 +87,8 @@ class DriverRegistration:
         self._loop.close()
 
     def direct(self, directive: Directive) -> None:
-        """Write a directive for a generation. Raises ZkError if ZooKeeper is not available."""
+        """Write a directive to ZooKeeper for the tasks of its generation. Raises ZkError if ZooKeeper is not
+        available."""
         self._call(self._direct(directive))
 
     def live_brokers(self) -> tuple[BrokerRegistration, ...]:

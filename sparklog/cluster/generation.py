@@ -19,7 +19,7 @@ REPORT = paths.GENERATION
 
 
 class Phase(Enum):
-    """Phase of a generation, which its tasks carry out."""
+    """Action that a directive orders from the tasks of a generation."""
 
     RUN = "run"
     #: End the job but not the brokers: the next generation has another size.
@@ -29,7 +29,8 @@ class Phase(Enum):
 
 
 class Directive(msgspec.Struct, frozen=True):
-    """Directive of the driver. A task of an older generation ends immediately."""
+    """Order of the driver to the tasks of one generation, in a ZooKeeper node. A task of an older generation ends
+    immediately."""
 
     driver_epoch: int
     generation: int
@@ -38,7 +39,7 @@ class Directive(msgspec.Struct, frozen=True):
 
 
 class GenerationSpec(msgspec.Struct, frozen=True, kw_only=True):
-    """Specification of one generation for its tasks."""
+    """Settings of one generation of the barrier job, with which its tasks start and supervise brokers."""
 
     cluster_id: str
     zookeeper: str

@@ -1,7 +1,7 @@
 """Start, run and stop of a cluster, called by ``jobs/cluster.py``.
 
 ZooKeeper and Spark's JVM start in parallel, because each takes seconds. Then the main thread waits for a signal, and
-the thread of the generations manages executors and brokers.
+another thread manages executors and brokers.
 """
 
 from __future__ import annotations

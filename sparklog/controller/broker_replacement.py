@@ -40,7 +40,10 @@ class ReplacementPlan(NamedTuple):
 
 
 class ReplacementBegun(NamedTuple):
-    """The topic records to write, with the started moves, and their reports."""
+    """The moves that a round has started, and what to report of the round.
+
+    ``records`` are the topic records to write, which include the moves.
+    """
 
     records: tuple[tuple[ClusterTopic, TopicRecord], ...] = ()
     reports: tuple[ControllerReport, ...] = ()

@@ -128,7 +128,7 @@ class PartitionStates:
         self.found((tp, stored) for tp, stored in event.found.items() if stored is not None)
 
     def on_unknown(self, event: StatesUnknown) -> None:
-        """Read the nodes of writes without a response before anything is decided: each may be durable."""
+        """Read the nodes of writes that got no response before any decision: each write may have succeeded."""
         partitions = [p for p in map(self._state.partition, event.partitions) if p is not None]
         for partition in partitions:
             self.end_write(partition)

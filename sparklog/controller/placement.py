@@ -1,8 +1,8 @@
 """The placement of a topic's replicas: on different hosts, then racks, then brokers, and evenly over all brokers.
 
-The leaders and replicas of each topic are even. Those of all topics are as even as that allows. The module is pure and
-deterministic: the same brokers and the same load give the same assignment. The first replica of each partition is its
-preferred leader. ``assignment_spread`` does the work.
+The leaders and replicas of each topic are spread evenly over the brokers, and those of all topics together as evenly as
+that allows. The module is pure and deterministic: the same brokers and the same load give the same assignment. The
+first replica of each partition is its preferred leader. ``assignment_spread`` does the work.
 """
 
 from __future__ import annotations

@@ -48,7 +48,7 @@ class RebuiltTopic(NamedTuple):
 
 
 class RebuiltCluster(NamedTuple):
-    """The content for ZooKeeper.
+    """The metadata to write to an empty ZooKeeper.
 
     ``brokers`` has the last registered incarnation by broker id. ``findings`` are sentences for the operator.
     """
@@ -62,10 +62,10 @@ class RebuiltCluster(NamedTuple):
 
 
 def rebuild_cluster(inventories: Sequence[DirectoryInventory]) -> RebuiltCluster:
-    """Return the content that ZooKeeper needs.
+    """Return the metadata to write to an empty ZooKeeper.
 
     Raises:
-      ClusterError: the directories are of several clusters, or two are of one broker.
+        ClusterError: the directories are of several clusters, or two are of one broker.
     """
     if not inventories:
         raise ClusterError("no log directory given")

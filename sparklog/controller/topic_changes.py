@@ -24,7 +24,7 @@ from sparklog.model import VersionedState
 
 
 class TopicChanges:
-    """The changes of topics, requested or read; methods in the past tense handle the results of effects."""
+    """The handler of changes of topics: of those that were read from ZooKeeper, and of the controller's own writes."""
 
     def __init__(
         self,

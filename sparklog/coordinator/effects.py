@@ -63,7 +63,10 @@ class Resume:
 
 @dataclass(frozen=True, slots=True)
 class Begun:
-    """The outcome of a begin. ``committed`` means that nothing has to be written."""
+    """The outcome of a begin request.
+
+    ``committed``: this version, or a later one, is already committed, so there is nothing to write.
+    """
 
     committed: bool
     last_version: int

@@ -78,8 +78,8 @@ _AGAIN_MS = 1000
 class GroupSettings:
     """Settings of groups.
 
-    ``retention_ms`` counts from the last commit of a group. ``handover_ms`` is the time for which a repetition is
-    recognized.
+    ``retention_ms`` counts from the last commit of a group. ``handover_ms`` is the time for which the group recognizes
+    a repeated commit of a transaction's offsets, and ignores it.
     """
 
     retention_ms: int = 7 * 86_400_000
@@ -243,15 +243,15 @@ class Groups(CoordinatorCore[_Group, _Draft]):
         return f"{missing[0][0]}-{missing[0][1]} is not member {member_id}'s in epoch {epoch}" if missing else ""
 
     def holds(self, group: str, member_id: str, partitions: Iterable[tuple[str, int]]) -> list[tuple[str, Hold]]:
-        """Return the holds, with their transaction's key, because of which ``member_id`` may not have these offsets.
+        """Return the holds that keep the offsets of ``partitions`` from ``member_id``, each with its transaction's key.
 
-        The member's own transaction counts if the member has lost a partition since and got it again, or it would do
-        that work twice.
+        A hold is for offsets in an open transaction. One of the member's own transactions counts only if the member has
+        lost a partition since and got it again: with the old offset it would do that work twice.
         """
         return [(key, hold) for key, hold, _ in self._holds(group, member_id, partitions)]
 
     def held(self, group: str, member_id: str, partitions: Iterable[tuple[str, int]]) -> Set[tuple[str, int]]:
-        """Return those of the partitions that ``holds`` covers."""
+        """Return the ``partitions`` whose offsets a hold keeps from ``member_id``, as in ``holds``."""
         return frozenset[tuple[str, int]]().union(*(found for *_, found in self._holds(group, member_id, partitions)))
 
     def _holds(

@@ -34,7 +34,7 @@ class TargetInputs:
 
     @property
     def size(self) -> int:
-        """Return the number of members and of partitions to assign."""
+        """Return the number of members plus the number of partitions to assign."""
         wanted = frozenset[str]().union(*{subscriber.topics for subscriber in self.subscribers.values()})
         return len(self.subscribers) + sum(self.topics[name].partitions for name in wanted)
 

@@ -88,7 +88,7 @@ class Transaction(msgspec.Struct, frozen=True, array_like=True):
 
 
 class PartitionPlace(NamedTuple):
-    """A partition of one topic, and not of a later topic with its name; an empty ``topic_id`` is unknown."""
+    """A partition of the topic with this id, not of a later topic with its name. An empty ``topic_id`` is unknown."""
 
     topic: str
     partition: int

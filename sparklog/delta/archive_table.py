@@ -139,7 +139,7 @@ class ArchiveTable:
         of the commit.
 
         Raises:
-            ArchiveFenced: another run committed the number.
+            ArchiveFenced: another run has committed a batch with the same number.
         """
         writer = rows.write.format("delta").mode("append").option("mergeSchema", "true")
         options = {"txnAppId": seam.app_id, "txnVersion": str(seam.batch), "userMetadata": seam.to_json()}
@@ -151,10 +151,10 @@ class ArchiveTable:
         return self.check_own(seam)
 
     def check_own(self, seam: ArchiveProgress, *, may_lack: bool = False) -> dict[str, str]:
-        """Check that the newest archive commit is the one of ``seam``, or with ``may_lack`` the one before it.
+        """Check that the newest archive commit is the one of ``seam``, or with ``may_lack`` an earlier one.
 
         Raises:
-            ArchiveFenced: another run made it.
+            ArchiveFenced: another run made the newest commit.
         """
         found = self.refresh()
         if may_lack and (found is None or found.batch < seam.batch):

@@ -25,7 +25,7 @@ def this_process() -> str:
 
 def may_run(process: str) -> bool:
     """Return whether another process may be running, as far as this host can tell; False for this process. ``process``:
-    a result of ``this_process``; empty: unknown."""
+    a result of ``this_process``; an empty text is an unknown process and gives False."""
     host, _, number = process.rpartition("/")[0].rpartition("/")
     if process == this_process() or not process:
         return False

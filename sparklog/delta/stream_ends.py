@@ -38,10 +38,10 @@ class _Offset(msgspec.Struct):
 
 
 def read_batch_ends(checkpoint: Path, batch: int, *, topic: str) -> BatchEnds:
-    """Return the ends of a batch of a query that reads one topic.
+    """Return the next offsets after a batch of a query that reads one topic, from the query's checkpoint.
 
     Raises:
-        ConfigError: the file does not belong to a query of this source.
+        ConfigError: the checkpoint's file of the batch has no offset of this source for ``topic``.
     """
     found = _read(checkpoint / "offsets" / str(batch), topic)
     before = _read(checkpoint / "offsets" / str(batch - 1), topic).ends if batch > 0 else {}

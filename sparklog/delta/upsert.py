@@ -1,9 +1,10 @@
 """A topic's current state as a Delta table: the newest record of each key, merged by key; tombstones delete keys.
 
 All records of a key are in one partition, unless producers chose partitions themselves or partitions were added. Within
-a partition, the record with the higher offset is newer; across partitions, the one with the later ``_timestamp``, for
-which deleted keys leave no trace. A commit is a Delta transaction with the seam's number, as in append, so no batch is
-merged twice; even then, an older record would not replace a newer one.
+a partition, the record with the higher offset is newer; across partitions, the one with the later ``_timestamp``. A
+deleted key leaves no row, so an older record of another partition can add the key again. As in append mode, each commit
+is a Delta transaction with the number of its batch, so no batch is merged twice. Even then, an older record would not
+replace a newer one.
 """
 
 from __future__ import annotations
@@ -44,7 +45,7 @@ def upsert(table: ArchiveTable, rows: DataFrame, seam: ArchiveProgress, *, keys:
     added to the table. Return the number of rows that were added, changed and deleted.
 
     Raises:
-        ArchiveFenced: another run committed the number.
+        ArchiveFenced: another run has committed a batch with the same number.
     """
     found = newest(rows, keys)
     if seam.batch == 0 and table.file_count() == 0:

@@ -80,7 +80,10 @@ class ConnectionSlots:
         return True
 
     def greeted(self, connection: Connected) -> bool:
-        """Note the kind of the connection, after hello and after a proof. Returns whether there is a slot for it."""
+        """Record the kind of the connection; called after its hello, and again after its proof.
+
+        Return whether there is a slot for this kind.
+        """
         match connection.standing:
             case ConnectionStanding.UNKNOWN:
                 return True

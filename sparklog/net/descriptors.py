@@ -43,7 +43,10 @@ class DescriptorServer:
         self._connections: set[socket.socket] = set()
 
     def open(self) -> None:
-        """Listen. Raises OSError if the system has no such sockets or the path is too long."""
+        """Listen on the Unix socket.
+
+        Raises OSError if the system has no Unix sockets with packets, or the path is too long.
+        """
         if len(os.fsencode(self._path)) > _MAX_PATH_BYTES:
             raise OSError(f"{self._path}: at most {_MAX_PATH_BYTES} bytes fit a socket's address")
         listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)

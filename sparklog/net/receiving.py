@@ -37,7 +37,10 @@ class Receiving:
         self._waiting: dict[Receiver, int] = {}
 
     def begin(self, connection: Receiver, size: int) -> None:
-        """Note the start of a frame of ``size`` bytes. ``may_receive`` returns whether it has room."""
+        """Admit a frame of ``size`` bytes, or let its connection wait for room.
+
+        Afterwards ``may_receive`` returns whether the frame was admitted.
+        """
         if not self._waiting and self._fits(size):
             self._admit(connection, size)
         else:

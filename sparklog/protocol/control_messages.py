@@ -47,10 +47,13 @@ class ControlUpdate(Message, frozen=True, tag="control_update"):
 
     ``incarnation`` is the broker's, as registered: another incarnation refuses it with STALE_BROKER_EPOCH. ``full``
     means that ``partitions`` and ``topics`` are complete: replicas of this broker that are not named no longer belong
-    to it. ``brokers`` None means unchanged. ``sequence`` grows with each update of one controller epoch: a broker that
-    has accepted a later update ignores an earlier one. The controller has sent the content of the earlier update again.
-    ``relieved``: this broker requested a controlled shutdown, leads nothing, and no live leader has it in its ISR; the
-    ISRs that it received may be older.
+    to it. ``brokers`` None means unchanged.
+
+    ``sequence`` grows with each update of one controller epoch. A broker that has accepted a later update ignores an
+    earlier one, and loses nothing: the controller has sent the content of the earlier update again.
+
+    ``relieved``: this broker requested a controlled shutdown, leads no partition, and no live leader has it in its ISR.
+    The broker's own copies of ISRs may be older and still name it.
     """
 
     controller_id: str

@@ -56,12 +56,15 @@ class Hello(Message, frozen=True, tag="hello"):
 class HelloReply(Message, frozen=True, tag="hello_reply"):
     """The reply to Hello.
 
-    ``local_socket``: the path for requests of open files by processes of the host with this ``boot_id``, see
-    ``local_reads``; empty if there is none. ``unix_socket``: the abstract name, without its leading zero, of a Unix
-    socket. A client may continue the connection there if it connected to ``reached_at``, the broker's end of the TCP
-    connection. The reply on that socket has it as well, which proves that it is the same process. See
-    ``net/unix_socket``. Empty: there is none. ``proof``: the broker's proof with the secret ``key_id``; empty if
-    nothing was offered, or it does not know the secret.
+    ``local_socket``: the path at which processes of the host with this ``boot_id`` request open files (see
+    ``local_reads``); empty if there is none.
+
+    ``unix_socket``: the abstract name, without its leading zero, of a Unix socket (see ``net/unix_socket``); empty if
+    there is none. A client that connected to ``reached_at``, the broker's end of the TCP connection, may continue on
+    that socket. The reply there has the same ``reached_at``, which proves that the same process listens.
+
+    ``proof``: the broker's proof that it knows the secret ``key_id``. It is empty if Hello offered no proof, or the
+    broker knows none of the offered secrets.
     """
 
     version: int

@@ -50,12 +50,12 @@ class CommitOffsetsReply(Message, frozen=True, tag="commit_offsets_reply"):
 
 
 class HoldOffsets(Message, frozen=True, tag="hold_offsets"):
-    """A notice that a member has sent these offsets with a transaction.
+    """A request to hold back the committed offsets of partitions: a member has sent new ones with a transaction.
 
-    ``key`` names the transaction, in which ``producer_id`` takes part. The hold is refused in the same cases as the
-    member's commits, and then the transaction must not commit. Otherwise a member that gets one of these partitions
-    receives no offset of it until the transaction has ended. The reply is an Ack after the hold is durable. Source:
-    KIP-447.
+    ``key`` names the transaction, in which ``producer_id`` takes part. The coordinator refuses the request in the same
+    cases as a commit of the member, and then the transaction must not commit. Otherwise a member that gets one of these
+    partitions receives no offset for it until the transaction has ended. The reply, an Ack, follows when the hold is
+    durable. Source: KIP-447.
     """
 
     group: Name

@@ -22,7 +22,7 @@ class FindCoordinator(Message, frozen=True, tag="find_coordinator"):
 class FindCoordinatorReply(Message, frozen=True, tag="find_coordinator_reply"):
     """The reply to FindCoordinator.
 
-    ``partition`` belongs to the kind's internal topic; its leader is the coordinator.
+    ``partition`` is the partition of the internal topic for this kind; its leader ``broker`` is the coordinator.
     """
 
     broker: BrokerEndpoint
@@ -193,9 +193,10 @@ class VerifyTransaction(Message, frozen=True, tag="verify_transaction"):
 
 
 class VerifyTransactionReply(Message, frozen=True, tag="verify_transaction_reply"):
-    """The permission of the coordinator with this epoch, the leader epoch of its partition of the internal topic.
+    """The permission of a transaction's coordinator to append.
 
-    A leader that knows a later epoch ignores it.
+    ``coordinator_epoch`` is the leader epoch of the coordinator's partition of the internal topic. A leader that knows
+    a later epoch ignores the reply.
     """
 
     coordinator_epoch: Int31

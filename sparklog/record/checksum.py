@@ -33,27 +33,27 @@ def crc32c_extended(found: int, data: Buffer) -> int:
 
 
 class Following(NamedTuple):
-    """The effect of ``length`` following bytes on a CRC: a multiplication by ``power``.
+    """The effect of ``length`` more bytes on the CRC of the bytes before them: a multiplication by ``power``.
 
-    Making one takes some ten microseconds, as long as a native CRC of 100 kB. Using it takes a third of that, because
-    powers are cached by length.
+    The power of a new length takes about ten microseconds, as long as a native CRC of 100 kB. Powers are cached by
+    length.
     """
 
     power: int
 
     @classmethod
     def of(cls, length: int) -> Following:
-        """Return the effect of ``length`` bytes, below 2^32."""
+        """Return the effect of ``length`` bytes, which must be below 2^32."""
         assert 0 <= length < 1 << 32, length
         return cls(_power(length))
 
     def joined(self, first: int, second: int) -> int:
-        """Return the CRC of two joined pieces.
+        """Return the CRC of two joined pieces from ``first`` and ``second``, the CRCs of the pieces.
 
-        ``second`` is that of the following piece.
+        The second piece is the one with ``length`` bytes.
 
-        If ``second`` is the CRC of the joined pieces, the result is that of the following piece alone, because addition
-        is its own inverse.
+        If ``second`` is the CRC of the joined pieces instead, the result is the CRC of the second piece alone, because
+        addition is its own inverse.
         """
         return _product(self.power, first) ^ second
 

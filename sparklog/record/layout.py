@@ -77,7 +77,7 @@ def has_required(kind: pa.DataType) -> bool:
 
 
 def refusals(schema: pa.Schema) -> list[str]:
-    """Return why ``schema`` cannot be a topic's, one sentence per column. Empty: it can."""
+    """Return the reasons why a topic cannot have ``schema``, one sentence per column; empty if it can."""
     if len(schema) == 0:
         return ["a topic needs at least one column"]
     names = schema.names

@@ -168,7 +168,7 @@ def single_record_body(key: bytes | str | None, value: bytes | str | None, time_
 def single_record_header(
     body: bytes, time_us: int, schema_id: int, timed: bool, number: tuple[int, int, int]
 ) -> BatchHeader:
-    """Return the header of a ``single_record_body``. ``number`` has producer id, producer epoch and sequence."""
+    """Return the header for a ``single_record_body``. ``number``: producer id, producer epoch and sequence."""
     earliest = latest = time_us if timed else NO_TIMESTAMP
     if timed and time_us == NO_TIMESTAMP:
         earliest, latest = header_times(time_us, time_us)

@@ -61,11 +61,11 @@ class RestartLog(msgspec.Struct, frozen=True, gc=False):
 
 
 class RefuseCut(msgspec.Struct, frozen=True, gc=False):
-    """Report to the controller that the leader of ``leader_epoch`` lacks committed records from ``offset`` on.
+    """Report to the controller that this replica refuses to truncate its log, as its leader requires.
 
-    This replica holds them and does not truncate them. It continues to fetch after a pause, and each fetch says that it
-    refuses (``Replica.refuses_cut``). The refusal lasts until the role changes or the leader responds without a
-    divergence.
+    The leader of ``leader_epoch`` lacks committed records from ``offset`` on, which this replica holds. The replica
+    continues to fetch after a pause, and each fetch says that it refuses (``Replica.refuses_cut``). The refusal lasts
+    until the role changes or the leader responds without a divergence.
     """
 
     leader: int
@@ -75,7 +75,7 @@ class RefuseCut(msgspec.Struct, frozen=True, gc=False):
 
 
 class CutAccepted(msgspec.Struct, frozen=True, gc=False):
-    """Withdraw RefuseCut: the leader now has the records, or another replica leads."""
+    """Withdraw an earlier RefuseCut: the leader now has the records, or another replica leads."""
 
 
 class WriteIsr(msgspec.Struct, frozen=True, gc=False):

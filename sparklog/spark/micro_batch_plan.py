@@ -136,7 +136,8 @@ def batch_ranges(start: StreamOffset | None, end: StreamOffset) -> list[BatchRan
 def held_back(
     held: Mapping[TopicPartition, Withheld], target: Mapping[TopicPartition, Withheld]
 ) -> dict[TopicPartition, Withheld]:
-    """Return ``held`` as it was at ``target``, without later records, partitions and topics."""
+    """Return the content ``held`` of the logs, limited to what they held at ``target``: without later records,
+    partitions and topics. A query with the trigger AvailableNow reads no more."""
     capped = {}
     for tp, now in held.items():
         then = target.get(tp)

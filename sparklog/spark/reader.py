@@ -57,8 +57,8 @@ def plan_read(view: SourceTopic, options: ReadOptions, *, schema: StructType) ->
 
 
 def project(topic: str, shape: TopicShape, schema: StructType) -> ColumnPlan:
-    """Return the sources of the columns of ``schema`` in one topic. Raises BrokerError SCHEMA_MISMATCH with the columns
-    that the topic does not have."""
+    """Return the plan of the columns of ``schema`` for one topic: where the values of each column come from. Raises
+    BrokerError SCHEMA_MISMATCH with the columns that the topic does not have."""
     with_errors = CAST_ERROR_COLUMN.name in schema.fieldNames() and CAST_ERROR_COLUMN.name not in shape.schema.names
     try:
         offered = topic_columns(shape, include_headers=True, include_cast_errors=with_errors)
@@ -82,7 +82,7 @@ class BatchReader(DataSourceReader):
         """Return the ranges to read from the current logs: ``latest`` means the current readable end.
 
         Raises:
-            DataLoss: neither the log nor the archive has a part of the ranges.
+            DataLoss: a part of the ranges is neither in the log nor in the archive.
         """
         options, selected = self._plan.options, self._plan.selected
         with SourceTopic(options.bootstrap) as view:
@@ -170,7 +170,7 @@ def ranges_of_both(view: SourceTopic, path: str, options: ReadOptions, selected:
     """Return the ranges in the archive at ``path`` and in the log of the only topic of ``selected``.
 
     Raises:
-        DataLoss: neither has a part of the requested records.
+        DataLoss: a part of the requested records is neither in the archive nor in the log.
         ConfigError, ArchiveProgressError: ``path`` has no archive of the topic; BrokerError: as ``settle``.
     """
     from sparklog.spark.history import History

@@ -44,8 +44,9 @@ _ABORT_PATIENCE_S = 10.0
 
 @dataclass(frozen=True, slots=True)
 class SinkRun:
-    """One run of one version of the write ``key``. ``app_id``: the name that the user gave the write; ``topic_id``: of
-    the topic in the option, empty if rows name their topics."""
+    """One run of one version of a write. ``key`` is the transactional key of the write. ``app_id`` is the name that the
+    user gave the write, or empty. ``topic_id`` is the id of the topic that the option names, empty if rows name their
+    topics."""
 
     key: str
     version: int

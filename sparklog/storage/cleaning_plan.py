@@ -113,9 +113,9 @@ def due(
 def due_again_us(
     segments: Sequence[SegmentFacts], state: CleanerState, *, now_us: int, config: TopicConfig
 ) -> int | None:
-    """Return the first time at which a log that is not ``due`` may be due without a change, or None for never.
+    """Return the earliest time at which a log that is not ``due`` now can become due without new records.
 
-    The time is in microseconds since the epoch.
+    The time is in microseconds since the epoch; None means never.
     """
     dirty = [segment for segment in segments if segment.end_offset > state.end]
     times = [segment.last_append_us + config.min_compaction_lag_ms * 1000 for segment in dirty]

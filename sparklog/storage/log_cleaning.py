@@ -75,9 +75,9 @@ class LogCleaning:
         return found[0].dirty_ratio if found is not None else None
 
     def due_again_us(self, now_us: int) -> int | None:
-        """Return when a log without a ``dirty_ratio`` at ``now_us`` may have one without a change, or None for never.
+        """Return the earliest time at which a log that is not due at ``now_us`` can become due without new records.
 
-        The time is in microseconds since the epoch.
+        The time is in microseconds since the epoch; None means never.
 
         Raises:
             StorageError: the log directory must go offline.
@@ -88,9 +88,9 @@ class LogCleaning:
     def begin(self, rules: CleaningRules, now_us: int, *, at_once: bool = False) -> CleanJob | None:
         """Return a job for a thread if a cleaning is due.
 
-        The thread calls ``read_keys``, then ``rewrite`` for each of its ``groups``. After each the loop calls
-        ``replace_segments`` here, and the thread ``settle``. At the end the thread calls ``finish``, and the loop
-        ``finished`` here.
+        The thread calls the job's ``read_keys``, then ``rewrite`` for each of its ``groups``. After each group, the
+        event loop calls ``replace_segments`` of this object, and then the thread calls the job's ``settle``. At the end
+        the thread calls the job's ``finish``, and the event loop calls ``finished`` of this object.
 
         Raises:
             StorageError: the log directory must go offline.

@@ -502,8 +502,8 @@ class LogDirectory:
 
         Return None if there is little to do.
 
-        A disk reports a lost write only once. The directory is then offline, the stop is not clean, and the success of
-        another round would prove nothing.
+        If the round fails, the directory goes offline and the stop is not clean. Another round would prove nothing,
+        because a disk reports a lost write only once.
         """
         if self.trust.offline is not None or not at_once(self._logs, self._disk, self._lock):
             return None

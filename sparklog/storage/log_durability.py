@@ -1,7 +1,7 @@
-"""The fsyncs of one log: with a seal, for ``flush.messages`` and ``flush.ms``, and before a clean stop.
+"""The fsyncs of one log: when a segment is sealed, for ``flush.messages`` and ``flush.ms``, and before a clean stop.
 
-Durability of all other records depends on replication. Jobs run in threads. The recovery point moves when the log is
-called with the finished job.
+The durability of records that are not fsynced depends on replication. The jobs run in threads. The recovery point moves
+when the caller reports the end of a job (``seal_finished``, ``flush_finished``).
 """
 
 from __future__ import annotations

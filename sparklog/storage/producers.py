@@ -233,7 +233,7 @@ class ProducerTable:
                 self._count.add(1)
 
     def state(self) -> ProducerState:
-        """Return a copy that later appends do not change."""
+        """Return a copy of the producers' state, which later appends do not change."""
         return ProducerState(dict(self._entries), self.transactions.state())
 
     def expire(self, before_us: int) -> None:

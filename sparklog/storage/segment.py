@@ -304,13 +304,16 @@ class Segment:
     # --- truncation ---------------------------------------------------------------------------------------------
 
     def truncate(self, count: int, *, in_place: bool, put_copies: Callable[[], None] | None = None) -> None:
-        """Keep the first ``count`` (at least one) batches and no footer.
+        """Truncate the segment to its first ``count`` batches (at least one), without a footer.
 
-        Truncate the index first, then the data.
+        The index is truncated first, then the data.
 
-        A file must not shrink under a reader's map (SIGBUS). So without ``in_place`` the remaining part is copied, and
-        the copy is renamed over the file. The file may have been fsynced by a process that was killed, so the copy is
-        fsynced before the rename. ``put_copies`` renames copies of ``files_truncated_to`` that exist and are fsynced.
+        A file must not shrink while a reader maps it (SIGBUS). So unless ``in_place`` is set, the remaining part is
+        copied, and the copy is renamed over the file. The file may have been fsynced by a process that was killed, so
+        the copy is fsynced before the rename.
+
+        ``put_copies``, if given, replaces the files of ``files_truncated_to`` by copies that were made and fsynced
+        before.
         """
         assert 0 < count <= self.count, (count, self)
         last = self.header(count - 1)

@@ -139,7 +139,7 @@ class NotHealed(_Entry, frozen=True, tag="not_healed"):
 
 
 class Finished(_Entry, frozen=True, tag="finished"):
-    """The last line. A history without it is of an interrupted run, and does not prove that nothing was lost."""
+    """The last line. A history without it comes from an interrupted run, and does not prove that no record was lost."""
 
 
 Entry: TypeAlias = (

@@ -58,7 +58,7 @@ class ProcessEnded(Exception):
 
 
 class Actor(Protocol):
-    """The parts of a process that the order of events needs."""
+    """A process as the network sees it: what decides whether an event of the process still takes place."""
 
     alive: bool
     #: counts starts and ends

@@ -203,9 +203,9 @@ class BrokerRegistry:
     async def doubt_directory(self) -> None:
         """Make the next process on this log directory register as untrusted.
 
-        This counts an incarnation that the directory does not know. It is for a failed disk, which may be unable to
-        store such a note itself. From now on no leader can add this broker to an ISR, because an addition is bound to
-        the incarnation.
+        This raises the broker's incarnation in ZooKeeper above the one that the directory has recorded. It is for a
+        failed disk, which may be unable to store such a note itself. From now on no leader can add this broker to an
+        ISR, because an addition is bound to the incarnation.
 
         Raises:
           ZkUnreachable: the session was closed.

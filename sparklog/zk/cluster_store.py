@@ -53,8 +53,8 @@ class Written:
 class WriteRefused:
     """A write that lost its compare-and-set and changed nothing.
 
-    ``found`` is the node's current state. If only an added broker's incarnation was wrong, it has the version that the
-    write was bound to.
+    ``found`` is the node's current state. If it has the version that the write expected, then the incarnation of an
+    added broker was wrong.
     """
 
     found: VersionedState
@@ -284,13 +284,14 @@ class ClusterStore:
         added: Sequence[tuple[int, int]] = (),
         topic_id: str = "",
     ) -> asyncio.Future[tuple[int, ...]]:
-        """Send the leader's compare-and-set of the ISR from ``expected_version``, bound to the ``added`` incarnations.
+        """Send the leader's new ISR: a write that succeeds only if the node is at ``expected_version``.
 
-        ``leader_incarnation`` is the writer's current one: it names the process that this leader epoch belongs to. With
-        ``topic_id`` the write cannot hit a topic that was deleted and created again with this name.
+        It also requires that the brokers in ``added`` still have these incarnations. ``leader_incarnation`` is the
+        writer's current one: it names the process that this leader epoch belongs to. With ``topic_id`` the write fails
+        if the topic was deleted, even if a new topic has its name.
 
         Returns at once: thousands of these writes come together, and a task for each would cost more than the write.
-        The node's new version is the last of the results. If the future fails, ``isr_outcome`` returns the meaning.
+        The last of the results is the node's new version. If the future fails, ``isr_outcome`` returns the meaning.
         """
         path = paths.state(tp)
         ops: list[Op] = [Check(paths.incarnation(broker_id), found) for broker_id, found in added]

@@ -28,7 +28,7 @@ _T = TypeVar("_T")
 
 
 class StoredTopic(NamedTuple):
-    """A topic with its states. ``version`` is the one of the topic's own node."""
+    """A topic with its states. ``version`` is the version of the topic's own node."""
 
     record: TopicRecord
     states: dict[int, VersionedState]

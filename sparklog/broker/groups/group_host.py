@@ -99,9 +99,9 @@ class GroupHost(CoordinatorRuntime):
             self.context.metadata_listeners.remove(self._metadata_changed)
 
     def check_holds(self, group: str, holds: Iterable[tuple[str, Hold]]) -> None:
-        """Check whether these holds have ended without a message, for a member that waits for them.
+        """Check whether the transactions of these holds have ended, for a member that waits for them.
 
-        Aborted transactions send nothing to groups.
+        This is needed because the coordinator of an aborted transaction does not notify the group.
         """
         for key, hold in holds:
             if (group, key) not in self._asking:

@@ -1,9 +1,10 @@
 """The positions of groups for retention: ``retention.wait.for.groups``.
 
-A leader asks each group's coordinator before it deletes records. Records that a group has not committed past stay. All
-records stay while the coordinator does not respond: an earlier response may be from before a reset of the group.
-``retention.hard.ms`` ends the wait. A group without a committed offset in a partition has read nothing of it. An old
-response is too low, which keeps more records.
+A leader asks each group's coordinator before it deletes records. Records that a group has not committed past stay,
+until they are older than ``retention.hard.ms``. All such records stay while the coordinator does not respond, because
+an earlier response may be from before a reset of the group. A group without a committed offset in a partition has read
+nothing of it. A response that is out of date has too low an offset, so it keeps more records than necessary, never
+fewer.
 """
 
 from __future__ import annotations

@@ -270,7 +270,7 @@ class ZkRegistration:
         partition.step(event)
 
     def isr_changed(self, partition: Partition) -> None:
-        """Notify the controller, together with other changes of the next moment."""
+        """Notify the controller soon, in one notification with other changes that follow shortly."""
         assert self._known is not None and self._known.version == partition.replica.version
         if not self._changed:
             self._context.spawn(self._notify(), "ISR change notification")

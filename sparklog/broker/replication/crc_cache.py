@@ -1,9 +1,10 @@
 """Running CRCs of verified stored batches, for later projections of the same batches (``record.projection``).
 
-An entry belongs to the batch with this header in the log of this topic id. The header has base offset, leader epoch,
-append time, length and the CRC of the body. So a batch that replaces another one, after a truncation, a compaction or a
-recreation of the topic, has another key; entries without reads leave the cache in LRU order. If a disk damages the
-bytes later, the reader's check fails, and the reader has the broker drop the entry (``FetchPartition.verify``).
+The key of an entry is the topic id, the partition and the stored header of the batch. The header has base offset,
+leader epoch, append time, length and the CRC of the body. So a batch that replaces another one, after a truncation, a
+compaction or a recreation of the topic, has another key; entries without reads leave the cache in LRU order. If a disk
+damages the bytes later, the reader's check fails, and the reader has the broker drop the entry
+(``FetchPartition.verify``).
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ class BatchKey(NamedTuple):
 
 
 class CrcCache:
-    """The running CRCs of the batches of all logs that were used last. Owner: the broker's event loop."""
+    """The running CRCs of the most recently used batches of all logs. Owner: the broker's event loop."""
 
     def __init__(self, limit_bytes: int = LIMIT_BYTES) -> None:
         #: The limit for all entries together.

@@ -50,7 +50,7 @@ _DROPS_S = 0.01
 
 
 class ControlUpdates:
-    """The application of the controller's updates. Owner: the broker's event loop."""
+    """The handler of the controller's updates. Owner: the broker's event loop."""
 
     def __init__(
         self,

@@ -154,7 +154,7 @@ class LogMaintenance:
             del self._seals[partition]
 
     def prepare_cut(self, partition: Partition, job: TruncationJob) -> None:
-        """Start the copy that a cut needs. A process that ends leaves its logs as they are."""
+        """Start the copy that a truncation needs. A process that ends leaves its logs as they are."""
         if not self._closed:
             self._context.spawn(self._prepare_cut(partition, job), f"cut {partition.tp}")
 

@@ -140,9 +140,9 @@ class PartitionHost(Protocol):
     def cut_accepted(self, partition: Partition) -> None: ...
 
     def prepare_cut(self, partition: Partition, job: TruncationJob) -> None:
-        """Run ``job`` in a thread, then call ``cut_prepared``.
+        """Run ``job``, which copies what a truncation leaves, in a thread; then call ``cut_prepared``.
 
-        Call ``cut_failed`` later if the disk is full or an unexpected error occurs.
+        If the disk is full or an unexpected error occurs, call ``cut_failed`` after a pause instead.
         """
 
     def role_changed(self, partition: Partition) -> None: ...
@@ -266,7 +266,7 @@ class Partition:
         return self._cut is not None
 
     def cut_prepared(self, job: TruncationJob) -> None:
-        """Cut the log after ``job.run`` has returned, unless the role has changed since, and resume fetching."""
+        """Truncate the log after ``job.run`` has returned, unless the role has changed since, and resume fetching."""
         if self._cut is None or self._cut[0] is not job or self.stopped:
             return
         offset, self._cut = self._cut[1], None
@@ -279,7 +279,7 @@ class Partition:
             self._fail(error)
 
     def cut_failed(self, job: TruncationJob) -> None:
-        """Drop a cut whose copy failed, and fetch from the leader again, unless the role has changed since."""
+        """Drop a truncation whose copy failed, and fetch from the leader again, unless the role has changed since."""
         if self._cut is not None and self._cut[0] is job and not self.stopped:
             self._drop_cut()
             self.failed_cuts += 1

@@ -43,10 +43,10 @@ class _NothingPaused:
     """The connection of work that no connection waits for."""
 
     def pause_requests(self) -> None:
-        """Do nothing."""
+        """Do nothing, because no connection waits for the work."""
 
     def resume_requests(self) -> None:
-        """Do nothing."""
+        """Do nothing, because no connection waits for the work."""
 
 
 class _Work(NamedTuple):

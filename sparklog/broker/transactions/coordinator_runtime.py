@@ -112,10 +112,10 @@ class CoordinatorRuntime(ABC):
         """Perform an effect that is not common to all coordinators."""
 
     def confirmation(self, outcome: Outcome) -> Record | None:
-        """Return a record without effect that must be committed before this response; None if the response needs none.
+        """Return a record to commit before this response; None if the response needs no confirmation.
 
-        A broker that was suspended may have lost its leadership without knowing it or its successor's changes. But its
-        writes fail.
+        The record changes nothing. Its commit confirms that this broker is still the leader. A broker that was
+        suspended may not know that another broker leads, nor what that broker has changed. But its writes fail.
         """
         return None
 

@@ -232,7 +232,10 @@ def _append_ms(partition: Partition, offset: int) -> int:
 def list_participants(
     transactions: HostedCoordinators[TransactionHost], request: ListParticipants
 ) -> ListParticipantsReply:
-    """Return the participants for the coordinators of this broker. Raise BrokerError while one is loading."""
+    """Return the requested producer ids that take part in transactions of this broker's coordinators.
+
+    Raise BrokerError while a coordinator is loading.
+    """
     hosts = transactions.all_ready()
     return ListParticipantsReply(
         request.cid,

@@ -1,8 +1,9 @@
 """WriteMarkers at the partition's leader: a decision becomes a control batch, and the response waits for its commit.
 
-If the producers have no open transaction, there is nothing to write. But a marker that is not committed yet may have
-ended it, so all records of the log must be committed before the response. In both cases the producers are fenced: their
-pending verifications end, and late batches are refused without a question to the coordinator.
+If the producers have no open transaction in the partition, there is nothing to write. But an earlier marker that is not
+committed yet may have ended their transactions. So in this case the response waits until all records of the log are
+committed. In both cases the producers are fenced: their pending verifications end, and the leader refuses their late
+batches without asking the coordinator.
 """
 
 from __future__ import annotations

@@ -54,7 +54,11 @@ class TransactionHost(CoordinatorRuntime):
                 raise AssertionError(f"not an order of a transaction coordinator: {effect!r}")
 
     def confirmation(self, outcome: Outcome) -> Record | None:
-        """Confirm refusals that a successor may not repeat: the transaction is not open, or belongs to another run."""
+        """Return a record to commit before a final refusal; None for other outcomes.
+
+        A final refusal says that the transaction is not open, or belongs to another run. If this broker is no longer
+        the leader, the new coordinator may know better.
+        """
         return _NO_CHANGE if isinstance(outcome, Refused) and outcome.code in _FINAL else None
 
     def participants(self, producer_ids: Iterable[int]) -> Iterator[tuple[int, str]]:
@@ -66,9 +70,10 @@ class TransactionHost(CoordinatorRuntime):
         return self._transactions.names()
 
     def describe(self, key: str) -> Generator[None, None, DescribedTransaction | None]:
-        """Describe a key for operators, or return None if the key no longer exists.
+        """Describe the transaction of a key for operators, or return None if the key no longer exists.
 
-        Yield before each participant, because a transaction of 100,000 tasks takes long.
+        The generator yields before each participant, so that the caller can pause: a transaction may have 100,000
+        tasks.
         """
         entry = self._transactions.entry(key)
         if entry is None:

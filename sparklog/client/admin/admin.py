@@ -421,8 +421,8 @@ class Admin:
         """Return offsets of partitions.
 
         A query is ``"earliest"``, ``"latest"`` (the next offset that a consumer will see), or a time: a datetime, which
-        is UTC without a time zone, or microseconds since the epoch. No record before the offset of a time is at or
-        after this time. Without such a record it is the latest offset.
+        is UTC without a time zone, or microseconds since the epoch. For a time, all records before the returned offset
+        are older than the time. If the partition has no record of this time or later, the latest offset is returned.
 
         ``queries`` has a query for each partition, or only partitions, which all use ``at``. With
         ``isolation="read_committed"`` a partition ends at its first open transaction. ``known``: log end offsets that

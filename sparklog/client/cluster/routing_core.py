@@ -62,7 +62,10 @@ class Connect:
 
 @dataclass(frozen=True, slots=True)
 class Prepare:
-    """Connect to a broker of the metadata for later requests. Event: None, perhaps before the connection is open."""
+    """Connect to a broker of the metadata for later requests.
+
+    The event has no value, and may arrive before the connection is open.
+    """
 
     broker_id: int
 
@@ -78,21 +81,21 @@ class Ask:
 
 @dataclass(frozen=True, slots=True)
 class Disconnect:
-    """Close the connection to a broker, so that all its open requests fail. Event: None."""
+    """Close the connection to a broker, so that all its open requests fail. The event has no value."""
 
     broker_id: int
 
 
 @dataclass(frozen=True, slots=True)
 class WaitUntil:
-    """Wait until a time, which may be past. Event: the time now."""
+    """Wait until a time; a past time is allowed. Event: the current time."""
 
     at_s: float
 
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """Notify the user that the metadata has changed, or of the problem because of which it has not. Event: None."""
+    """Notify the user that the metadata has changed, or that ``problem`` prevented it. The event has no value."""
 
     problem: str
 
@@ -104,7 +107,7 @@ BackgroundSteps = Generator[Effect | WaitUntil | Report, Any, T]
 
 
 class RoutingCore:
-    """The metadata of one cluster, and what a client has experienced with its brokers. Owner: one driver."""
+    """The metadata of one cluster, and the recent failures of its brokers as one client saw them. Owner: one driver."""
 
     def __init__(self, bootstrap: str | Iterable[str], *, request_timeout_s: float, roll: Callable[[], float]) -> None:
         """Create the state without metadata. ``roll`` returns random numbers in [0, 1).

@@ -111,7 +111,7 @@ class LoopHandoff:
             work(*arguments)
 
     def recall(self) -> None:
-        """Take a lent loop back, because work needs a running loop."""
+        """Make the I/O thread run a lent loop again, because work needs a running loop."""
         if self.lent:
             self._recalled.set()
 
@@ -152,9 +152,9 @@ class LoopHandoff:
         self._guard.release()
 
     def leave_interrupted(self) -> None:
-        """Leave if this thread has entered, also after an interrupt inside ``enter`` or ``leave``.
+        """Give the loop back if this thread has entered it, even after an interrupt inside ``enter`` or ``leave``.
 
-        Otherwise the I/O thread would wait forever for a thread that has gone.
+        Otherwise the I/O thread would wait forever for the interrupted thread.
         """
         if not self._guard.acquire(blocking=False):
             return  # another thread has entered

@@ -77,7 +77,7 @@ class ProducerThread:
             self.wake()
 
     def recall_loop(self) -> None:
-        """Return a lent loop to the I/O thread, because a caller waits in a way that does not drive the loop."""
+        """Make the I/O thread run a lent loop again, because the calling thread will wait without driving it."""
         self.handoff.recall()
 
     def wait_helping(self, finished: Callable[[], bool]) -> None:

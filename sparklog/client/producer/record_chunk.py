@@ -46,7 +46,7 @@ class IoThread(Protocol):
         """Drive the loop in the calling thread, which waits until ``finished`` and does nothing else."""
 
     def recall_loop(self) -> None:
-        """Return a lent loop to the I/O thread, because a caller waits in a way that does not drive it."""
+        """Make the I/O thread run a lent loop again, because the calling thread will wait without driving it."""
 
     def on_io_thread(self) -> bool:
         """Return whether the calling thread is the one that frees room by sending chunks."""

@@ -26,7 +26,7 @@ class RecordOutcomes(Protocol):
         """Help to complete the record while the calling thread waits for it; return the outcome, or None so far."""
 
     def recall_loop(self) -> None:
-        """Return a lent loop to the I/O thread, because a caller waits in a way that does not drive it."""
+        """Make the I/O thread run a lent loop again, because the calling thread will wait without driving it."""
 
     def outcome(self, index: int) -> RecordMetadata | BaseException | None: ...
 

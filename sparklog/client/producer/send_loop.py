@@ -12,7 +12,7 @@ class SendLoop(Protocol):
     """The sender. The thread that acts for the loop calls every method."""
 
     def run_once(self) -> None:
-        """Start every action that is possible now. A part calls it after a change of its state."""
+        """Start every action that is possible now. A component of the producer calls it after its state has changed."""
 
     def needs_loop(self) -> bool:
         """Return whether there is work that only a running loop can do."""

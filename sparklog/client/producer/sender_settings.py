@@ -1,4 +1,4 @@
-"""The settings of a producer in the terms of its I/O thread."""
+"""The settings of a producer in the form that its I/O thread uses."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 
 class SenderSettings(NamedTuple):
-    """Settings with sizes in bytes and times in seconds."""
+    """Settings of a producer. Sizes are in bytes; times are in seconds, except ``linger_ms``."""
 
     bootstrap: str
     client_id: str

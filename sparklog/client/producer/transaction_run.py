@@ -22,8 +22,8 @@ SERVER_SHARE = 0.8
 class TransactionRun(NamedTuple):
     """The identity of a transaction.
 
-    ``version`` is -1 for a producer's transaction, and ``turn`` is its number in the run. Other versions are a sink's.
-    See ``messages.BeginTransaction``.
+    A producer's transaction has ``version`` -1, and ``turn`` is its number in the run. A sink's transaction has the
+    version of its write (batch id or txnVersion), and ``turn`` 0. See ``messages.BeginTransaction``.
     """
 
     key: str
