@@ -14,18 +14,11 @@ from typing import NamedTuple
 
 from sparklog.model import NO_EPOCH, LeaderAndIsr, TopicPartition, TopicRecord
 from sparklog.zk import codecs, paths
-from sparklog.zk.cluster_store import (
-    ClusterStore,
-    FateUnknown,
-    NodeGone,
-    WriteOutcome,
-    WriteRefused,
-    Written,
-    encode_record,
-)
+from sparklog.zk.cluster_store import ClusterStore, encode_record
 from sparklog.zk.controller_levels import ControllerLevels
 from sparklog.zk.errors import ZkBadVersion, ZkMultiFailed, ZkNoNode, ZkUnreachable, raise_other_than
 from sparklog.zk.session import Check, Create, Delete, Node, Op, SetData, ZkSession
+from sparklog.zk.state_store import FateUnknown, NodeGone, WriteOutcome, WriteRefused, Written
 from sparklog.zk.topic_deletion import TopicDeletion
 
 #: The version of a node that does not exist yet.

@@ -218,7 +218,7 @@ def test_contradictory_copies_wait_for_an_operator(cluster: ProcessCluster, capl
     stop_with_an_older_copy_on_one(cluster, topic, min_insync_replicas="1")
 
     async def is_disputed(store: ClusterStore) -> bool:
-        stored = await store.read_state(tp)
+        stored = await store.states.read(tp)
         return stored is not None and stored.state.disputed
 
     with Writer(cluster, topic) as writer:

@@ -361,7 +361,7 @@ def test_a_stopped_cluster_returns_with_all_its_records(cluster: ProcessCluster,
     assert cluster.stop_brokers() == {0: 0, 1: 0, 2: 0}
 
     async def left(store: ClusterStore) -> list[VersionedState | None]:
-        return [await store.read_state(TopicPartition("restart", number)) for number in range(3)]
+        return [await store.states.read(TopicPartition("restart", number)) for number in range(3)]
 
     for found in cluster.ask_zookeeper(left):
         assert found is not None and set(found.state.isr) == ALL, (

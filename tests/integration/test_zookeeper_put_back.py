@@ -126,7 +126,7 @@ def counters(cluster: ProcessCluster) -> dict[str, int]:
         epoch = codecs.decode("", (await store.session.get(paths.CONTROLLER_EPOCH)).data, codecs.CounterNode).value
         incarnations = {f"incarnation of {b.broker_id}": b.incarnation for b in await store.live_brokers()}
         ids = codecs.decode("", (await store.session.get(paths.PRODUCER_IDS)).data, codecs.CounterNode).value
-        stored = await store.read_state(TopicPartition("t", 0))
+        stored = await store.states.read(TopicPartition("t", 0))
         assert stored is not None
         return {
             "controller epoch": epoch,

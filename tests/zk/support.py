@@ -12,9 +12,10 @@ from sparklog.model import BrokerRegistration, LeaderAndIsr, TopicPartition, Top
 from sparklog.protocol.proof import KeyRing
 from sparklog.zk import codecs, paths
 from sparklog.zk.broker_registry import BrokerRegistry
-from sparklog.zk.cluster_store import ClusterStore, WriteOutcome
+from sparklog.zk.cluster_store import ClusterStore
 from sparklog.zk.errors import ZkError
 from sparklog.zk.session import ZkSession
+from sparklog.zk.state_store import WriteOutcome
 
 TP = TopicPartition("orders", 0)
 TOPIC = TopicRecord(
@@ -87,8 +88,8 @@ async def write_isr(
     **more: Any,
 ) -> WriteOutcome:
     """Call ``send_isr`` and return its outcome."""
-    sent = store.send_isr(tp, state, expected_version=expected_version, added=added, **more)
-    return await store.isr_outcome(sent, tp, expected_version=expected_version, added=added)
+    sent = store.states.send_isr(tp, state, expected_version=expected_version, added=added, **more)
+    return await store.states.isr_outcome(sent, tp, expected_version=expected_version, added=added)
 
 
 async def put_state(store: ClusterStore, state: LeaderAndIsr = STATE, tp: TopicPartition = TP) -> None:

@@ -11,8 +11,9 @@ from sparklog.errors import BrokerError, ClusterError, ErrorCode
 from sparklog.model import LeaderAndIsr, TopicStates, VersionedState
 from sparklog.zk import codecs, paths
 from sparklog.zk.broker_registry import BrokerRegistry
-from sparklog.zk.cluster_store import BarrierJob, FateUnknown, NodeGone, WriteRefused, Written
+from sparklog.zk.cluster_store import BarrierJob
 from sparklog.zk.session import Delete, Node
+from sparklog.zk.state_store import FateUnknown, NodeGone, WriteRefused, Written
 
 from .support import STATE, TOPIC, TP, broker, expire, opened, put_state, until, write_isr
 
@@ -24,7 +25,7 @@ def test_write_isr_is_a_compare_and_set(connect: str) -> None:
             shrunk = LeaderAndIsr(1, 0, (1, 2), 1)
             written = await write_isr(store, TP, shrunk, expected_version=0, leader_incarnation=4)
             assert written == Written(1)
-            assert await store.read_state(TP) == VersionedState(shrunk, 1, 4)
+            assert await store.states.read(TP) == VersionedState(shrunk, 1, 4)
             late = await write_isr(store, TP, STATE, expected_version=0, leader_incarnation=4)
             assert isinstance(late, WriteRefused)
             assert late.found == VersionedState(shrunk, 1, 4)
@@ -62,7 +63,7 @@ def test_an_isr_write_for_a_deleted_topic_names_the_reason(connect: str) -> None
     async def scenario() -> None:
         async with opened(connect) as store:
             assert await write_isr(store, TP, STATE, expected_version=0, leader_incarnation=1) == NodeGone()
-            assert await store.read_state(TP) is None
+            assert await store.states.read(TP) is None
 
     asyncio.run(scenario())
 
@@ -113,7 +114,7 @@ def test_read_state_again_waits_through_an_expiry(connect: str) -> None:
     async def scenario() -> None:
         async with opened(connect) as store:
             await put_state(store)
-            reading = asyncio.gather(expire(store.session), store.read_state_again(TP))
+            reading = asyncio.gather(expire(store.session), store.states.read_again(TP))
             assert (await asyncio.wait_for(reading, 10))[1] == VersionedState(STATE, 0, 1)
 
     asyncio.run(scenario())
@@ -228,16 +229,16 @@ def test_isr_changes_do_not_accumulate_without_a_controller(connect: str) -> Non
                 return TopicStates(topic, topic_id, {p: VersionedState(STATE, version) for p, version in states})
 
             for version in range(30):
-                await store.notify_isr_change(1, [told(version, 5), told(version, topic_id="other")])
-            await store.notify_isr_change(1, [told(3)])  # repeated after another one overtook it
+                await store.states.notify_isr_change(1, [told(version, 5), told(version, topic_id="other")])
+            await store.states.notify_isr_change(1, [told(3)])  # repeated after another one overtook it
             others = [told(number, topic=f"t{number}") for number in range(3)]
-            await asyncio.gather(*(store.notify_isr_change(2, [other]) for other in others))
+            await asyncio.gather(*(store.states.notify_isr_change(2, [other]) for other in others))
             assert sorted(await store.session.children(paths.ISR_CHANGES)) == ["1", "2"]
             assert await noted(1) == (told(29, 5), told(29, topic_id="other"))
             assert sorted(await noted(2), key=lambda said: said.topic) == others
-            await store.notify_isr_change(2, [told(*range(20_000))])
+            await store.states.notify_isr_change(2, [told(*range(20_000))])
             assert await noted(2) == (), "too many partitions to name: any"
-            await store.notify_isr_change(2, [told(1)])
+            await store.states.notify_isr_change(2, [told(1)])
             assert await noted(2) == ()
 
     asyncio.run(scenario())

@@ -22,9 +22,10 @@ from sparklog.errors import ClusterError
 from sparklog.model import LeaderAndIsr, TopicPartition, TopicRecord, TopicStates, VersionedState
 from sparklog.zk import codecs, paths
 from sparklog.zk.broker_registry import BrokerRegistry
-from sparklog.zk.cluster_store import ClusterStore, Written
+from sparklog.zk.cluster_store import ClusterStore
 from sparklog.zk.codecs import ElectionRequest
 from sparklog.zk.session import Delete, SessionState, ZkSession
+from sparklog.zk.state_store import Written
 
 from .hearers import RECORD, SESSION_TIMEOUT_MS, Hearer, controlled, hearing, run_with_three
 from .support import opened, retire, until, write_isr
@@ -79,7 +80,9 @@ async def lead_on(hearer: Hearer, tp: TopicPartition, *isr: int, tell: bool = Tr
     assert isinstance(written, Written), written
     if tell:
         stored = VersionedState(state, written.version, hearer.incarnation)
-        await hearer.store.notify_isr_change(hearer.broker_id, [TopicStates(tp.topic, "id-1", {tp.partition: stored})])
+        await hearer.store.states.notify_isr_change(
+            hearer.broker_id, [TopicStates(tp.topic, "id-1", {tp.partition: stored})]
+        )
 
 
 async def begin_move(store: ClusterStore, partition: int, *target: int) -> None:
@@ -122,7 +125,7 @@ def test_a_requested_election_is_performed_and_its_node_removed(connect: str) ->
         gone = asyncio.Event()
         while await one.store.session.exists(path, on_change=gone.set):
             await asyncio.wait_for(gone.wait(), 10)
-        node = await one.store.read_state(tp)
+        node = await one.store.states.read(tp)
         assert node is not None
         assert node.state.leader == 2, "the node must stay until the election is written"
         await until(lambda: all(h.known[tp].leader == 2 for h in hearers), "the leader, known to all")

@@ -12,9 +12,10 @@ from sparklog.errors import BrokerError
 from sparklog.model import LeaderAndIsr, TopicPartition, TopicStates, VersionedState
 from sparklog.zk import codecs, paths
 from sparklog.zk.broker_registry import BrokerRegistry
-from sparklog.zk.cluster_store import ClusterStore, FateUnknown, NodeGone, Written
+from sparklog.zk.cluster_store import ClusterStore
 from sparklog.zk.controller_store import NO_NODE, ControllerStore, EpochLost, StateChange, StateOutcome, WriteSuperseded
 from sparklog.zk.session import Node, ZkSession
+from sparklog.zk.state_store import FateUnknown, NodeGone, Written
 
 from .support import STATE, TOPIC, TP, broker, opened, retire
 
@@ -175,7 +176,7 @@ def test_isr_changes_with_and_without_partitions_are_read(connect: str) -> None:
         async with opened(connect) as leader:
             store = ControllerStore(leader.session)
             await leader.session.create(paths.isr_change(1), b'{"version":1,"partitions":[["orders",0]]}')
-            await leader.notify_isr_change(2, [told(1)])
+            await leader.states.notify_isr_change(2, [told(1)])
             assert await store.levels.isr_changes() == ({"1": 0, "2": 0}, (told(1),), (TP,))
             await leader.session.create(paths.isr_change(3), codecs.encode_isr_changes(()))
             assert await store.levels.isr_changes() == ({"1": 0, "2": 0, "3": 0}, (told(1),), None)
@@ -187,11 +188,11 @@ def test_an_isr_change_extended_after_it_was_read_stays(connect: str) -> None:
     async def scenario() -> None:
         async with opened(connect) as leader, opened(connect) as two:
             store = await elected(two.session)
-            await leader.notify_isr_change(1, [told(1)])
-            await leader.notify_isr_change(2, [told(0)])
+            await leader.states.notify_isr_change(1, [told(1)])
+            await leader.states.notify_isr_change(2, [told(0)])
             seen = await store.levels.isr_changes()
             assert (seen.reported, seen.named) == ((told(1), told(0)), ())
-            await leader.notify_isr_change(1, [told(2)])  # another write of the same ISR
+            await leader.states.notify_isr_change(1, [told(2)])  # another write of the same ISR
             assert not await store.delete_isr_changes(seen.nodes)
             seen = await store.levels.isr_changes()
             assert (list(seen.nodes), seen.reported, seen.named) == (["1"], (told(2),), ())
@@ -208,7 +209,7 @@ def test_a_deposed_controller_writes_nothing(connect: str) -> None:
             await one.create_topic(TOPIC)
             await one.session.delete(paths.CONTROLLER)
             await elected(two.session)
-            await two.notify_isr_change(1, [told(1)])
+            await two.states.notify_isr_change(1, [told(1)])
             seen = await deposed.levels.isr_changes()
             assert seen.reported == (told(1),)
             assert await write(deposed, *WRITES) == [EpochLost()]

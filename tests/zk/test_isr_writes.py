@@ -166,7 +166,7 @@ def changed(registry: ZkRegistration, number: int) -> None:
 def write_under_way(registry: ZkRegistration) -> asyncio.Future[tuple[int, ...]]:
     """Let the registry send one more write, whose result is the future's."""
     answer: asyncio.Future[tuple[int, ...]] = asyncio.get_running_loop().create_future()
-    registry._store.send_isr = lambda *_, **__: answer  # type: ignore[method-assign]
+    registry._store.states.send_isr = lambda *_, **__: answer  # type: ignore[method-assign]
     partition = SimpleNamespace(tp=TopicPartition("t", 999), topic_id="id", stopped=True)
     registry.write_isr(cast(Partition, partition), SHRINK)
     return answer

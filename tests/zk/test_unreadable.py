@@ -103,7 +103,7 @@ def test_an_invalid_isr_notification_is_read_as_any_change(connect: str) -> None
         store = hearers[0].store
         for data in RUBBISH:
             await put(store, paths.isr_change(1), data)
-            await store.notify_isr_change(1, [])
+            await store.states.notify_isr_change(1, [])
         await create_topic(hearers, "u")
         changed = asyncio.Event()
         while await store.session.children(paths.ISR_CHANGES, on_change=changed.set):

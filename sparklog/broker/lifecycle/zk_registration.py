@@ -33,10 +33,11 @@ from sparklog.replica.events import IsrRefused, IsrWriteFailed, IsrWritten
 from sparklog.storage.log_directory import LogDirectory
 from sparklog.zk import paths
 from sparklog.zk.broker_registry import BrokerRegistry
-from sparklog.zk.cluster_store import BarrierJob, ClusterStore, FateUnknown, NodeGone, WriteRefused
+from sparklog.zk.cluster_store import BarrierJob, ClusterStore
 from sparklog.zk.codecs import ElectionRequest, TruncationRefusal, ZkFormatError, encode
 from sparklog.zk.errors import BrokerIdTaken, ZkError, ZkNodeExists, ZkNoNode, ZkUnreachable
 from sparklog.zk.session import PAUSE_S, ZkSession
+from sparklog.zk.state_store import FateUnknown, NodeGone, WriteRefused
 
 _log = logging.getLogger(__name__)
 
@@ -203,7 +204,7 @@ class ZkRegistration:
             effect.leader, effect.leader_epoch, effect.isr, effect.controller_epoch, lossy_epoch=effect.lossy_epoch
         )
         wanted = VersionedState(state, effect.expected_version + 1, self._context.incarnation)
-        sent = self._store.send_isr(
+        sent = self._store.states.send_isr(
             partition.tp,
             state,
             expected_version=effect.expected_version,
@@ -235,7 +236,9 @@ class ZkRegistration:
     async def _settle(self, partition: Partition, effect: WriteIsr, sent: asyncio.Future[tuple[int, ...]]) -> None:
         """Give the partition the outcome of a failed write."""
         expected = effect.expected_version
-        outcome = await self._store.isr_outcome(sent, partition.tp, expected_version=expected, added=effect.added)
+        outcome = await self._store.states.isr_outcome(
+            sent, partition.tp, expected_version=expected, added=effect.added
+        )
         if partition.stopped:
             return
         if isinstance(outcome, WriteRefused):
@@ -248,7 +251,7 @@ class ZkRegistration:
             if outcome.why:
                 _log.warning("%s: ISR %s: %s; reading it again", partition.tp, list(effect.isr), outcome.why)
                 await asyncio.sleep(PAUSE_S)
-            found = await self._store.read_state_again(partition.tp)
+            found = await self._store.states.read_again(partition.tp)
             if found is not None:
                 await self._refused(partition, found, expected)
         else:
@@ -289,7 +292,7 @@ class ZkRegistration:
             await asyncio.sleep(min(left_ms, _NOTIFY_DELAY_MS) / 1000)
         told = tuple(TopicStates(topic, topic_id, states) for (topic, topic_id), states in self._changed.items())
         self._changed, self._changes = {}, 0
-        await self._session.patiently(lambda: self._store.notify_isr_change(self._context.broker_id, told))
+        await self._session.patiently(lambda: self._store.states.notify_isr_change(self._context.broker_id, told))
 
     # --- refused cuts -----------------------------------------------------------------------------------------------
 
@@ -438,7 +441,7 @@ class ZkRegistration:
 
     async def read_states(self, partitions: Iterable[TopicPartition]) -> list[VersionedState | None]:
         """Return ZooKeeper's states of these partitions; None for deleted topics. Raise ZkUnreachable."""
-        return list(await asyncio.gather(*map(self._store.read_state, partitions)))
+        return list(await asyncio.gather(*map(self._store.states.read, partitions)))
 
     async def next_producer_id(self) -> int:
         """Return a new producer id; one ZooKeeper write serves a thousand ids."""
