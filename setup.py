@@ -30,7 +30,7 @@ COMPILED = {
     "protocol": "connection frames",
     "record": "checksum codec header small_batch_encoder small_batch_validator validate",
     "replica": "fetch_session leader purgatory replica",
-    "storage": "append_plan batch_cache disk log log_durability log_files log_offsets log_tail "
+    "storage": "append_fast_path append_plan batch_cache disk log log_durability log_files log_offsets log_tail "
     "open_files segment segment_chain transactions",
 }
 

@@ -131,6 +131,27 @@ class BatchHeader(NamedTuple):
         return head + _CRC.pack(google_crc32c.value(head))
 
 
+def pack_placed(
+    header: BatchHeader, *, base_offset: int, position: int, running_max: int, append_time: int, leader_epoch: int
+) -> bytes:
+    """Pack a producer's header as its leader stores it, if neither times nor flags change.
+
+    The result equals ``pack`` of a header with these fields replaced, but no such header is made.
+    """
+    head = _FIELDS.pack(
+        base_offset,
+        position,
+        header.max_timestamp,
+        running_max,
+        append_time,
+        *header[5:11],
+        leader_epoch,
+        *header[12:16],
+        header.flags | _VERSION_BITS,
+    )
+    return head + _CRC.pack(google_crc32c.value(head))
+
+
 def unpack_header(source: bytes | bytearray | memoryview, at: int = 0) -> BatchHeader:
     """Decode and verify the header at ``at``.
 

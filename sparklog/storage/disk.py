@@ -369,6 +369,12 @@ def write_all(disk: Disk, handle: int, buffers: Sequence[Buffer], at: int) -> in
         written += progress
 
 
+def write_one(disk: Disk, handle: int, buffer: Buffer, at: int) -> None:
+    """Write one buffer as ``write_all`` does."""
+    if disk.write(handle, (buffer,), at) != len(buffer):
+        write_all(disk, handle, (buffer,), at)  # this writes the bytes of the short write again
+
+
 def read_file(disk: Disk, path: Path) -> bytes:
     """Return the whole file. Raises FileNotFoundError if it does not exist."""
     handle = disk.open(path)

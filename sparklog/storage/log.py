@@ -31,7 +31,7 @@ from sparklog.config import TopicConfig
 from sparklog.errors import BrokerError, ErrorCode, StorageError
 from sparklog.model import EpochEnd, OffsetRange, TopicPartition, TopicSchema
 from sparklog.record.header import BatchHeader
-from sparklog.storage import log_reads
+from sparklog.storage import append_fast_path, log_reads
 from sparklog.storage.checkpoints import PartitionCheckpoint
 from sparklog.storage.cleaning_plan import CLEANER_FILE
 from sparklog.storage.disk import Buffer, is_full
@@ -277,15 +277,31 @@ class Log:
         start = self._offsets.log_end
         if fresh:
             try:
-                records = self._tail.append_as_leader(
-                    fresh, leader_epoch=leader_epoch, now_us=now_us, placed=placed, roll=roll
-                )
+                records = self._append_fresh(fresh, leader_epoch=leader_epoch, now_us=now_us, placed=placed, roll=roll)
             except (OSError, StorageError) as failure:
                 raise self._append_failed(failure) from failure
             self.durability.appended(records, now_us)
         if not known:
             return OffsetRange(start, self._offsets.log_end)
         return OffsetRange(known[0].start, self._offsets.log_end if fresh else known[-1].end)
+
+    def _append_fresh(
+        self,
+        batches: Sequence[tuple[BatchHeader, Buffer]],
+        *,
+        leader_epoch: int,
+        now_us: int,
+        placed: bool,
+        roll: bool,
+    ) -> int:
+        """Append batches that are not in the log, and return the number of records. Raises as ``LogTail``."""
+        if len(batches) == 1 and not (placed or roll):
+            files, offsets, tail = self._files, self._offsets, self._tail
+            if append_fast_path.append_as_leader(
+                files, offsets, tail, batches[0], leader_epoch=leader_epoch, now_us=now_us
+            ):
+                return batches[0][0].record_count
+        return self._tail.append_as_leader(batches, leader_epoch=leader_epoch, now_us=now_us, placed=placed, roll=roll)
 
     def append_as_follower(self, headers: bytes | memoryview, bodies: memoryview) -> int:
         """Append a leader's batches unchanged and return the new log end offset.
@@ -296,12 +312,17 @@ class Log:
             StorageError: the log directory must go offline.
         """
         self._files.check_open()
+        appended: tuple[int, int] | None
         try:
-            records, append_us = self._tail.append_as_follower(headers, bodies)
+            plain = append_fast_path.append_as_follower(self._files, self._offsets, self._tail, headers, bodies)
+            if plain is not None:
+                appended = plain.record_count, plain.append_time
+            else:
+                appended = self._tail.append_as_follower(headers, bodies)
         except (OSError, StorageError) as failure:
             raise self._append_failed(failure) from failure
-        if records:
-            self.durability.appended(records, append_us)
+        if appended is not None:  # perhaps no record: a cleaner may leave an empty batch
+            self.durability.appended(*appended)
         return self._offsets.log_end
 
     def _append_failed(self, failure: OSError | StorageError) -> BrokerError | StorageError:

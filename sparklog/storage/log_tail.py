@@ -2,7 +2,8 @@
 
 Leader and follower append in the same way. A plan (``append_plan``) says what is written, before a byte is written.
 ``LogTail`` carries it out completely, or leaves the log unchanged. The segments are written first. Then follows the
-derived state: leader epochs, producers and transactions, and the newest batches in memory.
+derived state: leader epochs, producers and transactions, and the newest batches in memory. A single plain batch needs
+no plan (``append_fast_path``).
 """
 
 from __future__ import annotations
@@ -91,8 +92,10 @@ class LogTail:
         )
         return self._append(runs, now_us)
 
-    def append_as_follower(self, headers: bytes | memoryview, bodies: memoryview) -> tuple[int, int]:
+    def append_as_follower(self, headers: bytes | memoryview, bodies: memoryview) -> tuple[int, int] | None:
         """Append a leader's batches unchanged. Return the number of records and the last batch's append time, in us.
+
+        Return None for no batches.
 
         Raises:
             BrokerError: nothing was appended; as ``plan_follower_append``.
@@ -107,9 +110,30 @@ class LogTail:
             cut_front=self._cut_front,
         )
         if not runs:
-            return 0, 0
+            return None
         now_us = runs[-1].headers[-1].append_time
         return self._append(runs, now_us), now_us
+
+    def append_plain(
+        self, segment: Segment, header: BatchHeader, packed: Buffer, body: Buffer, *, running_max: int, append_us: int
+    ) -> None:
+        """Append one batch that ``append_fast_path`` has checked, to the last segment.
+
+        ``packed`` is final; of ``header`` this reads only fields that the leader does not set.
+
+        Raises:
+            OSError: nothing was appended.
+            StorageError: the append could not be undone.
+        """
+        base_offset = self._offsets.log_end
+        end_offset = base_offset + header.offset_span
+        segment.append_plain(
+            packed, body, base_offset=base_offset, end_offset=end_offset, running_max=running_max, append_us=append_us
+        )
+        self.tombstone_window.progressed(time.time_ns() // 1000)
+        self.producers.record_plain(header, base_offset, append_us)
+        self._files.services.hot.add(self.hot, base_offset, CachedBatch(packed, body, end_offset))
+        self._offsets.appended(base_offset, end_offset)
 
     def _cut_front(self, header: BatchHeader, body: memoryview, start: int) -> tuple[BatchHeader, Buffer]:
         return cut_front(header, body, start, schema=self._files.directory.schema(header.schema_id))

@@ -120,12 +120,13 @@ def check_sequence(entry: ProducerEntry | None, header: BatchHeader) -> OffsetRa
 
 def with_batch(entry: ProducerEntry | None, header: BatchHeader) -> ProducerEntry:
     """Return the entry after the append of ``header``, which has its final offsets."""
-    first, span, base_offset, append_time = (
-        header.first_sequence,
-        header.offset_span,
-        header.base_offset,
-        header.append_time,
-    )
+    return _with_appended(entry, header, header.base_offset, header.append_time)
+
+
+def _with_appended(
+    entry: ProducerEntry | None, header: BatchHeader, base_offset: int, append_time: int
+) -> ProducerEntry:
+    first, span = header.first_sequence, header.offset_span
     # Built as the classes do it, but without a Python call, because this runs for every batch.
     batch = tuple.__new__(AppendedBatch, (first, (first + span - 1) % _SEQUENCES, base_offset, base_offset + span))
     if entry is None or header.producer_epoch > entry.epoch:
@@ -229,6 +230,18 @@ class ProducerTable:
             entry = entries.get(producer_id)
             entries[producer_id] = with_batch(entry, header)
             self.transactions.appended(header)
+            if entry is None and self._count is not None:
+                self._count.add(1)
+
+    def record_plain(self, header: BatchHeader, base_offset: int, append_time: int) -> None:
+        """Record a batch that is neither a marker nor in a transaction.
+
+        ``header`` is the one that the producer sent.
+        """
+        producer_id, entries = header.producer_id, self._entries
+        if producer_id != NO_PRODUCER and header.first_sequence >= 0:
+            entry = entries.get(producer_id)
+            entries[producer_id] = _with_appended(entry, header, base_offset, append_time)
             if entry is None and self._count is not None:
                 self._count.add(1)
 

@@ -23,7 +23,7 @@ import numpy as np
 from sparklog.errors import StorageError
 from sparklog.record.header import HEADER_BYTES, HEADER_DTYPE, BatchHeader, Flag, header_array, unpack_header
 from sparklog.storage.append_plan import NO_MAXIMUM
-from sparklog.storage.disk import Buffer, Disk, sync_file, write_all
+from sparklog.storage.disk import Buffer, Disk, sync_file, write_all, write_one
 from sparklog.storage.open_files import OpenFiles
 
 DATA_SUFFIX = ".arrow"
@@ -166,6 +166,32 @@ class Segment:
         for header in headers:
             self._bases.append(header.base_offset)
             self._positions.append(header.position)
+
+    def append_plain(
+        self, packed: Buffer, body: Buffer, *, base_offset: int, end_offset: int, running_max: int, append_us: int
+    ) -> None:
+        """Append one batch that is neither cleaned nor the segment's first. Errors are those of ``append``."""
+        position, count = self.data_size, self.count
+        assert count and not self.cleaned, self
+        try:
+            if self._data < 0:
+                self._open()
+            else:
+                self.files.used(self)
+            if position + len(body) > self._reserved:
+                self._reserve(position + len(body))
+            write_one(self.disk, self._data, body, position)
+            write_one(self.disk, self._index, packed, count * HEADER_BYTES)
+        except OSError as failure:
+            self._undo_append(failure)
+            raise
+        self.data_size = position + len(body)
+        self.end_offset = end_offset
+        self.running_max = running_max
+        self.count = count + 1
+        self.last_append_us = append_us
+        self._bases.append(base_offset)
+        self._positions.append(position)
 
     def _reserve(self, end: int) -> None:
         """Reserve disk space up to position ``end``, the end of the next append, and some more.

@@ -10,6 +10,7 @@ import pytest
 
 from sparklog.errors import BrokerError, StorageError
 from sparklog.model import TopicPartition
+from sparklog.record.header import Flag, unpack_headers
 from sparklog.storage import clean_shutdown
 from sparklog.storage.disk import read_file
 from sparklog.storage.log_directory import LogDirectory
@@ -131,6 +132,20 @@ def test_a_disk_error_ahead_of_a_stop_prevents_a_clean_stop(disk: SimDisk, monke
         directory.write_clean_marker()
     disk.restart(page_cache_lost=False)
     assert not open_directory(disk=disk).trust.clean
+
+
+def test_a_batch_without_records_ends_a_clean_state(disk: SimDisk) -> None:
+    log = create_log(open_directory(disk=disk))
+    leader = create_log(open_directory(disk=SimDisk()))
+    fill(leader, 2)
+    found = leader.read(0, max_bytes=1 << 20, end_offset=leader.log_end_offset)
+    first, second = unpack_headers(found.headers)
+    log.append_as_follower(first.pack(), memoryview(found.bodies[0]))
+    log.durability.prepare_clean_stop()
+    assert log.durability.is_clean
+    cleaned = second._replace(record_count=0, flags=int(second.flags | Flag.CLEANED))
+    log.append_as_follower(cleaned.pack(), memoryview(found.bodies[1]))
+    assert log.log_end_offset == leader.log_end_offset and not log.durability.is_clean
 
 
 def test_many_logs_are_synced_file_by_file_where_needed(disk: SimDisk, monkeypatch: pytest.MonkeyPatch) -> None:
