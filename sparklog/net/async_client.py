@@ -264,12 +264,15 @@ class AsyncConnection(asyncio.BufferedProtocol):
     def buffer_updated(self, nbytes: int) -> None:
         self._last_bytes_s = time.monotonic()
         try:
-            replies = self._end.buffer_updated(nbytes)
+            received = self._end.decode_single(nbytes)
+            several = self._end.buffer_updated(nbytes) if received is None else ()
         except ProtocolError as error:
             self._reason = str(error)
             self.abort()
             return
-        for received in replies:
+        if received is not None:
+            self._deliver(received)
+        for received in several:
             self._deliver(received)
 
     def _deliver(self, received: ReceivedReply) -> None:

@@ -178,10 +178,18 @@ class ServerConnection(asyncio.BufferedProtocol):
         return self._end.get_buffer()
 
     def buffer_updated(self, nbytes: int) -> None:
-        began_s = time.monotonic()
-        self._queue.extend(self._end.buffer_updated(nbytes))
-        self._note(began_s)
-        self._check_large()
+        event = self._end.decode_single(nbytes)
+        if event is None:
+            began_s = time.monotonic()
+            self._queue.extend(self._end.buffer_updated(nbytes))
+            self._note(began_s)
+            self._check_large()
+        elif self._queue or type(event) is not ReceivedRequest or not self._may_handle(event):
+            self._queue.append(event)
+        else:
+            self._handle(event)
+            if self._reading and not (self._budget.exhausted or self._is_full()):
+                return  # There is nothing to continue with.
         self.resume()
 
     def pause_writing(self) -> None:

@@ -90,6 +90,14 @@ class ClientEnd:
         self._next_cid = cid + 1
         return cid, b"".join((request.before_cid, cid.to_bytes(8, "big"), request.after_cid, first, second))
 
+    def decode_single(self, count: int) -> ReceivedReply | None:
+        """Return the reply if the received bytes are exactly one, as they usually are when latency counts.
+
+        If it returns None, the caller passes the bytes to ``buffer_updated``.
+        """
+        frame = self._decoder.decode_single(count)
+        return None if frame is None else ReceivedReply(_decoded(frame.header), frame.body)
+
     def buffer_updated(self, count: int) -> list[ReceivedReply]:
         """Return the replies that the received bytes complete.
 
@@ -171,6 +179,11 @@ class ServerEnd:
     def may_prove(self) -> bool:
         """Return whether the peer has offered a proof of its identity and not sent it yet."""
         return self._claim is not None
+
+    def decode_single(self, count: int) -> ReceivedRequest | ImmediateAnswer | None:
+        """Return the event if the received bytes are exactly one frame; None: the caller calls ``buffer_updated``."""
+        frame = self._decoder.decode_single(count)
+        return None if frame is None else self._understand(frame)
 
     def buffer_updated(self, count: int) -> list[ReceivedRequest | ImmediateAnswer]:
         """Return the events of the received bytes, in order. No event follows a reply that closes."""

@@ -73,7 +73,7 @@ def before_body(header: bytes, body_bytes: int) -> bytes:
 class FrameDecoder:
     """The decoder of one connection's received bytes into frames.
 
-    The owner calls ``get_buffer`` and then ``buffer_updated``, in turns.
+    The owner calls ``get_buffer`` and then ``buffer_updated``, in turns, or ``decode_single`` before the latter.
 
     Raises from ``buffer_updated``:
       ProtocolError: MALFORMED_FRAME, fatal: the bytes are not frames and the connection must be closed.
@@ -90,6 +90,8 @@ class FrameDecoder:
         self._filled = 0
         self._skip = 0
         self._oversize: OversizeFrame | None = None
+        #: Whether the next bytes start a frame and no result of an earlier frame is pending.
+        self._at_start = not first_max_bytes
 
     def get_buffer(self) -> memoryview:
         """Return the buffer for received bytes; it is never empty."""
@@ -109,6 +111,24 @@ class FrameDecoder:
         """Return the size of the large frame that is being received, and the bytes received so far; (0, 0) for none."""
         return (0, 0) if self._large is None else (len(self._large), self._filled)
 
+    def decode_single(self, count: int) -> Frame | None:
+        """Return the frame if the received bytes are exactly one, as they usually are when latency counts.
+
+        If it returns None, the caller passes the bytes to ``buffer_updated``. A header without a body has no memory of
+        its own: it is valid until more bytes are received.
+        """
+        if not (self._at_start and PREFIX_BYTES <= count <= self._limit):
+            return None
+        scratch = self._scratch
+        length, header_length = PREFIX.unpack_from(scratch)
+        header_end = PREFIX_BYTES + header_length
+        if length + 4 != count or header_end > count:
+            return None
+        if header_end == count:
+            return Frame(scratch[PREFIX_BYTES:count], _NOTHING)
+        whole = memoryview(bytes(scratch[:count]))
+        return Frame(whole[PREFIX_BYTES:header_end], whole[(header_end + 7) & ~7 :])
+
     def buffer_updated(self, count: int) -> list[Frame | OversizeFrame]:
         """Account for ``count`` bytes in the buffer; return the frames that they complete, in order."""
         if self._large is not None:
@@ -116,7 +136,9 @@ class FrameDecoder:
             if self._filled < len(self._large):
                 return []
             whole, self._large = self._large, None
+            self._at_start = True
             return [_cut(whole, PREFIX.unpack_from(whole)[1])]
+        self._at_start = False
         self._end += count
         return self._cut_scratch()
 
@@ -170,10 +192,11 @@ class FrameDecoder:
                 break
             else:
                 break
-        if 0 < start < end:
+        if start:
             # Copy to bytes in between, because the two regions of one memory may overlap.
             scratch[: end - start] = bytes(scratch[start:end])
         self._end = end - start
+        self._at_start = start == end and not self._skip and self._large is None
         return frames
 
 

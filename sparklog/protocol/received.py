@@ -16,7 +16,8 @@ from sparklog.protocol.messages import UNDECODABLE, Reply, Request
 class Frame(msgspec.Struct, frozen=True, gc=False):
     """A received frame.
 
-    Both views keep the frame's memory alive. The memory is never written again.
+    Both views keep the frame's memory alive. The memory is never written again, except as documented at
+    ``FrameDecoder.decode_single``.
     """
 
     header: memoryview

@@ -221,7 +221,7 @@ def test_an_interrupted_wait_loses_no_record(
 
 @pytest.mark.parametrize(
     ("method", "line"),
-    lines(CallerIo._receive, AsyncConnection.read_now, AsyncConnection.buffer_updated, ClientEnd.buffer_updated),
+    lines(CallerIo._receive, AsyncConnection.read_now, AsyncConnection.buffer_updated, ClientEnd.decode_single),
 )
 def test_an_interrupt_outside_a_callback_costs_only_the_connection(
     fake: FakeCluster, method: Callable[..., Any], line: int

@@ -16,7 +16,7 @@ from tests.client.test_loop_handoff import acting
 
 
 def test_a_second_interrupt_leaves_no_waiter(monkeypatch: pytest.MonkeyPatch) -> None:
-    here, decode, fail_waiting = threading.get_ident(), ClientEnd.buffer_updated, AsyncConnection._fail_waiting
+    here, decode, fail_waiting = threading.get_ident(), ClientEnd.decode_single, AsyncConnection._fail_waiting
     came: list[str] = []
 
     def first(self, *arguments):  # type: ignore[no-untyped-def]
@@ -36,7 +36,7 @@ def test_a_second_interrupt_leaves_no_waiter(monkeypatch: pytest.MonkeyPatch) ->
         fake.create("t", partitions=1)
         producer = Producer(fake.bootstrap, request_timeout_s=4, delivery_timeout_s=8)
         acting(producer)
-        monkeypatch.setattr(ClientEnd, "buffer_updated", first)
+        monkeypatch.setattr(ClientEnd, "decode_single", first)
         monkeypatch.setattr(AsyncConnection, "_fail_waiting", second)
         sent = []
         with pytest.raises(KeyboardInterrupt):

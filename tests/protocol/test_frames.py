@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from sparklog.errors import ErrorCode, ProtocolError
@@ -63,12 +63,60 @@ def test_large_frames_between_small_ones_are_decoded(size: int, step: int) -> No
     assert bytes(bodies[3]) == body
 
 
+def test_a_single_frame_is_decoded_as_usual() -> None:
+    """The frames are the same whether ``decode_single`` or ``buffer_updated`` returns them."""
+    taken = 0
+
+    @given(
+        st.lists(st.tuples(st.binary(max_size=50), st.binary(max_size=30)), max_size=20),
+        st.one_of(st.just([]), st.lists(st.integers(1, 90), min_size=1, max_size=8)),
+        st.sampled_from([40, LIMIT]),
+    )
+    # The rest of a frame over the limit has the form of a frame. The next read has the size of a frame already begun.
+    @example([(b"", bytes(40) + joined(b"h", b""))], [48, 9], 40)
+    @example([(b"h" * 12, b""), (b"i" * 12, b"")], [10, 20], LIMIT)
+    @example([(b"", bytes(40)), (b"", b"")], [], 40)
+    def same(messages: list[tuple[bytes, bytes]], steps: list[int], limit: int) -> None:
+        nonlocal taken
+        frames = [joined(header, body) for header, body in messages]
+        stream = b"".join(frames)
+        steps = steps or [len(frame) for frame in frames] or [1]  # each frame by itself, as in most reads
+        expected = feed(FrameDecoder(limit), stream, steps)
+        decoder = FrameDecoder(limit)
+        found: list[Frame | OversizeFrame] = []
+        for count in received(decoder, stream, steps):
+            frame = decoder.decode_single(count)
+            if frame is None:
+                found += decoder.buffer_updated(count)
+                continue
+            taken += 1
+            found.append(frame if len(frame.body) else Frame(memoryview(bytes(frame.header)), frame.body))
+        # compared in the end: each frame has memory of its own, except for a header without a body
+        assert list(map(as_tuple, found)) == list(map(as_tuple, expected))
+
+    same()
+    assert taken > 50, taken
+
+
 @pytest.mark.parametrize("body", [b"", b"b" * 100])
-def test_each_frame_keeps_its_own_bytes(body: bytes) -> None:
+def test_most_single_frames_take_the_fast_path(body: bytes) -> None:
     decoder = FrameDecoder(LIMIT)
-    stream = [joined(b"h" * length, body) for length in (0, 1, 1000, 1)]
-    frames = [frame for data in stream for frame in feed(decoder, data)]
-    assert [as_tuple(frame) for frame in frames] == [(b"h" * length, body) for length in (0, 1, 1000, 1)]
+    for length in (0, 1, 1000):
+        frame = joined(b"h" * length, body)
+        decoder.get_buffer()[: len(frame)] = frame
+        single = decoder.decode_single(len(frame))
+        assert single is not None and as_tuple(single) == (b"h" * length, body)
+
+
+def test_no_frame_takes_the_fast_path_after_a_malformed_one() -> None:
+    decoder = FrameDecoder(LIMIT)
+    decoder.get_buffer()[:8] = bytes(8)
+    assert decoder.decode_single(8) is None
+    with pytest.raises(ProtocolError):
+        decoder.buffer_updated(8)
+    frame = joined(b"h", b"")
+    decoder.get_buffer()[: len(frame)] = frame
+    assert decoder.decode_single(len(frame)) is None
 
 
 def as_tuple(frame: Frame | OversizeFrame) -> object:
