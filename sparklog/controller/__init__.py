@@ -1,1 +1,1 @@
-"""The cluster's decisions: elections, incarnations, placement, and the updates for each broker. Pure."""
+"""The controller's decisions: elections, incarnations, placement, and the updates for each broker. It does no I/O."""

@@ -1,14 +1,13 @@
-"""The second pass of a topic's placement: transfers of replicas and leaderships that make it more even.
+"""The second pass of a topic's placement: it transfers replicas and leaderships until the placement is even.
 
-The module is part of ``assignment_spread`` and improves the result of its one pass. It is pure. Brokers with the most
-replicas transfer some to brokers with the fewest, until no transfer makes the placement more even. No transfer brings
-replicas of a partition closer together.
+``assignment_spread`` makes the first pass and then calls this module. The module is pure. Brokers with the most
+replicas transfer some to brokers with the fewest, until no transfer makes the placement more even. No transfer puts
+more replicas of one partition on the same host or rack.
 
-The topic comes first. For all topics, transfers reduce two sums of squares: of the replicas that each broker holds, and
-of those that it follows, that is, holds without leading them. The first sum alone is not enough. A broker that holds
-the most partitions and leads the fewest will have to lead a partition of the next topic. So it will hold one more,
-which can increase the difference. If a broker follows only as many as others do, it has led its share before it holds
-too many.
+The balance of the topic comes first, then the balance of all topics together. For the latter, transfers make two counts
+per broker more even: the replicas that the broker holds, and the replicas that it follows (holds without leading them).
+The first count alone is not enough: a broker that holds the most replicas and leads the fewest partitions will get a
+leadership of the next topic, and with it one more replica.
 """
 
 from __future__ import annotations
@@ -29,7 +28,7 @@ _Gifts = dict[int, _ReplicaTransfer]
 
 
 class AssignmentRefinement:
-    """The refinement of one placement. It changes its arguments in place. ``run`` is called once."""
+    """The refinement of one placement. It changes the lists that it is given in place. Call ``run`` once."""
 
     def __init__(
         self,
@@ -44,9 +43,9 @@ class AssignmentRefinement:
         """Keep the placement and the counts of each broker.
 
         ``replicas`` has the brokers of each new partition, its leader first. ``apart`` returns, in order, the brokers
-        that may join a set of brokers. The lists have one number per broker. ``led`` and ``held`` count the partitions
-        of the topic that the broker leads and holds. ``all_led`` and ``all_held`` count those of all topics, including
-        the new ones.
+        that may get one more replica of a partition that has replicas on a given set of brokers. The lists have one
+        number per broker. ``led`` and ``held`` count the partitions of the topic that the broker leads and holds.
+        ``all_led`` and ``all_held`` count those of all topics, including the new ones.
         """
         self._replicas = replicas
         self._apart = apart
@@ -54,14 +53,15 @@ class AssignmentRefinement:
         self._held = held
         self._all_led = all_led
         self._all_held = all_held
-        #: By broker, the partitions that it leads and those that it follows; dicts keep their order.
+        #: The partitions that each broker leads, and those that it follows. They are dicts because dicts keep their
+        #: order.
         self._leading: list[dict[int, None]] = [{} for _ in held]
         self._following: list[dict[int, None]] = [{} for _ in held]
         for partition, (leader, *followers) in enumerate(replicas):
             self._leading[leader][partition] = None
             for follower in followers:
                 self._following[follower][partition] = None
-        #: By broker, the brokers that it may transfer a replica to.
+        #: For each broker, the brokers to which it may transfer a replica.
         self._gifts: dict[int, _Gifts] = {}
 
     def run(self) -> None:
@@ -76,9 +76,10 @@ class AssignmentRefinement:
                 self._succeed(succession)
 
     def _find(self, is_better: Callable[[int, int], bool], gifts_of: Callable[[int], _Gifts]) -> list[_ReplicaTransfer]:
-        """Return a chain of transfers after which one broker has one replica less and another one more, if more even.
+        """Return a chain of transfers that makes the placement more even, or an empty list.
 
-        Brokers in the middle pass on one replica for the one that they get. The chain is empty if there is none.
+        The first broker of the chain ends with one replica less and the last one with one more. Each broker between
+        them gets one replica and gives one away.
         """
         brokers = range(len(self._held))
         for source in sorted(brokers, key=lambda i: (-self._held[i], -self._weight(i), i)):
@@ -100,12 +101,12 @@ class AssignmentRefinement:
     # --- replicas ---
 
     def _should_hold_less(self, giver: int, taker: int) -> bool:
-        """Return whether ``giver`` should hold one less and ``taker`` one more, for the topic, then for the cluster."""
+        """Return whether moving one replica from ``giver`` to ``taker`` evens out the topic, or else the cluster."""
         less = self._held[giver] - self._held[taker]
         return less > 1 or (less == 1 and self._weight(giver) - self._weight(taker) > 2)
 
     def _weight(self, broker: int) -> int:
-        """Return a weight of the replicas that a broker holds and follows, of all topics."""
+        """Return the number of replicas that a broker holds plus the number that it follows, over all topics."""
         return 2 * self._all_held[broker] - self._all_led[broker]
 
     def _gifts_of(self, giver: int) -> _Gifts:
@@ -139,9 +140,9 @@ class AssignmentRefinement:
     # --- leaderships ---
 
     def _should_lead_less(self, giver: int, taker: int) -> bool:
-        """Return whether one leadership less for ``giver`` and one more for ``taker`` makes following more even.
+        """Return whether moving one leadership from ``giver`` to ``taker`` evens out how many replicas each follows.
 
-        The leaderships must stay as even as they are.
+        The numbers of leaderships must not become less even.
         """
         if self._led[giver] <= self._led[taker] or self._all_led[giver] <= self._all_led[taker]:
             return False
@@ -158,7 +159,7 @@ class AssignmentRefinement:
         return successions
 
     def _succeed(self, gift: _ReplicaTransfer) -> None:
-        """Exchange the roles of the leader and a follower."""
+        """Exchange the roles of a partition's leader and one of its followers."""
         replicas = self._replicas[gift.partition]
         for broker in replicas:
             self._gifts.pop(broker, None)

@@ -1,13 +1,13 @@
-"""The placement of a topic's replicas: leaders evenly, then replicas evenly, on different hosts and racks.
+"""The placement of a topic's replicas on different hosts and racks, with even counts of leaders and of replicas.
 
-The module is pure and deterministic. Brokers are numbers from 0 here. The counts of one topic on two brokers differ by
-at most one, unless the rule of hosts and racks requires more. The brokers' other topics decide which brokers get one
-more. Source: Kafka, AdminUtils.assignReplicasToBrokers, which spreads each topic over all brokers. Kafka balances only
-leaders; here the counts of all replicas also differ by at most one.
+The module is pure and deterministic. Brokers are numbers from 0 here. For one topic, the counts of leaders and of
+replicas of two brokers differ by at most one, unless different hosts and racks require more. The brokers' other topics
+decide which brokers get one more. Source: Kafka, AdminUtils.assignReplicasToBrokers, which spreads each topic over all
+brokers. Kafka balances only leaders; here the counts of all replicas also differ by at most one.
 
-Leaders are assigned first, for all partitions. Any broker may lead, so their counts are exact. Followers are then added
-to the broker that has the fewest replicas of the topic. The last partitions may find only brokers that hold them
-already; ``assignment_refinement`` then moves replicas of earlier partitions.
+Leaders are assigned first, for all partitions. Any broker may lead, so the counts of leaders are exactly even. Each
+follower then goes to the broker that has the fewest replicas of the topic. For the last partitions, those brokers may
+already hold a replica of the partition; ``assignment_refinement`` then moves replicas of earlier partitions.
 """
 
 from __future__ import annotations
@@ -24,20 +24,23 @@ _CACHED = 20_000
 
 
 class Site(NamedTuple):
-    """A broker: its location, and its current counts. ``rack`` None is never equal to another rack."""
+    """A broker's host and rack, and its current counts.
+
+    A broker with ``rack`` None shares its rack with no other broker.
+    """
 
     host: Hashable
     rack: Hashable | None
-    #: Of this topic, before the placement.
+    #: Partitions of this topic that the broker leads and holds before the placement.
     led: int = 0
     held: int = 0
-    #: Of all topics.
+    #: Partitions of all topics that the broker leads and holds.
     all_led: int = 0
     all_held: int = 0
 
 
 class Spread:
-    """One placement; ``replicas`` is called once."""
+    """One placement. Call ``replicas`` once."""
 
     def __init__(self, sites: Sequence[Site]) -> None:
         self._sites = sites
@@ -45,7 +48,7 @@ class Spread:
         self._racks = [("of its own", i) if site.rack is None else site.rack for i, site in enumerate(sites)]
         self._led = [site.led for site in sites]
         self._held = [site.held for site in sites]
-        #: The brokers that may join each set of brokers. The same sets recur.
+        #: A cache of ``_farthest``, because the same sets of brokers recur.
         self._apart = lru_cache(_CACHED)(self._farthest)
 
     def replicas(self, partitions: int, replication_factor: int) -> list[list[int]]:
@@ -54,7 +57,8 @@ class Spread:
         rows = [self._successors(leader) for leader in range(len(self._sites))]
         for number, chosen in enumerate(found):
             row = rows[chosen[0]]
-            # This leaves room to spread successors, except in the last round, which evens the counts out.
+            # A slack of one allows a choice of followers. The last partitions, one for each broker, have a slack of
+            # zero, so that the counts become even.
             slack = int(number < partitions - len(self._sites))
             while len(chosen) < replication_factor:
                 follower = self._follower(chosen, row, slack)
@@ -72,9 +76,9 @@ class Spread:
     def _leaders(self, partitions: int, replication_factor: int) -> list[int]:
         """Return the leader of each new partition.
 
-        It is the broker that leads the fewest partitions of the topic and holds the fewest of it, then the one that
-        leads the fewest of all topics. Among several, it is the one that holds the fewest, if one more leadership
-        requires one more replica; otherwise the one that holds the most.
+        The leader is the broker that leads the fewest partitions of the topic, then the one that holds the fewest of
+        the topic, then the one that leads the fewest of all topics. Among several, it is the one that holds the fewest,
+        if one more leadership requires one more replica; otherwise the one that holds the most.
         """
         brokers = len(self._sites)
         led, held = sum(self._led) + partitions, sum(self._held) + partitions * replication_factor
@@ -91,20 +95,20 @@ class Spread:
         return leaders
 
     def _successors(self, leader: int) -> list[int]:
-        """Return a weight of each broker as the first follower of ``leader``.
+        """Return a weight for each broker as follower of ``leader``; the smallest weight is chosen first.
 
-        The partitions of a dead leader shall not all fall to one broker. The weight starts as the distance on the ring
-        from the leader, shifted by one for each partition of other topics that the leader leads. It grows by the number
-        of brokers each time that the broker is chosen.
+        The weights spread the first followers, so that one broker does not take over all partitions of a dead leader.
+        The weight starts as the distance on the ring from the leader, shifted by one for each partition of other topics
+        that the leader leads. The caller adds the number of brokers each time the broker is chosen.
         """
         brokers = len(self._sites)
         turned = self._sites[leader].all_led
         return [((i - leader) % brokers - 1 - turned) % max(brokers - 1, 1) for i in range(brokers)]
 
     def _follower(self, chosen: Sequence[int], row: Sequence[int], slack: int) -> int:
-        """Return the least frequent follower of this leader.
+        """Return the broker with the smallest weight in ``row``: the one that follows this leader least often.
 
-        It is one of the brokers that hold at most ``slack`` replicas more than the emptiest.
+        Only brokers that hold at most ``slack`` replicas more than the broker with the fewest replicas are candidates.
         """
         held = self._held
         candidates = self._apart(tuple(sorted(chosen)))
@@ -112,7 +116,7 @@ class Spread:
         return min([broker for broker in candidates if held[broker] <= most], key=row.__getitem__)
 
     def _farthest(self, chosen: tuple[int, ...]) -> list[int]:
-        """Return the brokers that may join ``chosen``: those on hosts, then in racks, with the fewest of them."""
+        """Return the brokers that may be added to ``chosen``."""
         candidates = [i for i in range(len(self._sites)) if i not in chosen]
         for places in (self._hosts, self._racks):
             taken = Counter(places[i] for i in chosen)

@@ -1,8 +1,8 @@
-"""The news that one broker incarnation has yet to receive: an outbox of names, not of messages.
+"""The changes that one broker incarnation has yet to receive. They are kept as names of topics and partitions.
 
 An update is built from the cluster's state when it can be sent, so a slow or absent broker receives only the newest
-state. A lost update is sent again: brokers order states by node version. The first update of an incarnation is full. At
-most one update is in flight.
+state. A lost update may be sent again, because brokers order states by node version. The first update to an incarnation
+is full: it has all topics and partitions. At most one update is in flight.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ from sparklog.protocol.messages import ControlUpdate, PartitionDecision
 _RETRY_FIRST_MS = 50
 _RETRY_MAX_MS = 1000
 #: The pause between updates to one broker while more states are being written. Thousands of states after a failure
-#: become a few hundred updates, and no state waits longer than this. Without writes in flight there is no pause.
+#: become a few hundred updates, and no state waits longer than this. If no writes are in flight there is no pause.
 _PACE_MS = 10
 
 
 class BrokerLink:
-    """The pending news of one broker incarnation, owned by one ``Controller``."""
+    """The changes to send to one broker incarnation. One ``Controller`` owns it."""
 
     def __init__(self, registration: BrokerRegistration) -> None:
         self.registration = registration
@@ -43,11 +43,12 @@ class BrokerLink:
         self._topics: set[str] = set()
         self._partitions: dict[ClusterPartition, None] = {}
         self._deleted: dict[tuple[str, str], None] = {}
-        #: Partitions whose news may be deferred.
+        #: Partitions whose changes may be sent later.
         self._deferred: dict[ClusterPartition, None] = {}
         #: Whether the broker requested a controlled shutdown and no leader needs it any more.
         self._released = False
-        #: The value of that in the last update; None: it is unknown whether the broker has received it.
+        #: The value of ``_released`` in the last update; None if it is unknown whether the broker has received that
+        #: update.
         self._sent_released: bool | None = False
 
     # --- pending news ----------------------------------------------------------------------------------------------
@@ -60,7 +61,7 @@ class BrokerLink:
             self._partitions.update(dict.fromkeys(partitions))
 
     def defer(self, partitions: Iterable[ClusterPartition]) -> None:
-        """Note deferred news of these partitions; it is sent after ``send_deferred``, or with other news."""
+        """Note changes that may wait: they are sent after ``send_deferred``, or with other changes."""
         if not self._full:
             self._deferred.update(dict.fromkeys(partitions))
 
@@ -78,8 +79,8 @@ class BrokerLink:
     def topic_gone(self, topic: ClusterTopic, *, deleted: bool) -> None:
         """Notify the broker that a topic is gone.
 
-        A topic that was ``deleted`` is named. Otherwise a full update does not contain the topic, and the broker sets
-        its logs aside.
+        If the topic was ``deleted``, the next update names it as deleted. Otherwise a full update without the topic
+        follows, and the broker moves the topic's logs aside.
         """
         for partition in topic.partitions:
             self._partitions.pop(partition, None)
@@ -90,18 +91,19 @@ class BrokerLink:
         if topic.announced and not deleted:
             self._full = True
         elif topic.announced:
-            # Name it even if a full update is due: an update built before may be in flight.
+            # Name the topic even if a full update is due: an update that was built earlier may be in flight.
             self._deleted[topic.record.name, topic.record.topic_id] = None
 
     def ready(self, now_ms: int, *, more_coming: bool) -> bool:
-        """Return whether there is news that may be sent now.
+        """Return whether there are changes that may be sent now.
 
-        Otherwise ``retry_at_ms`` has the time, if the news waits for a time.
+        If the changes only have to wait for some time, ``retry_at_ms`` is set to its end.
         """
         if self.in_flight is not None or not self._waiting:
             return False
         if self._failures == 0:
-            # A death lets leaders shrink their ISRs, and a released broker waits only for this news.
+            # Leaders shrink their ISRs when they learn that a broker is dead, and a released broker waits only for its
+            # release.
             urgent = self._full or self._brokers or self._released != self._sent_released
             paced = more_coming and not urgent and self._sent_at_ms is not None
             self.retry_at_ms = (self._sent_at_ms or 0) + _PACE_MS if paced else None
@@ -122,7 +124,7 @@ class BrokerLink:
         return not (self._full or self._brokers or (self.in_flight is not None and self._sent_brokers))
 
     def has_news_of(self, partition: ClusterPartition) -> bool:
-        """Return whether there is news of this partition that the broker has not accepted."""
+        """Return whether there is a change of this partition that the broker has not accepted."""
         return partition in self._partitions or (self.in_flight is not None and partition in self._sent_partitions)
 
     @property
@@ -160,10 +162,10 @@ class BrokerLink:
         controller_epoch: int,
         brokers: tuple[BrokerEndpoint, ...],
     ) -> ControlUpdate:
-        """Return the update to send now; its content counts as received after ``on_accepted``.
+        """Return the update to send now. Its content counts as received only after ``on_accepted``.
 
-        ``update_id`` grows with each update of the term and orders updates for the broker: an update that was given up
-        may arrive after its repetition.
+        ``update_id`` rises with each update of the term. The broker orders updates by it, because an update that the
+        controller considers lost may arrive after its repetition.
         """
         if self._full:
             topics = [topic for topic in state.topics.values() if topic.announced]
@@ -174,7 +176,7 @@ class BrokerLink:
             self._deferred.clear()
         else:
             deleted = dict(self._deleted)
-            # A recreated topic waits one update, so that the broker deletes its predecessor's files first.
+            # A recreated topic is sent one update later, so that the broker first deletes the files of the old topic.
             names = {name for name, _ in deleted}
             later = {p: None for p in self._partitions if p.tp.topic in names} if names else {}
             later_topics = self._topics & names
@@ -209,8 +211,8 @@ class BrokerLink:
     def _decision_for(self, partition: ClusterPartition) -> PartitionDecision:
         """Return the state to send, without a leader if its epoch belongs to an earlier incarnation of this broker.
 
-        The new incarnation would resume the epoch, perhaps with a shorter log. The broker receives a leader after the
-        controller has raised the epoch.
+        The new incarnation would resume leadership in the same epoch, perhaps with a shorter log. The broker receives a
+        leader after the controller has raised the epoch.
         """
         stored = partition.stored
         if (
@@ -228,7 +230,7 @@ class BrokerLink:
         self._end_flight()
 
     def on_partial_response(self, again: list[ClusterPartition], now_ms: int) -> None:
-        """Note that the broker accepted the update except for the states of ``again``, which are sent again later."""
+        """Note that the broker accepted the update without the states of ``again``. These are sent again later."""
         self._end_flight()
         self.partitions_changed(again)
         for partition in again:
@@ -240,7 +242,7 @@ class BrokerLink:
         self._drop_sent()
 
     def on_lost(self, update_id: int, now_ms: int, *, full: bool = False) -> None:
-        """Send the lost update again later, as a full one if ``full``."""
+        """Note that the update was lost. Its content is sent again later, or a full update if ``full``."""
         if update_id != self.in_flight:
             return
         self.in_flight = None

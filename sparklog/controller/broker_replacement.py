@@ -1,9 +1,9 @@
-"""Replacement of the replicas of a broker that stays absent: the time of its absence and the new replicas.
+"""Replacement of the replicas of a broker that stays absent: when it starts, and where the new replicas go.
 
 It is off unless ``broker.replace.after.ms`` is set, because copying all replicas of a broker costs more than waiting
-for its return. The time starts again with each term and each reconnection, because a controller that was disconnected
-itself does not know how long others were absent. The moves continue if a broker returns before they finish. Mutable,
-owned by one ``Controller``.
+for its return. The time of an absence starts again with each controller term and each reconnection to ZooKeeper,
+because a controller that was disconnected itself does not know how long brokers were absent. If a broker returns before
+the moves finish, the moves continue. Mutable, owned by one ``Controller``.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ from sparklog.controller.replica_targets import ReplicaTargets
 from sparklog.errors import BrokerError
 from sparklog.model import BrokerEndpoint, TopicPartition, TopicRecord
 
-#: The number of moving partitions in the cluster, of any cause, above which no new move starts here. A partition that
-#: moves already is redirected from a lost target without this limit: otherwise all would wait for that target forever.
+#: The number of partitions in reassignment in the whole cluster above which no new move starts here. The limit does not
+#: apply to a partition in reassignment whose target broker is lost: it gets another target, or it would wait forever.
 MAX_MOVING = 100
 _ROUND_MS = 1000
 #: The pause after a round in which no move could start.
@@ -29,7 +29,7 @@ _IDLE_MS = 10_000
 
 
 class ReplacementPlan(NamedTuple):
-    """The moves to start, by topic and partition number, and the brokers some of whose replicas have no other place."""
+    """The moves to start, and the brokers some of whose replicas no other broker can hold."""
 
     targets: dict[ClusterTopic, dict[int, tuple[int, ...]]]
     stuck: frozenset[int]
@@ -40,7 +40,7 @@ class ReplacementPlan(NamedTuple):
 
 
 class ReplacementBegun(NamedTuple):
-    """The moves that a round has started, and what to report of the round.
+    """The moves that a round starts, and the reports about the round.
 
     ``records`` are the topic records to write, which include the moves.
     """
@@ -98,7 +98,7 @@ class BrokerReplacement:
         return frozenset(i for i, since in self._away_since.items() if now_ms >= since + self._after_ms)
 
     def _finish_round(self, plan: ReplacementPlan, now_ms: int) -> frozenset[int]:
-        """Finish a round; return the brokers that are stuck, each once per absence."""
+        """Finish a round; return the brokers with replicas that no other broker can hold, each once per absence."""
         self._round_at_ms = now_ms + (_ROUND_MS if plan.targets else _IDLE_MS)
         news = plan.stuck - self._reported_stuck
         self._reported_stuck |= news
@@ -110,8 +110,7 @@ def plan(
 ) -> ReplacementPlan:
     """Return the next moves from ``lost`` brokers to ``brokers``.
 
-    Only partitions with a live leader move: there is no other replica to copy from, and perhaps no other with all
-    records.
+    Only partitions with a live leader move, because new replicas copy from the leader.
     """
     candidates = [broker for broker in brokers if broker.broker_id not in liveness.stopping]
     wanted = {p.tp: p.move.target if p.move else p.replicas for p in state.partitions()}

@@ -1,16 +1,16 @@
-"""Brokers that are live, are stopping, or disappeared and do not count as failed yet.
+"""The table of brokers: live ones, stopping ones, and ones that have disappeared but do not count as failed yet.
 
 Mutable, owned by one ``Controller``. A registration that disappears means a dead broker, except if many disappear
-together or if this process had lost ZooKeeper itself: then ZooKeeper, or the network to it, is the likelier cause. Such
-brokers are *held* for one session timeout: no leadership moves away from them or to them. Meanwhile they stay in the
-table of brokers and receive updates: most of them are live and about to register again. A leader must not remove them
-from its ISRs, and clients must still find them. A new term knows their addresses from their last registrations, except
-for brokers whose logs are untrusted: these are hidden. A *retired* broker, whose end its supervisor saw, is certainly
-dead: it is never held, and its disappearance is no evidence about the others.
+together or if this process had lost ZooKeeper itself: then ZooKeeper, or the network to it, is the more likely cause.
+Such brokers are *held* for one session timeout: no leadership moves away from them or to them. Meanwhile they stay in
+the table of brokers and receive updates: most of them are live and about to register again. A leader must not remove
+them from its ISRs, and clients must still find them. A new term takes their addresses from their last registrations.
+Brokers whose logs are untrusted are hidden instead. A *retired* broker is one whose process was seen to end by its
+supervisor. It is certainly dead, so it is never held, and it does not count among the brokers that disappear together.
 
-A term that starts without any broker belongs to a cluster whose controller starts first. No broker fails before the
-first one registers, because no broker can be elected. From then on the others have one session timeout to register and
-resume their leaderships; otherwise the first broker would lead every partition.
+If a term starts without any broker, the controller was probably started before the brokers. Until the first broker
+registers, no broker counts as failed, because there is no broker to elect. After that the others have one session
+timeout to register and resume their leaderships; otherwise the first broker would lead every partition.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from sparklog.model import BrokerRegistration
 
 
 class BrokerChanges(NamedTuple):
-    """The changes of one read: ``arrived`` incarnations, ``failed`` brokers, and newly ``held`` ones."""
+    """The changes that one read of the registrations shows: new incarnations, failed brokers and newly held brokers."""
 
     arrived: tuple[BrokerRegistration, ...] = ()
     failed: tuple[int, ...] = ()
@@ -45,7 +45,7 @@ class BrokerTable:
         self._stopping_incarnations: Mapping[int, int] = {}
         self._held: dict[int, tuple[BrokerRegistration | None, int]] = {}
         self._vanished_at: dict[int, int] = {}
-        #: Until this time every broker that disappears is held.
+        #: Every broker that disappears before this time is held.
         self._cautious_until_ms = 0
         #: Whether the term started without brokers and none has registered yet.
         self._awaits_first = False
@@ -78,7 +78,10 @@ class BrokerTable:
         return sorted(found, key=lambda registration: registration.broker_id)
 
     def be_cautious(self, now_ms: int) -> None:
-        """Hold brokers that disappear within the next session timeout: this process was cut off from ZooKeeper."""
+        """Hold all brokers that disappear within the next session timeout.
+
+        Call it after this process itself was cut off from ZooKeeper.
+        """
         self._cautious_until_ms = now_ms + self._session_timeout_ms
         self._hold({broker_id: registration for broker_id, (registration, _) in self._held.items()}, now_ms)
 
@@ -101,7 +104,7 @@ class BrokerTable:
         if not self.registrations:
             self._awaits_first = True
             self._hold(missing, now_ms)
-            return changes  # They are not reported as held: they did not disappear but have yet to register.
+            return changes  # They are not reported as held, because they have not disappeared but have yet to register.
         if now_ms < self._cautious_until_ms or self._many(len(missing), len(missing) + len(self.registrations)):
             self._hold(missing, now_ms)
             return changes._replace(held=tuple(missing))
@@ -144,7 +147,7 @@ class BrokerTable:
         return set(before ^ self.stopping)
 
     def fail_overdue(self, now_ms: int) -> tuple[int, ...]:
-        """Return the held brokers whose time is over; they have failed."""
+        """Return the held brokers whose time is over. They now count as failed."""
         if self._awaits_first:
             return ()
         over = tuple(broker_id for broker_id, (_, deadline) in self._held.items() if deadline <= now_ms)
@@ -166,5 +169,5 @@ class BrokerTable:
 
     @staticmethod
     def _many(vanished: int, of: int) -> bool:
-        """Return whether most of the brokers, and more than one, disappeared: a single one counts as failed."""
+        """Return whether more than one broker, and most of the brokers, disappeared. A single one counts as failed."""
         return vanished >= 2 and 2 * vanished > of

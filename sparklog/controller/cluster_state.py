@@ -17,15 +17,15 @@ from sparklog.errors import ConfigError
 from sparklog.model import NO_EPOCH, NO_LEADER, LeaderAndIsr, Reassignment, TopicPartition, TopicRecord, VersionedState
 from sparklog.protocol.messages import PartitionDecision, TopicChange
 
-#: More replicas than any partition has.
+#: An upper bound of the number of replicas of a partition.
 MAX_REPLICAS = 1000
 
-#: The state that brokers receive for a partition none of whose replicas has ever been alive, so that they know it.
+#: The state that is sent for a partition that has never had a live replica, so that brokers know the partition.
 _NO_STATE = VersionedState(LeaderAndIsr(NO_LEADER, NO_EPOCH, (), NO_EPOCH), NO_EPOCH)
 
 
 class ClusterPartition:
-    """A partition: its node as last known, and the operations in flight for it."""
+    """A partition: the last known content of its ZooKeeper node, and the operations in flight for it."""
 
     __slots__ = (
         "_last_decision",
@@ -47,25 +47,27 @@ class ClusterPartition:
     def __init__(self, topic: ClusterTopic, number: int) -> None:
         self.tp = TopicPartition(topic.record.name, number)
         self.topic = topic
-        #: The replicas in the topic's record, like ``move``, the reassignment in progress; set only by
-        #: ``ClusterState``.
+        #: The replicas and, in ``move``, the reassignment in progress, from the topic's record. Only ``ClusterState``
+        #: sets both.
         self.replicas: tuple[int, ...] = ()
         self.move: Reassignment | None = None
-        #: The node as last known; set only by ``ClusterState.store``.
+        #: The last known content of the node. Only ``ClusterState.store`` sets it.
         self.stored: VersionedState | None = None
         #: The write in flight. Until it ends the controller decides nothing else.
         self.pending: StateWrite | None = None
         #: Whether a read is in flight whose result the controller needs before it decides.
         self.rereading = False
-        #: A state that was read and is adopted only after the topic's record is read as well.
+        #: A state that was read, and is applied only after the topic's record has been read as well.
         self.found: VersionedState | None = None
-        #: Untrusted brokers whose membership in this ISR is from before they lost their page cache.
+        #: Untrusted brokers that joined this ISR before they lost their page cache.
         self.suspects: set[int] = set()
-        #: Those of them that doubt only some logs, among them this one: the leader must remove them from the ISR.
+        #: The ``suspects`` that distrust only some of their logs, this one included. The leader must remove them from
+        #: the ISR.
         self.void: set[int] = set()
-        #: Leader epoch and high watermark of the last replica that this term elected because it refused a truncation.
+        #: The leader epoch and high watermark of the last replica that this term elected because the replica refused a
+        #: truncation.
         self.restored = (NO_EPOCH, -1)
-        #: Brokers that reported that they cannot open this replica.
+        #: Brokers that reported that they cannot open their replica of this partition.
         self.broken: set[int] = set()
         #: The highest leader epoch that a log proves was assigned before ZooKeeper was restored from an older copy. The
         #: next epoch is higher.
@@ -74,7 +76,7 @@ class ClusterPartition:
 
     @property
     def busy(self) -> bool:
-        """Return whether the controller must wait; it evaluates the partition again when a result arrives."""
+        """Return whether the controller must not decide now: a write, a read or the topic's deletion is in flight."""
         return self.topic.deleting or self.pending is not None or self.rereading
 
     @property
@@ -92,7 +94,7 @@ class ClusterPartition:
                 name, topic_id, self.tp.partition, found.state, found.version, self.replicas, leaving=void
             )
         if move is None:
-            # Up to a hundred brokers receive the same state of each partition.
+            # Cache the result, because up to a hundred brokers receive the same state of each partition.
             last = self._last_decision
             same = last is not None and last.state is found.state and last.version == found.version
             if last is None or not same or last.replicas is not self.replicas:
@@ -135,20 +137,22 @@ class ClusterTopic:
 
     def __init__(self, record: TopicRecord, order: int) -> None:
         self.record = record
-        #: The order of topics with the same name: controller epoch and, within it, the order in which they became
+        #: A number that orders topics of the same name: by controller epoch, then by the order in which they became
         #: known.
         self.order = order
         #: The version of the topic's node; only ``ClusterState`` sets it, with ``record``.
         self.version = -1
-        #: The write of the record that is in flight. Until it ends no other write is ordered.
+        #: The write of the record that is in flight. Until it ends the controller starts no other write of the record.
         self.pending: WriteTopic | None = None
-        #: Whether the record is being read after such a write. Until then no other write is ordered.
+        #: Whether the record is being read again after such a write. Until the read ends the controller starts no other
+        #: write.
         self.rereading = False
         self.partitions: list[ClusterPartition] = []
         self.unclean = False
         self.min_isr = 1
         self.deleting = False
-        #: Brokers receive a topic after its partitions have their first states, all in one update.
+        #: Whether the topic has been announced. Brokers receive a new topic in one update, after its partitions have
+        #: their first states.
         self.announced = False
 
     @property
@@ -176,27 +180,27 @@ class ClusterState:
         self._defaults = topic_defaults
         self._last_order = controller_epoch << 32
         self.topics: dict[str, ClusterTopic] = {}
-        #: Whether some existing topics were unreadable at the start of the term. Their records may be known by now, but
-        #: not their states.
+        #: Whether some existing topics were unreadable at the start of the term. Their records may have become known
+        #: since, but not their states.
         self.incomplete = False
         self._hosted: dict[int, dict[ClusterPartition, None]] = {}
         self._led: Counter[int] = Counter()
-        #: By broker, the leaders of the partitions that it hosts, with counts.
+        #: For each broker, the leaders of the partitions that it hosts, each with the number of these partitions.
         self._leaders: defaultdict[int, Counter[int]] = defaultdict(Counter)
         #: The number of states stored so far.
         self.stored_count = 0
-        #: The partitions with a reassignment.
+        #: The partitions with a reassignment in progress.
         self.moving: dict[ClusterPartition, None] = {}
 
     def hosted(self, broker_id: int) -> Iterable[ClusterPartition]:
         return self._hosted.get(broker_id, ())
 
     def hosts(self) -> Iterable[int]:
-        """Return the brokers that hold replicas or should."""
+        """Return the brokers that hold replicas or are assigned some."""
         return [broker_id for broker_id, partitions in self._hosted.items() if partitions]
 
     def leads(self, broker_id: int) -> bool:
-        """Return whether any partition's node names this broker as its leader."""
+        """Return whether any partition's node has this broker as the leader."""
         return self._led[broker_id] > 0
 
     def leaders(self, broker_id: int) -> list[int]:
@@ -204,7 +208,7 @@ class ClusterState:
         return [leader for leader, count in self._leaders[broker_id].items() if count]
 
     def store(self, partition: ClusterPartition, stored: VersionedState) -> None:
-        """Note the state that the partition's node is known to hold."""
+        """Record the state that the partition's node now has."""
         known = partition.stored
         if known is None or known.state.leader != stored.state.leader:
             self._count_leader(partition, -1)
@@ -233,7 +237,7 @@ class ClusterState:
     def put_topic(self, snapshot: TopicSnapshot) -> tuple[ClusterTopic, list[ClusterPartition]]:
         """Add a topic, or update a known one (same id).
 
-        Returns it and its partitions that are new or have other replicas or another reassignment.
+        Returns the topic, and its partitions that are new or whose replicas or reassignment changed.
         """
         record = snapshot.record
         topic = self.topics.get(record.name)
@@ -248,7 +252,7 @@ class ClusterState:
         return topic, self.put_record(topic, record, snapshot.version)
 
     def put_record(self, topic: ClusterTopic, record: TopicRecord, version: int) -> list[ClusterPartition]:
-        """Note the record that the topic's node is known to hold. Returns the partitions that it changes."""
+        """Store the record that the topic's node now has. Returns the partitions that the record changes."""
         topic.record, topic.version = record, version
         self._follow_config(topic)
         changed = []
@@ -288,7 +292,7 @@ class ClusterState:
         try:
             config = topic_config(topic.record.config, self._defaults)
         except ConfigError:
-            # Another release wrote this record. In doubt, the controller never risks records.
+            # Another release wrote this value. The controller then assumes the setting that cannot lose records.
             topic.unclean, topic.min_isr = False, MAX_REPLICAS
             return
         topic.unclean, topic.min_isr = config.unclean_leader_election, config.min_insync_replicas

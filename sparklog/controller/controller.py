@@ -1,11 +1,11 @@
-"""The state machine of one controller term: events about the cluster in, effects out.
+"""The state machine of one controller term: it receives events about the cluster and returns effects.
 
-The controller is pure: it does no I/O and reads no clock. It is level-triggered. An event changes the known state and
-marks the partitions that it may concern. The controller then evaluates each marked partition again
-(``election.decide``) and orders a write if the stored state is not right. If a write loses its compare-and-set, the
-result contains the true state, and the controller evaluates the partition again. A conflict, a lost response and a
-take-over by a new controller therefore need no code of their own. One step evaluates at most 2,000 partitions. The next
-step is due at once and evaluates the others, so a topic with many partitions does not block the event loop.
+The controller is pure: it does no I/O and reads no clock. It works from the current state, not from changes. An event
+updates the known state and marks the partitions that it may concern. The controller then evaluates each marked
+partition again (``election.decide``) and orders a write if the stored state has to change. If a write fails because the
+node has another version, the result contains the node's state, and the controller evaluates the partition again. So no
+special code handles a conflict, a lost response or a new controller. One step evaluates at most 2,000 partitions. The
+next step is due at once and evaluates the others, so a topic with many partitions does not block the event loop.
 
 Invariants: the controller sends a state to brokers only after the state is durable. At most one write per partition and
 one update per broker are in flight. The controller orders nothing while ZooKeeper is unreachable or after the term has
@@ -128,10 +128,10 @@ class Controller:
     # --- the entry point -------------------------------------------------------------------------------------------
 
     def step(self, event: Event, now_ms: int) -> list[Effect]:
-        """Handle one event; return the effects that it requires, in order."""
+        """Handle one event; return the resulting effects, in order."""
         if self.resigned:
             return []
-        self._effects.clear()  # A step that raised may have left effects.
+        self._effects.clear()  # A step that raised an exception may have left effects.
         self._now_ms = now_ms
         self._handle(event, now_ms)
         if self._states.connected and not self.resigned:
@@ -144,7 +144,7 @@ class Controller:
         return effects
 
     def _conclude(self, now_ms: int) -> None:
-        """Order the effects that depend on the states of all partitions, after the evaluation of the marked ones."""
+        """Add the effects that depend on all partitions, after the marked partitions are evaluated."""
         self._replace_lost(now_ms)
         self._outbox.partitions_changed(self._untrusted.next_cleared())
         self._outbox.announce()
@@ -156,7 +156,7 @@ class Controller:
 
     @property
     def deadline_ms(self) -> int | None:
-        """Return the latest time to send ``Ticked``."""
+        """Return the time at which ``Ticked`` must be sent at the latest, or None."""
         if not self._states.connected or self.resigned:
             return None
         if self._states.any_marked:
@@ -188,7 +188,8 @@ class Controller:
             case UpdateLost():
                 self._outbox.on_lost(event.broker_id, event.update_id, now_ms)
             case BrokersRead():
-                # A list from before the disconnection is stale. The performer reads it again after it.
+                # A list that was read before the disconnection is stale. After the reconnection the performer reads it
+                # again.
                 if self._states.connected:
                     brokers = self._accepted(event.brokers)
                     self._brokers_changed(self.brokers.read(brokers, now_ms, retired=event.retired))
@@ -205,7 +206,7 @@ class Controller:
                 self._topics.on_written(event)
             case TopicGone():
                 known = self.state.topics.get(event.name)
-                # Otherwise the topic was recreated meanwhile.
+                # If the ids differ, the topic has been recreated since.
                 if known is not None and event.topic_id in {"", known.record.topic_id}:
                     self._topics.drop(event.name, deleted=event.deleted)
             case RefusalsRead():
@@ -262,10 +263,8 @@ class Controller:
     def _reconnected(self, now_ms: int) -> None:
         """Resume after a disconnection.
 
-        The performer reads all levels again after this event.
-
-        Absences during the disconnection prove little about the brokers, so the controller waits longer before it fails
-        them.
+        The performer then reads everything from ZooKeeper again. A broker that disappeared during the disconnection may
+        well be alive, so the controller waits longer before the broker counts as failed.
         """
         self._states.connected = True
         self._replacement.start_over()
@@ -276,7 +275,7 @@ class Controller:
     # --- brokers -------------------------------------------------------------------------------------------------
 
     def _accepted(self, brokers: Iterable[BrokerRegistration]) -> tuple[BrokerRegistration, ...]:
-        """Return the registrations that count; end this term if a registration proves that ZooKeeper is older."""
+        """Return the accepted registrations. End this term if a registration proves that ZooKeeper's data is older."""
         judged = self._zookeeper_rollback.judge(brokers)
         self._effects.extend(judged.reports)
         if judged.raise_counters is not None:
@@ -287,7 +286,7 @@ class Controller:
     def _brokers_changed(self, changes: BrokerChanges, *, states_are_newer: bool = False) -> None:
         """Handle arrived, held and failed brokers.
 
-        ``states_are_newer`` means that all partition states were read after these registrations were made.
+        ``states_are_newer`` means that all partition states were read after these registrations.
         """
         if changes.held:
             detail = f"brokers {list(changes.held)} disappeared together; waiting before they count as failed"
@@ -321,13 +320,13 @@ class Controller:
     def _distrust(
         self, broker_id: int, doubted: list[ClusterPartition], *, states_are_newer: bool, in_part: bool
     ) -> None:
-        """Distrust the replicas of a broker that lost its page cache, or with ``in_part`` some of its logs.
+        """Distrust the replicas of a broker that lost its page cache, or only some of its logs (``in_part``).
 
-        Each membership of the broker in an ISR of these partitions from before its registration is void.
+        If the broker is in the ISR of one of these partitions since before its registration, that membership is void.
 
-        A leader may have added the earlier incarnation after the last read of the state, so the controller reads the
-        state again first. An addition after this registration names the new incarnation, which the leader checks
-        itself.
+        A leader may have added the earlier incarnation after the controller last read the state, so the controller
+        reads the state again first. An addition after this registration is valid: the leader checks the new
+        incarnation.
         """
         suspected = self._untrusted.begin(broker_id, doubted, in_part=in_part, unread=self.state.incomplete)
         if in_part and suspected:
@@ -342,17 +341,18 @@ class Controller:
 
     def _trust_settled(self) -> None:
         if self.state.incomplete:
-            return  # A topic that cannot be read may rely on logs that a broker has lost.
+            return  # The ISR of a topic that cannot be read may contain a broker that lost its log.
         for broker_id in self._untrusted.settled():
             if broker_id in self.brokers.registrations:
                 self._effects.append(TrustBroker(broker_id, self.brokers.registrations[broker_id].incarnation))
 
     def _update_broker_table(self) -> None:
-        """Choose the live brokers that other brokers see.
+        """Choose the brokers in the table that is sent to all brokers.
 
-        Leaders remove a hidden broker from their ISRs and do not add it again. Hidden are a stopping broker that leads
-        no partition, and an untrusted broker until its void ISR memberships are gone. A void membership that no live
-        leader can remove does not keep a broker hidden, because the broker could then serve nowhere.
+        A broker that is not in the table is hidden: leaders remove it from their ISRs and do not add it again. A
+        stopping broker that leads no partition is hidden. So is an untrusted broker until its void ISR memberships are
+        gone. A void membership that no live leader can remove does not keep a broker hidden, because the broker could
+        then serve no partition.
         """
         suspects = self._untrusted.open(self.brokers.registrations)
         leaving = [broker_id for broker_id in self.brokers.stopping if not self.state.leads(broker_id)]
@@ -379,7 +379,7 @@ class Controller:
     # --- decisions -------------------------------------------------------------------------------------------------
 
     def _settle(self, now_ms: int) -> None:
-        """Evaluate marked partitions, at most one step's share, and order the writes and moves that they need."""
+        """Evaluate marked partitions, as many as one step may, and order the writes and moves that they need."""
         if not self._states.any_marked:
             return
         liveness = self.brokers.liveness
@@ -400,7 +400,7 @@ class Controller:
             self._states.begin_write(partition, write)
             writes.append(write)
         if writes:
-            # Write partitions that wait for a leader first, and those that only lose a follower last.
+            # Write first the partitions that wait for a leader, and last those that only lose a follower.
             writes.sort(key=lambda write: write.reason == election.STRIPPED)
             self._effects.append(WriteStates(tuple(writes)))
         for topic, order in ends.orders():
@@ -450,9 +450,11 @@ class Controller:
         self._raise_outdated(event.broker_id, replies.outdated)
 
     def _raise_outdated(self, broker_id: int, partitions: Iterable[ClusterPartition]) -> None:
-        """Raise the leader epochs of partitions whose logs prove that an earlier ZooKeeper assigned them already.
+        """Raise the leader epochs of partitions whose logs prove that their epoch was already assigned.
 
-        The broker's registration has the highest leader epoch of all its logs.
+        This happens after ZooKeeper was restored from an older copy.
+
+        The new epochs are above the highest leader epoch of all logs of the broker, which is in its registration.
         """
         registration = self.brokers.registrations.get(broker_id)
         if registration is None:
@@ -485,10 +487,10 @@ class Controller:
 
 
 def _may_be_moved(partition: ClusterPartition, leaving: Set[int]) -> bool:
-    """Return whether the start or end of a broker's shutdown matters to a partition.
+    """Return whether the start or end of a broker's controlled shutdown may change a partition.
 
-    It matters if the broker leads it, if its leader waits for a successor, or if it has no leader. The controller does
-    not change the ISR for a shutdown.
+    It may if the partition is led by a broker in ``leaving``, has no leader, or is being reassigned. The controller
+    does not change the ISR for a shutdown.
     """
     stored = partition.stored
     return stored is None or partition.move is not None or stored.state.leader in leaving

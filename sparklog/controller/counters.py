@@ -1,6 +1,6 @@
-"""The counters of a controller: one table with a sentence for each.
+"""The names of a controller's counters, each with its description.
 
-Each count comes with a line in the log of the driver or of ``sparklog controller``, which names the counter and the
+Whenever the controller increments a counter, the driver or ``sparklog controller`` logs a line with the counter and the
 partitions and brokers concerned. ``docs/reference/metrics.md`` is generated from this table.
 """
 

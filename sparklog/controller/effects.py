@@ -1,7 +1,7 @@
-"""The effects that a controller orders; its event loop or the simulator performs them in the given order.
+"""The effects that a controller returns; its event loop or the simulator performs them in the given order.
 
-Each docstring names the event that returns the result. Effects of different kinds may overlap in time. At most one
-write per partition and one update per broker are in flight.
+Each docstring names the event that reports the result. Effects of different kinds may be in progress at the same time.
+At most one write per partition and one update per broker are in flight.
 """
 
 from __future__ import annotations
@@ -19,7 +19,8 @@ CREATE = -1
 class StateWrite:
     """A compare-and-set of one partition's node.
 
-    It is one separate multi, which also checks the controller epoch and that the topic with this id still exists.
+    Each write is a separate ZooKeeper multi, which also checks the controller epoch and that the topic with this id
+    still exists.
     """
 
     tp: TopicPartition
@@ -32,9 +33,9 @@ class StateWrite:
 
 @dataclass(frozen=True, slots=True)
 class WriteStates:
-    """Send all of these writes pipelined, in this order.
+    """Send these writes in this order, without waiting for the result of one before the next.
 
-    The results are StatesWritten, StatesRefused or StatesUnknown for each, or Fenced.
+    The result of each write is in a StatesWritten, StatesRefused or StatesUnknown, unless the controller is Fenced.
     """
 
     writes: tuple[StateWrite, ...]
@@ -42,7 +43,7 @@ class WriteStates:
 
 @dataclass(frozen=True, slots=True)
 class ReadStates:
-    """Read these nodes after everything written so far. The result is StatesRead."""
+    """Read these nodes after all earlier writes. The result is StatesRead."""
 
     partitions: tuple[TopicPartition, ...]
 
@@ -52,7 +53,8 @@ class WriteTopic:
     """Set the topic's record and, if ``writes`` are given, these partitions' states, in one multi.
 
     The multi also checks the controller epoch and the topic id. The result is TopicWritten or TopicNotWritten, or
-    Fenced. At most one is in flight per topic. ``ended`` are the partitions whose reassignments this write completes.
+    Fenced. At most one WriteTopic is in flight per topic. ``ended`` are the partitions whose reassignments this write
+    completes.
     """
 
     record: TopicRecord
@@ -63,7 +65,7 @@ class WriteTopic:
 
 @dataclass(frozen=True, slots=True)
 class ReadTopic:
-    """Read the topic's record after everything written so far. The result is TopicRead or TopicGone."""
+    """Read the topic's record after all earlier writes. The result is TopicRead or TopicGone."""
 
     name: str
 
@@ -90,7 +92,7 @@ class DeleteTopicNodes:
 
 @dataclass(frozen=True, slots=True)
 class DropDeletionRequest:
-    """Delete a request for a topic that no longer exists, and only that. There is no result."""
+    """Delete only the deletion request, because its topic no longer exists. There is no result."""
 
     name: str
     topic_id: str
@@ -107,7 +109,7 @@ class DropElection:
 class TrustBroker:
     """Clear the broker's mark as untrusted, unless a later incarnation has registered.
 
-    All ISR memberships from before this incarnation are gone. There is no result.
+    No ISR contains the broker any more because of an earlier incarnation. There is no result.
     """
 
     broker_id: int
@@ -116,7 +118,10 @@ class TrustBroker:
 
 @dataclass(frozen=True, slots=True)
 class RequestLogEnds:
-    """Request the log ends of these partitions from the broker. The result is LogEndsRead, or nothing."""
+    """Request the log ends of these partitions from the broker.
+
+    The result is LogEndsRead, or no event if the broker does not respond.
+    """
 
     broker: BrokerEndpoint
     partitions: tuple[TopicPartition, ...]
@@ -136,7 +141,7 @@ class RaiseCounters:
 
 @dataclass(frozen=True, slots=True)
 class Resign:
-    """The end of the controller's term: the performer performs no further effect in its name."""
+    """The end of the controller's term. The performer performs no further effect of this term."""
 
     detail: str
 
@@ -145,7 +150,7 @@ class Resign:
 class ControllerReport:
     """A line for the log and a count for the counters.
 
-    ``kind`` is the counter's name. ``grave`` means that an operator should check it.
+    ``kind`` is the counter's name. ``grave`` means that an operator should read the report.
     """
 
     kind: str

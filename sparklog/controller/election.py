@@ -1,7 +1,7 @@
 """Elections for one partition: its next state, from its stored state and the liveness of its brokers.
 
-The module is pure and stateless. It decides every state that the controller writes. A state that replaces another has
-its leader epoch + 1, so everything that an older leader still does in the old epoch is fenced.
+The module is pure and stateless. It decides every state that the controller writes. Each new state has a leader epoch
+one higher than the old state, so an older leader that still acts in the old epoch is fenced.
 
 Rules, in order:
 
@@ -12,11 +12,11 @@ Rules, in order:
 - no member of the ISR is live: the partition has no leader, unless the topic allows unclean elections; the ISR stays;
 - a disputed partition has no leader before an unclean election, which the topic allows or an operator requests.
 
-Members that are dead, stopping or untrusted stay in the ISR. Only the partition's leader may remove them, which it does
-as soon as it receives the news. A live leader proves by that very write that a member with all records is alive. This
-controller cannot prove it. A member that it would leave in the ISR may itself be dead and have lost its log's tail
-without detection, while the log of the member that it would remove is whole. The same is true for an untrusted member,
-which may have been added correctly since its return. (The simulator found both cases.)
+Members that are dead, stopping or untrusted stay in the ISR. Only the partition's leader may remove them, and it does
+so as soon as it receives the update. The leader's write proves that a member with all records, the leader, is alive.
+The controller has no such proof: the member that it leaves in the ISR may also be dead and may have lost the tail of
+its log unnoticed, while the member that it removes has the whole log. The same holds for an untrusted member, which may
+have been added correctly since its return. (The simulator found both cases.)
 """
 
 from __future__ import annotations
@@ -37,13 +37,13 @@ UNCLEAN = "unclean"
 RECOVERED = "recovered"
 RAISED = "raised"
 
-#: The leader epochs that are skipped when a log proves that ZooKeeper was restored from an older copy. Logs that no
-#: broker has reported yet may have higher epochs than this log.
+#: The number of leader epochs that are skipped when a log proves that ZooKeeper was restored from an older copy. Other
+#: logs, not reported yet, may have higher epochs than this log.
 EPOCH_STRIDE = 100
 RESTORED = "restored"
 DISPUTED = "disputed"
 
-#: Elections that may lose committed records.
+#: The reasons of elections that may lose committed records.
 LOSSY = frozenset({UNCLEAN, RECOVERED})
 
 
@@ -72,7 +72,7 @@ def decide(
     copying: Collection[int] = (),
     unclean: bool = False,
 ) -> Decision | None:
-    """Return the next state of a partition, or None if the stored state is right.
+    """Return the next state of a partition, or None if the stored state needs no change.
 
     The replicas of live ``suspects`` may have lost their tails, and those of ``broken`` brokers cannot be opened:
     neither is elected cleanly. An unclean election chooses a replica that is still ``copying`` the log only if every
@@ -102,7 +102,8 @@ def decide(
 
     if unclean and not any(m in held for m in state.isr):
         candidates = [r for r in replicas if r in live]
-        # A lost tail is less than most of a log. The sort is stable: equal replicas stay in assignment order.
+        # A replica that lost its tail has more than one that is still copying. The sort is stable: equal replicas stay
+        # in assignment order.
         candidates.sort(key=lambda r: (r in broken, r in copying, r in suspects, r in stopping))
         if candidates:
             return _next(stored, liveness, candidates[0], (candidates[0],), UNCLEAN)
@@ -112,7 +113,7 @@ def decide(
 
 
 def stands(stored: VersionedState, liveness: IsrLiveness, unfit: Collection[int]) -> bool:
-    """Return whether the leader is live, is the process that its epoch was given to, and has a sound replica."""
+    """Return whether the leader is live in the incarnation that was elected, and its replica is sound."""
     state = stored.state
     return (
         liveness.live.get(state.leader) == stored.leader_incarnation
@@ -123,25 +124,25 @@ def stands(stored: VersionedState, liveness: IsrLiveness, unfit: Collection[int]
 
 
 def held_up(stored: VersionedState, liveness: IsrLiveness, unfit: Collection[int]) -> bool:
-    """Return whether no leader is live and a member that could lead again may still return."""
+    """Return whether the partition has no live leader, and a held member of the ISR may still return and lead."""
     return not stands(stored, liveness, unfit) and any(m in liveness.held for m in stored.state.isr)
 
 
 def fit(stored: VersionedState, liveness: IsrLiveness, unfit: Collection[int]) -> list[int]:
-    """Return the members of the ISR that may take the leadership over from a live leader."""
+    """Return the members of the ISR that may take over the leadership from a live leader."""
     live, _, stopping, _ = liveness
     return [m for m in stored.state.isr if m in live and m not in unfit and m not in stopping]
 
 
 def move(stored: VersionedState, liveness: IsrLiveness, leader: int) -> Decision:
-    """Return a decision by which ``leader``, a member of the ISR, leads in a new epoch."""
+    """Return the decision that makes ``leader``, a member of the ISR, the leader in a new epoch."""
     return _next(stored, liveness, leader, stored.state.isr, MOVED)
 
 
 def prefer(
     replicas: tuple[int, ...], stored: VersionedState, liveness: IsrLiveness, unfit: Collection[int]
 ) -> Decision | None:
-    """Return a decision that moves the leadership from a live leader to the first replica, or None."""
+    """Return the decision that moves the leadership from a live leader to the preferred replica, or None."""
     preferred = replicas[0]
     if preferred == stored.state.leader or not stands(stored, liveness, unfit):
         return None
@@ -149,7 +150,7 @@ def prefer(
 
 
 def raised(stored: VersionedState, liveness: IsrLiveness, above: int) -> Decision:
-    """Return the state of a partition whose epochs up to ``above`` were assigned before.
+    """Return the decision that raises the leader epoch above ``above``, because epochs up to it were assigned before.
 
     A live leader stays the leader.
     """
@@ -165,10 +166,10 @@ def raised(stored: VersionedState, liveness: IsrLiveness, above: int) -> Decisio
 
 
 def recover(stored: VersionedState, liveness: IsrLiveness, ends: Mapping[int, tuple[int, int]]) -> Decision:
-    """Return the election of the longest log, after every member of the ISR lost its tail.
+    """Return the election of the replica with the longest log, after every member of the ISR lost its tail.
 
-    The replica with the greatest (last epoch, log end offset) leads alone. ``ends`` may have other replicas as well,
-    which lead only if they have more.
+    The replica with the greatest (last epoch, log end offset) leads alone. ``ends`` may also name replicas outside the
+    ISR. They are elected only if their log is longer.
     """
     isr = stored.state.isr
     best = max(ends, key=lambda broker_id: (ends[broker_id], broker_id in isr, -broker_id))
@@ -197,7 +198,7 @@ def _first(replicas: tuple[int, ...], liveness: IsrLiveness) -> Decision | None:
 
 def _next(stored: VersionedState, liveness: IsrLiveness, leader: int, isr: tuple[int, ...], reason: str) -> Decision:
     epoch = stored.state.leader_epoch + 1
-    # The loss that an earlier release did not record may have been in an epoch up to this one.
+    # An earlier release did not record the epoch of a lossy election, which may be any epoch up to this one.
     lossy = epoch if reason in LOSSY or stored.state.lossy_epoch == UNKNOWN_LOSS else stored.state.lossy_epoch
     state = LeaderAndIsr(leader, epoch, isr, liveness.controller_epoch, lossy_epoch=lossy)
     return Decision(state, liveness.live.get(leader, NO_EPOCH), reason)

@@ -1,9 +1,10 @@
-"""Requested elections and the partitions that still wait for theirs.
+"""Requests for elections, and the partitions of each that have not been evaluated yet.
 
-Mutable, owned by one ``Controller``. A request is a node in ZooKeeper, and the requests are a level like the others. A
-request exists until the controller deletes it. The deletion notifies the requester that the controller has evaluated
-each of its partitions and that all resulting writes are durable. A partition whose write or read is in flight is
-evaluated when the result arrives. A new controller starts a request again and leaves leaders that are right unchanged.
+Mutable, owned by one ``Controller``. A request is a node in ZooKeeper, and each read returns all requests. A request
+exists until the controller deletes it. The deletion notifies the requester that the controller has evaluated each
+partition of the request and that all resulting writes are durable. A partition with a write or read in flight is
+evaluated when the result arrives. A new controller handles an open request from its start; leaders that are already as
+requested stay.
 """
 
 from __future__ import annotations
@@ -15,13 +16,14 @@ from sparklog.controller.events import ElectionRequested
 
 
 class OpenElectionRequests:
-    """The open requests: ``wants`` returns what an election may do, ``settled`` the requests that are finished."""
+    """The open requests for elections: which partitions still wait, and which requests are finished."""
 
     def __init__(self) -> None:
-        #: The kind and the remaining partitions, in the order in which they were found, so that a term replays exactly.
+        #: For each request its kind and remaining partitions. The partitions have a fixed order, so that a term can be
+        #: replayed exactly.
         self._open: dict[str, tuple[str, dict[ClusterPartition, None]]] = {}
         self._by_partition: dict[ClusterPartition, set[str]] = {}
-        #: Finished requests whose node is being deleted.
+        #: Finished requests, whose nodes are being deleted.
         self._done: set[str] = set()
 
     @property
@@ -33,9 +35,9 @@ class OpenElectionRequests:
         asked: Mapping[str, ElectionRequested],
         find: Callable[[ElectionRequested], Iterable[ClusterPartition]],
     ) -> list[ClusterPartition]:
-        """Replace the known requests by ``asked``, which has all of them.
+        """Replace the known requests by ``asked``, which has all current requests.
 
-        Returns the partitions that new requests concern, as ``find`` finds them.
+        Returns the partitions of the new requests, which ``find`` returns for each request.
         """
         self._done.intersection_update(asked)
         for name in [name for name in self._open if name not in asked]:
@@ -56,7 +58,7 @@ class OpenElectionRequests:
         return names is not None and any(self._open[name][0] == kind for name in names)
 
     def satisfied(self, partition: ClusterPartition, *, only: str = "", but: str = "") -> None:
-        """Remove the partition from requests of any kind, of the kind ``only``, or of every kind except ``but``."""
+        """Remove the partition from all requests, from those of kind ``only``, or from all except kind ``but``."""
         names = self._by_partition.get(partition)
         if names is None:
             return
@@ -69,7 +71,7 @@ class OpenElectionRequests:
             del self._by_partition[partition]
 
     def settled(self) -> list[str]:
-        """Return the requests without open partitions; each is returned once."""
+        """Return the requests without remaining partitions. Each request is returned only once."""
         names = [name for name, (_, concerned) in self._open.items() if not concerned]
         for name in names:
             del self._open[name]

@@ -1,8 +1,8 @@
-"""Events of a controller: facts about the cluster, in the past tense.
+"""Events of a controller: facts about the cluster. The names are in the past tense.
 
 The performer (the controller's loop, or the simulator) gives them to ``Controller.step(event, now_ms)`` one at a time.
-Facts read from ZooKeeper are levels, not edges: each event has the complete value of its kind. A change that happens
-while a watch is being renewed is therefore not lost.
+An event that was read from ZooKeeper has the complete current value, not the change since the last one. A change that
+happens while a watch is being renewed is therefore not lost.
 """
 
 from __future__ import annotations
@@ -15,7 +15,10 @@ from sparklog.model import BrokerRegistration, TopicPartition, TopicRecord, Topi
 
 @dataclass(frozen=True, slots=True)
 class TopicSnapshot:
-    """A topic, the states of its partitions that have one, and the version of the topic's own node."""
+    """A topic as read from ZooKeeper: its record, the version of its node, and the states of its partitions.
+
+    Partitions without a state are missing.
+    """
 
     record: TopicRecord
     states: Mapping[int, VersionedState]
@@ -41,12 +44,12 @@ class ElectionRequested:
 
 @dataclass(frozen=True, slots=True)
 class Loaded:
-    """The first event of a term: the complete state, read after the controller epoch was taken.
+    """The first event of a term: the complete state, read after this controller took its epoch.
 
-    ``cautious`` means that this process's own session had expired, so its view of the brokers may be an artifact.
-    ``retired`` has the meaning of BrokersRead. ``absent`` are the last registrations of brokers that have none now;
-    their processes may still run. ``unreadable`` are the names of topics of which the record or some states cannot be
-    read. No broker may treat them as deleted in this term.
+    ``cautious`` means that this process's own session had expired, so brokers may seem absent that are alive.
+    ``retired`` means the same as in BrokersRead. ``absent`` are the last registrations of brokers that have none now;
+    their processes may still run. ``unreadable`` are the names of topics whose record, or some of whose states, cannot
+    be read. In this term no broker may treat these topics as deleted.
     """
 
     brokers: tuple[BrokerRegistration, ...]
@@ -63,7 +66,10 @@ class Loaded:
 
 @dataclass(frozen=True, slots=True)
 class BrokersRead:
-    """All live registrations. ``retired`` are brokers without a registration whose last process was seen to end."""
+    """All live registrations.
+
+    ``retired`` are brokers without a registration whose last process is known to have ended.
+    """
 
     brokers: tuple[BrokerRegistration, ...]
     retired: frozenset[int] = frozenset()
@@ -71,14 +77,17 @@ class BrokersRead:
 
 @dataclass(frozen=True, slots=True)
 class StoppingRead:
-    """All brokers that request a controlled shutdown: broker id to the incarnation that requested it."""
+    """All brokers that request a controlled shutdown, each with the incarnation that requested it."""
 
     stopping: Mapping[int, int]
 
 
 @dataclass(frozen=True, slots=True)
 class TopicRead:
-    """A topic that is new, has a changed record (schemas, settings, partitions, moves), or was read by ReadTopic."""
+    """A topic that is new or changed, or that ReadTopic requested.
+
+    A change concerns the record: schemas, settings, partitions or moves.
+    """
 
     topic: TopicSnapshot
 
@@ -93,9 +102,9 @@ class TopicWritten:
 
 @dataclass(frozen=True, slots=True)
 class TopicNotWritten:
-    """A WriteTopic that lost a compare-and-set, or that has an unknown outcome after a broken connection.
+    """A WriteTopic that failed because a node had another version, or that has an unknown outcome.
 
-    The controller orders reads.
+    The outcome is unknown if the connection broke. The controller then reads the topic and the states again.
     """
 
     name: str
@@ -142,7 +151,7 @@ class TopicDeleted:
 class TruncationRefused:
     """A replica's refusal to truncate committed records.
 
-    The replica holds committed records up to ``high_watermark``. Its leader of ``leader_epoch`` lacks those from
+    The replica holds committed records up to ``high_watermark``. The leader of ``leader_epoch`` lacks the records from
     ``offset`` on.
     """
 
@@ -157,25 +166,24 @@ class TruncationRefused:
 
 @dataclass(frozen=True, slots=True)
 class RefusalsRead:
-    """All truncations that replicas refuse now."""
+    """All truncations that replicas currently refuse."""
 
     refusals: tuple[TruncationRefused, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class StatesReported:
-    """The states that leaders report as written. Nodes may hold newer states by now, and topics may be gone."""
+    """The states that leaders have written and report. By now nodes may have newer states, and topics may be gone."""
 
     topics: tuple[TopicStates, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class StatesRead:
-    """The nodes of these partitions, read now.
+    """The content of the nodes of these partitions.
 
-    None means that there is no node.
-
-    ReadStates ordered the read, or a leader changed ISRs without a report of the new states.
+    None means that the node does not exist. The read follows ReadStates, or a notification that a leader changed ISRs
+    without reporting the new states.
     """
 
     states: Mapping[TopicPartition, VersionedState | None]
@@ -183,21 +191,24 @@ class StatesRead:
 
 @dataclass(frozen=True, slots=True)
 class StatesWritten:
-    """The WriteStates writes that are durable: partition to the new version of its node."""
+    """The writes of a WriteStates that are durable: each partition with the new version of its node."""
 
     versions: Mapping[TopicPartition, int]
 
 
 @dataclass(frozen=True, slots=True)
 class StatesRefused:
-    """The WriteStates writes that lost their compare-and-set, with the nodes' current states (None: no node)."""
+    """The writes of a WriteStates that failed because the node had another version.
+
+    Each has the node's current state, or None if the node does not exist.
+    """
 
     found: Mapping[TopicPartition, VersionedState | None]
 
 
 @dataclass(frozen=True, slots=True)
 class StatesUnknown:
-    """Writes whose connection broke: they may or may not be durable. The controller orders a read."""
+    """Writes whose connection broke, so that they may or may not be durable. The controller then reads the nodes."""
 
     partitions: tuple[TopicPartition, ...]
 
@@ -206,7 +217,8 @@ class StatesUnknown:
 class UpdateReplied:
     """A broker's response to an update.
 
-    ``code`` is for the whole update; ``failed`` (topic, partition, code, detail) is for parts of it.
+    ``code`` is the result of the whole update. ``failed`` lists the partitions that failed: topic, partition, code,
+    detail.
     """
 
     broker_id: int
@@ -226,7 +238,7 @@ class UpdateLost:
 
 @dataclass(frozen=True, slots=True)
 class LogEndsRead:
-    """The log ends of a broker: partition to (leader epoch of the last batch, log end offset)."""
+    """The log ends of a broker: for each partition the leader epoch of the last batch and the log end offset."""
 
     broker_id: int
     incarnation: int
@@ -243,12 +255,12 @@ class Disconnected:
 
 @dataclass(frozen=True, slots=True)
 class Reconnected:
-    """The return of the connection in the same session, which continues the term. Reads of all levels follow."""
+    """The return of the connection in the same session. The term continues, and everything is read again."""
 
 
 @dataclass(frozen=True, slots=True)
 class Fenced:
-    """A higher controller epoch that another controller has taken."""
+    """Proof that another controller has taken a higher controller epoch."""
 
     detail: str
 

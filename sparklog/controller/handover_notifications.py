@@ -1,12 +1,12 @@
 """The order in which brokers learn that a stopping leader has a successor: successor, others, old leader.
 
-- The others receive the news after the successor has it. Without this order they would send requests before the
-  successor knows that it leads: thousands of fetches that it refuses, on the processor that it needs for the news.
-- The old leader receives the news last. Until then it accepts records, and the successor is ready when producers
-  switch to it. An old leader with the news first would refuse records while no other broker leads, and followers
-  would receive errors.
+- The others receive the new state after the successor has it. Otherwise they would send requests before the successor
+  knows that it leads: it would refuse thousands of fetches and have less time to process the update.
+- The old leader receives the new state last. Until then it accepts records, and when producers switch to the successor,
+  the successor is ready. If the old leader received the state first, it would refuse records while no other broker
+  leads, and followers would receive errors.
 
-A broker that does not respond delays the news by at most ``_PATIENCE_MS``. Mutable, owned by one ``Outbox``.
+A broker that does not respond delays the others by at most ``_PATIENCE_MS``. Mutable, owned by one ``Outbox``.
 """
 
 from __future__ import annotations
@@ -19,15 +19,15 @@ from sparklog.controller.broker_link import BrokerLink
 from sparklog.controller.cluster_state import ClusterPartition
 from sparklog.model import LeaderAndIsr
 
-#: The time from the write of the new state until all brokers receive it, even without responses. It is long, because
-#: followers that send requests in vain slow a slow broker down further, and a broker that hangs delays the partition in
-#: any case while it is in sync. Brokers that are not in sync are not waited for.
+#: The time after which all brokers receive a new state, even if earlier ones have not responded. It is long for two
+#: reasons: requests that a slow successor must refuse make it slower, and a broker in the ISR that hangs delays the
+#: partition in any case. Brokers outside the ISR are not waited for.
 _PATIENCE_MS = 1000
 
 
 class _Move(NamedTuple):
     old_leader: int
-    #: The time at which all brokers receive the news.
+    #: The time at which the remaining brokers receive the state without waiting for responses.
     end_ms: int
 
 
@@ -35,17 +35,17 @@ class HandoverNotifications:
     def __init__(self, links: Mapping[int, BrokerLink]) -> None:
         """Keep ``links``, the connections by broker id."""
         self._links = links
-        #: Moves that only the successor has received.
+        #: Moves that have been sent only to the successor.
         self._first: dict[ClusterPartition, _Move] = {}
-        #: Moves that all brokers but the old leader have received.
+        #: Moves that have been sent to all brokers except the old leader.
         self._others: dict[ClusterPartition, _Move] = {}
-        #: Those of the moves that may be able to continue since their last check.
+        #: The moves to check again: something has changed that may allow their next step.
         self._to_check: dict[ClusterPartition, None] = {}
-        #: No move times out before this time.
+        #: The earliest time at which a move can time out.
         self._end_ms = 0
 
     def begin(self, moved: Iterable[tuple[ClusterPartition, int]], now_ms: int) -> None:
-        """Start the notifications for partitions that have a new leader, each with its old leader."""
+        """Start to notify brokers of partitions that have a new leader; each partition comes with its old leader."""
         by_leader: defaultdict[int, list[ClusterPartition]] = defaultdict(list)
         if self.idle:
             self._end_ms = now_ms + _PATIENCE_MS
@@ -53,23 +53,26 @@ class HandoverNotifications:
             by_leader[_leader(partition)].append(partition)
             self._others.pop(partition, None)
             self._first[partition] = _Move(old_leader, now_ms + _PATIENCE_MS)
-            self._to_check[partition] = None  # The successor may have no connection.
+            self._to_check[partition] = None  # Check it at once, because the successor may have no connection.
         for leader, partitions in by_leader.items():
             link = self._links.get(leader)
             if link is not None:
                 link.partitions_changed(partitions)
 
     def on_accepted(self, partitions: Iterable[ClusterPartition]) -> None:
-        """Note that a broker has accepted news of these partitions; a full update calls ``brokers_changed`` instead."""
+        """Note that a broker has accepted an update with these partitions.
+
+        After a full update call ``brokers_changed`` instead.
+        """
         self._to_check.update((p, None) for p in partitions if p in self._first or p in self._others)
 
     def brokers_changed(self) -> None:
-        """Check all moves again: a broker may be gone, or may have received everything."""
+        """Check all moves again, because a broker may be gone, or may have received everything."""
         self._to_check.update(dict.fromkeys(self._first))
         self._to_check.update(dict.fromkeys(self._others))
 
     def notify_next(self, now_ms: int) -> None:
-        """Notify the next brokers of each move whose turn has come."""
+        """Notify the next brokers of each move whose earlier brokers have responded or timed out."""
         overdue = not self.idle and now_ms >= self._end_ms
         if overdue:
             self.brokers_changed()
@@ -115,7 +118,7 @@ class HandoverNotifications:
         return False
 
     def is_in_progress(self, partition: ClusterPartition) -> bool:
-        """Return whether some broker has yet to receive the move of this partition."""
+        """Return whether some broker has not been sent the new leader of this partition yet."""
         return partition in self._first or partition in self._others
 
     def drop(self, partition: ClusterPartition) -> None:
@@ -129,7 +132,7 @@ class HandoverNotifications:
 
     @property
     def deadline_ms(self) -> int | None:
-        """Return when ``notify_next`` must run even without a response."""
+        """Return the time at which ``notify_next`` must run even without a response."""
         return None if self.idle else self._end_ms
 
 

@@ -1,7 +1,7 @@
-"""Replacement of live leaders by better ones: preferred leaders, and requested elections.
+"""Moves of leadership from live leaders: to preferred leaders, and on request.
 
-``election.py`` has the elections that a failed leader requires. No election here is required; a later evaluation finds
-what this one leaves undone. Mutable, owned by one ``Controller``.
+``election.py`` has the elections after a leader fails. The elections here are not necessary: if one cannot be made now,
+a later evaluation of the partition makes it. Mutable, owned by one ``Controller``.
 """
 
 from __future__ import annotations
@@ -13,18 +13,18 @@ from sparklog.controller.cluster_state import ClusterPartition, ClusterState
 from sparklog.controller.election_requests import OpenElectionRequests
 from sparklog.controller.events import PREFERRED, UNCLEAN, ElectionRequested, ElectionsRead, Loaded
 
-#: Leaderships moved in one round, and the pause before the next round if there are more.
+#: The number of leaderships moved in one round, and the pause before the next round if more have to move.
 MAX_MOVED = 500
 _NEXT_ROUND_MS = 1000
 
 
 class LeaderRebalance:
-    """The pending leadership changes; with ``rebalance_interval_ms`` 0 preferred leaders return only on request."""
+    """The pending leadership changes. If ``rebalance_interval_ms`` is 0, preferred leaders return only on request."""
 
     def __init__(self, *, rebalance_interval_ms: int) -> None:
         self._requests = OpenElectionRequests()
         self._schedule = _Schedule(rebalance_interval_ms)
-        #: Partitions to return to their preferred leaders at the next evaluation, in its order.
+        #: Partitions whose leadership returns to the preferred leader when they are next evaluated.
         self._to_return: dict[ClusterPartition, None] = {}
 
     @property
@@ -47,7 +47,7 @@ class LeaderRebalance:
     def due_returns(
         self, partitions: Iterable[ClusterPartition], liveness: election.IsrLiveness, now_ms: int
     ) -> list[ClusterPartition]:
-        """Return, once per interval, the partitions whose leadership should return, at most one round's share."""
+        """Return the partitions whose leadership should return now, at most ``MAX_MOVED``; once per interval."""
         if not self._schedule.due(now_ms):
             return []
         for partition in partitions:
@@ -64,7 +64,10 @@ class LeaderRebalance:
         return partition.topic.unclean or self._requests.wants(partition, UNCLEAN)
 
     def better_leader(self, partition: ClusterPartition, liveness: election.IsrLiveness) -> election.Decision | None:
-        """Return another leader for a partition with a live leader, for its reassignment or for a request."""
+        """Return the decision to move the leadership of a partition with a live leader, or None.
+
+        The reason is its reassignment, a request, or its return to the preferred leader.
+        """
         stored, move = partition.stored, partition.move
         to_return = partition in self._to_return
         self._to_return.pop(partition, None)
@@ -76,13 +79,13 @@ class LeaderRebalance:
         if stored is not None and decision is None and (to_return or self._requests.wants(partition, PREFERRED)):
             decision = election.prefer(partition.replicas, stored, liveness, partition.unfit)
         if decision is None:
-            # An unclean election waits until it is known whether a member of the ISR returns to lead.
+            # A request for an unclean election stays open until it is clear whether a held member of the ISR returns.
             held = stored is not None and election.held_up(stored, liveness, partition.unfit)
             self._requests.satisfied(partition, but=UNCLEAN if held else "")
         return decision
 
     def elected_uncleanly(self, partition: ClusterPartition) -> None:
-        """Close the requests that this election satisfies, so that one request causes one election."""
+        """Remove the partition from requests for unclean elections, so that one request causes only one election."""
         self._requests.satisfied(partition, only=UNCLEAN)
 
     def forget(self, partition: ClusterPartition) -> None:
@@ -90,7 +93,7 @@ class LeaderRebalance:
         self._to_return.pop(partition, None)
 
     def settled(self) -> list[str]:
-        """Return the finished requests; each is returned once."""
+        """Return the finished requests. Each is returned only once."""
         return self._requests.settled()
 
 
@@ -106,8 +109,8 @@ def _finder(state: ClusterState) -> Callable[[ElectionRequested], Iterable[Clust
 class _Schedule:
     """The times at which leaderships return to the preferred leaders; ``interval_ms`` 0 disables returns.
 
-    After an absence of a broker, other brokers lead its partitions. A return causes a short pause for each partition,
-    so they do not all return at once. Source: Kafka's ``auto.leader.rebalance.enable``.
+    After a broker was absent, other brokers lead its partitions. The move back interrupts each partition for a short
+    time, so the partitions do not all move at once. Source: Kafka's ``auto.leader.rebalance.enable``.
     """
 
     def __init__(self, interval_ms: int) -> None:
@@ -115,7 +118,7 @@ class _Schedule:
         self.deadline_ms: int | None = None
 
     def start(self, now_ms: int) -> None:
-        """Start a term, and give brokers one interval to return."""
+        """Start a term. The first moves are one interval later, so that brokers have time to return."""
         if self._interval_ms:
             self.deadline_ms = now_ms + self._interval_ms
 

@@ -1,7 +1,7 @@
-"""The news that each broker has yet to receive, and the responses of brokers.
+"""The changes that each broker has yet to receive, and the handling of the brokers' responses.
 
-Mutable, owned by one ``Controller``, with one ``BrokerLink`` per incarnation. A new topic is announced after each of
-its partitions has its first state, or cannot have one yet.
+Mutable, owned by one ``Controller``, with one ``BrokerLink`` per incarnation. A new topic is announced to brokers when
+none of its partitions has a write or read in flight any more.
 """
 
 from __future__ import annotations
@@ -17,22 +17,24 @@ from sparklog.controller.handover_notifications import HandoverNotifications
 from sparklog.errors import ErrorCode
 from sparklog.model import BrokerEndpoint, BrokerRegistration, TopicPartition
 
-#: The number of partition states in flight to all brokers above which no further full update starts: about 15 MB.
+#: The number of partition states in flight to all brokers above which no further full update starts: these are about 15
+#: MB.
 _MAX_STATES_IN_FLIGHT = 200_000
 _PATIENCE_MS = 2000
-#: While brokers wait to stop, other brokers receive ISR changes with at most this delay. There are thousands of these
-#: changes, and no broker acts on them but the leaders, which wrote them.
+#: While brokers wait to stop, ISR changes are sent to other brokers with at most this delay. There are thousands of
+#: these changes, and only the leaders, which wrote them, act on them.
 _DEFER_MS = 2000
-#: The delay after no broker waits to stop any more. A released broker closes its logs, perhaps on the same processors.
+#: The delay after the last stopping broker was released. That broker still closes its logs, perhaps on the same
+#: processors.
 _CLOSING_MS = 300
 
 
 class BrokerReplies(NamedTuple):
     """The meaning of a broker's response.
 
-    ``broken`` are partitions whose replica it cannot open, which must not lead. ``outdated`` are partitions whose
-    leader epoch was assigned before, as its logs prove. ``superseded`` is the broker's error text if it obeys a later
-    controller; otherwise it is empty.
+    ``broken`` are partitions whose replica the broker cannot open, so that the replica must not lead. ``outdated`` are
+    partitions whose leader epoch was already assigned earlier, as the broker's logs prove. If the broker follows a
+    later controller, ``superseded`` is its error text; otherwise it is empty.
     """
 
     reports: tuple[ControllerReport, ...] = ()
@@ -42,31 +44,35 @@ class BrokerReplies(NamedTuple):
 
 
 class Outbox:
-    """The pending news for all brokers: each link collects facts, and ``due`` returns the updates to send now."""
+    """The pending changes for all brokers.
+
+    One link per broker collects them, and ``due`` returns the updates to send now.
+    """
 
     def __init__(self, *, controller_id: str, controller_epoch: int) -> None:
         self._controller_id = controller_id
         self._controller_epoch = controller_epoch
         self._links: dict[int, BrokerLink] = {}
         self._brokers: tuple[BrokerEndpoint, ...] = ()
-        #: Brokers that are hidden from the others, by id.
+        #: Untrusted brokers, by id. They are hidden from all other brokers.
         self._suspects: Mapping[int, BrokerEndpoint] = {}
         self._handovers = HandoverNotifications(self._links)
         self._updates = 0
-        #: Brokers that request a controlled shutdown and lead nothing, with whether a leader still needs them in its
-        #: ISR.
+        #: Brokers that request a controlled shutdown and lead no partition. The value is whether a leader still needs
+        #: the broker in its ISR.
         self._leaving: dict[int, bool] = {}
-        #: The time at which deferred news is sent even if brokers still wait to stop. None: no news is deferred.
+        #: The time at which deferred changes are sent even if brokers still wait to stop, or None if no change is
+        #: deferred.
         self._deferred_until_ms: int | None = None
-        #: Whether that time was set because no broker waits to stop any more.
+        #: Whether no broker waits to stop any more, so that the deferred changes are sent soon.
         self._no_broker_leaves = False
-        #: New topics that are not announced yet.
+        #: New topics that brokers have not been sent yet.
         self._unannounced: dict[ClusterTopic, None] = {}
-        #: The time to check again for full updates that wait for others to finish; None: none waits.
+        #: The time to check again whether a waiting full update may start, or None if none waits.
         self._retry_full_at_ms: int | None = None
 
     def broker_arrived(self, registration: BrokerRegistration) -> None:
-        """Add a broker with a new incarnation, or one that is new to this term. It receives everything."""
+        """Add a broker that is new to this term or has a new incarnation. It receives a full update."""
         self._links[registration.broker_id] = BrokerLink(registration)
         self._handovers.brokers_changed()
 
@@ -75,7 +81,10 @@ class Outbox:
         self._handovers.brokers_changed()
 
     def set_brokers(self, brokers: tuple[BrokerEndpoint, ...], *, suspects: Mapping[int, BrokerEndpoint]) -> None:
-        """Send ``brokers`` to all brokers. Each of ``suspects``, by id, also receives itself."""
+        """Set the table of ``brokers`` that all brokers receive.
+
+        Each of ``suspects`` also finds itself in its table.
+        """
         if (brokers, suspects) == (self._brokers, self._suspects):
             return
         before = {broker_id: self._table(broker_id) for broker_id in self._links}
@@ -90,7 +99,7 @@ class Outbox:
 
     def announce(self) -> None:
         for topic in list(self._unannounced):
-            # Check from the end: results arrive in order, so the missing ones are there.
+            # Check from the end: results arrive in order, so the last partitions are the ones that still wait.
             if any(p.pending is not None or p.rereading for p in reversed(topic.partitions)):
                 continue
             del self._unannounced[topic]
@@ -118,7 +127,7 @@ class Outbox:
                 link.partitions_changed(announced)
 
     def set_leaving(self, leaving: Mapping[int, bool]) -> None:
-        """Set the brokers that request a controlled shutdown and lead nothing, and whether leaders still need them."""
+        """Set the stopping brokers that lead no partition, each with whether a leader still needs it."""
         if leaving == self._leaving:
             return
         for broker_id in {*leaving, *self._leaving}:
@@ -128,12 +137,12 @@ class Outbox:
         self._leaving = dict(leaving)
 
     def has_current_brokers(self, broker_id: int) -> bool:
-        """Return whether the broker has accepted the table of live brokers. True for a broker without a connection."""
+        """Return whether the broker has accepted the current table of live brokers, or is unknown here."""
         link = self._links.get(broker_id)
         return link is None or link.has_current_brokers
 
     def isrs_changed(self, partitions: Iterable[ClusterPartition], now_ms: int) -> None:
-        """Notify the other brokers of partitions whose leaders report a change of only the ISR."""
+        """Notify all brokers but the leader of partitions whose leader reports a change of only the ISR."""
         by_leader: dict[tuple[int, int], list[ClusterPartition]] = {}
         for partition in partitions:
             stored = partition.stored
@@ -160,11 +169,11 @@ class Outbox:
             link.send_deferred()
 
     def leaders_moved(self, moved: Iterable[tuple[ClusterPartition, int]], now_ms: int) -> None:
-        """Note partitions whose stopping leader has a successor. See ``HandoverNotifications``."""
+        """Notify brokers, in the order of ``HandoverNotifications``, that stopping leaders have successors."""
         self._handovers.begin([(partition, old) for partition, old in moved if partition.topic.announced], now_ms)
 
     def has_sent(self, partition: ClusterPartition) -> bool:
-        """Return whether each reachable broker with a replica has accepted the newest state."""
+        """Return whether each replica of the partition on a known broker has accepted the newest state."""
         if self._handovers.is_in_progress(partition):
             return False
         links = (self._links.get(broker_id) for broker_id in partition.replicas)
@@ -173,7 +182,7 @@ class Outbox:
     def due(self, state: ClusterState, now_ms: int, *, more_coming: bool) -> list[SendUpdate]:
         """Return the updates to send now.
 
-        ``more_coming`` means that writes are in flight whose results brokers need as well.
+        ``more_coming`` means that writes are in flight, whose results brokers have to receive as well.
         """
         self._retry_full_at_ms = None
         self._send_deferred(now_ms)
@@ -188,7 +197,7 @@ class Outbox:
         """Return whether another full update has to wait.
 
         A hundred full updates at once, with hundreds of thousands of partitions each, would need gigabytes, and the
-        event loop would block while it builds them. A broker that does not respond soon does not count.
+        event loop would block while it builds them. An update to a broker that does not respond soon is not counted.
         """
         recent = [link for link in self._links.values() if link.is_in_flight_since(now_ms - _PATIENCE_MS)]
         full = sum(link.in_flight_count for link in recent) >= _MAX_STATES_IN_FLIGHT
@@ -209,10 +218,10 @@ class Outbox:
         return SendUpdate(link.registration.endpoint, self._updates, update)
 
     def _table(self, broker_id: int) -> tuple[BrokerEndpoint, ...]:
-        """Return the live brokers that this broker receives.
+        """Return the table of live brokers for this broker.
 
-        An untrusted broker that leads finds itself in its table. It treats a table without itself as an old one, and
-        two untrusted brokers would each wait for the other to remove it from an ISR.
+        An untrusted broker that leads partitions must find itself in its table: it ignores a table without itself as
+        outdated. Otherwise two untrusted brokers would each wait for the other to remove it from an ISR.
         """
         own = self._suspects.get(broker_id)
         return self._brokers if own is None else (*self._brokers, own)
@@ -223,7 +232,7 @@ class Outbox:
         retries = [
             link.retry_at_ms
             for link in self._links.values()
-            # A link that is due but waits for others is checked together with them.
+            # A link whose full update waits for others is checked at ``_retry_full_at_ms``.
             if link.in_flight is None and (held is None or not link.is_full_due)
         ]
         times = [held, *retries, self._handovers.deadline_ms, self._deferred_until_ms]
@@ -237,7 +246,7 @@ class Outbox:
     # --- responses -------------------------------------------------------------------------------------------------
 
     def on_lost(self, broker_id: int, update_id: int, now_ms: int) -> None:
-        """Note that an update got no response. It is sent again later."""
+        """Note that an update got no response. Its content is sent again later."""
         link = self._links.get(broker_id)
         if link is not None:
             link.on_lost(update_id, now_ms)
@@ -261,7 +270,7 @@ class Outbox:
             case ErrorCode.STALE_CONTROLLER_EPOCH:
                 return BrokerReplies(superseded=f"broker {event.broker_id}: {event.detail}")
             case _:
-                # The response is from an incarnation that is about to register, or a bug caused it. Retry slowly.
+                # The response comes from a new incarnation that is about to register, or from a bug. Retry slowly.
                 link.on_lost(event.update_id, now_ms, full=True)
                 self._handovers.brokers_changed()
                 detail = f"broker {event.broker_id}: {event.code} {event.detail}"
@@ -271,10 +280,10 @@ class Outbox:
 def _not_followed(
     event: UpdateReplied, state: ClusterState
 ) -> tuple[list[ControllerReport], list[ClusterPartition], list[ClusterPartition], list[ClusterPartition]]:
-    """Return the parts of an update that a broker did not perform.
+    """Sort the parts of an update that a broker did not carry out.
 
-    The parts are reports; replicas that cannot be opened; states to send again, which failed for other reasons; and
-    partitions that need a higher leader epoch.
+    Returns four lists: reports; partitions whose replica cannot be opened; partitions whose state is sent again,
+    because it failed for another reason; and partitions that need a higher leader epoch.
     """
     reports: list[ControllerReport] = []
     broken: list[ClusterPartition] = []

@@ -1,4 +1,4 @@
-"""Decisions about marked partitions: elections, recoveries, settled refusals, and finished reassignments.
+"""Decisions about marked partitions: elections, recoveries, refused truncations, and finished reassignments.
 
 ``election.py`` has the rules for one state. This module chooses the rule that applies to a partition.
 """
@@ -15,7 +15,7 @@ from sparklog.model import TopicPartition
 
 
 class PartitionDecisions:
-    """The decisions of one controller term, and the waits for absent replicas that it has reported."""
+    """The decisions of one controller term. It also remembers which waits for absent replicas were reported."""
 
     def __init__(
         self,
@@ -29,14 +29,14 @@ class PartitionDecisions:
         self._refused_truncations = refused_truncations
         self._unclean_recovery = unclean_recovery
         self._effects = effects
-        #: Partitions, with their leader epochs, that wait for an absent replica and were reported.
+        #: Partitions, with their leader epochs, whose wait for an absent replica was reported.
         self._waiting_reported: set[tuple[TopicPartition, int]] = set()
         self._waits_ended: set[tuple[TopicPartition, int]] = set()
 
     def decide(
         self, partition: ClusterPartition, liveness: election.IsrLiveness, now_ms: int
     ) -> election.Decision | None:
-        """Return the state that the partition needs now, or None if its leader may stay."""
+        """Return the decision about the partition, or None if its state may stay."""
         stored = partition.stored
         if stored is not None and stored.state.leader_epoch <= partition.outdated:
             return election.raised(stored, liveness, partition.outdated)
@@ -66,10 +66,10 @@ class PartitionDecisions:
         )
 
     def _must_wait(self, partition: ClusterPartition, liveness: election.IsrLiveness) -> bool:
-        """Return whether a partition waits for an absent replica, and report that once for each leader epoch.
+        """Return whether a partition must wait for an absent replica. Report the wait once for each leader epoch.
 
-        An unclean election ends the wait. The controller remembers that, because the election follows the request for
-        log ends.
+        A request for an unclean election ends the wait. This is remembered, because the election comes later, after the
+        brokers have returned their log ends.
         """
         assert partition.stored is not None
         waiting = (partition.tp, partition.stored.state.leader_epoch)
@@ -89,9 +89,9 @@ class PartitionDecisions:
 
 
 def _possibly_longer_replicas(partition: ClusterPartition, liveness: election.IsrLiveness) -> tuple[int, ...]:
-    """Return the live replicas outside the ISR if every member has lost this log, and not only its tail.
+    """Return the live replicas outside the ISR if every member of the ISR has lost its whole log, not only the tail.
 
-    A replica that lags may have more records than a member that has none.
+    A replica that lags may have more records than a member that lost all records.
     """
     assert partition.stored is not None
     isr = partition.stored.state.isr
@@ -101,7 +101,10 @@ def _possibly_longer_replicas(partition: ClusterPartition, liveness: election.Is
 
 
 def _may_lack_longest_log(partition: ClusterPartition, liveness: election.IsrLiveness) -> bool:
-    """Return whether every member has lost the log itself, which did hold records, and a replica is absent."""
+    """Return whether every member of the ISR has lost its whole log and a replica is absent.
+
+    The absent replica may then have the longest log.
+    """
     assert partition.stored is not None
     away = any(r not in liveness.live for r in partition.replicas)
     return away and partition.void.issuperset(partition.stored.state.isr)
@@ -114,9 +117,9 @@ class ReassignmentCompletion:
         self._found: dict[ClusterTopic, dict[ClusterPartition, StateWrite | None]] = {}
 
     def check(self, partition: ClusterPartition, liveness: election.IsrLiveness) -> None:
-        """Note the partition if its reassignment is finished, with its final state; None: the state stays as it is.
+        """Add the partition if its reassignment is finished, with its final state or None if the state does not change.
 
-        A partition whose topic is being written is skipped. It is evaluated again after that.
+        A partition is skipped while its topic's record is being written. It is evaluated again after the write.
         """
         move, topic = partition.move, partition.topic
         if move is None or topic.pending is not None or topic.rereading:
@@ -129,7 +132,7 @@ class ReassignmentCompletion:
                 self._found.setdefault(topic, {})[partition] = state_write(partition, end)
 
     def orders(self) -> list[tuple[ClusterTopic, WriteTopic]]:
-        """Return one write per topic, each of at most ``MAX_FINISHED`` partitions."""
+        """Return one write per topic. Each ends the reassignments of at most ``MAX_FINISHED`` partitions."""
         orders = []
         for topic, found in self._found.items():
             ended = dict(list(found.items())[: reassignments.MAX_FINISHED])

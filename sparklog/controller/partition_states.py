@@ -1,8 +1,8 @@
-"""The partition states as ZooKeeper has them: writes, adoption of newer states, and reads of unknown ones.
+"""The partition states in ZooKeeper: the controller's writes, newer states that it learns, and reads of unknown states.
 
-A write that loses its compare-and-set returns the true state. After a write without a response the controller reads the
-node. Either way it evaluates the partition again. Mutable, owned by one ``Controller``; at most one write per partition
-is in flight.
+A write that fails because the node has another version returns the node's state. After a write without a response the
+controller reads the node. In both cases it evaluates the partition again. Mutable, owned by one ``Controller``; at most
+one write per partition is in flight.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ AT_ONCE = 2000
 
 
 class PartitionStates:
-    """The stored states and the marked partitions; methods in the past tense handle the results of effects."""
+    """The stored states and the marked partitions. Methods named in the past tense handle the results of effects."""
 
     def __init__(
         self,
@@ -38,7 +38,7 @@ class PartitionStates:
         leader_rebalance: LeaderRebalance,
         effects: list[Effect],
     ) -> None:
-        """Keep the collaborators; ``effects`` is the current step's list, which this object appends to."""
+        """Keep the other parts of the controller. This object appends to ``effects``, the list of the current step."""
         #: Whether ZooKeeper is reachable. While it is not, the controller orders nothing.
         self.connected = True
         #: The number of writes in flight.
@@ -55,7 +55,10 @@ class PartitionStates:
     # --- marked partitions -----------------------------------------------------------------------------------------
 
     def mark(self, partitions: Iterable[ClusterPartition]) -> None:
-        """Mark partitions that a change may concern; this step evaluates them again."""
+        """Mark partitions that a change may concern.
+
+        The controller evaluates them again in this step or a later one.
+        """
         self._marked.update(dict.fromkeys(partitions))
 
     def unmark(self, partition: ClusterPartition) -> None:
@@ -66,7 +69,7 @@ class PartitionStates:
         return bool(self._marked)
 
     def next_marked(self) -> list[ClusterPartition]:
-        """Return and unmark the partitions that were marked first, at most one step's share."""
+        """Return and unmark the partitions that were marked first, at most ``AT_ONCE``."""
         marked = list(self._marked) if len(self._marked) <= AT_ONCE else list(islice(self._marked, AT_ONCE))
         if len(marked) == len(self._marked):
             self._marked = {}
@@ -102,9 +105,10 @@ class PartitionStates:
                 self._leader_rebalance.elected_uncleanly(partition)
             before = partition.stored
             self.adopt(partition, VersionedState(write.state, version, write.leader_incarnation))
-            # A stopping leader acknowledges no write before its followers have it. Other leaders may accept records
-            # meanwhile that are truncated later. (An orphan that requests a controlled shutdown says the same but still
-            # acknowledges acks=1, whose records may be truncated.)
+            # Only a stopping leader may receive its successor last, because it acknowledges no record before its
+            # followers have it. Any other leader could meanwhile accept records that are truncated later. (An orphan
+            # that requests a controlled shutdown counts as stopping too, but still acknowledges acks=1. Such records
+            # may be truncated.)
             if write.reason == election.MOVED and before is not None and before.state.leader in self._brokers.stopping:
                 moved.append((partition, before.state.leader))
             else:
@@ -121,14 +125,17 @@ class PartitionStates:
             partition = self._state.partition(tp)
             if partition is not None:
                 self.end_write(partition)
-        # Without a node the topic is gone, which a separate event reports. Another write would be refused again.
+        # If the node does not exist, the topic is gone, and a separate event reports that. Do not write again.
         self._effects.append(
             ControllerReport("controller.writes.refused", f"{next(iter(event.found), None)} first", len(event.found))
         )
         self.found((tp, stored) for tp, stored in event.found.items() if stored is not None)
 
     def on_unknown(self, event: StatesUnknown) -> None:
-        """Read the nodes of writes that got no response before any decision: each write may have succeeded."""
+        """Read the nodes of writes that got no response, because each write may have succeeded.
+
+        The controller decides nothing about these partitions before the result.
+        """
         partitions = [p for p in map(self._state.partition, event.partitions) if p is not None]
         for partition in partitions:
             self.end_write(partition)
@@ -157,9 +164,9 @@ class PartitionStates:
         self._outbox.partitions_changed(changed)
 
     def on_reported(self, event: StatesReported, now_ms: int) -> None:
-        """Adopt the reported states that are newer than the known ones.
+        """Store the reported states that are newer than the known ones.
 
-        A report proves nothing about later writes, so the controller still waits for a read in flight.
+        A report shows nothing about later writes, so the controller still waits for the result of a read in flight.
         """
         changed = []
         isrs = []
@@ -180,7 +187,7 @@ class PartitionStates:
                 else:
                     isrs.append(partition)
                     if self._is_led(stored) and not partition.unfit:
-                        self._state.store(partition, stored)  # This changes no decision.
+                        self._state.store(partition, stored)  # The leader stays right.
                         continue
                 self.adopt(partition, stored)
         self.reread(uncertain)
@@ -188,7 +195,7 @@ class PartitionStates:
         self._outbox.isrs_changed(isrs, now_ms)
 
     def adopt_found(self, topic: ClusterTopic) -> None:
-        """Adopt the states that waited for this topic's record."""
+        """Store the states that waited for this topic's record."""
         changed = []
         for partition in topic.partitions:
             stored, partition.found = partition.found, None
@@ -199,7 +206,7 @@ class PartitionStates:
         self._outbox.partitions_changed(changed)
 
     def adopt(self, partition: ClusterPartition, stored: VersionedState) -> bool:
-        """Adopt a state if it is newer than the known one. Returns whether it is."""
+        """Store a state if it is newer than the known one. Returns whether it is newer."""
         newer = partition.stored is None or stored.version > partition.stored.version
         if newer:
             self._state.store(partition, stored)
@@ -216,17 +223,17 @@ class PartitionStates:
             self._effects.append(ReadStates(tuple(tps)))
 
     def has_settled_leader(self, partition: ClusterPartition) -> bool:
-        """Return whether the leader is live and stays, and nothing else is pending.
+        """Return whether the leader is live and stays, all replicas are sound, and none is being reassigned.
 
-        The end of one of its other brokers then does not affect the partition.
+        The failure of a follower's broker then does not affect the partition.
         """
         stored = partition.stored
         return stored is not None and partition.move is None and not partition.unfit and self._is_led(stored)
 
     def awaits_successor(self, partition: ClusterPartition) -> bool:
-        """Return whether the leader is live but stops, and nothing else is pending.
+        """Return whether the leader is live but stopping, all replicas are sound, and none is being reassigned.
 
-        The move to a successor may then wait for its turn.
+        The move of the leadership to a successor may then be queued.
         """
         stored = partition.stored
         if stored is None or partition.move is not None or partition.unfit:
@@ -242,19 +249,19 @@ class PartitionStates:
 
     @staticmethod
     def _is_epoch_uncertain(partition: ClusterPartition, stored: VersionedState) -> bool:
-        """Return whether a reassignment may have ended or started with an epoch that this controller did not write.
+        """Return whether a reassignment may have ended or started without this controller's knowledge.
 
-        Brokers must not receive the old replicas with the new epoch, or the leader would add a former replica to the
-        ISR.
+        Its leader epoch is newer than the known one. Brokers must not receive the old replicas with the new epoch, or
+        the leader could add a former replica to the ISR.
         """
         known = partition.stored
         return partition.move is not None and known is not None and stored.state.leader_epoch > known.state.leader_epoch
 
 
 def _changes_only_isr(partition: ClusterPartition, stored: VersionedState) -> bool:
-    """Return whether a state changes only the ISR.
+    """Return whether the new state differs from the known one only in the ISR.
 
-    The same leader process then stays in its epoch, and no replica that must leave waits for its removal from the ISR.
+    The leader's process and epoch are then the same, and no replica waits for its removal from the ISR.
     """
     known = partition.stored
     return (

@@ -1,10 +1,10 @@
-"""Leaderships that move from stopping brokers, a limited number at a time.
+"""The moves of leaderships away from stopping brokers, a limited number at a time.
 
-Mutable, owned by one ``Controller``. A partition accepts no writes from the time at which its old leader receives the
-news until the new leader has it. Thousands of moves at once keep the brokers' event loops from the news, and the moves
-wait for one another. So no more are in flight than brokers handle quickly. The next ones start when half of them have
-been sent to the brokers, so that meanwhile ZooKeeper has writes to perform. No move waits for a broker that does not
-respond.
+Mutable, owned by one ``Controller``. While a leadership moves, its partition may accept no writes for a short time. If
+thousands moved at once, the brokers' event loops would take long to process the updates, and each partition would wait
+for the others. So only as many moves are in flight as brokers handle quickly. The next moves start when half of the
+earlier ones have reached the brokers, so that ZooKeeper always has writes to perform. No move waits for a broker that
+does not respond.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _PATIENCE_MS = 500
 
 class PendingMoves:
     def __init__(self) -> None:
-        #: Moves that are decided and may not have reached the brokers.
+        #: Moves that are decided and may not have reached the brokers yet.
         self._started: dict[ClusterPartition, None] = {}
         self._queued: dict[ClusterPartition, None] = {}
         self._started_at_ms = 0
@@ -38,7 +38,7 @@ class PendingMoves:
         self._queued.update(dict.fromkeys(partitions))
 
     def begin(self, partition: ClusterPartition, now_ms: int) -> bool:
-        """Return whether the partition may be moved now; otherwise queue it for ``next_ready``."""
+        """Return whether the partition may move now. If not, queue it for ``next_ready``."""
         if len(self._started) >= _AT_ONCE:
             self._queued[partition] = None
             return False
@@ -54,7 +54,8 @@ class PendingMoves:
     def next_ready(self, now_ms: int, has_sent: Callable[[ClusterPartition], bool]) -> list[ClusterPartition]:
         """Return the queued partitions that may start now.
 
-        They start after most of the earlier ones are written and ``has_sent``, or have timed out.
+        They may start when at least half of the earlier moves have been written and sent to the brokers (``has_sent``),
+        or after a timeout.
         """
         if not self._queued or now_ms >= self._started_at_ms + _PATIENCE_MS:
             self._started.clear()
@@ -68,7 +69,7 @@ class PendingMoves:
         return chosen
 
     def _drop_sent(self, has_sent: Callable[[ClusterPartition], bool]) -> None:
-        """Drop the started moves that brokers have received, up to the first that they have not."""
+        """Drop the started moves that brokers have received, up to the first move that they have not."""
         done = []
         for partition in self._started:
             if partition.pending is not None or not has_sent(partition):

@@ -1,8 +1,9 @@
-"""The placement of a topic's replicas: on different hosts, then racks, then brokers, and evenly over all brokers.
+"""The placement of a topic's replicas: on different hosts, racks and brokers, and evenly over all brokers.
 
-The leaders and replicas of each topic are spread evenly over the brokers, and those of all topics together as evenly as
-that allows. The module is pure and deterministic: the same brokers and the same load give the same assignment. The
-first replica of each partition is its preferred leader. ``assignment_spread`` does the work.
+The leaders and replicas of each topic are spread evenly over the brokers. Within that, the leaders and replicas of all
+topics together are spread as evenly as possible. The module is pure and deterministic: the same brokers and the same
+load give the same assignment. The first replica of each partition is its preferred leader. ``assignment_spread`` has
+the algorithm.
 """
 
 from __future__ import annotations
@@ -16,23 +17,23 @@ from sparklog.errors import BrokerError, ErrorCode
 from sparklog.model import BrokerEndpoint
 
 MAX_PARTITIONS = 100_000
-#: The number of new partitions that one request may add. Kafka's controllers limit it, too.
+#: The number of new partitions that one request may add. Kafka's controller has such a limit, too.
 MAX_NEW_PARTITIONS = 10_000
-#: The number of new partitions that the event loop places itself; more are placed in a thread.
+#: The number of new partitions up to which the event loop computes the placement itself; for more, a thread does.
 FEW_PARTITIONS = 100
 
 TopicAssignment = tuple[tuple[int, ...], ...]
 
 
 class Placement(NamedTuple):
-    """An assignment; ``warning`` says why it is weaker than requested, or is empty."""
+    """An assignment. ``warning`` describes a weakness, such as replicas on the same host, or is empty."""
 
     assignment: TopicAssignment
     warning: str = ""
 
 
 class Load(NamedTuple):
-    """The current load: broker id to the number of partitions led, and of replicas held."""
+    """The current load: for each broker id the number of partitions that it leads and of replicas that it holds."""
 
     leaders: Mapping[int, int] = {}
     replicas: Mapping[int, int] = {}
@@ -46,9 +47,10 @@ def place(
     load: Load | None = None,
     beside: TopicAssignment = (),
 ) -> Placement:
-    """Assign ``partitions`` times ``replication_factor`` replicas to live brokers.
+    """Assign ``partitions`` new partitions with ``replication_factor`` replicas each to live brokers.
 
-    ``beside`` are the topic's existing partitions. They stay, and the new ones make the whole topic even.
+    ``beside`` are the topic's existing partitions. They stay, and the new ones are placed so that the whole topic is
+    even.
 
     Raises:
       BrokerError: INVALID_REPLICATION_FACTOR, INVALID_PARTITIONS.
@@ -70,7 +72,7 @@ def place(
 
 
 def check_new(added: int) -> None:
-    """Raise BrokerError INVALID_PARTITIONS for more new partitions than one request may make."""
+    """Raise BrokerError INVALID_PARTITIONS if one request may not add this number of partitions."""
     if added > MAX_NEW_PARTITIONS:
         detail = f"found {added} new partitions in one request; expected at most {MAX_NEW_PARTITIONS}"
         raise BrokerError(ErrorCode.INVALID_PARTITIONS, f"{detail}: add the others with more requests")
@@ -93,7 +95,7 @@ def _sites(brokers: Sequence[BrokerEndpoint], load: Load, beside: TopicAssignmen
 
 
 def check_assignment(assignment: TopicAssignment, brokers: Sequence[BrokerEndpoint]) -> Placement:
-    """Validate an assignment of the user; return it with the same warning as ``place``.
+    """Validate an assignment that the user requested; return it with a warning as ``place`` does.
 
     Raises:
       BrokerError: INVALID_REPLICA_ASSIGNMENT.
@@ -115,7 +117,7 @@ def check_assignment(assignment: TopicAssignment, brokers: Sequence[BrokerEndpoi
 
 
 def shared_hosts(assignment: TopicAssignment, brokers: Sequence[BrokerEndpoint]) -> str:
-    """Return a sentence if replicas of one partition share a host, otherwise an empty string."""
+    """Return a warning if replicas of one partition share a host, otherwise an empty string."""
     host_of = {broker.broker_id: broker.host for broker in brokers}
     sharing = [
         partition

@@ -1,18 +1,18 @@
-"""The phases of a reassignment: when replicas may leave, which replica leads meanwhile, and when it is finished.
+"""The phases of a reassignment: when replicas may leave, which replica leads meanwhile, and when the reassignment ends.
 
-The module is pure. A reassignment is a level in the topic's record: ``assignment`` has the target, followed by the
-replicas that will leave. The phases follow from the partition's state alone, so a new controller continues where the
-last one stopped:
+The module is pure. The topic's record has the reassignments in progress: its ``assignment`` has the target replicas,
+followed by the replicas that will leave. The phase follows from the partition's state alone, so a new controller
+continues where the last one stopped:
 
   copying   some of the target is not in sync: no replica leaves; the leader adds members as they catch up
   leaving   the target is in sync: leadership moves into the target; the leader removes the others from the ISR
   done      only the target is in the ISR: one write ends the move in the record and raises the leader epoch
 
-The raised epoch reveals the end of a reassignment to a leader and to replicas that no broker could notify: a broker
-that is no longer a replica cannot fetch in it. Only the leader removes members from the ISR, as everywhere.
+By the raised epoch a leader and replicas that were not notified learn of the end of a reassignment: a broker that is no
+longer a replica cannot fetch in the new epoch. Here too, only the leader removes members from the ISR.
 
-A cancelled reassignment (its target is the original assignment) does not wait for replicas that were absent before it
-started.
+A cancelled reassignment has the original assignment as its target. It does not wait for all of these replicas to be in
+sync, because some may have been absent before it started: min.insync.replicas are enough.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ import msgspec
 from sparklog.controller import election
 from sparklog.model import Reassignment, TopicRecord, VersionedState
 
-#: The number of finished moves in one write. With their states it stays well below ZooKeeper's limit, whatever the
-#: record's own size.
+#: The number of reassignments that one write ends. With their partition states the write stays well below ZooKeeper's
+#: size limit, even with a large record.
 MAX_FINISHED = 200
 
 REASSIGNED = "reassigned"
@@ -56,7 +56,10 @@ def next_leader(
     unfit: Collection[int],
     min_isr: int,
 ) -> election.Decision | None:
-    """Return the move of the leadership to a live, sound member of the target, after the others may leave."""
+    """Return the decision that moves the leadership into the target, or None.
+
+    It moves to a live, sound replica of the target once the other replicas may leave.
+    """
     state = stored.state
     if state.leader in move.target or not election.stands(stored, liveness, unfit):
         return None
@@ -68,7 +71,7 @@ def next_leader(
 
 
 def only_reorders(replicas: tuple[int, ...], move: Reassignment) -> bool:
-    """Return whether the replicas only change their order: nothing is copied and no replica leaves."""
+    """Return whether the reassignment only changes the order of the replicas."""
     return set(replicas) == set(move.target) == set(move.original)
 
 
@@ -80,7 +83,7 @@ def finish(
     unfit: Collection[int],
     min_isr: int,
 ) -> election.Decision | None:
-    """Return the state that ends the reassignment, or None if it is not finished or has no live leader."""
+    """Return the decision that ends the reassignment, or None if it is not finished or the leader is not live."""
     state = stored.state
     if state.leader not in move.target or not set(state.isr).issubset(move.target):
         return None
@@ -90,7 +93,7 @@ def finish(
 
 
 def finished_record(record: TopicRecord, partitions: Iterable[int]) -> TopicRecord:
-    """Return the record after the reassignments of these partitions."""
+    """Return the record in which the reassignments of these partitions have ended."""
     moves = dict(record.reassigning)
     assignment = list(record.assignment)
     for number in partitions:
@@ -99,7 +102,7 @@ def finished_record(record: TopicRecord, partitions: Iterable[int]) -> TopicReco
 
 
 def moving_record(record: TopicRecord, targets: Mapping[int, tuple[int, ...]]) -> TopicRecord:
-    """Return the record with moves to ``targets`` started, or with moves in progress redirected to them."""
+    """Return the record with reassignments to ``targets``: new ones, or ones in progress with another target."""
     moves = dict(record.reassigning)
     assignment = list(record.assignment)
     for number, target in targets.items():

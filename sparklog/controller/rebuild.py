@@ -1,12 +1,12 @@
-"""The content that ZooKeeper needs after the loss of its data, derived from the logs in the brokers' directories.
+"""The rebuild of ZooKeeper's lost data from the logs in the brokers' directories.
 
 The module is pure. The next leader of each partition is the broker with the longest log: the highest last leader epoch
-and, among those, the greatest log end offset. This log has every committed record of all given directories. The broker
-is the partition's only in-sync replica at first; the others join as they catch up. Every number starts above the
-highest that any directory has seen.
+and, among those, the greatest log end offset. This log has every committed record of all given directories. At first
+this broker is the partition's only in-sync replica; the others join the ISR as they catch up. Every epoch and id starts
+above the highest one that any directory has seen.
 
-Only the given directories count. A finding names each partition with fewer logs than replicas: the missing logs may
-have records that these lack.
+Directories that are not given cannot be considered. For each partition with fewer logs than replicas the result has a
+finding, because the missing logs may have more records.
 """
 
 from __future__ import annotations
@@ -29,18 +29,19 @@ from sparklog.model import (
 )
 from sparklog.record.schema import DEFAULT_EVENT_TIME, DEFAULT_KEY_COLUMNS, parse_schema
 
-#: The numbers that are skipped above the highest that a directory has seen: other directories may have seen more.
+#: How far the new epochs and ids are above the highest that a directory has seen, because other directories may have
+#: seen higher ones.
 _CONTROLLER_EPOCHS = 1000
 _PRODUCER_IDS = 1_000_000
 _LEADER_EPOCHS = 100
-#: The epoch for directories that have recorded none, as those of release 0.1.0.
+#: The controller epoch for directories that have not recorded one, such as those of release 0.1.0.
 _UNKNOWN_CONTROLLER_EPOCH = 100_000
 
 
 class RebuiltTopic(NamedTuple):
     """A topic and the states of its partitions that have a log.
 
-    A partition without a log is new to the controller, because it holds nothing.
+    A partition without a log gets no state, so the controller treats it as new.
     """
 
     record: TopicRecord
@@ -50,7 +51,7 @@ class RebuiltTopic(NamedTuple):
 class RebuiltCluster(NamedTuple):
     """The metadata to write to an empty ZooKeeper.
 
-    ``brokers`` has the last registered incarnation by broker id. ``findings`` are sentences for the operator.
+    ``brokers`` has the last registered incarnation by broker id. ``findings`` are messages for the operator.
     """
 
     cluster_id: str
@@ -101,10 +102,10 @@ def rebuild_topics(
 ) -> list[RebuiltTopic]:
     """Return the topics of these logs, by name.
 
-    ``asked`` are brokers whose logs are all given.
+    ``asked`` are the brokers whose logs have all been given.
 
-    If several topics have one name, the latest counts. ``findings`` names the logs of the others; their brokers set
-    these logs aside.
+    If several topics have the same name, only the latest is rebuilt. For the logs of the others, which brokers will
+    move aside, a message is added to ``findings``.
     """
     newest: dict[str, TopicNote] = {}
     for note in notes:
@@ -117,7 +118,7 @@ def rebuild_topics(
     ids_by_name: defaultdict[str, list[str]] = defaultdict(list)
     for topic_id, copies in by_id.items():
         ids_by_name[copies[0].topic].append(topic_id)
-    for note in newest.values():  # Such a topic has no record yet.
+    for note in newest.values():  # No broker has a log of this topic.
         if note.topic_id not in by_id:
             ids_by_name[note.name].append(note.topic_id)
     rebuilt = []
@@ -147,7 +148,7 @@ def rebuild_topic(
     asked: Collection[int],
     findings: list[str],
 ) -> RebuiltTopic:
-    """Return one topic. Without a note it gets the default settings."""
+    """Return one topic. Without a note the topic gets the default settings."""
     copies: defaultdict[int, list[LogCopy]] = defaultdict(list)
     for log in logs:
         copies[log.partition].append(log)
@@ -165,7 +166,7 @@ def rebuild_topic(
         if found:
             best = found[0]
             epoch = max(best.last_epoch, 0) + _LEADER_EPOCHS
-            # A copy that appears later with more committed records is not truncated.
+            # NO_LOSS: a log that appears later with more committed records must not be truncated.
             states[number] = LeaderAndIsr(NO_LEADER, epoch, (best.broker_id,), 0, lossy_epoch=NO_LOSS)
             missing = sorted(set(known) - {log.broker_id for log in found} - set(asked))
             if missing:
@@ -196,7 +197,8 @@ def _schemas(logs: Sequence[LogCopy], note: TopicNote | None) -> tuple[TopicSche
 def _default_config(name: str) -> dict[str, str]:
     """Return the settings of a topic without a note.
 
-    Nothing is deleted before an operator decides what may go. The internal topic of group offsets is compacted.
+    Retention deletes no records until an operator sets the topic's retention. The internal topic of group offsets is
+    compacted.
     """
     kept = {"retention.ms": "-1"}
     return {**kept, "cleanup.policy": "compact"} if is_internal(name) and name.endswith("offsets") else kept

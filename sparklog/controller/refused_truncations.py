@@ -1,10 +1,10 @@
-"""Refused truncations: a follower holds committed records that its leader lacks.
+"""The handling of refused truncations: a follower holds committed records that its leader lacks.
 
-A refusal proves that the leader lost its log, or was given an old copy of it, without detection. The controller elects
-the replica that refuses if its log is sound. If a leader that was elected this way meets another refusal, the copies
+A refusal proves that the leader lost its log, or has an old copy of it, and did not notice. The controller elects the
+replica that refuses if its log is sound. If another replica then refuses to truncate for this new leader, the logs
 contradict each other: the partition is disputed, and no replica leads it before an operator decides. A second replica
-that holds the same records up to a higher offset is no contradiction: it leads then. The high watermarks rise, so this
-ends. Mutable, owned by one ``Controller``.
+with a higher high watermark is no contradiction: it is elected next. The high watermark rises each time, so the
+elections end. Mutable, owned by one ``Controller``.
 """
 
 from __future__ import annotations
@@ -20,20 +20,20 @@ from sparklog.model import NO_LEADER, VersionedState
 
 
 class SettledRefusal(NamedTuple):
-    """The decision for a partition with a refused truncation, and its report."""
+    """The decision for a partition with a refused truncation, and the report about it."""
 
     decision: election.Decision
     report: ControllerReport
 
 
 class RefusedTruncations:
-    """The current refusals by partition. They are a level: a replica withdraws its own."""
+    """The current refusals by partition. A refusal lasts until its replica withdraws it."""
 
     def __init__(self) -> None:
         self._by_partition: dict[ClusterPartition, list[TruncationRefused]] = {}
 
     def read(self, refusals: Iterable[TruncationRefused], state: ClusterState) -> list[ClusterPartition]:
-        """Replace the known refusals; return the partitions that they concern."""
+        """Replace the known refusals; return the partitions with refusals."""
         self._by_partition = {}
         for refusal in refusals:
             partition = state.partition(refusal.tp)
@@ -46,7 +46,7 @@ class RefusedTruncations:
         self._by_partition.pop(partition, None)
 
     def settle(self, partition: ClusterPartition, liveness: election.IsrLiveness) -> SettledRefusal | None:
-        """Return the result of the refusals of the current leader's truncations, or None if there are none."""
+        """Return the decision if a replica refuses to truncate for the current leader, or None."""
         stored, refusals = partition.stored, self._by_partition.get(partition)
         if stored is None or not refusals or stored.state.leader == NO_LEADER:
             return None

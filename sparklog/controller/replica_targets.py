@@ -1,7 +1,7 @@
-"""Targets for replicas that have to move, for another replication factor or to empty a broker.
+"""The target replicas of partitions for a new replication factor, or to move all replicas off a broker.
 
-The module is pure and deterministic. Replicas that may stay do, in their order. New ones come at the end, on the least
-loaded broker that adds a host, else a rack, else a broker.
+The module is pure and deterministic. Replicas that may stay keep their order. New ones follow, each on the broker that
+is preferably on another host, then in another rack, then the least loaded.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from sparklog.model import BrokerEndpoint, TopicPartition
 
 
 class ReplicaTargets:
-    """The targets of partitions, chosen one after the other, with a count of the replicas of each broker."""
+    """The choice of targets for one partition after the other. It counts the replicas of each broker."""
 
     def __init__(
         self,
@@ -23,7 +23,7 @@ class ReplicaTargets:
         *,
         without: Collection[int] = (),
     ) -> None:
-        """Keep the live ``brokers`` and the ``replicas`` of all partitions; brokers in ``without`` hold nothing."""
+        """Keep the live ``brokers`` and the ``replicas`` of all partitions. Brokers in ``without`` get no replicas."""
         self._brokers = [
             broker for broker in sorted(brokers, key=lambda b: b.broker_id) if broker.broker_id not in without
         ]
@@ -32,7 +32,7 @@ class ReplicaTargets:
         self._load = Counter(broker_id for holders in replicas.values() for broker_id in holders)
 
     def of(self, tp: TopicPartition, replicas: Sequence[int], replication_factor: int) -> tuple[int, ...]:
-        """Return the target of one partition, which is ``replicas`` if nothing has to move.
+        """Return the target of one partition: ``replicas`` if none of them has to move.
 
         Raises:
           BrokerError: INVALID_REPLICATION_FACTOR if there are not enough brokers.
@@ -68,8 +68,8 @@ class ReplicaTargets:
     def _least_needed(self, kept: Sequence[int]) -> int:
         """Return a replica to drop.
 
-        One that is not live comes first, then one that shares its host, then the one on the most loaded broker. The
-        first live replica leads and is never dropped.
+        A replica on a broker that is not live is dropped first, then one that shares its host, then the one on the most
+        loaded broker. The first live replica is the leader and is dropped last.
         """
 
         def need(replica: int) -> tuple[bool, bool, bool, int]:

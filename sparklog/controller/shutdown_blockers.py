@@ -1,8 +1,8 @@
-"""Leaders that still need brokers in controlled shutdown: live leaders with these brokers in their ISRs.
+"""The partitions whose live leader still has a broker in controlled shutdown in its ISR.
 
-The controller checks this in every step while such brokers exist, and their partitions decrease gradually. The check
-therefore starts with the partitions that the last check found. It examines all partitions of a broker only when none of
-those is left. Mutable, owned by one ``Controller``.
+The controller checks this in every step while brokers shut down, and the number of these partitions falls gradually.
+Each check therefore starts with the partitions that the last check found. It examines all partitions of a broker only
+when none of those blocks the shutdown any more. Mutable, owned by one ``Controller``.
 """
 
 from __future__ import annotations
@@ -13,22 +13,22 @@ from sparklog.controller.cluster_state import ClusterPartition, ClusterState
 
 
 class ShutdownBlockers:
-    """The partitions that block the shutdown of brokers; ``among`` is the only query."""
+    """The partitions that block the shutdown of brokers. ``among`` is the only query."""
 
     def __init__(self) -> None:
-        #: By broker, the partitions that needed it at the last full check, without those that no longer do. None: no
-        #: partition needs it.
+        #: For each broker, the partitions that needed it at the last full check, except those that no longer do; None
+        #: if no partition needs it.
         self._left: dict[int, list[ClusterPartition] | None] = {}
-        #: The number of stored states at that check.
+        #: ``ClusterState.stored_count`` at that check.
         self._seen = 0
 
     def among(self, leaving: Iterable[int], state: ClusterState, live: Container[int]) -> dict[int, bool]:
-        """Return for each of these brokers, which lead nothing, whether leaders need it.
+        """Return for each ``leaving`` broker, which leads no partition, whether a leader still needs it.
 
         ``live`` are the live brokers.
 
-        A broker that no leader needs may be needed again: a leader may have added it before the leader received the
-        news of its shutdown. The check runs again when states become known.
+        A broker that no leader needs may become needed again, because a leader may have added it to its ISR before the
+        leader learned of the shutdown. So the check runs again after new states become known.
         """
         if self._seen != state.stored_count:
             self._seen = state.stored_count

@@ -1,7 +1,7 @@
-"""The topics of a controller: records that were read or written, and deletions.
+"""The controller's handling of topics: records that were read or written, and deletions.
 
-Mutable, owned by one ``Controller``. A topic's record has one write in flight at most, together with states of its
-partitions.
+Mutable, owned by one ``Controller``. A topic's record has at most one write in flight. That write may also contain
+states of the topic's partitions.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from sparklog.model import VersionedState
 
 
 class TopicChanges:
-    """The handler of changes of topics: of those that were read from ZooKeeper, and of the controller's own writes."""
+    """The handler of changes of topics: changes that were read from ZooKeeper, and the controller's own writes."""
 
     def __init__(
         self,
@@ -35,7 +35,7 @@ class TopicChanges:
         forget: Callable[[ClusterPartition], None],
         effects: list[Effect],
     ) -> None:
-        """Keep the collaborators; ``forget`` drops a partition that is gone from the controller's other parts."""
+        """Keep the other parts of the controller. ``forget`` removes a deleted partition from them."""
         self._state = state
         self._states = states
         self._outbox = outbox
@@ -44,12 +44,12 @@ class TopicChanges:
         self._deletions = _Deletions()
 
     def read(self, snapshot: TopicSnapshot) -> None:
-        """Adopt a topic as it was read, and notify brokers of what changed."""
+        """Store a topic as it was read, and notify brokers of what changed."""
         record = snapshot.record
         known = self._state.topics.get(record.name)
         if known is not None and known.record.topic_id != record.topic_id:
-            # The topic was probably deleted and created again between two reads. Brokers check the deletion in
-            # ZooKeeper.
+            # The topic was probably deleted and created again between two reads. Before brokers delete logs they check
+            # the deletion in ZooKeeper.
             self.drop(record.name, deleted=False)
             known = None
         if known is not None:
@@ -58,7 +58,7 @@ class TopicChanges:
                 self._states.mark(known.partitions)
             if snapshot.version < known.version:
                 self._states.adopt_found(known)
-                return  # The snapshot is older than the known record.
+                return  # Ignore a snapshot that is older than the known record.
             if known.record == record:
                 # The record was changed and changed back. A write that expects the old version would always be refused.
                 self._state.put_record(known, record, snapshot.version)
@@ -71,7 +71,7 @@ class TopicChanges:
             if not topic.announced:
                 self._outbox.topic_created(topic)
         if topic.announced:
-            # Include the moving partitions: with other settings, other replicas may leave.
+            # Include the partitions in reassignment: with other settings, other replicas may leave.
             stored = [p for p in dict.fromkeys((*changed, *topic.moving)) if p.stored is not None]
             self._outbox.topic_changed(topic, stored)
         self._states.mark(topic.partitions)  # Mark all partitions, because the topic may allow unclean elections now.
@@ -114,7 +114,7 @@ class TopicChanges:
         self._effects.append(order)
 
     def on_written(self, event: TopicWritten | TopicNotWritten) -> None:
-        """Adopt a written topic. After a refusal, read the topic and the states of the write again."""
+        """Store a written topic. If the write failed, read the topic and the states of the write again."""
         topic = self._state.topics.get(event.name)
         if topic is None or topic.record.topic_id != event.topic_id or topic.pending is None:
             return
@@ -143,17 +143,16 @@ class TopicChanges:
 
 
 class _Deletions:
-    """The ids of the topics to be deleted, by name.
+    """The requested deletions: for each topic name the id of the topic to delete.
 
-    A request is a node in ZooKeeper with the topic's name and id. The requests are a level: each read returns all of
-    them.
+    A request is a node in ZooKeeper with the topic's name and id. Each read returns all requests.
     """
 
     def __init__(self) -> None:
         self._requested: dict[str, str] = {}
 
     def read(self, requested: Mapping[str, str]) -> None:
-        """Replace the known requests by ``requested``, which has all of them."""
+        """Replace the known requests by ``requested``, which has all current requests."""
         self._requested = dict(requested)
 
     def order(self, topic: ClusterTopic) -> DeleteTopicNodes | DropDeletionRequest | None:

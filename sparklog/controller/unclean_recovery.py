@@ -1,10 +1,11 @@
-"""Recovery of partitions whose whole ISR lost its page cache: requests for log ends, responses and the decision.
+"""Recovery of partitions whose ISR members all lost their page cache: requests for log ends, and the decision.
 
-After a power failure no member can vouch for its tail, and the election of an arbitrary member would discard records
-that another still has. The controller therefore requests the log ends of all members, and the greatest (leader epoch of
-the last batch, log end offset) leads. If all members have lost the log itself, the controller requests them from the
-other live replicas as well. It waits without limit for absent members, because their logs may be whole. It waits up to
-``unclean.recovery.timeout.ms`` for live replicas that do not respond.
+After a power failure no member of the ISR is certain to have the tail of its log. If an arbitrary member were elected,
+records that another member still has would be lost. The controller therefore requests the log ends of all members. The
+replica with the greatest (leader epoch of the last batch, log end offset) is elected. If all members have lost the
+whole log, the controller also requests the log ends of the other live replicas. It waits without limit for absent
+members, because their logs may be complete. It waits up to ``unclean.recovery.timeout.ms`` for live replicas that do
+not respond.
 """
 
 from __future__ import annotations
@@ -48,7 +49,7 @@ class UncleanRecovery:
             self._request_at_ms = now_ms
 
     def give_up(self, partition: ClusterPartition) -> None:
-        """End the search for a partition that needs no recovery (any more)."""
+        """End the search for a partition that does not need recovery, or no longer does."""
         if self._searches:
             self._searches.pop(partition, None)
 
@@ -63,7 +64,7 @@ class UncleanRecovery:
             search.ends[broker_id] = end
 
     def decided(self, partition: ClusterPartition, now_ms: int) -> Mapping[int, tuple[int, int]] | None:
-        """Return the log ends to elect from: those of all members, or after the timeout those that arrived."""
+        """Return the log ends of all members, or after the timeout those that have arrived; None if it still waits."""
         search = self._searches.get(partition)
         if search is None or not search.ends:
             return None

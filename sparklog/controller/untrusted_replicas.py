@@ -1,11 +1,11 @@
-"""ISR memberships that are void because their broker lost its page cache or logs.
+"""ISR memberships that are void because the broker lost its page cache or logs.
 
-Mutable, owned by one ``Controller``. A broker that returns and cannot vouch for its logs is untrusted on every
-partition that it hosts, until the partition's ISR, read after its registration, does not contain it. Until then its
-replica is not elected while another member can be trusted, and the partition's leader receives a table without the
-broker, so that it removes the broker from the ISR. When no partition is left, the broker is trusted like any other. A
-broker that doubts some of its logs is untrusted on these alone: it stays in the table, and the leaders of these
-partitions are ordered to remove it from their ISRs.
+Mutable, owned by one ``Controller``. If a broker returns and its logs may lack records, the broker is untrusted on
+every partition that it hosts. The distrust of a partition ends when its ISR, read after the broker's registration, does
+not contain the broker. Until then its replica is not elected while another member can be trusted. The partition's
+leader receives a table without the broker, so that the leader removes the broker from the ISR. When no such partition
+remains, the broker is trusted again. If only some logs of a broker may lack records, the broker is untrusted on these
+alone: it stays in the table, and the leaders of these partitions are ordered to remove it from their ISRs.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ from sparklog.model import BrokerRegistration
 class UntrustedReplicas:
     """The untrusted replicas by broker.
 
-    ``suspects`` and ``void`` of ``ClusterPartition`` have the same facts by partition; only this class changes them.
+    ``ClusterPartition.suspects`` and ``void`` have the same facts by partition. Only this class changes them.
     """
 
     def __init__(self) -> None:
         self._by_broker: dict[int, set[ClusterPartition]] = {}
-        #: Brokers that doubt only some of their logs.
+        #: Brokers that are untrusted on only some of their logs.
         self._in_part: set[int] = set()
-        #: Partitions whose leaders have received, or are about to receive, the order to remove a broker that may stay.
+        #: Partitions whose leaders were ordered to remove a broker that may now stay in the ISR.
         self._cleared: dict[ClusterPartition, None] = {}
 
     def begin(
@@ -34,7 +34,7 @@ class UntrustedReplicas:
     ) -> list[ClusterPartition]:
         """Distrust the broker on those of ``partitions`` whose ISR may contain it, and return them.
 
-        ``in_part`` means that it vouches for its other logs.
+        ``in_part`` means that the broker's other logs are trusted.
         """
         suspected = [p for p in partitions if unread or p.stored is not None or p.pending is not None]
         self._by_broker[broker_id] = set(suspected)
@@ -47,37 +47,40 @@ class UntrustedReplicas:
         return suspected
 
     def end(self, broker_id: int) -> None:
-        """End all distrust of a broker that is gone or has a new incarnation."""
+        """End all distrust of a broker that has failed or has a new incarnation."""
         for partition in self._by_broker.pop(broker_id, ()):
             self._clear(partition, broker_id)
         self._in_part.discard(broker_id)
 
     def next_cleared(self) -> list[ClusterPartition]:
-        """Return the partitions whose leaders must learn that a broker may stay in the ISR."""
+        """Return, once, the partitions whose leaders must be notified that a broker may stay in the ISR."""
         if not self._cleared:
             return []
         cleared, self._cleared = self._cleared, {}
         return list(cleared)
 
     def review(self, partition: ClusterPartition) -> None:
-        """End the distrust that the partition's state, if it is known for certain, shows to be settled."""
+        """End the distrust of brokers that are no longer in the partition's ISR, if its state is known for certain."""
         if not partition.suspects or partition.rereading or partition.pending is not None or partition.stored is None:
             return
         isr = partition.stored.state.isr
         self._acquit(partition, [broker_id for broker_id in partition.suspects if broker_id not in isr])
 
     def drop(self, partition: ClusterPartition) -> None:
-        """End all distrust on the partition: its new leader's log is the reference, whatever it lost."""
+        """End all distrust on the partition.
+
+        The log of its new leader is now the reference, even if it lost records.
+        """
         if partition.suspects:
             self._acquit(partition, list(partition.suspects))
 
     def forget(self, partition: ClusterPartition) -> None:
-        """Drop a partition whose topic is gone; brokers need no notice."""
+        """Drop a partition whose topic is gone. No broker is notified."""
         self.drop(partition)
         self._cleared.pop(partition, None)
 
     def open(self, live: Mapping[int, BrokerRegistration]) -> set[int]:
-        """Return the brokers with void ISR memberships that a live leader can remove."""
+        """Return the brokers that are untrusted as a whole and that a live leader can still remove from an ISR."""
         return {
             broker_id
             for broker_id, partitions in self._by_broker.items()
@@ -86,7 +89,7 @@ class UntrustedReplicas:
         }
 
     def settled(self) -> list[int]:
-        """Return the brokers that are untrusted on no partition any more; each is returned once."""
+        """Return the brokers that are no longer untrusted on any partition. Each is returned only once."""
         clear = [broker_id for broker_id, partitions in self._by_broker.items() if not partitions]
         for broker_id in clear:
             del self._by_broker[broker_id]
@@ -108,7 +111,7 @@ class UntrustedReplicas:
 
 
 def _led_by_another(partition: ClusterPartition, broker_id: int, live: Mapping[int, BrokerRegistration]) -> bool:
-    """Return whether a live leader may change the ISR, as far as is known."""
+    """Return whether another live broker may lead the partition, so that it can remove the broker from the ISR."""
     stored = partition.stored
     if stored is None or partition.pending is not None or partition.rereading:
         return True

@@ -1,10 +1,10 @@
-"""Detection that ZooKeeper was restored from an older copy, by the registrations of brokers.
+"""Detection, from the registrations of brokers, that ZooKeeper was restored from an older copy.
 
-The module does no I/O. A broker registers with the highest numbers that its log directory has seen in the cluster. A
-controller epoch above the current one, or the current one of another controller, was assigned by a ZooKeeper with newer
-data. The controller then raises every counter by more than the cluster can have used since the copy was made, and the
-next controller starts above all numbers that any broker has seen. An implausibly high number is not believed: the
-controller leaves its broker out, and the report says what to do.
+The module does no I/O. A broker registers with the highest controller epoch and producer ids that its log directory has
+seen. If this epoch is above the current one, or if another controller had the current epoch, then ZooKeeper had newer
+data when it was assigned. The controller then raises the epoch and the producer ids well above those that brokers have
+seen, and its term ends. The next controller starts above them. If an epoch is implausibly high, the controller ignores
+the broker and reports what to do.
 """
 
 from __future__ import annotations
@@ -15,10 +15,11 @@ from typing import NamedTuple
 from sparklog.controller.effects import ControllerReport, RaiseCounters
 from sparklog.model import BrokerRegistration
 
-#: The controller epochs and producer ids that are skipped. Some brokers may have seen higher ones than this broker.
+#: How many controller epochs and producer ids are skipped, because other brokers may have seen higher ones than this
+#: broker.
 _EPOCH_STRIDE = 1000
 _PRODUCER_ID_STRIDE = 1_000_000
-#: A number that is more than this above the current controller epoch is not believed.
+#: A controller epoch that is higher than the current one by more than this is implausible.
 MOST_RAISED = 1_000_000
 
 
