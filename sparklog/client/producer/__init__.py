@@ -1,1 +1,1 @@
-"""The producer: from records and tables to acknowledged batches, and transactions."""
+"""The producer: it writes records and tables to topics, also in transactions."""

@@ -1,7 +1,7 @@
 """The revalidation of a producer's waiting batches against the newest metadata.
 
-Meanwhile a topic may get another schema, be recreated, or be deleted. Everything runs on the producer's I/O thread, or
-on the thread that acts for it.
+While a batch waits, its topic may get another schema, be recreated, or be deleted. All code runs on the producer's I/O
+thread, or on a caller's thread that runs the event loop in its place (see ``LoopHandoff``).
 """
 
 from __future__ import annotations
@@ -17,21 +17,21 @@ from sparklog.errors import BrokerError, ErrorCode
 
 
 class BatchRevalidation:
-    """The revalidation rules. Owner: the ``Sender``. It has no state: the batches are in the partition queues."""
+    """The check of waiting batches after a metadata change. Stateless; owned by the ``Sender``."""
 
     def __init__(self, metadata: ProducerMetadata, queues: PartitionQueues, reports: DeliveryReports) -> None:
-        """Create the rules of one producer. ``reports`` fails each batch that was removed."""
+        """Create the check for the batches in ``queues``. ``reports`` reports the batches that fail."""
         self._metadata = metadata
         self._queues = queues
         self._reports = reports
 
     def revalidate_topic(self, topic: ProducerTopic) -> None:
-        """Revalidate all waiting batches of a topic."""
+        """Revalidate all batches of a topic that are not in flight."""
         for batch in self._of(topic.name):
             self.revalidate(batch)
 
     def revalidate(self, batch: ProducerBatch) -> None:
-        """Adapt a batch to its topic's newest schema, or fail it if the topic was recreated."""
+        """Adapt a batch to its topic's newest schema, or fail the batch if the topic was recreated."""
         topic = self._metadata.topics.get(batch.tp.topic)
         if topic is None:
             return
@@ -48,17 +48,17 @@ class BatchRevalidation:
                 self._fail_batch(batch, error if isinstance(error, BrokerError) else encode_error(topic, error))
 
     def fail_topic(self, topic: str, error: BrokerError) -> None:
-        """Fail all waiting batches of a topic."""
+        """Fail all batches of a topic that are not in flight."""
         for batch in self._of(topic):
             self._fail_batch(batch, error)
 
     def discard_all(self, error: BaseException) -> None:
-        """Fail all batches, also those in flight, which may still reach the log."""
+        """Fail all batches. A batch in flight may still reach the log."""
         for batch in self._queues.batches():
             self._fail_batch(batch, error)
 
     def fail_all(self, error: BaseException) -> None:
-        """Fail all batches at the producer's end, perhaps after an interrupt."""
+        """Fail all batches when the producer ends, even if an interrupt left the queues inconsistent."""
         for batch in self._queues.batches():
             try:
                 self._queues.drop(batch)

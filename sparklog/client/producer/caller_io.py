@@ -1,7 +1,8 @@
-"""The I/O that a waiting caller does for the producer's I/O thread: it sends its record and reads the response.
+"""Network I/O in the thread of a caller that waits for its record, in place of the producer's I/O thread.
 
-This is possible while the thread has lent its loop; ``LoopHandoff`` has the reason. A caller that waits for single
-records in sequence borrows the loop. The thread gets it back if there is other work, or if a response takes longer.
+The I/O thread lends its event loop to a caller that sends single records and waits for each of them; ``LoopHandoff``
+explains why. The caller then sends its record and reads the response itself. The I/O thread gets the loop back if there
+is other work, or if a response takes long.
 """
 
 from __future__ import annotations
@@ -17,31 +18,37 @@ from sparklog.client.producer.send_loop import SendLoop
 from sparklog.client.producer.spin_policy import SpinPolicy, processors
 from sparklog.net.async_client import AsyncConnection
 
-#: A thread that has waited for this number of records in sequence is expected to wait for the next one as well.
+#: A thread that has waited for more than this number of records in sequence may borrow the loop.
 _WAITS_IN_SEQUENCE = 4
-#: The I/O thread waits for a slower response, because it has other work as well.
+#: The time that a caller waits for a response. After that, it returns the loop, and the I/O thread waits for the
+#: response.
 _RESPONSE_S = 0.005
 
 
 class CallerIo:
-    """The rules by which callers act for the I/O thread. Owner: that thread. Any thread may call its methods."""
+    """The work that callers do for the I/O thread while its loop is lent. Any thread may call the methods."""
 
     def __init__(self, handoff: LoopHandoff, sender: SendLoop, thread: IoThread) -> None:
-        """Create the rules of one producer. ``thread`` ends if an interrupt stops some work of ``sender``."""
+        """Create the object for one producer.
+
+        ``thread`` ends if an interrupt stops ``sender`` while it changes its state.
+        """
         self._handoff = handoff
         self._sender = sender
         self._io_thread = thread
         self._waits = 0
         self._waiting_thread = -1
         self._spin_policy = SpinPolicy(processors=processors())
-        #: True while the acting thread only waits: an interrupt loses nothing then.
+        #: True while the thread that has entered the loop only waits. An interrupt is harmless then.
         self._only_waiting = False
-        #: The connection whose responses are being read. An interrupt loses at most this connection, unless a callback
-        #: runs.
+        #: The connection whose responses are being read. An interrupt during the read costs only this connection,
+        #: unless a callback is running.
         self._reading: AsyncConnection | None = None
 
     def wait_helping(self, finished: Callable[[], bool]) -> None:
-        """Do the I/O in the calling thread, which waits until ``finished``. Return early if that is not possible.
+        """Do the I/O in the calling thread until ``finished()`` is true. May return before that.
+
+        The caller must check ``finished`` again and wait in another way.
 
         Only a thread that waits for single records in sequence does the I/O.
         """
@@ -49,14 +56,14 @@ class CallerIo:
             try:
                 self._handoff.borrow(lambda: not self._sender.needs_loop())
             except RuntimeError:
-                return  # the thread has just ended, and completed all open work
+                return  # the I/O thread has just ended and completed all open work
             if not self._handoff.lent:
                 self._waits = -_WAITS_IN_SEQUENCE  # other work is in progress and will take a moment
         if self._handoff.lent:
             self._act(self._receive, (finished,), only_waiting=True)
 
     def _waits_in_sequence(self) -> bool:
-        """Return whether the last few waits were all of this thread."""
+        """Return whether the last waits, more than ``_WAITS_IN_SEQUENCE``, were all of this thread."""
         thread = get_ident()
         if thread != self._waiting_thread:
             self._waiting_thread, self._waits = thread, 0
@@ -64,14 +71,17 @@ class CallerIo:
         return self._waits > _WAITS_IN_SEQUENCE
 
     def act(self, work: Callable[..., None], *arguments: Any) -> bool:
-        """Do some work of the I/O thread in its place, if the loop is lent. Return whether the work was done."""
+        """Run ``work`` in the calling thread if the loop is lent. Return whether it ran."""
         return self._act(work, arguments, only_waiting=False)
 
     def _act(self, work: Callable[..., None], arguments: tuple[Any, ...], *, only_waiting: bool) -> bool:
-        """Enter, run ``work`` and leave. ``only_waiting`` is the initial state; ``work`` may change it."""
+        """Enter the loop, run ``work`` and leave.
+
+        ``only_waiting`` is the initial value of ``_only_waiting``, which ``work`` may change.
+        """
         handoff = self._handoff
         if get_ident() == handoff.thread:
-            return False  # a callback: this thread acts already
+            return False  # called from a callback: this thread has entered the loop already
         try:
             if not handoff.enter():
                 return False
@@ -86,7 +96,7 @@ class CallerIo:
                         given_up = self._is_connection_given_up()
                     finally:  # a second interrupt may arrive in the block above
                         if not given_up:
-                            # An interrupt inside a change of state: the state is undefined from here.
+                            # The interrupt may have stopped a change of the producer's state, which is then undefined.
                             self._io_thread.end(error)
                 raise
             finally:
@@ -96,14 +106,14 @@ class CallerIo:
                     handoff.recall()
         except BaseException:
             handoff.leave_interrupted()
-            self._io_thread.wake()  # perhaps nothing was done, and no other thread would report the work
+            self._io_thread.wake()  # if ``work`` did not run, no other thread would wake the I/O thread for it
             raise
         return True
 
     def _is_connection_given_up(self) -> bool:
-        """Close the connection if an interrupt arrived while responses were read. Return whether that is sufficient.
+        """Close the connection if an interrupt stopped a read of responses. Return whether nothing else was damaged.
 
-        The bytes that were read are lost, so every request of that connection is treated as failed and sent again.
+        The bytes that were read are lost, so every request of that connection counts as failed and is sent again.
         Return False if a callback was running.
         """
         if self._reading is None or self._reading.delivering:

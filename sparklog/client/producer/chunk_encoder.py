@@ -1,7 +1,7 @@
-"""The encoding of a chunk of records into one part per partition and batch.
+"""The encoding of a chunk of records into batches, each for one partition.
 
-A record that does not fit is refused, and the others are encoded. Everything runs on the producer's I/O thread, or on
-the thread that acts for it.
+A record that does not fit the topic's schema is refused, and the others are encoded. All code runs on the producer's
+I/O thread, or on a caller's thread that runs the event loop in its place (see ``LoopHandoff``).
 """
 
 from __future__ import annotations
@@ -14,14 +14,17 @@ from sparklog.errors import BrokerError, ErrorCode
 
 
 class ChunkEncoder:
-    """The encoder. Owner: the ``Sender``. It keeps no state between chunks."""
+    """The encoder of a producer's chunks. Stateless; owned by the ``Sender``."""
 
     def __init__(self, *, compression: str | None, batch_bytes: int) -> None:
         self._compression = compression
         self._batch_bytes = batch_bytes
 
     def parts(self, topic: ProducerTopic, chunk: RecordChunk) -> list[EncodedPart]:
-        """Return the encoded parts; empty if every record was refused. The chunk keeps the refusals."""
+        """Return the encoded batches; empty if every record was refused.
+
+        The error of each refused record is stored in ``chunk``.
+        """
         return self._small_parts(topic, chunk) or self._parts_by_halves(topic, chunk, np.arange(len(chunk)))
 
     def _small_parts(self, topic: ProducerTopic, chunk: RecordChunk) -> list[EncodedPart] | None:
@@ -32,10 +35,10 @@ class ChunkEncoder:
                 topic, chunk.records, chunk.partition, size=chunk.size, batch_bytes=self._batch_bytes
             )
         except Exception:
-            return None  # one of the records is at fault; halving finds it
+            return None  # one of the records does not fit; _parts_by_halves finds it
 
     def _parts_by_halves(self, topic: ProducerTopic, chunk: RecordChunk, rows: Rows) -> list[EncodedPart]:
-        """Return the parts without the records that cannot be encoded, which must not fail the others."""
+        """Find the records that cannot be encoded by halving ``rows``; return the batches of the others."""
         try:
             return self._parts(topic, chunk, rows)
         except Exception as error:
@@ -46,7 +49,10 @@ class ChunkEncoder:
         return [*self._parts_by_halves(topic, chunk, rows[:half]), *self._parts_by_halves(topic, chunk, rows[half:])]
 
     def _parts(self, topic: ProducerTopic, chunk: RecordChunk, rows: Rows) -> list[EncodedPart]:
-        """Return the parts. Raises BrokerError if a record does not fit the topic's schema, or is too large."""
+        """Return the encoded batches.
+
+        Raises BrokerError if a record does not fit the topic's schema, or is too large.
+        """
         parts = encode_parts(
             topic,
             chunk.to_batch(topic, rows),

@@ -1,6 +1,6 @@
-"""The completion of a producer's work: the latch that ends waits, and the calls that resolve futures.
+"""The completion of a producer's writes: a latch that waiting threads use, and functions that resolve futures.
 
-An interrupt may stop any of these calls, so each of them may be repeated.
+An interrupt may stop any of these functions, so each of them can be called again.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ _log = logging.getLogger(__name__)
 
 
 class CompletionLatch:
-    """A latch that completes once, with waits and callbacks. It costs less than a Future.
+    """A latch that opens once. Threads can wait for it, and callbacks run when it opens. It is cheaper than a Future.
 
-    It has no lock, which a forked child might inherit locked forever: appending to a list is atomic.
+    It needs no lock, because an append to a list is atomic. A forked child could inherit a lock that is locked forever.
     """
 
     __slots__ = ("_callbacks", "done")
@@ -41,11 +41,11 @@ class CompletionLatch:
     def end(self) -> None:
         """Complete the latch. Idempotent: after an interrupt inside it, ``end`` is called again.
 
-        The callbacks run in reverse order: waiting threads come before the first callback, which drops this object from
-        the open writes, so that an interrupted ``end`` can be repeated.
+        The callbacks run in reverse order. The first callback that was added removes this object from the open writes,
+        so it must run last: until then, ``end`` can be repeated after an interrupt.
         """
         self.done = True
-        if self._callbacks:  # callers that come from now on see ``done``
+        if self._callbacks:  # later callers of ``then`` see ``done``
             for callback in reversed(tuple(self._callbacks)):
                 callback()
             self._callbacks.clear()
@@ -62,26 +62,26 @@ class CompletionLatch:
 
 
 class Completion(Protocol):
-    """A unit of work that a caller passed to a producer and that ends as one: a chunk of records, or a table."""
+    """One write of a caller, which ends when all its batches have ended: a chunk of records, or a table."""
 
-    #: The latch that completes when no batch of it is in flight.
+    #: The latch that opens when all batches of this write have ended.
     finished: CompletionLatch
 
     @property
     def failed(self) -> bool:
-        """Return whether a part of it failed."""
+        """Return whether a part of this write has failed."""
 
     @property
     def error(self) -> BaseException | None:
         """Return the error of the first part that failed."""
 
     def batch_done(self, index: int, outcome: BatchOutcome) -> None:
-        """Handle the end of batch number ``index``. The I/O thread calls it once per batch."""
+        """Store the outcome of batch number ``index``. The I/O thread calls this once per batch."""
 
     def fail(self, error: BaseException) -> None:
-        """Fail all open parts: the work could not be encoded, or the producer ends.
+        """Fail all parts without an outcome, because the write could not be encoded or the producer ends.
 
-        Completed parts keep their outcome.
+        The other parts keep their outcome.
         """
 
     def abandon(self, error: BaseException) -> None:
@@ -95,10 +95,10 @@ class Completion(Protocol):
 
 
 def notify(resolve: Callable[[T], None], outcome: T) -> None:
-    """Resolve a future in the I/O thread, and contain the errors of its callbacks.
+    """Resolve a future in the I/O thread, and suppress the errors of its callbacks.
 
-    A callback that raises more than an ``Exception``, which futures do not contain, would end the whole producer. But a
-    KeyboardInterrupt in a caller's thread that acts for the I/O thread belongs to that caller, and is raised.
+    Futures suppress an ``Exception`` of a callback, but not for example SystemExit, which would end the whole producer.
+    A KeyboardInterrupt is raised if a caller's thread runs the loop, because it is meant for that caller.
     """
     try:
         resolve(outcome)

@@ -1,6 +1,7 @@
-"""The outcomes of a producer's batches: acknowledged, to be retried, or failed; and their delivery to the callers.
+"""The handling of produce results: a batch is acknowledged, retried or failed, and its caller gets the outcome.
 
-Everything here runs on the producer's I/O thread, or on the thread that acts for it.
+All code runs on the producer's I/O thread, or on a caller's thread that runs the event loop in its place (see
+``LoopHandoff``).
 """
 
 from __future__ import annotations
@@ -24,7 +25,10 @@ from sparklog.protocol.messages import ProduceResult
 
 
 class DeliveryHandle(NamedTuple):
-    """The link from a batch to its caller: the completion that gets the outcome, and the room to release."""
+    """The link from a batch to its caller.
+
+    ``completion`` gets the outcome of its batch ``number``, and ``reserved`` bytes of the buffer become free then.
+    """
 
     completion: Completion
     number: int
@@ -32,9 +36,10 @@ class DeliveryHandle(NamedTuple):
 
 
 def delivery_handles(chunk: RecordChunk, batches: Sequence[Sized]) -> Iterator[DeliveryHandle]:
-    """Yield a handle for each batch that a chunk's records were ``batches`` in.
+    """Yield a handle for each of ``batches``, into which the records of ``chunk`` were encoded.
 
-    The batches share the chunk's room in proportion to their rows. The last one releases the rest.
+    Each batch frees a part of the chunk's bytes in the buffer, in proportion to its rows. The last batch frees the
+    rest.
     """
     left, total = chunk.size, sum(map(len, batches))
     for number, rows in enumerate(batches):
@@ -53,16 +58,16 @@ class DeliveryReports:
         buffer: RecordBuffer,
         settings: SenderSettings,
     ) -> None:
-        """Create the handling for one producer. It gives the room of ended batches back to ``buffer``."""
+        """Create the handling for one producer. It frees the bytes of ended batches in ``buffer``."""
         self._cluster = cluster
         self._queues = queues
         self._buffer = buffer
-        #: The name of the transaction in errors; empty: there is none.
+        #: The name of the transaction for error messages; empty without a transaction.
         self._transaction = f"transaction {settings.transaction!r}" if settings.transaction else ""
         self._delivery_timeout_s = settings.delivery_timeout_s
-        #: The batches that wait for a retry since the sender last ran.
+        #: The batches that failed since the sender last ran, and will be retried.
         self.retried: deque[ProducerBatch] = deque()
-        #: Outcomes of batches in the log that callers have not received. ``DirectSender`` adds to it as well.
+        #: Outcomes of acknowledged batches that the callers have not received yet. ``DirectSender`` adds outcomes too.
         self.acknowledged: deque[tuple[Completion, int, BatchOutcome]] = deque()
 
     def on_result(self, batch: ProducerBatch, result: ProduceResult) -> None:
@@ -76,16 +81,16 @@ class DeliveryReports:
             self._refused(batch, ErrorCode(result.code), result.detail, leader_known=leader_known)
 
     def deliver_acknowledged(self) -> None:
-        """Deliver the successes that ``on_result`` has deferred.
+        """Deliver the successful outcomes that ``on_result`` has stored.
 
-        It is called last, because a caller that is woken earlier would only wait for the interpreter lock.
+        The sender calls this last. A caller that wakes up earlier would only wait for the interpreter lock.
         """
         while self.acknowledged:
             completion, number, outcome = self.acknowledged.popleft()
             completion.batch_done(number, outcome)
 
     def expired(self, batch: ProducerBatch) -> None:
-        """Fail a batch that was not acknowledged in time."""
+        """Fail a batch whose delivery timeout has passed."""
         last = batch.last_error or self._cluster.last_problem or "the batch was never sent, because no leader is known"
         if batch.last_refusal not in {"", batch.last_error}:
             last += f"; before that: {batch.last_refusal}"

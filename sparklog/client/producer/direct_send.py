@@ -1,9 +1,9 @@
 """The fast path for one record of an idle producer.
 
-It goes from ``send`` straight into a request, and from the response straight to the waiting caller. The checks of the
-general path are made once for a partition and kept (``_Route``) until the metadata changes. The batch is in the
-partition queues like every other batch, and the general path handles every response that is not an acknowledgement. A
-producer that has any other work takes the general path.
+``send`` puts the record straight into a request, and the response goes straight to the waiting caller. The checks of
+the general path are made once per partition; their result (``_Route``) is valid until the metadata changes. The batch
+is in the partition queues like every other batch. The general path handles every response that is not an
+acknowledgement. It also sends the record if the producer has any other work.
 """
 
 from __future__ import annotations
@@ -33,14 +33,15 @@ from sparklog.protocol.messages import ProduceReply
 from sparklog.record.codec import EncodedBatch
 from sparklog.record.small_batch_encoder import single_record_body, single_record_header
 
-#: The maximum size of a record on this path. The general path waits for room in the buffer for a larger one.
+#: The maximum size of a record on this path. A larger record takes the general path, which waits for room in the
+#: buffer.
 _MOST_BYTES = 64 * 1024
-#: The maximum number of prepared requests of all partitions, of some hundred bytes each.
+#: The maximum number of prepared requests of all partitions. Each takes some hundred bytes.
 _MOST_PREPARED = 1024
 
 
 class _Route:
-    """The connection for a partition's records, by the known metadata."""
+    """What a direct send to one partition needs: the leader's connection and prepared requests."""
 
     __slots__ = ("broker_id", "connection", "requests", "topic", "tp")
 
@@ -54,7 +55,10 @@ class _Route:
 
 
 class DirectSender:
-    """The path of single records from a caller's thread. Owner: the ``Sender``. Any thread may call ``try_send``."""
+    """The fast path for single records, which the caller's thread sends. Owner: the ``Sender``.
+
+    Any thread may call ``try_send``.
+    """
 
     def __init__(
         self,
@@ -67,10 +71,10 @@ class DirectSender:
         reports: DeliveryReports,
         writes: OpenWrites,
     ) -> None:
-        """Create the path of one sender.
+        """Create the fast path of one sender.
 
-        ``writes`` keeps every record that is sent directly until it ends. ``reports`` gets the outcomes if the sender
-        has other work by then.
+        ``writes`` keeps every directly sent record until the record has an outcome. ``reports`` delivers the outcomes
+        if the sender has other work at that time.
         """
         self._sender = sender
         self._io_thread = thread
@@ -81,9 +85,9 @@ class DirectSender:
         self._reports = reports
         self._writes = writes
         self._routes: dict[tuple[str, int], _Route] = {}
-        #: The metadata version that all routes are from.
+        #: The version of the metadata from which all routes were made.
         self._version = -1
-        #: An upper bound of the number of prepared requests.
+        #: The number of prepared requests, or more.
         self._prepared = 0
 
     def try_send(self, topic: ProducerTopic, partition: int | None, record: Record, size: int) -> RecordFuture | None:
@@ -97,8 +101,7 @@ class DirectSender:
             partition = partition_of_record(topic, key)
             if partition < 0:
                 return None
-        # This runs before the thread acts for the I/O thread: an error of a signal handler here reaches only the
-        # caller.
+        # This thread does not run the loop yet, so an error that a signal handler raises here affects only the caller.
         try:
             body = single_record_body(key, value, time_us)
         except OverflowError:  # the general path raises the error
@@ -146,10 +149,10 @@ class DirectSender:
         """Drop all routes after a change of metadata."""
         self._routes.clear()
         self._prepared = 0
-        self._version = self._cluster.version  # last: an interrupt may stop this function
+        self._version = self._cluster.version  # last, so that an interrupted call is repeated
 
     def _find(self, topic: ProducerTopic, partition: int) -> _Route | None:
-        """Find the route of a partition and keep it."""
+        """Create the route of a partition and store it. Return None if the general path must send."""
         tp = TopicPartition(topic.name, partition)
         leader = self._cluster.metadata.leader(tp)
         if leader is None or not self._sender.is_current(topic) or not self._requests.can_accept(leader.broker_id):
@@ -192,9 +195,9 @@ class DirectSender:
 
 
 class SingleRecordCompletion:
-    """The outcome of a batch with a single record, like a ``RecordChunk`` for several records.
+    """The completion of a batch with a single record. ``RecordChunk`` is the same for several records.
 
-    The thread that acts for the I/O thread sets it. Any thread reads it.
+    The thread that runs the loop sets the outcome. Any thread may read it.
     """
 
     def __init__(self, thread: IoThread, writes: OpenWrites, topic: str, partition: int, time_us: int) -> None:
@@ -209,7 +212,7 @@ class SingleRecordCompletion:
         self._listeners: list[Callable[[RecordMetadata | BaseException], None]] = []
         self._error_seen = False
 
-    # --- what its future asks ---
+    # --- methods for the record's future ---
 
     def outcome(self, index: int) -> RecordMetadata | BaseException | None:
         return self._outcome
@@ -226,13 +229,13 @@ class SingleRecordCompletion:
         self._io_thread.recall_loop()
 
     def listen(self, index: int, resolve: Callable[[RecordMetadata | BaseException], None]) -> None:
-        """Call ``resolve`` at least once with the outcome, like a chunk.
+        """Call ``resolve`` at least once with the outcome, as ``RecordChunk.listen`` does.
 
-        The outcome is set before the listeners are notified, so it is read again after the append. This thread, the
-        notifying thread, or both call ``resolve``, perhaps at the same time.
+        Another thread sets the outcome and then notifies the listeners. So this method reads the outcome again after it
+        has added the listener. This thread, the other thread, or both call ``resolve``, perhaps at the same time.
         """
         outcome = self._outcome
-        if outcome is None:  # otherwise the list would keep a notified listener, and the listener this object
+        if outcome is None:  # a listener that is notified now must not be added: the two would refer to each other
             self._listeners.append(resolve)
             outcome = self._outcome
         if outcome is not None:
@@ -258,7 +261,7 @@ class SingleRecordCompletion:
         return self.error
 
     def acknowledged(self, offset: int) -> None:
-        """Set the offset of the record, which is in the log. A call of ``notify`` follows."""
+        """Store the offset of the record, which is in the log. The caller calls ``notify`` next."""
         if self._outcome is None:
             self._outcome = RecordMetadata(self._topic, self._partition, offset, self._time_us)
 
@@ -284,7 +287,7 @@ class SingleRecordCompletion:
                 abandon_listener(resolve, error)
 
     def notify(self) -> None:
-        """Notify the waiting callers, and then drop the record from the open writes, which the producer's end fails.
+        """Notify the waiting callers, and then remove the record from the open writes.
 
         Idempotent, because an interrupt may stop it.
         """

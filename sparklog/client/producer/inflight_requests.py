@@ -1,8 +1,8 @@
 """The produce requests of one producer that are in flight, by broker, with their timeouts.
 
-A leader that hangs sends no response. So an old request makes the client request metadata. The client closes the
-connection if the partition has another leader or the request's time is over. The result of each batch is reported with
-the broker's error code, or with a code for a network error. This module does not decide about retries.
+A leader that hangs sends no response. So the client requests metadata when a request is old. The client closes the
+connection if the partition has another leader, or if the request has timed out. The result of each batch is reported
+with the broker's error code, or with a code for a network error. This module does not decide about retries.
 """
 
 from __future__ import annotations
@@ -28,12 +28,12 @@ from sparklog.protocol.messages import Produce, ProducePartition, ProduceReply, 
 from sparklog.record.header import HEADER_BYTES
 
 _MAX_REQUESTS_PER_BROKER = 5
-#: The part of a request's time that the broker may use, so that its error response arrives before the timeout.
+#: The fraction of a request's timeout that the broker may use, so that its error response arrives before the timeout.
 _BROKERS_SHARE = 0.9
-#: The age of a request at which the client asks for the current leader: a leader that hangs does not report it.
+#: The age of a request at which the client requests metadata, because its leader may hang.
 _SUSPECT_AFTER_S = PATIENCE_S
 _CHECK_AGAIN_S = 0.2
-#: The weight of the latest round trip in the average.
+#: The weight of the newest round trip in the moving average.
 _SMOOTHING = 1 / 8
 
 
@@ -59,8 +59,9 @@ class SentRequest:
 class InflightRequests:
     """The requests in flight. Owner: the producer's I/O thread.
 
-    ``reports`` receives the result of each batch that is still in flight then. The code is NONE and the offset -1 if
-    no response is expected. After that, ``sender`` runs, because there may be room for more requests.
+    When a request ends, ``reports`` receives the result of each of its batches that is still in flight. With acks=0 no
+    response is expected: the code is NONE and the offset -1. Then ``sender`` runs, because there may be room for more
+    requests.
     """
 
     def __init__(
@@ -80,12 +81,12 @@ class InflightRequests:
         self._transaction = settings.transaction
         self._request_timeout_s = settings.request_timeout_s
         self.delivery_timeout_ms = settings.delivery_timeout_s * 1000
-        #: The timeout of a request with a batch that was just accepted.
+        #: The timeout of a request whose batches were accepted just now.
         self.first_timeout_ms = max(1.0, min(settings.request_timeout_s, settings.delivery_timeout_s) * 1000)
         self._counts: dict[AsyncConnection, int] = {}
-        #: Requests without a response, the oldest first. Other objects only check whether it is empty.
+        #: Requests without a response, the oldest first. Other objects only check whether this mapping is empty.
         self.in_flight: dict[SentRequest, None] = {}
-        #: One timer for all requests: most get their response long before they need a check.
+        #: One timer for all requests, because most get their response long before they need a check.
         self._timer: asyncio.TimerHandle | None = None
         self._timer_at_ms = math.inf
         self._draining: set[AsyncConnection] = set()
@@ -97,8 +98,8 @@ class InflightRequests:
     def effective_linger_ms(self, now_ms: float) -> float:
         """Return how long records should wait for more records while earlier ones are in flight.
 
-        The time is half of the current round trip, so that two requests are in flight in alternation. Smaller, more
-        frequent requests cost brokers and clients more than they save. The time is infinite before the first response.
+        The time is half of the current round trip, so that two requests are in flight at a time. More frequent, smaller
+        requests would cost brokers and clients more than they save. The time is infinite before the first response.
         """
         if not self.in_flight or not self._round_trip_ms:
             return math.inf
@@ -106,11 +107,14 @@ class InflightRequests:
         return max(self._round_trip_ms, now_ms - oldest.sent_ms) / 2
 
     def can_accept(self, broker_id: int) -> bool:
-        """Return whether there is a connection with room for another request. If not, the sender runs later."""
+        """Return whether the broker has an open connection with room for another request.
+
+        If not, the sender runs again when there is room.
+        """
         connection = self._cluster.connection(broker_id)
         if connection is None or self._counts.get(connection, 0) >= _MAX_REQUESTS_PER_BROKER:
             return False
-        if self._acks == 0 and not connection.writable:  # no responses that would limit the requests
+        if self._acks == 0 and not connection.writable:  # responses do not limit the requests in flight
             if connection not in self._draining:
                 self._draining.add(connection)
                 self._cluster.start(self._drain(connection))
@@ -123,7 +127,7 @@ class InflightRequests:
         self._sender.run_once()
 
     def send(self, broker_id: int, batches: list[ProducerBatch]) -> None:
-        """Send batches to a broker that ``can_accept`` them, and watch the request until its response."""
+        """Send batches to a broker for which ``can_accept`` is true, and watch the request until its response."""
         connection = self._cluster.connection(broker_id)
         assert connection is not None, "drain asked can_accept"
         now = _now_ms()
@@ -139,7 +143,7 @@ class InflightRequests:
     def begin(
         self, connection: AsyncConnection, batches: list[ProducerBatch], now_ms: float, deadline_ms: float
     ) -> SentRequest:
-        """Watch a request that is being sent, until ``on_response``."""
+        """Watch the timeout of a request that is being sent, until ``on_response``."""
         self._counts[connection] = self._counts.get(connection, 0) + 1
         sent = SentRequest(connection, batches, now_ms, deadline_ms)
         self.in_flight[sent] = None
@@ -148,7 +152,7 @@ class InflightRequests:
         return sent
 
     def prepared(self, tp: TopicPartition, topic_id: str, length: int) -> PreparedRequest:
-        """Return the request for a batch of ``length`` bytes, without the batch's header and body."""
+        """Return the request for one batch of ``length`` bytes. The caller adds the batch's header and body."""
         part = ProducePartition(tp.topic, tp.partition, topic_id, 1, length)
         timeout_ms = int(self.first_timeout_ms * _BROKERS_SHARE) or 1
         return PreparedRequest(Produce(0, self._acks, timeout_ms, (part,), self._transaction), HEADER_BYTES + length)
@@ -175,7 +179,10 @@ class InflightRequests:
             self._report_all(batches, ErrorCode.NONE)
 
     def only_connection(self) -> AsyncConnection | None:
-        """Return the connection of all requests in flight, if they are all sent to one broker completely."""
+        """Return the connection of all requests in flight, or None.
+
+        Return None if there are several connections, or if bytes of the requests are not sent yet.
+        """
         if len(self._counts) != 1:
             return None
         (connection,) = self._counts
@@ -192,7 +199,7 @@ class InflightRequests:
             self._timer = self._loop.call_later(delay_s, self._check)
 
     def _check(self) -> None:
-        """Check the old requests: close those past their deadline, or whose leader was deposed."""
+        """Check the old requests. Close a connection if its request has timed out or its leader was replaced."""
         self._timer, self._timer_at_ms = None, math.inf
         now = _now_ms()
         for sent in [sent for sent in self.in_flight if sent.check_at_ms <= now]:
@@ -202,7 +209,7 @@ class InflightRequests:
     def _suspect(self, sent: SentRequest, now: float) -> None:
         if now >= sent.deadline_ms or self._deposed(sent):
             sent.check_at_ms = math.inf
-            sent.connection.abort()  # fails the requests in flight there; the same sequences go to the new leader
+            sent.connection.abort()  # its requests fail, and their batches go to the new leader with the same sequences
             return
         if not sent.suspected:
             sent.suspected = True
@@ -215,7 +222,7 @@ class InflightRequests:
         return any(leader is not None and leader.broker_id != batch.broker_id for batch, leader in leaders)
 
     def end_deposed(self) -> None:
-        """Close the connections of old requests whose partition has another leader by new metadata."""
+        """Close the connections of old requests if new metadata has another leader for their partition."""
         if self._suspected and self._suspected_version != self._cluster.version:
             self._suspected_version = self._cluster.version
             for sent in [sent for sent in self._suspected if self._deposed(sent)]:
@@ -224,7 +231,7 @@ class InflightRequests:
     # --- responses ---
 
     def on_response(self, sent: SentRequest, answer: ReplyAndBody | BrokerError) -> None:
-        """Handle the response or error of a request: report the result of each of its batches."""
+        """Report the result of each batch of a request that has a response or an error."""
         self.ended(sent, on_response=not isinstance(answer, BrokerError))
         if isinstance(answer, BrokerError):
             self._report_all(sent.batches, answer.code, answer.detail)

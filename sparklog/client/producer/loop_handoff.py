@@ -1,10 +1,11 @@
 """The handoff of a producer's event loop between its I/O thread and a caller that would only wait for that thread.
 
-A caller that sends single records and waits for each costs two thread switches per record: to the I/O thread, which
-sends the record, and back with the outcome. At each switch one thread waits for the interpreter lock of the other. So
-during such a sequence the loop is *lent*: no thread runs it, and a thread that has entered does the work of the loop's
-callbacks, one thread at a time. Timers, new connections and other threads need a running loop, so they recall it. The
-I/O thread also takes the loop back shortly after its last use, without a recall.
+A caller that sends single records and waits for each needs two thread switches per record: to the I/O thread, which
+sends the record, and back with the outcome. At each switch one thread waits until the other releases the interpreter
+lock. To avoid this, the I/O thread *lends* the event loop: it stops the loop, and one caller at a time *enters* the
+loop and does the work of the loop's callbacks in its own thread. Timers and new connections need a running loop. For
+them, and for other threads' work, the I/O thread is made to run the loop again (``recall``). It also does so on its own
+if no caller has entered for a short time.
 """
 
 from __future__ import annotations
@@ -19,15 +20,16 @@ from collections.abc import Callable
 from threading import get_ident
 from typing import Any
 
-#: The time without an entry after which the I/O thread takes the loop back: there may be unread input.
+#: The I/O thread takes the loop back if no caller has entered for this time, because there may be unread input.
 _IDLE_S = 0.01
-#: The maximum time that the loop is lent, and so that its other work is delayed.
+#: The maximum time that the loop is lent. Other work of the loop waits at most for this time.
 _LONGEST_S = 0.1
-#: How long a thread waits for the loop. It gets the loop within one turn unless it is refused.
+#: How long a thread waits for the decision whether it may borrow the loop. A running loop decides in its next
+#: iteration.
 _GRANT_S = 0.05
 
-#: The number of forks between this process and the first one that loaded this module. Reading the process id instead is
-#: a system call.
+#: The number of forks since the module was loaded, for a check whether this process was forked. ``os.getpid`` would
+#: need a system call.
 _generation = 0
 
 
@@ -40,18 +42,22 @@ os.register_at_fork(after_in_child=_forked)
 
 
 class LoopHandoff:
-    """The handoff state. Owner: the I/O thread. Any thread may call a method unless its docstring restricts it."""
+    """The state of one lent or running loop. Owner: the I/O thread.
+
+    Other threads may call all methods but ``run`` and ``stop``.
+    """
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self._loop = loop
-        #: True while no thread runs the loop, so that a caller may enter.
+        #: True while the I/O thread has stopped the loop, so that a caller may enter.
         self.lent = False
-        #: The identity of the thread that acts for the loop now.
+        #: The thread that runs the loop's callbacks now: the I/O thread, or the caller that has entered.
         self.thread: int | None = None
         self._home: int | None = None
         #: The fork count at creation. A forked child has a copy of this object, with the connections of its parent.
         self._process = _generation
-        #: The lock of the thread that has entered. It is reentrant, so that a thread can find out whether it holds it.
+        #: The lock that an entered thread holds. It is reentrant, so that a thread can find out whether it holds the
+        #: lock.
         self._guard = threading.RLock()
         self._entered = 0
         self._lending = False
@@ -63,7 +69,7 @@ class LoopHandoff:
     # --- the I/O thread ---
 
     def run(self) -> None:
-        """Run the loop until it is stopped, with pauses while it is lent."""
+        """Run the loop until ``stop``, except while the loop is lent."""
         self.thread = self._home = get_ident()
         while True:
             self._loop.run_forever()
@@ -73,13 +79,14 @@ class LoopHandoff:
             self._lend()
 
     def stop(self) -> None:
-        """Make ``run`` return. The thread that acts for the loop calls it."""
+        """Make ``run`` return. Only the thread that runs the loop's callbacks may call this."""
         self._stopped = True
         self._loop.stop()
 
     def _lend(self) -> None:
         self.lent = True
-        # Checked after that: ``post`` checks ``lent`` after it has posted, so one of the two threads sees the other.
+        # ``lent`` is set before ``_posts`` is checked. ``post`` appends to ``_posts`` before it checks ``lent``. So at
+        # least one of the two threads sees what the other has done.
         if not self._posts:
             self._settled.set()
             self._wait_for_the_end()
@@ -116,9 +123,9 @@ class LoopHandoff:
             self._recalled.set()
 
     def borrow(self, allowed: Callable[[], bool]) -> None:
-        """Ask for the loop, and return after the decision.
+        """Ask the I/O thread to lend the loop, and wait for its decision; then see ``lent``.
 
-        The I/O thread lends it if ``allowed`` returns True there and no other work was posted.
+        The I/O thread lends the loop if no other work was posted and ``allowed``, which it calls, returns True.
         """
         self._settled.clear()
         self.post(self._prepare, allowed)
@@ -132,10 +139,10 @@ class LoopHandoff:
         self._loop.stop()
 
     def enter(self) -> bool:
-        """Act for the loop until ``leave``. Return False if the loop is not lent or another thread has entered.
+        """Enter the loop until ``leave``. Return False if the loop is not lent or another thread has entered.
 
-        The state of the loop belongs to this thread in the meantime. But the loop is not this thread's running loop:
-        the thread may have no running loop, or another one.
+        Until ``leave``, only this thread may use the producer's state. ``asyncio.get_running_loop`` does not return the
+        entered loop: the thread has no running loop, or another one.
         """
         thread = get_ident()
         if self.thread == thread or self._process != _generation or not self._guard.acquire(False):
@@ -152,13 +159,13 @@ class LoopHandoff:
         self._guard.release()
 
     def leave_interrupted(self) -> None:
-        """Give the loop back if this thread has entered it, even after an interrupt inside ``enter`` or ``leave``.
+        """Leave the loop if this thread has entered it, even after an interrupt inside ``enter`` or ``leave``.
 
         Otherwise the I/O thread would wait forever for the interrupted thread.
         """
         if not self._guard.acquire(blocking=False):
             return  # another thread has entered
         self.thread = self._home
-        with contextlib.suppress(RuntimeError):  # released completely
+        with contextlib.suppress(RuntimeError):  # the lock is released completely
             while True:
                 self._guard.release()

@@ -1,6 +1,6 @@
-"""The open writes of a producer, and the failures that no future has reported.
+"""A producer's writes without an outcome, and the failures that no future has reported.
 
-It does not refer to the producer, so that Python can collect a producer that no code uses.
+These objects do not refer to the producer, so that Python can garbage-collect an unused producer.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from sparklog.client.producer.completion import Completion
 from sparklog.client.producer.record_buffer import RecordBuffer
 from sparklog.client.producer.record_chunk import RecordChunk
 
-#: Failures kept of a producer that is never flushed; ``flush`` raises the first.
+#: The maximum number of failures that are kept until ``flush``, which raises the first.
 _MAX_FAILURES_KEPT = 100
 
 
@@ -23,21 +23,21 @@ class OpenWrites:
     """The open writes of one producer. Any thread may call every method."""
 
     def __init__(self) -> None:
-        #: The open completions. A direct send is added here without a lock, and its sender calls ``ended``.
+        #: The open writes. ``DirectSender`` adds its records here without the lock, and calls ``ended``.
         self.open: set[Completion] = set()
-        #: A callback for every error: a transaction that has lost a record can only be aborted.
+        #: A callback that gets the error of every failed write, because its transaction can then only be aborted.
         self.on_error: Callable[[BaseException], None] | None = None
         self._lock = threading.Lock()
         self._failed: list[Completion] = []
 
     def opened(self, completion: Completion | RecordChunk) -> None:
-        """Keep a completion until it ends."""
+        """Keep a write until it ends."""
         with self._lock:
             self.open.add(completion)
         completion.finished.then(functools.partial(self.ended, completion))
 
     def ended(self, completion: Completion) -> None:
-        """Drop a completion, and keep its failure. May be called more than once."""
+        """Remove a write that has ended, and keep its failure. May be called more than once for a write."""
         with self._lock:
             self.open.discard(completion)
             if completion.failed and len(self._failed) < _MAX_FAILURES_KEPT:
@@ -46,14 +46,14 @@ class OpenWrites:
                 self.on_error(completion.error)
 
     def fail_all(self, error: BaseException) -> None:
-        """Fail every open completion: the I/O thread ends, and no caller may wait in vain."""
+        """Fail every open write when the I/O thread ends, so that no caller waits forever."""
         with self._lock:
             left = list(self.open)
         for completion in left:
             completion.fail(error)
 
     def flush(self, buffer: RecordBuffer, timeout_s: float | None) -> None:
-        """Wait until everything accepted so far has ended. Raises as ``Producer.flush``."""
+        """Wait until all writes accepted so far have ended. Raises as ``Producer.flush``."""
         buffer.seal()
         with self._lock:
             waiting = list(self.open)
@@ -64,14 +64,14 @@ class OpenWrites:
                 raise ClientTimeout(f"flush: some records were not acknowledged within {timeout_s:g} s")
         with self._lock:
             failed, self._failed = self._failed, []
-        # A completion that ended just now may not be among the failed yet.
+        # A write that has ended just now may not be in ``failed`` yet.
         for completion in (*failed, *(completion for completion in waiting if completion.failed)):
             error = completion.consume_failure()
             if error is not None:
                 raise error
 
     def settle(self, buffer: RecordBuffer) -> BaseException | None:
-        """Wait until everything accepted so far has ended; return the first failure among it."""
+        """Wait until all writes accepted so far have ended; return the first error among them."""
         buffer.seal()
         with self._lock:
             waiting = list(self.open)
@@ -85,7 +85,7 @@ class OpenWrites:
             self._failed.clear()
 
     def after_fork(self) -> None:
-        """Complete every wait for an open completion with ClientForked, in a forked child."""
+        """End every open write of the parent with ClientForked. Called in a forked child."""
         self._lock = threading.Lock()
         for completion in list(self.open):
             completion.abandon(ClientForked("producer"))

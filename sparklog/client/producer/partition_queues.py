@@ -1,4 +1,4 @@
-"""The order in which a producer sends its batches, and the handling of failures. Pure.
+"""The order in which a producer sends its batches, and what follows a failure. Pure.
 
 Each partition has *queued* batches, and up to ``max_in_flight`` *outstanding* batches in the order of their sequences.
 An outstanding batch is in flight or waits for a retry. A batch gets its sequence when it is first sent, so that a batch
@@ -6,13 +6,13 @@ that expires in the queue leaves no gap. These rules keep records in order and w
 
 - A batch is sent only when all earlier batches of its partition are done, or in flight to the same broker.
 - OUT_OF_ORDER_SEQUENCE_NUMBER for a batch that has an earlier outstanding batch means that the broker refused the
-  earlier one. The batch waits, and is sent again after the earlier one.
+  earlier batch. The later batch waits, and is sent again after the earlier one.
 - The same error for the first outstanding batch proves that the log has neither this batch nor its predecessor: an
   earlier batch expired, or the log lost its end. The batch returns to the head of the queue, and the partition gets a
   new producer id once no batch of the old one is outstanding. A transaction has a single producer id, so there the
   batch fails permanently instead.
 
-Source: KIP-98, KIP-360, and the five in flight of Kafka's producer.
+Source: KIP-98, KIP-360, and Kafka's limit of five requests in flight for idempotent producers.
 """
 
 from __future__ import annotations
@@ -31,7 +31,8 @@ from sparklog.protocol.fields import IN_ONE_REQUEST
 from sparklog.record.codec import EncodedBatch
 from sparklog.record.header import Flag
 
-#: A broker remembers the last five batches of a producer. It could not recognize duplicates among more of them.
+#: A broker remembers only the last five batches of a producer. With more in flight it could not recognize all
+#: duplicates.
 MAX_IN_FLIGHT = 5
 _SEQUENCE_MASK = 2**31 - 1
 _SEQUENCE_ERRORS = frozenset(
@@ -40,14 +41,14 @@ _SEQUENCE_ERRORS = frozenset(
 
 
 class ProducerIdentity(NamedTuple):
-    """The producer id and epoch from an InitProducerId response."""
+    """A producer id and its epoch, from an InitProducerId response."""
 
     producer_id: int
     epoch: int
 
 
 class BatchState(Enum):
-    """The states of a batch. A waiting batch is sent again later; a done one has any final outcome."""
+    """The states of a batch. WAITING: it will be sent again. DONE: it was acknowledged or has failed."""
 
     QUEUED = auto()
     IN_FLIGHT = auto()
@@ -56,7 +57,10 @@ class BatchState(Enum):
 
 
 class ProducerBatch:
-    """One encoded batch for one partition. ``handle`` belongs to the caller, and this module does not read it."""
+    """One encoded batch for one partition.
+
+    This module does not read ``handle``, which links the batch to its caller.
+    """
 
     __slots__ = (
         "attempts",
@@ -90,7 +94,7 @@ class ProducerBatch:
         self.attempts = 0
         self.retry_at_ms = 0.0
         self.last_error = ""
-        #: The last error code of a broker, which says more than a later network error.
+        #: The last error of a broker. It tells users more than a later network error.
         self.last_refusal = ""
         #: The batch's number among the sent batches of its partition; -1 before its first attempt.
         self.ordinal = -1
@@ -117,7 +121,7 @@ class ProducerBatch:
 
 
 class _Partition:
-    """The batches of one partition, and its position in the sequence of its producer id."""
+    """The batches of one partition, and the next sequence of its producer id."""
 
     __slots__ = ("identity", "next_ordinal", "next_sequence", "outstanding", "queued", "renumber")
 
@@ -127,13 +131,13 @@ class _Partition:
         self.identity: ProducerIdentity | None = None
         self.next_sequence = 0
         self.next_ordinal = 0
-        #: True if the sequence is broken, so that the partition needs a new identity.
+        #: True if a failed batch left a gap in the sequence, so that the partition needs a new producer id.
         self.renumber = False
 
     def in_flight_span(self) -> int:
-        """Return the distance from the oldest outstanding batch to the next one.
+        """Return how many batches were sent since the oldest outstanding batch, including it.
 
-        It includes the completed batches between them, because the broker remembers those instead of the oldest.
+        Completed batches count too, because the broker remembers its last five batches, whatever their outcome here.
         """
         return self.next_ordinal - self.outstanding[0].ordinal if self.outstanding else 0
 
@@ -166,14 +170,14 @@ class PartitionQueues:
         self._max_in_flight = max_in_flight
         self._backoff = backoff
         self._partitions: dict[TopicPartition, _Partition] = {}
-        #: Partitions with batches. Other objects only check whether it is empty; the same holds for ``sendable``.
+        #: Partitions with batches. Other objects only check whether ``busy`` or ``sendable`` is empty.
         self.busy: dict[TopicPartition, _Partition] = {}
-        #: The busy partitions with a batch that is not in flight, in the order of their turns. Frequent scans use this
-        #: mapping, because thousands of partitions may only wait for responses.
+        #: The busy partitions with a batch that is not in flight, in the order in which they are served. Frequent scans
+        #: use this mapping and not ``busy``, in which thousands of partitions may only wait for responses.
         self.sendable: dict[TopicPartition, _Partition] = {}
         #: A lower bound of the deadlines of all batches that are not in flight.
         self._deadline_ms = math.inf
-        #: A heap of the times at which delays end. Some of these batches may have been sent or dropped since.
+        #: A heap of the times at which retries become due. Some of these batches may already be sent or dropped.
         self._retries_ms: list[float] = []
         #: Topics that had a sendable partition without a leader at the last scan.
         self.leaderless: set[str] = set()
@@ -184,7 +188,7 @@ class PartitionQueues:
         #: The number of times that a broken sequence led to a new producer id.
         self.sequence_resets = 0
 
-    # --- in ---
+    # --- batches and producer ids from the sender ---
 
     def add(self, batch: ProducerBatch) -> None:
         """Queue a batch after all others of its partition."""
@@ -214,10 +218,10 @@ class PartitionQueues:
 
     @property
     def identity_wanted(self) -> bool:
-        """Return whether batches wait for a (new) producer id."""
+        """Return whether batches wait for a producer id, or for a new one."""
         return self._identity_wanted
 
-    # --- out ---
+    # --- batches to send ---
 
     def drain(
         self,
@@ -260,7 +264,7 @@ class PartitionQueues:
         return requests
 
     def next_number(self, tp: TopicPartition) -> tuple[int, int, int] | None:
-        """Return the producer id, epoch and sequence of the partition's next batch, each -1 without idempotence.
+        """Return the producer id, epoch and sequence for the partition's next batch. Without idempotence each is -1.
 
         Return None if the batch cannot be sent at once, because other batches exist or it needs a producer id.
         """
@@ -274,7 +278,7 @@ class PartitionQueues:
         return partition.identity.producer_id, partition.identity.epoch, partition.next_sequence
 
     def start(self, batch: ProducerBatch, broker_id: int) -> None:
-        """Put a batch with its ``next_number`` in flight, as ``add`` and ``drain`` do."""
+        """Put a batch that has the numbers of ``next_number`` in flight, without queueing it first."""
         assert not self.busy, "next_number said so"
         tp = batch.tp
         partition = self._partitions.get(tp)
@@ -293,12 +297,15 @@ class PartitionQueues:
         batch.broker_id = broker_id
 
     def _next(self, partition: _Partition, now_ms: float, broker_id: int) -> ProducerBatch | None:
-        """Return the batch that may be sent to ``broker_id`` now, if any. Change only ``identity_wanted``."""
+        """Return the batch that may be sent to ``broker_id`` now, or None.
+
+        The only state that this changes is ``identity_wanted``.
+        """
         if any(batch.state is BatchState.IN_FLIGHT and batch.broker_id != broker_id for batch in partition.outstanding):
             return None
         waiting = partition.first_waiting()
         if waiting is not None:
-            # The delay applies to the broker that refused the batch. A new leader has not seen it.
+            # The retry delay applies only to the broker that refused the batch, and not to a new leader.
             return waiting if waiting.retry_at_ms <= now_ms or waiting.broker_id != broker_id else None
         if not partition.queued or partition.in_flight_span() >= self._max_in_flight:
             return None
@@ -333,7 +340,10 @@ class PartitionQueues:
         partition.next_sequence = (partition.next_sequence + count) & _SEQUENCE_MASK
 
     def _move_to_the_end(self, batches: list[ProducerBatch]) -> None:
-        """Move the served partitions to the end, so that a full request does not starve the others."""
+        """Move the partitions of these batches to the end of the order.
+
+        Otherwise full requests could starve the others.
+        """
         for batch in batches:
             partition = self.sendable.pop(batch.tp)
             if partition.sendable():
@@ -368,7 +378,7 @@ class PartitionQueues:
             return False
         if lost_sequence and partition.outstanding[0] is not batch:
             batch.state = BatchState.WAITING
-            batch.retry_at_ms = now_ms  # the batch follows the earlier one, which has its own delay
+            batch.retry_at_ms = now_ms  # without a delay: the earlier batch has one, and this batch follows it
             return True
         batch.retry_at_ms = now_ms + self._backoff.delay_ms(batch.attempts, roll)
         heapq.heappush(self._retries_ms, batch.retry_at_ms)
@@ -380,7 +390,7 @@ class PartitionQueues:
         return True
 
     def _requeue(self, partition: _Partition, batch: ProducerBatch) -> None:
-        """Return a batch to the queue: before all batches that were never sent, and after earlier returned ones."""
+        """Return a batch to its queue, before batches that were never sent and after batches returned earlier."""
         partition.outstanding.remove(batch)
         batch.number(None, -1)
         batch.state = BatchState.QUEUED
@@ -391,7 +401,7 @@ class PartitionQueues:
             self.sequence_resets += 1
 
     def expire(self, now_ms: float) -> list[ProducerBatch]:
-        """Remove and return the batches past their deadline. Batches in flight stay until their request ends."""
+        """Remove and return the batches past their deadline, except those in flight, whose request must end first."""
         if now_ms < self._deadline_ms:
             return []
         waiting = [
@@ -426,7 +436,7 @@ class PartitionQueues:
         if others:
             self._busy_topics[batch.tp.topic] = others
 
-    # --- questions ---
+    # --- queries ---
 
     def busy_partitions(self) -> list[TopicPartition]:
         """Return the partitions that have queued or outstanding batches."""
@@ -450,11 +460,11 @@ class PartitionQueues:
         ]
 
     def drop(self, batch: ProducerBatch) -> None:
-        """Remove a batch that the caller fails. No retry follows."""
+        """Remove a batch, which the caller fails. The batch is not retried."""
         self._remove(batch)
 
     def next_time_ms(self, now_ms: float) -> float | None:
-        """Return the next time at which a delay or a deadline ends, or None."""
+        """Return the next time at which a retry becomes due or a batch expires, or None."""
         while self._retries_ms and self._retries_ms[0] <= now_ms:
             heapq.heappop(self._retries_ms)
         if not self.sendable:

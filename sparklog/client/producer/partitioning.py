@@ -1,9 +1,9 @@
 """The conversion of a producer's tables into encoded batches of one partition each.
 
-A record's partition comes from its key, from the caller, or from turns. Everything is pure except for the turns.
-Arrow's ``take`` groups the rows over a stable sort of their partitions, so the rows of a partition keep their order,
-and no Python loop visits a row. Memory is bounded: the caller passes pieces of a table, and each piece is split so that
-no batch exceeds the wanted size or the topic's limit.
+The caller chooses a record's partition, or the record's key does, or the partitions take turns. All functions are pure,
+except that each topic counts the turns. Arrow's ``take`` groups the rows over a stable sort of their partitions, so the
+rows of a partition keep their order, and no Python loop visits a row. Memory is bounded: the caller splits a table into
+pieces, and each piece is encoded as batches of about the wanted size, none above the topic's limit.
 """
 
 from __future__ import annotations
@@ -36,18 +36,18 @@ from sparklog.record.small_batch_encoder import SmallBatchRecord, encode_small_b
 PARTITION_COLUMN = "_partition"
 #: The maximum size of a piece of a table before it is grouped by partition.
 _MAX_PIECE_BYTES = 32 * 1024 * 1024
-#: The maximum number of records for which encoding without Arrow is faster, above all on a cold cache.
+#: Up to this number of records, encoding without Arrow is faster, above all on a cold cache.
 _SMALL_RECORDS = 256
-#: The maximum number of keys for which hashing one by one is faster.
+#: Up to this number of keys, hashing them one by one is faster.
 _SMALL_KEYS = 16
 
 Rows: TypeAlias = "npt.NDArray[np.int64]"
-#: One partition for all rows, one for each row, or None: by key, else in turn.
+#: An int: one partition for all rows. An array: the partition of each row. None: by key, or in turn without a key.
 Destination: TypeAlias = "int | npt.NDArray[np.int64] | None"
 
 
 class EncodedPart(NamedTuple):
-    """Encoded rows of one partition. ``rows`` are their indexes in the input, in the order of the batch."""
+    """An encoded batch of one partition. ``rows`` are the input indexes of its rows, in the batch's order."""
 
     partition: int
     encoded: EncodedBatch
@@ -55,7 +55,10 @@ class EncodedPart(NamedTuple):
 
 
 class ProducerTopic:
-    """The state of a topic that a producer needs. Immutable except for the turns. Any thread may use it."""
+    """What a producer needs to know about a topic. Immutable, except for the counter of ``next_partition``.
+
+    Thread-safe.
+    """
 
     def __init__(self, metadata: TopicMetadata) -> None:
         """Parse the metadata. Raises BrokerError if this client cannot read the topic's newest schema."""
@@ -68,26 +71,29 @@ class ProducerTopic:
         self.schema = parse_schema(latest.message)
         self.is_default = self.schema.equals(DEFAULT_SCHEMA)
         self.key_columns = tuple(metadata.key_columns) or (DEFAULT_KEY_COLUMNS if self.is_default else ())
-        self.event_time = metadata.event_time  # no other column: the broker compares the header with exactly this one
+        self.event_time = metadata.event_time  # the broker compares the header's times with exactly this column
         try:
             self.max_message_bytes = topic_config(metadata.config).max_message_bytes
         except ConfigError:  # settings of a newer broker: the broker validates sizes anyway
             self.max_message_bytes = topic_config({}).max_message_bytes
-        #: Whether small batches may be encoded without Arrow, and up to which size.
+        #: Whether small batches may be encoded without Arrow.
         self.allows_small_batches = self.is_default and self.event_time in {None, DEFAULT_EVENT_TIME}
         self.small_batch_max_bytes = self.max_message_bytes * 3 // 4
-        #: A cached set: every dict row needs it, and pyarrow builds the names of a schema at each access.
+        #: The column names, cached because every dict row needs them and pyarrow builds them again at each access.
         self.column_names = frozenset(self.schema.names)
         #: The conversion of dict rows to columns.
         self.rows = RowColumns(self.schema)
         self._turns = itertools.count(random.randrange(1 << 16))
 
     def next_partition(self) -> int:
-        """Return the partition for rows without a key: the next one at each call, from a random start."""
+        """Return the partition for rows without a key. Each call returns the next partition, from a random start."""
         return next(self._turns) % self.partition_count
 
     def continued_by(self, metadata: TopicMetadata) -> ProducerTopic:
-        """Return the topic by newer metadata; the same object if nothing that a producer uses has changed."""
+        """Return the topic with newer metadata.
+
+        Return the same object if nothing that a producer uses has changed.
+        """
         mine = self.metadata
         if (
             metadata.topic_id == mine.topic_id
@@ -103,7 +109,7 @@ class ProducerTopic:
 
 
 def fit_to_topic(topic: ProducerTopic, table: pa.Table, now_us: int) -> pa.Table:
-    """Return ``table`` with exactly the topic's columns. In default topics, ``now_us`` fills missing timestamps.
+    """Return ``table`` with exactly the topic's columns. In a default topic, ``now_us`` replaces missing timestamps.
 
     Raises:
         BrokerError: SCHEMA_MISMATCH with the columns that do not fit.
@@ -121,7 +127,9 @@ def fit_to_topic(topic: ProducerTopic, table: pa.Table, now_us: int) -> pa.Table
 def split_destinations(
     topic: ProducerTopic, table: pa.Table, partition: int | None
 ) -> tuple[pa.Table, npt.NDArray[np.int64] | int | None]:
-    """Return the table without its ``_partition`` column (unless the topic has one), and the destination of its rows.
+    """Return the table and the partitions of its rows.
+
+    The returned table has no ``_partition`` column, unless the topic has one.
 
     Raises:
         BrokerError: UNKNOWN_TOPIC_OR_PARTITION for a partition that the topic does not have, INVALID_RECORD for nulls.
@@ -149,7 +157,10 @@ def split_destinations(
 def pieces(
     topic: ProducerTopic, table: pa.Table, destination: Destination, *, batch_bytes: int
 ) -> Iterator[tuple[pa.RecordBatch, Destination]]:
-    """Yield a table in pieces to encode in turn: a batch each, times the number of partitions if the rows spread."""
+    """Yield the table in pieces, to be encoded one after another, each with its destination.
+
+    A piece has about ``batch_bytes``, or that size for each partition if its rows go to several partitions.
+    """
     if not table.num_rows:
         return
     spreads = isinstance(destination, np.ndarray) or (destination is None and bool(topic.key_columns))
@@ -162,17 +173,17 @@ def pieces(
 
 
 def _even_rows(rows: pa.Table | pa.RecordBatch, wanted: int, *, limit: int = sys.maxsize) -> int:
-    """Return the number of rows per piece, for equal pieces of about ``wanted`` bytes and at most ``limit``.
+    """Return the number of rows per piece, for pieces of equal size: about ``wanted`` and at most ``limit`` bytes.
 
-    A piece may exceed ``wanted`` by half. A small rest after large pieces would cost as much as they do, and take a
-    turn.
+    A piece may exceed ``wanted`` by half. Otherwise there could be a small last piece, which would cost as much as a
+    large one and use a partition's turn.
     """
     size = int(rows.nbytes)
     count = max(1, round(size / wanted), -(-size // limit))
     return -(-int(rows.num_rows) // count)
 
 
-# --- rows to partitions ---
+# --- the partition of each row ---
 
 
 def encode_parts(
@@ -207,10 +218,9 @@ def encode_parts(
 def encode_small_parts(
     topic: ProducerTopic, records: Sequence[SmallBatchRecord], destination: int | None, *, size: int, batch_bytes: int
 ) -> list[EncodedPart] | None:
-    """Return the same as ``encode_parts`` without compression, for few records of a default topic.
+    """Return what ``encode_parts`` yields without compression, for a few records of a default topic.
 
-    Return None if the records are not few enough, or need Arrow. ``size`` is a lower bound of the bytes of keys and
-    values.
+    Return None if there are too many records, or if they need Arrow. ``size`` is at most the bytes of keys and values.
     """
     if (
         len(records) > _SMALL_RECORDS
@@ -238,7 +248,7 @@ def encode_small_parts(
 def _assign_small(
     topic: ProducerTopic, records: Sequence[SmallBatchRecord], destination: int | None
 ) -> Mapping[int, Sequence[int]] | None:
-    """Return the indexes of the records by partition, as ``_assign``.
+    """Return the indexes of the records by partition, by the rules of ``_assign``.
 
     Return None if there are too many keys to hash one by one.
     """
@@ -273,7 +283,7 @@ def partition_of_record(topic: ProducerTopic, key: bytes | str | None) -> int:
 
 
 def _assign(topic: ProducerTopic, batch: pa.RecordBatch, destination: Destination) -> int | npt.NDArray[np.int64]:
-    """Return one partition if it is the same for all rows, else an array with one for each."""
+    """Return one partition for all rows, or an array with the partition of each row."""
     if isinstance(destination, int):
         return destination
     if destination is None:
@@ -288,7 +298,10 @@ def _assign(topic: ProducerTopic, batch: pa.RecordBatch, destination: Destinatio
 
 
 def _has_key(batch: pa.RecordBatch, key_columns: Sequence[str]) -> bool:
-    """Return whether any record has a key. This is checked first: hashing few records costs as much as a thousand."""
+    """Return whether any record has a key.
+
+    This check avoids the hashing, which costs for a few records as much as for a thousand.
+    """
     indices = [batch.schema.get_field_index(name) for name in key_columns]
     return any(index < 0 or batch.column(index).null_count < batch.num_rows for index in indices)
 
@@ -302,7 +315,7 @@ def _encode_cut(
     compression: str | None,
     batch_bytes: int,
 ) -> Iterator[EncodedPart]:
-    # A quarter of the limit is left for what encoding adds: the padding of each buffer and the message's metadata.
+    # Encoding adds the padding of each buffer and the message's metadata. A quarter of the limit is left for them.
     count = _even_rows(batch, batch_bytes, limit=topic.max_message_bytes * 3 // 4)
     if count >= batch.num_rows:
         yield from _encode_one(topic, batch, partition, rows, compression=compression)
