@@ -1,7 +1,7 @@
 """``python -m sparklog.broker --config file.json``: one broker process.
 
 Exit codes: 0 stopped on request; 64 wrong configuration; 69 failed start; 70 stalled event loop; 71 stop took too long;
-74 failed log directory; 75 restart requested. The reason is the last line of the log.
+74 failed log directory; 75 restart requested. The last line of the log gives the reason.
 """
 
 from __future__ import annotations
@@ -25,9 +25,10 @@ from sparklog.storage.open_files import raise_descriptor_limit
 EXIT_CONFIG = 64
 
 #: The thresholds of Python's collector: the number of new objects before a collection, and the collections before one
-#: of older objects. Few collections suffice: a closed connection and its buffer need none, and other cycles are small.
-#: A change of thousands of leaders makes a hundred thousand objects that stay; with Python's own thresholds they are
-#: all visited once or twice meanwhile, and the loop stops for a tenth of a second.
+#: of older objects. Few collections suffice: a closed connection and its buffer are freed without one, and other
+#: reference cycles are small. A change of thousands of leaders creates a hundred thousand objects that live on. With
+#: Python's default thresholds the collector would visit all of them once or twice meanwhile, and would stop the loop
+#: for a tenth of a second.
 _COLLECTOR = (5_000, 10, 20)
 
 

@@ -1,4 +1,4 @@
-"""A reliable end of asyncio tasks."""
+"""The reliable cancellation of asyncio tasks."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ _AGAIN_S = 0.1
 async def end_tasks(tasks: Iterable[asyncio.Task[Any]]) -> None:
     """Cancel the tasks, and wait until all have ended.
 
-    The cancellation repeats: before Python 3.12 ``asyncio.wait_for`` loses a cancellation that comes together with the
-    result that it waits for, and the task then continues.
+    The tasks are cancelled repeatedly, because one cancellation can get lost. Before Python 3.12 ``asyncio.wait_for``
+    ignores a cancellation that arrives together with the awaited result, and the task continues.
     """
     left = {task for task in tasks if task is not asyncio.current_task()}
     while left:

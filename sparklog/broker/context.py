@@ -1,7 +1,7 @@
 """The context that all parts of one broker share: its identity, settings, clock, metadata, counters and tasks.
 
-It knows no part of the broker. The parts get each other through their constructors, and only what they use: see
-``lifecycle.broker``.
+The context does not refer to any part of the broker. Each part gets the other parts that it uses through its
+constructor: see ``lifecycle.broker``.
 """
 
 from __future__ import annotations
@@ -45,11 +45,13 @@ class BrokerContext:
         self.credentials = Credentials(
             self.keys, lambda: Identity(SenderKind.BROKER, self.broker_id, self._incarnation)
         )
-        #: running, stopping, failed
+        #: ``running``, ``stopping`` or ``failed``
         self.state = "running"
-        #: Leaderships are moving to other brokers: acks=1 now waits until all in-sync replicas have a record.
+        #: Whether leaderships are moving to other brokers. Produce requests with acks=1 then wait for all in-sync
+        #: replicas.
         self.moves_leaderships = False
-        #: The broker accepts no new writes: the cluster is stopping, and followers must reach the leaders' ends.
+        #: Whether the broker refuses new writes, because the cluster is stopping and followers must reach the leaders'
+        #: log ends.
         self.quiesced = False
         #: Called after each applied update of the controller.
         self.metadata_listeners: list[Callable[[], None]] = []
@@ -65,19 +67,19 @@ class BrokerContext:
 
     @property
     def incarnation(self) -> int:
-        """Return the version of this broker's incarnation node; -1 until registered."""
+        """Return this broker's incarnation, which is the version of its incarnation node; -1 until it is registered."""
         return self._incarnation
 
     @incarnation.setter
     def incarnation(self, incarnation: int) -> None:
         self._incarnation = incarnation
-        self.cache.relieved = False  # the controller confirmed it to the incarnation before
+        self.cache.relieved = False  # the controller's confirmation was for the earlier incarnation
         for listener in self.registration_listeners:
             listener()
         _wake(self._registration_waiters)
 
     async def registered(self, incarnation: int, *, timeout_s: float) -> None:
-        """Wait until this broker has this ``incarnation`` or a later one, or the time is up."""
+        """Wait until this broker has this ``incarnation`` or a later one, for at most ``timeout_s``."""
         end = time.monotonic() + timeout_s
         while self._incarnation < incarnation and (left_s := end - time.monotonic()) > 0:
             await asyncio.wait({_waiter(self._registration_waiters)}, timeout=left_s)
@@ -85,11 +87,14 @@ class BrokerContext:
     # --- time ---
 
     def now_ms(self) -> int:
-        """Return the time of the replicas' clock, which is monotonic."""
+        """Return the time of the replicas' monotonic clock in milliseconds."""
         return time.monotonic_ns() // 1_000_000
 
     def wall_ms(self) -> int:
-        """Return milliseconds since the epoch, for values that outlive the process; monotonic within the process."""
+        """Return the time in milliseconds since the Unix epoch, for values that outlive the process.
+
+        The time never goes back while the process runs.
+        """
         return self.now_ms() + self._wall_ahead_ms
 
     # --- changes ---
@@ -104,7 +109,7 @@ class BrokerContext:
         _wake(self._metadata_waiters)
 
     def next_role_change(self) -> asyncio.Future[None]:
-        """Return a future for the next change of a replica's role, or of the mode in which this process stops."""
+        """Return a future that completes at the next change of a replica's role or of this process's ``StopMode``."""
         return _waiter(self._role_waiters)
 
     def roles_changed(self) -> None:
@@ -113,7 +118,7 @@ class BrokerContext:
     # --- tasks ---
 
     def spawn(self, work: Coroutine[Any, Any, None], name: str) -> None:
-        """Run work beside the requests; ``end_tasks`` cancels it if it still runs."""
+        """Run a coroutine as a background task; ``end_tasks`` cancels the task if it still runs."""
         task = asyncio.get_running_loop().create_task(work, name=name)
         self._tasks.add(task)
         task.add_done_callback(self._ended)

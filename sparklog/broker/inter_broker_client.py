@@ -1,8 +1,8 @@
-"""Requests of this broker to other brokers, sent as a coordinator or as a leader.
+"""Requests that this broker sends to other brokers as a coordinator or as a leader.
 
 There is one connection to each broker, opened for the first request and closed after a failure. A request ends early if
-an update of the controller makes it pointless (the broker is gone, or is no longer the one to ask). A broker that hangs
-keeps its connections open, and its waiting requests must go to another broker.
+an update of the controller makes it pointless: the broker is gone, or another broker must be asked instead. Otherwise
+requests to a broker that hangs would wait until their timeout, because it keeps its connections open.
 """
 
 from __future__ import annotations
@@ -45,11 +45,11 @@ class InterBrokerClient:
     async def ask(self, broker_id: int, message: Request, *, timeout_s: float, still: Callable[[], bool]) -> Reply:
         """Return the broker's reply.
 
-        ``still`` returns whether it is still the broker to ask; metadata changes check it.
+        ``still`` returns whether this is still the broker to ask. It is called after each change of the metadata.
 
         Raises:
-            BrokerError: the broker's error, or NETWORK_EXCEPTION if it was not reached, gave no response in time, or
-                is no longer the broker to ask.
+            BrokerError: the broker's error, or NETWORK_EXCEPTION if it was not reached, gave no response in time, or is
+                no longer the broker to ask.
         """
         endpoint = self._context.cache.endpoint(broker_id)
         if endpoint is None:
@@ -78,8 +78,8 @@ class InterBrokerClient:
         except BrokerError as error:
             if error.code is not ErrorCode.CLUSTER_AUTHORIZATION_FAILED:
                 raise
-            # The request itself is valid: the two brokers learn of the secret at different times. A new connection
-            # proves the identity again.
+            # The request itself is valid: the two brokers learn of a new cluster secret at different times. The next
+            # connection repeats the proof of identity.
             self._drop(endpoint.broker_id)
             raise BrokerError(ErrorCode.NETWORK_EXCEPTION, f"broker {endpoint.broker_id}: {error.detail}") from None
         return reply

@@ -1,7 +1,7 @@
-"""Internal topics, in which coordinators store their state: created at first use, and closed to clients' writes.
+"""Internal topics, in which coordinators store their state. A topic is created at its first use.
 
-Each partition of such a topic is one coordinator, on the broker that leads it. Names that begin with two underscores
-are reserved: clients cannot create, delete or write such a topic, and lists leave them out.
+Each partition of such a topic has one coordinator, on the broker that leads the partition. Names that begin with two
+underscores are reserved: clients cannot create, delete or write to such a topic, and lists of topics omit it.
 """
 
 from __future__ import annotations
@@ -32,10 +32,10 @@ OFFSETS = INTERNAL_PREFIX + "consumer_offsets"
 #: The internal topic for each ``FindCoordinator.kind``.
 TOPIC_OF_KIND = {"transaction": TRANSACTIONS, "group": OFFSETS}
 
-#: The longest wait for the topic and its leaders; the client asks again.
+#: The longest wait for the topic and its leaders. After that the client asks again.
 _WAIT_MS = 5000
-#: A group's record has all of its key's state, and a tombstone ends it. A transaction's does not: the end of a key also
-#: ends its participants, whose records would outlive it.
+#: Compaction suits groups: the last record of a key has all of the key's state, and a tombstone removes it. It does not
+#: suit transactions: the end of a transactional id also ends its participants, but compaction would keep their records.
 _POLICY = {OFFSETS: "compact", TRANSACTIONS: "delete"}
 _CONFIG = {
     "retention.ms": "-1",
@@ -55,7 +55,7 @@ def refuse_internal(name: str, what: str) -> None:
 
 
 def partition_of(cache: MetadataCache, topic: str, key: str) -> TopicPartition | None:
-    """Return the partition that coordinates ``key``; None while this broker does not know the topic."""
+    """Return the partition whose leader coordinates ``key``; None while this broker does not know the topic."""
     known = cache.topic(topic)
     if known is None or not known.partitions:
         return None
@@ -68,7 +68,7 @@ def _number(key: str, partitions: int) -> int:
 
 
 def coordinator_of(cache: MetadataCache, topic: str, key: str) -> int | None:
-    """Return the broker that coordinates ``key``; None if this broker knows none."""
+    """Return the id of the broker that coordinates ``key``; None if no such live broker is known."""
     tp = partition_of(cache, topic, key)
     known = cache.partition(tp) if tp is not None else None
     if known is None or known.state.leader not in cache.incarnations:
@@ -77,7 +77,7 @@ def coordinator_of(cache: MetadataCache, topic: str, key: str) -> int | None:
 
 
 class InternalTopics:
-    """The internal topics of the cluster, which this broker may create. Owner: the broker's event loop."""
+    """The creation of internal topics, and the handler of FindCoordinator requests. Owner: the broker's event loop."""
 
     def __init__(self, context: BrokerContext, registry: ZkRegistration) -> None:
         self._context = context
@@ -110,10 +110,11 @@ class InternalTopics:
         return FindCoordinatorReply(request.cid, endpoint, tp.partition)
 
     async def create(self, name: str) -> None:
-        """Create the topic unless it exists; several brokers may try at the same time.
+        """Create the topic unless it exists; several brokers may call this at the same time.
 
-        It waits until enough brokers are live for ``internal.topic.replication.factor``: with permanently fewer
-        replicas, the loss of one broker would lose committed records. Source: Kafka, offsets.topic.replication.factor.
+        The topic is created only while enough brokers are live for ``internal.topic.replication.factor``. A topic
+        created with fewer replicas would keep fewer, and might lose committed records with one broker. Source: Kafka,
+        offsets.topic.replication.factor.
 
         Raises:
             BrokerError: COORDINATOR_NOT_AVAILABLE if too few brokers are live or this broker does not know the topic in

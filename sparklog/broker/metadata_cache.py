@@ -1,8 +1,9 @@
 """The metadata of the cluster, from the controller's updates, for this broker and its clients. Pure.
 
-The version of a partition's ZooKeeper node orders its states, however they arrive. A leader's own ISR write enters the
-cache at once; the controller's update about it then changes nothing. Replicas and moves are those of the controller's
-last update. The cache gives no permission: only a partition's ``Replica`` decides what this broker may do with it.
+States of a partition may arrive in any order; the version of its ZooKeeper node tells which one is newest. A leader's
+own ISR write enters the cache at once, so the controller's later update about it changes nothing. Replicas and
+reassignments are those of the controller's last update. The cache only informs: a partition's ``Replica`` decides what
+this broker may do with the partition.
 """
 
 from __future__ import annotations
@@ -26,21 +27,21 @@ from sparklog.protocol.messages import (
 )
 
 _FORGOTTEN_KEPT = 10_000
-#: The most partitions in one reply to a client, or other content of the same cost: about 20 ms of the broker's event
-#: loop, and 0.5 MB.
+#: The limit of one reply to a client, in partitions. So many partitions take about 20 ms of the broker's event loop,
+#: and 0.5 MB.
 _PIECE = 20_000
-#: The bytes of schemas with the cost of a partition.
+#: The number of schema bytes that counts as one partition in this limit.
 _PARTITION_BYTES = 25
 
 
 @dataclass(slots=True)
 class CachedTopic:
-    """One topic by its last update. ``config`` is effective: the topic's own settings over the cluster's defaults."""
+    """One topic as of its last update. ``config`` combines the topic's own settings with the cluster's defaults."""
 
     change: TopicChange
     config: TopicConfig
     partitions: dict[int, PartitionDecision] = field(default_factory=dict)
-    #: The description for clients, with schemas; dropped when the topic changes.
+    #: The topic's cached entry in Metadata replies, with schemas; dropped when the topic changes.
     built: TopicMetadata | None = None
 
 
@@ -59,11 +60,11 @@ class MetadataCache:
         self._topics: dict[str, CachedTopic] = {}
         #: The ids of deleted topics, the newest last; at most ``_FORGOTTEN_KEPT``.
         self.forgotten: dict[str, None] = {}
-        #: Partitions whose replicas are moving.
+        #: Partitions with a reassignment in progress.
         self.moving: dict[TopicPartition, PartitionDecision] = {}
-        #: The controller has confirmed that no ISR contains this broker, which had asked for that.
+        #: Whether the controller has confirmed that no ISR contains this broker, as this stopping broker had requested.
         self.relieved = False
-        #: Grows whenever ``moving`` changes.
+        #: A counter that grows whenever ``moving`` changes.
         self.moves_seen = 0
         #: (controller epoch, sequence) of the newest applied update
         self._newest = (-1, -1)
@@ -92,10 +93,10 @@ class MetadataCache:
         internal: bool = False,
         start: tuple[str, int] | None = None,
     ) -> MetadataReply:
-        """Return the reply to a Metadata request, from ``start`` on, as far as one reply goes; each topic once.
+        """Return one reply to a Metadata request, with the topics from ``start`` on that fit into it.
 
-        Unknown and impossible names have an error in their own entry. Internal topics are described if the request
-        names them, or asks for all with ``internal``.
+        An unknown or invalid name gets an entry with an error. Internal topics are included if the request names them,
+        or requests all topics with ``internal``.
 
         Raises:
             BrokerError: INVALID_REQUEST if ``start`` is not among the names.
@@ -124,7 +125,7 @@ class MetadataCache:
     def _chosen(self, names: tuple[str, ...] | None, start: tuple[str, int] | None, *, internal: bool) -> list[str]:
         """Return the requested topics from ``start`` on.
 
-        If all topics are requested, ``start`` may be deleted by now.
+        If all topics are requested, the topic of ``start`` may have been deleted meanwhile.
         """
         named = (
             sorted(name for name in self._topics if internal or not is_internal(name))
@@ -155,16 +156,16 @@ class MetadataCache:
     def is_overtaken(self, update: ControlUpdate) -> bool:
         """Return whether a later update of the same controller has been applied.
 
-        An older one would not harm partition states, which have versions. But its live brokers are outdated, and a full
-        one lacks newer partitions.
+        An overtaken update could not damage partition states, which have versions. But its list of live brokers is
+        outdated, and an overtaken full update lacks newer partitions.
         """
         return (update.controller_epoch, update.sequence) < self._newest
 
     def apply(self, update: ControlUpdate) -> None:
-        """Apply an update whose epoch and addressee have been checked; skip an overtaken one.
+        """Apply an update whose controller epoch and incarnation have been checked; ignore an overtaken update.
 
         Raises:
-            ConfigError: this version does not know a topic's setting; nothing of the update is applied.
+            ConfigError: this version does not know a topic's setting. No part of the update is applied.
         """
         if self.is_overtaken(update):
             return
@@ -188,7 +189,7 @@ class MetadataCache:
         self._drop_moves()
 
     def state_written(self, tp: TopicPartition, state: LeaderAndIsr, *, version: int, topic_id: str) -> None:
-        """Apply an ISR that this broker wrote as leader, or a newer state that it read from ZooKeeper."""
+        """Apply a state that this broker wrote to ZooKeeper as leader, or read from ZooKeeper, if it is newer."""
         known = self.partition(tp)
         if known is not None and known.topic_id == topic_id and version > known.version:
             self._set_partition(msgspec.structs.replace(known, state=state, version=version))
@@ -254,16 +255,17 @@ class MetadataCache:
 
 
 def _hides_leader(told: LeaderAndIsr, known: LeaderAndIsr) -> bool:
-    """Return whether an update hides the leader of a known state.
+    """Return whether an update names no leader although the known leader still leads.
 
-    A broker that has registered again gets no leader for partitions that its earlier incarnation led. It leads on until
-    there is a new epoch, so its clients must find it. A partition that has lost its leader has a new epoch.
+    After a broker registers again, the controller names no leader for partitions that the broker's earlier incarnation
+    led. The broker leads them until there is a new leader epoch, so clients must still find it. If a partition has
+    really lost its leader, its leader epoch is new.
     """
     return told.leader == NO_LEADER != known.leader and told.leader_epoch == known.leader_epoch
 
 
 def _cost(topic: TopicMetadata) -> int:
-    """Return the topic's cost in a reply's limit."""
+    """Return how much of a reply's limit the topic uses, in partitions."""
     return 1 + len(topic.partitions) + sum(len(schema.message) for schema in topic.schemas) // _PARTITION_BYTES
 
 

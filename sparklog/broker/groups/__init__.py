@@ -1,1 +1,1 @@
-"""Group coordinators on this broker, and the records that groups hold back from retention."""
+"""Group coordinators on this broker, and the records that retention keeps because groups have not read them."""

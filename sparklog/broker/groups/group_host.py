@@ -1,4 +1,4 @@
-"""A group coordinator in a broker. The cluster's metadata gives it the topics, and the deletions of topics."""
+"""A group coordinator in a broker. It learns of new and deleted topics from the cluster's metadata."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ from sparklog.zk.session import PAUSE_S
 
 _log = logging.getLogger(__name__)
 
-#: Changes of topics are applied together, because many topics change at the same time. In large clusters this takes
-#: time; it may take at most this fraction of the broker's.
+#: The delay for which changes of topics are gathered, because many topics change at the same time. The delay grows in
+#: large clusters, so that applying the changes takes at most 1/50 of the broker's time.
 _TOGETHER_S = 0.1
 _SMALL_PART = 50
-#: The longest pause between two questions to a ZooKeeper that does not respond.
+#: The longest pause between two attempts while ZooKeeper does not respond.
 _LONGEST_PAUSE_S = 10.0
 
 
@@ -39,7 +39,7 @@ TakesPart = Callable[[str, int], Coroutine[Any, Any, tuple[bool, int]]]
 
 
 class GroupHost(CoordinatorRuntime):
-    """One led partition of the groups' topic."""
+    """The coordinator of the groups in one partition of ``__consumer_offsets`` that this broker leads."""
 
     def __init__(
         self,
@@ -57,10 +57,11 @@ class GroupHost(CoordinatorRuntime):
         self._newest_deleted = ""
         self._update_timer: asyncio.TimerHandle | None = None
         self._update_after_s = _TOGETHER_S
-        #: Topics (name, id) that ZooKeeper is being asked about, and the number of the last check that asked.
+        #: The topics (name, id) whose existence is being checked in ZooKeeper, each with the number of the last check
+        #: that asked for it.
         self._in_question: dict[tuple[str, str], int] = {}
         self._checks = 0
-        #: Holds that are being checked: group, and key of the transaction.
+        #: The holds that are being checked: (group, key of the transaction).
         self._asking: set[tuple[str, str]] = set()
         super().__init__(context, partition, self.groups, log_start_moved=log_start_moved)
 
@@ -99,9 +100,11 @@ class GroupHost(CoordinatorRuntime):
             self.context.metadata_listeners.remove(self._metadata_changed)
 
     def check_holds(self, group: str, holds: Iterable[tuple[str, Hold]]) -> None:
-        """Check whether the transactions of these holds have ended, for a member that waits for them.
+        """Check whether the transactions of these holds have ended, because a member waits for them.
 
-        This is needed because the coordinator of an aborted transaction does not notify the group.
+        A hold blocks the offsets that an open transaction may still commit.
+
+        The group must ask, because a transaction coordinator does not notify groups of aborted transactions.
         """
         for key, hold in holds:
             if (group, key) not in self._asking:
@@ -111,7 +114,8 @@ class GroupHost(CoordinatorRuntime):
     async def _check_hold(self, group: str, key: str, hold: Hold) -> None:
         try:
             takes_part, epoch = await self._takes_part(key, hold.producer_id)
-            # A coordinator of an earlier epoch may not know the transaction; a later one has read its records.
+            # A transaction coordinator of an earlier leader epoch may not know the transaction. One of this epoch or a
+            # later one does: it has read the transaction's records.
             if not takes_part and epoch >= hold.coordinator_epoch and not self.unready:
                 self.step(HoldEnded(group, key, hold.producer_id))
         except BrokerError as error:  # the member asks again
@@ -136,12 +140,12 @@ class GroupHost(CoordinatorRuntime):
     def _drop_deleted(self) -> None:
         """Drop the offsets of topics that were deleted or recreated, by the controller's update or by ZooKeeper.
 
-        ZooKeeper is asked because this broker may be the last to learn of a new topic.
+        A topic that this broker does not know may also be new, so ZooKeeper is asked about it.
         """
         forgotten = self.context.cache.forgotten
         self._newest_deleted = next(reversed(forgotten), "")
         unknown = []
-        # In each check the topics without an id come first: while they wait, their name may come to mean another topic.
+        # The topics without an id are checked first: if they waited, another topic might be created with their name.
         for topic, topic_id in sorted(self.groups.topics(), key=lambda one: (one[1], one[0])):
             known = self.context.cache.topic(topic)
             if known is None or topic_id not in {"", known.change.topic_id}:
@@ -158,9 +162,10 @@ class GroupHost(CoordinatorRuntime):
                 self.context.spawn(self._drop_deleted_topics(), f"topics of {self.partition.tp}")
 
     async def _drop_deleted_topics(self) -> None:
-        """Ask ZooKeeper until it has responded for each topic in question, and drop the offsets of deleted ones.
+        """Ask ZooKeeper about each topic in question until it has responded, and drop the offsets of deleted topics.
 
-        Without this the next check would come with the next deletion or coordinator, maybe much later.
+        Without these retries the next check would be at the next deletion of a topic or the next start of a
+        coordinator, which may be much later.
         """
         pause_s = PAUSE_S
         try:
@@ -178,7 +183,7 @@ class GroupHost(CoordinatorRuntime):
             self._in_question.clear()  # after any error the next deletion checks again
 
     async def _find_deleted(self) -> tuple[list[tuple[str, str]], Exception | None]:
-        """Return the deleted ones of the topics in question, and the error that ended the questions early."""
+        """Return which topics in question are deleted, and the error that ended the check early, or None."""
         gone: list[tuple[str, str]] = []
         for one, check in list(self._in_question.items()):
             try:
@@ -188,12 +193,13 @@ class GroupHost(CoordinatorRuntime):
                 self._in_question[one] = self._in_question.pop(one)
                 return gone, error
             if not lives and not one[1]:
-                # A topic of this name without an id: later a new topic of this name may exist and have offsets.
+                # Drop the offsets of a topic without an id at once: later a new topic of this name may exist and have
+                # offsets.
                 self.step(TopicsGone((one,)))
             elif not lives:
                 gone.append(one)
             elif self._in_question[one] != check:
-                continue  # a later check asked for this topic again: it may be deleted since
+                continue  # a later check asked for this topic again: it may have been deleted since
             del self._in_question[one]
         return gone, None
 
@@ -221,8 +227,8 @@ def _views(cache: MetadataCache) -> dict[str, TopicView]:
 def _settings(config: BrokerConfig) -> GroupSettings:
     """Return the settings of groups.
 
-    A group drops a transaction's decision well before the coordinator drops the transaction's key, after which the
-    key's decisions are counted from the beginning.
+    A group remembers a transaction's decision for a shorter time than the transaction coordinator remembers the key.
+    Once the coordinator has dropped the key, its decisions are numbered from the beginning again.
     """
     return GroupSettings(
         retention_ms=config.offsets_retention_ms,

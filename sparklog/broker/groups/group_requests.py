@@ -1,4 +1,7 @@
-"""Requests about groups, members and offsets: checked, and passed to the coordinator, whose result is the response."""
+"""Handlers of requests about groups, members and offsets.
+
+A handler checks the request, passes it to the group's coordinator, and responds with the coordinator's result.
+"""
 
 from __future__ import annotations
 
@@ -69,7 +72,8 @@ class GroupRequests:
     def commit_offsets(self, connection: ServerConnection, request: CommitOffsets, body: memoryview) -> None:
         """Commit offsets.
 
-        Those of a transaction are accepted without checks: its decision stands, even if a topic is deleted.
+        The offsets of a transaction are accepted without checks: the transaction is already committed, even if a topic
+        was deleted since.
         """
         if request.transaction is not None:
             self._access.require(connection, SenderKind.BROKER, "CommitOffsets of a transaction")
@@ -132,7 +136,10 @@ class GroupRequests:
         connection.reply(FetchOffsetsReply(request.cid, found, tuple(sorted(held))))
 
     def _all_offsets(self, cid: int, values: Iterable[GroupValue]) -> Generator[None, None, Reply]:
-        """Respond with the offsets among the values of a group, which may be hundreds of thousands, in order."""
+        """Return a reply with all offsets among the values of a group, sorted by topic and partition.
+
+        There may be hundreds of thousands of values, so this yields when its slice of time is used up.
+        """
         by_topic: dict[str, list[GroupOffset]] = {}
         for value in values:
             if self._slices.over():
@@ -147,7 +154,10 @@ class GroupRequests:
         return FetchOffsetsReply(cid, tuple(found))
 
     def hold_offsets(self, connection: ServerConnection, request: HoldOffsets, body: memoryview) -> None:
-        """Hold offsets, after the transaction's coordinator has confirmed that the transaction exists."""
+        """Block offsets that a member sends with a transaction, until the transaction ends.
+
+        The transaction's coordinator first confirms that the transaction exists.
+        """
         if not request.member_id:
             raise BrokerError(ErrorCode.INVALID_REQUEST, f"group {request.group!r}: the member id is empty")
         self._groups.of(request.group)
@@ -173,7 +183,10 @@ class GroupRequests:
         return Ack(request.cid)
 
     def _host_of(self, connection: ServerConnection) -> str:
-        """Return a member's host as other hosts know it; a member on this broker's host comes without an address."""
+        """Return a member's host as other hosts know it.
+
+        The connection of a member on this broker's host has no address, so the broker's own host is returned.
+        """
         if not connection.within_host:
             return connection.peer.rpartition(":")[0].strip("[]")
         own = self._context.cache.endpoint(self._context.broker_id)
@@ -234,7 +247,10 @@ class GroupRequests:
         answer_in_slices(self._slices, connection, request, self._list_groups(request.cid))
 
     def _list_groups(self, cid: int) -> Generator[None, None, Reply]:
-        """List the groups. There may be hundreds of thousands; each coordinator's are sorted."""
+        """Return a reply with all groups of this broker, sorted by name.
+
+        There may be hundreds of thousands of groups. Each coordinator's names are already sorted, so they are merged.
+        """
         listings: list[Iterable[tuple[str, GroupHost]]] = []
         for host in self._groups.all_ready():
             if self._slices.over():
@@ -283,8 +299,8 @@ def _refusal(cache: MetadataCache, offset: GroupOffset, *, member: bool) -> Part
 def _unknown(cache: MetadataCache, offset: GroupOffset, *, member: bool) -> str:
     """Return why there can be no offset for this partition, or the empty string.
 
-    A partition that a member owns exists unless it was deleted, although this broker may be the last to learn of it.
-    Other clients' commits may be late: an offset of a deleted topic would count for a new topic of the same name.
+    A partition that a member owns exists unless it was deleted, even if this broker does not know it yet. A commit of
+    another client may arrive late: an offset of a deleted topic would then count for a new topic of the same name.
     """
     if member and offset.topic_id and offset.topic_id not in cache.forgotten:
         return ""
@@ -311,7 +327,7 @@ def _with_topic_id(cache: MetadataCache, offset: GroupOffset) -> GroupOffset:
 
 
 def _check_sizes(request: Heartbeat) -> None:
-    """Raise BrokerError INVALID_REQUEST if the member's state is too large: it must be small beside one append."""
+    """Raise BrokerError INVALID_REQUEST if the member's state is too large: it must be much smaller than one append."""
     owned = sum(len(found.partitions) for found in request.owned)
     if owned > MAX_PLAIN:
         detail = f"{owned} partitions found that a member owns, {MAX_PLAIN} at most expected"
@@ -322,7 +338,11 @@ def _check_sizes(request: Heartbeat) -> None:
 
 
 def _check_times(request: Heartbeat, config: BrokerConfig) -> None:
-    """Raise BrokerError INVALID_SESSION_TIMEOUT or INVALID_CONFIG with the bounds."""
+    """Check the member's timeouts and heartbeat interval against the broker's limits.
+
+    Raises:
+        BrokerError: INVALID_SESSION_TIMEOUT, INVALID_CONFIG or INVALID_REQUEST, with the limits.
+    """
     low, high = config.group_min_session_timeout_ms, config.group_max_session_timeout_ms
     if not low <= request.session_timeout_ms <= high:
         detail = f"session.timeout.ms={request.session_timeout_ms}: expected {low} to {high}"

@@ -1,10 +1,10 @@
 """The positions of groups for retention: ``retention.wait.for.groups``.
 
 A leader asks each group's coordinator before it deletes records. Records that a group has not committed past stay,
-until they are older than ``retention.hard.ms``. All such records stay while the coordinator does not respond, because
-an earlier response may be from before a reset of the group. A group without a committed offset in a partition has read
-nothing of it. A response that is out of date has too low an offset, so it keeps more records than necessary, never
-fewer.
+until they are older than ``retention.hard.ms``. While the coordinator does not respond, all records stay until then: an
+earlier response does not count, because the group may have been reset to lower offsets since. A group without a
+committed offset in a partition counts as at offset 0. An offset that has grown since the response is too low, so it
+keeps more records than necessary, never fewer.
 """
 
 from __future__ import annotations
@@ -29,12 +29,15 @@ Committed = Mapping[TopicPartition, GroupOffset]
 
 
 class RetentionHolds:
-    """The questions of retention to groups' coordinators. Owner: ``LogMaintenance``, on the broker's event loop."""
+    """The client with which retention asks groups' coordinators for committed offsets.
+
+    Owner: ``LogMaintenance``, on the broker's event loop.
+    """
 
     def __init__(self, context: BrokerContext, groups: HostedCoordinators[GroupHost]) -> None:
         self._context = context
         self._groups = groups
-        #: Created at the first question: few topics wait for groups.
+        #: Created at the first request, because few topics use ``retention.wait.for.groups``.
         self._peers: InterBrokerClient | None = None
 
     def close(self) -> None:
@@ -42,7 +45,7 @@ class RetentionHolds:
             self._peers.close()
 
     async def ask(self, groups: Iterable[str]) -> dict[str, Committed]:
-        """Return the committed offsets of these groups, without groups whose coordinator does not respond."""
+        """Return the committed offsets by group; groups whose coordinator does not respond are absent."""
         found: dict[str, Committed] = {}
         for group in groups:
             try:
@@ -73,7 +76,7 @@ class RetentionHolds:
 
 
 def read_to(tp: TopicPartition, topic_id: str, groups: Iterable[str], known: Mapping[str, Committed]) -> int:
-    """Return the lowest offset that all of these groups have committed, as far as is known."""
+    """Return the lowest of these groups' committed offsets; a group without a known offset counts as 0."""
     ends = []
     for group in groups:
         committed = known.get(group, {}).get(tp)

@@ -1,10 +1,10 @@
-"""The parts of one broker: this module creates them, gives each the parts that it uses, opens and closes them.
+"""The creation and connection of the parts of one broker, and their start and stop.
 
-No other module knows more parts than it uses. ``process`` decides when the broker opens and closes, and
+Each part gets only the other parts that it uses. ``process`` decides when the broker opens and closes, and
 ``request_table`` lists the handlers of requests.
 
-Registration in ZooKeeper comes last, because clients connect once they see it. Until then the parts serve, and what
-needs ZooKeeper raises BROKER_NOT_AVAILABLE.
+The broker registers in ZooKeeper last, because clients connect once they see the registration. Before that the parts
+already serve requests, but requests that need ZooKeeper fail with BROKER_NOT_AVAILABLE.
 """
 
 from __future__ import annotations
@@ -51,9 +51,9 @@ _log = logging.getLogger(__name__)
 class Broker:
     """The parts of one broker. Owner: the broker process's event loop.
 
-    ``partitions`` hosts no replica so far, and ``registry`` is not open yet. ``log_failed`` is called with each error
-    of the log directory. ``restart`` begins a controlled shutdown after which the supervisor starts the broker again;
-    it raises BrokerError.
+    At creation ``partitions`` has no replica yet, and ``registry`` is not open yet. ``log_failed`` is called with each
+    error of the log directory. ``restart`` begins a controlled shutdown after which the supervisor starts the broker
+    again; it raises BrokerError.
     """
 
     def __init__(
@@ -72,9 +72,9 @@ class Broker:
         self.restart = restart
         self._directory = partitions.directory
         self.access = Access(context.keys, context.cache, context.counters)
-        #: Work on requests that takes more than a turn of the event loop.
+        #: The work on long requests, which runs in slices so that the event loop also serves others.
         self.slices = Slices()
-        # Session ids of an earlier process must differ from this one's.
+        # The fetch session ids of this process must differ from those of an earlier process.
         first_id = int.from_bytes(os.urandom(4), "big")
         sessions = SessionCache(slots=context.config.fetch_session_slots, first_id=first_id)
         self.fetches = Fetches(context, self.access, self.partitions, sessions)
@@ -160,7 +160,10 @@ class Broker:
         )
 
     def _on_update(self, update: ControlUpdate) -> None:
-        """Store, in a thread, a controller epoch that is higher than all before."""
+        """Pass an update of the controller to the topic notes, and store its controller epoch if it is new.
+
+        A thread stores the epoch.
+        """
         self._topic_notes.on_update(update)
         file, epoch, controller_id = self._directory.seen_file, update.controller_epoch, update.controller_id
 
@@ -174,7 +177,7 @@ class Broker:
             self.context.spawn(note(), "note the controller epoch")
 
     def start(self) -> None:
-        """Start the background work, after the registration."""
+        """Start the background work. Call this after the registration."""
         self._log_maintenance.start()
         self._cleaner.start()
         self.set_aside.start()
@@ -182,7 +185,7 @@ class Broker:
         self.hanging.start()
 
     async def stop_replication(self) -> None:
-        """Start no background work, and stop all replicas; producers and fetches that wait get their response."""
+        """Start no more background work, stop all replicas, and respond to waiting produce and fetch requests."""
         self._log_maintenance.close()
         self._cleaner.close()
         self.set_aside.close()
@@ -201,10 +204,10 @@ class Broker:
         await self.registry.close()
 
     def finish_logs(self) -> None:
-        """Mark the log directory as cleanly closed, after ``close``. Blocks for the disk.
+        """Mark the log directory as cleanly closed. Call this after ``close``. It waits for the disk.
 
         Raises:
-            SparklogError: a flush has failed, so the marker is missing.
+            SparklogError: a flush has failed, so the clean-shutdown marker was not written.
         """
         self._log_maintenance.ended()
         if self._topic_notes.collect():

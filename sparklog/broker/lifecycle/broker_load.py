@@ -9,7 +9,9 @@ from sparklog.controller.placement import Load
 
 
 def load(cache: MetadataCache) -> Load:
-    """Return the leaderships and replicas of every broker, so that a small topic goes to a broker with room.
+    """Return the numbers of leaderships and replicas of every broker.
+
+    With them, new partitions go to the least loaded brokers.
 
     It takes about 0.1 s for 200,000 partitions.
     """

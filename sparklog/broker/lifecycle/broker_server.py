@@ -12,8 +12,8 @@ from sparklog.net.server import Server, serve
 from sparklog.protocol.messages import HelloReply
 from sparklog.storage.open_files import descriptors_for_clients
 
-#: The fraction and the most of connections that are reserved for brokers and the controller: a broker in a cluster of a
-#: hundred opens about four to each other one.
+#: A tenth of the connections, but at most 1,000, is reserved for brokers and the controller. In a cluster of a hundred
+#: brokers, each broker opens about four connections to each other broker.
 _KEPT_PART, _MOST_KEPT = 10, 1000
 
 
@@ -33,7 +33,11 @@ class BrokerServer:
         return self._server.port if self._server is not None else -1
 
     async def open(self) -> None:
-        """Listen. Raise OSError."""
+        """Listen for clients.
+
+        Raises:
+            OSError: the port or a socket cannot be opened.
+        """
         config, settings, context = self._config, self._context.config, self._context
         if config.control_socket:
             path = readers_socket(config.control_socket)
@@ -70,7 +74,7 @@ class BrokerServer:
         )
 
     def close_local_reads(self) -> None:
-        """Hand out no more files."""
+        """Stop giving segment files to readers on this host."""
         if self._local_reads is not None:
             self._local_reads.close()
 

@@ -1,7 +1,7 @@
-"""A cached answer to the question whether any of a stopping broker's partitions still needs it.
+"""A cached check whether any partition still needs a stopping broker.
 
-There may be ten thousand partitions, and changes come every few milliseconds. A count of all partitions at each change
-took more processor time than the rest of a stop.
+There may be ten thousand partitions, and one of them changes every few milliseconds. A check of all partitions at each
+change took more processor time than the rest of the stop.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from sparklog.broker.replication.partition import Partition
 
 
 class CachedAny:
-    """Partitions that satisfied a condition at the last check. Owner: the broker's event loop."""
+    """The partitions that satisfied a condition when all were last checked. Owner: the broker's event loop."""
 
     def __init__(self, partitions: Callable[[], Iterable[Partition]], needs: Callable[[Partition], bool]) -> None:
         """``partitions`` returns the candidates; ``needs`` is the condition."""
@@ -23,7 +23,7 @@ class CachedAny:
     def any(self) -> bool:
         """Return whether a partition satisfies the condition.
 
-        Other partitions are checked only once the cached ones do not.
+        The other partitions are checked only when no cached partition satisfies it any more.
         """
         while self._left:
             if self._needs(self._left[-1]):

@@ -1,8 +1,11 @@
-"""The broker's Unix socket, through which its supervisor watches it, adopts it and stops it.
+"""The broker's Unix socket, through which a supervisor watches the broker, adopts it and stops it.
 
-Each line is one JSON object, and gets one line as its response. The connection that said hello with the newest lease
-name is the lease. It stays open, and its end tells the broker that its supervisor is gone. This is a socket and not a
-signal, because a supervisor that adopts a broker is not its parent.
+A supervisor that adopts a broker takes over one that is already running.
+
+Each request and each response is one line with a JSON object. A supervisor's first line is a ``hello`` with the name of
+its lease. The connection whose lease name is the newest stays open as long as its supervisor runs, so its end shows the
+broker that the supervisor is gone. A socket is used because a supervisor that adopts a broker is not its parent
+process.
 """
 
 from __future__ import annotations
@@ -24,7 +27,7 @@ from sparklog.protocol.proof import Secret
 
 _log = logging.getLogger(__name__)
 
-#: The longest path of a Unix socket's address, without the closing zero. Source: unix(7), sun_path.
+#: The longest path of a Unix socket in bytes, without the terminating zero byte. Source: unix(7), sun_path.
 MAX_PATH_BYTES = 107
 _LINE_BYTES = 64 * 1024
 
@@ -41,17 +44,17 @@ class Command(msgspec.Struct, frozen=True):
 
 
 class SupervisorCommands(Protocol):
-    """The commands of the socket to the broker process. None of them blocks."""
+    """The commands that the socket calls on the broker process. None of them blocks."""
 
     def status(self) -> dict[str, Any]: ...
 
     def stop(self, *, controlled: bool) -> None: ...
 
     def learn(self, secrets: tuple[Secret, ...]) -> None:
-        """Replace the cluster's secrets by these, the newest first."""
+        """Add these cluster secrets, the newest first."""
 
     def adopted(self) -> None:
-        """Serve on, because a newer supervisor than any before holds the lease."""
+        """Continue to serve: a supervisor with a newer lease name than all before has connected."""
 
     def quiesce(self) -> None: ...
 
@@ -61,7 +64,7 @@ class SupervisorCommands(Protocol):
 class ControlSocket:
     """The server of the control socket. Owner: the broker process.
 
-    ``open`` runs before the broker serves, ``close`` at the very end.
+    ``open`` is called before the broker serves clients, and ``close`` last of all at the stop.
     """
 
     def __init__(self, path: str, lease: SupervisorLease, commands: SupervisorCommands) -> None:
@@ -81,7 +84,7 @@ class ControlSocket:
             raise ConfigError(
                 f"control socket {self._path!r}: {len(os.fsencode(self._path))} bytes, at most {MAX_PATH_BYTES} fit"
             )
-        # This process holds the log directory's lock, so the process that bound this path before is dead.
+        # This process holds the lock of the log directory, so the process that bound this path earlier is dead.
         with contextlib.suppress(FileNotFoundError):
             Path(self._path).unlink()
         self._server = await asyncio.start_unix_server(self._accept, self._path, limit=_LINE_BYTES)
@@ -120,7 +123,7 @@ class ControlSocket:
             self._tasks.discard(task)
 
     def _answer(self, line: bytes, held: LeaseName | None) -> tuple[dict[str, Any], LeaseName | None]:
-        """Return the response to one line, and the lease that this connection now holds."""
+        """Return the response to one line, and the name of the lease that this connection holds after it."""
         try:
             command = msgspec.json.decode(line, type=Command)
         except msgspec.MsgspecError as error:

@@ -1,7 +1,7 @@
-"""Controlled shutdown: a stopping broker waits for new leaders, then until no ISR contains it.
+"""Controlled shutdown: a stopping broker waits until it leads no partition, and then until no ISR contains it.
 
-Before it announces the stop, possible new leaders get all records that it has acknowledged, also with acks=1. A
-follower that became leader without the last records would have them truncated everywhere.
+Before the broker announces the stop, it waits until its in-sync followers have all records that it has acknowledged,
+including those with acks=1. If a follower became leader without the last records, all replicas would truncate them.
 """
 
 from __future__ import annotations
@@ -18,31 +18,30 @@ from sparklog.errors import SparklogError
 
 _log = logging.getLogger(__name__)
 
-#: The time for which changes are gathered before a check: a check visits all partitions, and each may have its own
-#: change.
+#: The time for which changes are gathered before the next check, because a check may visit all partitions.
 _NEWS_S = 0.03
-#: The pause between two checks: followers fetch each record within milliseconds.
+#: The pause between two checks whether followers have caught up: they fetch each record within milliseconds.
 _LOOK_S = 0.005
-#: The share of the stop's time in which followers may catch up; the broker does not wait for one that hangs.
+#: The share of the stop's time in which followers may catch up, so that a follower that hangs does not use all of it.
 _SHARE_TO_CATCH_UP = 0.5
 
 
 async def hand_over(
     context: BrokerContext, partitions: Partitions, registry: ZkRegistration, *, may_continue: Callable[[], bool]
 ) -> None:
-    """Wait until no partition needs this broker, the time is up, or the process must end in another way.
+    """Wait until no partition needs this broker, the time is up, or ``may_continue`` returns false.
 
-    Leaderships move first, then the ISRs shrink: if the broker ended while leaders had it in their ISR, their writes
-    would stop.
+    Leaderships move first, then the ISRs shrink. If the broker ended while an ISR contained it, that partition's writes
+    would have to wait for it.
     """
     movable = CachedAny(partitions.leading, partitions.movable)
     counted_on = CachedAny(lambda: partitions, partitions.counted_on)
 
     def needed() -> bool:
-        # The controller removes this broker from ISRs once it leads no partition.
+        # The controller removes this broker from ISRs once this broker leads no partition.
         if partitions.led:
             return movable.any()
-        # A controller of an earlier release does not send ``relieved``, but sends each ISR.
+        # A controller of an earlier release does not send ``relieved``. Its updates still contain every ISR.
         return not context.cache.relieved and counted_on.any()
 
     async def relieved() -> None:
@@ -66,9 +65,10 @@ async def hand_over(
 async def followers_caught_up(
     context: BrokerContext, partitions: Partitions, timeout_s: float, *, may_continue: Callable[[], bool]
 ) -> None:
-    """Wait until in-sync followers have the leaders' present records, for at most ``timeout_s``.
+    """Wait until in-sync followers have all records that this broker's leaders have now, for at most ``timeout_s``.
 
-    Records that come meanwhile wait for followers before their response: see ``BrokerContext.moves_leaderships``.
+    Produce requests that arrive meanwhile get their response only after the followers have the records: see
+    ``BrokerContext.moves_leaderships``.
     """
     ends = {partition: partition.log.log_end_offset for partition in partitions.leading()}
     behind = CachedAny(

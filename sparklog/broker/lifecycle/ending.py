@@ -1,6 +1,6 @@
-"""The end of a broker process: the reasons to end, the way, and the exit code.
+"""The decision why and how a broker process ends, and with which exit code.
 
-``process`` carries it out.
+``process`` carries out the decision.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from sparklog.errors import BrokerError, ErrorCode
 _log = logging.getLogger(__name__)
 
 EXIT_OK = 0
-#: Also the code of a broker that must end because its id is registered by another one.
+#: Also the exit code of a broker that ends because another broker is registered with its id.
 EXIT_CANNOT_START = 69
 EXIT_STOP_TIMED_OUT = 71
 EXIT_LOG_FAILED = 74
@@ -27,23 +27,23 @@ class StopMode(Enum):
 
     #: The controller moves leaderships first.
     CONTROLLED = "controlled"
-    #: The whole cluster stops: no leadership moves, and the ISRs stay as they are.
+    #: The whole cluster stops, so no leadership moves and the ISRs stay as they are.
     FINISH = "finish"
     AT_ONCE = "at once"
 
 
 class Ending:
-    """The end of one broker process. Owner: ``BrokerProcess``, on its event loop."""
+    """The decision how one broker process ends. Owner: ``BrokerProcess``, on its event loop."""
 
     def __init__(self, context: BrokerContext) -> None:
         self._context = context
-        #: The way in which the process ends, None while it serves.
+        #: How the process ends; None while it serves.
         self.mode: StopMode | None = None
-        #: The supervisor starts the broker again.
+        #: Whether the supervisor starts the broker again afterwards.
         self.restarts = False
         #: The first error of the log directory.
         self.log_error: Exception | None = None
-        #: Set once the process is to end.
+        #: Set when the process has to end.
         self.begun = asyncio.Event()
         self._id_is_taken = False
 
@@ -60,9 +60,10 @@ class Ending:
         return EXIT_RESTART if self.restarts else EXIT_OK
 
     def begin(self, mode: StopMode) -> None:
-        """Begin to end the process in this way, unless it ends in a quicker way already.
+        """Begin to end the process in this mode, unless it is already ending in a quicker mode.
 
-        If the whole cluster stops, there is no new leader to wait for. An end during a restart cancels the restart.
+        FINISH replaces CONTROLLED: if the whole cluster stops, there is no new leader to wait for. A stop that begins
+        during a restart cancels the restart.
         """
         overtakes = mode is StopMode.AT_ONCE or (mode is StopMode.FINISH and self.mode is StopMode.CONTROLLED)
         if self.mode is None or overtakes:
@@ -72,25 +73,29 @@ class Ending:
         self._context.roles_changed()
 
     def on_signal(self) -> None:
-        """Stop on a signal: controlled at the first one, at once at a further one.
+        """Handle a signal: the first one begins a controlled shutdown, and a further one ends the process at once.
 
-        A signal during the controlled shutdown of a restart counts as the first one: the restart becomes a stop.
+        A signal during a restart counts as the first one: it turns the restart into a stop.
         """
         stopping = self.mode is not None and not self.restarts
         self.begin(StopMode.AT_ONCE if stopping else StopMode.CONTROLLED)
 
     def on_id_taken(self, error: Exception) -> None:
-        """End because another broker is registered under this id. The supervisor, if there is one, tries again."""
+        """End the process because another broker is registered with this id.
+
+        The supervisor, if there is one, tries to start it again.
+        """
         _log.critical("broker %d ends: %s", self._context.broker_id, error)
         self._context.state = "failed"
         self._id_is_taken = True
         self.begin(StopMode.AT_ONCE)
 
     def restart(self, *, supervised: bool) -> None:
-        """Begin a restart. It needs a supervisor, which starts the broker again, and a cluster that is not stopping.
+        """Begin a restart.
 
         Raises:
-            BrokerError: INVALID_REQUEST, BROKER_STOPPING.
+            BrokerError: INVALID_REQUEST if there is no supervisor to start the broker again, BROKER_STOPPING if this
+                broker or the cluster is stopping.
         """
         context = self._context
         if self.restarts:

@@ -1,7 +1,7 @@
-"""A broker's log: its file, its format, and a bound on the number of lines of one kind.
+"""A broker's log output: its file, its format, and a limit for repeated lines.
 
 Lines go to the process's own file or to standard error, which its supervisor has redirected to a file. They never go to
-an inherited pipe of an executor: once no process reads the pipe, it would block the broker.
+a pipe inherited from an executor: once no process reads the pipe, writes to it would block the broker.
 """
 
 from __future__ import annotations
@@ -20,15 +20,15 @@ _FILE_BYTES = 32 * 1024 * 1024
 _FILES_KEPT = 4
 
 
-#: The most lines of one kind in a period.
+#: The most lines of one kind in ``_PERIOD_S``.
 _BURST = 20
 _PERIOD_S = 10.0
 
 
 class Lines:
-    """A limit for lines of one kind that thousands of partitions log at once.
+    """A logger of one kind of line that thousands of partitions may log at once; it limits their number.
 
-    It works as ``RateLimit``, but a dropped line costs far less.
+    It has the same limit as ``RateLimit``, but drops a line at far less cost.
     """
 
     def __init__(self, log: logging.Logger) -> None:
@@ -50,7 +50,7 @@ class Lines:
 class RateLimit(logging.Filter):
     """A filter that passes ``burst`` records of one call site in each ``period_s``, then logs how many it dropped.
 
-    A partition that fails a thousand times a second must not fill the disk of the log.
+    A partition that fails a thousand times a second must not fill the disk with log lines.
     """
 
     def __init__(self, burst: int = _BURST, period_s: float = _PERIOD_S) -> None:
@@ -72,16 +72,16 @@ class RateLimit(logging.Filter):
 
 
 class LineFormatter(logging.Formatter):
-    """A formatter that writes one line for each message, whatever clients and peers put into it (names, error texts).
+    """A formatter that writes one line for each message, even if a name or error text from a client contains line ends.
 
-    It escapes unprintable characters, including line ends. A traceback keeps its lines, each after a bar, so no line of
-    a message or traceback can look like another line of the log.
+    It escapes unprintable characters, including line ends. Each line of a traceback begins with a bar. So no part of a
+    message or traceback can look like a separate log line.
     """
 
     def format(self, record: logging.LogRecord) -> str:
         kept = record.exc_text
         if record.exc_info:
-            record.exc_text = None  # another formatter may have set it, without escapes
+            record.exc_text = None  # another formatter may have cached an unescaped text
         try:
             return super().format(record)
         finally:
@@ -102,10 +102,10 @@ def _prefixed(text: str) -> str:
 
 
 def bounded_file(log_file: str) -> logging.Handler:
-    """Return a handler that starts a new file when one is full and keeps the last few, so it never fills a disk.
+    """Return a handler that starts a new file when one is full and keeps only the last few, so it never fills a disk.
 
-    Only the owner can read the files, which contain names of topics, groups and clients. Raises OSError if the file
-    cannot be opened.
+    Only the owner can read the files, because they contain names of topics, groups and clients. Raises OSError if the
+    file cannot be opened.
     """
     return _PrivateFile(log_file, maxBytes=_FILE_BYTES, backupCount=_FILES_KEPT)
 

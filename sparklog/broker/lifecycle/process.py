@@ -1,14 +1,15 @@
-"""One broker process from start to exit: the order in which it opens everything, and how it ends.
+"""One broker process from start to exit: in which order it opens and closes its parts.
 
-``broker`` creates and connects the parts, ``broker_server`` has the sockets, and ``ending`` the reasons to end.
+``broker`` creates and connects the parts, ``broker_server`` has the sockets, and ``ending`` decides how the process
+ends.
 
 Start: lock the log directory, open the control socket, recover the logs, listen, register in ZooKeeper, serve.
-Registration comes last, because clients connect once they see it. A started broker leads no partition until the
-controller's update.
+Registration comes last, because clients connect once they see it. A started broker leads no partition until it receives
+the controller's first update.
 
 End: move leaderships (in a controlled shutdown), stop replication and requests, close the ZooKeeper session so that
-other brokers take over, then fsync and write the clean-shutdown marker. Every wait is bounded, and a timer in a
-separate thread bounds the whole.
+other brokers take over, then fsync and write the clean-shutdown marker. Every wait has a limit, and a timer in a
+separate thread limits the whole stop.
 """
 
 from __future__ import annotations
@@ -45,20 +46,20 @@ from sparklog.storage.log_directory import LogDirectory
 
 _log = logging.getLogger(__name__)
 
-#: Beyond the wait for new leaders: the time for closing connections, fsync and ZooKeeper.
+#: The time for closing connections, fsync and ZooKeeper, in addition to the controlled shutdown.
 _STOP_LIMIT_S = 20.0
 _ORPHAN_CHECK_S = 1.0
-#: The longest wait for the note in ZooKeeper that the disk has failed.
+#: The longest wait for the write to ZooKeeper that marks the failed log directory as untrusted.
 _DOUBT_LIMIT_S = 15.0
-#: The watchdog does not end a shorter stall of the event loop, however short sessions are: on a busy machine a restart
-#: costs more.
+#: The watchdog ignores a shorter stall of the event loop, even if the session timeout is shorter: on a busy machine a
+#: restart costs more.
 _STALL_MS = 6000
 
 
 class BrokerProcess:
     """The broker process. Owner: ``__main__``; everything runs on one event loop.
 
-    It implements ``control_socket.SupervisorCommands``.
+    The class implements ``control_socket.SupervisorCommands``.
     """
 
     def __init__(self, config: ProcessConfig, keys: KeyRing | None = None) -> None:
@@ -76,7 +77,7 @@ class BrokerProcess:
         self._watchdog = Watchdog(max(settings.session_timeout_ms, _STALL_MS))
         self._control: ControlSocket | None = None
         self._directory: LogDirectory | None = None
-        #: The parts, created once the logs are open.
+        #: The parts of the broker; created after the logs have been opened.
         self._broker: Broker | None = None
         self._server: BrokerServer | None = None
         self._ending = Ending(self._context)
@@ -131,7 +132,7 @@ class BrokerProcess:
         await registry.open(config.zookeeper, self._registration(directory, server.port))
         self._watchdog.start()
         broker.start()
-        gc.freeze()  # as for the logs: all objects so far live as long as the process
+        gc.freeze()  # as in ``_load``: the objects created so far live as long as the process
         _log.info(
             "broker %d serves at %s:%d as incarnation %d, %d logs in %s",
             context.broker_id,
@@ -149,9 +150,10 @@ class BrokerProcess:
         self._report_ready(server.port)
 
     async def _load(self, directory: LogDirectory) -> list[Log]:
-        """Open all logs, and take their objects out of the garbage collector.
+        """Open all logs, and exclude their objects from garbage collection.
 
-        They live as long as the process. The collector would visit them all again and again while their number grows.
+        The objects live as long as the process. The collector would visit all of them again and again while logs are
+        opened.
         """
         gc.collect()
         gc.disable()
@@ -185,7 +187,7 @@ class BrokerProcess:
         )
 
     def _registered(self) -> Broker | None:
-        """Return the broker once it has registered."""
+        """Return the broker, or None if it has not registered yet."""
         return self._broker if self._broker is not None and self._broker.registry.is_open else None
 
     def _report_ready(self, port: int) -> None:
@@ -203,7 +205,10 @@ class BrokerProcess:
         self._ending.restart(supervised=self._lease.held)
 
     def _log_failed(self, partition: Partition | None, error: Exception) -> None:
-        """Take the log directory offline. It is one disk: a failure of one replica is a failure of all."""
+        """Take the log directory offline.
+
+        The directory is on one disk, so an error in one replica's log concerns all replicas.
+        """
         if partition is not None:
             partition.fail(error)
         if self._ending.log_error is None:
@@ -234,7 +239,10 @@ class BrokerProcess:
             asyncio.get_running_loop().call_later(_ORPHAN_CHECK_S, self._check_lease)
 
     async def _ask_relief(self, broker: Broker) -> None:
-        """Take the next step of a broker without a supervisor: ask to move its leaderships, stop, or serve on."""
+        """Take the next step of a broker without a supervisor.
+
+        The broker asks the controller to move its leaderships, stops, or continues to serve.
+        """
         registry = broker.registry
         self._context.counters["orphan.looks"] += 1
         awaited, at_work = await registry.barrier_job()
@@ -343,10 +351,10 @@ class BrokerProcess:
         )
 
     async def _doubt_directory(self, registry: ZkRegistration) -> None:
-        """Note in ZooKeeper that the log directory's data is untrusted.
+        """Record in ZooKeeper that the log directory's data is untrusted.
 
-        A failed disk may not store that itself: a read-only file system does not, and is as before after the next
-        mount.
+        A failed disk may not be able to record this. A file system that became read-only cannot, and seems intact after
+        the next mount.
         """
         try:
             await asyncio.wait_for(registry.doubt_directory(), _DOUBT_LIMIT_S)
@@ -373,7 +381,7 @@ class BrokerProcess:
             await self._context.end_tasks()
 
     def _close_directory(self) -> None:
-        """Flush and close the logs. Runs in a thread, because the last fsyncs take the disk's time."""
+        """Flush and close the logs. Runs in a thread, because the last fsyncs wait for the disk."""
         assert self._directory is not None
         try:
             if self._ending.log_error is None and (broker := self._registered()) is not None:
@@ -386,7 +394,7 @@ class BrokerProcess:
 
 
 def _give_up(limit_s: float, loop: asyncio.AbstractEventLoop) -> None:
-    """End the process after a stop that hangs; log what hangs first. Runs in the timer's thread."""
+    """End the process because its stop hangs, after logging the tasks that still run. Runs in the timer's thread."""
     _log.critical("stopping took more than %.0f s: ending the process", limit_s)
     for task in asyncio.all_tasks(loop):
         _log.critical("still running: %s", task)

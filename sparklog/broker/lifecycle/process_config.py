@@ -1,7 +1,7 @@
-"""The JSON file with which a broker process starts: its supervisor writes it, the process reads it once.
+"""The JSON file with which a broker process starts. Its supervisor writes the file, and the process reads it once.
 
-Settings keep Kafka's keys. The address, the log directory and the supervisor are not settings, but facts about this one
-process.
+``settings`` has Kafka's keys. The other fields (address, log directory, supervisor) belong to this one process and are
+not settings.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ EXIT_RESTART = 75
 
 
 class ProcessConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """The configuration of one broker process; see the fields."""
+    """The address, log directory, supervisor and settings of one broker process."""
 
     cluster_id: str
     broker_id: int
     log_dir: str
-    #: The address for clients and other brokers; the socket listens at ``bind_host``.
+    #: The host for clients and other brokers; the socket listens at ``bind_host``, or here if that is empty.
     host: str
-    #: 0 takes any free port; the supervisor stores the port that the process reports.
+    #: The port; 0 means any free port, which the process reports to the supervisor, and the supervisor stores it.
     port: int
     zookeeper: str
     bind_host: str = ""
@@ -35,15 +35,16 @@ class ProcessConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_
     settings: dict[str, str] = {}
     #: The path of the supervisor's Unix socket; empty for none.
     control_socket: str = ""
-    #: The name of the lease under which the process started. Driver epoch 0 is no driver's, and the orphan clock starts
-    #: only once a supervisor has connected.
+    #: The name of the supervisor's lease at the start. Driver epoch 0 means that no driver started the broker. Then the
+    #: time without a supervisor counts only after a supervisor has connected once.
     driver_epoch: int = 0
     generation: int = 0
-    #: A file descriptor that gets one line ``ready <port>`` and is closed when the broker serves; -1 for none.
+    #: A file descriptor to which the process writes one line ``ready <port>`` when the broker serves, and which it then
+    #: closes; -1 for none.
     ready_fd: int = -1
     #: The log file; empty for standard error.
     log_file: str = ""
-    #: The file with the cluster's secret, see ``secret_file``; empty for none, and the broker trusts every connection.
+    #: The file with the cluster's secrets, see ``secret_file``. If it is empty, the broker trusts every connection.
     secret_file: str = ""
 
     def broker_settings(self) -> BrokerConfig:

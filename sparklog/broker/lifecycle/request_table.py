@@ -1,4 +1,4 @@
-"""The table of all requests: the handler of each kind, on the parts of one broker that it uses."""
+"""The table of all kinds of requests and their handlers."""
 
 from __future__ import annotations
 
@@ -71,8 +71,8 @@ from sparklog.protocol.messages import (
 def request_handlers(broker: Broker) -> Handlers:
     """Return the handler of each kind of request.
 
-    ``Fetch``, ``CommitOffsets`` and ``ControlUpdate`` check their senders themselves, because the check depends on the
-    content. The others are checked by their kind.
+    The handlers of ``Fetch``, ``CommitOffsets`` and ``ControlUpdate`` check the sender themselves, because the
+    permitted sender depends on the request's content. For all others it depends only on the kind of request.
     """
     handlers = {**_of_data(broker), **_of_topics(broker), **_of_coordinators(broker), **_of_operation(broker)}
     return checked_handlers(broker.access, handlers)

@@ -16,7 +16,7 @@ _log = logging.getLogger(__name__)
 class RestartRequests:
     """The handler of RestartBroker requests.
 
-    ``restart`` begins the shutdown. It raises BrokerError.
+    ``restart`` begins the shutdown, or raises BrokerError if a restart is not possible.
     """
 
     def __init__(self, context: BrokerContext, restart: Callable[[], None]) -> None:

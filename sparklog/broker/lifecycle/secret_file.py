@@ -1,6 +1,7 @@
-"""The file with a cluster's secrets on a host: one secret for each line in hexadecimal, the newest first.
+"""The file with a cluster's secrets on a host: one hexadecimal secret in each line, the newest first.
 
-Only the user of the brokers may read it (mode 0600). It is in no log directory, so copies of log directories lack it.
+Only the user of the brokers may read it (mode 0600). The file is outside the log directories, so copies of log
+directories do not contain it.
 """
 
 from __future__ import annotations

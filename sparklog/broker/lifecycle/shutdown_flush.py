@@ -1,7 +1,7 @@
-"""Flushes during the controlled shutdown, so that the end of the stop has less to flush.
+"""Early flushes during the controlled shutdown, so that little is left to flush at the end of the stop.
 
-There are two flushes. The first runs at once, because the load has left much to write. The second runs when all
-leaderships have moved: only the records of a few moments can follow. Each ends with a checkpoint, so that the last
+There are two flushes. The first runs at once, because many records may not be durable yet. The second runs when all
+leaderships have moved, after which few records can follow. Each flush ends with a checkpoint, so that the last
 checkpoint is small.
 """
 
@@ -16,7 +16,7 @@ from sparklog.errors import StorageError
 
 
 class ShutdownFlush:
-    """The flushes of one stop.
+    """The early flushes of one stop.
 
     Owner: the broker process's event loop, from the request to stop until ``end`` returns.
     """
@@ -29,7 +29,10 @@ class ShutdownFlush:
         self._task = asyncio.get_running_loop().create_task(self._run(), name="durable ahead of the stop")
 
     async def end(self) -> None:
-        """Start no further flush, and wait for the one in progress: a disk reports an error only once."""
+        """Start no further flush, and wait for the one in progress.
+
+        The wait is needed because a disk reports an error only once.
+        """
         self._ended = True
         self._context.roles_changed()  # the task may wait for this
         await self._task
@@ -44,7 +47,8 @@ class ShutdownFlush:
     async def _round(self) -> None:
         """Flush once.
 
-        Errors do not end the stop: the directory is offline then, or the disk full, and the stop reports it.
+        Errors are ignored here. They mean that the directory is offline or the disk is full, and the end of the stop
+        reports that.
         """
         loop = asyncio.get_running_loop()
         ahead = self._directory.sync_ahead()

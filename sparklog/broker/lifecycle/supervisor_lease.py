@@ -1,11 +1,15 @@
-"""The lease of a broker's supervisor, and the broker's steps without one. Pure: times come in, decisions go out.
+"""The lease of a broker's supervisor, and the decisions of a broker without a supervisor. Pure.
 
-A supervisor holds a lease named by (driver epoch, barrier generation). The broker obeys the highest name it has seen,
-and an older supervisor learns that it is superseded, so two generations of barrier tasks never control one broker. A
-broker that the running generation of a living driver leaves out for ``orphan_timeout_ms`` asks the controller to move
-its leaderships. It stops only once no ISR contains it, which needs a live controller. Without a driver it serves on,
-whichever process is the controller, up to ``orphan_max_ms`` if that is set: then all brokers are orphans, and would
-stop the whole service.
+A supervisor is a task of the driver's barrier job. A generation is one run of that job. A supervisor holds a lease
+named (driver epoch, generation). The broker obeys the highest name that it has seen, and rejects supervisors with a
+lower one. So two generations never control one broker.
+
+A broker without a supervisor is an orphan. If a driver is alive, but its running generation does not include the broker
+for ``orphan_timeout_ms``, the broker asks the controller to move its leaderships. It stops once no ISR contains it,
+which needs a live controller.
+
+If there is no driver, all brokers are orphans, and stops would end the whole service. So an orphan continues to serve
+then, but for at most ``orphan_max_ms`` if that is set.
 """
 
 from __future__ import annotations
@@ -15,18 +19,18 @@ from typing import NamedTuple
 
 
 class LeaseName(NamedTuple):
-    """The name of a lease. It orders supervisors: a later driver first, then a later generation of its barrier job."""
+    """The name of a lease. Names are ordered by driver, and then by generation of the driver's barrier job."""
 
     driver_epoch: int
     generation: int
 
 
 class OrphanStep(Enum):
-    """The step that the lack of a supervisor requires now."""
+    """What a broker without a supervisor must do now."""
 
     NOTHING = "nothing"
     ASK_RELIEF = "ask_relief"
-    #: withdraw the request to move leaderships
+    #: continue to serve, and withdraw the request to move leaderships
     SERVE_ON = "serve_on"
     STOP = "stop"
 
@@ -44,7 +48,7 @@ class SupervisorLease:
         self._orphan_max_ms = orphan_max_ms
         self._supervised = supervised
         self._alone_since_ms: int | None = None
-        #: the last running generation that was seen, as a supervisor or in ZooKeeper
+        #: the last running generation known, from a supervisor's hello or from ZooKeeper
         self._at_work = highest
 
     @property
@@ -52,7 +56,10 @@ class SupervisorLease:
         return self._holders > 0
 
     def admit(self, name: LeaseName) -> bool:
-        """Accept a supervisor's hello; return false if it is superseded. A higher name starts a new lease."""
+        """Accept a supervisor's hello, or return False if a higher name is known.
+
+        A name higher than all before starts a new lease.
+        """
         if name < self.highest:
             return False
         if name > self.highest:
@@ -64,18 +71,18 @@ class SupervisorLease:
         return True
 
     def released(self, name: LeaseName) -> None:
-        """Note that a supervisor's connection closed; superseded ones do not count."""
+        """Note that a supervisor's connection was closed; the connection of a superseded supervisor does not count."""
         if name == self.highest and self._holders:
             self._holders -= 1
 
     def expect_supervisor(self) -> None:
-        """Reset the orphan clock, because a newer generation is being submitted, which may include this broker."""
+        """Restart the orphan time, because the driver is submitting a new generation, which may include this broker."""
         self._alone_since_ms = None
 
     def check(self, now_ms: int) -> OrphanStep:
         """Return the next step.
 
-        Call it about once a second: the clock starts at the first call without a supervisor.
+        Call this about once a second: the orphan time begins at the first call without a supervisor.
         """
         if self.held or not self._supervised:
             self._alone_since_ms = None
@@ -88,10 +95,10 @@ class SupervisorLease:
         return OrphanStep.ASK_RELIEF if alone_ms >= self._orphan_timeout_ms else OrphanStep.NOTHING
 
     def left_out(self, generation: LeaseName | None) -> bool:
-        """Return whether an orphan has no supervisor because the running ``generation`` leaves it out.
+        """Return whether this orphan has no supervisor because the running ``generation`` does not include it.
 
-        ``generation`` None means that there is none, or no driver. The orphan clock starts again at each new
-        generation: its tasks may not have started yet.
+        ``generation`` is None if there is no running generation or no driver. The orphan time begins again at each new
+        generation, because its tasks may not have connected yet.
         """
         if generation is None:
             return False
@@ -103,10 +110,11 @@ class SupervisorLease:
 
 
 def relief(*, left_out: bool, controller_lives: bool, announced: bool, counted_on: int, held: bool) -> OrphanStep:
-    """Return the next step of an orphan whose time is up.
+    """Return the next step of a broker whose orphan time has exceeded ``orphan_timeout_ms``.
 
-    It stops only when no ISR contains it (``counted_on`` is the number of partitions whose ISR does, including those it
-    leads), so the last broker of a partition stays. ``announced``: the controller knows that it wants to stop.
+    The broker stops only when no ISR contains it, so the last in-sync replica of a partition stays. ``counted_on`` is
+    the number of partitions whose ISR contains it, including those that it leads. ``announced`` is whether it has asked
+    the controller to move its leaderships.
     """
     if not left_out:
         return OrphanStep.SERVE_ON if announced and not held else OrphanStep.NOTHING

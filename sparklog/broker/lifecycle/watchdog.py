@@ -1,8 +1,9 @@
-"""A watchdog that ends the process when its event loop stops.
+"""A watchdog that ends the process when its event loop hangs.
 
-A broker with a hanging disk must not seem alive: kazoo's thread would keep its session, and all its leaderships,
-forever. So a thread watches a beat that only the loop gives. After one session timeout without a beat it ends the
-process at once, because no orderly shutdown can be trusted then. With short sessions it waits longer (ADR 7).
+A broker whose disk hangs must not seem alive: kazoo's thread would keep the ZooKeeper session, and all the broker's
+leaderships, forever. So the event loop increments a counter, and a thread watches the counter. If the counter does not
+change for one session timeout, the thread ends the process at once, because an orderly shutdown might hang too. With a
+short session timeout it waits longer (ADR 7).
 """
 
 from __future__ import annotations
@@ -57,7 +58,7 @@ class Watchdog:
             if self._beat != seen:
                 seen, stalled_s = self._beat, 0.0
                 continue
-            # Time in which this thread did not run either (SIGSTOP, a suspended machine) proves nothing about the loop.
+            # If this thread did not run either (SIGSTOP, a suspended machine), the time says nothing about the loop.
             stalled_s += min(slept, 2 * self._tick_s)
             if stalled_s >= self._limit_s:
                 self._end(stalled_s)

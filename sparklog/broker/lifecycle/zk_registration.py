@@ -1,7 +1,7 @@
 """The broker's use of ZooKeeper: its registration, the ISR writes of its leaders, topics and producer ids.
 
-This module makes no decisions. Results of ISR writes return to the partition as events, on the loop; a partition that
-was dropped since gets none.
+This module makes no decisions. It passes the result of an ISR write to the partition as an event, on the event loop,
+unless the partition has been dropped meanwhile.
 """
 
 from __future__ import annotations
@@ -41,16 +41,16 @@ from sparklog.zk.state_store import FateUnknown, NodeGone, WriteRefused
 
 _log = logging.getLogger(__name__)
 
-#: The time for which ISR changes are gathered before the controller is notified, longer for each change while more
-#: writes are in flight: otherwise the controller would update all brokers while thousands of elections and ISRs are
-#: still to come. No client's write waits for the controller here; a stopping broker does.
+#: The time for which ISR changes are gathered before the controller is notified. While more ISR writes are in flight,
+#: each change makes it longer. Otherwise the controller would update all brokers while thousands of elections and ISR
+#: changes are still to come. No client's write waits for this notification, but a stopping broker does.
 _NOTIFY_DELAY_MS = 20
 _NOTIFY_PARTITION_MS = 0.2
 _NOTIFY_LATEST_MS = 200
 
 
 class _Session(NamedTuple):
-    """The session, and what uses it."""
+    """A ZooKeeper session, and the objects that use it."""
 
     session: ZkSession
     store: ClusterStore
@@ -62,11 +62,11 @@ class _Session(NamedTuple):
 
 
 class ZkRegistration:
-    """The session and registration of one broker.
+    """The ZooKeeper session of one broker, its registration, and its reads and writes in ZooKeeper.
 
-    Owner: the broker process's event loop, from ``open`` to ``close``. Until ``open`` has returned, the methods of
-    other parts raise BrokerError BROKER_NOT_AVAILABLE. ``on_id_taken`` is called when a broker elsewhere is registered
-    under this one's id, and stays.
+    Owner: the broker process's event loop, from ``open`` to ``close``. Until ``open`` has returned, all methods that
+    need ZooKeeper raise BrokerError BROKER_NOT_AVAILABLE. ``on_id_taken`` is called when another live broker is
+    registered with this broker's id.
     """
 
     def __init__(
@@ -76,7 +76,8 @@ class ZkRegistration:
         self._directory = directory
         self._on_id_taken = on_id_taken
         self._opened: _Session | None = None
-        #: The states that this broker wrote and the controller does not know yet: by topic, topic id and partition.
+        #: The partition states that this broker wrote and has not reported to the controller yet: by (topic, topic id),
+        #: then by partition.
         self._changed: dict[tuple[str, str], dict[int, VersionedState]] = {}
         self._changes = 0
         #: ISR writes without a response so far.
@@ -84,7 +85,7 @@ class ZkRegistration:
         #: The state of a partition's node, while the partition handles the event about it.
         self._known: VersionedState | None = None
         self._isr_lines = Lines(_log)
-        #: The nodes that report refused cuts to the controller, and their content.
+        #: The nodes (path, content) that report refused truncations to the controller.
         self._refusals: dict[Partition, tuple[str, RefuseCut]] = {}
         self._producer_ids = iter(range(0))
         self._producer_ids_lock = asyncio.Lock()
@@ -99,8 +100,8 @@ class ZkRegistration:
         """Connect and register; set ``context.incarnation``.
 
         Raises:
-            ClusterError: ZooKeeper is unreachable or another cluster's, or a broker elsewhere has the id
-                (BrokerIdTaken).
+            ClusterError: ZooKeeper is unreachable or belongs to another cluster, or another live broker is registered
+                with this id (BrokerIdTaken).
         """
         context, config = self._context, self._context.config
         session = await ZkSession.open(
@@ -153,9 +154,9 @@ class ZkRegistration:
         return self._require().registration
 
     async def _lost(self, opened: _Session, doubted: Mapping[TopicPartition, str]) -> list[TopicPartition]:
-        """Return the missing and unreadable logs whose topics still have a replica here, for the registration.
+        """Return those of the missing or unreadable logs whose topics still assign a replica to this broker.
 
-        The records that this broker acknowledged in them are lost.
+        The registration reports them, because this broker has lost acknowledged records of these partitions.
         """
         topics = {name: await _read_topic(opened, name) for name in {tp.topic for tp in doubted}}
         lost = []
@@ -177,7 +178,7 @@ class ZkRegistration:
             await self._opened.close()
 
     async def doubt_directory(self) -> None:
-        """Have the next process on this log directory register as untrusted, whatever its disk contains by then.
+        """Ensure that the next process on this log directory registers as untrusted, whatever the disk contains then.
 
         Raises:
             ZkUnreachable: the session was closed.
@@ -185,10 +186,10 @@ class ZkRegistration:
         await self._registration.doubt_directory()
 
     def _registered_again(self, incarnation: int) -> None:
-        """Note a new incarnation: a session expired, but this process and its logs are the same."""
+        """Note a new incarnation after a session expired; this process and its logs have not changed."""
         self._context.incarnation = incarnation
         self._context.counters["zookeeper.registrations"] += 1
-        for partition, (_, effect) in list(self._refusals.items()):  # their nodes went with the session
+        for partition, (_, effect) in list(self._refusals.items()):  # the expired session's nodes are gone
             self.refuse_cut(partition, effect)
 
     def _registration_failed(self, error: Exception) -> None:
@@ -220,7 +221,7 @@ class ZkRegistration:
     ) -> None:
         """Handle the result of an ISR write.
 
-        A successful write needs no task, because the stop of a broker causes thousands of writes.
+        A successful write is handled without a task, because the stop of one broker causes thousands of ISR writes.
         """
         self._writing -= 1
         if sent.cancelled():
@@ -259,21 +260,24 @@ class ZkRegistration:
             _log.info("%s: ISR %s not written: the topic was deleted", partition.tp, list(effect.isr))
 
     async def _refused(self, partition: Partition, found: VersionedState, expected: int) -> None:
-        """Give the partition the state of its node, unless the node belongs to a new topic of this name by now."""
+        """Give the partition the state found in its node, unless the node belongs to a new topic with the same name."""
         lives = await self._session.patiently(lambda: self._session.exists(paths.topic_id(partition.topic_id)))
         if not lives or partition.stopped:
             return
         self._give_state(partition, found, IsrRefused(found.state, found.version, expected))
 
     def _give_state(self, partition: Partition, stored: VersionedState, event: IsrWritten | IsrRefused) -> None:
-        """Give the partition the state of its node. The partition decides whether the controller must be notified."""
+        """Give the partition the state of its node, as an event.
+
+        The partition decides whether to notify the controller.
+        """
         state, version = stored.state, stored.version
         self._context.cache.state_written(partition.tp, state, version=version, topic_id=partition.topic_id)
         self._known = stored
         partition.step(event)
 
     def isr_changed(self, partition: Partition) -> None:
-        """Notify the controller soon, in one notification with other changes that follow shortly."""
+        """Schedule a notification of the controller, which also includes other changes of the next moments."""
         assert self._known is not None and self._known.version == partition.replica.version
         if not self._changed:
             self._context.spawn(self._notify(), "ISR change notification")
@@ -297,7 +301,10 @@ class ZkRegistration:
     # --- refused cuts -----------------------------------------------------------------------------------------------
 
     def refuse_cut(self, partition: Partition, effect: RefuseCut) -> None:
-        """Report to the controller, until ``accept_cut``, that the leader lacks committed records of this replica."""
+        """Report to the controller that the leader lacks committed records of this replica.
+
+        The replica refuses to truncate these records. The report stays until ``accept_cut`` is called.
+        """
         path = paths.cut_refusal(f"{self._context.broker_id}-{uuid.uuid4().hex}")
         self._refusals[partition] = path, effect
         self._context.spawn(self._refuse_cut(partition, path, effect), f"refused cut of {partition.tp}")
@@ -320,7 +327,7 @@ class ZkRegistration:
             self.withdraw_request(path)
 
     def accept_cut(self, partition: Partition) -> None:
-        """Withdraw the report of a refused cut."""
+        """Withdraw the report of a refused truncation."""
         path, _ = self._refusals.pop(partition, ("", None))
         if path:
             self.withdraw_request(path)
@@ -332,7 +339,7 @@ class ZkRegistration:
 
         Raises:
             BrokerError: as in ``ClusterStore.create_topic``.
-            ZkUnreachable: the topic does not exist afterwards.
+            ZkUnreachable: the connection broke, and the topic was not created.
         """
         try:
             await self._store.create_topic(record)
@@ -345,10 +352,10 @@ class ZkRegistration:
                 raise
 
     async def topic_lives(self, name: str, topic_id: str) -> bool:
-        """Return whether ZooKeeper has this topic; with an empty id, any topic of this name.
+        """Return whether a topic with this name and id exists in ZooKeeper; an empty id matches any topic of this name.
 
-        The result includes all writes before the call. An impossible name or id is no topic's; ZooKeeper is not asked
-        about it, because a client could name a path of a megabyte. Raises ZkUnreachable.
+        The result includes all writes before the call. For an invalid name or id the result is False without a request
+        to ZooKeeper, because a client could send a name of a megabyte. Raises ZkUnreachable.
         """
         if check_topic_name(name) or (topic_id and check_topic_name(topic_id)):
             return False
@@ -357,7 +364,7 @@ class ZkRegistration:
         return await self._session.exists(path)
 
     async def restore_topic(self, record: TopicRecord, states: Mapping[int, LeaderAndIsr]) -> None:
-        """Recreate a topic of this id. Raise as ``create_topic`` does."""
+        """Recreate a topic with its old id. Raises what ``create_topic`` raises."""
         try:
             await self._store.restore_topic(record, states)
         except ZkUnreachable as error:
@@ -369,7 +376,7 @@ class ZkRegistration:
                 raise
 
     async def deleted_topics(self, topic_ids: Iterable[str]) -> set[str]:
-        """Return those of the ids whose topics ZooKeeper names as deleted. Raise ZkUnreachable."""
+        """Return those of the topic ids that ZooKeeper lists as deleted. Raise ZkUnreachable."""
         return await self._store.deleted_topics(topic_ids)
 
     async def request_delete(self, name: str, topic_id: str) -> None:
@@ -378,12 +385,12 @@ class ZkRegistration:
     async def change_topic(
         self, name: str, change: Callable[[TopicRecord], TopicRecord], *, in_thread: bool = False
     ) -> TopicRecord | None:
-        """Write the result of ``change`` to the topic's record, and retry while other writers are faster.
+        """Replace a topic's record by the result of ``change``, and retry if another writer was faster.
 
-        ``change`` also runs again after a lost response, so it must not change its own result again. ``in_thread``:
-        ``change`` takes long, and may run in a thread.
+        ``change`` must be idempotent, because it also runs again after a lost response. With ``in_thread`` it runs in a
+        thread, because it takes long.
 
-        Returns the new record; None if there is no such topic.
+        Returns the new record, or None if the topic does not exist.
 
         Raises:
             BrokerError: errors of ``change``; INVALID_PARTITIONS if the record is too large for one node.
@@ -404,7 +411,10 @@ class ZkRegistration:
             await self._session.connected(timeout_ms=self._context.config.session_timeout_ms)
 
     async def request_election(self, request: ElectionRequest) -> str:
-        """Request an election, and return the path of the request's node. The controller deletes the node when done."""
+        """Request an election, and return the path of the request's node.
+
+        The controller deletes the node after the election.
+        """
         path = paths.election(uuid.uuid4().hex)
         try:
             await self._store.request_election(path, request)
@@ -419,7 +429,7 @@ class ZkRegistration:
             await self._session.connected()
             changed = asyncio.Event()
             try:
-                # ``exists`` would leave a watch for a deleted node, and this name never comes again.
+                # ``exists`` would leave a watch on a deleted node, and no node gets this name again.
                 await self._session.get(path, on_change=changed.set)
             except ZkNoNode:
                 return
@@ -428,7 +438,7 @@ class ZkRegistration:
             await changed.wait()
 
     def withdraw_request(self, path: str) -> None:
-        """Delete a request that no caller waits for, so that it is not carried out when ZooKeeper responds again."""
+        """Delete the node of a request, so that the controller does not carry out the request later."""
         self._context.spawn(self._withdraw(path), "withdraw a request")
 
     async def _withdraw(self, path: str) -> None:
@@ -444,7 +454,7 @@ class ZkRegistration:
         return list(await asyncio.gather(*map(self._store.states.read, partitions)))
 
     async def next_producer_id(self) -> int:
-        """Return a new producer id; one ZooKeeper write serves a thousand ids."""
+        """Return a new producer id. One write to ZooKeeper reserves a thousand ids."""
         async with self._producer_ids_lock:
             try:
                 return next(self._producer_ids)
@@ -454,7 +464,10 @@ class ZkRegistration:
                 return next(self._producer_ids)
 
     async def _next_block(self) -> range:
-        """Return a block of producer ids above all blocks that this broker had before, and store its end."""
+        """Reserve a block of producer ids above all earlier blocks of this broker.
+
+        The end of the block is stored in the log directory.
+        """
         seen = self._directory.seen_file
         block = await self._store.next_producer_ids(now_s=time.time(), above=seen.seen.producer_ids)
         try:
@@ -471,19 +484,19 @@ class ZkRegistration:
         await self._registration.announce_stopping()
 
     async def withdraw_stopping(self) -> None:
-        """Withdraw the stop, because a supervisor has connected: this broker stays."""
+        """Withdraw the request of ``announce_stopping``, because this broker continues to serve."""
         self.announced = False
         self._context.cache.relieved = False  # ISRs may contain this broker again from now on
         await self._registration.withdraw_stopping()
 
     def vouch(self) -> None:
-        """Mark the registration as trusted: the controller's update shows that it knows of any untrusted logs."""
+        """Mark the registration as trusted. The controller's update shows that it has seen which logs are untrusted."""
         self._registration.vouch()
 
     async def barrier_job(self) -> BarrierJob:
         """Return the state of the driver's barrier job.
 
-        While ZooKeeper is unreachable a generation counts as expected.
+        If ZooKeeper is unreachable, the result says that a new generation is expected.
         """
         try:
             return await self._store.barrier_job()

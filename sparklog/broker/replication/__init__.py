@@ -1,1 +1,1 @@
-"""Partitions on this broker: roles, fetching from leaders, effects of the replica machine, log maintenance."""
+"""Partitions on this broker: roles, fetching from leaders, effects of the replica's state machine, log maintenance."""

@@ -1,6 +1,6 @@
-"""Compaction in a broker: the log that needs it most, one at a time, in a thread, at a bounded rate.
+"""Compaction in a broker: it cleans one log at a time in a thread, first the log that needs it most, at a limited rate.
 
-Each replica cleans its own log, leader or follower: what readers see does not depend on the time of cleaning. A log
+Leaders and followers clean their own logs at different times, because what a reader sees does not depend on that. A log
 that cannot be cleaned (its bytes are damaged) stays as it is until the topic's settings change or the broker restarts.
 """
 
@@ -25,7 +25,7 @@ from sparklog.storage.disk import is_full
 
 _log = logging.getLogger(__name__)
 
-#: Partitions that are checked in one turn of the event loop: a check may read some headers.
+#: The partitions that are checked before the event loop runs other work: a check may read some headers.
 _CHECKS_A_TURN = 50
 _Result = TypeVar("_Result")
 
@@ -39,9 +39,9 @@ class Cleaner:
         self._log_failed = log_failed
         self._pool = ThreadPoolExecutor(1, thread_name_prefix="cleaner")
         self._job: CleanJob | None = None
-        #: logs that could not be cleaned, with their settings at that time
+        #: partitions whose logs could not be cleaned, with their settings at that time
         self._uncleanable: dict[Partition, object] = {}
-        #: logs that wait for the next pass
+        #: partitions that are skipped until the next pass
         self._put_off: set[Partition] = set()
         self._closed = False
 
@@ -157,8 +157,9 @@ class Cleaner:
     def _failed(self, partition: Partition, job: CleanJob, error: Exception) -> None:
         """Report a failed cleaning.
 
-        A cancelled one needs no report: its segments may have gone with a log that was cut or deleted. An operator must
-        repair damaged bytes. A broken disk takes all its logs offline.
+        A cancelled cleaning needs no report: a truncation or deletion of the log may have removed its segments. A log
+        with damaged bytes is not cleaned again, and an operator must repair it. A broken disk takes all its logs
+        offline.
         """
         if job.cancelled or self._closed:
             return
