@@ -27,8 +27,8 @@ from sparklog.protocol.messages import (
 )
 
 _FORGOTTEN_KEPT = 10_000
-#: The limit of one reply to a client, in partitions. So many partitions take about 20 ms of the broker's event loop,
-#: and 0.5 MB.
+#: The limit of one reply to a client, in partitions. A reply of this size takes about 20 ms of the broker's event loop,
+#: and has 0.5 MB.
 _PIECE = 20_000
 #: The number of schema bytes that counts as one partition in this limit.
 _PARTITION_BYTES = 25

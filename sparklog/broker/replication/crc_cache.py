@@ -1,9 +1,11 @@
-"""Running CRCs of verified stored batches, for later projections of the same batches (``record.projection``).
+"""A cache of running CRCs of stored batches that were verified, for later projections of the same batches.
 
-The key of an entry is the topic id, the partition and the stored header of the batch. The header has base offset,
-leader epoch, append time, length and the CRC of the body. So a batch that replaces another one, after a truncation, a
-compaction or a recreation of the topic, has another key; entries without reads leave the cache in LRU order. If a disk
-damages the bytes later, the reader's check fails, and the reader has the broker drop the entry
+See ``record.projection``.
+
+The key of an entry consists of the topic id, the partition and the stored header of the batch. The header contains base
+offset, leader epoch, append time, length and the CRC of the body. So a batch that replaces another one (after a
+truncation, a compaction or a recreation of the topic) has another key. The least recently used entries are dropped
+first. If a disk damages the bytes later, the reader's check fails, and its next request makes the broker drop the entry
 (``FetchPartition.verify``).
 """
 
@@ -14,14 +16,14 @@ from typing import NamedTuple
 
 from sparklog.record.projection import RunningCrcs
 
-#: Enough for about 20,000 batches of 20 columns: 80 GB if each has 4 MiB.
+#: This is enough for about 20,000 batches of 20 columns, which are 80 GB if each batch has 4 MiB.
 LIMIT_BYTES = 16 * 1024 * 1024
 #: The approximate size of an entry without its CRCs.
 _OVERHEAD = 600
 
 
 class BatchKey(NamedTuple):
-    """A stored batch. ``header``: its packed header, as stored."""
+    """The identity of a stored batch. ``header`` is its packed header, as stored."""
 
     topic_id: str
     partition: int
@@ -58,7 +60,7 @@ class CrcCache:
             self.size_bytes -= _bytes_of(oldest)
 
     def drop(self, key: BatchKey) -> None:
-        """Drop the CRCs of a batch, so that its next read verifies it. A missing entry is no error."""
+        """Drop the CRCs of a batch, so that the next read verifies the batch. A missing entry is not an error."""
         found = self._entries.pop(key, None)
         if found is not None:
             self.size_bytes -= _bytes_of(found)

@@ -1,13 +1,13 @@
-"""The fetchers of followers: one connection to each broker that leads a partition this broker follows.
+"""The fetchers of followers: this broker has one connection to each broker that leads a partition which it follows.
 
-Each connection has one incremental fetch session for all partitions that this broker follows there, with one long poll
-in flight. The fetcher applies a response partition by partition, in order: the replica's state machine appends records,
-truncates the log and raises the high watermark. A partition for which the leader returns an error pauses briefly; the
-others continue.
+Each connection has one incremental fetch session for all partitions that this broker follows at that leader, and one
+long poll in flight. The fetcher applies a response partition by partition, in order: the replica's state machine
+appends records, truncates the log and raises the high watermark. If the leader returns an error for a partition, that
+partition is not requested for a short time; the others continue.
 
-Producers with acks=all wait for the time from a response to the next request. The fetcher therefore sends the next
-request in the turn of the event loop that reads the response, without waking a task. The task of each leader only opens
-and closes connections.
+A fetch request also confirms the records of the response before it, so producers with acks=all wait for it. The fetcher
+therefore sends the next request directly in the callback that receives a response, without waking a task. The task of
+each leader only opens and closes connections.
 """
 
 from __future__ import annotations
@@ -38,40 +38,41 @@ _log = logging.getLogger(__name__)
 _error_lines = Lines(_log)
 
 _PARTITION_PAUSE_S = 0.1
-#: A leader that does not know of its election yet learns of it soon, and its writes wait for its followers.
+#: The pause after UNKNOWN_LEADER_EPOCH: the leader learns of its election soon, and then its writes wait for its
+#: followers.
 _EPOCH_PAUSE_S = 0.02
-#: Pause before a follower repeats to its leader that it refuses a cut.
+#: The pause before a follower repeats to its leader that it refuses a truncation.
 _REFUSED_PAUSE_S = 0.5
-#: The longest time in one turn of the event loop for which responses are applied.
+#: The longest time for which responses are applied before the event loop runs other work.
 _TURN_S = 0.05
 _FIRST_PAUSE_S = 0.05
 _LONGEST_PAUSE_S = 1.0
 _CONNECT_TIMEOUT_S = 3.0
-#: Added to the long poll's time: a leader that has not responded by then loses the connection.
+#: The time that a leader has for a response in addition to the long poll. After it the connection is closed.
 _ANSWER_TIMEOUT_S = 10.0
 
 
 class Followed(NamedTuple):
-    """A partition that this broker follows at one leader in one epoch."""
+    """A partition that this broker follows, and the leader epoch in which it does."""
 
     partition: Partition
     leader_epoch: int
 
 
 class _InFlight(msgspec.Struct, frozen=True):
-    """A request without a response so far. ``session_id`` is the session's at the time of the request."""
+    """A request without a response so far. ``session_id`` is the id of the fetch session when the request was sent."""
 
     session_id: int
     named: tuple[FetchPartition, ...]
     incarnation: int
-    #: monotonic time
+    #: monotonic time of the request
     sent_s: float
 
 
 class LeaderFetcher:
-    """All partitions that this broker follows at one leader.
+    """The fetcher of all partitions that this broker follows at one leader.
 
-    Owner: ``Fetchers``; runs as one task from the first use on.
+    Owner: ``Fetchers``, which runs ``run`` as one task from the first use on.
     """
 
     def __init__(self, context: BrokerContext, leader_id: int, throttle: CopyThrottle) -> None:
@@ -80,14 +81,14 @@ class LeaderFetcher:
         self._context = context
         self._followed: dict[Key, Followed] = {}
         self._session = SessionBuilder()
-        #: The position of each partition in the requests whose responses were applied so far, including the current
-        #: one.
+        #: The fetch position of each partition, from the last request that named it and whose response has been applied
+        #: or is being applied.
         self._positions: dict[Key, FetchPartition] = {}
         self._in_flight: deque[_InFlight] = deque()
-        #: The rest of the responses to apply.
+        #: The responses that are not completely applied yet; each iterator applies one partition for each step.
         self._responses: deque[Iterator[None]] = deque()
         self._next_turn: asyncio.Handle | None = None
-        #: Completes with an error when the connection must be closed.
+        #: A future that completes with an error when the connection must be closed.
         self._ended: asyncio.Future[None] | None = None
         self._nudge: asyncio.Handle | None = None
         self._wanted = asyncio.Event()
@@ -106,19 +107,22 @@ class LeaderFetcher:
     def unfollow(self, key: Key) -> None:
         if self._followed.pop(key, None) is not None:
             self._session.drop(*key)
-            # otherwise a connection of months would keep the positions of all deleted topics
+            # otherwise the positions of all deleted topics would stay as long as the connection, which may be months
             self._positions.pop(key, None)
 
     def on_registered(self) -> None:
         """Send a request at once after a new registration of this broker.
 
-        A leader that sees the new incarnation discards the positions of the one before, and commits nothing until this
-        broker has fetched. It must not wait for the end of a long poll.
+        A leader that learns of the new incarnation discards this follower's earlier position, and commits nothing until
+        this broker fetches again. The leader must not wait until the long poll ends.
         """
         self._nudge_soon()
 
     def _nudge_soon(self) -> None:
-        """Schedule a second request that ends the long poll, one for all changes of this turn."""
+        """Schedule a second request, which makes the leader end the long poll.
+
+        One request covers all changes that are made before the event loop sends it.
+        """
         if self._nudge is None:
             self._nudge = asyncio.get_running_loop().call_soon(self._send_nudge)
 
@@ -128,7 +132,10 @@ class LeaderFetcher:
             self._send_next()
 
     def _send_next(self) -> None:
-        """Send a request if partitions are followed and none is in flight; send a second one if there are changes."""
+        """Send a request if none is in flight and partitions are followed.
+
+        If one is in flight, send a second one only if the leader must know of a change.
+        """
         if not self._in_flight:
             if self._followed:
                 self._send()
@@ -136,7 +143,7 @@ class LeaderFetcher:
             self._send()
 
     def _has_changes(self) -> bool:
-        """Return whether there is a change that the leader must know before its long poll ends."""
+        """Return whether the leader must know of a change before its long poll ends."""
         return self._session.changed or self._in_flight[0].incarnation != self._context.incarnation
 
     async def run(self) -> None:
@@ -155,7 +162,7 @@ class LeaderFetcher:
                     self._context.counters["fetcher.connections.failed"] += 1
                     _log.info("could not fetch from broker %d: %s", self.leader_id, error or "no response in time")
                 except Exception:
-                    # No other task fetches these partitions, and no other one would report that.
+                    # Only this task fetches these partitions, so it must continue and report the error.
                     self._context.counters["fetcher.connections.failed"] += 1
                     _log.exception("fetching from broker %d", self.leader_id)
                 self._disconnect()
@@ -201,7 +208,7 @@ class LeaderFetcher:
         self._session.lost()
 
     async def _run_session(self) -> None:
-        """Wait until the connection must be closed; raise the reason."""
+        """Send the first request, and wait until the connection must be closed. Raise the reason."""
         timeout_s = self._context.config.replica_fetch_wait_max_ms / 1000 + _ANSWER_TIMEOUT_S
         ended = self._ended = asyncio.get_running_loop().create_future()
         self._send_next()
@@ -244,7 +251,7 @@ class LeaderFetcher:
 
     def _request(self, key: Key) -> None:
         followed = self._followed[key]
-        if followed.partition.awaits_name:  # the partition is followed again once a checkpoint names its log
+        if followed.partition.awaits_name:  # the partition is requested again once a checkpoint contains the new log
             self._session.drop(*key)
             return
         self._request_from_end(key, followed, self._throttle.limit(followed.partition.tp))
@@ -252,7 +259,8 @@ class LeaderFetcher:
     def _request_from_end(self, key: Key, followed: Followed, limit: int, *, again: bool = False) -> None:
         """Request the partition from its log end on.
 
-        ``limit`` is the throttle's rate for it. ``again``: request it even if its position is unchanged.
+        ``limit`` is the throttle's rate for the partition. With ``again`` the partition is requested even if its
+        position is unchanged.
         """
         partition, otherwise = followed.partition, self._context.config.replica_fetch_max_bytes
         log = partition.log
@@ -275,7 +283,7 @@ class LeaderFetcher:
 
     def _on_response(self, request: _InFlight, answer: tuple[Reply, memoryview] | BrokerError) -> None:
         if not self._in_flight or self._in_flight[0] is not request:
-            return  # a response to a closed connection
+            return  # a response of a closed connection
         if isinstance(answer, BrokerError):
             self._end(answer)
             return
@@ -286,7 +294,7 @@ class LeaderFetcher:
             self._session.on_response(reply)
         if reply.code != ErrorCode.NONE:
             self._context.counters["fetcher.sessions.lost"] += 1
-        elif len(reply.partitions) == 1 and not self._responses:  # the common case, where latency counts
+        elif len(reply.partitions) == 1 and not self._responses:  # the common case, in which latency matters
             self._apply_alone(request, reply.partitions[0], body)
             return
         else:
@@ -305,7 +313,8 @@ class LeaderFetcher:
     def _apply_next(self) -> None:
         """Apply responses and send the next request.
 
-        The loop gets a turn every ``_TURN_S``: a thousand new logs take longer than a broker may be silent.
+        After every ``_TURN_S`` the event loop runs other work: to create a thousand new logs may take longer than the
+        broker may be unresponsive.
         """
         self._next_turn = None
         turn_ends = time.monotonic() + _TURN_S
@@ -321,10 +330,10 @@ class LeaderFetcher:
             self._end(error)
 
     def _adopt_positions(self, request: _InFlight) -> None:
-        """Adopt the positions of the request whose response is applied next.
+        """Use the positions of the request whose response is applied next.
 
-        An earlier change would corrupt the previous response: the rest of that response is applied at the positions of
-        the previous request.
+        This must not happen earlier, because the rest of the previous response is applied at the positions of the
+        previous request.
         """
         for wanted in request.named:
             key = (wanted.topic, wanted.partition)
@@ -342,7 +351,7 @@ class LeaderFetcher:
             yield
 
     def _apply(self, answer: FetchedPartition, body: memoryview) -> None:
-        """Apply the response for one partition. ``body``: its batches, headers first.
+        """Apply the response for one partition. ``body`` has its batches: all headers, then all bodies.
 
         Raises:
             BrokerError: CORRUPT_MESSAGE if ``body`` is shorter than the response announces.
@@ -358,7 +367,7 @@ class LeaderFetcher:
             return
         partition = followed.partition
         if position.topic_id != partition.topic_id:
-            return  # a response about a deleted topic of the same name, maybe with the same epoch and offset
+            return  # the response is about a deleted topic of the same name; its epoch and offset may be equal
         log, leader_epoch = partition.log, position.leader_epoch
         before = log.log_end_offset
         refused = partition.on_leader_response(
@@ -377,13 +386,13 @@ class LeaderFetcher:
             body[headers_end:],
         )
         self._context.counters["fetcher.bytes"] += len(body)
-        # A late response of a former leader says nothing about the log of the present leader.
+        # A late response of a former leader does not show the log start of the present leader.
         news = code == ErrorCode.NONE and log_start_offset > log.log_start_offset
         if news and leader_epoch == partition.replica.leader_epoch:
             partition.advance_log_start(log_start_offset)
         if self._followed.get(key) is not followed:
             return
-        if partition.is_cutting or partition.awaits_name:  # the partition is followed again later
+        if partition.is_cutting or partition.awaits_name:  # the partition is requested again later
             self._session.drop(*key)
             return
         moved = log.log_end_offset != before
@@ -402,7 +411,7 @@ class LeaderFetcher:
             if limit:
                 self._throttle.received(len(body))
                 # A replica that has all committed records may already be in the ISR, although the controller has not
-                # sent it yet. If the throttle held it, producers would wait for it.
+                # reported this yet. If the throttle delayed this replica, producers would wait for it.
                 if log.log_end_offset < answer.high_watermark and self._throttle.exhausted:
                     self._defer(key, followed)
                     return
@@ -438,7 +447,7 @@ class Fetchers:
         self._closed = False
 
     def follow(self, partition: Partition, leader: int, leader_epoch: int) -> None:
-        """Fetch this partition from ``leader``, from its log end on; this replaces the order before it."""
+        """Fetch this partition from ``leader``, from this replica's log end on, instead of from an earlier leader."""
         self.unfollow(partition, unless=leader)
         if self._closed:
             return

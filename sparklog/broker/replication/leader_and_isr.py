@@ -1,13 +1,13 @@
-"""The controller's updates: checked against epochs and incarnation, then applied, one after the other.
+"""The handling of the controller's updates: epochs and incarnation are checked, then each update is applied.
 
 The broker refuses an update of an older controller and an update for an earlier incarnation of this broker. It also
-refuses an update that arrives after a later one of the same controller, which had given it up and sent it again. Within
-an update the broker first applies the state of the cluster, so that it can reach each leader that a decision names;
-then leaderships; then deletions.
+refuses an update that arrives after a later one of the same controller: the controller has given up the late update and
+included its content in a later one. Within an update the broker first applies the list of brokers, so that it can reach
+each leader that a decision names, then leaderships, then deletions.
 
-A small update takes one turn of the event loop. A large one is applied in slices, and clients are served between
-slices: a hundred thousand new logs take longer than a broker may be silent. Other events between two slices do no harm,
-because each decision is complete in itself and fenced by its version.
+A small update is applied at once. A large one is applied in slices, and the event loop serves clients between slices:
+to create a hundred thousand new logs takes longer than a broker may be unresponsive. Other events between two slices
+are harmless, because each decision is complete in itself and fenced by its version.
 """
 
 from __future__ import annotations
@@ -38,14 +38,14 @@ Failure = tuple[str, int, int, str]
 _T = TypeVar("_T")
 
 
-#: The longest wait for this broker's registration: the controller may see the registration before ZooKeeper's response
-#: reaches the broker.
+#: The longest wait for this broker's registration. The controller may see the registration and send an update before
+#: ZooKeeper's response reaches this broker.
 _REGISTRATION_S = 2.0
 
 
-#: Decisions that are applied in one turn of the event loop.
+#: The most decisions that are applied before the event loop runs other work.
 _SLICE = 100
-#: The time for which one turn of the loop drops replicas and logs.
+#: The longest time for which replicas and logs are dropped before the event loop runs other work.
 _DROPS_S = 0.01
 
 
@@ -69,13 +69,14 @@ class ControlUpdates:
         self._registry = registry
         #: Called with each applied update.
         self._on_update = on_update
-        #: Held while an update is applied: updates are applied one after the other.
+        #: Held while an update is applied, so that updates are applied one after the other.
         self._turn = asyncio.Lock()
 
     def handle(self, connection: ServerConnection, request: ControlUpdate, body: memoryview) -> None:
         self._access.require_controller(connection, request.controller_epoch)
         early = request.incarnation > self._context.incarnation
-        # Every replica processes a changed list of brokers. A changed or deleted topic may have most of the partitions.
+        # If the list of brokers has changed, every replica processes the change. If a topic has changed or was deleted,
+        # it may have most of the partitions.
         all_concerned = request.brokers is not None or request.topics or request.deleted
         concerned = max(len(request.partitions), len(self._partitions) if all_concerned else 0)
         if request.full:
@@ -87,21 +88,21 @@ class ControlUpdates:
                 pass
 
     async def _in_turn(self, connection: ServerConnection, request: ControlUpdate) -> None:
-        """Apply an update once this broker is registered and the update before it is done."""
+        """Wait until this broker is registered and the previous update is complete; then apply the update."""
         await self._context.registered(request.incarnation, timeout_s=_REGISTRATION_S)
         try:
             async with self._turn:
                 for _ in self._carry_out(connection, request):
                     await asyncio.sleep(0)
         except Exception as error:
-            # No caller would respond here, and a controller that waits for the response could send this broker no
+            # In this task no caller responds to the error. Without a response the controller would send this broker no
             # further update.
             detail = f"{type(error).__name__}: {error}"
             connection.reply(ErrorReply(request.cid, ErrorCode.UNKNOWN_SERVER_ERROR, detail))
             raise
 
     def _carry_out(self, connection: ServerConnection, request: ControlUpdate) -> Iterator[None]:
-        """Apply an update and send the response; yield where other work may run."""
+        """Apply an update and send the response. Yield whenever the event loop may run other work."""
         refusal = self._refusal(request)
         if refusal is not None:
             self._context.counters["control.refused"] += 1
@@ -112,9 +113,9 @@ class ControlUpdates:
             self._context.counters["control.overtaken"] += 1
             detail = f"update {request.sequence} of controller epoch {request.controller_epoch} came after a later one"
             _log.info("control update of %s: %s", request.controller_id, detail)
-            # The code is not NONE: a sender that still waits would take its update for applied. Only another sender of
-            # the same epoch can have sent the later update, because each sender waits for a response, or gives it up,
-            # before the next update.
+            # The code is not NONE, because a sender that still waits for the response would think that its update was
+            # applied. Each sender waits for a response, or gives up, before it sends the next update. So another sender
+            # of the same epoch sent the later update.
             connection.reply(ControlUpdateReply(request.cid, ErrorCode.STALE_CONTROLLER_EPOCH, (), detail))
             return
         self._context.counters["control.updates"] += 1
@@ -153,7 +154,7 @@ class ControlUpdates:
                 f"broker {context.broker_id}: expected incarnation {context.incarnation}, found {update.incarnation}",
             )
         for change in update.topics:
-            # A topic's name becomes a directory's.
+            # The topic's name becomes part of a directory name.
             bad_name = check_topic_name(change.name)
             if bad_name:
                 return BrokerError(ErrorCode.INVALID_TOPIC_EXCEPTION, bad_name)
@@ -162,8 +163,8 @@ class ControlUpdates:
     def _notify_brokers(self) -> Iterator[None]:
         """Give every replica the new list of live brokers.
 
-        Partitions led here come first: their leaders may shrink thousands of ISRs now, and ZooKeeper writes while the
-        other replicas process the list.
+        The partitions that this broker leads come first. They may shrink thousands of ISRs now, and ZooKeeper can store
+        these while the other replicas process the list.
         """
         event = BrokersChanged(self._context.cache.incarnations)
         leading = dict.fromkeys(self._partitions.leading())
@@ -176,7 +177,7 @@ class ControlUpdates:
     def _decide(self, decisions: Sequence[PartitionDecision]) -> list[Failure]:
         failed: list[Failure] = []
         for decision in decisions:
-            # A topic just created may have partitions without a state in ZooKeeper.
+            # The partitions of a topic that was just created may have no state in ZooKeeper yet.
             if decision.version < 0:
                 continue
             if self._context.broker_id not in decision.replicas:
@@ -209,11 +210,11 @@ class ControlUpdates:
         partition.step(self._decided(decision, topic))
 
     def _check_epoch(self, partition: Partition, decision: PartitionDecision) -> None:
-        """Refuse a leader epoch that an earlier leader had, as the records in this replica's log prove.
+        """Refuse a leader epoch that an earlier leader already had, which the records in this replica's log prove.
 
-        Records of both leaders would have the same epoch, and no broker could tell them apart. Such an epoch comes from
-        a ZooKeeper that was restored from an older copy. The controller responds with a higher one. Only a replica
-        without a decision so far can judge by its log alone.
+        Otherwise records of two leaders would have the same epoch, and no broker could tell them apart. Such an epoch
+        occurs after ZooKeeper was restored from an older copy. After the refusal the controller chooses a higher epoch.
+        Only a replica that has received no decision yet is checked in this way.
 
         Raises:
             BrokerError: FENCED_LEADER_EPOCH.
@@ -257,7 +258,7 @@ class ControlUpdates:
             self._hosting.drop(partition)
 
     def _set_aside_unclaimed(self, tp: TopicPartition) -> None:
-        """Set aside a log found at the start, if the newest state has this broker neither as a replica nor in the ISR.
+        """Set aside a log found at the start if, by the newest state, this broker is not a replica and not in the ISR.
 
         The log is not deleted: if ZooKeeper was restored from an older copy, the brokers that it names may have no
         copy.
@@ -270,7 +271,7 @@ class ControlUpdates:
             self._hosting.drop_log(tp, keep=detail)
 
     def _apply_topic_configs(self, update: ControlUpdate) -> Iterator[None]:
-        """Apply changed schemas and settings to replicas without a decision in the update."""
+        """Apply changed schemas and settings to all replicas of the update's topics."""
         changed: dict[str, CachedTopic] = {}
         for change in update.topics:
             topic = self._context.cache.topic(change.name)
@@ -309,7 +310,7 @@ class ControlUpdates:
     def _drop_stale(self, update: ControlUpdate) -> Iterator[None]:
         """Set aside the replicas and logs that a full update does not name.
 
-        A full update names every replica of this broker. The others are not deleted, because the controller's ZooKeeper
+        A full update names every replica of this broker. The data of other replicas is not deleted, because ZooKeeper
         may have lost a topic.
         """
         own = {
@@ -325,10 +326,10 @@ class ControlUpdates:
 
 
 def _in_parts(items: Iterable[_T], drop: Callable[[_T], None]) -> Iterator[None]:
-    """Drop each item; yield after a hundred of them, or when this turn has used its time.
+    """Drop each item; yield after a hundred items, or after ``_DROPS_S``.
 
-    The next update waits until the last item is dropped. If each item needed a separate turn, clients that keep the
-    turns long could delay decisions about other partitions for minutes.
+    The next update waits until the last item is dropped. If this yielded after each item, clients that keep the event
+    loop busy could delay the decisions of the next update for minutes.
     """
     ends_s = time.monotonic() + _DROPS_S
     for number, item in enumerate(items, 1):

@@ -1,7 +1,7 @@
-"""Background work on logs: sealing, new schemas, checkpoints, retention, flushes, and the copies that cuts need.
+"""Background work on logs: sealing of segments, new schemas, checkpoints, retention, flushes, copies for truncations.
 
-A change of the high watermark starts sealing, and an ordered cut starts a copy; timers start the rest. Disk work runs
-in threads. Only the event loop changes a log.
+A higher high watermark starts sealing, and a truncation that needs a copy starts that copy. Timers start the rest. Disk
+work runs in threads. Only the event loop changes a log.
 """
 
 from __future__ import annotations
@@ -32,12 +32,12 @@ _log = logging.getLogger(__name__)
 _SEAL_THREADS = 2
 _FLUSH_THREADS = 2
 _FLUSH_CHECK_MS = 100
-#: Pauses before a follower asks its leader again after a cut whose copy failed; the last one repeats. A copy uses disk
-#: bandwidth and room that other logs need.
+#: The pauses before a follower fetches again after the copy for a truncation has failed; the last one repeats. They
+#: grow because a copy uses disk bandwidth and disk space that other logs need.
 _CUT_PAUSES_S = (1.0, 2.0, 4.0, 8.0, 16.0, 30.0)
-#: The pause before another try of a checkpoint that names new logs on a full disk.
+#: The pause before a checkpoint with new logs is tried again on a full disk.
 _NAMES_PAUSE_S = 1.0
-#: The change in the number of partitions and logs with files after which the garbage collector's frozen set is renewed.
+#: The change in the number of partitions and of logs with files after which ``gc.freeze`` or ``gc.unfreeze`` is called.
 _SPARED_AT_ONCE = 1000
 
 
@@ -61,22 +61,24 @@ class LogMaintenance:
         self._log_start_moved = log_start_moved
         self._log_failed = log_failed
         self._pool = ThreadPoolExecutor(_SEAL_THREADS, thread_name_prefix="seal")
-        #: A separate pool: thousands of topics may be due, and seals and checkpoints must not wait for them.
+        #: A separate pool: thousands of logs may be due for a flush, and seals and checkpoints must not wait for these
+        #: flushes.
         self._flush_pool = ThreadPoolExecutor(_FLUSH_THREADS, thread_name_prefix="flush")
-        #: A separate pool with one thread: a copy takes bandwidth and room of the disk, and the deletions that free
-        #: room wait for a checkpoint.
+        #: A separate pool, so that checkpoints do not wait for copies: deletions, which free disk space, wait for
+        #: checkpoints. It has one thread, because a copy uses disk bandwidth and disk space.
         self._cut_pool = ThreadPoolExecutor(1, thread_name_prefix="cut")
-        #: The segments to seal of each log that a thread is sealing.
+        #: For each partition whose log a thread is sealing, the segments that are still to be sealed.
         self._seals: dict[Partition, deque[SealJob]] = {}
-        #: A separate pool: records of new logs wait for it.
+        #: A separate pool for checkpoints with new logs, because the records of these logs wait for it.
         self._name_pool = ThreadPoolExecutor(1, thread_name_prefix="name")
         self._naming = False
-        #: Set while logs wait for a flush by time; only then are they checked.
+        #: Set while logs wait for a flush by time. The flush task checks logs only while this is set.
         self._unflushed = asyncio.Event()
         self._closed = False
-        #: The first failure in a thread. ``ended`` raises it even if no task waits for the work any more.
+        #: The first failure in a thread. ``ended`` raises the failure even if no task waits for the thread's work any
+        #: more.
         self._failure: StorageError | None = None
-        #: The number of partitions and logs with files when the collector last froze its objects.
+        #: The number of partitions and of logs with files at the last call of ``gc.freeze``.
         self._spared = 0
 
     def start(self) -> None:
@@ -90,7 +92,7 @@ class LogMaintenance:
         self._every(_FLUSH_CHECK_MS, self._flush, "flush", while_set=self._unflushed)
 
     def close(self) -> None:
-        """Start no new work. Running work in threads is not cancelled; its result is dropped."""
+        """Start no new work. Work that runs in threads is not cancelled, but its result is ignored."""
         self._closed = True
         self._holds.close()
         self._pool.shutdown(wait=False, cancel_futures=True)
@@ -99,9 +101,9 @@ class LogMaintenance:
         self._name_pool.shutdown(wait=False, cancel_futures=True)
 
     def ended(self) -> None:
-        """Wait, after ``close``, for the work that still runs in threads. Blocks.
+        """Wait for the work that still runs in threads. Call this after ``close``. Blocks.
 
-        A disk reports a lost write only once: a later flush of the same files would succeed.
+        The wait is needed because a disk reports a lost write only once: a later flush of the same files would succeed.
 
         Raises:
             StorageError: a flush or a seal has failed.
@@ -122,10 +124,10 @@ class LogMaintenance:
             raise
 
     def committed(self, partition: Partition) -> None:
-        """Start work that a higher high watermark allows: seal complete segments, and store new schemas."""
+        """Start the work that a higher high watermark allows: seal complete segments, and store new schemas."""
         durability = partition.log.durability
         if self._closed or not durability.may_be_due:
-            return  # as after almost every append
+            return  # the case after almost every append
         schemas = durability.schemas_due()
         if schemas is not None:
             self._context.spawn(self._store_schemas(partition, schemas), f"schemas of {partition.tp}")
@@ -140,7 +142,10 @@ class LogMaintenance:
         self._context.spawn(self._seal(partition), f"seal {partition.tp}")
 
     async def _seal(self, partition: Partition) -> None:
-        """Seal the segments of one log in order, oldest first: each seal writes the leader epochs up to its end."""
+        """Seal the segments of one log in order, oldest first.
+
+        Each seal also writes the leader epochs up to the end of the segment.
+        """
         waiting = self._seals[partition]
         try:
             while waiting and not self._closed:
@@ -154,15 +159,16 @@ class LogMaintenance:
             del self._seals[partition]
 
     def prepare_cut(self, partition: Partition, job: TruncationJob) -> None:
-        """Start the copy that a truncation needs. A process that ends leaves its logs as they are."""
+        """Start the copy that a truncation needs, unless the process is ending."""
         if not self._closed:
             self._context.spawn(self._prepare_cut(partition, job), f"cut {partition.tp}")
 
     async def _prepare_cut(self, partition: Partition, job: TruncationJob) -> None:
-        """Make the copy that a cut needs, then cut the log.
+        """Make the copy that a truncation needs, then truncate the log.
 
-        The log does not change during the copy, because no other task fetches for the replica. If there is no copy, the
-        follower asks its leader again: the leader's log may begin later by then, and leave nothing to copy.
+        The log does not change during the copy, because the replica does not fetch meanwhile. If the copy fails, the
+        follower fetches from its leader again after a pause. The leader's log may start later by then, so that no copy
+        is needed.
         """
         if self._closed:
             return
@@ -185,7 +191,7 @@ class LogMaintenance:
         partition.cut_failed(job)
 
     async def _store_schemas(self, partition: Partition, job: PartitionFileJob) -> None:
-        """Store the log's schemas in its partition file. If this does not happen, the segments still have them."""
+        """Store the log's schemas in its partition file. If they are not stored, they are still in the segments."""
         if self._closed:
             return
         try:
@@ -231,16 +237,19 @@ class LogMaintenance:
                 partition.log_named()
 
     def _name_soon(self) -> None:
-        """Start a checkpoint for a new log. One checkpoint names all logs that this turn of the loop creates."""
+        """Schedule a checkpoint that contains a new log.
+
+        One checkpoint covers all logs that are created before it begins.
+        """
         if not self._naming and not self._closed:
             self._naming = True
             self._context.spawn(self._name_logs(), "name logs")
 
     async def _name_logs(self) -> None:
-        """Write checkpoints until they name all logs.
+        """Write checkpoints until they contain all logs.
 
-        If thousands of logs are new, each checkpoint names those that came during the one before. A pause as long as
-        the last write leaves time for other work.
+        If thousands of logs are new, each checkpoint adds those that were created during the previous one. A pause as
+        long as the last write leaves time for other work.
         """
         try:
             while self._directory.unnamed and not self._closed:
@@ -250,7 +259,7 @@ class LogMaintenance:
                 except StorageError as error:
                     self._log_failed(None, error)
                     return
-                except OSError as error:  # a full disk: retention may free it
+                except OSError as error:  # a full disk: retention may free space
                     self._context.counters["names.failed"] += 1
                     _log.error("could not record new logs, so their records are not committed: %s", error)
                     await asyncio.sleep(_NAMES_PAUSE_S)
@@ -259,15 +268,15 @@ class LogMaintenance:
             self._naming = False
 
     def _freeze_objects(self) -> None:
-        """Take the objects of partitions out of the garbage collector, or give them back.
+        """Exclude the objects of partitions from garbage collection, or include them again.
 
-        They live as long as their partitions, about a hundred objects for each one. If every full collection visited
-        them, it would stop the loop for some tenths of a second. So they are frozen as partitions come, and unfrozen
-        when as many have gone.
+        Each partition has about a hundred objects, which live as long as the partition. If every full collection
+        visited all of them, it would stop the event loop for some tenths of a second. So they are frozen after
+        ``_SPARED_AT_ONCE`` more partitions or logs, and unfrozen after this number was removed.
         """
         kept = len(self._partitions) + self._directory.on_disk
         if kept >= self._spared + _SPARED_AT_ONCE:
-            gc.collect(1)  # young garbage would stay forever; a search for old garbage takes too long
+            gc.collect(1)  # a freeze would keep young garbage forever; a collection of old garbage takes too long
             gc.freeze()
             self._spared = kept
         elif kept <= self._spared - _SPARED_AT_ONCE:
@@ -275,7 +284,10 @@ class LogMaintenance:
             self._spared = 0
 
     async def _retain(self) -> None:
-        """Delete segments by age and size on leaders; followers delete what their leader has deleted."""
+        """Delete old segments by age and size in the partitions that this broker leads.
+
+        Followers delete what their leader has deleted.
+        """
         await self._roll()
         maintenance_index = self._partitions.maintenance_index
         for partition in maintenance_index.with_backlog():
@@ -295,10 +307,10 @@ class LogMaintenance:
                 self._log_start_moved(partition)
 
     async def _roll(self) -> None:
-        """End active segments that get no writes and whose records are older than the retention time.
+        """Roll active segments whose records are older than the retention time and that get no writes.
 
-        Followers learn of a new segment only from a batch, whichever replica leads next. So the segment begins with a
-        marker of no transaction; a reader finds no record at its offset.
+        A follower begins a new segment only with a batch that its leader has put into a new segment. So the leader
+        appends a marker without a transaction as the first batch. Readers find no record at its offset.
         """
         now_us = time.time_ns() // 1000
         for partition in self._partitions.maintenance_index.due(now_us):
@@ -312,7 +324,7 @@ class LogMaintenance:
             header, body = encode_marker(Marker(), rules.schema, schema_id=rules.schema_id)
             pending = PendingProduce([(header, memoryview(body))], self._rolled, own=True, roll=True)
             partition.produce(pending, acks=1, deadline_ms=NEVER)
-            await asyncio.sleep(0)  # each one creates files
+            await asyncio.sleep(0)  # each roll creates files, which takes time
 
     def _rolled(self, answer: Answer) -> None:
         self._context.counters["segments.rolled" if answer.code is ErrorCode.NONE else "segments.not.rolled"] += 1
@@ -325,12 +337,12 @@ class LogMaintenance:
             if partition is None or partition.offline is not None or not partition.log.durability.awaits_flush:
                 unflushed.discard(tp)
                 continue
-            self.committed(partition)  # a flush of records with a new schema counts once the schema is stored
+            self.committed(partition)  # records with a new schema count as flushed only once the schema is stored
             job = partition.log.durability.flush_due(now_us)
             if job is not None:
                 self._context.spawn(self._flush_one(partition, job), f"flush {partition.tp}")
         if not unflushed:
-            # the set keeps the table that thousands of logs needed: an iteration would visit all of it
+            # an empty set keeps the large table that thousands of logs needed, and each iteration would scan it
             unflushed.clear()
             self._unflushed.clear()
 

@@ -1,8 +1,8 @@
-"""Index of the replicas that have background work, kept up to date as logs change and as time passes.
+"""An index of the replicas that have background work.
 
-Retention, seals and the search for hanging transactions run often, but never visit all replicas. The index checks a
-replica once after a change, and keeps the result until the next change. So a broker with ten thousand idle partitions
-does the same work as one with a hundred.
+Retention, sealing, the cleaner and the search for hanging transactions run often, and must not visit all replicas. The
+index checks a replica once after a change of its log, role or settings, and keeps the result until the next change. So
+ten thousand idle partitions cause no more work than a hundred.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from sparklog.broker.replication.partition import Partition
 from sparklog.model import TopicPartition
 from sparklog.storage.log_directory import LogDirectory
 
-#: Later than any time.
+#: A time later than all others.
 _NEVER_US = 2**63
 
 
@@ -26,20 +26,20 @@ class MaintenanceIndex:
     def __init__(self, directory: LogDirectory, hosted: Callable[[TopicPartition], Partition | None]) -> None:
         self._directory = directory
         self._hosted = hosted
-        #: Replicas to check, besides those whose logs have changed.
+        #: The replicas to check in addition to those whose logs have changed.
         self._changed: set[Partition] = set()
         self._with_backlog: set[Partition] = set()
         self._in_transaction: set[Partition] = set()
-        #: The earliest time at which retention may find work, for each partition led here; us since the epoch. None is
-        #: due before ``_first_due_us``.
+        #: For each partition that this broker leads, the earliest time at which retention may find work, in
+        #: microseconds since the Unix epoch. No partition is due before ``_first_due_us``.
         self._due_us: dict[Partition, int] = {}
         self._first_due_us = _NEVER_US
-        #: The earliest time at which the cleaner may find work, for each partition of a compacted topic; us since the
-        #: epoch.
+        #: For each partition of a compacted topic, the earliest time at which the cleaner may find work, in
+        #: microseconds since the Unix epoch.
         self._to_clean: dict[Partition, int] = {}
 
     def mark_changed(self, partition: Partition) -> None:
-        """Check the partition again, because its role or settings have changed."""
+        """Note that the partition must be checked again, because its role or settings have changed."""
         self._changed.add(partition)
 
     def drop(self, partition: Partition) -> None:
@@ -62,9 +62,9 @@ class MaintenanceIndex:
         return list(self._in_transaction)
 
     def due(self, now_us: int) -> list[Partition]:
-        """Return the partitions led here in which retention may find work at ``now_us`` (since the epoch).
+        """Return the partitions led by this broker in which retention may find work at ``now_us``.
 
-        The work is a segment to end or to delete.
+        ``now_us`` counts from the Unix epoch. The work is a segment to roll or to delete.
         """
         self._check_changed()
         if now_us < self._first_due_us:
@@ -74,15 +74,18 @@ class MaintenanceIndex:
         return due
 
     def to_clean(self, now_us: int) -> list[Partition]:
-        """Return the partitions of compacted topics in which the cleaner may find work at ``now_us`` (since the epoch).
+        """Return the partitions of compacted topics in which the cleaner may find work at ``now_us``.
 
-        Each one is returned until ``clean_later`` is called for it.
+        ``now_us`` counts from the Unix epoch. A partition is returned until ``clean_later`` is called for it.
         """
         self._check_changed()
         return [partition for partition, due_us in self._to_clean.items() if due_us <= now_us]
 
     def clean_later(self, partition: Partition, due_us: int | None) -> None:
-        """Skip the partition in ``to_clean`` until ``due_us`` (None: forever) or until its log or settings change."""
+        """Make ``to_clean`` skip the partition until ``due_us``, or until its log or settings change.
+
+        None means that only a change ends this.
+        """
         if due_us is None:
             self._to_clean.pop(partition, None)
         elif partition in self._to_clean:

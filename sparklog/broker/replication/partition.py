@@ -1,8 +1,9 @@
 """One hosted replica: its state machine, its log, and the code that performs the state machine's effects.
 
-The state machine (``replica.Replica``) decides. ``Partition`` gives it one event at a time, performs the effects in
-order, and feeds their results back before the next event. Everything in this module runs on the broker's event loop and
-never waits. Work that takes time (ZooKeeper, fetches, fsync) goes to the ``PartitionHost`` and comes back as an event.
+The state machine (``replica.Replica``) decides. ``Partition`` gives it one event at a time, performs the resulting
+effects in order, and passes their results to the state machine before the next event. Everything in this module runs on
+the broker's event loop and never waits. Work that takes time (ZooKeeper, fetches, fsync) is done by the
+``PartitionHost``, whose results arrive as events.
 """
 
 from __future__ import annotations
@@ -78,14 +79,16 @@ class AppendRules(NamedTuple):
     max_message_bytes: int
     event_time: str | None
     key_columns: tuple[str, ...] = ()
-    #: the topic is compacted: each record must have a key
+    #: whether the topic is compacted, so that each record must have a key
     compacted: bool = False
-    #: readers see the time of the append, whatever the event-time column contains
+    #: whether readers see the time of the append instead of the content of the event-time column
     stamped_by_log: bool = False
 
 
 class CheckedBatches(NamedTuple):
-    """The result of checks that ran before the append. It is valid as long as the partition's rules are ``rules``.
+    """The result of checks that ran before the append.
+
+    The result is valid as long as the partition's rules are ``rules``.
 
     ``refusals`` gives the error of each batch that cannot be appended, by the batch's number in the request.
     """
@@ -104,13 +107,13 @@ class Answer(msgspec.Struct, frozen=True, gc=False):
 
 
 class PendingProduce(msgspec.Struct):
-    """Batches that wait under a ticket, and the callback for their result.
+    """Batches that are to be appended, and the callback for the result.
 
-    ``own``: this broker made the batches (a marker), not a producer. ``placed``: the batches come from a restore and
-    keep their offsets. ``roll``: the batches begin a segment.
+    ``own`` is true if this broker created the batches (a marker). ``placed`` is true if the batches come from a restore
+    and keep their offsets. ``roll`` is true if the batches begin a new segment.
 
-    The partition drops the batches once they are appended. A request that then waits for the high watermark holds no
-    memory after its connection has closed and the connection's bound on bytes no longer counts them.
+    The partition drops the batches once they are appended. Otherwise a request that waits for the high watermark would
+    keep their memory after its connection was closed, when the connection's limit no longer counts these bytes.
     """
 
     batches: Batches
@@ -119,11 +122,11 @@ class PendingProduce(msgspec.Struct):
     placed: bool = False
     roll: bool = False
     append_time_us: int = -1  #: the time of the append
-    checked: CheckedBatches | None = None  #: None: the batches are checked when they are appended
+    checked: CheckedBatches | None = None  #: None: they are checked when they are appended
 
 
 class PartitionHost(Protocol):
-    """The services that a partition needs from its broker. No method blocks or steps the partition again."""
+    """The services that a partition needs from its broker. No method blocks, and no method calls ``Partition.step``."""
 
     def now_ms(self) -> int: ...
 
@@ -140,7 +143,9 @@ class PartitionHost(Protocol):
     def cut_accepted(self, partition: Partition) -> None: ...
 
     def prepare_cut(self, partition: Partition, job: TruncationJob) -> None:
-        """Run ``job``, which copies what a truncation leaves, in a thread; then call ``cut_prepared``.
+        """Run ``job`` in a thread, then call ``cut_prepared``.
+
+        The job copies records that the truncation keeps.
 
         If the disk is full or an unexpected error occurs, call ``cut_failed`` after a pause instead.
         """
@@ -159,7 +164,7 @@ class PartitionHost(Protocol):
 
 
 class OnLogFailed(Protocol):
-    """The callback for an error of the log directory. ``partition`` is the one that found it, or None."""
+    """The callback for an error of the log directory. ``partition`` is the partition that found the error, or None."""
 
     def __call__(self, partition: Partition | None, error: Exception, /) -> None: ...
 
@@ -197,10 +202,10 @@ class Partition:
         self._append_refused: BrokerError | None = None
         self._verdict: FetchVerdict = _UNJUDGED
         self._next_ticket = 0
-        #: the job that an ordered cut waits for, and the offset of the cut
+        #: the copy that a truncation waits for, and the offset of the truncation
         self._cut: tuple[TruncationJob, int] | None = None
-        self._refused = False  #: this replica has reported a refused cut to the controller, or is about to
-        self.failed_cuts = 0  #: failed cuts in a row in this role: each one makes the next pause longer
+        self._refused = False  #: whether a refused truncation was reported, or will be, to the controller
+        self.failed_cuts = 0  #: consecutive failed truncations in this role; each one makes the next pause longer
 
     # --- events from the broker ---
 
@@ -220,7 +225,7 @@ class Partition:
                     break
                 event, now_ms = events.popleft(), self._host.now_ms()
         except Exception as error:
-            # The state machine and the log may disagree now: the replica must stop.
+            # The state machine and the log may disagree now, so the replica must stop.
             self._stepping = False
             self._fail(error)
         finally:
@@ -237,7 +242,7 @@ class Partition:
 
     def follower_fetched(self, event: FollowerFetched) -> FetchVerdict:
         """Return the response to a follower: records, an error, or the offset at which its log diverges."""
-        self._verdict = _UNJUDGED  # the step replaces it
+        self._verdict = _UNJUDGED  # the step replaces this value
         self.step(event)
         verdict = self._verdict
         if verdict is _UNJUDGED:
@@ -262,11 +267,14 @@ class Partition:
 
     @property
     def is_cutting(self) -> bool:
-        """Return whether an ordered cut is being prepared: until it is done, no response of the leader is of use."""
+        """Return whether a truncation is being prepared; until it is done, the leader's responses are useless."""
         return self._cut is not None
 
     def cut_prepared(self, job: TruncationJob) -> None:
-        """Truncate the log after ``job.run`` has returned, unless the role has changed since, and resume fetching."""
+        """Truncate the log and resume fetching, unless the role has changed since.
+
+        Call this after ``job.run`` has returned.
+        """
         if self._cut is None or self._cut[0] is not job or self.stopped:
             return
         offset, self._cut = self._cut[1], None
@@ -279,14 +287,14 @@ class Partition:
             self._fail(error)
 
     def cut_failed(self, job: TruncationJob) -> None:
-        """Drop a truncation whose copy failed, and fetch from the leader again, unless the role has changed since."""
+        """Cancel a truncation whose copy failed, and fetch from the leader again, unless the role has changed since."""
         if self._cut is not None and self._cut[0] is job and not self.stopped:
             self._drop_cut()
             self.failed_cuts += 1
             self.step(TruncationFailed())
 
     def log_named(self) -> None:
-        """Note that a checkpoint names this log: the log counts as durable now, and a follower fetches again."""
+        """Note that a checkpoint contains this log. The log counts as durable now, and a follower fetches again."""
         if self.stopped or self.offline is not None:
             return
         self.step(LogNamed())
@@ -296,7 +304,10 @@ class Partition:
 
     @property
     def awaits_name(self) -> bool:
-        """Return whether the log has records and no checkpoint names it yet: a fetch would confirm its records."""
+        """Return whether the log has records, but is in no checkpoint yet.
+
+        Such a follower must not fetch, because a fetch would confirm records that are not durable.
+        """
         return not self.log.named and self.log.on_disk
 
     def advance_log_start(self, offset: int) -> None:
@@ -317,16 +328,16 @@ class Partition:
     def stop_at_exit(self) -> None:
         """Stop the replica because the process ends.
 
-        A follower has no waiting requests, and its stop needs no notification: for ten thousand followers these took a
+        A follower without waiting requests is stopped without notifications: for ten thousand followers these took a
         tenth of a second.
         """
         if self.replica.is_leader or self._pending:
             self.stop()
-        self._drop_cut()  # otherwise the process would wait for the cut's copy
+        self._drop_cut()  # otherwise the process would wait for the copy
         self.stopped = True
 
     def fail(self, error: Exception) -> None:
-        """Take the replica offline after the log directory has failed elsewhere."""
+        """Take the replica offline, because the log directory has failed."""
         if self.offline is None:
             self.offline = str(error)
             self.step(LogFailed(self.offline))
@@ -354,7 +365,7 @@ class Partition:
             raise BrokerError(code, self.describe_role(leader_epoch))
 
     def describe_role(self, leader_epoch: int) -> str:
-        """Return a description of this replica's role beside the epoch that a request named."""
+        """Return a description of this replica's role and of the leader epoch that a request named, for an error."""
         replica = self.replica
         return (
             f"{self.tp}: leader epoch {leader_epoch} requested, this replica is {replica.role} in epoch "
@@ -372,16 +383,17 @@ class Partition:
             self._events.append(LeaderAppended(ticket, written.start, written.end))
 
     def _append_batches(self, ticket: int, leader_epoch: int) -> OffsetRange | None:
-        """Append the batches of the ticket and return their offsets.
+        """Append the batches of the ticket, and return their offsets.
 
-        None if they were refused and the producer has its answer.
+        Returns None if the batches were refused; the producer then has its response.
         """
         pending, log = self._pending[ticket], self.log
         batches, placed = pending.batches, pending.placed
         now_us = time.time_ns() // 1000
         try:
             known = None
-            # A retry of batches that are in the log succeeds, even if the schema has changed since.
+            # Batches that are already in the log are not checked again: a retry of them succeeds, even if the schema
+            # has changed since.
             if not pending.own:
                 if placed or log.config.restoring:
                     self._check_restoring(placed=placed)
@@ -397,8 +409,8 @@ class Partition:
         except BrokerError as error:
             self._respond(ticket, error.code, detail=f"{self.tp}: {error.detail}")
         except StorageError as error:
-            # Take the replica offline before the response: the response may admit waiting requests, and they must find
-            # the replica offline.
+            # Take the replica offline before the response. The response may let waiting requests proceed, and these
+            # must find the replica offline.
             self._fail(error)
             self._respond(ticket, ErrorCode.KAFKA_STORAGE_ERROR, detail=f"{self.tp}: {error}")
         else:
@@ -408,7 +420,7 @@ class Partition:
         return None
 
     def _check_restoring(self, *, placed: bool) -> None:
-        """Raise BrokerError unless the batches fit the topic: only a topic in restore accepts batches with offsets."""
+        """Raise BrokerError if a topic in restore gets ordinary batches, or another topic gets batches with offsets."""
         if self.log.config.restoring and not placed:
             raise BrokerError(ErrorCode.TOPIC_RESTORING, "the topic accepts no writes until its restore completes")
         if placed and not self.log.config.restoring:
@@ -439,7 +451,7 @@ class Partition:
         job = self.log.truncation.begin(effect.offset)
         if job is None:
             self._events.append(self._cut_at(effect.offset, None))
-        else:  # the copy and its fsync would block the event loop for as long as the disk takes
+        else:  # the copy and its fsync run in a thread, because they would block the event loop
             self._cut = job, effect.offset
             self._host.prepare_cut(self, job)
 
@@ -508,7 +520,7 @@ class Partition:
         self._host.role_changed(self)
 
     def _drop_cut(self) -> None:
-        """Drop the pending cut, as if the leader's response had not arrived: the replica asks its next leader again."""
+        """Cancel the pending truncation. The replica learns from its next leader where to truncate."""
         if self._cut is not None:
             self._cut = None
             self.log.truncation.cancel()
@@ -530,11 +542,11 @@ class Partition:
 
 
 def check_batch(tp: TopicPartition, rules: AppendRules, header: BatchHeader, body: memoryview, *, placed: bool) -> None:
-    """Check one batch of a producer or of a restore. It reads no state, so any thread may call it.
+    """Check one batch of a producer or of a restore. The function reads no shared state, so any thread may call it.
 
     Raises:
-        BrokerError: the batch is invalid. An unexpected error becomes a BrokerError too: hostile bytes must fail only
-            their own request.
+        BrokerError: the batch is invalid. An unexpected error becomes a BrokerError too, so that malformed bytes fail
+            only their own request.
     """
     try:
         check = validate_placed_batch if placed else validate_batch
@@ -559,7 +571,7 @@ def check_batch(tp: TopicPartition, rules: AppendRules, header: BatchHeader, bod
 
 
 def _raise_refusal(checked: CheckedBatches, first: int, end: int) -> None:
-    """Raise the first refusal of the batches ``[first, end)``."""
+    """Raise the first refusal among the batches with numbers in ``[first, end)``."""
     for number in range(first, end):
         if number in checked.refusals:
             raise checked.refusals[number]

@@ -1,4 +1,4 @@
-"""The effects that a partition cannot perform itself: those of ZooKeeper, fetchers, log maintenance and timers."""
+"""The effects that a partition leaves to other parts of the broker: ZooKeeper, fetchers, log maintenance and timers."""
 
 from __future__ import annotations
 
@@ -45,19 +45,20 @@ class PartitionEffects:
         self._markers = markers
         self._coordinators = coordinators
         self._log_failed = log_failed
-        #: ISR changes that were postponed while quiesced, performed if this broker serves on after all.
+        #: The ISR writes that were postponed because the cluster was stopping. They are performed if this broker
+        #: continues to serve.
         self._postponed: list[Callable[[], None]] = []
         self.now_ms = context.now_ms
 
     def perform_postponed(self) -> None:
-        """Perform the postponed ISR changes, because the broker accepts writes again."""
+        """Perform the postponed ISR writes, because the broker accepts writes again."""
         postponed, self._postponed = self._postponed, []
         for work in postponed:
             work()
 
     def write_isr(self, partition: Partition, effect: WriteIsr) -> None:
         if self._context.quiesced and not effect.added:
-            # The cluster is stopping: followers stop one by one, and every ISR must stay as it is.
+            # The cluster is stopping: followers stop one by one, but no ISR may shrink because of that.
             _log.info("%s: ISR not shrunk to %s, the cluster is stopping", partition.tp, list(effect.isr))
             self._postponed.append(lambda: self._registry.write_isr(partition, effect))
             return
@@ -69,7 +70,8 @@ class PartitionEffects:
 
     def start_fetching(self, partition: Partition, leader: int, leader_epoch: int) -> None:
         if self._context.state == "stopping" and self._context.broker_id not in partition.replica.isr:
-            # This broker is leaving the replica's ISR: if it fetched on, the leader would add it to the ISR again.
+            # This broker has left the partition's ISR in order to stop. If it continued to fetch, the leader would add
+            # it again.
             self._fetchers.unfollow(partition)
             return
         self._fetchers.follow(partition, leader, leader_epoch)

@@ -1,9 +1,9 @@
-"""All replicas that this broker hosts: how they are found, and stepped at their deadlines.
+"""The table of all replicas that this broker hosts, and the timer for their deadlines.
 
-``replica_hosting`` creates and drops them.
+``replica_hosting`` creates and drops the replicas.
 
-One timer serves all replicas from a heap of their deadlines, so an idle partition costs nothing. A heap entry may be
-stale. The timer checks each entry when it is due; removing the entry at every produce would cost more.
+One timer serves all replicas with a heap of their deadlines, so an idle partition costs nothing. A heap entry may be
+out of date. The timer checks an entry when it is due, which costs less than to remove it at every produce.
 """
 
 from __future__ import annotations
@@ -33,9 +33,9 @@ class Partitions:
         self.directory = directory
         self._hosted: dict[tuple[str, int], Partition] = {}
         self.maintenance_index = MaintenanceIndex(directory, self._hosted.get)
-        #: The partitions that this broker leads, by the last role change of each replica.
+        #: The partitions that this broker leads, as of the last role change of each replica.
         self._led: set[Partition] = set()
-        #: The running CRCs of verified batches of all logs; later projections use them.
+        #: The running CRCs of verified batches of all logs, which later projections use.
         self.crc_cache = CrcCache()
         self._timers: list[tuple[int, int, Partition]] = []
         self._timer_order = itertools.count()
@@ -53,11 +53,11 @@ class Partitions:
         return self._hosted.get(tp)
 
     def require(self, tp: tuple[str, int], topic_id: str = "") -> Partition:
-        """Return the hosted replica of ``tp`` (as in ``get``); an empty ``topic_id`` is not checked.
+        """Return the hosted replica of ``tp``, and check its topic id unless ``topic_id`` is empty.
 
         Raises:
-            BrokerError: UNKNOWN_TOPIC_OR_PARTITION, NOT_LEADER_OR_FOLLOWER if other brokers host it,
-                INCONSISTENT_TOPIC_ID, or KAFKA_STORAGE_ERROR if its log directory is offline.
+            BrokerError: UNKNOWN_TOPIC_OR_PARTITION, NOT_LEADER_OR_FOLLOWER if only other brokers host the partition,
+                INCONSISTENT_TOPIC_ID, or KAFKA_STORAGE_ERROR if the log directory is offline.
         """
         partition = self._hosted.get(tp)
         if partition is None:
@@ -96,7 +96,7 @@ class Partitions:
         self.maintenance_index.drop(partition)
 
     def follower_lost(self, replica_id: int) -> None:
-        """Notify every partition led here that the follower's connection has closed."""
+        """Notify every partition that this broker leads that the follower's connection was closed."""
         for partition in self.leading():
             partition.step(FollowerConnectionLost(replica_id))
 
@@ -126,10 +126,10 @@ class Partitions:
         return any(member != own and member in live for member in replica.isr)
 
     def counted_on(self, partition: Partition) -> bool:
-        """Return whether the partition's live leader has this broker in the ISR, by the controller's last update.
+        """Return whether the partition has a live leader and this broker is in its ISR, by the cached metadata.
 
-        The replica's own ISR does not serve here: a replica with a broken disk follows no decision, so its ISR is
-        stale.
+        The ISR that the replica itself knows is not used: a replica with a broken disk applies no decisions, so its ISR
+        may be out of date.
         """
         told = self._context.cache.partition(partition.tp)
         if told is None or told.state.leader not in self._context.cache.incarnations:
@@ -138,13 +138,13 @@ class Partitions:
 
     @property
     def in_sync(self) -> int:
-        """Return the number of partitions with this broker in the ISR, by the controller's last update."""
+        """Return the number of hosted partitions whose ISR, as the replica knows it, contains this broker."""
         own = self._context.broker_id
         return sum(own in partition.replica.isr for partition in self._hosted.values())
 
     @property
     def lagging(self) -> int:
-        """Return the number of led partitions whose in-sync followers lack a part of the log."""
+        """Return the number of partitions that this broker leads whose high watermark is below the log end."""
         return sum(
             partition.replica.is_leader and partition.replica.high_watermark < partition.log.log_end_offset
             for partition in self._hosted.values()
@@ -163,7 +163,7 @@ class Partitions:
     def deadline_moved(self, partition: Partition) -> None:
         """Set the timer for the partition's deadline.
 
-        It runs after every step, so it is cheap if the deadline is no earlier.
+        This may be called after every step, so it is cheap if the deadline is not earlier than before.
         """
         deadline_ms = partition.replica.deadline_ms
         if deadline_ms >= partition.timer_ms:
@@ -199,7 +199,7 @@ class Partitions:
         self._arm_for_next(now_ms)
 
     def _arm_for_next(self, now_ms: int) -> None:
-        """Set the timer for the first deadline, because a step may have set it for a later one."""
+        """Set the timer for the first deadline in the heap, because a step may have set it for a later one."""
         if self._timers and (self._timer is None or self._timers[0][0] < self._timer_at_ms):
             self._arm(max(self._timers[0][0], now_ms + 1))
 

@@ -1,7 +1,8 @@
-"""The replicas that this broker hosts: their creation, their settings, and their removal.
+"""The creation, settings and removal of the replicas that this broker hosts.
 
-A replica begins with the log of its topic id, or with an empty one. The data of a removed replica is deleted only if an
-update names its topic as deleted, or assigns the replica to other brokers; otherwise it is set aside.
+A new replica uses the existing log of its topic id, or an empty log. The data of a removed replica is deleted only if
+an update of the controller says that the topic is deleted, or assigns the partition to other brokers. Otherwise the
+data is set aside.
 """
 
 from __future__ import annotations
@@ -47,9 +48,10 @@ class ReplicaHosting:
         self._log_failed = log_failed
 
     def host(self, tp: TopicPartition, topic: CachedTopic) -> Partition:
-        """Return the replica of ``tp``; create it if needed, with the set-aside log of this topic id or an empty log.
+        """Return the replica of ``tp``; create it if needed, with the log of this topic id or an empty log.
 
-        A log of another topic id is set aside, because no update has named that topic as deleted.
+        The log may also be a set-aside one. A log of another topic id is set aside, because no update has said that its
+        topic is deleted.
 
         Raises:
             StorageError: the log cannot be created.
@@ -67,7 +69,7 @@ class ReplicaHosting:
         return partition
 
     def _create(self, tp: TopicPartition, topic: CachedTopic) -> Partition:
-        rules = _append_rules(topic)  # first: a topic that cannot be appended to needs no directory
+        rules = _append_rules(topic)  # first, because this may raise, and then no directory is needed
         log = self._directory.get(tp)
         if log is not None and log.topic_id != topic.change.topic_id:
             self._remove_log(tp, keep=f"the topic has id {topic.change.topic_id} now")
@@ -91,7 +93,7 @@ class ReplicaHosting:
         return partition
 
     def apply_topic_config(self, partition: Partition, topic: CachedTopic) -> bool:
-        """Apply the topic's schemas and settings to a replica, unless it has those of this very object.
+        """Apply the topic's schemas and settings to a replica, unless this ``CachedTopic`` was already applied.
 
         Returns whether the settings have changed.
         """
@@ -101,7 +103,7 @@ class ReplicaHosting:
         changed = partition.log.config != topic.config
         partition.log.config = topic.config
         self._partitions.maintenance_index.mark_changed(partition)
-        if partition.log.durability.awaits_flush:  # records that needed no fsync when they came
+        if partition.log.durability.awaits_flush:  # records that needed no flush when they were appended
             self._directory.flush_later(partition.tp)
         partition.replica.settings = _replica_settings(topic)
         partition.rules = _append_rules(topic)
@@ -109,14 +111,14 @@ class ReplicaHosting:
         return changed
 
     def drop(self, partition: Partition, *, keep: str = "") -> None:
-        """Remove the replica. Its data is set aside if ``keep`` gives a reason, and deleted otherwise."""
+        """Remove the replica. Set its data aside if ``keep`` gives a reason for that, and delete the data otherwise."""
         _log.info("%s: dropped the replica of topic id %s", partition.tp, partition.topic_id)
         partition.stop()
         self._partitions.remove(partition)
         self._remove_log(partition.tp, keep=keep)
 
     def drop_log(self, tp: TopicPartition, *, keep: str = "") -> None:
-        """Remove a log found at the start that belongs to no replica of this broker; ``keep`` is as in ``drop``."""
+        """Remove a log that was found at the start and belongs to no hosted replica; ``keep`` is as in ``drop``."""
         if not keep:
             _log.warning("%s: deleted the data of a deleted topic", tp)
         self._remove_log(tp, keep=keep)

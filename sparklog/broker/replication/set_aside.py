@@ -1,9 +1,9 @@
-"""Set-aside logs, which this broker keeps without serving them: their deletion, and requests about them.
+"""The list and the deletion of set-aside logs, which this broker keeps without serving them.
 
-The broker deletes a set-aside log without an operator in two cases. First: ZooKeeper names its topic id as deleted; the
-broker checks this whenever a log is set aside and at each retention check. Second: the log is older than
-``log.set.aside.retention.ms``, and the partition's leader confirms that its own log has all of it. In every other case
-the log may be the last copy, and an operator decides.
+The broker deletes a set-aside log by itself in two cases. First: ZooKeeper lists the topic id as deleted. Second: the
+log was set aside longer than ``log.set.aside.retention.ms`` ago, and the partition's leader confirms that its own log
+has all of the records. The broker checks this whenever a log is set aside, and at the interval of retention checks. In
+every other case the log may be the last copy, and an operator decides.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ class SetAsideLogs:
         self._peers.close()
 
     async def listed(self, *, details: bool) -> tuple[list[SetAsideLog], bytes]:
-        """Return the set-aside logs and, with ``details``, this broker's notes on their topics."""
+        """Return the set-aside logs and, with ``details``, this broker's notes on their topics as JSON."""
         return await asyncio.get_running_loop().run_in_executor(None, self._listed, details)
 
     def _listed(self, details: bool) -> tuple[list[SetAsideLog], bytes]:
@@ -108,7 +108,7 @@ class SetAsideLogs:
         return await self._peers.ask(broker_id, request, timeout_s=_ANSWER_TIMEOUT_S, still=lambda: True)
 
     def remove(self, name: str) -> None:
-        """Delete one set-aside log permanently. A missing one is no error. Raises OSError."""
+        """Delete one set-aside log permanently. A missing log is not an error. Raises OSError."""
         with suppress(FileNotFoundError):
             self._directory.remove_set_aside(name)
             _log.warning("deleting set-aside log %s on an operator's request", name)
@@ -146,7 +146,7 @@ class SetAsideLogs:
         return await asyncio.get_running_loop().run_in_executor(None, self._directory.kept_aside.entries)
 
     async def _deleted(self, topic_ids: set[str]) -> set[str]:
-        """Return those of the topics that ZooKeeper names as deleted; none while ZooKeeper does not respond."""
+        """Return those of the topics that ZooKeeper lists as deleted; none while ZooKeeper does not respond."""
         if not topic_ids:
             return set()
         try:
@@ -160,9 +160,9 @@ class SetAsideLogs:
         return 0 <= keep_ms <= time.time_ns() // 1_000_000 - entry.mark.since_ms
 
     async def _is_elsewhere(self, entry: SetAsideEntry) -> bool:
-        """Return whether the partition's leader has every record of this log, in the same history and committed.
+        """Return whether the partition's leader has every record of this log, and the records are committed.
 
-        The result is also true if the leader's retention has deleted all of them.
+        The result is also true if retention has deleted all of these records at the leader.
         """
         mark = entry.mark
         if not mark.intact and mark.last_epoch < 0:  # the content of the log is unknown

@@ -1,10 +1,12 @@
-"""The rate at which a broker copies partitions that a reassignment moves to it.
+"""A limit for the rate at which a broker copies partitions that a reassignment moves to it.
 
-The limit leaves bandwidth to others. ``TokenBucket`` is the rate, a pure object. ``CopyThrottle`` holds partitions back
-while there are no tokens. They leave the fetch sessions and return one by one, so other partitions of the same sessions
-do not wait. The limit applies only to replicas that a reassignment adds and that are not in sync yet: if a member of
-the ISR were held back, producers would wait. A replica that has reached the high watermark may already be in the ISR,
-because its leader adds it and only the controller reports it. Such a replica is not held back either (``fetcher.py``).
+The limit leaves bandwidth for other work. ``TokenBucket`` is a pure object that measures the rate. ``CopyThrottle``
+delays partitions while the bucket is empty. Delayed partitions are removed from the fetch sessions and return one by
+one, so other partitions of the same sessions do not wait.
+
+The limit applies only to replicas that a reassignment adds and that are not in sync yet, because producers wait for
+members of the ISR. A replica that has reached the high watermark may already be in the ISR: its leader adds it, and
+this broker learns of that later, from the controller. So ``fetcher.py`` does not delay such a replica either.
 """
 
 from __future__ import annotations
@@ -17,12 +19,13 @@ from sparklog.broker.context import BrokerContext
 from sparklog.model import TopicPartition
 from sparklog.protocol.messages import PartitionDecision
 
-#: The share of a second's bytes that one request for a limited partition asks for, and the least number of bytes.
+#: One request for a limited partition asks for a tenth of the bytes of one second, but for at least ``_LEAST_BYTES``.
 _SHARE = 10
 _LEAST_BYTES = 16 * 1024
-#: The unused time that may be made up for: a short delay of an event loop or a leader costs no bytes.
+#: The bucket holds the bytes of this time, so that a short delay of the event loop or of a leader does not lower the
+#: rate.
 _BURST_S = 0.5
-#: The longest time between two checks of a pause: the limit may have been removed since.
+#: The longest wait of a delayed partition until the next check, because the limit may be removed meanwhile.
 _LONGEST_PAUSE_S = 1.0
 
 
@@ -33,10 +36,10 @@ def limit_of(move: PartitionDecision, broker_id: int) -> int:
 
 
 class TokenBucket:
-    """Bytes per second, on average from the first byte on.
+    """A token bucket for a rate in bytes per second.
 
-    Bytes count after they have arrived, so the balance may be negative; no request may follow before it is at least 0.
-    Times are seconds of any monotonic clock.
+    Bytes are counted after they have arrived, so the balance may be negative. The next request must wait until the
+    balance is at least 0. Times are in seconds of any monotonic clock.
     """
 
     def __init__(self, rate: int, now_s: float, *, burst_s: float = _BURST_S) -> None:
@@ -73,7 +76,7 @@ class TokenBucket:
 
 
 class CopyThrottle:
-    """The one throttle of all fetchers of a broker, as the limit is per broker.
+    """The throttle that all fetchers of a broker share, because the limit is per broker.
 
     Owner: the event loop; ``close`` ends it.
 
@@ -86,7 +89,7 @@ class CopyThrottle:
         self._limits: dict[TopicPartition, int] = {}
         self._moves_seen = -1
         self._held: deque[tuple[TopicPartition, Callable[[], None]]] = deque()
-        #: Partitions that were resumed and whose bytes have not arrived.
+        #: The number of partitions that were resumed and whose bytes have not arrived yet.
         self._awaited = 0
         self._timer: asyncio.TimerHandle | None = None
         self._closed = False
@@ -97,14 +100,17 @@ class CopyThrottle:
         self._disarm()
 
     def limit(self, tp: TopicPartition) -> int:
-        """Return the bytes per second that this and all other limited partitions share; 0 means no limit."""
+        """Return the limit in bytes per second that this and all other limited partitions share; 0 means no limit."""
         self._refresh_limits()
         if self._bucket is None or tp not in self._limits:
             return 0
         return self._bucket.rate
 
     def max_bytes(self, limit: int, otherwise: int) -> int:
-        """Return the bytes that one request asks for in a partition with this limit; ``otherwise`` if it has none."""
+        """Return the most bytes that one request asks for in a partition with this limit.
+
+        The result is ``otherwise`` if ``limit`` is 0.
+        """
         return min(max(limit // _SHARE, _LEAST_BYTES), otherwise) if limit else otherwise
 
     def received(self, count: int) -> None:
@@ -113,20 +119,21 @@ class CopyThrottle:
             self._bucket.consume(count, self._now_s())
         self._awaited = max(self._awaited - 1, 0)
         if self._held and not self._closed:
-            # The size of the last response is known now; it may be smaller than the allowance.
+            # The size of the last response is known now. It may be smaller than requested, so the next partition may
+            # continue earlier.
             self._disarm()
             self._arm(0.0)
 
     @property
     def exhausted(self) -> bool:
-        """Return whether a limited partition must be held.
+        """Return whether a limited partition must wait.
 
-        While others are held it must, because it queues after them.
+        It must also wait while other partitions wait, because they come first.
         """
         return bool(self._held) or (self._bucket is not None and self._bucket.wait_s(self._now_s()) > 0)
 
     def hold(self, tp: TopicPartition, resume: Callable[[], None]) -> None:
-        """Call ``resume`` when it is this partition's turn, or when it is no longer limited."""
+        """Call ``resume`` when this partition may continue, or when it is no longer limited."""
         self._held.append((tp, resume))
         if self._timer is None:
             self._arm(0.0)
@@ -146,17 +153,19 @@ class CopyThrottle:
         bucket, least_s = self._bucket, 0.0
         if bucket is not None and self._held and bucket.wait_s(self._now_s()) <= 0:
             share = self.max_bytes(bucket.rate, bucket.rate)
-            # More than one partition if time was lost; fewer by those whose bytes have not arrived.
+            # Resume more than one partition if time was lost. Subtract those that were resumed and whose bytes have not
+            # arrived.
             for _ in range(min(len(self._held), max(1, int(bucket.spare(self._now_s()) / share) - self._awaited))):
                 self._awaited += 1
                 self._held.popleft()[1]()
-            # The size of their responses is unknown so far: the next partition waits for as long as they should take.
+            # The size of their responses is not known yet, so the next partition waits for the time that their bytes
+            # should take.
             least_s = share / bucket.rate
         if self._held:
             self._arm(least_s)
 
     def _release(self) -> None:
-        """Resume partitions without a limit: one that is in sync now would make producers wait."""
+        """Resume waiting partitions that no longer have a limit. If one is in the ISR now, producers wait for it."""
         self._refresh_limits()
         held, self._held = self._held, deque()
         for tp, resume in held:
@@ -166,7 +175,7 @@ class CopyThrottle:
                 resume()
 
     def metadata_changed(self) -> None:
-        """Apply an update of the controller: the limit of a held partition may have changed."""
+        """Handle an update of the controller: the limit of a waiting partition may have changed."""
         if self._held and not self._closed and self._moves_seen != self._context.cache.moves_seen:
             self._release()
             self._disarm()
@@ -174,7 +183,7 @@ class CopyThrottle:
                 self._arm(0.0)
 
     def _refresh_limits(self) -> None:
-        """Apply changed limits."""
+        """Read the limits again if the reassignments in the metadata have changed."""
         cache = self._context.cache
         if self._moves_seen == cache.moves_seen:
             return

@@ -1,7 +1,7 @@
-"""The file ``topics`` of the log directory: the controller's last updates on the topics that this broker hosts.
+"""The file ``topics`` of the log directory: name, schemas, settings and replicas of each topic that this broker hosts.
 
-The file serves only after a loss of ZooKeeper, and for set-aside logs; a running cluster reads nothing from it. So the
-broker writes it some seconds late, in a thread, and only if its content has changed.
+The content comes from the controller's updates. The file is needed only to rebuild a lost ZooKeeper, and for set-aside
+logs. So the broker writes it with some delay, in a thread, and only if its content has changed.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _log = logging.getLogger(__name__)
 
 
 class TopicNotes:
-    """The notes on topics.
+    """The notes on topics, in memory and on disk.
 
     Owner: the broker's event loop, from ``start``; ``write`` may run in any thread, one at a time.
     """
@@ -32,7 +32,8 @@ class TopicNotes:
         self._partitions = partitions
         self._directory = directory = partitions.directory
         self._noted = directory.topic_notes()
-        #: Topics that updates have named since the last notes, and whether a topic may be deleted.
+        #: The topics that updates have named since the last ``collect``, and whether a topic may have been deleted
+        #: since.
         self._named: set[str] = set()
         self._may_be_gone = False
 
@@ -40,7 +41,7 @@ class TopicNotes:
         self._context.spawn(self._repeat(), "topic notes")
 
     def on_update(self, update: ControlUpdate) -> None:
-        """Record the topics that an applied update names."""
+        """Remember the topics that an applied update names."""
         self._may_be_gone |= update.full or bool(update.deleted)
         self._named.update(change.name for change in update.topics)
         self._named.update(decision.topic for decision in update.partitions)
@@ -52,7 +53,7 @@ class TopicNotes:
                 await asyncio.to_thread(self.write)
 
     def collect(self) -> bool:
-        """Make notes on the topics that updates have named; return whether ``write`` has work."""
+        """Update the notes on the topics that updates have named. Return whether ``write`` has anything to write."""
         named, self._named = self._named, set()
         hosted = {partition.tp.topic for partition in self._partitions} & named if named else set()
         changed, self._may_be_gone = self._may_be_gone, False
@@ -80,18 +81,18 @@ class TopicNotes:
         return changed
 
     def write(self) -> None:
-        """Write the notes on disk; leave out topics without any data here. Blocks for an fsync."""
+        """Write the notes to disk, without topics that have no data on this broker. Blocks for an fsync."""
         live = {log.topic_id for log in self._directory.logs()}
         hosted = {partition.topic_id for partition in self._partitions}
         kept = {entry.mark.topic_id for entry in self._directory.kept_aside.entries()}
         self._noted = {i: note for i, note in self._noted.items() if i in live or i in hosted or i in kept}
         try:
             self._directory.write_topic_notes(self._noted)
-        except OSError as error:  # a full disk: a rebuild would not know the newest settings
+        except OSError as error:  # a full disk: a rebuild of ZooKeeper would not know the newest settings
             _log.warning("could not record topics in the log directory: %s", error)
 
 
 def _replicas(partitions: Mapping[int, PartitionDecision]) -> tuple[tuple[int, ...], ...]:
-    """Return the replicas of each partition; those of an unknown partition are empty."""
+    """Return the replicas of each partition, by its number; an empty tuple for an unknown partition."""
     count = max(partitions, default=-1) + 1
     return tuple(partitions[number].replicas if number in partitions else () for number in range(count))

@@ -1,1 +1,1 @@
-"""Client and follower requests: one module for each kind, and the dispatcher that finds it."""
+"""The handlers of client and follower requests, and the dispatch of requests to them."""

@@ -1,12 +1,11 @@
-"""Checks of the sender, for requests of brokers and of the controller.
+"""Checks that a request of a broker or of the controller really comes from it.
 
-A connection that has proved its identity (``protocol.proof``) may send requests of the broker or the controller that it
-has proved to be, and of no other. Brokers of release 0.1.0 cannot prove their identity. While the controller's table of
-brokers has such brokers, this broker accepts their requests without a proof. It accepts a follower's fetch only under
-the id of such a broker, and no incarnation or epoch beyond those of the controller's updates. This ends permanently
-once every broker proves its identity. Control updates always need a proof.
+The sender proves on its connection that it is a certain broker or the controller (``protocol.proof``). Then the
+connection may send requests of this sender, and of no other. Brokers of release 0.1.0 cannot prove their identity.
+While the controller's list of brokers contains such brokers, this broker accepts requests of brokers without a proof. A
+follower's fetch without a proof must have the id of such a broker. Control updates always need a proof.
 
-A broker that an operator started without a secret accepts every request, and logs that.
+A broker that an operator started without a secret accepts every request, and logs a warning at its start.
 """
 
 from __future__ import annotations
@@ -21,7 +20,7 @@ from sparklog.protocol.senders import SenderKind
 
 
 class Access:
-    """The checks of one broker's connections. Owner: the broker's event loop."""
+    """The checks of the senders on one broker's connections. Owner: the broker's event loop."""
 
     def __init__(self, keys: KeyRing, cache: MetadataCache, counters: Counter[str]) -> None:
         self._keys = keys
@@ -29,7 +28,7 @@ class Access:
         self._counters = counters
 
     def require(self, connection: ServerConnection, sender: SenderKind, what: str) -> None:
-        """Check that ``connection`` may send a request of ``sender``, named ``what`` in the error.
+        """Check that ``connection`` may send a request of this kind of sender; ``what`` names the request in the error.
 
         Raises:
             BrokerError: CLUSTER_AUTHORIZATION_FAILED.
@@ -42,7 +41,7 @@ class Access:
         raise self._refusal(connection, sender, what)
 
     def require_controller(self, connection: ServerConnection, controller_epoch: int) -> None:
-        """Check that ``connection`` speaks for the controller of that epoch. Raises as ``require``."""
+        """Check that ``connection`` belongs to the controller with this epoch. Raises what ``require`` raises."""
         if not self._keys:
             return
         self.require(connection, SenderKind.CONTROLLER, "a control update")
@@ -55,7 +54,7 @@ class Access:
             )
 
     def require_follower(self, connection: ServerConnection, broker_id: int) -> None:
-        """Check that ``connection`` may fetch as the follower ``broker_id``. Raises as ``require``."""
+        """Check that ``connection`` may fetch as the follower ``broker_id``. Raises what ``require`` raises."""
         if self.proves_broker(connection, broker_id):
             return
         if broker_id in self._cache.unproven and connection.identity is None:
@@ -64,9 +63,9 @@ class Access:
         raise self._refusal(connection, SenderKind.BROKER, f"a fetch of follower {broker_id}")
 
     def proves_broker(self, connection: ServerConnection, broker_id: int | None = None) -> bool:
-        """Return whether ``connection`` has proved to be of this broker, or of any.
+        """Return whether ``connection`` has proved that it belongs to broker ``broker_id``; None means any broker.
 
-        A broker without a secret requires no proof and trusts each connection.
+        Without a cluster secret every connection counts as proved.
         """
         if not self._keys:
             return True

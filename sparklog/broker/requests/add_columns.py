@@ -1,7 +1,7 @@
 """AddColumns requests: more nullable columns for an existing topic.
 
 The topic's record gets one more schema: the old columns, then the new ones. Producers must use the new schema from then
-on. Older rows read as null in the new columns; stored data does not change.
+on. Older records have null in the new columns when they are read; stored data does not change.
 """
 
 from __future__ import annotations
@@ -57,11 +57,13 @@ class AddColumnsRequests:
 
 
 def with_columns(record: TopicRecord, columns: pa.Schema) -> TopicRecord:
-    """Return ``record`` with those of ``columns`` that it lacks; ``record`` itself if it lacks none, as in a retry.
+    """Return ``record`` with those of ``columns`` that it does not have yet.
+
+    If it has all of them, as in a retry, ``record`` itself is returned.
 
     Raises:
-        BrokerError: SCHEMA_MISMATCH if the topic has a column of that name with another type, or a new column is not
-            nullable. INVALID_REQUEST if the topic has Kafka's columns, by which readers recognize a default topic.
+        BrokerError: SCHEMA_MISMATCH if the topic has a column of the same name with another type, or a new column is
+            not nullable. INVALID_REQUEST for a default topic, because readers recognise it by its columns.
     """
     old = parse_schema(record.latest_schema.message)
     if old.equals(DEFAULT_SCHEMA):

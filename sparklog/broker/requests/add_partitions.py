@@ -44,7 +44,7 @@ class CreatePartitionsRequests:
         reply_later(self._context, connection, request, self._create_partitions(request))
 
     async def _create_partitions(self, request: CreatePartitions) -> Reply:
-        # With more partitions each key would belong to another coordinator than the one with its state.
+        # With more partitions, a key might belong to another coordinator than the one that has its state.
         refuse_internal(request.topic, "not extended")
         placed: Placement | None = None
         carried = load(self._context.cache)
@@ -53,7 +53,7 @@ class CreatePartitionsRequests:
             nonlocal placed
             before = len(record.assignment)
             if placed is not None and record.assignment[before - len(placed.assignment) :] == placed.assignment:
-                return record  # an earlier attempt wrote it, and its response was lost
+                return record  # an earlier attempt wrote the partitions, and its response was lost
             placed = _placement(self._context.cache.brokers, request, record, carried)
             return msgspec.structs.replace(record, assignment=record.assignment + placed.assignment)
 
@@ -75,7 +75,7 @@ class CreatePartitionsRequests:
 def _placement(
     brokers: Sequence[BrokerEndpoint], request: CreatePartitions, record: TopicRecord, carried: Load
 ) -> Placement:
-    """Return replicas for the partitions that ``record`` lacks.
+    """Return replicas for the partitions that the request adds to ``record``.
 
     Raises:
         BrokerError: INVALID_PARTITIONS, INVALID_REPLICA_ASSIGNMENT, INVALID_REPLICATION_FACTOR.

@@ -1,8 +1,8 @@
 """CreateTopic, DeleteTopic and InitProducerId requests.
 
-Any broker accepts them, checks them and writes them to ZooKeeper; the controller carries them out. A handler that waits
-for ZooKeeper and for the controller's update runs as a task. It responds when the update shows the result or its time
-is up.
+Any broker accepts such a request, checks it and writes it to ZooKeeper; the controller carries it out. A handler that
+waits for ZooKeeper or for the controller's update runs as a task. It responds when the update shows the result, or when
+the request's timeout is over.
 """
 
 from __future__ import annotations
@@ -50,8 +50,8 @@ class TopicRequests:
         reply_later(self._context, connection, request, self._create_topic(request))
 
     async def _create_topic(self, request: CreateTopic) -> Reply:
-        # A broker that has just started knows no live broker, not even itself, until its first update from the
-        # controller.
+        # Before its first update from the controller, a broker that has just started knows no live broker, not even
+        # itself.
         if not await wait_for_metadata(self._context, lambda: bool(self._context.cache.brokers), request.timeout_ms):
             raise BrokerError(
                 ErrorCode.BROKER_NOT_AVAILABLE,
@@ -72,7 +72,7 @@ class TopicRequests:
         return CreateTopicReply(request.cid, record.topic_id, placement.warning)
 
     def _checked_topic(self, request: CreateTopic) -> TopicRecord:
-        """Return the topic's record, without its replicas."""
+        """Check the request, and return the topic's record without replicas."""
         bad_name = check_topic_name(request.name)
         if bad_name:
             raise BrokerError(ErrorCode.INVALID_TOPIC_EXCEPTION, bad_name)
@@ -101,7 +101,7 @@ class TopicRequests:
         if factor == -1:
             factor = self._context.config.default_replication_factor
         found = partial(place, live, partitions=partitions, replication_factor=factor, load=load(self._context.cache))
-        # Over a hundred brokers 10,000 partitions take half a second.
+        # The placement of 10,000 partitions on a hundred brokers takes half a second.
         return (
             found() if partitions <= FEW_PARTITIONS else await asyncio.get_running_loop().run_in_executor(None, found)
         )
@@ -146,7 +146,7 @@ def _checked_schema(request: CreateTopic) -> tuple[bytes, tuple[str, ...], str |
             raise BrokerError(ErrorCode.INVALID_REQUEST, "key columns and an event-time column require a schema")
         return schema_message(DEFAULT_SCHEMA), ("key",), "timestamp"
     schema = parse_schema(request.schema)
-    schema_message(schema)  # refuses types that no topic may have
+    schema_message(schema)  # raises an error for types that no topic may have
     names = schema.names
     check_case((), names)
     known = frozenset(names)

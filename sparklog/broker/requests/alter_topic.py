@@ -1,6 +1,6 @@
 """AlterTopic requests: changes of an existing topic's settings.
 
-All settings are checked together, and apply on all brokers without a restart.
+All settings of a request are checked together. They take effect on all brokers without a restart.
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ def _is_restoring(config: Mapping[str, str]) -> bool:
 
 
 def check_config(settings: BrokerConfig, name: str, config: Mapping[str, str], key_columns: Sequence[str]) -> None:
-    """Raise BrokerError INVALID_CONFIG if a setting is unknown or out of range, or the topic cannot have it."""
+    """Raise BrokerError INVALID_CONFIG if a setting is unknown, out of range or not possible for this topic."""
     try:
         effective = topic_config(config, settings.topic_defaults)
     except ConfigError as error:

@@ -1,8 +1,8 @@
-"""The check of several batches of one request for one partition, or of one very large batch.
+"""The checks of the batches of one partition in one request, if they take long.
 
-Each batch may have ``max.message.bytes`` after decompression, however few bytes were sent. The check of one batch is
-short, the check of a thousand is not. So this module checks batches before their append, between turns of the event
-loop. It checks a batch that alone takes long in a thread. The append then uses the results.
+Each batch may have ``max.message.bytes`` after decompression, even if few bytes were sent. The check of one batch is
+short, but the check of a thousand batches is not. So this module checks batches before their append, and the event loop
+does other work in between. A very large batch is checked in a thread. The append then uses the results.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from sparklog.record.header import BatchHeader, Flag
 from sparklog.record.message import counted_bytes, read_batch_message
 
 MIB = 1024 * 1024
-#: The most batches of one partition in one request. Producers send one.
+#: The most batches of one partition in one request. Producers send only one.
 MAX_BATCHES = 1000
 #: The most bytes that the batches of one partition in one request may have together after decompression.
 MAX_BYTES = 4096 * MIB
@@ -27,7 +27,7 @@ MAX_BYTES = 4096 * MIB
 LOOP_BYTES = 32 * MIB
 
 _COMPRESSED = int(Flag.LZ4 | Flag.ZSTD)
-#: One thread: only one batch at a time is decompressed in memory.
+#: One thread, so that only one large batch at a time is decompressed in memory.
 _thread = ThreadPoolExecutor(1, "batch checks")
 
 Checking = Generator["asyncio.Future[Any] | None", None, CheckedBatches]
@@ -40,22 +40,22 @@ class _Batch(NamedTuple):
 
 
 def is_short(batch_count: int, rules: AppendRules) -> bool:
-    """Return whether the check of these batches fits into a turn of the event loop, whatever their content."""
+    """Return whether the check of these batches is short enough to run on the event loop, whatever they contain."""
     return batch_count == 1 and rules.max_message_bytes <= LOOP_BYTES
 
 
 def check_count(batch_count: int) -> None:
-    """Raise BrokerError INVALID_REQUEST if there are more batches of one partition than a request may have."""
+    """Raise BrokerError INVALID_REQUEST if a request has too many batches of one partition."""
     if batch_count > MAX_BATCHES:
         detail = f"{batch_count} batches of one partition found in one request, at most {MAX_BATCHES} expected"
         raise BrokerError(ErrorCode.INVALID_REQUEST, detail)
 
 
 def check_batches(partition: Partition, batches: Batches, slices: Slices, *, placed: bool = False) -> Checking:
-    """Check all batches by the partition's present rules. Yields as ``Slices`` requires it.
+    """Check all batches by the partition's present rules. Run the generator with ``Slices``.
 
     Raises:
-        BrokerError: MESSAGE_TOO_LARGE if they have more than ``MAX_BYTES`` together.
+        BrokerError: MESSAGE_TOO_LARGE if all batches together have more than ``MAX_BYTES``.
     """
     rules, refusals, unpacked = partition.rules, dict[int, BrokerError](), 0
     for number, (header, body) in enumerate(batches):
@@ -64,7 +64,7 @@ def check_batches(partition: Partition, batches: Batches, slices: Slices, *, pla
         try:
             size = _unpacked_bytes(header, body)
             unpacked += min(size, rules.max_message_bytes)
-            if size <= LOOP_BYTES or size > rules.max_message_bytes:  # the check refuses it by its size
+            if size <= LOOP_BYTES or size > rules.max_message_bytes:  # the check refuses an oversized batch
                 check_batch(partition.tp, rules, header, body, placed=placed)
             else:
                 work = (partition.tp, rules, _Batch(header, body, placed))
@@ -84,7 +84,7 @@ def _check_in_thread(tp: Any, rules: AppendRules, batch: _Batch) -> None:
 
 
 def _unpacked_bytes(header: BatchHeader, body: memoryview) -> int:
-    """Return the size after decompression. Raise BrokerError CORRUPT_MESSAGE."""
+    """Return the size of the batch after decompression. Raise BrokerError CORRUPT_MESSAGE."""
     if not header.flags & _COMPRESSED:
         return len(body)
     message = body[: header.length]

@@ -1,4 +1,4 @@
-"""Delayed responses, for requests that wait for ZooKeeper or for the controller's update about their result."""
+"""Delayed responses to requests that wait for ZooKeeper, or for an update of the controller that shows their result."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _MAX_TIMEOUT_MS = 600_000
 def reply_later(
     context: BrokerContext, connection: ServerConnection, request: Request, work: Coroutine[Any, Any, Reply]
 ) -> None:
-    """Respond with the result of ``work``, or with the error that it raises."""
+    """Run ``work`` as a task, and respond with its result or with the error that it raises."""
 
     async def answer() -> None:
         try:
@@ -38,12 +38,12 @@ def reply_later(
 
 
 def limit_s(timeout_ms: int) -> float:
-    """Return the seconds that a request with this time-out waits; 0 and below stand for the default."""
+    """Return how many seconds a request with this timeout waits at most; 0 or less means the default."""
     return (min(timeout_ms, _MAX_TIMEOUT_MS) if timeout_ms > 0 else _DEFAULT_TIMEOUT_MS) / 1000
 
 
 async def wait_for_metadata(context: BrokerContext, condition: Callable[[], bool], timeout_ms: int) -> bool:
-    """Return whether the cluster's metadata made the condition true in time."""
+    """Wait until ``condition`` is true, and check it after each metadata update. Return whether it is true in time."""
     loop = asyncio.get_running_loop()
     end = loop.time() + limit_s(timeout_ms)
     while not condition():
@@ -55,7 +55,10 @@ async def wait_for_metadata(context: BrokerContext, condition: Callable[[], bool
 
 
 async def wait_for_leaders(context: BrokerContext, record: TopicRecord, timeout_ms: int) -> bool:
-    """Return whether all partitions of a topic had a leader in time, at least as many as in ``record``."""
+    """Wait until all partitions of a topic have leaders. Return whether they have leaders in time.
+
+    The topic must have at least as many partitions as ``record``.
+    """
 
     def led() -> bool:
         topic = context.cache.topic(record.name)

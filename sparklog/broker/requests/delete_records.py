@@ -1,8 +1,8 @@
-"""DeleteRecords requests: a client names the offset at which the log begins. Source: Kafka, DeleteRecords.
+"""DeleteRecords requests: the leader moves a partition's log start offset to an offset that a client chooses.
 
-The leader deletes; its followers do the same after their next fetch. The new log start is durable before the response.
-A topic that is only compacted refuses the request, because its oldest record may be the only one of its key. A topic in
-restore accepts it, because it has no records below the log start.
+Followers do the same after their next fetch. The new log start is durable before the response. A topic whose cleanup
+policy is only ``compact`` refuses the request, because its oldest record may be the only one of its key. A topic that
+is being restored accepts the request: a restore uses it to set the log start. Source: Kafka, DeleteRecords.
 """
 
 from __future__ import annotations

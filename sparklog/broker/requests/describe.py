@@ -29,8 +29,9 @@ class DescribeBrokerRequests:
         answer_in_slices(self._slices, connection, request, self._describe_broker(connection, request.cid))
 
     def _describe_broker(self, connection: ServerConnection, cid: int) -> Generator[None, None, Reply]:
-        # Read before the first replica: a controller elects a leader by these log ends if they are of the incarnation
-        # that it knows. An incarnation that registers between two parts may shorten logs that are described already.
+        # The incarnation is read before the first replica. A controller elects a leader by these log ends if they are
+        # of the incarnation that it knows. If this broker registers again between two parts of the work, a log that is
+        # already described may become shorter.
         incarnation = self._context.incarnation
         hosted, unclaimed = (
             sorted(self._partitions, key=lambda partition: partition.tp),
@@ -82,7 +83,10 @@ def _describe(partition: Partition) -> ReplicaDescription:
 
 
 def _describe_log(log: Log) -> ReplicaDescription:
-    """Return the description of a log on disk without a role so far: a controller may ask for its end."""
+    """Return the description of a log on disk whose replica has no role yet.
+
+    A controller may need the log end offset.
+    """
     return ReplicaDescription(
         log.tp.topic,
         log.tp.partition,

@@ -1,7 +1,7 @@
 """The dispatch of decoded requests to the functions that handle them.
 
-A handler is a plain function that responds itself, at once or later. A handler uses a task only if it waits for
-ZooKeeper. An exception in a handler becomes a typed response, and the connection stays open.
+A handler is a plain function that sends the response itself, at once or later. If a handler raises an exception, the
+client gets an error response, and the connection stays open.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ Handlers = Mapping[type, HandleRequest]
 
 
 def checked_handlers(access: Access, handlers: Handlers) -> Handlers:
-    """Return the handlers; those of requests that only brokers send check their sender first."""
+    """Return the handlers with a check of the sender added to those of requests that only brokers may send."""
 
     def of_brokers(handle: HandleRequest) -> HandleRequest:
         def checked(connection: ServerConnection, request: Any, body: memoryview) -> None:
@@ -39,9 +39,9 @@ def checked_handlers(access: Access, handlers: Handlers) -> Handlers:
 
 
 class ConnectionHandler:
-    """The handler of one client's connection. Owner: the server's connection.
+    """The handler of the requests on one connection. Owner: the server's connection.
 
-    ``on_lost`` is called with the connection when it has ended.
+    ``on_lost`` is called with the connection when the connection has ended.
     """
 
     def __init__(

@@ -1,6 +1,7 @@
-"""ElectLeaders requests: a node in ZooKeeper asks the controller, which deletes the node after the elections.
+"""ElectLeaders requests: the broker passes them to the controller through nodes in ZooKeeper.
 
-The handler then reads the results from ZooKeeper, because this broker's metadata may be older.
+The controller deletes a node after its elections. The broker then reads the results from ZooKeeper, because its own
+metadata may be older.
 """
 
 from __future__ import annotations
@@ -21,13 +22,13 @@ from sparklog.zk.codecs import ElectionRequest
 
 PREFERRED, UNCLEAN = "preferred", "unclean"
 
-#: The longest wait for the controller's update about the elections, so that this broker's next response has the new
-#: leader.
+#: The longest wait for the controller's update about the elections. After it, this broker's Metadata responses have the
+#: new leaders.
 _ECHO_TIMEOUT_MS = 1000
-#: How often the controller is asked, and the first pause, which doubles.
+#: The number of attempts, and the pause after the first attempt, which doubles each time.
 _ATTEMPTS, _FIRST_PAUSE_S = 6, 0.03
-#: The most partitions in one node, whatever the length of their topics' names: on a node of 1 MB ZooKeeper drops the
-#: connection, with all other requests of this broker.
+#: The most partitions in one node. Even with long topic names the node then stays below 1 MB. At 1 MB ZooKeeper would
+#: close the connection, with all other requests of this broker.
 _IN_ONE_NODE = 3000
 
 
@@ -62,7 +63,7 @@ class ElectionRequests:
     def _classify(
         self, request: ElectLeaders, asked: Sequence[TopicPartition]
     ) -> Generator[None, None, tuple[dict[TopicPartition, PartitionResult], list[PartitionDecision]]]:
-        """Return the results of partitions that need no election, and the other partitions."""
+        """Return the results of partitions that need no election, and the list of the others."""
         results: dict[TopicPartition, PartitionResult] = {}
         wanting: list[PartitionDecision] = []
         for tp in asked:
@@ -82,9 +83,10 @@ class ElectionRequests:
     async def _hold_elections(
         self, request: ElectLeaders, wanting: Sequence[PartitionDecision]
     ) -> dict[TopicPartition, PartitionResult]:
-        """Have the controller elect leaders, and retry for partitions that it could have elected and has not.
+        """Let the controller elect leaders, and retry for partitions whose wanted leader could be elected but was not.
 
-        A leader writes its ISR itself, and the controller learns of that a moment later.
+        The retries are needed because a leader writes its ISR itself, and the controller learns of the new ISR a moment
+        later.
         """
         results: dict[TopicPartition, PartitionResult] = {}
         pause_s = _FIRST_PAUSE_S
@@ -106,13 +108,13 @@ class ElectionRequests:
         return results
 
     async def _carried_out(self, request: ElectLeaders, wanting: Sequence[PartitionDecision]) -> None:
-        """Write all nodes, then wait until the controller has deleted them.
+        """Write the request nodes, then wait until the controller has deleted all of them.
 
-        All nodes exist before the first wait: an unclean election may wait for one broker's session, and elections of
-        other partitions must not wait with it.
+        All nodes are written before the wait. An unclean election may wait for the end of a broker's session, and
+        elections of other partitions must not wait for that too.
 
         Raises:
-            BrokerError: REQUEST_TIMED_OUT, with the number of partitions in the nodes that still exist.
+            BrokerError: REQUEST_TIMED_OUT, with the number of partitions whose nodes still exist.
         """
         registry = self._registry
         end = asyncio.get_running_loop().time() + limit_s(request.timeout_ms)
@@ -141,7 +143,10 @@ class ElectionRequests:
     async def _states(
         self, wanting: Sequence[PartitionDecision]
     ) -> dict[TopicPartition, tuple[PartitionDecision, VersionedState | None]]:
-        """Return ZooKeeper's state of these partitions, after this broker has the same state or a newer one."""
+        """Read the states of these partitions from ZooKeeper.
+
+        Wait for a while until this broker's metadata is as new as these states.
+        """
         tps = [TopicPartition(known.topic, known.partition) for known in wanting]
         found = dict(zip(tps, await self._registry.read_states(tps), strict=True))
         await wait_for_metadata(
@@ -173,7 +178,7 @@ def _arrived(cache: MetadataCache, tp: TopicPartition, found: VersionedState | N
 
 
 def _possible(cache: MetadataCache, kind: str, known: PartitionDecision, found: VersionedState) -> bool:
-    """Return whether the partition lacks the wanted leader although that leader could be elected."""
+    """Return whether the partition does not have the wanted leader although that leader could be elected."""
     if _has_leader_wanted(cache, kind, known, found.state):
         return False
     live = cache.incarnations
