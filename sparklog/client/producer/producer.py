@@ -48,21 +48,22 @@ from sparklog.protocol.messages import ACKS_ALL
 from sparklog.record.codec import COMPRESSIONS
 
 MIB = 1024 * 1024
-#: Default batch sizes of single records, which the I/O thread encodes, and of tables. A batch costs three brokers about
-#: a millisecond besides its bytes.
+#: The default batch sizes: of single records, and of tables. Besides its bytes, a batch costs three brokers together
+#: about a millisecond.
 _BATCH_BYTES, _TABLE_BATCH_BYTES = MIB, 4 * MIB
 #: A table's default batch takes at most this fraction of the buffer, so that several are in flight.
 _BATCHES_IN_BUFFER = 16
 
-#: How long an open producer may flush when the program ends.
+#: How long a producer that was not closed may flush when the program ends.
 _EXIT_FLUSH_S = 5.0
 
 
 class ProducerLifetime:
-    """The end of one producer: by ``close``, at the program's end, or because no code refers to it.
+    """The end of one producer: by ``close``, when the program ends, or when no code refers to the producer.
 
-    It does not refer to the producer, so Python collects a producer that no code uses. Then the I/O thread sends the
-    accepted records, and ends. The interpreter's exit handlers refer to this object until that thread has ended.
+    This object does not refer to the producer, so Python can garbage-collect a producer that no code uses. Then the I/O
+    thread sends the accepted records, and ends. The exit handlers of the interpreter refer to this object until the I/O
+    thread has ended.
     """
 
     def __init__(self, sender: Sender, writes: OpenWrites) -> None:
@@ -102,10 +103,10 @@ class ProducerLifetime:
         atexit.unregister(self.close_at_exit)
 
     def retire(self) -> None:
-        """Let the I/O thread send its records and end.
+        """Make the I/O thread end after it has sent all accepted records.
 
-        Python calls it when it collects the producer, in any thread and at any point of its code. So it takes no lock
-        and waits for nothing.
+        Python calls this when it garbage-collects the producer, in any thread and at any point of that thread's code.
+        So this method takes no lock and waits for nothing.
         """
         if not self.closed:
             self._sender.thread.retire()
@@ -141,8 +142,8 @@ class Producer:
         """Start the I/O thread. Connections open at the first request.
 
         Args:
-            acks: ``"all"`` in-sync replicas, 1 for the leader alone, or 0 for none. With 0, futures have no offset and
-                losses are not detected. Retries are free of duplicates only with ``"all"``.
+            acks: ``"all"`` in-sync replicas, 1 for the leader alone, or 0 for none. With 0, the results have no offset
+                and the producer does not detect losses. Only with ``"all"`` do retries write no duplicates.
             linger_ms: the maximum time that a record waits for more records while earlier ones are in flight. The
                 actual wait is half of a round trip if that is less. Without records in flight, a record is sent at
                 once.
@@ -158,7 +159,8 @@ class Producer:
             idempotent: number the batches, so that a retry is not a duplicate. No effect unless acks is ``"all"``.
             transactional_id: the name of the producer in transactions, which ``begin`` and ``commit`` need. A new
                 producer with the same id fences the earlier one and aborts its open transaction.
-            transaction_timeout_s: the coordinator aborts an open transaction whose producer was silent for this time.
+            transaction_timeout_s: the coordinator aborts an open transaction if it gets no request of its producer for
+                this time.
             in_transaction: write in a transaction that another process begins and ends (``sink_transaction.join``).
             metadata_max_age_ms: the maximum age of metadata. The producer finds new partitions and columns within this
                 time, or at once when it writes to them.
@@ -245,19 +247,20 @@ class Producer:
         timestamp: dt.datetime | int | None = None,
         partition: int | None = None,
     ) -> Future[RecordMetadata]:
-        """Accept one record. The returned future has the record's position after its acknowledgement.
+        """Accept one record. The returned future completes with the record's position when the record is acknowledged.
 
         Text is stored as UTF-8. ``timestamp`` is a datetime or microseconds since the epoch; the default is now.
         Without ``partition`` the producer hashes the key with Kafka's murmur2. Without a key, batches go to the
         partitions in turn.
 
-        For a typed topic ``value`` is a mapping of the topic's columns, and it includes key, headers and timestamp. The
-        values of the mapping are stored exactly: numbers are not rounded or cut, text is not parsed, and a struct has
-        no unknown field. Otherwise the future fails with SCHEMA_MISMATCH, which names the column and the value. None,
-        ``pandas.NA`` and ``NaT`` are null. A datetime without a time zone is UTC, also inside nested values.
+        For a typed topic ``value`` is a mapping from the topic's column names to values, and ``key`` and ``headers``
+        must not be given. A value is stored exactly: numbers are not rounded or truncated, and text is not parsed. If a
+        column cannot hold its value exactly, or a struct has an unknown field, the future fails with SCHEMA_MISMATCH,
+        which names the column and the value. None, ``pandas.NA`` and ``NaT`` are null. A datetime without a time zone
+        is UTC, also inside nested values.
 
-        The I/O thread calls the callbacks of futures. So does a thread inside ``send`` or ``result`` that acts for the
-        I/O thread. A callback must not take a lock that a caller holds around these methods.
+        The I/O thread calls the callbacks of futures. A thread inside ``send`` or ``result`` may call them too, when it
+        does the I/O itself. So a callback must not take a lock that a thread holds while it calls these methods.
 
         Raises:
             BrokerError: UNKNOWN_TOPIC_OR_PARTITION, INVALID_TOPIC_EXCEPTION, SCHEMA_MISMATCH.
@@ -265,9 +268,9 @@ class Producer:
             ClientTimeout: no metadata within ``max_block_s``.
             TypeError: a value, key, header, timestamp or partition of another type.
             ValueError: text that is not valid Unicode (a lone surrogate), or a timestamp of more than 64 bits.
-            ProducerClosed: after ``close``, or after an unexpected error in the I/O thread, which is its cause. An
-                interrupt also ends the producer if it reaches a thread that is acting for the I/O thread, as waiting
-                threads do.
+            ProducerClosed: after ``close``, or after an unexpected error in the I/O thread, which is the ``__cause__``.
+                An interrupt (Ctrl-C) also ends the producer if it reaches a thread that does the producer's I/O itself,
+                as waiting threads may.
             TransactionStateError: the producer is transactional and no transaction is open.
         """
         if self._transactions is not None:
@@ -306,13 +309,17 @@ class Producer:
         return self._buffer.append(known, partition, record=record, size=size)
 
     def write(self, topic: str, data: Any, *, partition: int | None = None) -> Future[WriteResult]:
-        """Write a table: a pyarrow, pandas or polars one, or any object that exports Arrow.
+        """Write a pyarrow, pandas or polars table, or any object that exports Arrow data.
 
-        Columns are matched by name. A value is stored exactly, or the error names its column, row and value. A
-        timestamp without a time zone is UTC. Rows go to ``partition`` if it is given. Otherwise an integer column
-        ``_partition``, which is not stored, chooses the partition of each row. Otherwise the topic's key columns do,
-        and without key columns the partitions take turns. The calling thread encodes the rows while earlier batches are
-        in flight. The future completes after all rows have. If it fails, some rows may be in the log.
+        Columns are matched by name. A value is stored exactly, or an error names its column, row and value. A timestamp
+        without a time zone is UTC.
+
+        All rows go to ``partition`` if it is given. Otherwise an integer column ``_partition``, which is not stored,
+        chooses the partition of each row. If there is no such column, the topic's key columns choose it, and without
+        key columns the partitions take turns.
+
+        The calling thread encodes the rows while earlier batches are in flight. The future completes when all rows are
+        acknowledged. If it fails, some rows may be in the log.
 
         Raises:
             BrokerError: SCHEMA_MISMATCH (names the columns), UNKNOWN_TOPIC_OR_PARTITION, INVALID_TOPIC_EXCEPTION,
@@ -380,7 +387,8 @@ class Producer:
         if error is None:
             self.close()
             return
-        # The error of the block matters more than the outcome of the remaining records, which still get a short time.
+        # The error of the ``with`` block matters more than the outcome of the remaining records. So they get only a
+        # short time.
         if self._lifetime.closed:
             return
         self._lifetime.closed = True
@@ -409,7 +417,7 @@ class Producer:
     def commit(self) -> None:
         """Wait for all acknowledgements and commit.
 
-        After the return the decision is durable and readers see the records.
+        When this returns, the decision is durable and readers see the records.
 
         Raises:
             TransactionStateError: a write of the transaction failed, so it must be aborted. Or no transaction is open.
@@ -430,10 +438,10 @@ class Producer:
         self._transactional().abort()
 
     def send_offsets(self, offsets: Mapping[TopicPartition, int], *, group: str | GroupMetadata) -> None:
-        """Commit the next offsets that ``group`` reads as part of the transaction.
+        """Commit offsets of a consumer group as part of the transaction: the next offsets that ``group`` reads.
 
-        For a group whose members share its partitions, pass ``consumer.group_metadata()``. Then no other member
-        receives an offset of these partitions until the transaction has ended.
+        For a group whose members share the partitions, pass ``consumer.group_metadata()``. Then no other member gets an
+        offset of these partitions until the transaction has ended.
 
         Raises:
             CommitRefused: the member gave up a partition, or was removed. Abort the transaction.
@@ -462,7 +470,7 @@ class Producer:
             raise
 
     def _abort_for(self, error: BaseException) -> None:
-        """Abort the transaction that ``error`` ended.
+        """Abort the transaction after ``error``.
 
         Suppress errors of the abort, so that the caller sees ``error``.
         """
@@ -477,13 +485,13 @@ class Producer:
         return self._topic(topic).partition_count
 
     def topic_id(self, topic: str) -> str:
-        """Return the id of the topic that writes go to, by the known metadata. Raises as ``send``.
+        """Return the id of the topic that ``send`` and ``write`` use now. Raises as ``send``.
 
         A recreated topic has another id.
         """
         return self._topic(topic).topic_id
 
-    # --- inside ---
+    # --- internal ---
 
     def _topic(self, name: str) -> ProducerTopic:
         if self._lifetime.closed:
@@ -493,7 +501,7 @@ class Producer:
         return self._sender.topic(name, self._max_block_s)
 
     def _newest(self, known: ProducerTopic) -> ProducerTopic:
-        """Refresh the topic before an error says that a column or partition is missing: it may have been added.
+        """Refresh the metadata of a topic, because a column or partition that is missing may have been added.
 
         Return the known metadata if no broker responds, or in a future's callback.
         """
@@ -502,7 +510,7 @@ class Producer:
         return self._sender.topics.get(known.name, known)
 
     def after_fork(self) -> None:
-        """Complete all waits for futures in a forked child, and unregister the exit handler."""
+        """End all waits for futures, and unregister the exit handler. Called in a forked child."""
         self._lifetime.unregister_exit()
         self._writes.after_fork()
 

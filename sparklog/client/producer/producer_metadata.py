@@ -1,4 +1,4 @@
-"""The topics that a producer writes to, by the newest metadata, and the callers that wait for a topic.
+"""The newest metadata of the topics that a producer writes to, and the callers that wait for a topic's metadata.
 
 The I/O thread owns the state. Any thread may read ``topics``, which is replaced as a whole. This module decides nothing
 about batches: it reports changed and unknown topics to the sender.
@@ -20,7 +20,7 @@ from sparklog.protocol.messages import TopicMetadata
 
 
 class TopicRequest(NamedTuple):
-    """A caller that waits for a topic. Times are of the monotonic clock."""
+    """A caller that waits for a topic's metadata. Times are of the monotonic clock."""
 
     name: str
     deadline_ms: float
@@ -34,7 +34,7 @@ class TopicRequest(NamedTuple):
 
 
 class ProducerMetadata:
-    """The topics of one producer. Owner: the sender."""
+    """The metadata that one producer has of its topics. Owner: the sender."""
 
     def __init__(self, cluster: LoopCluster) -> None:
         self.topics: dict[str, ProducerTopic] = {}
@@ -44,14 +44,14 @@ class ProducerMetadata:
         self._seen_version = -1
 
     def request(self, request: TopicRequest) -> None:
-        """Request a topic. ``complete_requests`` completes the request."""
+        """Request a topic's metadata. ``complete_requests`` completes the request."""
         self._cluster.topic_errors.pop(request.name, None)  # an error of an earlier request may be out of date
         self._requests.append(request)
         self._cluster.request_metadata([request.name])
 
     @property
     def settled(self) -> bool:
-        """Return whether no caller waits and the metadata has no news, so that all other methods have nothing to do."""
+        """Return whether no caller waits and the metadata is unchanged, so that the other methods have no work."""
         return (
             self._seen_version == self._cluster.version
             and not self._requests
@@ -60,13 +60,12 @@ class ProducerMetadata:
         )
 
     def update(self) -> list[ProducerTopic]:
-        """Update ``topics`` from the metadata. Return the changed topics, to which batches may have to be adapted."""
+        """Update ``topics`` from the metadata. Return the changed topics, whose waiting batches must be checked."""
         if self._seen_version == self._cluster.version and not self._requests:
             return []
         self._seen_version = self._cluster.version
         changed = []
-        # This includes all topics of the metadata: a deleted and recreated topic was missing from ``topics`` in the
-        # meantime.
+        # All topics of the metadata are checked, because a deleted topic is missing in ``topics`` and may be recreated.
         for name in dict.fromkeys((*self.topics, *self._cluster.metadata.topic_names())):
             metadata = self._cluster.metadata.topic(name)
             known = self.topics.get(name)
@@ -76,7 +75,7 @@ class ProducerMetadata:
             elif known is None or known.metadata is not metadata:
                 try:
                     now = ProducerTopic(metadata) if known is None else known.continued_by(metadata)
-                except BrokerError as error:  # for example a schema of a newer Arrow: it must not affect other topics
+                except BrokerError as error:  # for example a schema of a newer Arrow; other topics still work
                     self._cluster.topic_errors[name] = TopicMetadata(int(error.code), name, detail=error.detail)
                     continue
                 if now is not known:
@@ -85,7 +84,7 @@ class ProducerMetadata:
         return changed
 
     def complete_requests(self, now_ms: float) -> None:
-        """Complete the requests whose topic is known, does not exist, or that have waited long enough."""
+        """Complete the requests whose topic is known or does not exist, and those that have timed out."""
         if not self._requests:
             return
         waiting = []
@@ -107,7 +106,7 @@ class ProducerMetadata:
         self._requests = waiting
 
     def unknown_topics(self, now_ms: float) -> list[tuple[str, BrokerError]]:
-        """Return the topics that were unknown for the grace period, with their errors."""
+        """Return the topics that brokers have not known for the whole grace period, with their errors."""
         errors = self._cluster.topic_errors
         if not errors and not self._unknown_since_ms:
             return []
@@ -122,7 +121,7 @@ class ProducerMetadata:
         return found
 
     def next_times_ms(self, now_ms: float) -> list[float]:
-        """Return the times at which a request or a grace period ends."""
+        """Return the times at which a request times out or a grace period ends."""
         if not self._requests and not self._unknown_since_ms:
             return []
         times = [request.deadline_ms for request in self._requests]

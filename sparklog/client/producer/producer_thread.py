@@ -1,4 +1,4 @@
-"""The I/O thread of a producer, and the ways in which other threads give it work.
+"""The I/O thread of a producer, and the methods by which other threads give it work.
 
 The thread runs the event loop, or lends the loop to a caller that would only wait for the thread (``CallerIo``). The
 sender decides what the loop does (``SendLoop``).
@@ -28,19 +28,19 @@ _STOP_TIMEOUT_S = 15.0
 
 
 def _do_nothing() -> None:
-    """Stand in for a callback that is not set."""
+    """Do nothing: the default of a callback."""
 
 
 class ProducerThread:
     """The I/O thread of one producer. Owner: the ``Sender``. Any thread may call its methods."""
 
     def __init__(self, sender: SendLoop) -> None:
-        """Create the event loop. The thread does not run before ``start``."""
+        """Create the event loop. ``start`` starts the thread."""
         self._sender = sender
         self.loop = new_event_loop()
         self.handoff = LoopHandoff(self.loop)
         self.caller_io = CallerIo(self.handoff, sender, self)
-        #: Whether ``run_once`` was posted and has not begun.
+        #: Whether ``run_once`` was posted to the loop and has not begun.
         self.woken = False
         #: The reason for the producer's end, or None.
         self.broken: BaseException | None = None
@@ -64,7 +64,7 @@ class ProducerThread:
             try:
                 self.handoff.post(self._sender.run_once)
             except RuntimeError:
-                if self.broken is None:  # only an ended thread's loop is closed
+                if self.broken is None:  # the loop is closed only after the thread's end
                     raise
             except BaseException:
                 # An interrupt may have prevented the post, and a second one is harmless.
@@ -72,31 +72,31 @@ class ProducerThread:
                 raise
 
     def on_chunk_opened(self) -> None:
-        """Start to send a new chunk: at once in the calling thread if the loop is lent, else in the I/O thread."""
+        """Start to send a new chunk: in the calling thread if the loop is lent, else in the I/O thread."""
         if not self.handoff.lent or not self.caller_io.act(self._sender.run_once):
             self.wake()
 
     def recall_loop(self) -> None:
-        """Make the I/O thread run a lent loop again, because the calling thread will wait without driving it."""
+        """Make the I/O thread run a lent loop again, because the calling thread is about to wait without running it."""
         self.handoff.recall()
 
     def wait_helping(self, finished: Callable[[], bool]) -> None:
-        """Drive the loop in the calling thread, which waits until ``finished``. May return before that."""
+        """Do the I/O in the calling thread until ``finished()`` is true. May return before that."""
         self.caller_io.wait_helping(finished)
 
     def on_io_thread(self) -> bool:
-        """Return whether the calling thread is the one that drives the loop."""
+        """Return whether the calling thread is the one that runs the loop's callbacks."""
         return threading.get_ident() == self.handoff.thread
 
     def hand_over(self, work: Callable[..., None], *arguments: Any) -> None:
-        """Post ``work`` to the I/O thread, which will call it if this function returns. Raises ProducerClosed."""
+        """Make the I/O thread call ``work``. Raises ProducerClosed if it will not."""
         with self._ending:
             if self._ended:
                 raise closed_for(self.closed_error)
             self.handoff.post(work, *arguments)
 
     def call(self, work: Callable[[], Coroutine[Any, Any, T]], start: Callable[[Coroutine[Any, Any, None]], None]) -> T:
-        """Run a coroutine on the I/O thread and wait for its result. ``start`` makes it a task there.
+        """Run a coroutine on the I/O thread and wait for its result. ``start`` creates the task in that thread.
 
         Raises:
             ProducerClosed: the thread has ended, or ends before the coroutine does.
@@ -122,7 +122,7 @@ class ProducerThread:
         return done.result()
 
     def refuse_own_thread(self, what: str) -> None:
-        """Raise RuntimeError in a future's callback: the I/O thread would wait for itself."""
+        """Raise RuntimeError if a future's callback calls ``what``, because the I/O thread would wait for itself."""
         if self.on_io_thread():
             raise RuntimeError(f"{what} cannot be waited for in a future's callback")
 
@@ -133,11 +133,11 @@ class ProducerThread:
         self._io_thread.join(_STOP_TIMEOUT_S)
 
     def retire(self) -> None:
-        """End the thread after all accepted work has ended. Take no lock; see ``ProducerLifetime``."""
+        """End the thread after all accepted work has ended. Takes no lock; see ``ProducerLifetime.retire``."""
         with contextlib.suppress(RuntimeError):  # the thread has ended
             self.handoff.post(self._sender.begin_to_retire)
 
-    # --- on the thread, or on the one that acts for the loop ---
+    # --- on the I/O thread, or on a caller's thread that has entered the loop ---
 
     def end(self, reason: BaseException) -> None:
         """End the producer, on purpose or after an error. All open work fails with ``reason``."""
@@ -157,12 +157,13 @@ class ProducerThread:
             self._run_until_stopped()
             self.loop.run_until_complete(self._sender.disconnect())
         finally:
-            # Again, because another thread may have been interrupted in ``end``.
+            # Called again, because an interrupt may have stopped another thread inside ``end``.
             self._sender.fail_all(self.closed_error)
             self.on_end()
             with self._ending:
                 self._ended = True
-            # One more turn completes the callers that posted work just before, and lets transports close their sockets.
+            # One more iteration of the loop runs work that was posted just before, and lets transports close their
+            # sockets.
             self.loop.run_until_complete(asyncio.sleep(0))
             asyncio.set_event_loop(None)
             self.loop.close()
@@ -173,7 +174,7 @@ class ProducerThread:
         except BaseException as error:
             _log.exception("a producer's thread")
             self.end(error)
-            self.loop.run_forever()  # one turn: the loop is already stopped
+            self.loop.run_forever()  # one iteration: the loop is already stopped
 
     def _unforeseen(self, loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
         """Handle an error that no code caught.

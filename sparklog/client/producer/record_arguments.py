@@ -1,4 +1,4 @@
-"""The validation of the arguments of one record."""
+"""The validation of the arguments of ``Producer.send``."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def microseconds(timestamp: dt.datetime | int) -> int:
 
     Raises:
         TypeError: it is neither a datetime nor an int.
-        ValueError: it is ``pandas.NaT``, has nanoseconds, or more than 64 bits.
+        ValueError: it is ``pandas.NaT``, has nanoseconds, or does not fit into 64 bits.
     """
     if isinstance(timestamp, dt.datetime):
         return datetime_us(timestamp)
@@ -72,9 +72,9 @@ def utf8(what: str, text: str) -> bytes:
 
 
 def typed_row(topic: ProducerTopic, value: Any, key: Any, headers: Any) -> tuple[Mapping[str, Any], int]:
-    """Return a record of a typed topic with validated columns, and its approximate size in bytes.
+    """Return a record of a typed topic, whose column names are validated, and its approximate size in bytes.
 
-    Its values are validated when the chunk is encoded.
+    The values are validated later, when the chunk is encoded.
 
     Raises:
         TypeError: the value is not a mapping, or a key or headers are given.

@@ -1,8 +1,8 @@
-"""The buffer of single records, which collects them into chunks and limits their memory.
+"""The buffer of a producer, which collects single records into chunks and limits the memory of all unsent data.
 
 ``send`` appends to plain lists under one lock. The I/O thread builds the Arrow arrays once per chunk.
 
-A record waits for more records only while earlier records of its topic are in flight. It waits for half of the current
+A record waits for more records only while earlier records of its topic are in flight. The wait is half of the current
 round trip, and at most ``linger_ms``. So an idle producer sends at once, and a producer under load builds larger
 batches without configuration.
 """
@@ -24,7 +24,7 @@ RECORD_OVERHEAD_BYTES = 64
 
 
 class RecordBuffer:
-    """Open chunks and the used bytes of one producer. Any thread may call every method."""
+    """The chunks and the used bytes of one producer's buffer. Any thread may call every method."""
 
     def __init__(
         self,
@@ -46,7 +46,7 @@ class RecordBuffer:
         self._opened = opened
         self._lock = threading.Lock()
         self._room = threading.Condition(self._lock)
-        #: The number of threads that wait for room.
+        #: The number of threads that wait for room in the buffer.
         self._blocked = 0
         self._used = 0
         self._closed: BaseException | None = None
@@ -59,7 +59,10 @@ class RecordBuffer:
 
     @property
     def empty(self) -> bool:
-        """Return whether there is no chunk. A thread that is adding one calls ``wake`` or ``on_chunk_opened`` next."""
+        """Return whether there is no chunk.
+
+        A thread that is just adding a chunk calls ``wake`` or ``on_chunk_opened`` afterwards.
+        """
         return not self._open and not self._full
 
     def append(self, topic: ProducerTopic, partition: int | None, *, record: Record, size: int) -> RecordFuture:
@@ -78,8 +81,8 @@ class RecordBuffer:
                 chunk.size += size
                 self._used += size
                 records = chunk.records
-                # the first call since the chunk's lookup: an interrupt arrives after a call, and would leave the chunk
-                # empty
+                # No call comes between the chunk's lookup and this one. An interrupt can arrive only after a call, so
+                # it cannot leave an empty chunk.
                 records.append(record)
                 index = len(records) - 1
                 if chunk.size >= self._batch_bytes:
@@ -90,7 +93,7 @@ class RecordBuffer:
             elif opened:
                 self._io_thread.on_chunk_opened()
         except BaseException:
-            self._wake()  # an interrupted thread may have left a record that no other thread would send
+            self._wake()  # no other thread would send a record that an interrupted thread has added
             raise
         return RecordFuture(chunk, index)
 
@@ -99,7 +102,7 @@ class RecordBuffer:
         try:
             self._opened(chunk)
         except BaseException:
-            chunk.finished.end()  # an interrupt: the chunk is not used, and no thread may wait for it
+            chunk.finished.end()  # after an interrupt the chunk is not used, and no thread may wait for it
             raise
         return chunk
 
@@ -119,8 +122,8 @@ class RecordBuffer:
     def consume_due(self, now_ms: float, busy: Callable[[str], bool], effective_linger_ms: float) -> list[RecordChunk]:
         """Remove and return the chunks to send now.
 
-        These are the full ones, those whose topic has nothing in flight, and those older than the lesser of
-        ``effective_linger_ms`` and the linger.
+        These are the full chunks, the chunks whose topic is not ``busy``, and the chunks that have waited for
+        ``effective_linger_ms`` or ``linger_ms``, whichever is less.
         """
         if not self._open and not self._full:
             return []
@@ -144,13 +147,13 @@ class RecordBuffer:
         return oldest_ms + min(self._linger_ms, effective_linger_ms)
 
     def seal(self) -> None:
-        """Make all open chunks due, without further linger."""
+        """Make all open chunks ready to be sent, without further waiting."""
         with self._lock:
             self._seal_all()
         self._wake()
 
     def close(self, error: ProducerClosed | BaseException) -> list[RecordChunk]:
-        """Refuse further records, and return the chunks that were not sent.
+        """Refuse further records, and return the chunks that were not consumed.
 
         Threads that wait for room raise ``error``.
         """
@@ -167,16 +170,19 @@ class RecordBuffer:
             self._seal(slot)
 
     def _seal(self, slot: tuple[str, int | None]) -> None:
-        """Move a chunk to the full ones. The caller holds the lock.
+        """Move an open chunk to the full chunks. The caller holds the lock.
 
-        There is no call between the two steps: an interrupt there would lose or duplicate the chunk.
+        There is no call between the two steps, because an interrupt there would lose or duplicate the chunk.
         """
         chunk = self._open[slot]
         del self._open[slot]
         self._full.append(chunk)
 
     def _wait_for_room(self, size: int) -> None:
-        """Wait until there is room. The caller holds the lock. An empty buffer has room for a record of any size."""
+        """Wait until there is room for ``size`` bytes. The caller holds the lock.
+
+        An empty buffer has room for a record of any size.
+        """
         deadline = time.monotonic() + self._max_block_s
         while True:
             if self._closed is not None:

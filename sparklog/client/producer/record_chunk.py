@@ -1,7 +1,7 @@
-"""A chunk of single records: they are encoded together, and each record has its own outcome.
+"""A chunk of single records, which are encoded together. Each record has its own outcome.
 
-A chunk has a partition only if its records name one: otherwise the I/O thread hashes all keys of the chunk at once when
-it encodes the chunk.
+A chunk has a partition only if the caller has chosen it. Otherwise the I/O thread chooses the partitions when it
+encodes the chunk: it hashes all keys of the chunk at once.
 """
 
 from __future__ import annotations
@@ -21,42 +21,48 @@ from sparklog.errors import BrokerError, ErrorCode
 from sparklog.record.exact_values import ValueRefusedError
 from sparklog.record.schema import DEFAULT_SCHEMA
 
-#: The number of characters of a refused record that its error shows.
+#: The number of characters that the error for a refused record shows of the record.
 _RECORD_SHOWN = 200
 
 _DEFAULT_TYPES = [DEFAULT_SCHEMA.field(name).type for name in ("key", "value", "headers", "timestamp")]
 
 Header: TypeAlias = "dict[str, str | bytes | None]"
-#: The number of a record, and the callback that receives its outcome.
+#: The index of a record in its chunk, and the callback that receives the record's outcome.
 _Listener: TypeAlias = "tuple[int, Callable[[RecordMetadata | BaseException], None]]"
 #: Key, value, headers, timestamp in microseconds.
 Record: TypeAlias = "tuple[bytes | str | None, Any, list[Header] | None, int]"
 
 
 class IoThread(Protocol):
-    """The I/O thread as callers and records see it. Any thread may call it, except for ``end``."""
+    """The methods of the I/O thread that the buffer and the records use.
+
+    Any thread may call all of them but ``end``.
+    """
 
     def wake(self) -> None:
         """Make the I/O thread check for new work."""
 
     def on_chunk_opened(self) -> None:
-        """Handle a new chunk that has a record."""
+        """Handle a new chunk, which has its first record."""
 
     def wait_helping(self, finished: Callable[[], bool]) -> None:
-        """Drive the loop in the calling thread, which waits until ``finished`` and does nothing else."""
+        """Do the I/O in the calling thread until ``finished()`` is true. May return before that."""
 
     def recall_loop(self) -> None:
-        """Make the I/O thread run a lent loop again, because the calling thread will wait without driving it."""
+        """Make the I/O thread run a lent loop again, because the calling thread is about to wait without running it."""
 
     def on_io_thread(self) -> bool:
-        """Return whether the calling thread is the one that frees room by sending chunks."""
+        """Return whether the calling thread runs the event loop, and so must not wait for it."""
 
     def end(self, reason: BaseException) -> None:
-        """End the producer. The thread that acts for the loop calls it. All open work fails with ``reason``."""
+        """End the producer: all open work fails with ``reason``. Only the thread that runs the loop may call this."""
 
 
 class RecordChunk:
-    """Records of one topic that are encoded together. Appends need the buffer's lock. A sealed chunk is only read."""
+    """Records of one topic that are encoded together.
+
+    A thread that appends a record holds the buffer's lock. No record is added after the chunk is sealed.
+    """
 
     def __init__(
         self, topic: ProducerTopic, partition: int | None, created_ms: float, io_thread: IoThread | None = None
@@ -84,7 +90,7 @@ class RecordChunk:
         return len(self.records)
 
     def to_batch(self, topic: ProducerTopic, rows: Rows) -> pa.RecordBatch:
-        """Return the records with these numbers as one batch of the topic's schema.
+        """Return the records with the indexes ``rows`` as one batch of the topic's schema.
 
         Raises:
             BrokerError: SCHEMA_MISMATCH if a record does not fit the schema.
@@ -93,16 +99,16 @@ class RecordChunk:
         return _default_batch(records) if topic.is_default else _typed_batch(topic, [record[1] for record in records])
 
     def refuse(self, row: int, error: BaseException) -> None:
-        """Refuse one record, which is not sent. Call it before ``assign_batches`` and ``fail``."""
+        """Fail one record, which cannot be encoded. Call this before ``assign_batches`` and ``fail``."""
         self._refused[row] = error
         self._failure = self._failure or error
 
     # --- outcomes ---
 
     def assign_batches(self, rows_of_batches: Sequence[Rows | Sequence[int]]) -> None:
-        """Record which rows went into which batch, in the order of the batches. Rows of a batch ascend.
+        """Store which rows each batch has, in the order of the batches. The rows of a batch ascend.
 
-        Call it once, before any ``batch_done``.
+        Call this once, before any ``batch_done``.
         """
         self._open = len(rows_of_batches)
         self._outcomes = [None] * self._open
@@ -200,9 +206,9 @@ class RecordChunk:
             self.finished.end()
 
     def _notify_listeners(self, waiting: Sequence[_Listener]) -> None:
-        """Notify these listeners, the first ones of the list.
+        """Notify ``waiting``, which are the first listeners of the list.
 
-        They leave the list after all have been notified. If an interrupt stops this function, ``fail`` finds and
+        They are removed from the list only after all were notified. If an interrupt stops this function, ``fail``
         notifies them again.
         """
         left = []
@@ -230,8 +236,8 @@ def _typed_batch(topic: ProducerTopic, rows: list[Any]) -> pa.RecordBatch:
         return topic.rows.batch(rows)
     except ValueRefusedError as error:
         detail = f"column {error.path!r}: {error}"
-    except Exception as error:  # from a value whose own methods fail
+    except Exception as error:  # the methods of a caller's object may raise anything
         detail = repr(error)
-    # The caller splits a chunk of several records until the record that does not fit is alone.
+    # The encoder splits the chunk until the record that does not fit is the only one in ``rows``.
     record = f"; the record is {repr(rows[0])[:_RECORD_SHOWN]}" if len(rows) == 1 else ""
     raise BrokerError(ErrorCode.SCHEMA_MISMATCH, f"a record of {topic.name!r}: {detail}{record}")

@@ -1,8 +1,8 @@
 """The future of one record.
 
-There is one future per record, and most are never read, so a record's future must cost next to nothing. It holds only
-its chunk and its index there. It becomes a full ``concurrent.futures.Future`` when a caller first waits for it, adds a
-callback, or passes it to ``wait``, ``as_completed`` or ``asyncio.wrap_future``.
+There is one future per record, and most are never read, so a future must be very cheap. It holds only its chunk and the
+record's index in the chunk. It becomes a full ``concurrent.futures.Future`` when a caller first waits with a timeout,
+adds a callback, or passes the future to ``wait``, ``as_completed`` or ``asyncio.wrap_future``.
 """
 
 from __future__ import annotations
@@ -18,15 +18,18 @@ from sparklog.client.producer.results import RecordMetadata
 
 
 class RecordOutcomes(Protocol):
-    """The interface of a chunk to the futures of its records."""
+    """The methods of a chunk that the futures of its records use."""
 
     lock: threading.Lock
 
     def wait_helping(self, index: int) -> RecordMetadata | BaseException | None:
-        """Help to complete the record while the calling thread waits for it; return the outcome, or None so far."""
+        """Do the producer's I/O in the calling thread, which waits for the record.
+
+        Return the record's outcome, or None if it has none yet and the thread must wait in another way.
+        """
 
     def recall_loop(self) -> None:
-        """Make the I/O thread run a lent loop again, because the calling thread will wait without driving it."""
+        """Make the I/O thread run a lent loop again, because the calling thread is about to wait without running it."""
 
     def outcome(self, index: int) -> RecordMetadata | BaseException | None: ...
 
@@ -35,12 +38,12 @@ class RecordOutcomes(Protocol):
     def error_seen(self) -> None: ...
 
 
-#: The attributes that ``Future.__init__`` sets. The first access to one of them makes a record's future a full one.
+#: The attributes that ``Future.__init__`` sets. The first access to one of them makes a record's future a full future.
 _FULL = frozenset({"_condition", "_state", "_result", "_exception", "_waiters", "_done_callbacks"})
 
 
 class RecordFuture(Future[RecordMetadata]):
-    """The future of one record; see the module. It cannot be cancelled, because the record is in flight."""
+    """The future of one record; see the module. It cannot be cancelled, because the record may already be sent."""
 
     def __init__(self, chunk: RecordOutcomes, index: int) -> None:
         # Future.__init__ costs ten times as much as these two lines, so __getattr__ calls it when it is needed.
@@ -74,12 +77,12 @@ class RecordFuture(Future[RecordMetadata]):
             self._saw_error()
 
     def _wait(self) -> RecordMetadata | BaseException | None:
-        """Wait for the outcome with a bare lock, which takes a third of the time of a full future's condition."""
+        """Wait for the outcome with a bare lock, which takes a third of the time of a full future."""
         has_outcome = threading.Lock()
         has_outcome.acquire()
 
         def on_outcome(_: object) -> None:
-            with contextlib.suppress(RuntimeError):  # a second call, perhaps in parallel
+            with contextlib.suppress(RuntimeError):  # ``release`` was called twice, perhaps in parallel
                 has_outcome.release()
 
         self._chunk.listen(self._index, on_outcome)
@@ -97,7 +100,7 @@ class RecordFuture(Future[RecordMetadata]):
         return error
 
     def abandon(self, error: BaseException) -> None:
-        """End the future in a forked child if it is a full one. Otherwise its chunk has the outcome."""
+        """End a full future in a forked child. A future that is not full reads the outcome from its chunk."""
         if "_condition" in self.__dict__:
             end_in_child(self, error)
 
@@ -114,7 +117,7 @@ class RecordFuture(Future[RecordMetadata]):
             self._chunk.recall_loop()
             self._chunk.listen(self._index, self._resolve)
         except BaseException:
-            self._chunk.listen(self._index, self._resolve)  # an interrupt: other threads wait for this future too
+            self._chunk.listen(self._index, self._resolve)  # interrupted; other threads may wait for this future
             raise
 
     def _resolve(self, outcome: RecordMetadata | BaseException) -> None:
@@ -122,9 +125,9 @@ class RecordFuture(Future[RecordMetadata]):
 
 
 def abandon_listener(listener: Callable[[RecordMetadata | BaseException], None], error: BaseException) -> None:
-    """End the record's future that listens for an outcome, in a forked child.
+    """End the future to which ``listener`` belongs. Called in a forked child.
 
-    Other listeners are threads of the parent, which do not run there.
+    A listener that belongs to no future is a thread of the parent, which does not run in the child.
     """
     future = getattr(listener, "__self__", None)
     if isinstance(future, RecordFuture):

@@ -1,7 +1,7 @@
-"""The restore of a partition's records at the offsets that they had, with retries at a changed leader.
+"""The restore of a partition's records at their original offsets, with retries after a change of leader.
 
-A batch sent twice does no harm: the leader refuses a batch that does not begin at the log end offset, and returns that
-offset. So the log itself is the only record of the progress.
+It is harmless to send a batch twice: the leader refuses a batch that does not begin at the log end offset, and returns
+that offset. So no progress is stored except in the log itself.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ def restore_batches(
 ) -> int:
     """Append consecutive batches, and wait until they are committed. Return the log end offset.
 
-    It is the end of the last batch, unless the log did not end where the first batch begins. In that case, no batch was
-    appended, or an earlier attempt of this call has appended all of them.
+    If the log did not end where the first batch begins, the leader appends nothing and returns its log end offset.
+    After a retry, that offset is the end of the last batch if an earlier attempt has appended all batches.
 
     Raises:
         BrokerError: INVALID_REQUEST if the topic is not being restored; INCONSISTENT_TOPIC_ID, INVALID_RECORD.
-        ClientTimeout: not committed in time. The batches may be in the log.
+        ClientTimeout: the batches were not committed in time. They may be in the log.
     """
     parts = [batch.header.pack() for batch in batches] + [memoryview(batch.body) for batch in batches]
     body_bytes = sum(batch.header.stored_bytes for batch in batches)

@@ -10,7 +10,8 @@ from sparklog.model import OffsetRange
 class RecordMetadata(NamedTuple):
     """The position of a record.
 
-    ``offset`` is -1 if the broker does not return it (acks=0, or a duplicate found late).
+    ``offset`` is -1 if the broker does not return it: with acks=0, or for a duplicate so old that the broker has
+    forgotten its offset.
     """
 
     topic: str
@@ -38,7 +39,7 @@ class WriteResult(NamedTuple):
 
 
 class BatchOutcome(NamedTuple):
-    """The outcome of one batch: its offsets or its error."""
+    """The outcome of one batch: its base offset or its error."""
 
     partition: int
     base_offset: int

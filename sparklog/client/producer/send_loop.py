@@ -1,4 +1,4 @@
-"""The sender of a producer as its thread and its parts see it."""
+"""The interface of a producer's sender, for the other parts of the producer."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from sparklog.net.async_client import AsyncConnection
 
 
 class SendLoop(Protocol):
-    """The sender. The thread that acts for the loop calls every method."""
+    """The interface of the sender. Only the thread that runs the event loop's callbacks calls the methods."""
 
     def run_once(self) -> None:
         """Start every action that is possible now. A component of the producer calls it after its state has changed."""
@@ -18,25 +18,28 @@ class SendLoop(Protocol):
         """Return whether there is work that only a running loop can do."""
 
     def only_connection(self) -> AsyncConnection | None:
-        """Return the connection of all requests in flight, if they are all sent to one broker completely."""
+        """Return the connection of all requests in flight, or None.
+
+        Return None if there are several connections, or if bytes of the requests are not sent yet.
+        """
 
     def is_idle(self) -> bool:
         """Return whether no work is left."""
 
     def may_send(self, now_ms: float) -> bool:
-        """Return whether a record may be sent ahead of all queues: there is no other work, and no metadata is due."""
+        """Return whether a record may bypass the queues: there is no other work, and no metadata refresh is due."""
 
     def is_current(self, topic: ProducerTopic) -> bool:
         """Return whether ``topic`` matches the newest metadata."""
 
     def discard(self, error: BaseException) -> None:
-        """Fail every record that is not acknowledged. Batches in flight may still reach the log."""
+        """Fail every record that is not acknowledged. A batch in flight may still reach the log."""
 
     def begin_to_retire(self) -> None:
         """End the producer after all accepted work has ended."""
 
     def fail_all(self, error: BaseException) -> None:
-        """Fail all open work, because the producer ends. Idempotent: an interrupt may stop it."""
+        """Fail all open work, because the producer ends. Idempotent, because an interrupt may stop this call."""
 
     async def disconnect(self) -> None:
         """Close the connections, and wait until they are closed."""

@@ -1,9 +1,9 @@
 """The producer's sender: it decides which batches to send to which broker, and when.
 
 One function, ``run_once``, examines all state and starts every action that is possible. It runs after a caller submits
-work, after a response or a new connection, after a change of metadata, and when the earliest delay ends. It never
-waits. ``PartitionQueues`` decides about order, retries and sequences. ``InflightRequests`` owns the requests in flight.
-``ProducerThread`` runs everything here, or lends its loop to a caller that does.
+work, after a response or a new connection, after a change of metadata, and when the earliest delay ends. ``run_once``
+never waits. ``PartitionQueues`` decides about order, retries and sequences. ``InflightRequests`` owns the requests in
+flight. ``ProducerThread`` runs all this code, or lends its event loop to a caller that runs the code.
 """
 
 from __future__ import annotations
@@ -39,23 +39,23 @@ from sparklog.record.codec import EncodedBatch
 
 T = TypeVar("T")
 
-#: The precision of uvloop's timers: with a delay below half of it a timer fires at once.
+#: The precision of uvloop's timers. A timer with a delay below half of this fires at once.
 _TICK_MS = 1.0
 #: The interval at which an unreferenced producer checks whether all accepted work has ended.
 _RETIRE_POLL_S = 0.05
 
 
 class Sender:
-    """Owner of a producer's queues, requests and thread.
+    """The owner of a producer's queues, requests and thread.
 
-    Any thread may call ``submit``, ``topic``, ``call`` and ``refresh_topic``; the thread that acts for the loop calls
-    the rest, which are the methods of ``SendLoop``.
+    Any thread may call ``submit``, ``topic``, ``call`` and ``refresh_topic``. Only the thread that runs the loop's
+    callbacks may call the other methods, which are those of ``SendLoop``.
     """
 
     def __init__(self, settings: SenderSettings, writes: OpenWrites) -> None:
         """Start the thread.
 
-        ``writes`` keeps each record until it ends, and fails all open writes when the thread ends.
+        ``writes`` keeps each record until the record has an outcome, and fails all open writes when the thread ends.
 
         Raises:
             ConfigError: the bootstrap servers are not addresses.
@@ -91,7 +91,7 @@ class Sender:
         self.transactions: SenderTransactions | None = None
         if settings.transaction:
             self.transactions = SenderTransactions(self, self._cluster, self._queues, settings)
-        #: The direct path for single records. None if the settings exclude it: all records go through the buffer.
+        #: The fast path for single records. None if the settings exclude it, so that all records go through the buffer.
         self.direct_sender: DirectSender | None = None
         if settings.acks != 0 and settings.compression is None and not settings.transaction:
             self.direct_sender = DirectSender(
@@ -108,7 +108,8 @@ class Sender:
         self._refreshed_ms = 0.0
         self._metadata_max_age_ms = settings.metadata_max_age_s * 1000
         self._requests_producer_id = False
-        #: The number of runs that found work, and its value when a run last found the producer idle.
+        #: ``_runs`` counts the runs that found work. ``_runs_when_idle`` is its value when the producer was last found
+        #: idle.
         self._runs = 0
         self._runs_when_idle = -1
         self._retiring = False
@@ -122,10 +123,10 @@ class Sender:
         return self._metadata.topics
 
     def submit(self, topic: ProducerTopic, partition: int, encoded: EncodedBatch, handle: DeliveryHandle) -> None:
-        """Queue one encoded batch. The caller has reserved its room in the buffer."""
+        """Queue one encoded batch. The caller has reserved the batch's bytes in the buffer."""
         self._incoming.append(self._batch(topic, partition, encoded, handle))
         self.thread.wake()
-        if self.thread.broken is not None:  # the thread will not run again
+        if self.thread.broken is not None:  # the I/O thread has ended
             self._fail_incoming(self.thread.closed_error)
 
     def topic(self, name: str, timeout_s: float) -> ProducerTopic:
@@ -176,8 +177,8 @@ class Sender:
             if self.thread.broken is None:
                 self._start_actions()
         finally:
-            # Last, because now this thread waits. A caller that is woken earlier would only wait for the interpreter
-            # lock.
+            # Last, because this thread waits afterwards. A caller that wakes up earlier would only wait for the
+            # interpreter lock.
             self._reports.deliver_acknowledged()
 
     def _start_actions(self) -> None:
@@ -190,7 +191,7 @@ class Sender:
             now = time.monotonic() * 1000
             for topic in self._metadata.update():
                 self._revalidation.revalidate_topic(topic)
-            while self._reports.retried:  # their topics may have changed while they were in flight
+            while self._reports.retried:  # their topics may have changed since they were sent
                 self._revalidation.revalidate(self._reports.retried.popleft())
             self._metadata.complete_requests(now)
             while self._incoming:
@@ -211,12 +212,15 @@ class Sender:
             self._send_all(now)
             self._request_missing(now)
             self._set_timer(now)
-        except Exception as error:  # our bug: it must not leave futures open forever
+        except Exception as error:  # a bug here must not leave futures open forever
             self.thread.end(error)
             raise
 
     def _has_no_work(self) -> bool:
-        """Return whether nothing is queued, in flight or awaited, as after the response to a single record."""
+        """Return whether nothing is queued, in flight or awaited.
+
+        This is the usual state after the response to a single record.
+        """
         return (
             not self._queues.busy
             and self.buffer.empty
@@ -228,10 +232,10 @@ class Sender:
         )
 
     def is_idle(self) -> bool:
-        """Return whether the producer is still idle, with a shortcut if it was idle before.
+        """Return whether the producer is idle. This is cheap if it was idle at the last call and no run found work.
 
-        Any thread that adds work wakes the I/O thread. The buffer is checked too: another thread may have put a record
-        into a chunk without having woken the I/O thread so far, and no later record may overtake it.
+        A thread that adds work wakes the I/O thread. The buffer is checked too, because another thread may have added a
+        record and not yet woken the I/O thread. No later record may overtake that record.
         """
         if self._runs != self._runs_when_idle or self.thread.woken or not self.buffer.empty:
             if not self._has_no_work():
@@ -240,7 +244,7 @@ class Sender:
         return True
 
     def may_send(self, now_ms: float) -> bool:
-        """Return whether the producer is idle and needs no metadata refresh."""
+        """Return whether the producer is idle and no metadata refresh is due."""
         return (
             self.thread.broken is None and now_ms - self._refreshed_ms <= self._metadata_max_age_ms and self.is_idle()
         )
@@ -256,7 +260,7 @@ class Sender:
         )
 
     def only_connection(self) -> AsyncConnection | None:
-        """Return the connection of all requests in flight, if they are all sent to one broker completely."""
+        """Return the connection of all requests in flight, or None, as ``SendLoop.only_connection``."""
         return self._requests.only_connection()
 
     def is_current(self, topic: ProducerTopic) -> bool:
@@ -280,7 +284,7 @@ class Sender:
     def _destination(self, tp: TopicPartition) -> int | None:
         """Return the broker for a partition's batches.
 
-        In a transaction, return None until the partition is registered.
+        In a transaction, return None until the coordinator has registered the partition.
         """
         if self.transactions is not None and not self.transactions.may_send(tp):
             return None
@@ -307,7 +311,10 @@ class Sender:
             self.thread.loop.call_later(_RETIRE_POLL_S, self.run_once)
 
     def fail_all(self, error: BaseException) -> None:
-        """Fail all open work. Idempotent: an interrupt may stop it, and the I/O thread repeats it at its end."""
+        """Fail all open work. Idempotent, because an interrupt may stop this call.
+
+        The I/O thread repeats it when it ends.
+        """
         self._reports.deliver_acknowledged()
         for chunk in self.buffer.close(error):
             chunk.fail(error)
@@ -322,7 +329,7 @@ class Sender:
         await self._cluster.closed()
 
     def discard(self, error: BaseException) -> None:
-        """Fail every record that is not acknowledged. Batches in flight may still reach the log."""
+        """Fail every record that is not acknowledged. A batch in flight may still reach the log."""
         for chunk in self.buffer.consume_due(math.inf, lambda _: False, 0.0):
             self.buffer.release(chunk.size)
             chunk.fail(error)
@@ -332,7 +339,7 @@ class Sender:
     def _fail_incoming(self, error: BaseException) -> None:
         """Fail the submitted batches that the I/O thread has not queued.
 
-        Other threads call it after that thread's end.
+        Other threads call this after the I/O thread has ended.
         """
         while True:
             try:
@@ -391,7 +398,7 @@ class Sender:
             self._cluster.start(self._ask_for_producer_id())
 
     async def _ask_for_producer_id(self) -> None:
-        """Repeat the request until a broker returns a producer id, or no batch needs it."""
+        """Repeat the request until a broker returns a producer id, or no batch needs one."""
         failures = 0
         while not self._queues.empty:
             try:

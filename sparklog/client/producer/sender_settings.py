@@ -1,4 +1,4 @@
-"""The settings of a producer in the form that its I/O thread uses."""
+"""The settings of a producer, converted for its I/O thread."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 
 class SenderSettings(NamedTuple):
-    """Settings of a producer. Sizes are in bytes; times are in seconds, except ``linger_ms``."""
+    """The settings of a producer. Sizes are in bytes, and times in seconds, except ``linger_ms``."""
 
     bootstrap: str
     client_id: str
@@ -21,5 +21,5 @@ class SenderSettings(NamedTuple):
     delivery_timeout_s: float
     max_request_bytes: int
     metadata_max_age_s: float
-    #: The key of this producer's transactions; empty: it does not use transactions.
+    #: The key of this producer's transactions; empty if the producer does not use transactions.
     transaction: str = ""

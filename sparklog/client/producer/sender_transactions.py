@@ -1,7 +1,7 @@
 """The transactions of a producer's sender, one at a time.
 
-It runs on the I/O thread. Between two transactions nothing may be sent: records that are accepted then fail. The
-records of an aborted transaction fail too, whether they were sent or not.
+All code runs on the I/O thread. Between two transactions nothing may be sent, so records that are accepted then fail.
+The records of an aborted transaction fail too, whether they were sent or not.
 """
 
 from __future__ import annotations
@@ -32,22 +32,23 @@ class SenderTransactions:
         queues: PartitionQueues,
         settings: SenderSettings,
     ) -> None:
-        """Create the state without a transaction."""
+        """Create the object, without an open transaction."""
         self.key = key = settings.transaction
         self._sender = sender
         self._cluster = cluster
         self._queues = queues
         self._coordinator = LoopCoordinator(cluster, TRANSACTION, key, request_timeout_s=settings.request_timeout_s)
-        #: The number of transactions that this run has begun.
+        #: The number of transactions that this run of the producer has begun.
         self._turn = 0
         self._open: OpenTransaction | None = None
-        #: The last transaction, for a caller that did not wait for its end and asks again.
+        #: The last transaction, for a caller that did not wait for the end of this transaction and asks for the end
+        #: again.
         self._ended: OpenTransaction | None = None
 
     def __str__(self) -> str:
         return f"transaction {self.key!r}"
 
-    # --- by the sender ---
+    # --- called by the sender ---
 
     def run_once(self) -> None:
         """Register the partitions of waiting batches, and fail the batches that cannot be sent.
@@ -65,10 +66,10 @@ class SenderTransactions:
         """Return whether the partition is registered."""
         return self._open is not None and tp in self._open.registered
 
-    # --- by the producer ---
+    # --- called for the producer ---
 
     async def begin(self, run: TransactionRun, *, timeout_s: float) -> None:
-        """Begin the next transaction of the run. Raises as ``transaction_session.begin``.
+        """Begin the next transaction of the producer's run. Raises as ``transaction_session.begin``.
 
         After a failure, a second call begins the same transaction.
         """
@@ -78,9 +79,12 @@ class SenderTransactions:
         await self.join(run, ProducerIdentity(reply.producer_id, reply.producer_epoch))
 
     async def join(self, run: TransactionRun, identity: ProducerIdentity) -> None:
-        """Start a transaction with this identity. Records that are accepted from now on belong to it."""
+        """Use the transaction with this identity, which has begun.
+
+        Records that are accepted from now on belong to it.
+        """
         self._sender.discard(TransactionStateError("no transaction was open when the record was sent"))
-        if self._open is not None:  # its caller did not wait for the response of begin
+        if self._open is not None:  # the caller did not wait for the response to ``begin``
             self._open.close()
         self._queues.begin(identity)
         self._open = OpenTransaction(self._cluster, self._coordinator, run, identity, changed=self._sender.run_once)
@@ -93,9 +97,11 @@ class SenderTransactions:
         await self._open.add_offsets(group, offsets, timeout_s=timeout_s)
 
     async def end(self, *, commit: bool, timeout_s: float) -> None:
-        """End the transaction: commit, after all records are acknowledged, or discard all of them.
+        """Commit or abort the transaction.
 
-        Raises as ``transaction_session.end``. After CommitOutcomeUnknown it may be called again.
+        Call this with ``commit`` only after all records are acknowledged. An abort discards all records.
+
+        Raises as ``transaction_session.end``. After CommitOutcomeUnknown, it may be called again.
         """
         now = self._open or self._ended
         assert now is not None

@@ -1,19 +1,21 @@
 """The decision whether a thread that waits for a response spins or sleeps.
 
-A sleeping processor takes 0.05 ms to wake up. On an otherwise idle processor, a spinning thread gets a quick response
-that much earlier. If other processes need the processor, perhaps the brokers themselves, the spinning delays them. Then
-responses take longer, and this class counts the spins as wasted.
+To spin is to check for the response again and again without giving up the processor. A sleeping processor takes 0.05 ms
+to wake up, so a spinning thread gets a quick response that much earlier. But if other processes need the processor,
+perhaps the brokers themselves, the spinning delays them. Then responses take longer, and this class counts the spins as
+wasted.
 """
 
 from __future__ import annotations
 
 import os
 
-#: The maximum duration of a spin: twice the response time of a leader on the same host that waits for no follower.
+#: The maximum duration of a spin: twice the response time of a leader on the same host with acks=1.
 SOON_S = 0.000_25
-#: The number of useful spins in a row that make up for a wasted one. If more than one in 24 is wasted, sleep prevails.
+#: After this number of useful spins in a row, the next sleep phase is halved. If more than one in 24 spins is wasted,
+#: the thread mostly sleeps.
 _IN_A_ROW = 16
-#: The maximum length of a sleep phase, in quick responses.
+#: The maximum length of a phase without spins, as a number of quick responses.
 _LONGEST_SLEEP = 1024
 
 
@@ -21,17 +23,17 @@ class SpinPolicy:
     """The spin policy of a thread that waits for one response after the other. Pure."""
 
     def __init__(self, *, processors: int) -> None:
-        #: How long to spin for the next response; 0: sleep at once.
+        #: How long to spin for the next response; 0 means to sleep at once.
         self.spin_s = 0.0
-        # On a single processor the spin would keep the broker from responding.
+        # On a single processor, a spin would keep a broker on this host from responding.
         self._soon_s = SOON_S if processors > 1 else 0.0
-        #: The length of the next sleep phase in quick responses. It doubles with each wasted spin.
+        #: The length of the next phase without spins, as a number of quick responses. Each wasted spin doubles it.
         self._sleep = 1
         self._left = 1
         self._in_a_row = 0
 
     def on_response(self, took_s: float) -> None:
-        """Record that a response arrived, or has not arrived, within ``took_s``."""
+        """Record that a response arrived after ``took_s``, or had not arrived by then."""
         if took_s >= self._soon_s:
             if self.spin_s:
                 self.spin_s = 0.0

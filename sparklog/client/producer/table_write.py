@@ -1,4 +1,4 @@
-"""The completion of one table that a producer writes, and its future."""
+"""The completion of one ``Producer.write`` of a table, and its future."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from sparklog.model import OffsetRange
 
 
 class WriteFuture(Future[WriteResult]):
-    """The future of a table. It records whether a caller has seen its error. It cannot be cancelled."""
+    """The future of a table. It stores whether a caller has seen its error. It cannot be cancelled."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -34,28 +34,31 @@ class WriteFuture(Future[WriteResult]):
 
 
 class TableWrite:
-    """The completion of one ``write``. The writer adds batches while it splits the table, and then seals it."""
+    """The completion of one ``write``.
+
+    The writing thread adds batches while it splits the table, and then calls ``seal``.
+    """
 
     def __init__(self, topic: str) -> None:
         self.topic = topic
         self.future = WriteFuture()
         self.finished = CompletionLatch()
         self._lock = threading.Lock()
-        self._open = 1  # the writer itself, until it seals the table
+        self._open = 1  # the writing thread counts as open until ``seal``
         self._ended = False
         self._outcomes: dict[int, BatchOutcome] = {}
         self._error: BaseException | None = None
         self._count = 0
 
     def add_batch(self) -> int:
-        """Return the number of the next batch."""
+        """Add a batch; return its number."""
         with self._lock:
             self._open += 1
             self._count += 1
             return self._count - 1
 
     def seal(self, error: BaseException | None = None) -> None:
-        """End the list of batches. ``error`` means that the writer could not continue."""
+        """Declare that no batch follows. ``error`` is why the writing thread could not continue, or None."""
         self._close_one(error)
 
     def batch_done(self, index: int, outcome: BatchOutcome) -> None:
@@ -101,7 +104,7 @@ class TableWrite:
     def _notify(self) -> None:
         """Notify the future and the latch.
 
-        Runs again at the producer's end, because an interrupt may have stopped it.
+        This runs again when the producer ends, because an interrupt may have stopped it.
         """
         outcome = self._error if self._error is not None else self._result()
         notify(functools.partial(resolve, self.future), outcome)

@@ -1,6 +1,6 @@
-"""The transaction methods of a producer: which calls each state allows, and the state after them.
+"""The transaction methods of a producer, and the states in which each may be called.
 
-The methods run in the caller's thread; requests to brokers run on the sender's. A commit requires that all records
+The methods run in the caller's thread, and requests to brokers in the I/O thread. A commit requires that all records
 since ``begin`` are acknowledged.
 """
 
@@ -30,15 +30,15 @@ class State(Enum):
 
     NONE = auto()
     OPEN = auto()
-    #: The commit may or may not have been decided.
+    #: A commit was requested, and it is unknown whether the coordinator has decided it.
     UNKNOWN = auto()
     FENCED = auto()
-    #: A sink's transaction, which this producer does not end.
+    #: The transaction belongs to a sink, and this producer cannot end it.
     JOINED = auto()
 
 
 def producer_run(transactional_id: str, timeout_s: float) -> TransactionRun:
-    """Return a new run of a transactional producer. Raises ConfigError."""
+    """Return the identity of a new run of a transactional producer. Raises ConfigError for an invalid argument."""
     if not transactional_id or len(transactional_id.encode()) > MAX_ID_BYTES:
         raise ConfigError(f"transactional_id={transactional_id!r}: expected 1 to {MAX_ID_BYTES} bytes of text")
     if not 0 < timeout_s <= 86_400:
@@ -61,7 +61,7 @@ class ProducerTransactions:
         drop_failures: Callable[[], None],
         timeout_s: float,
     ) -> None:
-        """Create the state, without an open transaction.
+        """Create the object, without an open transaction.
 
         ``settle`` waits until all accepted records have ended, and returns the first failure. ``drop_failures`` drops
         the failures that ``flush`` must not raise. ``timeout_s`` bounds each call to the coordinator.
@@ -83,7 +83,7 @@ class ProducerTransactions:
         return self.state in {State.OPEN, State.JOINED}
 
     def require_open(self) -> None:
-        """Raise TransactionStateError or ProducerFenced unless records can be written."""
+        """Raise TransactionStateError or ProducerFenced unless records can be written in a transaction."""
         if not self.may_write:
             raise self._wrong("nothing can be written")
 
@@ -137,7 +137,7 @@ class ProducerTransactions:
         with self._lock:
             if self.state is not State.OPEN:
                 raise self._wrong("send_offsets")
-            if not offsets:  # a group's member without partitions has nothing to commit
+            if not offsets:  # a member without partitions has no offsets to commit
                 return
             ids = group.topic_ids if isinstance(group, GroupMetadata) else {}
             named = [GroupOffset(tp[0], tp[1], offset, ids.get(tp[0], "")) for tp, offset in offsets.items()]
@@ -148,7 +148,7 @@ class ProducerTransactions:
                 raise
 
     def close(self) -> None:
-        """Abort an open transaction within a short time if possible. The producer ends."""
+        """Try for a short time to abort an open transaction, because the producer ends."""
         with self._lock:
             if self.state is State.OPEN:
                 self._abort(min(_ABORT_AT_CLOSE_S, self._timeout_s))
@@ -157,13 +157,13 @@ class ProducerTransactions:
         try:
             self._end(commit=False, timeout_s=timeout_s)
         except (ProducerFenced, TransactionStateError):
-            pass  # it is aborted; a fenced producer gets the error from its next begin
+            pass  # the transaction is aborted; the next ``begin`` raises the error if the producer is fenced
         finally:
             self._drop_failures()
 
     def _end(self, *, commit: bool, timeout_s: float | None = None) -> None:
         wait_s = self._timeout_s if timeout_s is None else timeout_s
-        # This also holds if Ctrl-C ends the wait, because the request was sent.
+        # The state if Ctrl-C ends the wait below: the request may have been sent.
         after = State.UNKNOWN if commit else State.NONE
         asked = self.state is State.UNKNOWN
 
@@ -178,7 +178,7 @@ class ProducerTransactions:
         except CommitOutcomeUnknown:
             raise
         except ProducerClosed as error:
-            if commit and asked:  # the thread has ended, and the request may have been sent
+            if commit and asked:  # the I/O thread has ended, and the request may have been sent before
                 detail = f"{self.run} may be committed or aborted, as a whole: {error}"
                 raise CommitOutcomeUnknown(detail) from error
             after = State.NONE

@@ -1,7 +1,6 @@
-"""The identity of a transaction and the errors of its end, which all clients of transactions share.
+"""The identity of a transaction, and the errors of a commit or abort. All clients with transactions use them.
 
-It needs no event loop: a sink's driver commits from a process that does nothing else, and should not have to load one.
-Pure.
+This module imports no event loop, so that a process that only commits a sink's transaction need not load one. Pure.
 """
 
 from __future__ import annotations
@@ -11,11 +10,12 @@ from typing import NamedTuple
 from sparklog.client.errors import ClientTimeout, CommitOutcomeUnknown, transaction_error
 from sparklog.errors import BrokerError, ErrorCode
 
-#: The maximum length of the name of a transactional producer or a sink. With its prefix the limit is 255 bytes.
+#: The maximum length in bytes of a transactional id or a sink's name. With its prefix, a key may have 255 bytes.
 MAX_ID_BYTES = 200
-#: How long a client waits for the markers of a decided transaction. Readers see its records after the markers.
+#: How long a client waits for the markers of a committed or aborted transaction. Only after the markers do readers see
+#: its records.
 MARKERS_WAIT_S = 30.0
-#: The part of a request's timeout that the coordinator may use.
+#: The fraction of a request's timeout that the coordinator may use.
 SERVER_SHARE = 0.8
 
 
@@ -37,7 +37,7 @@ class TransactionRun(NamedTuple):
 
 
 class Joined(NamedTuple):
-    """A part in a sink's transaction, for ``Producer(in_transaction=)``.
+    """A task's membership in a sink's transaction, for ``Producer(in_transaction=)``.
 
     ``number`` is the number of the run, in the order in which runs began.
     """
@@ -56,14 +56,14 @@ def end_error(
     uncertain: bool,
     asked_before: bool = False,
 ) -> BrokerError | ClientTimeout:
-    """Return the error for a failed end request.
+    """Return the error to raise for a commit or abort that failed with ``error``.
 
-    ``uncertain``: an earlier attempt may have had an effect. ``asked_before``: an attempt of an earlier call may have
-    had one, which the coordinator reports unless the next run has begun since.
+    ``uncertain``: an earlier attempt of this call may have taken effect. ``asked_before``: an attempt of an earlier
+    call may have. The coordinator then reports the outcome, unless a later run has begun.
     """
     code = getattr(error, "code", None)
     uncertain = uncertain or (asked_before and code == ErrorCode.UNKNOWN_PRODUCER_ID)
-    uncertain = uncertain or code == ErrorCode.UNKNOWN_SERVER_ERROR  # the decision may be on its way into the log
+    uncertain = uncertain or code == ErrorCode.UNKNOWN_SERVER_ERROR  # the coordinator may still write the decision
     refused = error if isinstance(error, ClientTimeout) else transaction_error(error, str(run))
     if commit and (uncertain or isinstance(error, ClientTimeout)):
         return CommitOutcomeUnknown(f"{run} may be committed or aborted, as a whole: {refused}")

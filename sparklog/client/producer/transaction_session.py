@@ -2,8 +2,8 @@
 
 A batch may be sent to a partition once the coordinator has registered the partition for this producer id. While one
 registration request is in flight, new partitions are collected for the next one. Every registration keeps the
-transaction alive. If there was none for a third of the transaction's timeout, a touch request is sent. Other modules
-decide who may begin and end the transaction.
+transaction alive. If there was none for a third of the transaction's timeout, a keep-alive request is sent. Other
+modules decide when the transaction begins and ends.
 """
 
 from __future__ import annotations
@@ -41,7 +41,9 @@ _log = logging.getLogger(__name__)
 
 
 async def begin(coordinator: LoopCoordinator, run: TransactionRun, *, timeout_s: float) -> BeginTransactionReply:
-    """Begin a transaction, or join it. Each attempt creates a producer id; the one of the response counts.
+    """Begin a transaction, or join it.
+
+    Each attempt creates a producer id. Only the producer id in the response is used.
 
     Raises:
         ProducerFenced: a later run has begun.
@@ -65,7 +67,8 @@ async def end(
 ) -> EndTransactionReply:
     """Ask the coordinator to commit or abort, and wait a limited time for the markers.
 
-    The decision is durable when this returns. ``asked_before``: an earlier call has requested this commit.
+    The decision is durable when this returns. ``winners`` are the producer ids whose records are committed.
+    ``asked_before``: an earlier call has requested this commit.
 
     Raises:
         ProducerFenced, TransactionStateError: the transaction is not committed, and will not be.
@@ -94,9 +97,9 @@ async def end(
 
 
 class OpenTransaction:
-    """The registrations and the keep-alive of an open transaction.
+    """The registered partitions and the keep-alive of an open transaction.
 
-    Owner: the sender's loop. ``close`` ends its tasks.
+    Owner: the sender's event loop. ``close`` ends the tasks.
     """
 
     def __init__(
@@ -108,13 +111,16 @@ class OpenTransaction:
         *,
         changed: Callable[[], None],
     ) -> None:
-        """Start the keep-alive. ``changed`` is called after a registration, and when the transaction was refused."""
+        """Start the keep-alive.
+
+        ``changed`` is called after each registration, and when the coordinator refuses the transaction.
+        """
         self.run = run
         self.identity = identity
-        #: The reason why no more records can be written in it, or None.
+        #: Why no more records can be written in the transaction, or None.
         self.refused: BrokerError | None = None
         self.registered: set[TopicPartition] = set()
-        #: True once a registration was requested: there may be records to commit.
+        #: True once a registration was requested, so that there may be records to commit.
         self.used = False
         #: True once a commit was requested.
         self.commit_asked = False
@@ -128,12 +134,12 @@ class OpenTransaction:
         cluster.start(self._stay_alive())
 
     def close(self) -> None:
-        """End the tasks: the transaction has ended, or its timeout will abort it."""
+        """End the tasks, because the transaction has ended or its timeout will abort it."""
         self._closed = True
         self._wake.set()
 
     def register(self, wanted: Callable[[], Iterable[TopicPartition]]) -> None:
-        """Register the partitions that ``wanted`` returns. It is called again before each request."""
+        """Register the partitions that ``wanted`` returns. ``wanted`` is called again before each request."""
         if not self._registering and self.refused is None and not self._closed and self._missing(wanted):
             self._registering = True
             self._cluster.start(self._register(wanted))
@@ -141,7 +147,9 @@ class OpenTransaction:
     async def add_offsets(
         self, group: str | GroupMetadata, offsets: Sequence[GroupOffset], *, timeout_s: float
     ) -> None:
-        """Commit these offsets of the group with the transaction. The request is durable when this returns.
+        """Add offsets of a group to the transaction.
+
+        When this returns, the coordinator has stored them durably. They are committed with the transaction.
 
         Raises:
             CommitRefused: the member may not commit these offsets. The transaction must be aborted.
@@ -152,7 +160,7 @@ class OpenTransaction:
         attempts = Attempts(self._coordinator, timeout_s=timeout_s)
         try:
             await attempts.ask(self._addition(group=name, offsets=offsets), Ack)
-            # the group's coordinator checks whether the transaction knows this producer
+            # Before that, the partition of the group's offsets is registered: the group's coordinator checks it.
             if isinstance(group, GroupMetadata):
                 await self._hold(group, offsets, timeout_s=attempts.left_s)
         except BrokerError as error:
@@ -184,7 +192,7 @@ class OpenTransaction:
         )
 
     async def _register(self, wanted: Callable[[], Iterable[TopicPartition]]) -> None:
-        """Register partitions until none is missing. Other code fails the batches that wait too long."""
+        """Register partitions until none is missing. Other modules fail the batches that wait too long."""
         failures = 0
         try:
             while not self._closed and (partitions := self._missing(wanted)):

@@ -1,9 +1,10 @@
-"""The transactions of a sink: many tasks write, and one driver decides. Blocking.
+"""The transactions of a sink: many tasks write, and one driver commits or aborts. All calls block.
 
 A task joins with ``join`` and writes with a ``Producer(in_transaction=...)``, which registers its partitions and keeps
 the transaction alive. The driver calls ``decide`` with the producers whose records are committed. A version at or below
-the last committed one of its key is a replay: no task writes, and the same decision succeeds again. If versions count
-by topic (``by_topic``), every task joins, and asks for each topic's version (``settled_version``).
+the last committed version of its key is a replay: no task writes, and the same decision succeeds again. With
+``by_topic``, each topic has its own last committed version. Then every task joins, and asks for the version of each
+topic with ``settled_version``.
 """
 
 from __future__ import annotations
@@ -41,13 +42,19 @@ _log = logging.getLogger(__name__)
 
 
 class AlreadyCommitted(NamedTuple):
-    """The response that this version or a later one, ``last_version``, is committed. The task writes nothing."""
+    """The result of ``join`` if the version is a replay: the task writes nothing.
+
+    ``last_version`` is the last committed version.
+    """
 
     last_version: int
 
 
 class Decided(NamedTuple):
-    """A durable decision. ``complete``: every partition has its marker. ``replayed``: the decision existed before."""
+    """A durable decision. ``complete``: every partition has its marker.
+
+    ``replayed``: an earlier call made the decision.
+    """
 
     complete: bool
     replayed: bool
@@ -63,13 +70,13 @@ def join(
     max_block_s: float = 60.0,
     by_topic: bool = False,
 ) -> Joined | AlreadyCommitted:
-    """Take part in version ``version`` of ``key`` as run ``run_id``. Several tasks of one run may take part.
+    """Join the transaction for ``version`` of ``key`` as run ``run_id``. Several tasks of one run may join.
 
     Args:
         version: 0 or more, increasing from transaction to transaction. run_id: the id of the run. A new run fences the
-        earlier ones, and aborts their open transactions. timeout_s: the coordinator aborts the transaction if all of
-        its tasks are silent for this time. max_block_s: how long to retry. by_topic: versions count for each topic
-        separately. The result is never AlreadyCommitted.
+        earlier ones, and aborts their open transactions. timeout_s: the coordinator aborts the transaction if it gets
+            no request of any task for this time. max_block_s: how long to retry. by_topic: each topic has its own last
+            committed version. Then the result is never AlreadyCommitted.
 
     Raises:
         ProducerFenced: a later run has begun.
@@ -97,10 +104,10 @@ def settled_version(
     topic_id: str = "",
     max_block_s: float = 60.0,
 ) -> int:
-    """Return the last committed version of ``key``, in the topic with this id if one is given; -1: none.
+    """Return the last committed version of ``key`` (in the topic, if an id is given), or -1 if there is none.
 
-    First, the coordinator aborts the open transactions of all runs but ``run_id`` under the key. They can never be
-    committed.
+    First, the coordinator aborts the open transactions of ``key`` except those of run ``run_id``. They can never be
+    committed then.
 
     Raises:
         ProducerFenced: a later run has fenced ``run_id``.
@@ -126,10 +133,10 @@ def decide(
     commit: bool = True,
     timeout_s: float = 60.0,
 ) -> Decided:
-    """Commit the records of the producer ids ``winners`` and abort the others of this version, or abort all.
+    """Commit the records of the producer ids ``winners`` and abort the version's other records, or abort all records.
 
     Wait up to 30 s for the markers in all partitions, so that the next reader finds the rows. The decision is durable
-    also if some markers are missing. A commit without winners means that the version has no records.
+    even if some markers are missing. A commit without winners means that the version has no records.
 
     Raises:
         ClusterError: there are more winners than one commit may name; nothing is decided.
@@ -177,7 +184,7 @@ def decide(
 
 @contextmanager
 def _open_cluster(bootstrap: str | Iterable[str] | BlockingCluster, timeout_s: float) -> Iterator[BlockingCluster]:
-    """Yield a cluster client. Close it only if it was created here."""
+    """Yield a cluster client. Close the client at the end only if this function has created it."""
     if isinstance(bootstrap, BlockingCluster):
         yield bootstrap
         return
