@@ -1,1 +1,1 @@
-"""Coordinators of transactions and consumer groups: pure state machines with events in and effects out."""
+"""The coordinators of transactions and consumer groups. They are pure state machines: events in, effects out."""

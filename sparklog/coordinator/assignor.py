@@ -1,15 +1,15 @@
-"""The uniform assignor: it decides which member of a group reads which partition.
+"""The uniform assignor, which decides which member of a group reads which partition.
 
 It is a pure function.
 
-- Even: the partition counts of two members with the same topics differ by at most one. If members
-  read different topics, no move of a single partition to another subscriber would bring their counts closer.
-- Sticky: a member keeps as many of its partitions as that allows; no partition moves without need.
-- Near: among the partitions that a member keeps or gets, those with a replica in its rack come first. Racks never
-  outweigh the other two rules.
+- Even: the partition counts of two members with the same topics differ by at most one. If members read different
+  topics, no move of a single partition to another subscriber would make the counts more even.
+- Sticky: within the first rule, a member keeps as many of its partitions as possible.
+- Near: when a member can keep or get only some of several partitions, those with a replica in its rack are preferred.
+  Racks never override the other two rules.
 
-It has two steps: it computes how many partitions each member gets, then which ones. Its time grows with the partitions
-and members, and with the number of different subscriptions. Source: KIP-848, server-side assignors; the algorithm is
+The first step computes how many partitions each member gets, the second step which ones. The time grows with the
+numbers of partitions, members and different subscriptions. Source: KIP-848, server-side assignors; the algorithm is
 sparklog's own.
 """
 
@@ -22,15 +22,15 @@ from typing import NamedTuple
 
 #: Topic name, topic id, partition.
 Part = tuple[str, str, int]
-#: The number of passes over the kinds of subscriptions. Each pass evens one kind, which may make kinds that share
-#: members with it less even.
+#: The maximum number of passes that even out the counts. More than one may be needed: evening out one class of topics
+#: can make a class that shares members with it less even.
 _PASSES = 50
 
 
 class TopicView(NamedTuple):
     """A topic of the cluster.
 
-    ``racks`` has the racks of each partition's replicas; it is empty if no broker has one.
+    ``racks`` has the racks of each partition's replicas; it is empty if no broker has a rack.
     """
 
     topic_id: str
@@ -39,7 +39,7 @@ class TopicView(NamedTuple):
 
 
 class Subscriber(NamedTuple):
-    """A member for the assignor. ``topics`` are its subscribed topics that exist."""
+    """A member as the assignor sees it. ``topics`` are the topics that it subscribes to and that exist."""
 
     topics: frozenset[str]
     rack: str = ""
@@ -55,7 +55,10 @@ class _Class(NamedTuple):
 def assign(
     subscribers: Mapping[str, Subscriber], topics: Mapping[str, TopicView], owners: Mapping[Part, str]
 ) -> dict[str, list[Part]]:
-    """Assign every partition of a subscribed topic to one subscriber. ``owners`` are the current or future owners."""
+    """Assign every partition of the subscribed topics to one subscriber.
+
+    ``owners`` has the current owner of a partition or, if an earlier target gave it to another member, that member.
+    """
     classes = list(_classes(subscribers, topics))
     kept = [_kept(found, owners) for found in classes]
     counts = _counts(subscribers, classes, kept)
@@ -66,7 +69,7 @@ def assign(
 
 
 def _classes(subscribers: Mapping[str, Subscriber], topics: Mapping[str, TopicView]) -> Iterable[_Class]:
-    """Return the classes, those with the fewest subscribers first: members with the fewest choices come first."""
+    """Return the classes, those with the fewest subscribers first, because these have the fewest choices."""
     by_subscription: dict[frozenset[str], list[str]] = {}
     for member in sorted(subscribers):
         by_subscription.setdefault(subscribers[member].topics, []).append(member)
@@ -81,7 +84,7 @@ def _classes(subscribers: Mapping[str, Subscriber], topics: Mapping[str, TopicVi
         numbered = [
             (number, name, topics[name].topic_id) for name in names for number in range(topics[name].partitions)
         ]
-        # By number first: a member that gets consecutive parts has some of every topic.
+        # Sort by partition number first, so that a member that gets consecutive partitions gets some of every topic.
         parts = [(name, topic_id, number) for number, name, topic_id in sorted(numbered)]
         found.append(_Class(members, parts))
     return sorted(found, key=lambda one: len(one.members))
@@ -104,7 +107,8 @@ def _counts(
 ) -> list[dict[str, int]]:
     """Return for each class the number of partitions of each member.
 
-    A member keeps what it has. Free partitions go to the least loaded members. The counts are then evened out.
+    Each member starts with the partitions that it has. Free partitions go to the least loaded members. Then the counts
+    are evened out.
     """
     if len(classes) == 1:
         return [_even(kept[0], len(classes[0].parts))]
@@ -122,7 +126,10 @@ def _counts(
 
 
 def _even(having: Mapping[str, Sequence[Part]], total: int) -> dict[str, int]:
-    """Return even counts for one class; members with the most partitions keep those that remain."""
+    """Return even counts for one class.
+
+    If the division leaves a remainder, the members with the most partitions get one more.
+    """
     each, over = divmod(total, len(having))
     by_most = sorted(having, key=lambda member: (-len(having[member]), member))
     return {member: each + (place < over) for place, member in enumerate(by_most)}
@@ -176,7 +183,10 @@ def _choose(
     count: Mapping[str, int],
     target: dict[str, list[Part]],
 ) -> None:
-    """Choose partitions: each member keeps what its count allows and gets the rest from the free ones."""
+    """Choose the partitions of each member.
+
+    A member keeps as many of its own as its count allows, and gets the rest from the free ones.
+    """
     racks = _racks(found, subscribers, topics)
     taken: set[Part] = set()
     slots: dict[str, int] = {}
@@ -204,7 +214,7 @@ def _choose(
 def _racks(
     found: _Class, subscribers: Mapping[str, Subscriber], topics: Mapping[str, TopicView]
 ) -> dict[Part, frozenset[str]]:
-    """Return the racks of each partition that contain some subscriber; empty if racks do not matter."""
+    """Return for each partition the racks with both a replica and a subscriber; empty if no subscriber has a rack."""
     here = {subscribers[member].rack for member in found.members} - {""}
     if not here:
         return {}
@@ -225,7 +235,10 @@ def _near(
     slots: dict[str, int],
     target: dict[str, list[Part]],
 ) -> list[Part]:
-    """Assign partitions to members in their replicas' racks, those with the fewest racks first; return the rest."""
+    """Assign free partitions to members in a rack of their replicas; return the partitions that are left.
+
+    Partitions with the fewest such racks come first.
+    """
     by_rack: dict[str, deque[str]] = {}
     room: dict[str, int] = {}
     for member, number in slots.items():

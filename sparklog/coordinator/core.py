@@ -1,9 +1,10 @@
-"""The common part of all coordinators: keyed entries whose only memory is the log of one partition.
+"""The common part of all coordinators: a table of entries by key, stored only in the log of one partition.
 
-The module is pure. A change of an entry is a draft. The coordinator appends it first, and applies it, sends it and
-responds only after the append is committed. At most one draft is in flight per entry. Expired entries are removed
-periodically. To bound the log, all live entries are written again: a few entries in one append, each when no other
-append is in flight for it. Each kind of coordinator defines the meaning of its drafts.
+The module is pure. A *draft* is a change of an entry that is not committed yet. The coordinator first appends the
+draft's records to the log. After the append is committed, it applies the draft to the entry, sends the resulting
+effects and responds to the requests. At most one draft is in flight per entry. Expired entries are removed
+periodically. To bound the log, all live entries are rewritten: a few entries in one append, each while no draft of it
+is in flight. Each kind of coordinator defines its own drafts.
 """
 
 from __future__ import annotations
@@ -16,11 +17,11 @@ from sparklog.coordinator.effects import Append, Effect, Rewritten
 from sparklog.coordinator.events import Appended, AppendRefused, RewriteRequested, Ticked
 from sparklog.coordinator.log_records import Record
 
-#: The interval of ticks while an entry has work in progress.
+#: The interval of ``Ticked`` while an entry has work in progress.
 TICK_MS = 500
-#: The interval of the checks for idle entries.
+#: The interval of the checks for expired entries.
 EXPIRY_CHECK_MS = 60_000
-#: The most entries in one append of a rewrite, and the most records.
+#: The maximum numbers of entries and of records in one append of a rewrite.
 REWRITE_AT_ONCE, RECORDS_AT_ONCE = 200, 10_000
 
 Draft = TypeVar("Draft")
@@ -29,7 +30,8 @@ Draft = TypeVar("Draft")
 class Entry(Protocol[Draft]):
     """The state of one key.
 
-    ``draft`` is the change in flight; until it ends the coordinator serves nothing else for the key.
+    ``draft`` is the change in flight. Until it is committed or refused, the coordinator makes no other change of the
+    entry.
     """
 
     key: str
@@ -39,7 +41,7 @@ class Entry(Protocol[Draft]):
         """Return the keys of the entry's durable records, for a rewrite."""
 
     def records_of(self, keys: Iterable[Any]) -> list[Record]:
-        """Return the durable records with these keys, without those that are removed by now."""
+        """Return the durable records with these keys. Records that have been removed since are left out."""
 
     @property
     def record_count(self) -> int:
@@ -60,8 +62,9 @@ class CoordinatorCore(ABC, Generic[_Entry, Draft]):
         self._effects: list[Effect] = []
         self._append = 0
         self._appends: dict[int, list[_Entry]] = {}
-        #: The entries that a rewrite has yet to write, each with the keys of its remaining records (None: all of them),
-        #: and the appends in flight. None: no rewrite is in progress.
+        #: ``_rewrite`` has the entries that a rewrite has yet to write, each with the keys of its remaining records or
+        #: None for all records. It is None while no rewrite is in progress. ``_rewriting`` has the rewrite's appends in
+        #: flight.
         self._rewrite: dict[str, list[Any] | None] | None = None
         self._rewriting: set[int] = set()
         self._next_expiry_ms = 0
@@ -74,7 +77,7 @@ class CoordinatorCore(ABC, Generic[_Entry, Draft]):
         """Apply the records of the partition's log, in order. Raises ClusterError for an unreadable record."""
 
     def start(self, now_ms: int) -> list[Effect]:
-        """Continue the work in progress after all records are read; return the effects."""
+        """Continue the work that was in progress according to the log; return the effects. Call it after ``load``."""
         self._effects = []
         self._next_expiry_ms = now_ms + EXPIRY_CHECK_MS
         self._next_tick_ms = now_ms + TICK_MS
@@ -82,7 +85,7 @@ class CoordinatorCore(ABC, Generic[_Entry, Draft]):
         return self._effects
 
     def step(self, event: Any, now_ms: int) -> list[Effect]:
-        """Handle one event; return the effects that it requires, in order."""
+        """Handle one event; return the resulting effects, in order."""
         self._effects = []
         match event:
             case Appended():
@@ -101,7 +104,7 @@ class CoordinatorCore(ABC, Generic[_Entry, Draft]):
 
     @property
     def deadline_ms(self) -> int | None:
-        """Return the latest time to send ``Ticked``."""
+        """Return the time at which ``Ticked`` must be sent at the latest."""
         times = [self._next_tick_ms] if self._watches() or self._rewrite is not None else []
         if self._entries:
             times.append(self._next_expiry_ms)
@@ -109,7 +112,7 @@ class CoordinatorCore(ABC, Generic[_Entry, Draft]):
 
     @property
     def live_records(self) -> int:
-        """Return the number of records that a rewrite of the whole log would write."""
+        """Return the number of records that a complete rewrite would write."""
         return sum(entry.record_count for entry in self._entries.values())
 
     def __len__(self) -> int:
@@ -119,7 +122,7 @@ class CoordinatorCore(ABC, Generic[_Entry, Draft]):
 
     @abstractmethod
     def _handle(self, event: Any, now_ms: int) -> None:
-        """Handle an event that is about neither the log nor the time."""
+        """Handle an event other than Appended, AppendRefused, RewriteRequested and Ticked."""
 
     @abstractmethod
     def _unchanged(self, entry: _Entry) -> Draft:
@@ -127,18 +130,18 @@ class CoordinatorCore(ABC, Generic[_Entry, Draft]):
 
     @abstractmethod
     def _committed(self, entry: _Entry, draft: Draft, now_ms: int) -> None:
-        """Handle a ``draft`` that is in the log: apply it, respond, and continue with waiting requests."""
+        """Handle a committed ``draft``: apply it, respond, and continue with waiting requests."""
 
     @abstractmethod
     def _refused(self, entry: _Entry, draft: Draft, detail: str, now_ms: int) -> None:
-        """Handle a ``draft`` that is not in the log and never will be: refuse its requests and continue."""
+        """Handle a ``draft`` that is not in the log and never will be: refuse its requests, then continue."""
 
     @abstractmethod
     def _expire(self, entry: _Entry, now_ms: int) -> None:
-        """Start to remove the entry if its time is over. No draft is in flight for it."""
+        """Start to remove the entry if it has expired. The caller has checked that no draft is in flight for it."""
 
     def _started(self, now_ms: int) -> None:
-        """Continue the work in progress after all records are read."""
+        """Continue the work that was in progress according to the log."""
 
     def _watches(self) -> bool:
         """Return whether ``_ticked`` must run periodically."""
@@ -196,9 +199,10 @@ class CoordinatorCore(ABC, Generic[_Entry, Draft]):
     # --- bounded log -----------------------------------------------------------------------------------------------
 
     def _rewrite_more(self) -> None:
-        """Write entries without a draft again, at most one append's share; the others follow later.
+        """Rewrite some of the remaining entries, those without a draft, in one append. The others follow later.
 
-        A large entry takes several appends. Other changes of it may come between them: they are in the log as well.
+        A large entry takes several appends. Other changes of the entry may be appended between them; the log then has
+        both.
         """
         if self._rewrite is None:
             return

@@ -14,8 +14,8 @@ from sparklog.protocol.messages import GroupOffset, TopicPartitions, Transaction
 class Append:
     """An append of these records as one batch to the coordinator's partition, with acks=all.
 
-    The result is Appended after the commit, or AppendRefused if nothing was appended. A host that does not know the
-    outcome ends this coordinator; the next one reads the log again.
+    The result is Appended after the commit, or AppendRefused if nothing was appended. If the broker does not know
+    whether the append succeeded, it ends this coordinator; the next coordinator reads the log again.
     """
 
     append: int
@@ -24,10 +24,10 @@ class Append:
 
 @dataclass(frozen=True, slots=True)
 class SendMarkers:
-    """Markers for the partitions' leaders, sent until the leaders have written them.
+    """Transaction markers to send to the partitions' leaders until all of them have written the markers.
 
-    The result is MarkersWritten for each, in any order. A decision about many participants is carried out in parts:
-    ``part`` counts them from 0.
+    MarkersWritten reports the partitions with written markers, in any order. A decision about many participants is
+    carried out in parts, and ``part`` is the number of the part, from 0.
     """
 
     key: str
@@ -38,7 +38,7 @@ class SendMarkers:
 
 @dataclass(frozen=True, slots=True)
 class SendOffsets:
-    """Offsets for the group's coordinator, sent until it has them. The result is OffsetsWritten."""
+    """Offsets to send to the group's coordinator until it has committed them. The result is OffsetsWritten."""
 
     key: str
     decision: int
@@ -56,16 +56,16 @@ class ComputeTarget:
 
 @dataclass(frozen=True, slots=True)
 class Resume:
-    """Another step for the group, in a later turn of the event loop. The result is Resumed."""
+    """Continue with the group in a later iteration of the event loop, after other work. The result is Resumed."""
 
     group: str
 
 
 @dataclass(frozen=True, slots=True)
 class Begun:
-    """The outcome of a begin request.
+    """The outcome of a BeginTransaction request.
 
-    ``committed``: this version, or a later one, is already committed, so there is nothing to write.
+    ``committed`` means that this version or a later one is already committed, so there is nothing to write.
     """
 
     committed: bool
@@ -77,7 +77,10 @@ class Begun:
 
 @dataclass(frozen=True, slots=True)
 class Settled:
-    """The outcome of a settle request: this version is committed, and no other run has an open transaction."""
+    """The outcome of a SettleVersion request.
+
+    ``last_version`` is committed, and no other run has an open transaction.
+    """
 
     last_version: int
 
@@ -101,7 +104,7 @@ class Refused:
 
 @dataclass(frozen=True, slots=True)
 class Assigned:
-    """The outcome of a heartbeat, as ``messages.HeartbeatReply``."""
+    """The outcome of a heartbeat, with the fields of ``messages.HeartbeatReply``."""
 
     member_epoch: int
     assigned: tuple[TopicPartitions, ...] = ()
@@ -112,7 +115,7 @@ Outcome = Begun | Settled | Done | Ended | Assigned | Refused
 
 @dataclass(frozen=True, slots=True)
 class Respond:
-    """A response to the request with this ticket. There is no result."""
+    """The response to the request with this ticket. There is no result."""
 
     ticket: int
     outcome: Outcome
@@ -120,9 +123,9 @@ class Respond:
 
 @dataclass(frozen=True, slots=True)
 class Rewritten:
-    """The end of a rewrite: all entries that were live at RewriteRequested have been appended since, and are committed.
+    """The end of a rewrite: all entries that were live at RewriteRequested have been appended again and committed.
 
-    Records below the log end offset of that time may be deleted. There is no result.
+    Records below the log end offset at the time of RewriteRequested may be deleted. There is no result.
     """
 
 

@@ -1,7 +1,7 @@
-"""Events of a transaction coordinator: facts, in the past tense.
+"""Events of a transaction coordinator: facts. The names are in the past tense.
 
-The host (a broker that leads the partition, or a test) gives them to ``Transactions.step(event, now_ms)`` one at a
-time. Requests have a ``ticket``; exactly one ``Respond`` with this ticket follows, at once or later.
+The caller (the broker that leads the partition, or a test) passes them to ``Transactions.step(event, now_ms)`` one at a
+time. A request has a ``ticket``. Exactly one ``Respond`` with this ticket follows, at once or later.
 """
 
 from __future__ import annotations
@@ -14,9 +14,9 @@ from sparklog.protocol.messages import GroupOffset
 
 @dataclass(frozen=True, slots=True)
 class BeginRequested:
-    """A request as ``messages.BeginTransaction``.
+    """A ``messages.BeginTransaction`` request.
 
-    ``producer_id`` is an unused one for the response, if it needs one.
+    ``producer_id`` is an unused producer id, which the response contains if a transaction begins.
     """
 
     ticket: int
@@ -31,7 +31,7 @@ class BeginRequested:
 
 @dataclass(frozen=True, slots=True)
 class SettleRequested:
-    """A request as ``messages.SettleVersion``."""
+    """A ``messages.SettleVersion`` request."""
 
     ticket: int
     key: str
@@ -41,7 +41,7 @@ class SettleRequested:
 
 @dataclass(frozen=True, slots=True)
 class AddRequested:
-    """A request as ``messages.AddToTransaction``."""
+    """A ``messages.AddToTransaction`` request."""
 
     ticket: int
     key: str
@@ -57,7 +57,7 @@ class AddRequested:
 
 @dataclass(frozen=True, slots=True)
 class TouchRequested:
-    """A request as ``messages.TouchTransaction``."""
+    """A ``messages.TouchTransaction`` request, which keeps the transaction alive."""
 
     ticket: int
     key: str
@@ -68,7 +68,7 @@ class TouchRequested:
 
 @dataclass(frozen=True, slots=True)
 class EndRequested:
-    """A request as ``messages.EndTransaction``. ``deadline_ms`` is the latest time of the response."""
+    """A ``messages.EndTransaction`` request. It gets its response at ``deadline_ms`` at the latest."""
 
     ticket: int
     key: str
@@ -82,7 +82,7 @@ class EndRequested:
 
 @dataclass(frozen=True, slots=True)
 class VerifyRequested:
-    """A request as ``messages.VerifyTransaction``."""
+    """A ``messages.VerifyTransaction`` request."""
 
     ticket: int
     key: str
@@ -116,7 +116,7 @@ class AppendRefused:
 
 @dataclass(frozen=True, slots=True)
 class MarkersWritten:
-    """The partitions that have the committed markers of this part of a decision, or whose topics no longer exist."""
+    """Partitions in which the markers of this part of a decision are committed, or whose topics no longer exist."""
 
     key: str
     decision: int
@@ -126,7 +126,7 @@ class MarkersWritten:
 
 @dataclass(frozen=True, slots=True)
 class OffsetsWritten:
-    """The group whose coordinator has the offsets that this decision commits."""
+    """A group whose coordinator has committed the offsets of this decision."""
 
     key: str
     decision: int
@@ -135,7 +135,7 @@ class OffsetsWritten:
 
 @dataclass(frozen=True, slots=True)
 class RewriteRequested:
-    """A request to write all live entries again, because the log is long. It ends with the effect Rewritten."""
+    """A request to rewrite all live entries, because the log has become long. The effect Rewritten reports its end."""
 
 
 @dataclass(frozen=True, slots=True)

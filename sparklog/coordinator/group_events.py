@@ -1,4 +1,4 @@
-"""Events of a group coordinator: requests about groups, and news of topics and transactions."""
+"""Events of a group coordinator: requests about groups, and changes of topics and transactions."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from sparklog.protocol.messages import GroupOffset, TopicPartitions
 
 @dataclass(frozen=True, slots=True)
 class HeartbeatRequested:
-    """A request as ``messages.Heartbeat``."""
+    """A ``messages.Heartbeat`` request."""
 
     ticket: int
     group: str
@@ -26,7 +26,7 @@ class HeartbeatRequested:
 
 @dataclass(frozen=True, slots=True)
 class CommitRequested:
-    """A request as ``messages.CommitOffsets``."""
+    """A ``messages.CommitOffsets`` request."""
 
     ticket: int
     group: str
@@ -38,9 +38,9 @@ class CommitRequested:
 
 @dataclass(frozen=True, slots=True)
 class HoldRequested:
-    """A request as ``messages.HoldOffsets``.
+    """A ``messages.HoldOffsets`` request: a member is about to send offsets of these partitions with a transaction.
 
-    ``coordinator_epoch`` is the epoch of the transaction coordinator, which knows the producer.
+    ``coordinator_epoch`` is the epoch of the coordinator of that transaction.
     """
 
     ticket: int
@@ -55,7 +55,10 @@ class HoldRequested:
 
 @dataclass(frozen=True, slots=True)
 class HoldEnded:
-    """The end of the transaction of ``key`` that ``producer_id`` took part in."""
+    """The end of the transaction of ``key`` in which ``producer_id`` took part.
+
+    Its hold on the group's offsets ends.
+    """
 
     group: str
     key: str
@@ -64,7 +67,7 @@ class HoldEnded:
 
 @dataclass(frozen=True, slots=True)
 class DeleteRequested:
-    """A request as ``messages.DeleteGroup``."""
+    """A ``messages.DeleteGroup`` request."""
 
     ticket: int
     group: str
@@ -72,21 +75,21 @@ class DeleteRequested:
 
 @dataclass(frozen=True, slots=True)
 class TopicsSeen:
-    """The current state of topics; a topic that is not named is unchanged."""
+    """The current state of some topics. Topics that are not named are unchanged."""
 
     topics: Mapping[str, TopicView]
 
 
 @dataclass(frozen=True, slots=True)
 class TopicsGone:
-    """The topics (name, topic id) that were deleted; an empty id means any topic with this name."""
+    """The deleted topics (name, topic id). An empty id means every topic with this name."""
 
     topics: tuple[tuple[str, str], ...]
 
 
 @dataclass(frozen=True, slots=True)
 class TargetComputed:
-    """The target that was computed from these inputs."""
+    """The target that another thread has computed from these inputs."""
 
     group: str
     inputs: TargetInputs
@@ -95,7 +98,7 @@ class TargetComputed:
 
 @dataclass(frozen=True, slots=True)
 class Resumed:
-    """The turn of the event loop in which the group's remaining work continues."""
+    """The later iteration of the event loop that Resume ordered: the group's remaining work continues."""
 
     group: str
 

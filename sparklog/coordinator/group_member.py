@@ -18,30 +18,34 @@ class Member:
 
     member_id: str
     about: About
-    #: The newest epoch that the member has received.
+    #: The newest group epoch that the member has received.
     epoch: int = 0
-    #: The group's epoch when the member joined. A request with an earlier epoch belongs to an earlier membership.
+    #: The group's epoch when the member joined. A request with an earlier epoch is from an earlier membership of the
+    #: same member id.
     joined: int = 0
     #: The owned partitions, each with the group epoch in which it was assigned.
     owned: dict[Part, int] = field(default_factory=dict)
     target: set[Part] = field(default_factory=set)
-    #: The partitions that the member had, or was about to take, in its last heartbeat, which had this sequence; and
-    #: the same as the heartbeat named them.
+    #: The partitions that the member reported in its last heartbeat, as a set (``reported``) and as the heartbeat
+    #: listed them (``named``), and the sequence number of that heartbeat.
     reported: frozenset[Part] = frozenset()
     named: tuple[TopicPartitions, ...] = ()
     sequence: int = -1
-    #: The partitions of the last response, twice: most responses are the same as the last one.
+    #: The partitions of the last response, as a set and in the form of the response. It is kept because most responses
+    #: equal the last one.
     responded: tuple[frozenset[Part], tuple[TopicPartitions, ...]] = (frozenset(), ())
-    #: The times at which the member is removed for silence, and for partitions that it does not give up.
+    #: The time at which the member is removed if it sends no heartbeat, and the time at which it is removed if it has
+    #: not given up its partitions.
     session_ms: int = NEVER
     give_up_ms: int = NEVER
-    #: The ticket of the heartbeat that waits for news, and the time at which it gets its response anyway.
+    #: The ticket of the heartbeat that waits for a change, and the time at which it gets its response even without one.
     held: int | None = None
     held_until_ms: int = NEVER
 
     @property
     def giving_up(self) -> bool:
-        # A set of a dict's keys has their hashes already; a view of the keys computes each again.
+        # A set copies the hashes of the dict's keys; a comparison with a view of the keys would compute each hash
+        # again.
         return not frozenset(self.owned) <= self.target
 
     @property
@@ -50,7 +54,7 @@ class Member:
         return owned if owned <= self.target else owned & self.target
 
     def report(self, named: tuple[TopicPartitions, ...]) -> None:
-        """Note the partitions that a heartbeat names: mostly those of the last heartbeat or the last response."""
+        """Record the partitions that a heartbeat names. Usually they equal those of the last heartbeat or response."""
         if named == self.named:
             return
         self.named = named
@@ -62,7 +66,7 @@ class Member:
         )
 
     def response(self, assigned: frozenset[Part]) -> tuple[TopicPartitions, ...]:
-        """Return the assigned partitions as a response names them."""
+        """Return the assigned partitions in the form of a response."""
         if assigned != self.responded[0]:
             self.responded = (assigned, topic_partitions(assigned))
         return self.responded[1]
@@ -96,7 +100,8 @@ class Member:
 
 def topic_partitions(parts: Iterable[Part]) -> tuple[TopicPartitions, ...]:
     """Return the partitions grouped by topic, in order."""
-    # A lookup by one string is faster than by a pair, and to sort numbers is faster than to sort partitions.
+    # Nested dicts, because a lookup by one string is faster than by a pair, and sorting numbers is faster than sorting
+    # tuples.
     by_topic: dict[str, dict[str, list[int]]] = {}
     for topic, topic_id, number in parts:
         by_id = by_topic.get(topic)
@@ -124,7 +129,7 @@ def _owned_topics(owned: Mapping[Part, int]) -> tuple[OwnedTopic, ...]:
 
 
 def owned_parts(owned: Iterable[OwnedTopic]) -> Iterable[tuple[Part, int]]:
-    """Yield each partition with the epoch in which it was assigned."""
+    """Yield each owned partition with the group epoch in which it was assigned."""
     for found in owned:
         for number, epoch in zip(found.partitions, found.epochs, strict=True):
             yield (found.topic, found.topic_id, number), epoch

@@ -1,20 +1,21 @@
 """The group coordinator of one partition: the members of groups and their committed offsets.
 
-The module is pure: events in, effects out. ``membership`` decides about members. Here its changes and the offsets of
-the same time go into one append, and the responses follow after the commit.
+The module is pure: events in, effects out. ``membership`` decides about members. This module writes its changes
+together with offsets in one append, and sends the responses after the commit.
 
-An offset is visible and acknowledged after its commit in the coordinator's log. At most one append is in flight per
-group. Requests that arrive meanwhile go into the next one together, so offsets take effect in the order of their
-arrival.
+An offset becomes visible, and is acknowledged, when its record is committed in the coordinator's log. At most one
+append is in flight per group. The requests that arrive meanwhile share the next append, so offsets take effect in the
+order of their arrival.
 
-Before a member sends offsets with a transaction, their partitions are *held*. A hold is refused if a commit would be.
-Until the transaction ends no other member receives offsets of these partitions, or two members would do the same work
-(KIP-447). A hold ends with the handover of the transaction, or when a member that waits for it finds that the
-transaction is over.
+Before a member sends offsets with a transaction, it requests a *hold* on their partitions. The hold is refused if a
+commit of these offsets would be refused. Until the transaction ends, no other member can fetch the committed offsets of
+these partitions; otherwise two members could process the same records (KIP-447). A hold ends when the transaction's
+offsets are handed over, or when a member that waits for it finds that the transaction is over.
 
-A handover of a transaction's coordinator carries (key, decision). The coordinator repeats it until it gets a response,
-so the last decision of each key is kept and a repetition changes nothing. The decisions of a key count up, but start
-again after the key expires: the memory of a decision is kept for a shorter time than that.
+In a *handover* a transaction coordinator sends the offsets of a committed transaction, with the transaction's key and
+decision number. It repeats the handover until it gets a response. The group coordinator therefore keeps the last
+decision number of each key, so that a repetition changes nothing. The decision numbers of a key rise, but start again
+after the key has expired. So the last number is kept for a shorter time than the key.
 """
 
 from __future__ import annotations
@@ -65,12 +66,12 @@ from sparklog.protocol.messages import DescribedGroup, GroupOffset
 
 #: The number of requests of one group that may wait.
 MAX_QUEUED = 10_000
-#: The most work of one step, about the number of partitions and offsets in the requests that it handles. A single
-#: request may take more.
+#: The maximum work of one step, measured as the number of partitions and offsets in its requests. A single request may
+#: exceed it.
 WORK_AT_ONCE = 10_000
-#: A tick that is later than this shows that the process was paused and received nothing meanwhile.
+#: A delay of more than this shows that the process was paused and could not receive heartbeats meanwhile.
 _LATE_MS = 250
-#: The time after a refused append before members move again.
+#: The pause after a refused append before partitions are assigned again.
 _AGAIN_MS = 1000
 
 
@@ -79,7 +80,7 @@ class GroupSettings:
     """Settings of groups.
 
     ``retention_ms`` counts from the last commit of a group. ``handover_ms`` is the time for which the group recognizes
-    a repeated commit of a transaction's offsets, and ignores it.
+    a repeated handover and ignores it.
     """
 
     retention_ms: int = 7 * 86_400_000
@@ -94,14 +95,15 @@ class GroupSettings:
 
 @dataclass(slots=True)
 class _Draft:
-    """A change of one group on its way into the log."""
+    """A change of one group that is being appended to the log."""
 
     changes: dict[GroupKey, GroupValue | None] = field(default_factory=dict)
     answers: list[Respond] = field(default_factory=list)
     began_ms: int = 0
-    #: The members whose responses it contains.
+    #: The members whose heartbeat responses are in ``answers``.
     responded: Set[str] = frozenset()
-    #: The deletions that it follows. They are reported again only with the next one, or to the next coordinator.
+    #: The topic deletions that the draft applies. The broker reports a deletion again only with the next deletion, or
+    #: to the next coordinator.
     gone: list[TopicsGone] = field(default_factory=list)
 
 
@@ -113,14 +115,14 @@ class _Group:
     #: The group's name.
     key: str
     membership: Membership
-    #: The committed state in the log.
+    #: The state that is committed in the log.
     state: dict[GroupKey, GroupValue] = field(default_factory=dict)
     draft: _Draft | None = None
     queue: list[_Queued] = field(default_factory=list)
-    #: Whether the group waits for Resumed; until then its requests wait as well.
+    #: Whether the group waits for Resumed. Until then its requests wait as well.
     resuming: bool = False
     #: Deletions of topics whose append was refused. They are applied again after another append succeeds, or with the
-    #: check for idle groups.
+    #: check for expired groups.
     again: list[TopicsGone] = field(default_factory=list)
 
     @property
@@ -146,7 +148,7 @@ class Groups(CoordinatorCore[_Group, _Draft]):
         super().__init__()
         self._settings = settings or GroupSettings()
         self._topics = Topics()
-        #: The groups with members, and the time of the next check.
+        #: The groups with members, and the time at which they must be checked next.
         self._active: dict[str, _Group] = {}
         self._due_ms = NEVER
 
@@ -213,7 +215,7 @@ class Groups(CoordinatorCore[_Group, _Draft]):
     # --- queries ---------------------------------------------------------------------------------------------------
 
     def names(self) -> list[str]:
-        """Return the groups that have commits or members."""
+        """Return the groups that have committed offsets or members."""
         return sorted(name for name, group in self._entries.items() if group.state)
 
     def describe(self, group: str) -> Generator[None, None, DescribedGroup | None]:
@@ -227,10 +229,10 @@ class Groups(CoordinatorCore[_Group, _Draft]):
         return (known.membership.condition, len(known.membership.members)) if known is not None else ("empty", 0)
 
     def refuses_fetch(self, group: str, member_id: str, epoch: int, partitions: Collection[tuple[str, int]]) -> str:
-        """Return why the coordinator cannot vouch for a member's offsets, or an empty string.
+        """Return why a member may not fetch the offsets of these partitions here, or an empty string.
 
-        Only committed state counts: a deposed coordinator may have drafts that will never be committed, and does not
-        know later commits.
+        Only the committed state is considered. This coordinator may have been replaced without knowing it: then its
+        drafts will never be committed, and it does not know later commits.
         """
         known = self._entries.get(group)
         state = known.state if known is not None else {}
@@ -243,15 +245,15 @@ class Groups(CoordinatorCore[_Group, _Draft]):
         return f"{missing[0][0]}-{missing[0][1]} is not member {member_id}'s in epoch {epoch}" if missing else ""
 
     def holds(self, group: str, member_id: str, partitions: Iterable[tuple[str, int]]) -> list[tuple[str, Hold]]:
-        """Return the holds that keep the offsets of ``partitions`` from ``member_id``, each with its transaction's key.
+        """Return the holds that prevent ``member_id`` from fetching offsets, each with its transaction's key.
 
-        A hold is for offsets in an open transaction. One of the member's own transactions counts only if the member has
-        lost a partition since and got it again: with the old offset it would do that work twice.
+        A hold of the member's own transaction counts only if the member has since lost the partition and got it again:
+        it would start at the old offset and process the records twice.
         """
         return [(key, hold) for key, hold, _ in self._holds(group, member_id, partitions)]
 
     def held(self, group: str, member_id: str, partitions: Iterable[tuple[str, int]]) -> Set[tuple[str, int]]:
-        """Return the ``partitions`` whose offsets a hold keeps from ``member_id``, as in ``holds``."""
+        """Return the ``partitions`` whose offsets ``member_id`` may not fetch because of a hold, as in ``holds``."""
         return frozenset[tuple[str, int]]().union(*(found for *_, found in self._holds(group, member_id, partitions)))
 
     def _holds(
@@ -275,7 +277,7 @@ class Groups(CoordinatorCore[_Group, _Draft]):
     def offsets(
         self, group: str, partitions: Iterable[tuple[str, int]] | None = None
     ) -> Mapping[tuple[str, int], GroupOffset]:
-        """Return the committed offsets by topic and partition: those of ``partitions``, or all of the group."""
+        """Return the group's committed offsets of ``partitions``, or all of them, by topic and partition."""
         known = self._entries.get(group)
         state = known.state if known is not None else {}
         if partitions is None:
@@ -286,7 +288,7 @@ class Groups(CoordinatorCore[_Group, _Draft]):
         return {(offset.topic, offset.partition): offset for offset in found}
 
     def values(self, group: str) -> list[GroupValue]:
-        """Return all that the log holds of a group, as of now."""
+        """Return all current values of a group in the log."""
         known = self._entries.get(group)
         return list(known.state.values()) if known is not None else []
 
@@ -311,7 +313,7 @@ class Groups(CoordinatorCore[_Group, _Draft]):
         return group
 
     def _has_room(self, request: GroupRequest) -> bool:
-        """Return whether the request's group exists or may be created. A transaction's decision always creates it."""
+        """Return whether the request's group exists or may be created. A handover may always create it."""
         if request.group in self._entries or len(self._entries) < self._settings.max_groups:
             return True
         return isinstance(request, CommitRequested) and request.transaction is not None
@@ -333,9 +335,9 @@ class Groups(CoordinatorCore[_Group, _Draft]):
         self._serve(group, now_ms)
 
     def _serve(self, group: _Group, now_ms: int) -> None:
-        """Put the waiting requests and the due changes of members into one append, as much as one step does.
+        """Put waiting requests and due changes of members into one append, up to the maximum work of one step.
 
-        The remaining ones follow after the commit, or after Resumed if there is nothing to append.
+        The rest follows after the commit, or after Resumed if there is nothing to append.
         """
         if group.draft is not None or group.resuming:
             return
@@ -384,7 +386,7 @@ class Groups(CoordinatorCore[_Group, _Draft]):
         else:
             draft.changes.update(group.membership.pop_changes(now_ms))
             draft.changes.update(dict.fromkeys([*group.state, *draft.changes]))
-            draft.answers += group.membership.pop_answers()  # These respond to members that left just before.
+            draft.answers += group.membership.pop_answers()  # Responses to members that left in this step.
             group.membership = Membership(group.key, max_size=self._settings.max_size)
             draft.answers.append(Respond(request.ticket, Done()))
 
@@ -467,17 +469,17 @@ class Groups(CoordinatorCore[_Group, _Draft]):
                 entry.state.pop(key, None)
             else:
                 entry.state[key] = value
-        if now_ms > draft.began_ms + _LATE_MS:  # Members that waited for this response could not send anything.
+        if now_ms > draft.began_ms + _LATE_MS:  # The members had to wait.
             entry.membership.postpone(now_ms - draft.began_ms, draft.responded)
         self._effects += draft.answers
         self._serve_again(entry, now_ms)
         self._drop_if_empty(entry)
 
     def _refused(self, entry: _Group, draft: _Draft, detail: str, now_ms: int) -> None:
-        """Refuse the draft's requests, and apply again what no client waits for."""
+        """Refuse the draft's requests, and apply topic deletions again later, because no client repeats them."""
         refusal = Refused(ErrorCode.COORDINATOR_NOT_AVAILABLE, f"{entry.key}: {detail}")
         self._effects += [Respond(answer.ticket, refusal) for answer in draft.answers]
-        # A deleted topic without an id may have a successor by then.
+        # Leave out deletions without a topic id: by then a new topic may have the name.
         named = [tuple(one for one in event.topics if one[1]) for event in draft.gone]
         entry.again += [TopicsGone(topics) for topics in named if topics]
         if draft.changes:
@@ -504,9 +506,10 @@ class Groups(CoordinatorCore[_Group, _Draft]):
             self._schedule()
 
     def _schedule(self) -> None:
-        """Compute the time of the next check.
+        """Compute the time of the next check of members' deadlines.
 
-        A group with a draft in flight is checked when the draft ends, and one that waits for Resumed is checked then.
+        A group with a draft in flight is checked when the draft ends, and a group that waits for Resumed is checked at
+        Resumed.
         """
         ready = (group for group in self._active.values() if group.draft is None and not group.resuming)
         self._due_ms = min((group.membership.due_ms for group in ready), default=NEVER)
@@ -519,7 +522,7 @@ class Groups(CoordinatorCore[_Group, _Draft]):
             self._active.pop(group.key, None)
 
     def _expire(self, entry: _Group, now_ms: int) -> None:
-        """Remove a group without commits and members; of other groups remove only expired handovers and holds."""
+        """Remove a group without members whose retention is over; otherwise remove expired handovers and holds."""
         if entry.again:
             self._serve_again(entry, now_ms)
             return
@@ -536,7 +539,7 @@ class Groups(CoordinatorCore[_Group, _Draft]):
 
 
 def _pop_share(queue: list[_Queued]) -> list[_Queued]:
-    """Remove and return the first requests of the queue, as many as one step handles."""
+    """Remove and return the first requests of the queue, up to the maximum work of one step."""
     work = count = 0
     for event in queue:
         match event:

@@ -1,8 +1,7 @@
 """Records that a group coordinator writes to its partition of the internal topic and reads back.
 
-Separate records store each offset, each member, the group's epoch, the last offsets that a transaction handed over, and
-the partitions with offsets in an open transaction. Each record has all data of its key, so the newest record of each
-key is enough.
+Each offset, each member, the group's epoch, the last handover of each transaction, and each hold is a record of its
+own. A record has all data of its key, so the newest record of each key is enough.
 """
 
 from __future__ import annotations
@@ -23,7 +22,7 @@ class OffsetKey(msgspec.Struct, frozen=True, array_like=True, tag="offset"):
 
 
 class HandoverKey(msgspec.Struct, frozen=True, array_like=True, tag="handover"):
-    """The key of a handover. ``key`` is the transaction whose coordinator hands offsets over."""
+    """The record key of a handover. ``key`` is the key of the transaction whose coordinator hands over offsets."""
 
     version: int
     group: str
@@ -39,7 +38,7 @@ class CommittedOffset(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Handover(msgspec.Struct, frozen=True, array_like=True):
-    """A handover. ``decision`` is the last one whose offsets were accepted."""
+    """A handover. ``decision`` is the number of the last decision whose offsets were accepted."""
 
     version: int
     decision: int
@@ -47,7 +46,7 @@ class Handover(msgspec.Struct, frozen=True, array_like=True):
 
 
 class HoldKey(msgspec.Struct, frozen=True, array_like=True, tag="hold"):
-    """The key of a hold. ``key`` is the transaction that offsets of the group were sent with."""
+    """The record key of a hold. ``key`` is the key of the transaction with which the offsets are sent."""
 
     version: int
     group: str
@@ -57,9 +56,9 @@ class HoldKey(msgspec.Struct, frozen=True, array_like=True, tag="hold"):
 class Hold(msgspec.Struct, frozen=True, array_like=True):
     """A member's hold on these partitions (topic, number) until the transaction of ``producer_id`` ends.
 
-    ``member_epoch``: for partitions that the member gets in a later epoch it waits as other members do.
-    ``coordinator_epoch`` is the epoch of the coordinator that knew the transaction; an earlier one cannot report its
-    end.
+    If the member itself gets one of the partitions in an epoch after ``member_epoch``, it must wait for the end of the
+    hold as other members do. ``coordinator_epoch`` is the epoch of the transaction's coordinator when the hold began. A
+    coordinator with an earlier epoch may not know the transaction and cannot report its end.
     """
 
     version: int
@@ -91,7 +90,7 @@ class MemberKey(msgspec.Struct, frozen=True, array_like=True, tag="member"):
 
 
 class About(msgspec.Struct, frozen=True, array_like=True):
-    """The data that a member reports of itself, as in ``messages.Heartbeat``."""
+    """The data that a member reports about itself, as in ``messages.Heartbeat``."""
 
     topics: tuple[str, ...] = ()
     pattern: str = ""
@@ -105,12 +104,12 @@ class About(msgspec.Struct, frozen=True, array_like=True):
 
     @property
     def subscription(self) -> tuple[tuple[str, ...], str, str]:
-        """Return the part that affects assignments."""
+        """Return the fields that affect the assignment."""
         return self.topics, self.pattern, self.rack
 
 
 class OwnedTopic(msgspec.Struct, frozen=True, array_like=True):
-    """A topic's owned partitions; ``epochs`` are the group epochs in which each was assigned to the member."""
+    """The partitions of one topic that a member owns. ``epochs`` has the group epoch in which each was assigned."""
 
     topic: str
     topic_id: str
@@ -121,8 +120,9 @@ class OwnedTopic(msgspec.Struct, frozen=True, array_like=True):
 class MemberState(msgspec.Struct, frozen=True, array_like=True):
     """A member's state.
 
-    ``epoch`` is the member's, and ``sequence`` the one of its last heartbeat, at the time of this record. ``owned`` are
-    the partitions that no other member may have. ``joined`` is the group's epoch when the member joined.
+    ``epoch`` is the member's epoch and ``sequence`` the sequence number of its last heartbeat when this record was
+    written. No other member may have the partitions in ``owned``. ``joined`` is the group's epoch when the member
+    joined.
     """
 
     version: int
@@ -148,5 +148,5 @@ def group_record(key: GroupKey, value: GroupValue | None) -> Record:
 
 
 def decode_group_record(record: Record) -> tuple[GroupKey, GroupValue | None]:
-    """Return the key and the value. Raises ClusterError for a record of a newer format or an unknown one."""
+    """Return the key and the value. Raises ClusterError for a record of a newer format or an unknown kind."""
     return _codec.decode(record)

@@ -1,4 +1,4 @@
-"""The target of a group: which member has each partition in the group's next epoch.
+"""The target assignment of a group: which member is to have each partition in the group's next epoch.
 
 The module is pure. The computation for a large group takes hundreds of milliseconds, so its inputs are one frozen
 value: another thread may compute the target from them while the group serves requests.
@@ -14,7 +14,7 @@ from sparklog.coordinator.assignor import Part, Subscriber, TopicView, assign
 
 
 class Target(NamedTuple):
-    """The partitions of each member, and the member of each partition. The receiver may change both."""
+    """The partitions of each member, and the member of each partition. The receiver may change both mappings."""
 
     parts: dict[str, set[Part]]
     members: dict[Part, str]
@@ -22,9 +22,9 @@ class Target(NamedTuple):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class TargetInputs:
-    """The members and topics of a group at one moment, with the present owners of partitions and the last target.
+    """The inputs of a target's computation: members, topics, current owners of partitions, and the last target.
 
-    It is the identity of its computation. Its mappings are copies that do not change.
+    The mappings are copies that do not change. A result is matched to its computation by the identity of this object.
     """
 
     subscribers: Mapping[str, Subscriber]

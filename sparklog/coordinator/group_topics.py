@@ -1,7 +1,7 @@
-"""The topics that groups may read, as far as their coordinator knows, and the topics that a pattern matches.
+"""The topics that a group coordinator knows, and the topics that a subscription pattern matches.
 
-The module is pure. Patterns are RE2, which takes time in proportion to the names for any pattern: a client's pattern
-must not block a broker. Source: KIP-848, SubscribedTopicRegex.
+The module is pure. Patterns are RE2: for any pattern the matching time is linear in the length of the names, so a
+client's pattern cannot block the broker. Source: KIP-848, SubscribedTopicRegex.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ def pattern_error(pattern: str) -> str:
 
 
 def _matches(pattern: str, names: list[str]) -> frozenset[str]:
-    """Return the names that ``pattern`` matches from end to end. Raises ArrowInvalid."""
+    """Return the names that ``pattern`` matches as a whole. Raises ArrowInvalid for an invalid pattern."""
     found = pc.match_substring_regex(
         binary_of([name.encode() for name in names], pa.string()), pattern=f"^(?:{pattern})$"
     )
@@ -38,14 +38,14 @@ class Topics:
 
     def __init__(self) -> None:
         self.views: dict[str, TopicView] = {}
-        #: Whether topics were reported. Nothing is assigned before the first report.
+        #: Whether the broker has reported topics. No partitions are assigned before the first report.
         self.is_known = False
         self._matching: dict[str, frozenset[str]] = {}
 
     def seen(self, views: Mapping[str, TopicView]) -> frozenset[str]:
-        """Update the known topics; return the names of new or different topics.
+        """Update the known topics; return the names of those that are new or changed.
 
-        A topic that is not named stays, because the reporting broker may not know it yet.
+        Topics that are not in ``views`` stay, because the broker may not know them yet.
         """
         self.is_known = True
         changed = frozenset(name for name, view in views.items() if self.views.get(name) != view)
@@ -55,9 +55,9 @@ class Topics:
         return changed
 
     def gone(self, topics: Iterable[tuple[str, str]]) -> frozenset[str]:
-        """Remove deleted topics (name, topic id); return those that were known.
+        """Remove deleted topics (name, topic id); return the removed ones.
 
-        An empty id means any topic with the name.
+        An empty id means every topic with the name.
         """
         found = frozenset(
             name for name, topic_id in topics if name in self.views and topic_id in {"", self.views[name].topic_id}
@@ -69,7 +69,7 @@ class Topics:
         return found
 
     def matching(self, pattern: str) -> frozenset[str]:
-        """Return the topics whose whole name matches; never internal ones."""
+        """Return the known topics whose whole name matches ``pattern``, without internal topics."""
         found = self._matching.get(pattern)
         if found is None:
             found = self._matching[pattern] = self.among(pattern, self.views)
@@ -77,5 +77,5 @@ class Topics:
 
     @staticmethod
     def among(pattern: str, names: Iterable[str]) -> frozenset[str]:
-        """Return those of ``names`` that match; never internal ones."""
+        """Return the ``names`` that match ``pattern``, without internal topics."""
         return _matches(pattern, [name for name in names if not is_internal(name)])

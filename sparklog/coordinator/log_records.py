@@ -1,6 +1,7 @@
-"""Records of a coordinator's partition: keys and values as MessagePack arrays that start with a format version.
+"""The encoding of a coordinator's records: keys and values are MessagePack arrays that start with a format version.
 
-The last record of a key counts; a null value deletes the key. A record of a newer format is refused with its version.
+The last record of a key counts, and a null value deletes the key. The error for a record of a newer format names its
+version.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ import msgspec
 
 from sparklog.errors import ClusterError
 
-#: (key, value) as in the internal topic; the value None deletes the key.
+#: The key and value of a record in the internal topic. The value None deletes the key.
 Record = tuple[bytes, bytes | None]
 
 
@@ -30,8 +31,8 @@ _encode = msgspec.msgpack.Encoder().encode
 class RecordCodec(Generic[_Key, _Value]):
     """The codec of one internal topic.
 
-    ``kinds`` has each kind of key, a tagged struct, with the struct of its values. ``topic`` is its name in errors.
-    ``newest`` is the format version that it writes.
+    ``kinds`` maps each key type, a tagged struct, to the struct type of its values. ``topic`` is the topic's name in
+    errors. ``newest`` is the format version that the codec writes.
     """
 
     def __init__(self, topic: str, kinds: Mapping[type[Any], type[Any]], *, newest: int) -> None:
@@ -46,7 +47,7 @@ class RecordCodec(Generic[_Key, _Value]):
         return _encode(key), None if value is None else _encode(value)
 
     def decode(self, record: Record) -> tuple[_Key, _Value | None]:
-        """Return the key and the value. Raises ClusterError for a record of a newer format or an unknown one."""
+        """Return the key and the value. Raises ClusterError for a record of a newer format or an unknown kind."""
         key_bytes, value_bytes = record
         try:
             key = self._key(key_bytes)

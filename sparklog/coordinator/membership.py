@@ -1,38 +1,39 @@
 """The members of one group: owned and target partitions, epochs and deadlines.
 
-The module is pure. Events and their results, as types:
+The module is pure. It works as follows:
 
-- ``HeartbeatRequested`` (a member's whole state: epoch, owned partitions, subscription) gets the response ``Assigned``
-  (epoch, the partitions to own) or ``Refused``. A response without news waits until there is news, or for the member's
-  heartbeat interval. The other two events are the passage of time (``expire``) and a change of topics
-  (``topics_changed``).
+- A ``HeartbeatRequested`` has a member's whole state: epoch, owned partitions and subscription. Its response is
+  ``Assigned`` (the epoch and the partitions that the member shall own) or ``Refused``. If nothing has changed for the
+  member, the response waits for a change, at most for the heartbeat interval. The state also changes when time passes
+  (``expire``) and when topics change (``topics_changed``).
 - The group's epoch rises with every change of members, subscriptions or topics. Each epoch has one *target*, which
   gives every partition to one member (``assignor``).
-- A partition *owned* by a member was assigned to it in some epoch, and no other member may have it. A member that owns
-  partitions outside its target learns this, gives them up (its next heartbeat omits them) and only then gets more. A
-  partition is assigned only if no member owns it, in the current epoch, to the member that has it in the target. So a
-  partition has at most one owner at a time, and one per epoch.
-- The target of a large group is computed by another thread (``ComputeTarget``), and counts from the epoch in which its
-  result arrives (``target_computed``). The result is dropped if a member changed its subscription, a static member was
-  replaced, or a topic was deleted meanwhile. Members that joined meanwhile have partitions in the next target. The
-  partitions of a target are assigned in parts, one step each (``unfinished``).
-- A commit names the member and its epoch. It is valid if the member owns the partitions and got them no later than in
-  that epoch. Offsets of partitions that were given up, or that a removed member owned, cannot be committed any more
+- A member *owns* a partition after the partition was assigned to it in some epoch. No other member may then have it. A
+  member that owns partitions outside its target is notified, gives them up (its next heartbeat omits them), and only
+  then gets others. A partition without an owner is assigned, in the current epoch, to the member that has it in the
+  target. So a partition has at most one owner at a time, and at most one per epoch.
+- For a large group another thread computes the target (``ComputeTarget``). When its result arrives
+  (``target_computed``), a new epoch begins. The result is dropped if a member changed its subscription, a static member
+  was replaced, or a topic was deleted during the computation. Members that joined meanwhile get partitions in the next
+  target. The partitions of a large target are assigned in several steps (``unfinished``).
+- A commit has the member's id and epoch. It is valid if the member owns the partitions and they were assigned to it in
+  that epoch or earlier. A member cannot commit offsets of partitions that it has given up, or after it was removed
   (KIP-1251).
 
-Durable before a response depends on it: the members with their reported data and owned partitions, and the group's
-epoch (``pop_changes``, written in one append with the offsets of the same time). Not durable: targets, deadlines,
-waiting heartbeats, and a member's epoch while it brings no partitions. Targets are a function of members, owners and
-topics; a new coordinator computes them again in a new epoch. Deadlines start again.
+The members with their reported data and owned partitions, and the group's epoch, are committed to the log before a
+response that depends on them is sent (``pop_changes``). Targets, deadlines and waiting heartbeats are not written, nor
+is a change of a member's epoch that assigns no partitions. A new coordinator computes the target again in a new epoch,
+and deadlines start again.
 
-A late heartbeat, perhaps to the next coordinator, does not give up partitions that were assigned since: the sequence of
-a member's last heartbeat is written with its owned partitions. A late heartbeat also does not bring a removed member
-back.
+The sequence number of a member's last heartbeat is written with its owned partitions. So a heartbeat that arrives late,
+perhaps at the next coordinator, does not give up partitions that were assigned after it was sent. A late heartbeat also
+does not add a removed member again.
 
-Members whose heartbeats are late, or that do not give up partitions in time, are removed. A static member with the same
-instance id is replaced at once, and its partitions go to the new member in a new epoch.
+Members that send no heartbeat in time, or do not give up partitions in time, are removed. If a new member has the
+instance id of a static member, it replaces that member at once and gets its partitions in a new epoch.
 
-Source: KIP-848. There a member's epoch alone decides whether it may commit, and targets are written.
+Source: KIP-848. In KIP-848 the member's epoch alone decides whether a commit is valid, and targets are written to the
+log.
 """
 
 from __future__ import annotations
@@ -66,30 +67,31 @@ from sparklog.protocol.messages import (
     GroupOffset,
 )
 
-#: Heartbeats that are due within this time get their responses together.
+#: Waiting heartbeats that become due within this time get their responses together.
 _TOGETHER_MS = 100
-#: After an assignment, assignments pause for one millisecond per this number of members and partitions. Many members
-#: that join one after the other must not keep the coordinator busy with assignments alone.
+#: After a new target, the next one waits for one millisecond per this number of members and partitions. Otherwise many
+#: members that join one after the other could keep the coordinator busy with targets alone.
 _PER_MS = 50
-#: The number of members and partitions of a target that is computed at once, in the step that needs it.
+#: The number of members and partitions up to which a target is computed in the step that needs it, not in another
+#: thread.
 COMPUTED_AT_ONCE = 10_000
-#: The number of partitions of members that one step examines and assigns. A single member may have more.
+#: The maximum number of partitions that one step examines and assigns. A single member may have more.
 PARTS_AT_ONCE = 10_000
 
 
 class Membership:
     """The members of a group, owned by its entry in ``Groups``.
 
-    It is ahead of the log by at most one append; ``restore`` resets it to the committed state.
+    Its state is ahead of the log by at most one append. ``restore`` resets it to the committed state.
     """
 
     def __init__(self, group: str, *, max_size: int) -> None:
         self.group = group
         self.epoch = 0
         self.members: dict[str, Member] = {}
-        #: The responses that may be sent after the commit of what ``pop_changes`` returned.
+        #: Responses, to be sent after the changes that ``pop_changes`` returned are committed.
         self.answers: list[Respond] = []
-        #: The time at which ``settle`` has something to do, at the latest.
+        #: The time at which ``settle`` must be called at the latest.
         self.due_ms = NEVER
         self._max_size = max_size
         self._instances: dict[str, str] = {}
@@ -97,14 +99,15 @@ class Membership:
         self._target_owner: dict[Part, str] = {}
         #: Whether the target is older than the current members, subscriptions and topics.
         self.dirty = False
-        #: The inputs of the target that another thread is to compute, until ``pop_inputs``.
+        #: The inputs of a target that another thread has to compute, until ``pop_inputs`` returns them.
         self._inputs: TargetInputs | None = None
-        #: The inputs of the target that another thread computes now. The results of other inputs do not count.
+        #: The inputs of the target that another thread is computing. Results for other inputs are ignored.
         self._computing: TargetInputs | None = None
         self._assign_ms = 0
-        #: About the partitions that this step has examined. Beyond ``PARTS_AT_ONCE`` the rest is for another step.
+        #: The approximate number of partitions that this step has examined. After ``PARTS_AT_ONCE`` the rest is left to
+        #: another step.
         self._examined = 0
-        #: Whether a new target is due, and was left for another step.
+        #: Whether a new target is due but was left to another step.
         self._postponed = False
         #: Members to check: their owned, target or reported partitions changed.
         self._touched: set[str] = set()
@@ -115,7 +118,7 @@ class Membership:
         self._responded: set[str] = set()
 
     def restore(self, state: Mapping[GroupKey, GroupValue], now_ms: int, *, delay_ms: int = 0) -> None:
-        """Start, or start again, from the committed state: members receive nothing else before the next target."""
+        """Start, or start again, from the committed state. Until the next target members keep what they own."""
         before, self.members = self.members, {}
         self._instances, self._owner, self._target_owner = {}, {}, {}
         self._changed, self._touched, self._epoch_changed = set(), set(), False
@@ -149,7 +152,8 @@ class Membership:
             self._instances[value.about.instance_id] = member_id
         for part, given in list(member.owned.items()):
             other = self.members.get(self._owner.get(part, ""))
-            # An append that was cut in half has the assignment, but not the release that preceded it.
+            # If only a part of an append is in the log, a partition may have two owners: the assignment is there, but
+            # the earlier owner's release is not.
             if other is not None:
                 loser = member if other.owned[part] > given else other
                 del loser.owned[part]
@@ -161,7 +165,7 @@ class Membership:
     # --- events ----------------------------------------------------------------------------------------------------
 
     def heartbeat(self, event: HeartbeatRequested, now_ms: int) -> None:
-        """Handle a heartbeat. ``settle`` sends the response, or it follows later."""
+        """Handle a heartbeat. Its response follows from ``settle``, at once or later."""
         refusal = self._admit(event)
         if refusal is not None:
             self._answer(event.ticket, refusal)
@@ -171,7 +175,7 @@ class Membership:
             return
         member = self.members.get(event.member_id) or self._join(event)
         if event.sequence <= member.sequence:
-            self._answer(event.ticket, self._assignment(member))  # A later heartbeat has its response or waits.
+            self._answer(event.ticket, self._assignment(member))  # A newer heartbeat came first.
             return
         self._release(member)
         member.sequence = event.sequence
@@ -191,7 +195,7 @@ class Membership:
         self.due_ms = min(self.due_ms, member.due_ms)
 
     def topics_changed(self, names: frozenset[str]) -> bool:
-        """Note that topics are new or changed; return whether that affects this group."""
+        """Note new or changed topics; return whether they affect this group."""
         patterns = {member.about.pattern for member in self.members.values()} - {""}
         concerned = any(not names.isdisjoint(member.about.topics) for member in self.members.values())
         concerned = concerned or any(Topics.among(pattern, names) for pattern in patterns)
@@ -199,9 +203,9 @@ class Membership:
         return concerned
 
     def topics_gone(self, gone: Iterable[tuple[str, str]]) -> None:
-        """Take partitions of deleted topics (name, topic id) from their owners.
+        """Remove the partitions of deleted topics (name, topic id) from the members.
 
-        An empty id means any topic with the name.
+        An empty id means every topic with the name.
         """
         ended = set(gone)
         names = {name for name, _ in ended}
@@ -221,7 +225,7 @@ class Membership:
             self._outdate()
 
     def expire(self, now_ms: int) -> list[str]:
-        """Remove members that were silent, or did not give partitions up, for too long; return the reasons."""
+        """Remove members that sent no heartbeat or gave up no partitions in time; return a message about each."""
         messages = []
         for member in list(self.members.values()):
             if now_ms >= min(member.session_ms, member.give_up_ms):
@@ -234,8 +238,8 @@ class Membership:
     def postpone(self, late_ms: int, informed: Set[str] | None = None) -> None:
         """Extend the members' deadlines after the coordinator itself was unavailable for ``late_ms``.
 
-        If ``informed`` is given, only these members and those with a waiting heartbeat get more time; the others could
-        have sent one.
+        If ``informed`` is given, only these members and those with a waiting heartbeat get more time. The others could
+        have sent a heartbeat meanwhile.
         """
         for member in self.members.values():
             if informed is None or member.held is not None or member.member_id in informed:
@@ -245,12 +249,12 @@ class Membership:
         self._schedule()
 
     def settle(self, topics: Topics, now_ms: int) -> list[str]:
-        """Do what is due after some events: a new target, assignments, responses.
+        """Do what is due after some events: compute a new target, assign partitions, respond to heartbeats.
 
-        Returns reports as ``expire`` does.
+        Returns messages about removed members, as ``expire`` does.
         """
         messages = self.expire(now_ms) if now_ms >= self.due_ms else []
-        # An empty group waits for nothing, and its epoch's time is the departure of its last member.
+        # An empty group gets its new epoch at once, so that the epoch's time is the time at which the last member left.
         due = topics.is_known and self._computing is None and now_ms >= self._assign_ms
         self._postponed = self.dirty and due and bool(self.members) and self._examined >= PARTS_AT_ONCE
         if self.dirty and (due or not self.members) and not self._postponed:
@@ -267,7 +271,7 @@ class Membership:
         return messages
 
     def _settle_touched(self, now_ms: int) -> None:
-        """Assign to the touched members, and respond to those with news, as much as one step does."""
+        """Assign partitions to the touched members and respond to those with a change, as many as one step may."""
         for member_id in sorted(self._touched):
             if self._examined >= PARTS_AT_ONCE:
                 return
@@ -284,22 +288,22 @@ class Membership:
 
     @property
     def unfinished(self) -> bool:
-        """Return whether ``settle`` has left work for another step."""
+        """Return whether ``settle`` has left work to another step."""
         return bool(self._touched) or self._postponed
 
     def target_computed(self, inputs: TargetInputs, target: Target, now_ms: int) -> None:
-        """Begin the epoch of a target that another thread computed, unless it no longer counts."""
+        """Begin the epoch of a target that another thread computed. A target for outdated inputs is ignored."""
         if inputs is self._computing:
             self._computing = None
             self._install(target, now_ms)
 
     def pop_inputs(self) -> TargetInputs | None:
-        """Return the inputs of a target that another thread must compute, once; otherwise None."""
+        """Return, once, the inputs of a target that another thread must compute, or None."""
         inputs, self._inputs = self._inputs, None
         return inputs
 
     def pop_changes(self, now_ms: int) -> dict[GroupKey, GroupValue | None]:
-        """Return the changes that the log must have before ``answers`` may be sent."""
+        """Return the changes that must be committed to the log before ``answers`` may be sent."""
         changes: dict[GroupKey, GroupValue | None] = {}
         for member_id in sorted(self._changed):
             member = self.members.get(member_id)
@@ -321,7 +325,7 @@ class Membership:
     # --- queries ---------------------------------------------------------------------------------------------------
 
     def refuses_commit(self, member_id: str, epoch: int, offsets: Iterable[GroupOffset]) -> Refused | None:
-        """Return why these offsets cannot be committed, or None."""
+        """Return the error if the member may not commit these offsets, or None."""
         member = self.members.get(member_id)
         if not member_id:
             if not self.members:
@@ -339,9 +343,9 @@ class Membership:
         return None
 
     def describe(self) -> Generator[None, None, DescribedGroup]:
-        """Describe the group member by member: yield before each of them, because a large group takes long.
+        """Describe the group. The generator yields before each member, because describing a large group takes long.
 
-        A partition that moves between two members meanwhile may appear at both.
+        A partition that moves between two members meanwhile may appear for both.
         """
         state, epoch = self.condition, self.epoch
         described = []
@@ -352,7 +356,7 @@ class Membership:
 
     @property
     def condition(self) -> str:
-        """Return the state as in ``messages.DescribedGroup.state``."""
+        """Return the group's state, as ``messages.DescribedGroup.state`` has it."""
         if not self.members:
             return "empty"
         changing = self.dirty or self._computing is not None
@@ -402,7 +406,10 @@ class Membership:
         return member
 
     def _replace(self, old: Member, new: Member) -> None:
-        """Give a static member's target to its successor in a new epoch, so that other members are not affected."""
+        """Give a static member's target to the member that replaces it, in a new epoch.
+
+        Other members are not affected.
+        """
         dirty = self.dirty or self._computing is not None or old.about.subscription != new.about.subscription
         new.target = old.target
         self._remove(old, ErrorCode.FENCED_INSTANCE_ID, f"{old.about.instance_id!r} is another member now")
@@ -440,17 +447,18 @@ class Membership:
     # --- partitions ------------------------------------------------------------------------------------------------
 
     def _disown_unreported(self, member: Member) -> None:
-        """Take the partitions that a heartbeat does not name from the member.
+        """Remove from the member the partitions that its heartbeat does not name.
 
-        The member does not have them and will not take them: responses to its earlier heartbeats no longer count.
+        The member does not have them and will not take them, because it ignores responses to its earlier heartbeats.
         """
         unreported = frozenset(member.owned) - member.reported
         if unreported:
             self._disown(member, unreported)
 
     def _disown(self, member: Member, parts: Collection[Part]) -> None:
-        """Take partitions from the member that owns them, and note the members that may get them."""
-        # A member may give up 100,000 partitions at once, and each lookup takes a few hundred nanoseconds.
+        """Remove partitions from the member that owns them, and note the members that may get them."""
+        # This is optimized, because a member may give up 100,000 partitions at once and each lookup takes a few hundred
+        # nanoseconds.
         deque(map(self._owner.__delitem__, parts), maxlen=0)
         kept = frozenset(member.owned).difference(parts)
         if len(kept) < len(parts):
@@ -467,19 +475,19 @@ class Membership:
             self._touched.update(name for name, other in found if len(other.owned) < len(other.target))
 
     def _disown_gone(self, parts: Iterable[Part]) -> None:
-        """Take partitions that no longer exist from their owners, and out of the target."""
+        """Remove partitions that no longer exist from their owners and from the target."""
         by_owner: dict[str, list[Part]] = {}
         for part in parts:
             by_owner.setdefault(self._owner[part], []).append(part)
         for member_id, owned in by_owner.items():
-            for part in owned:  # Otherwise it would be assigned again.
+            for part in owned:  # Otherwise the partition would be assigned again.
                 self._remove_from_target(part)
             self._disown(self.members[member_id], owned)
 
     def _assign_free(self, member: Member, now_ms: int) -> None:
-        """Assign the free partitions of the member's target; none while it has to give up others first.
+        """Assign the free partitions of the member's target. A member that has to give up others gets none.
 
-        Of a large target assign only a part. The member stays touched, and gets its response in another step.
+        Only a part of a large target is assigned. The member then stays touched, and gets its response in a later step.
         """
         if member.giving_up:
             if member.give_up_ms == NEVER:
@@ -501,10 +509,10 @@ class Membership:
                 self._touched.add(member.member_id)
 
     def _assign(self, topics: Topics, now_ms: int) -> None:
-        """Compute a new target, or have it computed if the group is large."""
+        """Compute a new target, or order its computation in another thread if the group is large."""
         self.dirty = False
         views = self._views(topics)
-        # These topics were recreated with their names.
+        # Topics with these names were deleted and created again.
         self._disown_gone([part for part in self._owner if views[part[0]].topic_id != part[1]])
         wanted: dict[tuple[tuple[str, ...], str], frozenset[str]] = {}
         subscribers = {}
@@ -525,7 +533,7 @@ class Membership:
         """Begin the epoch of ``target``."""
         self._next_epoch()
         for member_id in target.parts.keys() - self.members.keys():
-            for part in target.parts[member_id]:  # The member was removed during the computation.
+            for part in target.parts[member_id]:  # The member was removed during the computation of the target.
                 del target.members[part]
         self._target_owner = target.members
         for member_id, member in self.members.items():
@@ -534,7 +542,7 @@ class Membership:
         self._assign_ms = now_ms + (len(self.members) + len(self._target_owner)) // _PER_MS
 
     def _outdate(self) -> None:
-        """Note a change after which a target that is being computed must not be used."""
+        """Note a change that makes a target that is being computed unusable."""
         self.dirty = True
         self._inputs = self._computing = None
 
@@ -546,7 +554,7 @@ class Membership:
             self._touched.add(member_id)
 
     def _views(self, topics: Topics) -> Mapping[str, TopicView]:
-        """Return the known topics, with those that only the members' owned partitions prove."""
+        """Return the known topics and, in addition, topics and partitions known only because members own them."""
         unknown: dict[str, TopicView] = {}
         for name, topic_id, number in self._owner:
             known = unknown.get(name) or topics.views.get(name)
@@ -575,7 +583,7 @@ class Membership:
         return Assigned(member.epoch, member.response(assigned))
 
     def _release(self, member: Member, assigned: frozenset[Part] | None = None) -> None:
-        """Respond to the waiting heartbeat, if there is one. ``assigned`` is what the member has, if it is known."""
+        """Respond to the member's waiting heartbeat, if there is one. ``assigned`` may give ``member.assigned``."""
         if member.held is not None:
             ticket, member.held = member.held, None
             self._responded.add(member.member_id)

@@ -1,7 +1,7 @@
 """Records that a transaction coordinator writes to its partition of the internal topic and reads back.
 
-There are two kinds, by key: a transaction, and a participant of it. Each participant has a separate record, so that the
-thousandth task of a write costs as many bytes as the first.
+There are two kinds of keys: a transaction, and a participant (a producer id) of a transaction. Each participant has a
+record of its own, so that registering the thousandth task of a write takes as many bytes as the first.
 """
 
 from __future__ import annotations
@@ -17,17 +17,19 @@ from sparklog.protocol.messages import GroupOffset
 
 FORMAT_VERSION = 1
 
-#: States of a transaction. "committing" and "aborting" are decided, and their markers are being sent.
+#: The states of a transaction. In "committing" and "aborting" the decision is made, and markers are being sent.
 EMPTY, OPEN, COMMITTING, ABORTING = "empty", "open", "committing", "aborting"
 
 #: The ``Transaction.version`` of a producer's transactions, which have no versions.
 UNNUMBERED = -1
-#: A producer id without a transaction. Its removal is written to check that this log is still writable.
+#: A producer id that no transaction has. Writing its removal changes nothing, but shows that this coordinator can still
+#: write to the log.
 NO_PRODUCER = -1
-#: The number of fenced runs that a key remembers. A run that returns after this many others counts as new: it fences
-#: the current run, but cannot commit its earlier records, because they were aborted.
+#: The number of fenced runs that are kept for a key. A run (one life of a producer, or one start of a query) that
+#: returns after this many others counts as new. It then fences the current run, but cannot commit its earlier records,
+#: because they were aborted.
 FENCED_KEPT = 32
-#: Keys with this prefix name one write that is never repeated under this key.
+#: A key with this prefix is used for a single write, and never again.
 ONCE_PREFIX = "write:"
 
 
@@ -40,25 +42,25 @@ class TopicVersion(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Transaction(msgspec.Struct, frozen=True, array_like=True):
-    """The durable state of one key without its participants. Times are milliseconds since the Unix epoch."""
+    """The durable state of one key, without its participants. Times are milliseconds since the Unix epoch."""
 
     state: str = EMPTY
     run_id: str = ""
     run: int = 0  #: the number of runs so far; ``run_id`` is the last one
-    version: int = UNNUMBERED  #: of the open or ending transaction
+    version: int = UNNUMBERED  #: of the open or ending transaction; -1 for a producer's
     last_version: int = UNNUMBERED  #: the greatest committed version
     timeout_ms: int = 0
     began_ms: int = 0
-    used_ms: int = 0  #: when the key was last written; idle keys expire
-    decision: int = 0  #: the number of decisions so far; the current one while its markers are being sent
-    winners: tuple[int, ...] = ()  #: producer ids that the current or last decision committed
-    decided_run: str = ""  #: the run that made the decision
-    offsets: tuple[tuple[str, tuple[GroupOffset, ...]], ...] = ()  #: by group, to be handed over by the commit
-    fenced: tuple[str, ...] = ()  #: run ids that may not write any more, the newest last
+    used_ms: int = 0  #: when the state was last written; the key expires some time later
+    decision: int = 0  #: the number of decisions so far, including one in progress
+    winners: tuple[int, ...] = ()  #: the producer ids that the current or last decision commits
+    decided_run: str = ""  #: the run whose transaction was decided last
+    offsets: tuple[tuple[str, tuple[GroupOffset, ...]], ...] = ()  #: those that a commit hands over, by group
+    fenced: tuple[str, ...] = ()  #: the ids of fenced runs, the newest last
     turn: int = 0  #: the number of the current or last transaction in its producer's run; 0 for a sink
-    producer_id: int = -1  #: the one of a producer's transaction; -1 for a sink, whose tasks have their own
-    by_topic: bool = False  #: versions count per topic: they are in ``versions``, and ``last_version`` stays -1
-    versions: tuple[TopicVersion, ...] = ()  #: one for each topic, if ``by_topic``
+    producer_id: int = -1  #: of a producer's transaction; -1 for a sink, whose tasks have one each
+    by_topic: bool = False  #: whether ``versions`` counts per topic; ``last_version`` is then -1
+    versions: tuple[TopicVersion, ...] = ()  #: the last version of each topic, if ``by_topic``
 
     @property
     def numbered(self) -> bool:
@@ -66,13 +68,16 @@ class Transaction(msgspec.Struct, frozen=True, array_like=True):
 
     @property
     def decided_version(self) -> int:
-        """Return the greatest version whose commit is decided, with or without written markers; -1 if ``by_topic``."""
+        """Return the greatest version whose commit is decided, or -1 if ``by_topic``.
+
+        Its markers may not be written yet.
+        """
         if self.by_topic:
             return UNNUMBERED
         return max(self.last_version, self.version) if self.state == COMMITTING else self.last_version
 
     def version_in(self, topic_id: str) -> int:
-        """Return the greatest committed version; with a topic id, that of this topic."""
+        """Return the greatest committed version: of the topic with this id, or without an id ``decided_version``."""
         if not topic_id:
             return self.decided_version
         return max((found.version for found in self.versions if found.topic_id == topic_id), default=UNNUMBERED)
@@ -81,14 +86,17 @@ class Transaction(msgspec.Struct, frozen=True, array_like=True):
         return tuple(found for found in self.versions if found.used_ms > at_ms)
 
     def fencing(self, run_id: str) -> tuple[str, ...]:
-        """Return ``fenced`` with one more run."""
+        """Return ``fenced`` with ``run_id`` added."""
         if not run_id or run_id in self.fenced:
             return self.fenced
         return (*self.fenced, run_id)[-FENCED_KEPT:]
 
 
 class PartitionPlace(NamedTuple):
-    """A partition of the topic with this id, not of a later topic with its name. An empty ``topic_id`` is unknown."""
+    """A partition of the topic with this id. A later topic with the same name has another id.
+
+    If the id is unknown, ``topic_id`` is empty.
+    """
 
     topic: str
     partition: int
@@ -102,7 +110,7 @@ class RegisteredTopic(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Participant(msgspec.Struct, frozen=True, array_like=True):
-    """A producer id and the partitions that it may append to."""
+    """The partitions that one producer id of a transaction may append to."""
 
     epoch: int
     topics: tuple[RegisteredTopic, ...] = ()
@@ -124,7 +132,7 @@ class Participant(msgspec.Struct, frozen=True, array_like=True):
         return False
 
     def with_places(self, added: Iterable[PartitionPlace]) -> Participant:
-        """Return the participant with these partitions as well; the same object if it has all of them."""
+        """Return the participant with these partitions added; the same object if it already has all of them."""
         by_topic: dict[tuple[str, str], set[int]] = {}
         for place in added:
             by_topic.setdefault((place.topic, place.topic_id), set()).add(place.partition)
@@ -179,7 +187,7 @@ def participant_record(key: str, producer_id: int, value: Participant | None) ->
 
 
 def decode_record(record: Record) -> Change:
-    """Return a change. Raises ClusterError for a record of a newer format or an unknown one."""
+    """Return the key and the value. Raises ClusterError for a record of a newer format or an unknown kind."""
     key, value = _codec.decode(record)
     if isinstance(key, TransactionKey):
         assert value is None or isinstance(value, _TransactionValue)

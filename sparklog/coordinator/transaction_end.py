@@ -1,6 +1,6 @@
-"""The end of a transaction: the outcome of an end request, the records of a decision, and its effects.
+"""The end of a transaction: the outcome of an EndTransaction request, the records of a decision, and its effects.
 
-The functions are pure and work on an ``TransactionEntry``; ``transactions`` decides when to call them.
+The functions are pure and take a ``TransactionEntry``. ``transactions`` calls them.
 """
 
 from __future__ import annotations
@@ -27,23 +27,24 @@ from sparklog.coordinator.transaction_entry import TransactionDraft, Transaction
 from sparklog.errors import ErrorCode
 from sparklog.protocol.messages import GroupOffset, TransactionMarker
 
-#: The most participants of one part of a decision, the most pairs of a participant and a partition, and the most
-#: partitions; participants with the same partitions count them once. A coordinator makes the markers of a part in one
-#: step, and one append removes its participants. The leader of a partition writes a marker in one turn, whose length
-#: grows with the marker's participants.
+#: The limits of one part of a decision: its participants, its pairs of a participant and a partition, and its
+#: partitions (participants with the same partitions count these once). The coordinator builds the markers of a part in
+#: one step, and removes its participants with one append. The leader of a partition writes a marker without a pause,
+#: for a time that grows with the number of participants.
 PARTICIPANTS_AT_ONCE, PAIRS_AT_ONCE, PLACES_AT_ONCE = 20_000, 200_000, 40_000
 
 _Ids = tuple[tuple[int, int], ...]
-#: The (producer id, epoch) pairs that are committed, and those that are aborted.
+#: The (producer id, epoch) pairs that commit, and those that abort.
 _Fates = tuple[list[tuple[int, int]], list[tuple[int, int]]]
 _GroupOffsets = tuple[tuple[str, tuple[GroupOffset, ...]], ...]
 
 
 def known_outcome(entry: TransactionEntry, request: EndRequested) -> Outcome | None:
-    """Return the outcome of an end request that needs no decision, or None if it must be decided or must wait.
+    """Return the outcome of an EndTransaction request, or None if it needs a decision or must wait for one.
 
-    The first durable decision about a version counts. Its repetition succeeds. So do a replay that wrote nothing and an
-    abort of a committed version (Spark calls abort after a failed commit call whose decision was made).
+    The first durable decision about a version counts. A repetition of that request succeeds. So does a replay of the
+    version that wrote nothing, and so does an abort of a committed version: Spark calls abort if the commit call
+    failed, even if its decision was made.
     """
     now = entry.transaction
     numbered = request.version != UNNUMBERED
@@ -53,7 +54,7 @@ def known_outcome(entry: TransactionEntry, request: EndRequested) -> Outcome | N
         if numbered and request.version <= now.decided_version and (not request.winners or not request.commit):
             return Ended(True, replayed=True)
         if now.by_topic and now.decided_run == request.run_id and not request.commit:
-            return Ended(True, replayed=True)  # This is an abort after a commit whose response was lost.
+            return Ended(True, replayed=True)  # An abort after a commit whose response was lost.
         return _refused(entry.key, now, request)
     if numbered and request.version <= now.last_version:
         if not request.winners or not request.commit:
@@ -71,25 +72,25 @@ def known_outcome(entry: TransactionEntry, request: EndRequested) -> Outcome | N
         detail = f"{entry.key}: producers {strangers[:8]} have registered nothing in this transaction"
         return Refused(ErrorCode.INVALID_TXN_STATE, detail)
     if request.commit and not now.numbered and not request.winners and (entry.participants or now.offsets):
-        # Such a commit would hand over offsets without the records.
+        # Such a commit would hand over the offsets but abort the records.
         detail = f"{entry.key}: a commit without producers found, {sorted(entry.participants)} take part"
         return Refused(ErrorCode.INVALID_TXN_STATE, detail)
     return None
 
 
 def another_open(key: str, now: Transaction, *, version: int, turn: int) -> Refused:
-    """Return the refusal of a late request, which is about another transaction than the open one."""
+    """Return the refusal of a late request, whose transaction is not the open one."""
     detail = f"{key}: version {version}, turn {turn} found, version {now.version}, turn {now.turn} is open"
     return Refused(ErrorCode.INVALID_TXN_STATE, detail)
 
 
 def _when_empty(key: str, now: Transaction, request: EndRequested) -> Outcome | None:
     if not request.commit and now.decided_run == request.run_id and _is_over(now, request):
-        return Ended(True)  # The request is a repetition whose first response was lost.
+        return Ended(True)  # This is a repetition: the first response was lost.
     known = (now.decided_run, now.turn, now.winners)
     repeated = request.commit and (request.run_id, request.turn, tuple(sorted(request.winners))) == known
     if repeated and now.by_topic and request.winners:
-        return Ended(True)  # The commit itself has fenced the run of this repetition.
+        return Ended(True)  # This is a repetition. Its run is fenced only because the commit fenced it.
     if request.run_id in now.fenced:
         return _refused(key, now, request)
     if not request.commit:
@@ -97,16 +98,16 @@ def _when_empty(key: str, now: Transaction, request: EndRequested) -> Outcome | 
     if repeated and request.version == UNNUMBERED:
         return Ended(True)
     if request.version == UNNUMBERED and request.run_id != now.run_id:
-        return _refused(key, now, request)  # The run was dropped since, perhaps with its key.
+        return _refused(key, now, request)  # Another run has begun, or the key has expired.
     if request.version == UNNUMBERED or request.winners:
         return Refused(ErrorCode.INVALID_TXN_STATE, f"{key}: nothing is open that could be committed")
     return None
 
 
 def _is_over(now: Transaction, request: EndRequested) -> bool:
-    """Return whether the run has ended the transaction in question, or a later one.
+    """Return whether the run has ended the transaction of the request, or a later one.
 
-    Another transaction of the run may still be open at a successor, or may still get its tasks.
+    Otherwise the transaction may not have begun here yet, so its abort must still be recorded.
     """
     return request.turn <= now.turn if request.version == UNNUMBERED else request.run_id in now.fenced
 
@@ -127,8 +128,8 @@ def _refused(key: str, now: Transaction, request: EndRequested) -> Refused:
         f"last committed version {now.last_version}"
     )
     if request.commit and request.version == UNNUMBERED and request.run_id != now.run_id:
-        # The transaction may have been committed, and the request may be a repetition: the next run's start drops that
-        # memory.
+        # The request may be a repetition of a commit that succeeded. That is no longer known, because the next run has
+        # begun.
         return Refused(ErrorCode.UNKNOWN_PRODUCER_ID, detail)
     return Refused(ErrorCode.INVALID_PRODUCER_EPOCH, detail)
 
@@ -136,11 +137,11 @@ def _refused(key: str, now: Transaction, request: EndRequested) -> Refused:
 def decide(
     entry: TransactionEntry, *, commit: bool, now_ms: int, winners: tuple[int, ...] = (), fence: bool = False
 ) -> TransactionDraft:
-    """Return the change that makes the decision durable.
+    """Return the draft of the decision to commit or abort the open transaction.
 
-    ``fence`` forbids the open run all further writes.
+    ``fence`` also fences the run of the transaction.
 
-    A decision without markers to write and offsets to hand over ends the transaction at once.
+    If there are no markers to write and no offsets to hand over, the same draft ends the transaction.
     """
     now = entry.transaction
     decided = replace(
@@ -161,9 +162,9 @@ def decide(
 
 
 def _raised(entry: TransactionEntry, winners: tuple[int, ...], now_ms: int) -> tuple[TopicVersion, ...]:
-    """Return the topics' versions after the commit of these producers.
+    """Return the versions of the topics after the commit of these producers.
 
-    The version rises in every topic that they may have written.
+    The version rises for each topic of which the producers registered partitions.
     """
     now = entry.transaction
     written = {found.topic_id for winner in winners for found in entry.participants[winner].topics}
@@ -174,9 +175,9 @@ def _raised(entry: TransactionEntry, winners: tuple[int, ...], now_ms: int) -> t
 
 
 def fenced_early(entry: TransactionEntry, request: EndRequested, *, now_ms: int) -> TransactionDraft:
-    """Return the abort of a sink's run before the first of its tasks: tasks that start later are fenced.
+    """Return the draft that aborts a sink's run before its first task begins. It fences tasks that start later.
 
-    A producer has nothing to abort.
+    A producer's run has nothing to abort, so its draft changes nothing.
     """
     now = entry.transaction
     if request.version == UNNUMBERED:
@@ -186,17 +187,18 @@ def fenced_early(entry: TransactionEntry, request: EndRequested, *, now_ms: int)
 
 
 def unchanged(entry: TransactionEntry, *answers: Respond) -> TransactionDraft:
-    """Return a draft without changes, so that the response follows a write to the log.
+    """Return a draft without changes, so that the response is sent only after a write to the log.
 
-    A deposed coordinator that does not know it would otherwise respond without its successor's transactions.
+    Otherwise a coordinator that has been replaced, and does not know it yet, could respond without knowing the
+    transactions of its successor.
     """
     now = entry.transaction
-    # A query does not create a key.
+    # A request that changes nothing does not create the key.
     return TransactionDraft(None if now == Transaction() else now, {NO_PRODUCER: None}, list(answers))
 
 
 def empty_version(entry: TransactionEntry, request: EndRequested, *, now_ms: int) -> TransactionDraft:
-    """Return the commit of a version without records, by a run that did not begin a transaction."""
+    """Return the draft that commits a version without records, for a run that did not begin a transaction."""
     now = entry.transaction
     over = replace(
         now,
@@ -228,10 +230,10 @@ def next_part(entry: TransactionEntry) -> set[int]:
 
 
 def completed(entry: TransactionEntry, *, now_ms: int) -> TransactionDraft:
-    """Return the end of the present part of a decision, whose markers are all written: its participants are removed.
+    """Return the draft that removes the participants of the current part, whose markers are all written.
 
-    The last part ends the transaction. After a crash between two parts the next coordinator sends the markers of the
-    participants that remain.
+    After the last part the draft also ends the transaction. If the coordinator crashes between two parts, the next
+    coordinator sends the markers of the remaining participants.
     """
     removed = dict.fromkeys(entry.marked)
     if len(removed) < len(entry.participants):
@@ -253,7 +255,7 @@ def _over(decided: Transaction, now_ms: int) -> Transaction:
 def send_part(entry: TransactionEntry) -> list[Effect]:
     """Return the markers of the next part, for every partition that its participants registered.
 
-    With the first part, also return the offsets that a commit hands over.
+    The first part also contains the offsets that a commit hands over.
     """
     now, part = entry.transaction, entry.parts
     effects: list[Effect] = []
@@ -269,9 +271,10 @@ def send_part(entry: TransactionEntry) -> list[Effect]:
 
 
 def _markers(entry: TransactionEntry, part: Iterable[int]) -> dict[PartitionPlace, TransactionMarker]:
-    """Return the markers of these participants, whose ids are in order."""
+    """Return the markers for these participants. Their ids are sorted."""
     winners = set(entry.transaction.winners) if entry.transaction.state == COMMITTING else set()
-    # The tasks of a sink often write the same partitions: each set of partitions is visited once, with all its ids.
+    # The tasks of a sink often write to the same partitions. Therefore visit each set of partitions once, with the ids
+    # of all its participants.
     by_topics: dict[tuple[RegisteredTopic, ...], _Fates] = {}
     for producer_id in part:
         participant = entry.participants[producer_id]
@@ -291,7 +294,7 @@ def _markers(entry: TransactionEntry, part: Iterable[int]) -> dict[PartitionPlac
 
 
 def _merged(fates: list[_Fates]) -> tuple[_Ids, _Ids]:
-    """Return all the committed ids and all the aborted ones, in order; each list is in order."""
+    """Merge lists of ids; return the sorted committed ids and the sorted aborted ids."""
     if len(fates) == 1:
         committed, aborted = fates[0]
         return tuple(committed), tuple(aborted)
@@ -302,7 +305,7 @@ def _merged(fates: list[_Fates]) -> tuple[_Ids, _Ids]:
 
 
 def with_offsets(known: _GroupOffsets, group: str, added: tuple[GroupOffset, ...]) -> _GroupOffsets:
-    """Return the offsets with ``added``; the newest offset of each partition counts."""
+    """Return the known offsets with ``added``. For each partition the newest offset counts."""
     groups = dict(known)
     merged = {(found.topic, found.partition): found for found in (*groups.get(group, ()), *added)}
     groups[group] = tuple(merged.values())

@@ -1,6 +1,6 @@
 """One key of a transaction coordinator: its durable state, its draft and its waiting requests.
 
-Mutable, owned by one ``Transactions``; nothing is decided here.
+Mutable, owned by one ``Transactions``, which makes all decisions.
 """
 
 from __future__ import annotations
@@ -27,19 +27,19 @@ from sparklog.coordinator.records import (
 
 @dataclass(slots=True)
 class TransactionDraft:
-    """A change of one key on its way into the log. It has no effect, and causes no response, before its commit."""
+    """A change of one key that is being appended to the log. It takes effect, and is responded to, after its commit."""
 
-    transaction: Transaction | None  #: None: the key is removed
+    transaction: Transaction | None  #: None removes the key
     participants: dict[int, Participant | None] = field(default_factory=dict)
     answers: list[Respond] = field(default_factory=list)
-    #: (ticket, deadline) of the end request that this performs
+    #: The ticket and deadline of the EndTransaction request that this change carries out.
     ended: tuple[int, int] | None = None
-    #: The work on the requests that share this change so far: about the number of partitions, offsets and versions
+    #: The work of the requests that share this change: about the number of their partitions, offsets and versions.
     work: int = 0
 
     @property
     def changes_nothing(self) -> bool:
-        """Return whether this changes nothing: its commit then proves that no other coordinator is active."""
+        """Return whether the draft changes nothing. It is written to prove that no other coordinator is active."""
         return NO_PRODUCER in self.participants
 
     def records(self, key: str, before: Transaction) -> list[Record]:
@@ -50,7 +50,7 @@ class TransactionDraft:
 
 
 class TransactionEntry:
-    """The state of a key, created when a request first names it or a record has it."""
+    """The state of a key. It is created by the first request or record with the key."""
 
     __slots__ = ("begins", "draft", "key", "marked", "missing", "missing_groups", "participants", "parts", "queue",
                  "touched_ms", "transaction", "waiting")  # fmt: skip
@@ -61,17 +61,19 @@ class TransactionEntry:
         self.participants: dict[int, Participant] = {}
         #: The change in flight. Until it ends the coordinator serves no other request.
         self.draft: TransactionDraft | None = None
-        #: Requests that are not examined yet.
+        #: Requests that have not been examined yet.
         self.queue: deque[TransactionRequest] = deque()
-        #: Begin and settle requests that wait until the previous transaction has ended completely.
+        #: BeginTransaction and SettleVersion requests that wait until the previous transaction has ended completely.
         self.begins: list[BeginRequested | SettleRequested] = []
-        #: End requests that wait for the markers: ticket to deadline.
+        #: EndTransaction requests that wait until all markers are written: ticket to deadline.
         self.waiting: dict[int, int] = {}
-        #: The participants of the present part of a decision: their markers are sent, and they are not removed yet.
+        #: The participants of the current part of a decision. Their markers have been sent, but they are not removed
+        #: yet.
         self.marked: set[int] = set()
-        #: The number of parts that this coordinator has sent of the decision so far.
+        #: The number of parts of the decision that this coordinator has sent so far.
         self.parts = 0
-        #: Partitions without the present part's markers, and groups without their offsets so far.
+        #: Partitions that have not written the current part's markers yet, and groups that have not committed their
+        #: offsets yet.
         self.missing: set[PartitionPlace] = set()
         self.missing_groups: set[str] = set()
         #: The time of the last request that keeps the transaction alive.
@@ -87,11 +89,11 @@ class TransactionEntry:
         return self.transaction.state != OPEN and not (self.ending or self.waiting or self.begins or self.draft)
 
     def record_keys(self) -> list[int | None]:
-        """Return None for the transaction, and the ids of the participants."""
+        """Return the keys of all records: None for the transaction, and the producer id of each participant."""
         return [None, *self.participants]
 
     def records_of(self, keys: Iterable[int | None]) -> list[Record]:
-        """Return the records with these keys, as ``record_keys`` returns them, without removed participants."""
+        """Return the records with these keys of ``record_keys``. Participants that have been removed are left out."""
         return [
             transaction_record(self.key, self.transaction)
             if found is None

@@ -1,16 +1,17 @@
-"""The transaction coordinator of one partition: events in, effects out.
+"""The transaction coordinator of one partition: a pure state machine, events in, effects out.
 
 Pure.
 
-A key (a producer's transactional id, or the name of a sink) has at most one open transaction. Its steps are: begin;
-registration of each partition before the first write to it; one decision, which becomes durable; markers in every
-registered partition; end. The log of the coordinator's partition is the only memory. The coordinator appends each
-change first, and applies it, sends it and responds only after the commit. A new leader of the partition therefore
-continues at the end of the log, and repeats at most what may be repeated.
+A key (a producer's transactional id, or the name of a sink) has at most one open transaction. A transaction begins,
+registers each partition before its first write to the partition, is decided (commit or abort), has markers written in
+every registered partition, and ends. All state is in the log of the coordinator's partition. The coordinator first
+appends a change. After the commit it applies the change, sends the resulting effects and responds. A new leader of the
+partition therefore reads the log and continues; it may repeat only effects that are safe to repeat.
 
-Runs: a new run id (a producer's next life, a restarted query) fences all earlier runs of the key. Versions: a sink's
-transactions are numbered, and a version at or below the last committed one is a replay: of everything, or if versions
-count by topic, in that topic. Source: KIP-98, KIP-890; runs and versions are sparklog's own.
+A *run* is one life of a producer or one start of a query. A new run id fences all earlier runs of the key. The
+transactions of a sink are numbered by *version*. A version at or below the last committed one is a replay and is not
+written again. The last version is that of the key or, if versions count by topic, that of each topic. Source: KIP-98,
+KIP-890; runs and versions are sparklog's own.
 """
 
 from __future__ import annotations
@@ -55,10 +56,10 @@ from sparklog.protocol.fields import MAX_ENTRIES
 #: The number of requests of one key that may wait; a Spark stage has a few thousand tasks.
 MAX_QUEUED = 10_000
 
-#: The ``TransactionDraft.work`` beyond which waiting requests go into the next append.
+#: The ``TransactionDraft.work`` above which waiting requests are left to the next append.
 _WORK_AT_ONCE = 10_000
 
-#: Every producer id serves one attempt, so its epoch never changes.
+#: Each producer id is used by one attempt only, so its epoch never changes.
 EPOCH = 0
 
 
@@ -78,7 +79,7 @@ class Transactions(CoordinatorCore[TransactionEntry, TransactionDraft]):
     def __init__(self, settings: TransactionSettings | None = None) -> None:
         super().__init__()
         self._settings = settings or TransactionSettings()
-        #: Keys with an open transaction, a waiting request or a draft.
+        #: Entries that need periodic checks: those with an open or ending transaction, a waiting request or a draft.
         self._active: dict[str, TransactionEntry] = {}
 
     # --- the entry point -------------------------------------------------------------------------------------------
@@ -101,7 +102,7 @@ class Transactions(CoordinatorCore[TransactionEntry, TransactionDraft]):
                 self._entry(key.key, 0).participants[key.producer_id] = value
 
     def _started(self, now_ms: int) -> None:
-        """Restart the timeout of each transaction, whose run may have been alive until now, and continue decisions."""
+        """Restart the timeouts of transactions, because their runs may still be alive, and continue decisions."""
         for entry in self._entries.values():
             entry.touched_ms = now_ms
             self._carry_out(entry, now_ms)
@@ -124,7 +125,7 @@ class Transactions(CoordinatorCore[TransactionEntry, TransactionDraft]):
     # --- queries ---------------------------------------------------------------------------------------------------
 
     def entries(self) -> Iterator[tuple[str, Transaction, dict[int, Participant], int]]:
-        """Yield each key with its ``entry``."""
+        """Yield each key with the result of ``entry`` for it."""
         for key in self.names():
             found = self.entry(key)
             assert found is not None, key
@@ -135,9 +136,9 @@ class Transactions(CoordinatorCore[TransactionEntry, TransactionDraft]):
         return sorted(self._entries)
 
     def entry(self, key: str) -> tuple[Transaction, dict[int, Participant], int] | None:
-        """Return the transaction of a key, its participants, and the deadline of its next keep-alive, or None.
+        """Return a key's transaction, participants and keep-alive deadline, or None for an unknown key.
 
-        The deadline is in milliseconds; 0 if no transaction is open.
+        The deadline is in milliseconds. It is 0 if no transaction is open.
         """
         entry = self._entries.get(key)
         if entry is None:
@@ -146,7 +147,7 @@ class Transactions(CoordinatorCore[TransactionEntry, TransactionDraft]):
         return entry.transaction, entry.participants, due
 
     def participants(self, producer_ids: Iterable[int]) -> Iterator[tuple[int, str]]:
-        """Yield those of ``producer_ids`` that take part in an open or ending transaction, with its key."""
+        """Yield those of ``producer_ids`` that take part in an open or ending transaction, each with its key."""
         wanted = set(producer_ids)
         for key, entry in self._entries.items():
             yield from ((found, key) for found in entry.participants.keys() & wanted)
@@ -181,9 +182,9 @@ class Transactions(CoordinatorCore[TransactionEntry, TransactionDraft]):
         self._serve(entry, now_ms)
 
     def _serve(self, entry: TransactionEntry, now_ms: int) -> None:
-        """Examine the waiting requests in order, until a change has to be made durable.
+        """Handle the waiting requests in order, until a change has to be committed.
 
-        Consecutive registrations share one change, and so do consecutive settle requests.
+        Consecutive registrations share one draft, and so do consecutive SettleVersion requests.
         """
         if entry.draft is not None:
             return
@@ -261,10 +262,10 @@ class Transactions(CoordinatorCore[TransactionEntry, TransactionDraft]):
     def _settle(
         self, entry: TransactionEntry, request: SettleRequested, draft: TransactionDraft | None, now_ms: int
     ) -> TransactionDraft | None:
-        """Handle a settle request, which unlike a begin does not take the key over.
+        """Handle a SettleVersion request. Unlike BeginTransaction it does not begin a new run of the key.
 
-        The response follows a write to the log: after a response of a deposed coordinator the rows would be written
-        twice.
+        The response is sent only after a write to the log. If a coordinator that has been replaced responded, the
+        version could seem uncommitted and its rows would be written twice.
         """
         now = entry.transaction
         if request.run_id in now.fenced:
@@ -284,7 +285,7 @@ class Transactions(CoordinatorCore[TransactionEntry, TransactionDraft]):
     def _add(
         self, entry: TransactionEntry, request: AddRequested, draft: TransactionDraft | None, now_ms: int
     ) -> TransactionDraft | None:
-        """Register partitions for one producer id, together with the registrations that ``draft`` has already."""
+        """Register partitions for one producer id, in addition to the registrations in ``draft``."""
         now = draft.transaction if draft is not None and draft.transaction is not None else entry.transaction
         refusal = _not_open(entry.key, now, request)
         if refusal is None and request.producer_epoch != EPOCH:
@@ -327,10 +328,10 @@ class Transactions(CoordinatorCore[TransactionEntry, TransactionDraft]):
             return None
         if now.state == EMPTY and not request.commit:
             return transaction_end.fenced_early(entry, request, now_ms=now_ms)
-        if now.state == EMPTY:  # No task wrote in this version, and its run never had to begin.
+        if now.state == EMPTY:  # No task wrote records in this version, so its run did not begin a transaction.
             return transaction_end.empty_version(entry, request, now_ms=now_ms)
-        # An aborted run of a sink never continues: its remaining tasks must not begin again. The same holds after a
-        # commit if the key has no version that would refuse them.
+        # Fence a sink's run after an abort: its remaining tasks must not begin a transaction again. After a commit the
+        # version refuses them, unless versions count by topic.
         fence = now.numbered and (now.by_topic or not request.commit)
         draft = transaction_end.decide(
             entry, commit=request.commit, winners=request.winners, now_ms=now_ms, fence=fence
@@ -356,9 +357,9 @@ class Transactions(CoordinatorCore[TransactionEntry, TransactionDraft]):
         self._answer(request.ticket, refusal or Done())
 
     def _verified(self, request: VerifyRequested) -> Outcome:
-        """Return whether the producer may append: a decision on its way into the log counts as made.
+        """Return whether the producer may append. A decision that is being appended counts as made.
 
-        A record that is appended now would come after the marker.
+        Otherwise a record could be appended after the transaction's marker.
         """
         entry = self._entries.get(request.key)
         participant = entry.participants.get(request.producer_id) if entry is not None else None
@@ -399,7 +400,7 @@ class Transactions(CoordinatorCore[TransactionEntry, TransactionDraft]):
         self._serve(entry, now_ms)
 
     def _refused(self, entry: TransactionEntry, draft: TransactionDraft, detail: str, now_ms: int) -> None:
-        """Refuse the draft's requests; the next tick retries what no client waits for."""
+        """Refuse the requests of the draft. Work that no client waits for is retried at the next tick."""
         refusal = Refused(ErrorCode.COORDINATOR_NOT_AVAILABLE, f"{entry.key}: {detail}")
         tickets = [answer.ticket for answer in draft.answers] + [begin.ticket for begin in entry.begins]
         if draft.ended is not None:
@@ -411,7 +412,7 @@ class Transactions(CoordinatorCore[TransactionEntry, TransactionDraft]):
         self._serve(entry, now_ms)
 
     def _drop(self, entry: TransactionEntry, now_ms: int) -> None:
-        """Drop an expired key; requests that arrived meanwhile find it unknown."""
+        """Drop an expired key. Requests that arrived meanwhile are handled as for an unknown key."""
         del self._entries[entry.key]
         self._active.pop(entry.key, None)
         for request in entry.queue:
@@ -420,7 +421,7 @@ class Transactions(CoordinatorCore[TransactionEntry, TransactionDraft]):
     # --- after the decision ----------------------------------------------------------------------------------------
 
     def _carry_out(self, entry: TransactionEntry, now_ms: int) -> None:
-        """Send the effects of a decision, one part after the other; complete each part when nothing is missing."""
+        """Send the effects of a decision, one part after the other. A part is completed when nothing is missing."""
         if entry.ending:
             if not entry.marked and (entry.participants or entry.parts == 0):
                 self._effects += transaction_end.send_part(entry)
@@ -432,7 +433,7 @@ class Transactions(CoordinatorCore[TransactionEntry, TransactionDraft]):
 
     def _markers_written(self, event: MarkersWritten, now_ms: int) -> None:
         entry = self._decided(event.key, event.decision)
-        # A repeated event about an earlier part must not count for this one, which has other producers.
+        # Ignore a repeated event about an earlier part, which had other producers.
         if entry is not None and event.part == entry.parts - 1:
             entry.missing.difference_update(event.places)
             self._complete_if_done(entry, now_ms)
@@ -444,12 +445,12 @@ class Transactions(CoordinatorCore[TransactionEntry, TransactionDraft]):
             self._complete_if_done(entry, now_ms)
 
     def _decided(self, key: str, decision: int) -> TransactionEntry | None:
-        """Return the entry if this decision of its key is being carried out."""
+        """Return the key's entry if this decision is being carried out, otherwise None."""
         entry = self._entries.get(key)
         return entry if entry is not None and entry.ending and entry.transaction.decision == decision else None
 
     def _complete_if_done(self, entry: TransactionEntry, now_ms: int) -> None:
-        """Remove the participants of a part whose markers are all written. After the last part respond as well."""
+        """If all markers of a part are written, remove its participants. After the last part also respond."""
         if entry.missing or entry.missing_groups or entry.draft is not None:
             return
         if len(entry.marked) == len(entry.participants):
@@ -518,9 +519,9 @@ def _fenced(key: str, run: str) -> Refused:
 
 
 def _too_many(key: str, count: int) -> Refused | None:
-    """Return the refusal of more offsets than one transaction may send, or None.
+    """Return the refusal if one transaction sends too many offsets, or None.
 
-    All of the offsets are one record, and are handed over in one request.
+    All offsets of a transaction are in one record, and are handed over in one request.
     """
     if count <= MAX_ENTRIES:
         return None
@@ -529,12 +530,12 @@ def _too_many(key: str, count: int) -> Refused | None:
 
 
 def _blocks(now: Transaction, request: SettleRequested) -> bool:
-    """Return whether another run has an open transaction."""
+    """Return whether a run other than the request's has an open transaction."""
     return now.state == OPEN and now.run_id != request.run_id
 
 
 def _joins(draft: TransactionDraft, request: TransactionRequest, now: Transaction) -> bool:
-    """Return whether one append can perform both. The work of one step has a bound, and so has one append."""
+    """Return whether the request can join the draft. The work of one draft is limited."""
     if draft.work > _WORK_AT_ONCE:
         return False
     if draft.changes_nothing:
@@ -543,14 +544,14 @@ def _joins(draft: TransactionDraft, request: TransactionRequest, now: Transactio
 
 
 def _is_late(now: Transaction, request: BeginRequested) -> bool:
-    """Return whether the run has continued since: its transaction is over, or another one is open."""
+    """Return whether the request is outdated: the run's transaction is over, or a later one is open."""
     if request.version != UNNUMBERED:
         return now.numbered and request.version < now.version
     return request.turn < now.turn or (request.turn == now.turn and now.state != OPEN)
 
 
 def _not_open(key: str, now: Transaction, request: AddRequested | TouchRequested) -> Refused | None:
-    """Return why the request cannot be performed, or None."""
+    """Return the refusal of a request that needs the open transaction, or None if the request is valid."""
     run_id = request.run_id
     if run_id in now.fenced or (now.run_id and run_id != now.run_id):
         return _fenced(key, run_id)
