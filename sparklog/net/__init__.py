@@ -1,1 +1,4 @@
-"""Sockets and event loops, only in this package: the asyncio server and client, and the blocking client."""
+"""Sockets and event loops: the asyncio server and client, and the blocking client.
+
+No other package uses sockets.
+"""

@@ -1,4 +1,4 @@
-"""A pipelining client connection on an asyncio loop, which replica fetchers, the controller and producers use."""
+"""A client connection on an asyncio event loop, which replica fetchers, the controller and producers use."""
 
 from __future__ import annotations
 
@@ -25,13 +25,13 @@ OnOutcome = Callable[[ReplyAndBody | BrokerError], None]
 
 
 class AsyncConnection(asyncio.BufferedProtocol):
-    """One connection, opened with ``open``.
+    """A connection to a broker, which ``open`` creates.
 
-    Every method is called on its loop.
+    Every method must be called on the event loop of the connection.
 
-    Requests may be pipelined. Replies arrive in any order; the correlation id matches each to its caller. The caller
-    gets a future. If every turn of the loop counts, it passes a function instead, which is called in the turn in which
-    the reply was read.
+    Several requests may be in flight. Replies may arrive in any order; the correlation id assigns each reply to its
+    request. ``request`` returns a future. A caller for which latency matters uses ``ask`` and passes a function, which
+    is called directly when the reply is read.
     """
 
     def __init__(self, address: str, max_frame_bytes: int) -> None:
@@ -49,9 +49,10 @@ class AsyncConnection(asyncio.BufferedProtocol):
         self._reason = "closed"
         self._poll: select.poll | None = None
         self._socket_number = -1
-        #: Whether a callback is running with a reply, which is lost if the callback is interrupted.
+        #: Whether a callback is running with a reply. If the callback is interrupted, the reply is lost.
         self.delivering = False
-        #: The time of the peer's last bytes, or of a request with no other in flight; monotonic time.
+        #: The monotonic time at which the peer's last bytes arrived, or at which a request was sent with no other in
+        #: flight.
         self._last_bytes_s = 0.0
 
     @classmethod
@@ -68,7 +69,7 @@ class AsyncConnection(asyncio.BufferedProtocol):
         broker_id: int | None = None,
         proof_required: bool = False,
     ) -> AsyncConnection:
-        """Connect and agree on a version; with ``credentials``, perform the mutual proof, see ``Greeting``.
+        """Connect and agree on a version; with ``credentials``, both sides prove their identity (see ``Greeting``).
 
         Raises:
           BrokerError: NETWORK_EXCEPTION without a reply in time, or UNSUPPORTED_VERSION. INVALID_REQUEST if the broker
@@ -104,17 +105,18 @@ class AsyncConnection(asyncio.BufferedProtocol):
                 again = await asyncio.wait_for(nearer._greet(greeting), unix_socket.greeting_s(connect_timeout_s))
                 if unix_socket.is_same(greeted, again):
                     return nearer
-            # The broker may have no free connection, or have ended.
+            # The broker may have no free connection slot, or it may have ended.
             except (OSError, asyncio.TimeoutError, BrokerError):
                 if connection.closed:
                     raise
             return connection
 
-        # A list of at most one: for a variable that starts as None, compiled code does not accept None later.
+        # This is a list with at most one element instead of a variable that may be None, because of the compiler of the
+        # compiled modules.
         chosen: list[AsyncConnection] = []
         try:
             chosen.append(await asyncio.wait_for(greet(), connect_timeout_s))
-        # UnicodeError means that no host can have this name.
+        # UnicodeError means that the host name is invalid.
         except (OSError, UnicodeError, asyncio.TimeoutError) as error:
             detail = f"{address}: {str(error) or 'no response'} (within {connect_timeout_s} s)"
             raise BrokerError(ErrorCode.NETWORK_EXCEPTION, detail) from None
@@ -126,7 +128,7 @@ class AsyncConnection(asyncio.BufferedProtocol):
 
     @property
     def peer(self) -> object:
-        """Return the other end's name, as the socket has it."""
+        """Return the socket address of the broker, or None if not connected."""
         return None if self._transport is None else self._transport.get_extra_info("peername")
 
     async def _greet(self, greeting: Greeting) -> HelloReply:
@@ -137,9 +139,9 @@ class AsyncConnection(asyncio.BufferedProtocol):
         return self.hello
 
     def request(self, message: Request, body: Sequence[Buffer] = ()) -> asyncio.Future[ReplyAndBody]:
-        """Send a request; the future returns (reply, body).
+        """Send a request, and return a future with (reply, body).
 
-        It raises BrokerError for an ErrorReply, and NETWORK_EXCEPTION if the connection ends before the reply.
+        The future raises BrokerError: the broker's error, or NETWORK_EXCEPTION if the connection ends before the reply.
         """
         future: asyncio.Future[ReplyAndBody] = self._loop.create_future()
 
@@ -155,10 +157,10 @@ class AsyncConnection(asyncio.BufferedProtocol):
         return future
 
     def ask(self, message: Request, body: Sequence[Buffer], on_outcome: OnOutcome) -> None:
-        """Send a request; call ``on_outcome`` once with the outcome, as ``request`` returns or raises it.
+        """Send a request. ``on_outcome`` is called once, with (reply, body) or a BrokerError.
 
-        A reply arrives in the turn in which it is read, and an error arrives in a separate turn. Neither arrives before
-        this method returns.
+        It is called directly when the reply is read, or by the event loop if the connection is lost. It is never called
+        before this method returns.
         """
         if self.closed:
             self._loop.call_soon(on_outcome, self._lost_error())
@@ -168,7 +170,7 @@ class AsyncConnection(asyncio.BufferedProtocol):
         self._waiting[self._write(message, body)] = on_outcome
 
     def ask_prepared(self, request: PreparedRequest, first: bytes, second: bytes, on_outcome: OnOutcome) -> None:
-        """Send a prepared request with a body of two parts on an open connection; otherwise like ``ask``."""
+        """Send a prepared request with a body of two parts, as ``ask`` does. The connection must be open."""
         assert self._transport is not None
         if not self._waiting:
             self._last_bytes_s = time.monotonic()
@@ -184,12 +186,12 @@ class AsyncConnection(asyncio.BufferedProtocol):
 
     @property
     def silent_s(self) -> float:
-        """Return the seconds since the peer's last bytes while a request waits for a reply, otherwise 0."""
+        """Return the seconds since the peer's last bytes if a request waits for a reply, otherwise 0."""
         return time.monotonic() - self._last_bytes_s if self._waiting else 0.0
 
     @property
     def writable(self) -> bool:
-        """Return False while the peer reads less than is written; ``drained`` waits for the end of that."""
+        """Return False while the peer leaves too many written bytes unread; ``drained`` waits until that changes."""
         return self._writable.is_set()
 
     async def drained(self) -> None:
@@ -198,22 +200,22 @@ class AsyncConnection(asyncio.BufferedProtocol):
 
     @property
     def unsent_bytes(self) -> int:
-        """Return the number of written bytes that only a running loop will send."""
+        """Return the number of written bytes that are still to be sent, which needs a running event loop."""
         return self._transport.get_write_buffer_size() if self._transport is not None else 0
 
-    # --- for a thread that replaces the loop's own -----------------------------------------------------------------
+    # --- for a thread that reads while the event loop does not run --------------------------------------------------
 
     def wait_readable(self, timeout_s: float, awake_s: float = 0.0) -> bool:
-        """Wait for bytes, or for the connection's end.
+        """Wait until bytes can be read, or the connection has ended.
 
-        Returns False if neither came in time.
+        Returns False if neither happens in time.
 
-        For the first ``awake_s`` seconds it polls repeatedly instead of sleeping.
+        For the first ``awake_s`` seconds the thread polls repeatedly instead of sleeping.
         """
         if self._poll is None:
             poll = select.poll()
             poll.register(self._socket_number, select.POLLIN)
-            self._poll = poll  # Assign it last, because an interrupt may come at any time.
+            self._poll = poll  # Assign this last, because an interrupt may come at any time.
         if awake_s > 0:
             awake_s = min(awake_s, timeout_s)
             until = time.monotonic() + awake_s
@@ -224,9 +226,9 @@ class AsyncConnection(asyncio.BufferedProtocol):
         return bool(self._poll.poll(timeout_s * 1000))
 
     def read_now(self) -> bool:
-        """Read the available bytes as the loop would.
+        """Read the available bytes, as the event loop would.
 
-        Returns False if only the loop can find out why there are none.
+        Returns False if no bytes were read; the event loop must then find out why.
         """
         try:
             count = os.readv(self._socket_number, [self._end.get_buffer()])
@@ -289,9 +291,9 @@ class AsyncConnection(asyncio.BufferedProtocol):
                 on_outcome(answer)
             except BaseException as error:
                 if isinstance(error, KeyboardInterrupt) and not self._loop.is_running():
-                    raise  # The interrupt is meant for this thread, which replaces the loop's own.
-                # The error is not the connection's and must not end it: a separate turn passes it to the loop's
-                # handler.
+                    raise  # The interrupt is meant for this thread, which reads while the event loop does not run.
+                # The error is in the caller's function and must not end the connection. The event loop reports it
+                # later.
                 self._loop.call_soon(_raise, error)
         self.delivering = False
 
@@ -305,8 +307,9 @@ class AsyncConnection(asyncio.BufferedProtocol):
         was_closed, self.closed = self.closed, True
         if exc is not None:
             self._reason = str(exc)
-            # On a Unix socket the first write after the other end's close fails, although its last replies are here. A
-            # caller without the reply to a performed request would send it again.
+            # On a Unix socket the first write after the peer has closed fails, although the peer's last replies can
+            # still be read. If a caller did not get the reply to a request that was carried out, it would send the
+            # request again.
             while not was_closed and self.read_now():
                 pass
         self._writable.set()
@@ -326,7 +329,7 @@ class AsyncConnection(asyncio.BufferedProtocol):
     def _fail_waiting(self) -> None:
         waiting, self._waiting = self._waiting, {}
         for on_outcome in waiting.values():
-            # The caller of close may be in the middle of a change, so the callbacks run in a later turn.
+            # The caller of ``close`` may be in the middle of a change, so the callbacks run later.
             self._loop.call_soon(on_outcome, self._lost_error())
 
     def _lost_error(self) -> BrokerError:
@@ -334,10 +337,13 @@ class AsyncConnection(asyncio.BufferedProtocol):
 
 
 async def _finish(connecting: Coroutine[Any, Any, Any], abort: Callable[[], None]) -> None:
-    """Wait for a transport on a socket; if this wait is cancelled, let it be made, then ``abort`` it.
+    """Wait for ``connecting``, which creates a transport on a socket.
 
-    uvloop takes the socket over only at the end. A transport that ends earlier closes the descriptor, and the socket
-    object closes it a second time, when the number may belong to another file.
+    If this wait is cancelled, the transport is still created, and then ``abort`` is called.
+
+    uvloop takes over the socket only at the end of ``connecting``. If the transport is closed before, both the
+    transport and the socket object close the same descriptor. The second close may then close another file that got
+    this number.
     """
     made = asyncio.ensure_future(connecting)
 

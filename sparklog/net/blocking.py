@@ -1,4 +1,4 @@
-"""A client connection on a plain blocking socket for Spark workers and the command line, without loop and thread."""
+"""A client connection on a blocking socket for Spark workers and the command line, without an event loop or threads."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _IOV_MAX = 512
 
 
 class BlockingConnection:
-    """One connection, used by one thread. It is not reusable after an error: NETWORK_EXCEPTION closes it."""
+    """A connection that one thread uses. NETWORK_EXCEPTION closes it, and then it cannot be used any more."""
 
     def __init__(
         self,
@@ -38,9 +38,9 @@ class BlockingConnection:
         max_frame_bytes: int = DEFAULT_MAX_FRAME_BYTES,
         credentials: Credentials | None = None,
     ) -> None:
-        """Connect and agree on a version; ``timeout_s`` limits every later wait for bytes.
+        """Connect and agree on a version. ``timeout_s`` limits every later wait for bytes.
 
-        With ``credentials``, prove them, as a broker or the controller does.
+        With ``credentials``, prove that this process is a broker or the controller, and require the same of the broker.
 
         Raises:
           BrokerError: NETWORK_EXCEPTION, UNSUPPORTED_VERSION or INVALID_REQUEST (another cluster);
@@ -69,7 +69,7 @@ class BlockingConnection:
                 self._change_to(by_unix, greeting, ClientEnd(max_frame_bytes))
             self._prove_itself()
             self._socket.settimeout(timeout_s)
-        except OSError as error:  # A connection that was reset meanwhile does not even have a peer's name.
+        except OSError as error:  # For a connection that was reset meanwhile, not even the peer's address is available.
             raise self._fail(error) from None
         except BaseException:
             self.close()
@@ -87,7 +87,7 @@ class BlockingConnection:
             self.request(self._prove)
 
     def _change_to(self, by_unix: socket.socket, greeting: Greeting, end: ClientEnd) -> None:
-        """Continue on the Unix socket, unless the broker refuses that, for example for lack of a free connection."""
+        """Continue on the Unix socket, unless the broker refuses that (for example, no connection slot is free)."""
         before, prove = (self._socket, self._end), self._prove
         self._socket, self._end = by_unix, end
         try:
@@ -111,7 +111,7 @@ class BlockingConnection:
     def request(
         self, message: Request, body: Sequence[Buffer] = (), *, at_most_s: float | None = None
     ) -> tuple[Reply, memoryview]:
-        """Send one request and wait for its reply; no other may be in flight.
+        """Send one request and wait for its reply. No other request may be in flight.
 
         ``at_most_s`` limits each wait for bytes of this reply, in addition to the connection's own limit.
 
@@ -136,7 +136,7 @@ class BlockingConnection:
                 return received.reply, received.body
 
     def send(self, message: Request, body: Sequence[Buffer] = ()) -> int:
-        """Send without waiting; return the correlation id of the reply that ``receive`` will return."""
+        """Send a request without waiting. Return the correlation id, which its reply from ``receive`` will have."""
         if self.closed:
             raise BrokerError(ErrorCode.NETWORK_EXCEPTION, f"{self.address}: connection is closed")
         cid, buffers = self._end.encode(message, body)
@@ -147,13 +147,13 @@ class BlockingConnection:
         return cid
 
     def receive(self) -> tuple[Reply, memoryview]:
-        """Return the next reply in order of arrival. Raises as ``request``."""
+        """Return the next reply in the order of arrival. Raises what ``request`` raises."""
         received = self._next()
         raise_for_error(received.reply)
         return received.reply, received.body
 
     def fileno(self) -> int:
-        """Return the descriptor for ``select``: readable when a reply has started to arrive."""
+        """Return the file descriptor for ``select``, which is readable when a reply has started to arrive."""
         return self._socket.fileno()
 
     def close(self) -> None:

@@ -1,9 +1,9 @@
-"""The connection slots of a server: their number by kind of peer, and the time for which a connection may be silent.
+"""The connection slots of a server: limits by the kind of connection, and the closing of silent connections.
 
-A connection is *unknown* until its hello, and until the proof that its hello offers. Then it is a client's or a peer's.
-A peer is a broker of the cluster or its controller. Clients leave some slots free for peers. If all are taken, the
-unknown connection that has waited longest loses its slot to the next one. Unknown connections are closed after a short
-time, and a client's idle connection after a long one, unless it waits for a reply.
+A new connection is *unknown*. Its hello shows that it belongs to a client, or offers a proof; after the proof it
+belongs to a peer, which is a broker of the cluster or the controller. Some slots are reserved for peers. If all slots
+are taken, a new connection gets the slot of the oldest unknown connection. Unknown connections are closed after a short
+time. Idle connections of clients are closed after a longer time, unless they wait for a reply.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ _log = logging.getLogger(__name__)
 
 
 class ConnectionStanding(Enum):
-    """The kind of a connection, as far as is known.
+    """The kind of a connection: a client, a peer (a broker or the controller), or unknown.
 
-    ``UNKNOWN``: its hello, or the proof that it offers, has not arrived.
+    A connection is ``UNKNOWN`` until its hello arrives and, if the hello offers a proof, until the proof arrives.
     """
 
     UNKNOWN = "unknown"
@@ -30,7 +30,7 @@ class ConnectionStanding(Enum):
 class Connected(Protocol):
     """A connection with a slot."""
 
-    #: The time of its acceptance, then of its last request; monotonic time.
+    #: The monotonic time of the last request, or of the accept if there was no request yet.
     used_s: float
 
     @property
@@ -46,10 +46,10 @@ class Connected(Protocol):
 
 
 class ConnectionSlots:
-    """The slots of a server, on its event loop."""
+    """The connection slots of a server. Owner: the server's event loop."""
 
     def __init__(self, limit: int, *, kept: int = 0, hello_s: float = 10.0, idle_s: float = 600.0) -> None:
-        """Keep the ``limit`` of all connections; ``kept`` of them are for peers."""
+        """Create ``limit`` slots, of which ``kept`` are reserved for peers."""
         self.limit = limit
         self.client_limit = limit - kept
         self._hello_s = hello_s
@@ -58,16 +58,18 @@ class ConnectionSlots:
         #: The unknown connections, the oldest first.
         self._unknown: dict[Connected, None] = {}
         self._clients: set[Connected] = set()
-        #: The time between two checks.
+        #: The time in seconds between two checks for silent connections.
         self.interval_s = max(0.05, min(5.0, hello_s / 4, idle_s / 4))
 
     def __len__(self) -> int:
         return len(self.connections)
 
     def accept(self, connection: Connected, *, spare: int = 0) -> bool:
-        """Give the connection a slot, if necessary that of the unknown one that has been silent for longest.
+        """Give the connection a slot, if there is one, and return whether it got one.
 
-        ``spare`` slots must stay free.
+        If all slots are taken, the oldest unknown connection is closed.
+
+        ``spare`` slots must stay free. If ``spare`` is not 0, no other connection is closed.
         """
         while len(self.connections) >= self.limit - spare and self._unknown and not spare:
             oldest = next(iter(self._unknown))
@@ -80,9 +82,9 @@ class ConnectionSlots:
         return True
 
     def greeted(self, connection: Connected) -> bool:
-        """Record the kind of the connection; called after its hello, and again after its proof.
+        """Record the kind of the connection, after its hello and again after its proof.
 
-        Return whether there is a slot for this kind.
+        Returns whether the limit for this kind allows the connection.
         """
         match connection.standing:
             case ConnectionStanding.UNKNOWN:
@@ -101,7 +103,7 @@ class ConnectionSlots:
         self._clients.discard(connection)
 
     def close_silent(self, now_s: float) -> None:
-        """Close connections that have been silent for too long."""
+        """Close unknown connections and idle clients that have been silent for too long."""
         silent = [one for one in self._unknown if now_s - one.used_s >= self._hello_s]
         for connection in silent:
             self.leave(connection)

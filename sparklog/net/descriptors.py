@@ -1,7 +1,8 @@
-"""Open files handed from one process to another of the same host and user: one packet each way on a Unix socket.
+"""The transfer of open files between two processes of the same host and user, through a Unix socket.
 
-Packets keep their boundaries (SOCK_SEQPACKET), so there is no framing. The descriptors travel with the reply
-(SCM_RIGHTS). The server never waits: it drops a peer that does not read its reply. Source: unix(7).
+A request and a reply are one packet each. Packets keep their boundaries (SOCK_SEQPACKET), so no framing is needed. The
+reply's packet carries the file descriptors (SCM_RIGHTS). The server never waits: it closes the connection of a peer
+that does not read its reply. Source: unix(7).
 """
 
 from __future__ import annotations
@@ -22,19 +23,23 @@ from sparklog.net.unix_socket import peer_process
 
 _log = logging.getLogger(__name__)
 
-#: The longest path of a Unix socket address, without the final zero. Source: unix(7), sun_path.
+#: The longest path of a Unix socket in bytes, without the terminating zero byte. Source: unix(7), sun_path.
 _MAX_PATH_BYTES = 107
-#: The size of a packet; the kernel's buffer for one is a little over 200 kB.
+#: The most bytes in a packet. The kernel's buffer for a packet is a little over 200 kB.
 MAX_PACKET_BYTES = 96 * 1024
 _MAX_DESCRIPTORS = 8
 _MAX_CONNECTIONS = 256
 
-#: A function from a request to the reply and its descriptors, which are closed after they are sent.
+#: A function that returns the reply to a request and its file descriptors. The server sends the descriptors and then
+#: closes them.
 Responder = Callable[[bytes], "tuple[bytes, list[int]]"]
 
 
 class DescriptorServer:
-    """A server of descriptors, owned by an event loop. ``answer`` is called on it and must not raise."""
+    """A server that sends file descriptors.
+
+    Owner: the event loop that calls ``open``. ``answer`` is called on this loop and must not raise.
+    """
 
     def __init__(self, path: Path, answer: Responder) -> None:
         self._path = path
@@ -52,7 +57,7 @@ class DescriptorServer:
         listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         try:
             listener.setblocking(False)
-            # The process that bound this path before had the log directory's lock, and is dead.
+            # The process that bound this path earlier held the lock of the log directory, and is dead.
             with contextlib.suppress(FileNotFoundError):
                 self._path.unlink()
             listener.bind(str(self._path))
@@ -115,7 +120,7 @@ class DescriptorClient:
     """One connection to a ``DescriptorServer``, used by one thread."""
 
     def __init__(self, path: str, *, timeout_s: float) -> None:
-        """Connect. Raises OSError if no process listens there, or this process may not connect."""
+        """Connect to ``path``. Raises OSError if no process listens there, or if this process may not connect."""
         self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         try:
             self._socket.settimeout(timeout_s)
@@ -129,7 +134,7 @@ class DescriptorClient:
 
         Raises:
           BrokerError: NETWORK_EXCEPTION if the connection ended, or the reply was truncated.
-          OSError: it failed otherwise, or took too long.
+          OSError: the request failed in another way, or took longer than ``timeout_s``.
         """
         self._socket.sendall(payload)
         found, ancillary, flags, _ = self._socket.recvmsg(MAX_PACKET_BYTES, socket.CMSG_SPACE(_MAX_DESCRIPTORS * 4))
@@ -157,7 +162,7 @@ class DescriptorClient:
 
 @functools.cache
 def boot_id() -> str:
-    """Return the id of this host's current boot; empty if the system has none."""
+    """Return the id of this host's current boot, or the empty string if the system does not provide it."""
     try:
         return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
     except OSError:
@@ -166,7 +171,7 @@ def boot_id() -> str:
 
 @functools.lru_cache(maxsize=1024)
 def is_this_host(name: str) -> bool:
-    """Return whether a host name or address belongs to this host, that is, whether a socket can be bound to it."""
+    """Return whether a host name or address belongs to this host, so that a socket can be bound to it."""
     try:
         found = socket.getaddrinfo(name, 0, type=socket.SOCK_DGRAM)
     except OSError:

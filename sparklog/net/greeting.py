@@ -1,7 +1,7 @@
-"""The start of a connection: hello, and the mutual proof if a broker or the controller opens it.
+"""The first messages of a connection: the hello, and the mutual proof if a broker or the controller opens it.
 
-The proofs themselves are values (``protocol.proof``). This module adds the nonces, which must be random and new for
-each hello, and the process's knowledge: its secrets and its identity.
+``protocol.proof`` computes the proofs. This module adds the nonces, which must be random and new for each hello, and
+the secrets and the identity of this process.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from sparklog.protocol.proof import Identity, IdentityClaim, KeyRing
 
 
 class Credentials:
-    """The credentials of one broker or controller process.
+    """The secrets and the identity of one broker or controller process.
 
     ``identity`` returns the current identity, because a broker's incarnation changes.
     """
@@ -26,16 +26,19 @@ class Credentials:
         self.identity = identity
 
     def answer(self, hello: Hello, reply: HelloReply) -> tuple[HelloReply, IdentityClaim | None]:
-        """Return the reply of this broker with its proof. Raises as ``proof.answer``."""
+        """Return the reply to a hello with this broker's proof, and the identity that the opener claims.
+
+        Raises what ``proof.answer`` raises.
+        """
         if not hello.key_ids:
             return reply, None
         return proof.answer(hello, reply, self.keys, secrets.token_bytes(proof.NONCE_BYTES))
 
 
 class Greeting:
-    """The first message of the opener of one connection, and the check of the reply.
+    """The hello of the process that opens a connection, and the check of the broker's reply.
 
-    A connection that continues on another socket greets there again, with another nonce.
+    A connection that continues on the Unix socket sends another hello there, with another nonce.
     """
 
     def __init__(
@@ -47,10 +50,10 @@ class Greeting:
         broker_id: int | None = None,
         proof_required: bool = False,
     ) -> None:
-        """Keep the expectations.
+        """Store what is expected of the broker.
 
-        ``broker_id`` is the broker that should reply; None: any. With ``proof_required`` it must prove that it knows
-        the cluster's secret; otherwise a broker without a proof is accepted.
+        ``broker_id`` is the broker that should reply; None means any broker. With ``proof_required`` the broker must
+        prove that it knows the cluster's secret. Otherwise a broker without a proof is accepted.
         """
         self._plain = connection.hello(client_id, cluster_id)
         self._credentials = credentials
@@ -65,9 +68,9 @@ class Greeting:
         return proof.offer(self._plain, self._credentials.keys, self._credentials.identity(), nonce)
 
     def prove(self, hello: Hello, reply: HelloReply) -> Prove | None:
-        """Return the next message to send, or None.
+        """Check the broker's reply. Return the message with this process's proof, or None if no proof is needed.
 
-        Raises BrokerError as ``proof.check``, and INVALID_REQUEST if the broker belongs to another cluster.
+        Raises BrokerError INVALID_REQUEST if the broker belongs to another cluster, and the errors of ``proof.check``.
         """
         if self._credentials is None:
             return None

@@ -1,4 +1,4 @@
-"""The event loop of brokers, the controller and producers: uvloop if it is installed, otherwise asyncio's own."""
+"""The event loop of brokers, the controller and producers: uvloop's if it is installed, otherwise asyncio's."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from typing import Any, cast
 
 
 class _PlainLoop(asyncio.SelectorEventLoop):
-    """asyncio's own loop, which can also look hosts up after the main thread has ended."""
+    """asyncio's event loop, which can also resolve host names after the main thread has ended."""
 
     async def getaddrinfo(self, *arguments: Any, **options: Any) -> list[Any]:
-        """Resolve a host in a thread of asyncio's pool, or in this thread if the pool no longer accepts work."""
+        """Resolve a host name in a thread of asyncio's pool, or in this thread if the pool no longer accepts work."""
         if threading.main_thread().is_alive():
             return await super().getaddrinfo(*arguments, **options)
         return socket.getaddrinfo(*arguments, **options)
@@ -23,8 +23,8 @@ class _PlainLoop(asyncio.SelectorEventLoop):
 def new_event_loop() -> asyncio.AbstractEventLoop:
     """Return uvloop's loop if uvloop is installed, otherwise asyncio's.
 
-    A program's last thread may start after the main thread has ended. Python then refuses to import uvloop's
-    dependencies, and asyncio's loop replaces it.
+    A thread may create the loop after the main thread has ended. Python then cannot import uvloop's dependencies, so
+    asyncio's loop is used.
     """
     if importlib.util.find_spec("uvloop") is None or not threading.main_thread().is_alive():
         return _PlainLoop()
@@ -32,7 +32,7 @@ def new_event_loop() -> asyncio.AbstractEventLoop:
 
 
 def tune(transport: asyncio.BaseTransport) -> None:
-    """Send small frames at once: a request that waits for Nagle's timer takes 40 ms longer."""
+    """Turn off Nagle's algorithm, which may delay a small frame by 40 ms."""
     sock = transport.get_extra_info("socket")
     if sock is not None and sock.family in {socket.AF_INET, socket.AF_INET6}:
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)

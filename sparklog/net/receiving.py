@@ -1,15 +1,15 @@
-"""The budget of bytes for large frames that a server is receiving, over all its connections.
+"""The limit for the bytes of large frames that a server is receiving on all its connections.
 
-A frame announces its length before its content, and its memory fills gradually: a dozen half-received frames would hold
-gigabytes. So a large frame is received only if there is room for all of it; until then its connection is not read.
-While others wait for room, a connection that does not send is closed, which frees its room.
+A frame begins with its length, and its content arrives gradually, so a dozen half-received frames could hold gigabytes.
+So a large frame is received only if the limit has room for all of it; until then its connection is not read. While
+other connections wait for room, a connection that sends its frame too slowly is closed.
 """
 
 from __future__ import annotations
 
 from typing import Protocol
 
-#: The minimum rate in bytes per second at which a peer must send a large frame while others wait for its room.
+#: The minimum rate in bytes per second at which a peer must send a large frame while others wait for room.
 SLOWEST = 64 * 1024
 
 
@@ -19,14 +19,14 @@ class Receiver(Protocol):
     def resume(self) -> None: ...
 
     def received_since_last_check(self) -> int:
-        """Return the bytes of the frame received since the last call; negative if the connection was not read."""
+        """Return the bytes of the frame received since the last call; negative if the connection is not being read."""
 
     def give_up(self, reason: str) -> None:
         """Close the connection."""
 
 
 class Receiving:
-    """The budget of a server, on its event loop."""
+    """The limit of one server, and the connections that wait for room. Owner: the server's event loop."""
 
     def __init__(self, limit: int) -> None:
         self._limit = limit
@@ -62,14 +62,14 @@ class Receiving:
             first.resume()
 
     def close_slow(self, passed_s: float) -> None:
-        """Close connections that have sent too little in this time, if others wait for their room."""
+        """Close connections that have sent too little in the last ``passed_s`` seconds, if others wait for room."""
         slow = [one for one in self._admitted if 0 <= one.received_since_last_check() < SLOWEST * passed_s]
         if self._waiting:
             for connection in slow:
                 connection.give_up(f"less than {SLOWEST} bytes/s of a frame received, and others wait for its room")
 
     def _fits(self, size: int) -> bool:
-        """Return whether the frame fits; a single frame always does."""
+        """Return whether there is room for the frame. If no other frame is being received, there always is."""
         return not self._admitted or self.used + size <= self._limit
 
     def _admit(self, connection: Receiver, size: int) -> None:

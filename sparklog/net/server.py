@@ -1,12 +1,14 @@
-"""The broker's side of the network: it accepts connections and decodes requests, within bounds.
+"""The server side of connections: it accepts connections and decodes requests, within limits.
 
-Back-pressure works by not reading. The server stops reading the socket of a connection with ``max_in_flight`` requests
-without a reply, and of a client that does not read its replies. It stops reading all sockets while ``queued_max_bytes``
-of requests are in progress. The last bound delays only bodies: the followers' fetches have none, and the writes in
-progress wait for them. Nothing is dropped and nothing grows without a bound; ``receiving`` bounds frames that have not
-arrived completely. Connections beyond ``max_connections`` get an error reply and are closed: each takes a file
-descriptor, and a broker without free descriptors for its log loses its log directory. ``places`` assigns the slots and
-closes silent connections.
+If a limit is reached, the server stops reading, so that clients have to wait. It stops reading a connection with
+``max_in_flight`` requests without a reply, and a connection whose client does not read its replies. While
+``queued_max_bytes`` of requests are in progress, it handles no further requests with a body. Requests without a body
+continue, because the writes in progress may wait for fetches of followers. ``receiving`` limits frames that have not
+arrived completely.
+
+Connections beyond ``max_connections`` get an error reply and are closed. Each connection needs a file descriptor, and a
+broker without free descriptors would lose its log directory. ``connection_slots`` assigns the slots and closes silent
+connections.
 """
 
 from __future__ import annotations
@@ -40,31 +42,32 @@ from sparklog.protocol.received import ReceivedRequest
 
 _log = logging.getLogger(__name__)
 
-#: The turns of the loop after which the transport of an accepted socket has reported its connection and closed it.
+#: The iterations of the event loop after which a socket that was just accepted has called ``connection_made`` and was
+#: closed.
 _TURNS_TO_CLOSE = 2
 _BACKLOG = 1024
-#: The slots that stay free for TCP connections: a client that continues on the Unix socket has two until it closes the
-#: first.
+#: The slots that Unix sockets leave free for TCP connections. A client that continues on the Unix socket uses two slots
+#: until it closes the TCP connection.
 _SPARE = 100
-#: The client ids of brokers and controllers start with these.
+#: The prefixes of the client ids of brokers and controllers.
 _PEERS = ("broker ", "replica-", "controller-")
 
 
 class Handler(Protocol):
-    """The broker's handler of one connection."""
+    """The broker's handler of the requests of one connection."""
 
     def request_received(self, request: Request, body: memoryview) -> None:
-        """Handle a request; it ends once, with ``connection.reply`` or ``connection.done``."""
+        """Handle a request. Every request ends with one call of ``connection.reply`` or ``connection.done``."""
 
     def connection_lost(self) -> None:
-        """Handle the end of the connection; later replies are discarded."""
+        """Handle the end of the connection. Later replies are discarded."""
 
 
 HandlerFactory = Callable[["ServerConnection"], Handler]
 
 
 class _Budget:
-    """The bytes of requests in progress of one server, and the connections that wait for them to end."""
+    """The bytes of requests in progress of one server, and the connections that wait until there are fewer."""
 
     def __init__(self, limit: int) -> None:
         self.limit = limit
@@ -90,7 +93,7 @@ class _Budget:
 
 
 class ServerConnection(asyncio.BufferedProtocol):
-    """One client's connection. It lives on the server's event loop, where every method is called."""
+    """The server's side of one connection. Every method must be called on the server's event loop."""
 
     def __init__(
         self, factory: HandlerFactory, describe: Callable[[int, int], HelloReply], *, limits: Limits, budget: _Budget
@@ -107,14 +110,14 @@ class ServerConnection(asyncio.BufferedProtocol):
         self._reading = True
         self._handling = False
         self._paused = False
-        #: Whether a large frame is being received or waits for room, and its bytes at the last check.
+        #: Whether a large frame is being received or waits for room, and the bytes that had arrived at the last check.
         self._receives = False
         self._seen_bytes = 0
         self.used_s = 0.0
         self._transport: asyncio.Transport | None = None
         self._handler: Handler | None = None
         self.peer = ""
-        #: Whether it uses the Unix socket.
+        #: Whether this connection uses the Unix socket.
         self.within_host = False
         self.closed = False
 
@@ -124,11 +127,11 @@ class ServerConnection(asyncio.BufferedProtocol):
 
     @property
     def standing(self) -> ConnectionStanding:
-        """Return the kind of the connection, as far as it is known."""
+        """Return the kind of the connection."""
         end = self._end
         if not end.version or end.may_prove:
             return ConnectionStanding.UNKNOWN
-        # Without a secret, only the name shows the kind.
+        # If there is no secret, only the client id shows the kind.
         by_name = not self._limits.has_secret and end.client_id.startswith(_PEERS)
         return ConnectionStanding.PEER if by_name or end.identity is not None else ConnectionStanding.CLIENT
 
@@ -139,17 +142,17 @@ class ServerConnection(asyncio.BufferedProtocol):
 
     @property
     def identity(self) -> Identity | None:
-        """Return the broker or controller that opened this connection and proved it, or None."""
+        """Return the identity that the opener of this connection has proved (a broker or the controller), or None."""
         return self._end.identity
 
     @property
     def writable(self) -> bool:
-        """Return False while the peer leaves too many bytes unread; further replies then stay in memory."""
+        """Return False while the peer leaves too many bytes unread. Further replies then stay in memory."""
         return self._writable
 
     @property
     def server_queue(self) -> tuple[int, int]:
-        """Return the bytes of requests in progress of the whole server, and their highest value so far."""
+        """Return the bytes of requests in progress in the whole server, and the highest value so far."""
         return self._budget.used, self._budget.peak
 
     # --- asyncio's side ---
@@ -210,12 +213,13 @@ class ServerConnection(asyncio.BufferedProtocol):
         in_hand, self._in_hand = self._in_hand, {}
         if self._handler is not None:
             self._handler.connection_lost()
-            # It refers to this connection, whose receive buffer would otherwise stay until the next garbage collection.
+            # The handler refers to this connection. Without this, the receive buffer would stay until the next garbage
+            # collection.
             self._handler = None
         self._budget.release(sum(in_hand.values()))
 
     def _check_large(self) -> None:
-        """Note that a large frame has started or has arrived completely. Frames of brokers always have room."""
+        """Check whether a large frame has started or has arrived completely. Frames of brokers always have room."""
         total, _ = self._end.receiving
         if bool(total) is not self._receives:
             self._receives, self._seen_bytes = bool(total), 0
@@ -225,7 +229,7 @@ class ServerConnection(asyncio.BufferedProtocol):
                 self._limits.receiving.begin(self, total)
 
     def received_since_last_check(self) -> int:
-        """Return the bytes as ``Receiver`` defines them."""
+        """Return the bytes of the large frame, as ``Receiver`` specifies."""
         _, come = self._end.receiving
         before, self._seen_bytes = self._seen_bytes, come
         return come - before if self._reading else -1
@@ -235,7 +239,7 @@ class ServerConnection(asyncio.BufferedProtocol):
         self.abort()
 
     def _refuse(self, cid: int, limit: int) -> None:
-        if not self.within_host:  # A peer on the Unix socket also has a TCP connection and continues there.
+        if not self.within_host:  # The client of a Unix socket also has a TCP connection, and continues there.
             _log.warning("refused a connection of %s: %d are open, the maximum is %d", self.peer, limit, limit)
         detail = f"{limit} connections are open, at most {limit} accepted"
         reply = ErrorReply(cid, ErrorCode.THROTTLING_QUOTA_EXCEEDED, detail)
@@ -248,7 +252,7 @@ class ServerConnection(asyncio.BufferedProtocol):
     def reply(self, message: Reply, body: Sequence[Buffer] = (), body_bytes: int = -1) -> None:
         """Send the reply to the request with the message's ``cid``.
 
-        Body buffers must not change until they are sent; ``body_bytes`` is their total size, if it is known.
+        The buffers of the body must not change until they are sent. ``body_bytes`` is their total size, if it is known.
         """
         transport = self._transport
         if self.closed or transport is None:
@@ -261,19 +265,19 @@ class ServerConnection(asyncio.BufferedProtocol):
         self.done(message.cid)
 
     def done(self, cid: int) -> None:
-        """Note the end of a request, also of one without a reply (acks=0)."""
+        """Note that a request has ended; call this directly for a request without a reply (acks=0)."""
         size = self._in_hand.pop(cid, 0)
         if size:
             self._budget.release(size)
-        # A request that gets its reply at once comes here from ``resume``, whose loop then sees the room. A call of
-        # ``resume`` from here would nest once per queued request.
+        # If a request gets its reply at once, ``resume`` is already running and continues with the next request. A call
+        # of ``resume`` here would nest once for each queued request.
         if not self._handling and (self._queue or not self._reading):
             self.resume()
 
     def pause_requests(self) -> None:
         """Handle no further request of this connection before ``resume_requests``.
 
-        The current request takes several turns of the loop, and later ones must not overtake it.
+        The current request is handled in several slices, and later requests must not overtake it.
         """
         self._paused = True
 
@@ -283,17 +287,17 @@ class ServerConnection(asyncio.BufferedProtocol):
             self.resume()
 
     def close(self) -> None:
-        """Send the written bytes, then close."""
+        """Close the connection after the written bytes are sent."""
         if self._transport is not None:
             self._transport.close()
 
     def abort(self) -> None:
-        """Close at once."""
+        """Close the connection at once."""
         if self._transport is not None:
             self._transport.abort()
 
     def resume(self) -> None:
-        """Handle queued requests as far as the bounds allow; read the socket only if none is left waiting."""
+        """Handle queued requests as far as the limits allow. Then start or stop reading the socket."""
         if self._transport is None or self._handler is None:
             return
         queue, turn = self._queue, self._turn
@@ -304,11 +308,11 @@ class ServerConnection(asyncio.BufferedProtocol):
             event = queue[0]
             if isinstance(event, ReceivedRequest):
                 if not self._may_handle(event):
-                    break  # Stop until there is budget; ``_may_read`` notes that this connection waits for it.
+                    break  # Stop until there is budget; ``_may_read`` adds this connection to those that wait for it.
                 queue.popleft()
                 self._handle(event)
             else:
-                # A hello needs no budget: a client that must wait shall know that the broker is alive.
+                # A hello needs no budget, so that a client that must wait knows that the broker is alive.
                 if not self._writable:
                     break
                 queue.popleft()
@@ -332,7 +336,7 @@ class ServerConnection(asyncio.BufferedProtocol):
         cid = request.cid
         if cid in self._in_hand:
             assert self._transport is not None
-            # Two requests with one id would count as one, and neither bound would hold any more.
+            # Two requests with the same id would count as one, so the limits would not hold any more.
             detail = f"correlation id {cid} found, its earlier request is not answered yet"
             self._transport.writelines(encode_reply(ErrorReply(cid, ErrorCode.INVALID_REQUEST, detail)))
             return
@@ -348,7 +352,7 @@ class ServerConnection(asyncio.BufferedProtocol):
             self._note(began_s)
 
     def _note(self, began_s: float) -> None:
-        """Add the time since ``began_s`` to this turn of the loop, if it is long enough to count."""
+        """Count the time since ``began_s`` in the current ``Turn``, unless it is very short."""
         took_s = time.monotonic() - began_s
         if took_s >= NOTED_S:
             self._turn.use(took_s)
@@ -361,14 +365,14 @@ class ServerConnection(asyncio.BufferedProtocol):
     def _may_read(self) -> bool:
         """Return whether the socket may be read.
 
-        A request with a body is not read to its end, and nothing after it, while there is no budget for it.
+        While there is no budget, a connection with queued requests or with a partly received body is not read.
         """
         if self._budget.exhausted and (self._queue or self._end.is_body_in_progress):
             self._budget.waiting.add(self)
             return False
         if self._receives and not self._limits.receiving.may_receive(self):
             return False
-        # Requests that wait for the next turn of the loop are handled before more is read.
+        # Requests that wait because of the ``Turn`` are handled before more is read.
         return not (self._is_full() or (self._queue and self._turn.is_spent))
 
     def _is_full(self) -> bool:
@@ -390,7 +394,7 @@ def _described(
 
 
 class Limits:
-    """Bounds shared by the connections of one server."""
+    """The limits that the connections of one server share."""
 
     def __init__(
         self, *, max_frame_bytes: int, max_in_flight: int, places: ConnectionSlots, receiving: Receiving
@@ -399,13 +403,13 @@ class Limits:
         self.max_in_flight = max_in_flight
         self.places = places
         self.receiving = receiving
-        #: The time that requests have used of the current turn of the loop.
+        #: The time that requests have used in the current iteration of the event loop.
         self.turn = Turn()
-        #: Whether the server is closing: a connection that it accepted just before is closed as soon as it is made.
+        #: Whether the server is closing. A connection that was accepted just before is then closed at once.
         self.closing = False
-        #: The name of the Unix socket, in the reply to each hello, also to those on that socket; empty: there is none.
+        #: The name of the Unix socket, which is in the reply to each hello; empty if there is no Unix socket.
         self.unix_socket = ""
-        #: Adds the broker's proof to its hello; None: it knows no secret.
+        #: Adds the broker's proof to the reply to a hello; None if the broker has no credentials.
         self.authenticator: Authenticator | None = None
 
     @property
@@ -414,7 +418,7 @@ class Limits:
 
 
 class Server:
-    """A listening server, created by ``serve``."""
+    """A server that listens for connections; ``serve`` creates it."""
 
     def __init__(
         self, server: asyncio.Server, limits: Limits, budget: _Budget, *, within_host: asyncio.Server | None
@@ -434,7 +438,7 @@ class Server:
 
     @property
     def receiving_bytes(self) -> int:
-        """Return the bytes of the large frames that have room and have not arrived completely."""
+        """Return the total size of the large frames that are being received."""
         return self._limits.receiving.used
 
     @property
@@ -454,12 +458,13 @@ class Server:
         self._check_timer = asyncio.get_running_loop().call_later(self._limits.places.interval_s, self._check)
 
     async def close(self) -> None:
-        """Stop listening and close every connection after its written replies are sent."""
+        """Stop listening, and close every connection after its written replies are sent."""
         self._limits.closing = True
         self._check_timer.cancel()
         loop = asyncio.get_running_loop()
         servers = [cast(Any, server) for server in (self._server, self._within_host) if server is not None]
-        # asyncio accepts in one turn and makes a connection in the next, which fails if the server is closed by then.
+        # asyncio accepts a socket in one iteration of the event loop and creates the connection in the next one, which
+        # would fail if the server were closed in between.
         for server in servers:
             for listening in server.sockets:
                 loop.remove_reader(listening.fileno())
@@ -488,11 +493,12 @@ async def serve(
     idle_s: float = 600.0,
     hello_s: float = 10.0,
 ) -> Server:
-    """Listen on ``host:port`` (port 0: any free one), and with ``within_host`` on a Unix socket for the same host.
+    """Listen on ``host:port`` and, with ``within_host``, on a Unix socket for clients on the same host.
 
-    ``credentials`` are this broker's for its proof. ``kept_connections`` of ``max_connections`` are reserved for
-    brokers and the controller. A client's connection without requests is closed after ``idle_s`` seconds, and one
-    without hello after ``hello_s``. Raises OSError if the address is taken.
+    Port 0 means any free port. With ``credentials`` the broker proves its identity. ``kept_connections`` of
+    ``max_connections`` are reserved for brokers and the controller. A client's connection is closed after ``idle_s``
+    seconds without requests, and a connection without a hello is closed after ``hello_s`` seconds. Raises OSError if
+    the address is in use.
     """
     limits = Limits(
         max_frame_bytes=max_frame_bytes,
@@ -508,7 +514,7 @@ async def serve(
     def make() -> ServerConnection:
         return ServerConnection(factory, describe, limits=limits, budget=budget)
 
-    # Bind the Unix socket first: clients on TCP learn its name only from their first hello.
+    # The Unix socket is bound first, because its name must be in the reply to the first hello on TCP.
     by_unix = None
     if within_host:
         try:

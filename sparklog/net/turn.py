@@ -1,9 +1,9 @@
-"""The time of one turn of the event loop that the requests of all connections of a server may use.
+"""A limit for the time that requests of all connections may use in one iteration of the event loop (a turn).
 
-A client may have many requests in flight, and thousands of clients may send one at the same time. Each request alone is
-short. Handled one after the other, within one turn of the loop, they would block the loop. So the times of long
-requests are added up, and beyond the bound every connection waits for the next turn. Requests that take less than
-``NOTED_S`` are not counted: most turns have no others.
+A client may have many requests in flight, and thousands of clients may each send a request at the same time. Each
+request alone is short, but all of them in the same turn would block the event loop. So the times of long requests are
+added up. When the limit is reached, every connection waits for the next turn. Requests that take less than ``NOTED_S``
+are not counted, because most turns have only such requests.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from __future__ import annotations
 import asyncio
 from typing import Protocol
 
-#: The time for requests in one turn; the last request may exceed it.
+#: The time for requests in one turn. The last request may exceed it.
 _TURN_S = 0.03
 #: A request that takes less than this is not counted.
 NOTED_S = 0.001
@@ -24,7 +24,7 @@ class TurnWaiter(Protocol):
 
 
 class Turn:
-    """The turn of a server, on its event loop."""
+    """The current turn of a server's event loop, and the connections that wait for the next one."""
 
     def __init__(self) -> None:
         #: Whether no further request is handled in this turn.
@@ -34,7 +34,7 @@ class Turn:
         self._waiting: dict[TurnWaiter, None] = {}
 
     def use(self, seconds: float) -> None:
-        """Add the time of a request, which is at least ``NOTED_S``."""
+        """Add the time of a request. ``seconds`` must be at least ``NOTED_S``."""
         if not self._spent_s:
             asyncio.get_running_loop().call_soon(self._next)
         self._spent_s += seconds
@@ -52,7 +52,7 @@ class Turn:
         for connection in list(self._waiting):
             if self.is_spent:
                 break
-            if connection in self._waiting:  # The connection has not left meanwhile.
+            if connection in self._waiting:  # The connection may have left meanwhile.
                 del self._waiting[connection]
                 connection.resume()
         if self._waiting and not self._spent_s:

@@ -1,11 +1,13 @@
-"""Connections within a host: a client that has reached a broker by TCP continues on a Unix socket, if it can.
+"""Unix sockets for connections within a host: a client that has connected by TCP continues on a Unix socket if it can.
 
-Messages take less processor time there (docs/adr/0013). The socket's name is abstract: it is not a file, and it ends
-with the broker. It is visible only in the broker's network namespace, so a successful connect proves that the client is
-there. The name is random and part of the reply to the hello: no other process can have taken it before the broker.
+Messages on a Unix socket take less processor time (docs/adr/0013). The socket has an abstract name: there is no file,
+and the name disappears with the broker. Only processes in the broker's network namespace can connect, so a successful
+connect proves that the client is on the same host. The name is random and part of the reply to the hello, so no other
+process can have used the name before.
 
-A client that connects through a proxy, an address translation or a tunnel does so on purpose. The broker reports the
-local address of the TCP connection, and a client that connected to another address stays with TCP. Source: unix(7).
+A client that connects through a proxy, an address translation or a tunnel does so on purpose, and must stay with TCP.
+So the broker reports the local address of the TCP connection, and a client that connected to another address does not
+use the Unix socket. Source: unix(7).
 """
 
 from __future__ import annotations
@@ -19,14 +21,14 @@ from typing import Any
 
 from sparklog.protocol.messages import HelloReply
 
-#: Only Linux has abstract names.
+#: Whether Unix sockets can have abstract names, as only on Linux.
 _HAS_ABSTRACT_NAMES = sys.platform == "linux"
 _CREDENTIALS = struct.Struct("3i")
 _GREETING_S = 1.0
 
 
 def bind() -> tuple[str, socket.socket | None]:
-    """Return the name to advertise and the bound socket; an empty name and None if the system has no such sockets."""
+    """Return the socket's name and the bound socket; an empty name and None if the system has no abstract names."""
     if not _HAS_ABSTRACT_NAMES:
         return "", None
     name = f"sparklog-{secrets.token_hex(16)}"
@@ -41,7 +43,7 @@ def bind() -> tuple[str, socket.socket | None]:
 
 
 def peer_process(connection: Any) -> tuple[int, int]:
-    """Return the process and the effective user of the other end of a Unix socket at its connect.
+    """Return the process id and the effective user id that the other end of a Unix socket had when it connected.
 
     Returns (-1, -1) if the system does not report them.
     """
@@ -53,17 +55,17 @@ def peer_process(connection: Any) -> tuple[int, int]:
 
 
 def greeting_s(connect_timeout_s: float) -> float:
-    """Return the time for the broker's greeting on its Unix socket, in seconds.
+    """Return the longest time in seconds to wait for the broker's reply to the hello on its Unix socket.
 
-    The broker has just greeted by TCP, where the client continues after this time.
+    The time is short, because the client can continue on the TCP connection.
     """
     return min(_GREETING_S, connect_timeout_s / 2)
 
 
 def is_same(first: HelloReply, second: HelloReply) -> bool:
-    """Return whether one broker process gave both greetings, which the name of its Unix socket shows.
+    """Return whether both replies came from the same broker process, by the name of its Unix socket.
 
-    Its incarnation does not show it: a broker may register, or register again, between the two.
+    The incarnations may differ, because the broker may register between the two replies.
     """
     return (first.cluster_id, first.broker_id, first.unix_socket) == (
         second.cluster_id,
@@ -73,14 +75,14 @@ def is_same(first: HelloReply, second: HelloReply) -> bool:
 
 
 def ip_address(name: Any) -> tuple[str, int]:
-    """Return the host and port of a socket's own or peer's name; ("", 0) if it is not a TCP socket."""
+    """Return the host and port of a socket address; ("", 0) if it is not an address of TCP."""
     return (str(name[0]), int(name[1])) if isinstance(name, tuple) and len(name) >= 2 else ("", 0)
 
 
 def connect(greeted: HelloReply, peer: Any) -> socket.socket | None:
-    """Connect to the Unix socket that the broker advertised to a connection to ``peer``; None if that is impossible.
+    """Return a connection to the Unix socket named in the broker's reply; None if that is impossible.
 
-    The connect succeeds at once or not at all; it never waits.
+    ``peer`` is the address to which the client connected by TCP. The connect never waits: it succeeds or fails at once.
     """
     if not greeted.unix_socket or not _HAS_ABSTRACT_NAMES or ip_address(peer) != greeted.reached_at:
         return None

@@ -1,8 +1,9 @@
-"""Fetch requests of consumers and followers: their responses, at once or after a wait for records.
+"""Fetch requests of consumers and followers, and their long polls.
 
-One long poll is one ``OpenFetch``. It reads a partition once, and again only after the partition reports a change, so a
-fetch that waits costs nothing. Partitions report changes in the middle of their steps. A waiting fetch only records the
-change; it responds in the next turn of the event loop, once for all changes of this turn.
+Each request is one ``OpenFetch``. An ``OpenFetch`` reads a partition once, and again only after the partition reports a
+change, so a waiting fetch costs nothing. A partition reports a change while it still performs effects, so the waiting
+fetch only records the change. It reads and responds in a later callback of the event loop, once for all changes until
+then.
 """
 
 from __future__ import annotations
@@ -33,15 +34,15 @@ from sparklog.replica.fetch_session import Key, SessionCache
 
 _log = logging.getLogger(__name__)
 
-#: The event loop's timers have whole milliseconds and fire at most this early. A fetch that is due within this time
-#: gets its response now: a new timer for the rest would fire at once, again and again.
+#: The event loop rounds its timers to milliseconds, so a timer may fire early, by less than this time. A fetch that is
+#: due within this time gets its response now. A new timer for the rest would fire at once, repeatedly.
 _TIMER_EARLY_S = 0.002
-#: The time in one turn of the event loop for which waiting fetches read again; one fetch may exceed it.
+#: The time for which waiting fetches read again before the event loop runs other work; one fetch may exceed it.
 _READS_S = 0.03
-#: Fetches without a session that wait on one connection: clients have one or two.
+#: The most fetches without a session that wait on one connection. Clients have one or two.
 _MOST_OF_CONNECTION = 16
-#: Fetches without a session that wait in the whole broker, and the wait of each fetch above that number; no append ends
-#: that wait.
+#: The most fetches without a session that wait in the whole broker. A fetch above this number gets its response after
+#: ``_CROWDED_S``, and new records do not wake it.
 _MOST_WAITING = 20_000
 _CROWDED_S = 0.1
 _M = TypeVar("_M")
@@ -62,26 +63,28 @@ class Fetches:
         sessions.on_close = self._session_closed
         #: The waiting fetches by number.
         self._waiting: dict[int, OpenFetch] = {}
-        #: Fetches without a session, by partition, and by connection.
+        #: The waiting fetches without a session, by partition and by connection.
         self._sessionless: dict[Key, dict[OpenFetch, FetchPartition]] = {}
         self._sessionless_of: dict[ServerConnection, dict[OpenFetch, None]] = {}
         self._sessionless_count = 0
         self._followers: dict[int, ServerConnection] = {}
-        #: The connection and incarnation with which each follower was last authorized.
+        #: The connection and incarnation for which each follower was last authorized.
         self._admitted: dict[int, tuple[ServerConnection, int]] = {}
         self._unproven = context.cache.unproven
         context.metadata_listeners.append(self._metadata_changed)
-        #: The deadlines of waiting fetches with the fetches' numbers. One timer serves all.
+        #: A heap of the deadlines of waiting fetches, each with the number of the fetch. One timer serves all.
         self._due: list[tuple[float, int]] = []
-        #: The earliest of these deadlines by number. Most fetches have their response by then. The deadline then serves
-        #: the fetch that waits under the same number, so the next fetch of a session needs no new entry.
+        #: The earliest deadline in the heap for each number. Most fetches get their response before their deadline. The
+        #: entry then serves the next fetch of the same session, which has the same number, so this fetch needs no new
+        #: entry.
         self._due_s: dict[int, float] = {}
         self._numbers = itertools.count(-1, -1)
         self._timer: asyncio.TimerHandle | None = None
         self._timer_s = math.inf
-        #: The last read for a follower, kept while nothing changes: other followers wait at the same position.
+        #: The last read for a follower. It is kept until a partition changes, because other followers may wait at the
+        #: same position.
         self._seen: tuple[FetchPartition, int, PartitionRead] | None = None
-        #: The fetches that read again in the next turn of the event loop, and how many of them are consumers'.
+        #: The fetches that will read again in the next call of ``_read_due``.
         self._due_to_read: deque[OpenFetch] = deque()
         self._reads_scheduled = False
         self._consumers_due = 0
@@ -89,7 +92,7 @@ class Fetches:
     # --- time ---
 
     def reply_within(self, fetch: OpenFetch, delay_s: float) -> None:
-        """Respond with the records found so far after ``delay_s``, unless the fetch has its response by then."""
+        """Respond with the records found so far after ``delay_s``, unless the fetch has been answered before."""
         due_s = time.monotonic() + delay_s
         if due_s < fetch.due_s and not fetch.done:
             fetch.due_s = due_s
@@ -111,14 +114,14 @@ class Fetches:
         self._timer = asyncio.get_running_loop().call_later(delay_s, self._reply_due)
 
     def _reply_due(self) -> None:
-        # entries that are added in this loop do not set the timer; it is set at the end
+        # entries that are added below do not set the timer, which is set at the end
         self._timer, self._timer_s = None, -math.inf
         now = time.monotonic() + _TIMER_EARLY_S
         try:
             while self._due and self._due[0][0] <= now:
                 due_s, number = heapq.heappop(self._due)
                 if self._due_s.get(number) != due_s:
-                    continue  # an earlier deadline has replaced it
+                    continue  # an earlier deadline has replaced this one
                 del self._due_s[number]
                 fetch = self._waiting.get(number)
                 if fetch is not None and fetch.due_s <= now:
@@ -131,9 +134,10 @@ class Fetches:
                 self._arm(self._due[0][0])
 
     def reply_after_consumers(self, answer: Callable[[_M], None], message: _M) -> None:
-        """Send a response now, or after the responses to consumers that are due in the next turn.
+        """Send a response now, or after the responses to consumers that are already scheduled.
 
-        The client that this response wakes may take this process's core, and the consumers would wait for that.
+        The client that this response wakes may get the CPU core of this process, and the consumers would wait until the
+        client gives it back.
         """
         if self._consumers_due:
             asyncio.get_running_loop().call_soon(answer, message)
@@ -143,7 +147,7 @@ class Fetches:
     # --- reads ---
 
     def read_soon(self, fetch: OpenFetch) -> None:
-        """Have the fetch read again in the next turn of the event loop: there may be enough records now."""
+        """Schedule another read of the fetch, because there may be enough records now."""
         if fetch.is_due_to_read or fetch.done:
             return
         fetch.is_due_to_read = True
@@ -151,16 +155,17 @@ class Fetches:
             self._reads_scheduled = True
             asyncio.get_running_loop().call_soon(self._read_due)
         if fetch.of_follower:
-            # Acknowledged writes wait for followers, not for thousands of consumers.
+            # Followers come first: producers with acks=all wait for them, and must not wait for thousands of consumers
+            # too.
             self._due_to_read.appendleft(fetch)
         else:
             self._due_to_read.append(fetch)
             self._consumers_due += 1
 
     def _read_due(self) -> None:
-        """Have the due fetches read again; those beyond the time of this turn read in the next one.
+        """Let the scheduled fetches read again for ``_READS_S``, and schedule the rest.
 
-        Thousands of fetches may wait for one partition.
+        The limit is needed because thousands of fetches may wait for one partition.
         """
         self._reads_scheduled = False
         due, ends_s = self._due_to_read, time.monotonic() + _READS_S
@@ -196,7 +201,7 @@ class Fetches:
             raise BrokerError(ErrorCode.INVALID_REQUEST, detail)
         earlier = self._waiting.get(request.session_id) if request.session_id > 0 else None
         if earlier is not None:
-            # The fetcher wants something else now; the older request must not delay the newer one.
+            # The client has sent a new request in this session, so the older one gets its response now.
             earlier.complete()
         try:
             context = self._sessions.begin(request, self._context.now_ms(), connection=connection)
@@ -222,11 +227,11 @@ class Fetches:
             self._hold(fetch)
 
     def _admit(self, connection: ServerConnection, replica_id: int, incarnation: int) -> None:
-        """Check that ``connection`` may fetch as this follower, and record that it does.
+        """Check that ``connection`` may fetch as this follower, and remember the connection.
 
         Raises:
-            BrokerError: CLUSTER_AUTHORIZATION_FAILED; STALE_BROKER_EPOCH if the connection has proved nothing and
-                names an incarnation that no update of the controller has named.
+            BrokerError: CLUSTER_AUTHORIZATION_FAILED; STALE_BROKER_EPOCH if the connection has no proof and the request
+                has a newer incarnation than the controller has announced.
         """
         cache = self._context.cache
         self._access.require_follower(connection, replica_id)
@@ -239,15 +244,15 @@ class Fetches:
             self._admitted[replica_id] = (connection, incarnation)
 
     def _metadata_changed(self) -> None:
-        """Check every follower again after a change of the brokers that may connect without a proof."""
+        """Make every follower be checked again if the list of brokers that need no proof has changed."""
         if self._context.cache.unproven != self._unproven:
             self._unproven = self._context.cache.unproven
             self._admitted.clear()
 
     def _note_positions(self, fetch: OpenFetch) -> Partition | None:
-        """Give each named partition the follower's position.
+        """Tell each partition in the request the follower's position.
 
-        Returns the named partition if there is only one and its leader accepts the position.
+        If the request names only one partition, and its leader accepts the position, that partition is returned.
         """
         request, named = fetch.request, fetch.context.named
         served: Partition | None = None
@@ -282,7 +287,7 @@ class Fetches:
         of_connection[fetch] = None
         self._sessionless_count += 1
         if self._sessionless_count > _MOST_WAITING:
-            # No append wakes this fetch: each append would have to visit all fetches that wait.
+            # New records do not wake this fetch, because each append would have to visit all waiting fetches.
             self.counters["fetch.crowded"] += 1
             self.reply_within(fetch, _CROWDED_S)
             return
@@ -313,8 +318,8 @@ class Fetches:
     def _session_closed(self, session_id: int) -> None:
         """Respond to the fetch of a closed session with the records found so far.
 
-        A session may close because another one needs its place. No request returns to it, and no append wakes its
-        fetch.
+        A session may be closed because another one needs its place. Later requests do not find the session, and new
+        records do not wake its fetch.
         """
         fetch = self._waiting.get(session_id)
         if fetch is not None:
@@ -323,7 +328,7 @@ class Fetches:
     def connection_lost(self, connection: ServerConnection) -> None:
         for fetch in list(self._sessionless_of.get(connection, ())):
             fetch.abandon()
-        # A session's request waits on the connection that last used the session.
+        # The request of a session waits on the connection that last used the session.
         for session_id in self._sessions.connection_lost(connection):
             of_session = self._waiting.get(session_id)
             if of_session is not None:
@@ -344,9 +349,9 @@ class Fetches:
         max_bytes: int,
         isolation: int,
     ) -> PartitionRead:
-        """Return the result of ``fetch_read``'s function of this name.
+        """Return the result of ``fetch_read.read_for_follower``.
 
-        A follower that waits at the same position as the one before gets the same result without a read.
+        A follower at the same position as the previous one gets the same result without another read.
         """
         seen = self._seen
         if seen is not None and verdict is None and seen[0] == wanted and seen[1] == max_bytes:
@@ -359,15 +364,15 @@ class Fetches:
     # --- changes of partitions ---
 
     def log_end_moved(self, partition: Partition) -> None:
-        """Wake the followers' fetches: there are new records for them."""
+        """Wake the fetches of followers, because there are new records for them."""
         for fetch in self._concerned(partition):
             if fetch.of_follower:
                 self.read_soon(fetch)
 
     def high_watermark_moved(self, partition: Partition) -> None:
-        """Wake the consumers' fetches.
+        """Wake the fetches of consumers.
 
-        Followers learn of the high watermark with the next records, or after the linger.
+        Followers learn of the new high watermark with the next records, or after a short delay.
         """
         for fetch in self._concerned(partition):
             if fetch.of_follower:
@@ -376,16 +381,16 @@ class Fetches:
                 self.read_soon(fetch)
 
     def log_start_moved(self, partition: Partition) -> None:
-        """Wake all fetches: followers of an idle partition would not learn of the deletion otherwise."""
+        """Wake all fetches. Otherwise followers of an idle partition would not learn of the new log start offset."""
         self.high_watermark_moved(partition)
 
     def changed(self, partition: Partition) -> None:
-        """Wake all fetches after the replica's role has changed or the replica has gone."""
+        """Wake all fetches after the replica's role has changed or the replica was removed."""
         for fetch in self._concerned(partition):
             self.read_soon(fetch)
 
     def _concerned(self, partition: Partition) -> list[OpenFetch]:
-        """Return the waiting fetches that name this partition, and mark the partition for another read in each."""
+        """Return the waiting fetches that include this partition, and mark the partition in them for another read."""
         self._seen = None
         key: Key = partition.tp
         found = []

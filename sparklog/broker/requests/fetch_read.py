@@ -1,8 +1,8 @@
-"""One read of one partition for one fetch: records, an error, or nothing new.
+"""One read of one partition for one fetch, which returns records, an error, or nothing new.
 
-A consumer reads below the high watermark (or the last stable offset) of the replica it asks. A follower reads the
-leader's whole log, after its history was compared with the leader's. The replica's state machine has compared the
-positions that this request names; this module compares the earlier positions of the same session.
+A consumer reads up to the high watermark (or the last stable offset) of the replica that it asks. A follower reads up
+to the leader's log end, after its log was compared with the leader's. For positions that the request names, the
+replica's state machine has made this comparison. For other positions of the fetch session, this module makes it.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ from sparklog.replica.view import divergence_point
 class PartitionRead(msgspec.Struct, frozen=True, gc=False):
     """The result of a read.
 
-    ``body``: the records, headers first, of ``size`` bytes. ``urgent``: an error or a divergence, which has no records
-    and does not wait. ``cost``: the bytes that the read counts for in the response's limit; more than ``size`` if the
-    records were projected.
+    ``body`` has ``size`` bytes: the headers of all batches, then their bodies. ``urgent`` is true for an error or a
+    divergence, which the fetch sends without waiting. ``cost`` is the number of bytes that the read uses of the
+    response's limit. It is more than ``size`` if the batches were projected.
     """
 
     result: FetchedPartition
@@ -60,10 +60,12 @@ def read_for_consumer(
 
 
 def require_readable(partitions: Partitions, wanted: FetchPartition) -> tuple[Partition, EpochEnd | None]:
-    """Return the partition if a consumer may read it at the offset, and the point where their logs diverge.
+    """Return the partition if a consumer may read at the offset, and the divergence point, or None.
+
+    The divergence point is where the consumer's position and the log diverge.
 
     Raises:
-        BrokerError: the error that a fetch would get.
+        BrokerError: the error that a fetch at this offset would get.
     """
     partition = partitions.require((wanted.topic, wanted.partition), wanted.topic_id)
     return partition, _check_consumer(partition, wanted)
@@ -75,7 +77,8 @@ def _check_consumer(partition: Partition, wanted: FetchPartition) -> EpochEnd | 
     if code is not None:
         raise BrokerError(code, partition.describe_role(wanted.leader_epoch))
     if wanted.last_epoch > replica.leader_epoch:
-        # The consumer has read records of a later leader: this replica is not current, and its log proves nothing.
+        # The consumer has read records of a later leader. This replica is out of date, so a comparison with its log
+        # proves nothing.
         raise BrokerError(ErrorCode.UNKNOWN_LEADER_EPOCH, partition.describe_role(wanted.last_epoch))
     divergence = parted_from_consumer(partition, wanted)
     if divergence is not None:
@@ -104,7 +107,7 @@ def read_for_follower(
             return _diverging(partition, wanted, verdict.epoch, verdict.end_offset)
         log = partition.log
         end_offset = log.log_end_offset
-        # A position in the log's own last epoch, and not beyond its end, cannot diverge.
+        # A position in the log's last epoch cannot diverge, unless the position is beyond the log end.
         if wanted.last_epoch >= 0 and (wanted.last_epoch != log.last_epoch or wanted.fetch_offset > end_offset):
             divergence = divergence_point(log, wanted.fetch_offset, wanted.last_epoch)
             if divergence is not None:
@@ -117,7 +120,7 @@ def read_for_follower(
 
 
 def follower_has_all(partition: Partition | None, wanted: FetchPartition) -> bool:
-    """Return whether ``read_for_follower`` would find nothing to send, because the follower has the whole log."""
+    """Return whether the follower has the whole log, so that ``read_for_follower`` would find nothing to send."""
     if partition is None or partition.offline is not None or wanted.topic_id not in {"", partition.topic_id}:
         return False
     log, replica = partition.log, partition.replica
@@ -131,11 +134,11 @@ def follower_has_all(partition: Partition | None, wanted: FetchPartition) -> boo
 
 
 def parted_from_consumer(partition: Partition, wanted: FetchPartition, *, in_sync: bool = False) -> EpochEnd | None:
-    """Return the divergence point of the log and the consumer's position, or None.
+    """Return the point where the log and the consumer's position diverge, or None.
 
-    After an unclean election the record before the consumer's position may have been replaced. Only the leader knows
-    that, or a follower that is ``in_sync`` up to its high watermark; and only while the log has that record. Source:
-    KIP-320.
+    After an unclean election the record before the consumer's position may have been replaced. This is known only while
+    the log has records at that offset. It is known only to the leader, and to an ``in_sync`` follower up to its high
+    watermark. Source: KIP-320.
     """
     log, replica = partition.log, partition.replica
     if wanted.last_epoch < 0 or wanted.fetch_offset <= log.log_start_offset:
@@ -158,8 +161,8 @@ def _read(
 ) -> PartitionRead:
     """Read the records.
 
-    ``kept``: the CRCs for projections. ``committed``: name the aborted transactions that the records may belong to.
-    ``for_follower``: also read records before the log start in the first segment.
+    ``kept`` is the cache of CRCs for projections. With ``committed`` the result lists the aborted transactions that the
+    records may belong to. With ``for_follower`` records of the first segment before the log start offset are also read.
     """
     if max_bytes <= 0 or wanted.fetch_offset >= end_offset:
         return PartitionRead(_result(partition, wanted), (), 0, urgent=False)
@@ -240,7 +243,7 @@ def _error(
     marks = (-1, -1, -1, -1)
     if partition is not None:
         replica, log = partition.replica, partition.log
-        # A follower that is out of range starts at the first segment, so that its files equal the leader's.
+        # A follower whose offset is out of range restarts at the first segment, so that its files equal the leader's.
         start = log.first_segment_offset if for_follower else log.log_start_offset
         marks = (replica.high_watermark, replica.readable_end(1), start, log.log_end_offset)
     result = FetchedPartition(wanted.topic, wanted.partition, error.code, *marks, detail=error.detail)

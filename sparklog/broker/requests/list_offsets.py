@@ -1,8 +1,8 @@
-"""ListOffsets requests: the first and last offset of a partition, and the offset for a time, from the leader only.
+"""ListOffsets requests: the leader returns the start or end offset of a partition, or the offset for a time.
 
-After an election the high watermark may be lower than before. Until it reaches the start of the leader's epoch, a
-request for an end or a time gets the retriable OFFSET_NOT_AVAILABLE, so that no consumer sees the log's end move
-backwards.
+After an election the high watermark may be lower than at the earlier leader. Until it reaches the start of the new
+leader's epoch, a request for the end or for a time gets the retriable error OFFSET_NOT_AVAILABLE. So a consumer never
+sees the end offset move backwards.
 """
 
 from __future__ import annotations

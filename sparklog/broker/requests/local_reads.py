@@ -1,8 +1,8 @@
-"""Local reads: readers on the same host get open files of a segment, and map the part of them that they may read.
+"""Local reads: readers on the same host get file descriptors of a segment, and map the part that they may read.
 
-The bounds are those of a consumer's fetch: only the leader or an in-sync follower hands out files, up to the high
-watermark or the last stable offset. Descriptors outlive the deletion of the files. The log marks a segment that was
-handed out, and never truncates its files in place, so a reader cannot lose mapped pages.
+Only the leader or an in-sync follower gives out files. As in a consumer's fetch, readers may read up to the high
+watermark or the last stable offset. A descriptor is still valid after the file was deleted. The log marks a segment
+whose files were given out, and never truncates these files in place, so the pages that a reader has mapped stay valid.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ _SUFFIX = ".readers"
 
 
 def readers_socket(control_socket: str) -> Path:
-    """Return the path of the readers' socket.
+    """Return the path of the socket for readers on the same host.
 
-    It is next to the supervisor's, in a directory that only this user may enter.
+    The socket is in the directory of ``control_socket``, which only this user may enter.
     """
     return Path(control_socket).with_suffix(_SUFFIX)
 
@@ -44,11 +44,14 @@ class LocalReads:
 
     @property
     def address(self) -> str:
-        """Return the address for readers; empty if this broker has no local reads."""
+        """Return the address for readers; empty if local reads are disabled or unavailable."""
         return str(self._path) if self._server is not None else ""
 
     def open(self) -> None:
-        """Start the server, if it is enabled. A failure only logs a warning: all reads work over TCP."""
+        """Start the server if local reads are enabled.
+
+        An error is only logged, because all reads also work over TCP.
+        """
         if not self._context.config.local_reads:
             return
         server = DescriptorServer(self._path, self._answer)
@@ -71,7 +74,7 @@ class LocalReads:
         except BrokerError as error:
             counters["local.refused"] += 1
             return encode(self._reply(error.code, error.detail)), []
-        except Exception as error:  # the event loop calls this function, and the reader waits
+        except Exception as error:  # the event loop calls this function, so no caller would respond to the reader
             counters["requests.failed"] += 1
             _log.exception("a local read failed")
             return encode(self._reply(ErrorCode.UNKNOWN_SERVER_ERROR, f"{type(error).__name__}: {error}")), []
@@ -126,7 +129,7 @@ class LocalReads:
         if partition.replica.is_leader:
             return
         known = self._context.cache.partition(partition.tp)
-        # Being in sync with an earlier leader proves nothing: after an unclean election the log may have to be
+        # It is not enough to be in sync with an earlier leader: after an unclean election the log may have to be
         # truncated.
         current = known is not None and known.state.leader_epoch == partition.replica.leader_epoch
         if known is None or not current or self._context.broker_id not in known.state.isr:
@@ -164,7 +167,7 @@ class LocalReads:
 
 
 def _opened(data_path: Path, index_path: Path) -> list[int]:
-    """Return descriptors of both files open for reading, or of none."""
+    """Open both files for reading and return their descriptors. If one fails, close the other and raise BrokerError."""
     try:
         data = os.open(data_path, os.O_RDONLY | os.O_CLOEXEC)
         try:

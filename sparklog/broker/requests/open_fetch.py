@@ -1,7 +1,7 @@
-"""One open fetch request: when it reads its partitions, when it has its response, and what the response contains.
+"""One open fetch request: when it reads its partitions, when it responds, and what the response contains.
 
-It reads a partition once, and again only after the partition reports a change. There are two shorter paths for a
-follower with one due partition, where latency counts: waiting at the log's end, and sending new records.
+A partition is read once, and again only after it reports a change. For a follower with one due partition, where latency
+matters, there are two shorter paths: one to wait at the log end, and one to send new records.
 """
 
 from __future__ import annotations
@@ -23,21 +23,21 @@ from sparklog.replica.fetch_session import FULL, FetchContext, Key
 
 _log = logging.getLogger(__name__)
 
-#: The longest delay after which a follower learns of a new high watermark; records may bring it earlier.
+#: The longest delay until a follower learns of a new high watermark. New records may bring it earlier.
 _MARK_LINGER_S = 0.01
 _MAX_WAIT_MS = 60_000
-#: The time for which one fetch reads partitions in one turn of the event loop, and the number of reads between two
-#: checks of the clock.
+#: The time for which one fetch reads partitions before the event loop runs other work, and the number of reads between
+#: two checks of the clock.
 _READS_S = 0.02
 _READS_AT_CLOCK = 64
 
 
 class FetchHost(Protocol):
-    """The services that an open fetch needs from the broker's fetches: ``fetch.Fetches``."""
+    """The services that an open fetch needs; ``fetch.Fetches`` provides them."""
 
     partitions: Partitions
     counters: Counter[str]
-    #: The response's limits, whatever the client requests: the broker builds the response in memory.
+    #: Limits of a response, even if the client requests more, because the broker builds the response in memory.
     consumer_max_bytes: int
     follower_max_bytes: int
 
@@ -59,7 +59,7 @@ class FetchHost(Protocol):
 
 
 class OpenFetch:
-    """One fetch request from arrival to response. Owner: ``Fetches``."""
+    """One fetch request, from its arrival to its response. Owner: ``Fetches``."""
 
     __slots__ = (
         "_completes",
@@ -86,34 +86,34 @@ class OpenFetch:
     ) -> None:
         self._host = host
         self.connection = connection
-        #: The id of the session, which has at most one waiting fetch; below 0 without a session.
+        #: The id of the session, which has at most one waiting fetch; a number below 0 without a session.
         self.number = number
         self.request = request
         self.context = context
-        #: The verdicts of partitions on the positions that this request names; ServeFetch is not kept.
+        #: The partitions' verdicts on the positions that this request names, except ``ServeFetch``.
         self.verdicts: dict[Key, FetchVerdict] = {}
         self.done = False
-        #: The time at which the fetch responds with the records found so far; monotonic time.
+        #: The monotonic time at which the fetch responds with the records found so far.
         self.due_s = math.inf
         self.of_follower = request.replica_id != CONSUMER
         limit = host.follower_max_bytes if self.of_follower else host.consumer_max_bytes
         self._max_bytes = min(request.max_bytes, limit)
         self._reads: dict[Key, PartitionRead] = {}
-        #: The cost of all reads together.
+        #: The total cost of all reads.
         self._cost = 0
-        #: Partitions that did not fit into the turn of the event loop, the next one last.
+        #: Partitions that are still to be read after a pause for other work; the next one is the last.
         self._rest: list[tuple[Key, FetchPartition]] = []
         #: Partitions to read, or to read again.
         self.stale: dict[Key, FetchPartition] = {}
-        #: The fetch reads again in the next turn of the event loop.
+        #: Whether another read of the fetch is scheduled.
         self.is_due_to_read = False
-        #: Some partitions did not fit into one turn: the rest is in ``_rest``.
+        #: Whether partitions in ``_rest`` are still to be read.
         self._unfinished = False
-        #: The fetch responds with the records found once it has read all partitions.
+        #: Whether the fetch responds, with any records found, once it has read all partitions.
         self._completes = False
 
     def begin(self) -> None:
-        """Respond now if there is a reason to; otherwise wait."""
+        """Respond now if there are enough records or another reason; otherwise wait."""
         self.stale = self.context.due()
         changed = self._has_only_marks()
         if self.request.max_wait_ms <= 0:
@@ -130,16 +130,17 @@ class OpenFetch:
             self._host.read_soon(self)
 
     def park_at_end(self, partition: Partition) -> bool:
-        """Wait at the end of the log, if the follower has all records of the only due partition.
+        """Wait for new records, if the follower has all records of the only due partition.
 
         This is a shorter form of ``begin``, for the state after almost every batch. ``partition`` is the only one that
-        the request names, and its leader accepts the position. Returns False, without any effect, in any other case.
+        the request names, and its leader has accepted the position. In all other cases this returns False and has no
+        effect.
         """
         request, session = self.request, self.context.session
         if session is None or len(session.due) != 1 or request.session_epoch == FULL or request.max_wait_ms <= 0:
             return False
         wanted, log = self.context.named[0], partition.log
-        # The leader has compared the histories: at the same offset the logs are equal.
+        # The leader has accepted the position, so up to this offset both logs are equal.
         if wanted.fetch_offset != log.log_end_offset or wanted.columns is not None:
             return False
         key = wanted.topic, wanted.partition
@@ -155,9 +156,9 @@ class OpenFetch:
         return True
 
     def _has_only_marks(self) -> bool | None:
-        """Return whether the high watermark or log start has moved, for a follower that has all records it names.
+        """Return whether the high watermark or log start has moved, for a follower that already has all records.
 
-        This costs less than a read, and is the state after almost every batch. Returns None in any other case.
+        This costs less than a read, and is the state after almost every batch. In all other cases None is returned.
         """
         if not self.of_follower or self.verdicts or self.request.session_epoch == FULL:
             return None
@@ -172,7 +173,7 @@ class OpenFetch:
         return have_moved
 
     def reply_shortly(self) -> None:
-        """Respond with the records found so far after the linger."""
+        """Respond with the records found so far after ``_MARK_LINGER_S``."""
         self._host.reply_within(self, _MARK_LINGER_S)
 
     def complete(self) -> None:
@@ -196,7 +197,10 @@ class OpenFetch:
             self._failed(error)
 
     def _failed(self, error: Exception) -> None:
-        """Respond with an error: no caller of the timers could, and the client waits."""
+        """Respond with an error.
+
+        The client waits, and a callback of the event loop has no caller that could respond.
+        """
         self._host.counters["requests.failed"] += 1
         _log.error("fetch of %s failed", self.connection.peer, exc_info=error)
         self.abandon()
@@ -204,9 +208,9 @@ class OpenFetch:
         self.connection.reply(ErrorReply(self.request.cid, ErrorCode.UNKNOWN_SERVER_ERROR, detail))
 
     def _complete(self) -> None:
-        """Read and respond. Without a session the rest is read in later turns, before the response.
+        """Read all partitions and respond, or continue to read later.
 
-        No later request would read the rest then.
+        A fetch without a session reads all partitions before it responds, because no later request would read the rest.
         """
         self._read_all()
         if self._unfinished and self.context.session is None:
@@ -238,7 +242,7 @@ class OpenFetch:
         counters["fetch.projected.sent.bytes"] += result.body_bytes
 
     def abandon(self) -> None:
-        """Drop the fetch: it has its response, or its client is gone."""
+        """Drop the fetch, because it gets its response or its client is gone."""
         self.done = True
         self._host.drop(self)
 
@@ -253,15 +257,16 @@ class OpenFetch:
             self.reply_shortly()
 
     def _reply_single_partition(self) -> bool:
-        """Send new records of the only partition to read to a follower.
+        """Send new records to a follower that has only one partition to read.
 
-        This is a shorter form of ``_reconsider``. Returns False in any other case, with the read as the only effect.
+        This is a shorter form of ``_reconsider``. In all other cases this returns False, and the only effect is the
+        read.
         """
         session, stale, request = self.context.session, self.stale, self.request
         if session is None or self._reads or len(stale) != 1 or len(session.due) != 1:
             return False
         host = self._host
-        ((key, wanted),) = stale.items()  # the only due partition, too
+        ((key, wanted),) = stale.items()  # this is also the only due partition
         read = host.read_for_follower(
             host.partitions,
             wanted,
@@ -278,20 +283,20 @@ class OpenFetch:
         self.done = True
         host.drop(self)
         host.counters["fetch.follower.bytes"] += size
-        # The partition stays the only due one.
+        # The partition is still the only due one.
         session.reported[key] = result.high_watermark, result.log_start_offset
         reply = FetchReply(request.cid, ErrorCode.NONE, session.session_id, (result,))
         self.connection.reply(reply, read.body, size)
         return True
 
     def _read_all(self) -> bool:
-        """Read all partitions that are new or have changed; return False if the client does not read its responses.
+        """Read all partitions that are new or have changed. Return False if the client does not read its responses.
 
-        A partition beyond the size limit is not read and stays due in its session; neither is one beyond the time of
-        this turn.
+        A partition that exceeds the size limit is not read, and stays due in its session. A partition that exceeds the
+        time limit is read later.
 
-        While a consumer does not read its responses, nothing is read: each fetch that waits on the connection would put
-        a response into memory. The consumer requests again after it has read.
+        While a consumer does not read its responses, nothing is read. Otherwise each fetch that waits on the connection
+        would put a response into memory. The consumer fetches again after it has read its responses.
         """
         reads = self._reads
         self._unfinished = False
@@ -333,7 +338,7 @@ class OpenFetch:
         return read.cost
 
     def _read_rest(self, left: int) -> None:
-        """Read as many of ``_rest`` as fit into a part of this turn of the event loop."""
+        """Read partitions of ``_rest`` for at most ``_READS_S``."""
         rest, ends_s = self._rest, time.monotonic() + _READS_S
         while rest and left > 0:
             key, wanted = rest.pop()
@@ -346,7 +351,7 @@ class OpenFetch:
         self._unfinished = bool(rest)
 
     def _has_enough(self) -> bool:
-        """Read, and return whether there is a reason to respond."""
+        """Read the changed partitions, and return whether there is a reason to respond."""
         if not self._read_all():
             return True
         size = 0
@@ -356,8 +361,8 @@ class OpenFetch:
             size += read.size
         if size and (size >= self.request.min_bytes or self.stale):
             return True
-        # A follower's new session gets its response at once: only then can the follower add partitions while a request
-        # waits.
+        # The first request of a follower's session gets its response at once. Only after that can the follower add
+        # partitions while a request waits.
         return self.of_follower and self.request.session_epoch == FULL
 
     def _has_changes(self) -> bool:

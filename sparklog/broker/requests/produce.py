@@ -1,7 +1,7 @@
-"""Produce requests: split into batches, appended by the partitions' leaders, answered when ``acks`` is satisfied.
+"""Produce requests: a request is split into batches, the partitions append these, and the response waits for ``acks``.
 
-The split reads only each batch's 96-byte header. The partition checks the Arrow bytes right before it appends them. A
-request with acks=all stays open here until every partition has a result.
+The split reads only the 96-byte header of each batch. The Arrow bytes are checked before the append. A request with
+acks=all stays open here until every partition has a result.
 """
 
 from __future__ import annotations
@@ -29,15 +29,15 @@ _log = logging.getLogger(__name__)
 
 _ACKS = frozenset({0, 1, ACKS_ALL})
 _MAX_TIMEOUT_MS = 3_600_000
-#: Flags that change the meaning of a batch: those that only the log sets, and the transaction's.
+#: Flags that change the meaning of a batch: those that only the log sets, and the transaction flag.
 _CHECKED_FLAGS = int(Flag.CONTROL | Flag.OFFSET_ARRAY | Flag.FIRST_OF_SEGMENT | Flag.TRANSACTIONAL | Flag.PROJECTED)
 _TRANSACTIONAL = int(Flag.TRANSACTIONAL)
 
 
 class _OpenProduce:
-    """A request, of whose partitions some have no result so far.
+    """A request for which some partitions have no result yet.
 
-    Owner: the callbacks that it gave to the partitions.
+    Owner: the callbacks that the partitions call with their results.
     """
 
     __slots__ = ("_acks", "_cid", "_connection", "_missing", "_requests", "_results", "_wanted")
@@ -57,13 +57,13 @@ class _OpenProduce:
         self._results[index] = self._requests.result_of((wanted.topic, wanted.partition), answer)
         self._missing -= 1
         if self._missing == 0:
-            results = cast("list[ProduceResult]", self._results)  # all are present
+            results = cast("list[ProduceResult]", self._results)  # all results are present
             self._requests.finish(self._connection, self._cid, acks=self._acks, results=tuple(results))
 
     def fail(self, error: Exception) -> None:
-        """Respond with an error to the whole request after a bug of the broker.
+        """Respond to the whole request with an error after an unexpected exception.
 
-        Later results of partitions are dropped.
+        Results that arrive later are ignored.
         """
         self._requests.counters["requests.failed"] += 1
         _log.error("produce from %s failed", self._connection.peer, exc_info=error)
@@ -95,7 +95,7 @@ class ProduceRequests:
         self._verifications = verifications
 
     def handle(self, connection: ServerConnection, request: Produce, body: memoryview) -> None:
-        """Respond with a result for each partition; refuse a request that contradicts itself as a whole."""
+        """Handle a request: append the batches of each partition, or refuse the whole request if it is inconsistent."""
         refusal = self._refusal(request, len(body))
         if refusal is not None:
             self.counters["produce.requests.refused"] += 1
@@ -115,7 +115,7 @@ class ProduceRequests:
             self.finish(connection, request.cid, acks=request.acks, results=())
             return
         open_produce = _OpenProduce(self, connection, request)
-        if len(partitions) == 1 and self._is_short(partitions[0]):  # it does not wait for the slices of large requests
+        if len(partitions) == 1 and self._is_short(partitions[0]):  # a short request does not wait for large requests
             on_result = partial(open_produce.on_result, 0)
             self._produce(request, partitions[0], body, deadline_ms=deadline_ms, on_result=on_result)
             return
@@ -123,10 +123,10 @@ class ProduceRequests:
         self._slices.run(connection, steps, open_produce.fail)
 
     def _steps(self, request: Produce, body: memoryview, *, deadline_ms: int, open_produce: _OpenProduce) -> Steps:
-        """Append the batches of each partition; yield where other work may run.
+        """Append the batches of each partition. Yield whenever the event loop may run other work.
 
-        A thousand new logs take longer than a broker may be silent, and so do a thousand batches that each decompress
-        to megabytes.
+        A request with a thousand new logs, or with a thousand batches of megabytes after decompression, takes longer
+        than a broker may be unresponsive.
         """
         at = 0
         for index, wanted in enumerate(request.partitions):
@@ -145,10 +145,11 @@ class ProduceRequests:
         return hosted is None or is_short(wanted.batch_count, hosted.rules)
 
     def _effective_acks(self, acks: int) -> int:
-        """Return the acks that this produce must wait for: all instead of 1 during a controlled shutdown.
+        """Return the acks that this produce must wait for; during a controlled shutdown, all instead of 1.
 
-        A broker that moves its leaderships learns last that other brokers lead, and records without copies would be
-        truncated. So acks=1 waits for the followers, and a planned stop loses no acknowledged record.
+        A stopping broker learns only later that other brokers lead its partitions. Meanwhile it may append records that
+        no new leader has, and these would be truncated. So requests with acks=1 wait for the followers too, and a
+        planned stop loses no acknowledged record.
         """
         return ACKS_ALL if acks == 1 and self._context.moves_leaderships else acks
 
@@ -185,7 +186,7 @@ class ProduceRequests:
         deadline_ms: int,
         on_result: Callable[[Answer], None],
     ) -> None:
-        """Append the batches of one partition of the request, whose headers and bodies are ``body``."""
+        """Append the batches of one partition. ``body`` has their headers and bodies."""
         transaction = request.transaction
         try:
             partition = self._writable(wanted)
@@ -207,7 +208,7 @@ class ProduceRequests:
         deadline_ms: int,
         on_result: Callable[[Answer], None],
     ) -> Steps:
-        """Do the work of ``_produce``, but check the batches first, because the check takes more than one turn."""
+        """Do the work of ``_produce``, but check the batches first, in slices, because the check takes long."""
         try:
             check_count(wanted.batch_count)
             partition = self._writable(wanted)
@@ -232,8 +233,8 @@ class ProduceRequests:
         )
 
     def _writable(self, wanted: ProducePartition) -> Partition:
-        """Return the partition. Raise BrokerError if this broker accepts no writes, or none to this partition."""
-        if self._context.quiesced:  # the broker may have begun to stop since the request came
+        """Return the partition. Raise BrokerError if clients cannot write to this broker or to this partition."""
+        if self._context.quiesced:  # the broker may have begun to stop since the request arrived
             raise BrokerError(
                 ErrorCode.BROKER_STOPPING, f"broker {self._context.broker_id} is stopping and accepts no new writes"
             )
@@ -285,9 +286,9 @@ class ProduceRequests:
         on_result: Callable[[Answer], None],
         checked: CheckedBatches | None,
     ) -> None:
-        """Append after the transaction's coordinator has verified the producer.
+        """Append the batches after the transaction's coordinator has verified the producer.
 
-        Raise BrokerError if it is refused at once.
+        Raises BrokerError if the request is refused at once.
         """
         tp = partition.tp
 
@@ -321,14 +322,14 @@ class ProduceRequests:
             self._fetches.reply_after_consumers(connection.reply, ProduceReply(cid, results))
             return
         connection.done(cid)
-        # The connection's end is the only signal to a producer without responses that it writes to the wrong broker.
-        # Source: Kafka's acks=0.
+        # A producer with acks=0 gets no responses. If it writes to the wrong broker, it learns of that only because the
+        # connection is closed. Source: Kafka's acks=0.
         if any(BrokerError(result.code).refresh_metadata for result in results):
             connection.close()
 
 
 def _check_outside_transaction(partition: Partition, batches: Batches) -> None:
-    """Raise BrokerError INVALID_TXN_STATE for a batch outside the open transaction of its producer."""
+    """Raise BrokerError INVALID_TXN_STATE for a batch without a transaction if its producer has a transaction open."""
     for header, _ in batches:
         if header.producer_id >= 0 and header.producer_id in partition.log.transactions:
             detail = f"{partition.tp}: producer {header.producer_id} has a transaction open, a batch outside it found"
@@ -344,7 +345,7 @@ def _misplaced(number: int, flags: int, kind: int) -> BrokerError:
 
 
 def cut_batches(body: memoryview, batch_count: int, *, transactional: bool = False) -> Batches:
-    """Split the headers and bodies of one partition. ``transactional``: whether the request is of a transaction.
+    """Split the headers and bodies of one partition; ``transactional`` is whether the request belongs to a transaction.
 
     Raises:
         BrokerError: CORRUPT_MESSAGE for a bad header CRC or lengths that do not add up. INVALID_RECORD for flags that

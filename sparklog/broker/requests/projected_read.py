@@ -1,8 +1,9 @@
-"""Reads for a consumer that wants some of the columns: batches are projected before they are sent.
+"""Reads for a consumer that requests only some columns: batches are projected before they are sent.
 
-The first read of a batch reads all of it and verifies its checksum, because this broker computes the checksum of the
-projected batch. The CRC cache keeps running CRCs of long batches. With them the next reads, for any columns, neither
-read nor verify the whole batch, so a response may cover more of the log. For no columns at all, only the index is read.
+The broker computes a new checksum for a projected batch, so it must first read the whole batch and verify the stored
+checksum. The CRC cache keeps running CRCs of long batches. With these CRCs, later reads of any columns neither read nor
+verify the whole batch, so a response may cover more of the log. If no column at all is requested, only the index is
+read.
 """
 
 from __future__ import annotations
@@ -25,28 +26,29 @@ from sparklog.record.projection import (
 from sparklog.storage.disk import read_ahead
 from sparklog.storage.log import LogSlice
 
-#: The least that a batch counts for in the limit of a response: reading its metadata takes the event loop some ten
-#: microseconds, however small the batch is.
+#: The least cost of a batch, in bytes of the response's limit. To read the metadata of even a small batch takes the
+#: event loop about ten microseconds.
 BATCH_COST_BYTES = 16 * 1024
-#: The same for a header alone.
+#: The cost of a batch of which only the header is sent.
 HEADER_COST_BYTES = 2 * 1024
-#: The same for a batch with cached CRCs, unless it is smaller itself. Such a read takes the event loop as long as the
-#: verification of half of this, and a disk has to seek pages that are in no cache.
+#: The cost of a batch with cached CRCs, unless the batch itself is smaller. Such a read takes the event loop as long as
+#: the verification of half as many bytes, and the disk may have to seek.
 KEPT_COST_BYTES = 512 * 1024
-#: The cost of each column, selected or not and nested ones included, if together with ``RUN_BYTES`` for each sent run
-#: it exceeds the cost above: finding a column in the message takes as long as verifying this number of bytes.
+#: The cost of each column of the schema, including nested and unselected ones: to find a column in the message takes as
+#: long as to verify this number of bytes. The cost of all columns, plus ``RUN_BYTES`` for each sent run, counts if it
+#: exceeds ``KEPT_COST_BYTES``.
 COLUMN_COST_BYTES = 3 * 1024
 #: The size of the metadata of a message with up to about 80 columns.
 _METADATA_BYTES = 4096
-#: The multiple of the response's remaining bytes that is read from the log when batches have cached CRCs.
+#: If batches have cached CRCs, this multiple of the response's remaining bytes is read from the log.
 _STRETCH = 8
 
 
 class ProjectedRead(NamedTuple):
     """The result of a projected read.
 
-    ``records``: the records as sent. ``stored_bytes``: the size of the bodies as stored. ``cost``: the bytes that the
-    read counts for in the limit of a response.
+    ``records`` has the batches as they are sent. ``stored_bytes`` is the size of their bodies as stored. ``cost`` is
+    the number of bytes that the read uses of the response's limit.
     """
 
     records: LogSlice
@@ -64,7 +66,7 @@ def read_projected(
     end_offset: int,
     verify: bool = False,
 ) -> ProjectedRead:
-    """Read as ``Log.read`` does, with ``columns`` alone. ``verify``: do not use cached CRCs of these batches.
+    """Read records as ``Log.read`` does, but only ``columns``. With ``verify`` no cached CRCs are used.
 
     Raises:
         BrokerError: SCHEMA_OUTDATED for a column that the topic does not have or this broker does not know yet;
@@ -85,7 +87,7 @@ def read_projected(
             cost = max(1, len(headers)) * HEADER_COST_BYTES
             return _sent([header_alone(header) for header in headers], found, found.body_bytes, cost)
     response = _Response(partition, frozenset(columns), kept, max_bytes=max_bytes, verify=verify)
-    # The response may contain views of the mapped file, which the connection keeps until they are sent.
+    # The response may contain views of the mapped file. The connection keeps these views until they are sent.
     most = max(1, max_bytes // BATCH_COST_BYTES)
     first = found = log.read(offset, max_bytes=max_bytes, end_offset=end_offset, max_batches=most, mapped=True)
     while found.batch_count and response.add_batches(found):
@@ -114,9 +116,10 @@ class _Response:
         self._verify = verify
 
     def add_batches(self, found: LogSlice) -> bool:
-        """Add batches while the response has room; return whether later batches may fit.
+        """Add batches while there is room in the response. Return whether further batches may fit.
 
-        The result is True only if no batch had to be verified, so that the batches count for less than was read.
+        The result is True only if no batch had to be verified. Then the cost of the batches is less than their size in
+        the log.
 
         Raises:
             BrokerError: CORRUPT_MESSAGE if the first batch of the response is damaged.
@@ -155,7 +158,10 @@ class _Response:
         return none_verified and self.cost < self._max_bytes
 
     def _keys(self, found: LogSlice) -> list[BatchKey]:
-        """Return the keys of all batches; drop their cached CRCs if the reader does not trust them."""
+        """Return the cache keys of all batches.
+
+        If the reader has found wrong data (``verify``), drop the cached CRCs.
+        """
         topic_id, partition, headers = self._partition.topic_id, self._partition.tp.partition, found.headers
         keys = [
             BatchKey(topic_id, partition, headers[at : at + HEADER_BYTES])
@@ -167,9 +173,9 @@ class _Response:
         return keys
 
     def _read_ahead(self, headers: list[BatchHeader], bodies: list[memoryview], keys: list[BatchKey]) -> None:
-        """Have the disk read the metadata of cached batches ahead, all at once.
+        """Ask the operating system to read the metadata of batches with cached CRCs from the disk, all at once.
 
-        They lie far apart, and the event loop would wait for each of them.
+        The metadata of the batches is far apart on the disk. Without this, the event loop would wait for each batch.
         """
         left = self._max_bytes - self.cost
         for header, body, key in zip(headers, bodies, keys, strict=True):
@@ -198,7 +204,7 @@ class _Response:
 
 
 def _cut(headers: list[BatchHeader], found: LogSlice) -> list[memoryview]:
-    """Return the batches' bodies, which lie in one piece or in one piece each."""
+    """Return the body of each batch. ``found`` has one piece for each batch, or one piece for all."""
     if len(found.bodies) == found.batch_count:
         return [memoryview(body) for body in found.bodies]
     whole = memoryview(found.bodies[0])
@@ -211,7 +217,7 @@ def _cut(headers: list[BatchHeader], found: LogSlice) -> list[memoryview]:
 
 
 def _sent(batches: list[ProjectedBatch], found: LogSlice, stored_bytes: int, cost: int) -> ProjectedRead:
-    """Return the read. ``found`` is the result if there are no batches."""
+    """Return the result of a projected read. If there are no batches, its records are ``found``."""
     if not batches:
         return ProjectedRead(found, 0, 0)
     records = LogSlice(

@@ -1,7 +1,8 @@
-"""AlterReassignments and ListReassignments requests: the brokers to which a partition's replicas move. Source: KIP-455.
+"""AlterReassignments and ListReassignments requests. Source: KIP-455.
 
-A move is an entry in the topic's record: the target replicas, and the original ones. The controller carries it out, and
-a new controller continues it. The broker checks each move separately, and writes all moves of one topic together.
+A move is the reassignment of one partition. It is an entry in the topic's record in ZooKeeper, with the target replicas
+and the original replicas. The controller carries out the move, and a new controller continues it. The broker checks
+each move separately, and writes all moves of one topic together.
 """
 
 from __future__ import annotations
@@ -35,10 +36,10 @@ from sparklog.protocol.messages import (
 
 _log = logging.getLogger(__name__)
 
-#: The longest wait for the controller's update about the moves, so that this broker's next response, as to an election,
-#: has the new replicas. The moves are accepted in any case.
+#: The longest wait for the controller's update about the moves. After it, this broker uses the new replicas in its next
+#: responses. The moves are accepted even if the update does not arrive in time.
 _ECHO_TIMEOUT_MS = 1000
-#: The number of moves of one topic above which a thread enters them in its record.
+#: If a request has more moves of one topic than this, a thread enters them in the topic's record.
 _MANY = 1000
 
 
@@ -82,7 +83,7 @@ class ReassignmentRequests:
     async def _alter_topic(
         self, name: str, moves: list[ReplicaMove], *, throttle_bytes: int
     ) -> dict[tuple[str, int], BrokerError]:
-        """Write the valid moves, and return the errors of the others."""
+        """Write the valid moves of one topic, and return the errors of the others by partition."""
         refused: dict[tuple[str, int], BrokerError] = {}
 
         def altered(record: TopicRecord) -> TopicRecord:
@@ -131,9 +132,9 @@ class ReassignmentRequests:
 
 
 def _arrived(cache: MetadataCache, move: ReplicaMove) -> bool:
-    """Return whether this broker's metadata has the move, in progress or complete.
+    """Return whether this broker's metadata shows the move, in progress or complete.
 
-    A cancelled move has its original replicas.
+    A cancelled move has arrived if the target is the original replicas, or if there is no move any more.
     """
     known = cache.partition(TopicPartition(move.topic, move.partition))
     if known is None:
@@ -144,7 +145,10 @@ def _arrived(cache: MetadataCache, move: ReplicaMove) -> bool:
 
 
 class Draft:
-    """A topic's record in which moves are entered one by one. Pure; entering a move twice has no further effect."""
+    """A copy of a topic's record into which moves are entered one by one. Pure.
+
+    To enter the same move again has no further effect.
+    """
 
     def __init__(self, record: TopicRecord, *, live: Iterable[int]) -> None:
         self._before = record
@@ -194,7 +198,7 @@ class Draft:
             )
 
     def _enter(self, partition: int, move: Reassignment) -> None:
-        """Enter a move. All present replicas stay until the controller has seen the target replicas in sync."""
+        """Enter a move. All present replicas stay until the controller sees that the target replicas are in sync."""
         others = tuple(replica for replica in self._assignment[partition] if replica not in move.target)
         self._assignment[partition] = move.target + others
         self._moves[partition] = move

@@ -1,9 +1,9 @@
-"""RestoreRecords requests: batches with their original offsets, for the leader of a partition in restore.
+"""RestoreRecords requests: batches with their original offsets for a partition whose topic is being restored.
 
-Unlike a producer's batches, these have their offsets already. The first one must begin at the log end offset. A client
-that sends a batch twice, or is not the only one that restores, gets the offset at which to continue, so the log has no
-record twice. After the append the batches are like others: followers copy the bytes, and the response waits until they
-are committed.
+Unlike a producer's batches, these batches already have offsets. The first one must begin at the log end offset. Every
+response names the log end offset, at which the client must continue. So the log has no record twice, even if a client
+sends a batch again or two clients restore at the same time. After the append the batches are like others: followers
+copy them, and the response waits until they are committed.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ class RestoreRecordsRequests:
 
 
 def cut_placed_batches(request: RestoreRecords, body: memoryview) -> Batches:
-    """Return headers and stored bodies of the batches.
+    """Return the headers and the stored bodies of the batches.
 
     Raises:
         BrokerError: INVALID_REQUEST or CORRUPT_MESSAGE for counts and lengths that do not add up.

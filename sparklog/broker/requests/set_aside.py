@@ -1,8 +1,8 @@
-"""ListSetAside, RestoreSetAside and RemoveSetAside requests: an operator's control of set-aside logs.
+"""ListSetAside, RestoreSetAside and RemoveSetAside requests, with which an operator handles set-aside logs.
 
-A topic is restored by its id. The broker that gets the request collects the set-aside logs of all live brokers and
-writes the topic, with the states of its partitions, to ZooKeeper. The rest is ordinary: the controller elects leaders,
-and each broker that hosts the topic id continues with its own set-aside log.
+RestoreSetAside recreates a topic with its old id. The broker that gets the request collects information about the
+set-aside logs from all live brokers. It writes the topic, with the states of its partitions, to ZooKeeper. Then the
+controller elects leaders, and each broker with a replica of the topic id continues with its own set-aside log.
 """
 
 from __future__ import annotations
@@ -90,7 +90,7 @@ class SetAsideRequests:
         return RestoreSetAsideReply(request.cid, record.name, len(record.assignment), tuple(findings))
 
     async def _collected(self, topic_id: str, findings: list[str]) -> tuple[list[LogCopy], list[TopicNote], set[int]]:
-        """Return the topic's set-aside logs on all live brokers, the brokers' notes on it, and the brokers' ids."""
+        """Return the topic's set-aside logs on all live brokers, these brokers' notes on the topic, and their ids."""
         copies: list[LogCopy] = []
         notes: list[TopicNote] = []
         asked: set[int] = set()
@@ -101,7 +101,7 @@ class SetAsideRequests:
                 findings.append(f"broker {broker_id} did not return its set-aside logs: {error}")
                 continue
             asked.add(broker_id)
-            # Use the newest log of each partition: the broker continues with that one.
+            # Use the newest log of each partition, because the broker continues with that log.
             newest = {log.partition: log for log in logs if log.intact and log.topic_id == topic_id and log.copy}
             copies += [msgspec.json.decode(log.copy, type=LogCopy) for log in newest.values()]
             if noted:
@@ -111,7 +111,7 @@ class SetAsideRequests:
         return copies, notes, asked
 
     async def _listed_by(self, broker_id: int) -> tuple[list[SetAsideLog], bytes]:
-        """Return a broker's set-aside logs, oldest first. Raise BrokerError."""
+        """Return a broker's set-aside logs, oldest first, and its notes on their topics. Raise BrokerError."""
         if broker_id == self._context.broker_id:
             return await self._set_aside.listed(details=True)
         described = await self._set_aside.ask(broker_id, DescribeBroker(0))

@@ -1,12 +1,12 @@
-"""Work on requests in slices, for requests that take more than one turn of the event loop.
+"""Work in slices, for requests that would block the event loop for too long.
 
-The broker has one thread for all clients, and a watchdog ends the process when the event loop stops. So a function that
-visits many entries of a request is a generator: it calls ``over`` between two entries, and yields when its time is up.
-All such work of one broker shares one budget in each turn of the loop. Many large requests at the same time take
-longer, and the loop keeps running. The connection reads no further request before the work is done, so that no request
-overtakes it.
+The broker has one thread for all clients, and a watchdog ends the process if the event loop hangs. So a function that
+visits many entries of a request is a generator: it calls ``over`` between two entries, and yields if ``over`` returns
+true. All such work of one broker shares ``_TURN_S`` in each iteration of the event loop. So many large requests at the
+same time only take longer, and the event loop stays responsive. Until the work is done, its connection reads no further
+request, so that no later request overtakes it.
 
-A generator may also yield a future of work in a thread, and continues when the future is done.
+A generator may also yield the future of work in a thread. The generator continues when the future is done.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from sparklog.protocol.messages import ErrorReply, Reply, Request
 
 _log = logging.getLogger(__name__)
 
-#: The time of all work on large requests in one turn of the event loop; one entry may exceed it.
+#: The time for all work on large requests in one iteration of the event loop; one entry may exceed it.
 _TURN_S = 0.03
 
 _T = TypeVar("_T")
@@ -40,7 +40,7 @@ class Pausable(Protocol):
 
 
 class _NothingPaused:
-    """The connection of work that no connection waits for."""
+    """The substitute for a connection, for work for which no connection waits."""
 
     def pause_requests(self) -> None:
         """Do nothing, because no connection waits for the work."""
@@ -60,18 +60,18 @@ class Slices:
 
     def __init__(self) -> None:
         self._waiting: deque[_Work] = deque()
-        #: The monotonic time at which the present slice ends.
+        #: The monotonic time at which the current slice ends.
         self._ends_s = 0.0
         self._slicing = False
         self._scheduled = False
         self._closed = False
 
     def over(self) -> bool:
-        """Return whether the running work has used its part of this turn, and must yield."""
+        """Return whether the time of the current slice is over, so that the running work must yield."""
         return time.monotonic() >= self._ends_s
 
     async def result(self, work: Generator[asyncio.Future[Any] | None, None, _T]) -> _T:
-        """Do the work and return its result, for a task that waits for it. Raise what the work raises."""
+        """Do the work in slices and return its result. Raise what the work raises."""
         done: asyncio.Future[_T] = asyncio.get_running_loop().create_future()
 
         def steps() -> Steps:
@@ -87,11 +87,11 @@ class Slices:
         return await done
 
     def start(self, steps: Steps, failed: Callable[[Exception], None]) -> None:
-        """Do the work as ``run`` does. No connection waits for it."""
+        """Do the work as ``run`` does, for work for which no connection waits."""
         self.run(_NothingPaused(), steps, failed)
 
     def run(self, connection: Pausable, steps: Steps, failed: Callable[[Exception], None]) -> None:
-        """Do the first slice of the work now and the rest in later turns; call ``failed`` with its error."""
+        """Do the first slice of the work now and the rest later. Call ``failed`` if the work raises an error."""
         work = _Work(connection, steps, failed)
         if not (self._slicing or self._waiting):
             self._ends_s = time.monotonic() + _TURN_S
@@ -108,7 +108,7 @@ class Slices:
         self._waiting.clear()
 
     def _advance(self, work: _Work) -> bool:
-        """Do one slice of the work; return whether the work is done."""
+        """Do one slice of the work, and return whether the work is done."""
         self._slicing = True
         try:
             waited = next(work.steps)
@@ -143,7 +143,7 @@ class Slices:
                 return
             work = self._waiting.popleft()
             if self._advance(work):
-                # The connection continues in the next turn: its next request may be as large.
+                # The connection reads its next request only later, because that request may be as large.
                 asyncio.get_running_loop().call_soon(work.connection.resume_requests)
             if self.over():
                 break
@@ -157,7 +157,7 @@ def answer_in_slices(
     request: Request,
     work: Generator[asyncio.Future[Any] | None, None, Reply],
 ) -> None:
-    """Respond with the result of ``work``, or with its error; ``work`` yields as ``Slices`` requires it."""
+    """Do ``work`` in slices, and respond with its result or its error."""
 
     def steps() -> Steps:
         connection.reply((yield from work))

@@ -1,11 +1,11 @@
-"""The newest known leader epochs of the transactions' topic, by which this broker recognizes former coordinators.
+"""The newest known leader epochs of the partitions of ``__transaction_state``, to recognise former coordinators.
 
-A former coordinator that does not know of its successor still has transactions that the successor has ended. A broker
-that knows of the successor must not trust it. A broker learns of the successor from the controller, from a marker, or
-from a response. A broker becomes leader of a partition by an update of the controller, which also names all
-coordinators elected before; and an earlier leader of the partition got the successor's markers itself. So the leader of
-a partition that gets a late batch of an ended transaction knows the coordinator that ended it, even after it has
-dropped many fenced producers.
+A former coordinator that does not know of its successor may still list transactions as open that the successor has
+ended. A broker that knows of the successor must not trust the former coordinator. A broker learns of the successor from
+the controller, from a marker, or from a response. The leader of a partition therefore knows the coordinator that ended
+a transaction when a late batch of the transaction arrives. Either this leader got the coordinator's marker itself. Or
+it became leader later, by an update of the controller that also names all coordinators elected before. This holds even
+after the leader has dropped many fenced producers.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ class CoordinatorEpochs:
 
     def __init__(self, cache: MetadataCache) -> None:
         self._cache = cache
-        #: By partition of the topic, from requests and responses of coordinators.
+        #: The epochs from requests and responses of coordinators, by partition of ``__transaction_state``.
         self._recorded: dict[int, int] = {}
 
     def record(self, partition: int, epoch: int) -> None:
@@ -30,18 +30,19 @@ class CoordinatorEpochs:
             self._recorded[partition] = epoch
 
     def announced(self, partition: int) -> int:
-        """Return the epoch of the controller's last update, NO_EPOCH for none."""
+        """Return the leader epoch from the controller's last update; NO_EPOCH if there is none."""
         known = self._cache.partition(TopicPartition(TRANSACTIONS, partition))
         return known.state.leader_epoch if known is not None else NO_EPOCH
 
     def newest(self, partition: int) -> int:
-        """Return the newest known epoch, NO_EPOCH for none."""
+        """Return the newest known leader epoch; NO_EPOCH if there is none."""
         return max(self.announced(partition), self._recorded.get(partition, NO_EPOCH))
 
     def check_announced(self, partition: int, epoch: int) -> None:
-        """Check the epoch of a connection without a proof: the controller's last update must have it or a newer one.
+        """Check a leader epoch that was received on a connection without a proof.
 
-        A sender with a newer epoch retries, and the controller has sent its update by then.
+        The epoch must not be newer than the one in the controller's last update. An honest sender retries, and the
+        update has arrived by then.
 
         Raises:
             BrokerError: NOT_COORDINATOR.
@@ -56,7 +57,7 @@ class CoordinatorEpochs:
     def accept(self, key: str, epoch: int, *, proved: bool = True) -> None:
         """Record the epoch of a message from the coordinator of ``key``; raise if a newer epoch is known.
 
-        ``proved`` false: the connection has no proof.
+        ``proved`` is whether the sender has proved that it is a broker.
 
         Raises:
             BrokerError: NOT_COORDINATOR; the caller must ask the present coordinator.

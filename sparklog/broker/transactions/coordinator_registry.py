@@ -1,4 +1,4 @@
-"""All coordinators of one broker: each begins and ends with the leadership of a partition of an internal topic."""
+"""The start and end of this broker's coordinators, with its leadership of partitions of internal topics."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ from sparklog.broker.transactions.transaction_host import TransactionHost
 _Host = TypeVar("_Host", bound=CoordinatorRuntime)
 
 
-#: The pause before a failed coordinator is loaded again.
+#: The pause before a failed coordinator is replaced by a new one.
 _AGAIN_S = 5.0
 
 
 class CoordinatorHosting(Generic[_Host]):
-    """The beginning and end of the coordinators of one internal topic. Owner: ``Coordinators``.
+    """The start and end of the coordinators of one internal topic. Owner: ``Coordinators``.
 
-    ``kind`` creates the coordinator of a partition.
+    ``kind`` is called with a partition and creates its coordinator.
     """
 
     def __init__(
@@ -51,7 +51,7 @@ class CoordinatorHosting(Generic[_Host]):
         host = self._by_partition[partition.tp.partition] = self._kind(partition)
         loop = asyncio.get_running_loop()
         host.on_failed = partial(self._failed, host)
-        # The partition may be in the middle of a step; the coordinator reads the log after it.
+        # The partition may be in the middle of a step, so the coordinator reads the log afterwards.
         loop.call_soon(self._load, host)
 
     def _load(self, host: _Host) -> None:
@@ -61,7 +61,7 @@ class CoordinatorHosting(Generic[_Host]):
         asyncio.get_running_loop().call_later(_AGAIN_S, self._begin_again, host)
 
     def _begin_again(self, host: _Host) -> None:
-        """Load the coordinator again from its log, which has all its appends by now."""
+        """Replace a failed coordinator by a new one, which loads the log with all appends of the failed one."""
         if self._by_partition.get(host.partition.tp.partition) is host and not host.ended:
             host.end()
             self._begin(host.partition)
@@ -89,7 +89,7 @@ class Coordinators:
             hosted.role_changed(partition)
 
     def committed(self, partition: Partition) -> None:
-        """Note a new high watermark of the partition."""
+        """Notify the partition's coordinator of a new high watermark."""
         hosted = self._by_topic.get(partition.tp.topic)
         if hosted is not None:
             hosted.committed(partition)

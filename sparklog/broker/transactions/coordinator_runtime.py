@@ -1,9 +1,9 @@
-"""One coordinator in a broker: it loads the partition's log, steps the state machine, and performs its effects.
+"""One coordinator in a broker: it loads the partition's log, runs the state machine, and performs the effects.
 
-A coordinator lives for one leader epoch of one partition of an internal topic. It serves once all records that the log
-had at the start of the epoch are committed and loaded. Before that, its state may lack records that an earlier
-coordinator has confirmed to clients. The log is the coordinator's only memory, so an append with an unknown result ends
-the coordinator.
+A coordinator exists for one leader epoch of one partition of an internal topic. It serves requests once all records
+that the log had at the start of the epoch are committed and loaded. Before that, its state may lack records that an
+earlier coordinator has confirmed to clients. The state must agree with the log, so an append with an unknown result
+ends the coordinator.
 """
 
 from __future__ import annotations
@@ -37,12 +37,13 @@ from sparklog.storage.log import LogSlice
 _log = logging.getLogger(__name__)
 
 _READ_BYTES = MIB
-#: The size of the batches of one append; a single record may be larger.
+#: The most bytes in one batch of an append; a single record may be larger.
 _BATCH_BYTES = 4 * MIB
-#: The least number of appended records before the live ones are rewritten, and the multiple of the live ones.
+#: The live records are rewritten when the log has more than ``_REWRITE_RECORDS`` records, and also more than
+#: ``_REWRITE_FACTOR`` times the number of live records.
 _REWRITE_RECORDS, _REWRITE_FACTOR = 1000, 4
 
-#: Errors of a produce that leave nothing in the log, now and later.
+#: The errors of an append after which its records are not in the log, and never will be.
 _NOT_APPENDED = {
     ErrorCode.NOT_ENOUGH_REPLICAS,
     ErrorCode.KAFKA_STORAGE_ERROR,
@@ -55,7 +56,10 @@ _NOT_APPENDED = {
 
 
 class Core(Protocol):
-    """The hosted state machine: ``coordinator.transactions.Transactions`` or ``coordinator.group_offsets.Groups``."""
+    """The state machine of a coordinator.
+
+    It is ``coordinator.transactions.Transactions`` or ``coordinator.group_offsets.Groups``.
+    """
 
     def load(self, records: Iterable[Record]) -> None: ...
 
@@ -85,11 +89,11 @@ class CoordinatorRuntime(ABC):
         self.partition = partition
         self._log_start_moved = log_start_moved
         self.epoch = partition.replica.leader_epoch
-        #: The offset up to which records must be committed and loaded before it serves.
+        #: The offset up to which records must be committed and loaded before this coordinator serves.
         self._read_to = partition.log.log_end_offset
-        #: Called after a failure; the owner may then start another coordinator.
+        #: Called after a failure, so that the owner can start a new coordinator.
         self.on_failed: Callable[[], None] = lambda: None
-        #: The reason why it does not serve (loading, failed, ended), or empty.
+        #: Why this coordinator does not serve (``loading``, ``failed`` or ``ended``); empty if it serves.
         self.unready = "loading"
         self._core = core
         self._settled = asyncio.Event()
@@ -97,12 +101,13 @@ class CoordinatorRuntime(ABC):
         self._stepping = False
         self._tickets = 0
         self._open: dict[int, Callable[[Outcome], None]] = {}
-        #: Responses that wait for their confirmation, and whether a write for some of them is in flight.
+        #: The responses that wait for a confirmation, and whether a confirmation is being written.
         self._unconfirmed: list[tuple[Respond, Record]] = []
         self._confirming = False
         self._timer: asyncio.TimerHandle | None = None
         self._timer_at_ms = 0
-        #: The records in the log above the last rewrite, and the number above which another one pays.
+        #: The number of records in the log since the last rewrite, and the number above which another rewrite is worth
+        #: it.
         self._records = 0
         self._rewrite_above = _REWRITE_RECORDS
         self._rewrite_from: int | None = None
@@ -114,8 +119,9 @@ class CoordinatorRuntime(ABC):
     def confirmation(self, outcome: Outcome) -> Record | None:
         """Return a record to commit before this response; None if the response needs no confirmation.
 
-        The record changes nothing. Its commit confirms that this broker is still the leader. A broker that was
-        suspended may not know that another broker leads, nor what that broker has changed. But its writes fail.
+        The record changes nothing, but its commit proves that this broker is still the leader. A broker that was
+        suspended may not know that another broker leads now and has changed the state. But the writes of such a broker
+        fail.
         """
         return None
 
@@ -124,7 +130,7 @@ class CoordinatorRuntime(ABC):
         return self.unready == "ended"
 
     def require_ready(self) -> None:
-        """Raise BrokerError unless this coordinator serves.
+        """Raise an error unless this coordinator serves.
 
         Raises:
             BrokerError: NOT_COORDINATOR, COORDINATOR_LOAD_IN_PROGRESS, COORDINATOR_NOT_AVAILABLE if its log cannot be
@@ -145,13 +151,16 @@ class CoordinatorRuntime(ABC):
             )
 
     def ask(self, event_of: Callable[[int], object], on_result: Callable[[Outcome], None]) -> None:
-        """Give the state machine a request; call ``on_result`` once, now or later."""
+        """Pass a request to the state machine. ``on_result`` is called once, now or later."""
         self._tickets += 1
         self._open[self._tickets] = on_result
         self.step(event_of(self._tickets))
 
     def step(self, event: object) -> None:
-        """Give the state machine one event and perform all effects. An append may be committed during this call."""
+        """Give the state machine one event and perform all effects.
+
+        An append may already be committed during this call.
+        """
         self._events.append(event)
         if self._stepping:
             return
@@ -167,14 +176,14 @@ class CoordinatorRuntime(ABC):
         self._arm()
 
     def committed(self) -> None:
-        """Note a new high watermark of the partition."""
+        """Handle a new high watermark of the partition."""
         if self.unready == "loading" and self.partition.replica.high_watermark >= self._read_to:
             self._settled.set()
 
     def end(self) -> None:
         """Stop coordinating, because this broker no longer leads the partition.
 
-        Waiting clients find the next coordinator.
+        Waiting requests get NOT_COORDINATOR, after which clients find the next coordinator.
         """
         if self.unready != "ended":
             self.unready = "ended"
@@ -184,7 +193,7 @@ class CoordinatorRuntime(ABC):
     # --- loading ---
 
     async def load(self) -> None:
-        """Load the log, then serve."""
+        """Load the log, and then start to serve."""
         tp = self.partition.tp
         began = time.monotonic()
         self.committed()
@@ -292,13 +301,13 @@ class CoordinatorRuntime(ABC):
             self.step(AppendRefused(effect.append, answer.detail))
 
     def _was_refused(self, answer: ProduceAnswer) -> bool:
-        """Return whether a failed append left nothing in the log, now and later; otherwise end this coordinator."""
+        """Return whether the records of a failed append can never be in the log; otherwise end this coordinator."""
         if answer.code in _NOT_APPENDED and self.partition.offline is None:
             self.context.counters["coordinators.appends.refused"] += 1
             _log.warning("%s: append refused: %s", self.partition.tp, answer.detail)
             return True
         if self.partition.replica.is_leader and self.partition.replica.leader_epoch == self.epoch:
-            # The result of the append is unknown. The next coordinator reads the log and finds its records, or not.
+            # The result of the append is unknown. The next coordinator reads the log, with or without these records.
             _log.error("%s: append ended in %s: %s", self.partition.tp, answer.code.name, answer.detail)
             self._fail()
         else:
@@ -306,9 +315,9 @@ class CoordinatorRuntime(ABC):
         return False
 
     def _confirm(self) -> None:
-        """Write one confirmation for all responses that came during the last write.
+        """Write the confirmations of all responses that were added during the last write, in one append.
 
-        Their tickets stay open until then.
+        These responses are sent after the append is committed.
         """
         if self._confirming or not self._unconfirmed:
             return
@@ -320,7 +329,7 @@ class CoordinatorRuntime(ABC):
     def _confirmed(self, answers: Sequence[Respond], answer: ProduceAnswer) -> None:
         self._confirming = False
         try:
-            if self.unready:  # all open requests have their response
+            if self.unready:  # all open requests already have a response
                 return
             if answer.code is ErrorCode.NONE:
                 for found in answers:
@@ -349,7 +358,10 @@ class CoordinatorRuntime(ABC):
             self.step(RewriteRequested())
 
     def _rewritten(self) -> None:
-        """Delete the records below the rewrite: all live records are above, and no replica needs the older ones."""
+        """Delete the records before the rewrite.
+
+        The rewrite has written all live records again, so no replica needs the older ones.
+        """
         assert self._rewrite_from is not None
         self.context.counters["coordinators.rewrites"] += 1
         self.partition.advance_log_start(self._rewrite_from)
@@ -373,7 +385,7 @@ class CoordinatorRuntime(ABC):
 
     def _tick(self) -> None:
         self._timer = None
-        if self.context.quiesced:  # a stopping broker writes nothing new; its followers must be able to catch up
+        if self.context.quiesced:  # a stopping broker writes nothing new, so that its followers can catch up
             self._timer_at_ms = self._now_ms() + 1000
             self._timer = asyncio.get_running_loop().call_later(1.0, self._tick)
             return
@@ -405,7 +417,10 @@ def _chunks(records: Sequence[Record]) -> Iterator[Sequence[Record]]:
 
 
 def _rows(records: Sequence[Record]) -> pa.RecordBatch:
-    """Return the records as rows without times: the leader's clock at the append counts."""
+    """Return the records as rows of the default schema.
+
+    They have no timestamps, so readers see the time of the append.
+    """
     keys, values = zip(*records, strict=True)
     columns = [binary_of(keys), binary_of(values)]
     columns += [pa.nulls(len(records), field.type) for field in list(DEFAULT_SCHEMA)[2:]]

@@ -1,6 +1,6 @@
-"""The producers whose transaction's end is decided, so that no batch of them may come any more.
+"""The producers whose transaction has been decided (committed or aborted), so that their late batches must be refused.
 
-Their markers may not be written yet. A broker remembers a bounded number of them, the newest.
+The markers may not be written yet. A broker remembers only the newest of these producers, up to a limit.
 """
 
 from __future__ import annotations
@@ -17,7 +17,8 @@ class FencedProducers:
     """The fenced producers of the partitions that this broker leads. Owner: the broker's event loop."""
 
     def __init__(self) -> None:
-        #: The oldest first. A dict takes longer to find its first key the more keys were removed before it.
+        #: The oldest come first. This is not a dict, because a dict finds its first key more slowly after many
+        #: removals.
         self._fenced: OrderedDict[tuple[TopicPartition, int], None] = OrderedDict()
 
     def add(self, tp: TopicPartition, producer_id: int) -> None:
@@ -26,8 +27,8 @@ class FencedProducers:
             self._fenced.popitem(last=False)
 
     def has(self, tp: TopicPartition, producer_id: int) -> bool:
-        """Return whether the end of the producer's transaction is known to be decided.
+        """Return whether the producer's transaction is known to be decided.
 
-        Its marker may not be written yet, but no batch may come before it any more.
+        Even if the marker is not written yet, no more batches of the transaction may be appended.
         """
         return (tp, producer_id) in self._fenced

@@ -1,11 +1,13 @@
-"""Hanging transactions: open in a partition that this broker leads, and unknown to every coordinator.
+"""The search for hanging transactions, which are open in a partition but unknown to every coordinator.
 
-There should be none: a leader accepts a batch only after a coordinator has verified the transaction, and a coordinator
-drops a transaction only after all its markers are written. After a bug, or with a log restored from a backup, there may
-be one, and it blocks readers of committed records forever. So leaders search for transactions that are open for long,
-and ask every coordinator about them. If none of the coordinators, each in its newest epoch, knows a transaction, the
-transaction is over. The reason: its registration comes before its first batch and goes after its last marker, and no
-producer id is used twice. The leader ends it with an ordinary marker of an abort.
+Normally there are none: a leader accepts a batch only after a coordinator has verified the transaction, and a
+coordinator drops a transaction only after all its markers are written. But a bug, or a log restored from a backup, may
+cause a hanging transaction, and it would block readers of committed records forever. So leaders search for transactions
+that have been open for a long time, and ask every coordinator about them.
+
+If no coordinator, each in its newest epoch, knows a transaction, then the transaction is over: a coordinator registers
+it before its first batch and drops it after its last marker, and no producer id is used twice. The leader then ends the
+transaction with an abort marker.
 """
 
 from __future__ import annotations
@@ -107,10 +109,10 @@ class HangingTransactions:
     # --- open transactions of this broker ---
 
     async def find(self, open_ms: int) -> list[FoundHangingTransaction]:
-        """Return the transactions led here that are open for ``open_ms`` or longer and that no coordinator knows.
+        """Return the transactions in led partitions that have been open for ``open_ms`` and that no coordinator knows.
 
         Raises:
-            BrokerError: some coordinator did not respond.
+            BrokerError: a coordinator did not respond.
         """
         before_ms = time.time_ns() // 1_000_000 - open_ms
         old = (one for one in self._open() if one.began_ms <= before_ms)
@@ -136,7 +138,7 @@ class HangingTransactions:
         return begun is not None and begun.first_offset == found.first_offset
 
     def one(self, tp: TopicPartition, producer_id: int) -> FoundHangingTransaction:
-        """Return the open transaction of ``producer_id``.
+        """Return the open transaction of ``producer_id`` in this partition.
 
         Raises:
             BrokerError: INVALID_TXN_STATE if there is none; NOT_LEADER_OR_FOLLOWER if this broker does not lead the
@@ -152,10 +154,10 @@ class HangingTransactions:
     # --- the coordinators' knowledge ---
 
     async def participants(self, producer_ids: Iterable[int]) -> dict[int, str]:
-        """Return the key of each producer's transaction, by producer id; ask all coordinators.
+        """Ask all coordinators, and return the key of each producer's transaction by producer id.
 
         Raises:
-            BrokerError: some coordinator did not respond in its newest epoch.
+            BrokerError: a coordinator did not respond, or is known to be a former one.
         """
         wanted = sorted(producer_ids)
         topic = self._context.cache.topic(TRANSACTIONS)
@@ -172,7 +174,7 @@ class HangingTransactions:
         return {producer_id: key for reply in replies for producer_id, key in reply.participants}
 
     async def takes_part(self, key: str, producer_id: int) -> tuple[bool, int]:
-        """Return whether ``producer_id`` takes part in a transaction of ``key`` that is open or being ended.
+        """Return whether ``producer_id`` takes part in a transaction of ``key`` that has not ended completely.
 
         The second result is the leader epoch of the coordinator that responded.
 
@@ -199,7 +201,7 @@ class HangingTransactions:
     # --- the end ---
 
     async def write_marker(self, found: FoundHangingTransaction) -> None:
-        """Write a marker of an abort, and wait until it is committed. Raise BrokerError."""
+        """Write an abort marker, and wait until it is committed. Raise BrokerError."""
         done: asyncio.Future[PartitionResult] = asyncio.get_running_loop().create_future()
 
         def on_result(result: PartitionResult) -> None:
@@ -214,7 +216,7 @@ class HangingTransactions:
 
 
 def _append_ms(partition: Partition, offset: int) -> int:
-    """Return the time of the batch at ``offset`` in ms since the epoch; 0 if the batch was deleted.
+    """Return the append time of the batch at ``offset``, in milliseconds since the Unix epoch; 0 if it was deleted.
 
     Raises:
         BrokerError: the log cannot be read.
@@ -232,7 +234,7 @@ def _append_ms(partition: Partition, offset: int) -> int:
 def list_participants(
     transactions: HostedCoordinators[TransactionHost], request: ListParticipants
 ) -> ListParticipantsReply:
-    """Return the requested producer ids that take part in transactions of this broker's coordinators.
+    """Return those of the requested producer ids that take part in transactions of this broker's coordinators.
 
     Raise BrokerError while a coordinator is loading.
     """

@@ -1,6 +1,6 @@
 """The coordinators of one internal topic on this broker: one for each partition that this broker leads.
 
-``coordinator_registry`` begins and ends them.
+``coordinator_registry`` starts and ends the coordinators.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ class HostedCoordinators(Generic[_Host]):
         self.by_partition: dict[int, _Host] = {}
 
     def of(self, key: str) -> _Host:
-        """Return the coordinator of ``key``, ready to serve.
+        """Return the coordinator of ``key``, if it is ready to serve.
 
         Raises:
-            BrokerError: INVALID_REQUEST for an empty key; NOT_COORDINATOR if another broker coordinates it; errors of
-                ``require_ready``.
+            BrokerError: INVALID_REQUEST for an empty key; NOT_COORDINATOR if another broker coordinates the key; errors
+                of ``require_ready``.
         """
         if not key:
             raise BrokerError(ErrorCode.INVALID_REQUEST, "a name is empty")
@@ -43,7 +43,7 @@ class HostedCoordinators(Generic[_Host]):
         return host
 
     def all_ready(self) -> list[_Host]:
-        """Return all coordinators. Raise BrokerError as ``require_ready`` does if one is not ready."""
+        """Return all coordinators. If one of them is not ready, raise the error of its ``require_ready``."""
         for host in self.by_partition.values():
             host.require_ready()
         return list(self.by_partition.values())

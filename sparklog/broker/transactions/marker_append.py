@@ -1,8 +1,8 @@
-"""WriteMarkers at the partition's leader: a decision becomes a control batch, and the response waits for its commit.
+"""WriteMarkers requests: the partition's leader appends a control batch, and responds when the batch is committed.
 
-If the producers have no open transaction in the partition, there is nothing to write. But an earlier marker that is not
-committed yet may have ended their transactions. So in this case the response waits until all records of the log are
-committed. In both cases the producers are fenced: their pending verifications end, and the leader refuses their late
+If the producers have no open transaction in the partition, there is nothing to write. But their transactions may have
+been ended by an earlier marker that is not committed yet. So the response then waits until all records of the log are
+committed. In both cases the producers are fenced: their pending verifications fail, and the leader refuses their late
 batches without asking the coordinator.
 """
 
@@ -35,16 +35,16 @@ from sparklog.record.marker import Marker, encode_marker
 
 _log = logging.getLogger(__name__)
 
-#: The longest wait for a marker's commit; the coordinator tries again.
+#: The longest wait for the commit of a marker. After it the coordinator sends the marker again.
 _TIMEOUT_MS = 2000
 
 OnResult = Callable[[PartitionResult], None]
 
 
 class _Once:
-    """The callback for a marker's result, called once.
+    """A callback for a marker's result that is called at most once.
 
-    An error in the callback is logged; it does not concern the marker.
+    An error in the callback is only logged, because the marker itself may be written.
     """
 
     def __init__(self, marker: TransactionMarker, on_result: OnResult) -> None:
@@ -65,7 +65,7 @@ class _Once:
 
 @dataclass(eq=False, slots=True)
 class _Waiting:
-    """A marker without a write, whose result waits until the high watermark reaches ``offset``."""
+    """A marker that needs no write, whose result waits until the high watermark reaches ``offset``."""
 
     partition: Partition
     leader_epoch: int
@@ -98,9 +98,9 @@ class MarkerAppend:
         self._waiting: dict[TopicPartition, list[_Waiting]] = {}
 
     def write(self, marker: TransactionMarker, on_result: OnResult, *, proved: bool = True) -> None:
-        """Write a marker; call ``on_result`` once, now or later, with NONE once the decision is committed.
+        """Write a marker. ``on_result`` is called once, now or later; with NONE when the marker is committed.
 
-        ``proved`` false: the marker came on a connection without a proof.
+        ``proved`` is whether the sender of the marker has proved that it is a broker.
         """
         once = _Once(marker, on_result)
         try:
@@ -110,7 +110,7 @@ class MarkerAppend:
         except BrokerError as error:
             once(PartitionResult(marker.topic, marker.partition, error.code, error.detail))
         except Exception as error:
-            # A marker that cannot be written must not fail the other markers of its request.
+            # An error of one marker must not fail the other markers of the request.
             _log.exception("could not write a marker for %s-%d", marker.topic, marker.partition)
             detail = f"{type(error).__name__}: {error}"
             once(PartitionResult(marker.topic, marker.partition, ErrorCode.UNKNOWN_SERVER_ERROR, detail))
@@ -163,7 +163,7 @@ class MarkerAppend:
         self._waiting.setdefault(tp, []).append(waiting)
 
     def committed(self, partition: Partition) -> None:
-        """Note a new high watermark."""
+        """Handle a new high watermark of the partition."""
         if self._waiting and partition.tp in self._waiting:
             self._check(partition.tp)
 

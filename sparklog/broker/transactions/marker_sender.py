@@ -1,9 +1,9 @@
-"""Delivery of decided transactions: markers to the partitions' leaders, offsets to the groups' coordinators.
+"""The delivery of decided transactions: markers go to the partitions' leaders, offsets to the groups' coordinators.
 
-A decision is final, so the sender retries everything until it succeeds. Pauses double up to a second; a change of the
-metadata redirects the next try to the new leader. While enough requests to a broker are in flight, further markers for
-it wait and then share one request, so a thousand transactions do not cost a thousand requests. A request with a late
-response, because a partition cannot commit, does not delay the others.
+A decision is final, so the sender retries until it succeeds. Pauses double up to a second, and each attempt goes to the
+present leader. While ``_REQUESTS_AT_ONCE`` requests to a broker are in flight, further markers for this broker wait and
+then share one request, so a thousand transactions do not need a thousand requests. A request whose response is late,
+because a partition cannot commit, does not delay the other requests.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ from sparklog.protocol.messages import (
 
 _log = logging.getLogger(__name__)
 
-#: A leader responds within its own limit, which is shorter.
+#: The longest wait for a response. A leader responds earlier, because its own limit is shorter.
 _ANSWER_TIMEOUT_S = 10.0
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.02, 1.0
 #: The most markers in one request, and the most producer ids in them.
@@ -71,7 +71,7 @@ class _PendingMarker:
 
 @dataclass(slots=True)
 class _BrokerQueue:
-    """Markers that wait for one broker. ``starting``: a task that will send the queue has been started."""
+    """Markers that wait for one broker. ``starting`` is whether a task that will send them has been started."""
 
     queue: list[_PendingMarker] = field(default_factory=list)
     starting: bool = False
@@ -79,7 +79,7 @@ class _BrokerQueue:
 
 
 class MarkerSender:
-    """The sender of all coordinators of one broker. Owner: the broker's event loop."""
+    """The sender for all coordinators of one broker. Owner: the broker's event loop."""
 
     def __init__(
         self,
@@ -99,7 +99,8 @@ class MarkerSender:
         self._groups = groups
         self._peers = InterBrokerClient(context, "transactions")
         self._queues: dict[int, _BrokerQueue] = {}
-        #: Markers for topics (name, id) that this broker does not know, while it asks ZooKeeper about the topics.
+        #: Markers for topics (name, id) that this broker does not know, while it checks in ZooKeeper whether they
+        #: exist.
         self._unknown: dict[tuple[str, str], list[_PendingMarker]] = {}
 
     def close(self) -> None:
@@ -110,11 +111,15 @@ class MarkerSender:
     def send_markers(self, host: CoordinatorRuntime, effect: SendMarkers) -> None:
         said_by = {"coordinator": host.partition.tp.partition, "coordinator_epoch": host.epoch}
         due = (_PendingMarker(host, effect, replace(marker, **said_by)) for marker in effect.markers)
-        # This never runs inside a partition's step: the marker's partition might be that one.
+        # The dispatch runs later, because a partition may be in the middle of a step, and the marker may be for the
+        # same partition.
         asyncio.get_running_loop().call_soon(self._dispatch, due)
 
     def _dispatch(self, dues: Iterable[_PendingMarker]) -> None:
-        """Send the markers in slices: this broker may lead many of the partitions, and appends these markers itself."""
+        """Send the markers in slices.
+
+        This broker may lead many of the partitions, and then appends the markers itself.
+        """
 
         def failed(error: Exception) -> None:
             _log.error("could not send markers", exc_info=error)
@@ -144,13 +149,13 @@ class MarkerSender:
             self._retry(due)
 
     def _failed(self, due: _PendingMarker, error: Exception) -> None:
-        """Retry after an unexpected error; the other markers must not suffer from it."""
+        """Retry after an unexpected error, which must not affect the other markers."""
         self._context.counters["transactions.markers.failed"] += 1
         _log.error("%s: could not send the marker for %s", due.key, due.tp, exc_info=error)
         self._retry(due)
 
     def _unknown_here(self, due: _PendingMarker) -> None:
-        """Ask ZooKeeper about a topic that was deleted, or is so new that this broker does not know it yet."""
+        """Check in ZooKeeper whether an unknown topic was deleted or is new."""
         waiting = self._unknown.setdefault((due.marker.topic, due.marker.topic_id), [])
         waiting.append(due)
         if len(waiting) == 1:
@@ -184,8 +189,8 @@ class MarkerSender:
             self._context.spawn(self._send_to(leader, line), f"markers for broker {leader}")
 
     async def _send_to(self, leader: int, line: _BrokerQueue) -> None:
-        """Send one request after the other until the broker's queue is empty."""
-        await asyncio.sleep(0)  # markers of the same turn of the event loop share a request
+        """Send requests, one after the other, until the broker's queue is empty."""
+        await asyncio.sleep(0)  # markers that are enqueued at the same time share a request
         line.starting = False
         line.in_flight += 1
         try:
@@ -207,9 +212,9 @@ class MarkerSender:
                 self._failed(due, error)
 
     async def _ask_to_write(self, leader: int, batch: list[_PendingMarker]) -> None:
-        """Send the batch.
+        """Send the markers in one request, and handle their results.
 
-        Raise BrokerError if the broker is unreachable or does not respond; this concerns the whole batch.
+        Raises BrokerError if the broker is unreachable or does not respond.
         """
         if not batch:
             return
@@ -244,7 +249,7 @@ class MarkerSender:
         asyncio.get_running_loop().call_later(pause_s, self._dispatch, [due])
 
     def _arrived(self, written: Iterable[_PendingMarker]) -> None:
-        """Notify the coordinators, once for each part of a decision."""
+        """Notify the coordinators that markers are written, with one event for each part of a decision."""
         parts: dict[tuple[CoordinatorRuntime, str, int, int], list[PartitionPlace]] = {}
         for due in written:
             place = PartitionPlace(due.marker.topic, due.marker.partition, due.marker.topic_id)
@@ -274,7 +279,7 @@ class MarkerSender:
             _log.info("%s: could not pass on the offsets of group %s: %s", request.transaction, request.group, error)
             return False
         except Exception as error:
-            # As with markers, the sender retries. Otherwise the transaction's offsets would stay pending forever.
+            # As for markers, the sender retries. Otherwise the transaction's offsets would stay pending forever.
             self._context.counters["transactions.offsets.failed"] += 1
             _log.error(
                 "%s: could not pass on the offsets of group %s", request.transaction, request.group, exc_info=error
@@ -303,7 +308,10 @@ class MarkerSender:
 
 
 def _next_batch(queue: list[_PendingMarker]) -> list[_PendingMarker]:
-    """Remove and return the first markers of the queue, as many as fit into one request."""
+    """Remove the first markers from the queue, as many as fit into one request.
+
+    Return those that still have to be sent.
+    """
     count = ids = 0
     for due in queue[:_MARKERS_AT_ONCE]:
         ids += len(due.marker.committed) + len(due.marker.aborted)
@@ -316,7 +324,7 @@ def _next_batch(queue: list[_PendingMarker]) -> list[_PendingMarker]:
 
 
 async def commit_here(groups: HostedCoordinators[GroupHost], cache: MetadataCache, request: CommitOffsets) -> None:
-    """Commit the offsets at this broker, and wait for the result. Raise BrokerError."""
+    """Commit the offsets in this broker's own group coordinator, and wait for the result. Raise BrokerError."""
     done: asyncio.Future[BrokerError | None] = asyncio.get_running_loop().create_future()
 
     def on_result(error: BrokerError | None) -> None:

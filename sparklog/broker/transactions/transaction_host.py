@@ -1,4 +1,4 @@
-"""A transaction coordinator in a broker: the marker sender performs its effects beyond the log."""
+"""A transaction coordinator in a broker. The marker sender delivers its decisions to other brokers."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from sparklog.coordinator.transactions import Transactions, TransactionSettings
 from sparklog.errors import ErrorCode
 from sparklog.protocol.messages import DescribedTransaction
 
-#: Errors after which a client does not ask again.
+#: Errors after which a client does not retry.
 _FINAL = frozenset({ErrorCode.INVALID_TXN_STATE, ErrorCode.INVALID_PRODUCER_EPOCH, ErrorCode.UNKNOWN_PRODUCER_ID})
 _NO_CHANGE = participant_record("", NO_PRODUCER, None)
 
 
 class DecisionSender(Protocol):
-    """The delivery of decided transactions: ``marker_sender.MarkerSender``."""
+    """The delivery of decided transactions; ``marker_sender.MarkerSender`` implements it."""
 
     def send_markers(self, host: CoordinatorRuntime, effect: SendMarkers) -> None: ...
 
@@ -30,7 +30,7 @@ class DecisionSender(Protocol):
 
 
 class TransactionHost(CoordinatorRuntime):
-    """One led partition of the transactions' topic."""
+    """The coordinator of the transactions in one partition of ``__transaction_state`` that this broker leads."""
 
     def __init__(
         self,
@@ -56,24 +56,24 @@ class TransactionHost(CoordinatorRuntime):
     def confirmation(self, outcome: Outcome) -> Record | None:
         """Return a record to commit before a final refusal; None for other outcomes.
 
-        A final refusal says that the transaction is not open, or belongs to another run. If this broker is no longer
-        the leader, the new coordinator may know better.
+        A final refusal says that the transaction is not open, or belongs to another run. This may be wrong if this
+        broker is no longer the leader, so its leadership is confirmed first.
         """
         return _NO_CHANGE if isinstance(outcome, Refused) and outcome.code in _FINAL else None
 
     def participants(self, producer_ids: Iterable[int]) -> Iterator[tuple[int, str]]:
-        """Return the participants as ``Transactions.participants`` does."""
+        """Return those of the producer ids that take part in transactions of this coordinator, each with the key."""
         return self._transactions.participants(producer_ids)
 
     def names(self) -> list[str]:
-        """Return the keys that this coordinator has, in order."""
+        """Return the keys of this coordinator, sorted."""
         return self._transactions.names()
 
     def describe(self, key: str) -> Generator[None, None, DescribedTransaction | None]:
-        """Describe the transaction of a key for operators, or return None if the key no longer exists.
+        """Return a description of a key's transaction for operators, or None if the key no longer exists.
 
-        The generator yields before each participant, so that the caller can pause: a transaction may have 100,000
-        tasks.
+        The generator yields before each participant, so that its caller can pause: a transaction may have 100,000
+        participants.
         """
         entry = self._transactions.entry(key)
         if entry is None:

@@ -1,4 +1,4 @@
-"""Requests about transactions: passed to the key's coordinator, whose result is the response."""
+"""Handlers of requests about transactions: they pass a request to the key's coordinator and respond with its result."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ from sparklog.protocol.messages import (
     VerifyTransactionReply,
 )
 
-#: The longest wait for the confirmation of a refusal; the leader waits for some seconds.
+#: The longest wait for the confirmation of a refusal. The leader that asks waits longer.
 _CONFIRM_S = 2.0
 
 
@@ -73,7 +73,7 @@ class TransactionRequests:
         self._context.spawn(self._begin(connection, request), f"begin of {request.key}")
 
     async def _begin(self, connection: ServerConnection, request: BeginTransaction) -> None:
-        """Begin a transaction. Each begin takes a new producer id, used or not: ids are plentiful."""
+        """Begin a transaction. Each request uses a new producer id, even if no transaction begins."""
         try:
             producer_id = await self._registry.next_producer_id()
             host = self._transactions.of(request.key)
@@ -128,9 +128,9 @@ class TransactionRequests:
         )
 
     def _place(self, tp: TopicPartition) -> PartitionPlace:
-        """Return the partition with the topic's id, which tells it from a later topic of this name.
+        """Return the partition with its topic id, which distinguishes the topic from a later one with the same name.
 
-        Raise BrokerError.
+        Raises BrokerError if the topic is internal or unknown.
         """
         if is_internal(tp.topic):
             raise BrokerError(ErrorCode.INVALID_TOPIC_EXCEPTION, f"{tp}: clients cannot write to internal topics")
@@ -180,7 +180,8 @@ class TransactionRequests:
 
         _ask_whether_it_may(host, request, on_result)
         if not told:
-            # This is before the leader closes the connection, which carries other verifications too.
+            # This is earlier than the timeout of the leader that asks. After its timeout the leader would close the
+            # connection, which other verifications use too.
             asyncio.get_running_loop().call_later(_CONFIRM_S, on_result, _unconfirmed(request, _CONFIRM_S))
 
     def abort(self, connection: ServerConnection, request: AbortTransaction, body: memoryview) -> None:
@@ -192,7 +193,10 @@ class TransactionRequests:
         answer_in_slices(self._slices, connection, request, self._list_transactions(request.cid))
 
     def _list_transactions(self, cid: int) -> Generator[None, None, Reply]:
-        """List the transactions. There may be hundreds of thousands, so each coordinator's are sorted separately."""
+        """Return a reply with all transactions, sorted by key.
+
+        There may be hundreds of thousands of transactions, so the sorted lists of the coordinators are merged.
+        """
         listings: list[list[DescribedTransaction]] = []
         for host in self._transactions.all_ready():
             found: list[DescribedTransaction] = []
@@ -225,11 +229,11 @@ class TransactionRequests:
 async def verify(
     transactions: HostedCoordinators[TransactionHost], request: VerifyTransaction, *, timeout_s: float
 ) -> int:
-    """Verify a producer's transaction at this broker, and return the coordinator's epoch.
+    """Verify a producer's transaction with this broker's own coordinator, and return the coordinator's epoch.
 
     Raises:
-        BrokerError: the producer may not append; or this broker does not coordinate the key, or could not confirm in
-            time that it does.
+        BrokerError: the producer may not append, this broker does not coordinate the key, or the coordinator could not
+            confirm its refusal in time.
     """
     host = transactions.of(request.key)
     outcome: asyncio.Future[Outcome] = asyncio.get_running_loop().create_future()
@@ -252,7 +256,7 @@ def _unconfirmed(request: VerifyTransaction, waited_s: float) -> Refused:
 def _ask_whether_it_may(
     host: TransactionHost, request: VerifyTransaction, on_result: Callable[[Outcome], None]
 ) -> None:
-    """Ask the coordinator whether the producer may append. If it may, ``on_result`` is called at once."""
+    """Ask the coordinator whether the producer may append. If the producer may, ``on_result`` is called at once."""
     place = PartitionPlace(request.topic, request.partition, request.topic_id)
     host.ask(
         lambda ticket: events.VerifyRequested(ticket, request.key, request.producer_id, request.producer_epoch, place),

@@ -1,8 +1,8 @@
-"""Verification of transactions: their first batches wait at the leader until the coordinator confirms the transaction.
+"""The verification of transactions: the coordinator confirms a transaction before the leader appends its first batch.
 
 Without this, a late batch of an ended transaction would open a new one that no coordinator ends. During the
-verification, batches of the same producer for the partition queue after the first one, in order. A marker that names
-the producer ends the verification, whatever the coordinator would have responded. Source: KIP-890.
+verification, further batches of the same producer for the partition wait in order. A marker that names the producer
+cancels the verification, and the waiting batches are refused. Source: KIP-890.
 """
 
 from __future__ import annotations
@@ -30,13 +30,13 @@ _log = logging.getLogger(__name__)
 
 _ANSWER_TIMEOUT_S = 5.0
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.02, 0.5
-#: The most produces of one broker that may wait for coordinators.
+#: The most produces that may wait for coordinators in one broker.
 _MAX_WAITING = 10_000
 
 
 @dataclass(slots=True)
 class _Held:
-    """A produce that waits. ``append`` gives it to the partition."""
+    """A produce that waits for the verification. ``append`` gives the batches to the partition."""
 
     deadline_ms: int
     append: Callable[[], None]
@@ -46,7 +46,7 @@ class _Held:
 @dataclass(eq=False, slots=True)
 class _Question:
     request: VerifyTransaction
-    #: the leader epoch of this broker at the time of the question
+    #: the leader epoch of the partition when the verification began
     leader_epoch: int
     held: list[_Held] = field(default_factory=list)
     over: bool = False
@@ -87,7 +87,7 @@ class TransactionVerification:
         append: Callable[[], None],
         on_result: Callable[[Answer], None],
     ) -> None:
-        """Call ``append``, now or later, or ``on_result`` with the reason of a refusal.
+        """Call ``append``, now or after the verification, or call ``on_result`` with a refusal.
 
         Raises:
             BrokerError: the batches are refused at once: INVALID_REQUIRED_ACKS, INVALID_RECORD, INVALID_TXN_STATE, or
@@ -121,7 +121,7 @@ class TransactionVerification:
         self._context.spawn(self._verify(tp, question), f"verification of {producer_id} in {tp}")
 
     def cancel(self, tp: TopicPartition, producer_id: int) -> None:
-        """Refuse the producer's waiting batches, because a marker ends its transaction."""
+        """Refuse the producer's waiting batches, because a marker has ended the producer's transaction."""
         question = self._questions.get((tp, producer_id))
         if question is not None:
             self._context.counters["verifications.overtaken"] += 1
@@ -129,14 +129,14 @@ class TransactionVerification:
             self._refuse(question, BrokerError(ErrorCode.INVALID_TXN_STATE, detail))
 
     async def _verify(self, tp: TopicPartition, question: _Question) -> None:
-        """Ask the coordinator until it responds, or no produce waits any more."""
+        """Ask the coordinator until it responds, or until no produce waits any more."""
         pause_s = _FIRST_PAUSE_S
         while True:
             refusal = await self._asked(question)
             if question.over:
                 return
             if refusal is None and not self._still_leads(tp, question):
-                # Another leader may have got the marker since: the coordinator's response proves nothing now.
+                # Another leader may have appended a marker since, so the coordinator's response proves nothing now.
                 detail = f"{tp}: leader epoch {question.leader_epoch} is over"
                 self._refuse(question, BrokerError(ErrorCode.NOT_LEADER_OR_FOLLOWER, detail))
                 return
@@ -154,9 +154,9 @@ class TransactionVerification:
             pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
 
     async def _asked(self, question: _Question) -> BrokerError | None:
-        """Ask the coordinator once; return why the producer may not append, or why there is no response.
+        """Ask the coordinator once. Return why the producer may not append or why there is no response.
 
-        None if it may.
+        Returns None if the producer may append.
         """
         context, request = self._context, question.request
         wanted = coordinator_of(context.cache, TRANSACTIONS, request.key)
@@ -181,7 +181,7 @@ class TransactionVerification:
         except BrokerError as error:
             return error
         except Exception as error:
-            # The waiting produces must get an error, or every later batch of the producer would queue after them.
+            # The waiting produces must get an error. Otherwise every later batch of the producer would wait too.
             _log.exception("verification of %s", request)
             return BrokerError(ErrorCode.UNKNOWN_SERVER_ERROR, f"{request.key}: {type(error).__name__}: {error}")
         return None
@@ -207,9 +207,9 @@ class TransactionVerification:
             held.on_result(Answer(error.code, -1, -1, error.detail))
 
     def _expire(self, tp: TopicPartition, question: _Question, error: BrokerError) -> None:
-        """Refuse the produces if the time of the first one is up, or this broker no longer leads.
+        """Refuse all waiting produces if the first one has timed out, or if this broker no longer leads.
 
-        With the first batch of a producer all later ones go, because they would continue nothing.
+        Without the first batch of a producer, the later batches would begin with a gap in the sequence.
         """
         try:
             self._partitions.require(tp).require_leader(-1)
@@ -222,7 +222,7 @@ class TransactionVerification:
 
 
 def _producer(tp: TopicPartition, batches: Batches, *, key: str, acks: int) -> tuple[int, int]:
-    """Return the one producer (id, epoch) of transactional batches.
+    """Return the producer (id, epoch) of transactional batches, which must all have the same one.
 
     Raises:
         BrokerError: INVALID_REQUIRED_ACKS, INVALID_RECORD.
