@@ -67,9 +67,9 @@ class ConnectionSlots:
     def accept(self, connection: Connected, *, spare: int = 0) -> bool:
         """Give the connection a slot, if there is one, and return whether it got one.
 
-        If all slots are taken, the oldest unknown connection is closed.
+        If all slots are taken, the oldest unknown connection is closed, unless ``spare`` is set.
 
-        ``spare`` slots must stay free. If ``spare`` is not 0, no other connection is closed.
+        At least ``spare`` slots stay free.
         """
         while len(self.connections) >= self.limit - spare and self._unknown and not spare:
             oldest = next(iter(self._unknown))

@@ -2,9 +2,9 @@
 
 The broker has one thread for all clients, and a watchdog ends the process if the event loop hangs. So a function that
 visits many entries of a request is a generator: it calls ``over`` between two entries, and yields if ``over`` returns
-true. All such work of one broker shares ``_TURN_S`` in each iteration of the event loop. So many large requests at the
-same time only take longer, and the event loop stays responsive. Until the work is done, its connection reads no further
-request, so that no later request overtakes it.
+true. All such work of one broker shares ``_TURN_S`` in each iteration of the event loop. If there is a lot of such work
+at the same time, it only takes longer, and the event loop stays responsive. Until the work is done, its connection
+reads no further request, so that no later request overtakes it.
 
 A generator may also yield the future of work in a thread. The generator continues when the future is done.
 """
