@@ -1,4 +1,4 @@
-"""The replica of one partition, pure: roles, ISR, high watermark, waiting produces, fetch sessions.
+"""The state machine of one replica of a partition: roles, ISR, high watermark, waiting produces, fetch sessions.
 
-``replica.py`` has the state machine. ``events.py`` and ``effects.py`` have its input and output.
+It does no I/O. ``replica.py`` has the state machine, ``events.py`` its inputs and ``effects.py`` its outputs.
 """

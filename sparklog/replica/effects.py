@@ -1,6 +1,6 @@
-"""The effects of a replica: orders that the broker process (or the simulator) carries out, in order.
+"""The effects of a replica. The broker process (or the simulator) carries them out in order.
 
-Each docstring says what must be true before, and which event reports the result.
+Each docstring names the event that reports the result, and any precondition.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from sparklog.model import UNKNOWN_LOSS
 
 
 class AppendAsLeader(msgspec.Struct, frozen=True, gc=False):
-    """Append the batches that wait under ``ticket`` with this leader epoch, at once and before any other event.
+    """Append the batches of the produce ``ticket`` with this leader epoch, before the next event is handled.
 
     Result: LeaderAppended or LeaderAppendFailed.
     """
@@ -22,10 +22,10 @@ class AppendAsLeader(msgspec.Struct, frozen=True, gc=False):
 
 
 class AnswerProduce(msgspec.Struct, frozen=True, gc=False):
-    """Answer the produce under ``ticket``: with an error, or with success and its base offset.
+    """Respond to the produce ``ticket``: with an error, or with success and the base offset.
 
-    For acks=all only committed records are acknowledged. Every ticket is answered exactly once. For acks=0 the caller
-    only drops the ticket.
+    With acks=all only committed records are acknowledged. Every ticket gets exactly one response. With acks=0 the
+    caller sends nothing and only drops the ticket.
     """
 
     ticket: int
@@ -35,7 +35,7 @@ class AnswerProduce(msgspec.Struct, frozen=True, gc=False):
 
 
 class AppendAsFollower(msgspec.Struct, frozen=True, gc=False):
-    """Append the batches of the response that caused this. Result: FollowerAppended."""
+    """Append the batches of the LeaderResponded that caused this effect. Result: FollowerAppended."""
 
 
 class TruncateLog(msgspec.Struct, frozen=True, gc=False):
@@ -43,16 +43,18 @@ class TruncateLog(msgspec.Struct, frozen=True, gc=False):
 
     Result: Truncated. The next fetch starts at the new end.
 
-    The caller may carry it out later. Until then the log stays unchanged, and no response of the leader counts. The
-    next RoleChanged withdraws the order. If the truncation is impossible, the result is TruncationFailed, after a
-    pause, because it sends the next fetch to the leader.
+    The caller may truncate later. Until then the log does not change, and the replica ignores responses of the leader.
+    The next RoleChanged cancels the truncation. If the truncation is impossible, the caller pauses and then reports
+    TruncationFailed; the pause is needed because the replica then fetches again at once.
     """
 
     offset: int
 
 
 class RestartLog(msgspec.Struct, frozen=True, gc=False):
-    """Delete all records and start empty at ``offset``, the leader's log start: the follower was out of range.
+    """Delete all records and start an empty log at ``offset``.
+
+    ``offset`` is usually the leader's log start: the leader no longer has the follower's next offset.
 
     Result: Truncated. The next fetch starts there.
     """
@@ -61,11 +63,11 @@ class RestartLog(msgspec.Struct, frozen=True, gc=False):
 
 
 class RefuseCut(msgspec.Struct, frozen=True, gc=False):
-    """Report to the controller that this replica refuses to truncate its log, as its leader requires.
+    """Report to the controller that this replica refuses to truncate its log as its leader requires.
 
-    The leader of ``leader_epoch`` lacks committed records from ``offset`` on, which this replica holds. The replica
-    continues to fetch after a pause, and each fetch says that it refuses (``Replica.refuses_cut``). The refusal lasts
-    until the role changes or the leader responds without a divergence.
+    This replica holds committed records from ``offset`` on that the leader of ``leader_epoch`` lacks. After a pause it
+    continues to fetch, and each fetch says that it refuses (``Replica.refuses_cut``). The refusal lasts until the role
+    changes or the leader responds without a divergence.
     """
 
     leader: int
@@ -75,13 +77,14 @@ class RefuseCut(msgspec.Struct, frozen=True, gc=False):
 
 
 class CutAccepted(msgspec.Struct, frozen=True, gc=False):
-    """Withdraw an earlier RefuseCut: the leader now has the records, or another replica leads."""
+    """Withdraw an earlier RefuseCut: the logs agree again, or the truncation is now allowed."""
 
 
 class WriteIsr(msgspec.Struct, frozen=True, gc=False):
-    """Compare-and-set the partition's node from ``expected_version`` to ``isr`` under this leader and epoch.
+    """Write ``isr`` to the partition's node, for this leader and epoch, if the node has ``expected_version``.
 
-    The multi also checks each (broker, incarnation) of ``added``. Result: IsrWritten, IsrRefused or IsrWriteFailed.
+    The ZooKeeper multi also checks each (broker, incarnation) of ``added``. Result: IsrWritten, IsrRefused or
+    IsrWriteFailed.
     """
 
     leader: int
@@ -94,41 +97,41 @@ class WriteIsr(msgspec.Struct, frozen=True, gc=False):
 
 
 class HighWatermarkMoved(msgspec.Struct, frozen=True, gc=False):
-    """The high watermark is now ``high_watermark``: wake waiting fetches, checkpoint later, and seal when due."""
+    """The high watermark has changed. Wake waiting fetches; later checkpoint it, and seal segments when due."""
 
     high_watermark: int
 
 
 class LogEndMoved(msgspec.Struct, frozen=True, gc=False):
-    """The leader's log grew: wake the followers that wait for records."""
+    """The leader's log has grown. Wake the followers that wait for records."""
 
     log_end_offset: int
 
 
 class ServeFetch(msgspec.Struct, frozen=True, gc=False):
-    """Answer the follower's fetch with the records from ``offset`` on. The fetch may wait for more."""
+    """Respond to the follower's fetch with the records from ``offset`` on. The response may wait for more records."""
 
     offset: int
 
 
 class RefuseFetch(msgspec.Struct, frozen=True, gc=False):
-    """Answer the follower's fetch with an error."""
+    """Respond to the follower's fetch with an error."""
 
     code: ErrorCode
     detail: str
 
 
 class AnswerDiverging(msgspec.Struct, frozen=True, gc=False):
-    """Answer the follower's fetch with the divergence point, without records."""
+    """Respond to the follower's fetch with the divergence point, without records."""
 
     epoch: int
     end_offset: int
 
 
 class StartFetching(msgspec.Struct, frozen=True, gc=False):
-    """Fetch from ``leader`` under ``leader_epoch``, from the log's current end, until the next order.
+    """Fetch from ``leader`` in ``leader_epoch``, from the end of the log, until the next StartFetching or StopFetching.
 
-    This replaces any earlier StartFetching of this partition.
+    It replaces any earlier StartFetching of this partition.
     """
 
     leader: int
@@ -136,13 +139,13 @@ class StartFetching(msgspec.Struct, frozen=True, gc=False):
 
 
 class StopFetching(msgspec.Struct, frozen=True, gc=False):
-    """Stop fetching for this partition. A response in flight is later ignored because of its epoch."""
+    """Stop fetching for this partition. The replica ignores a response that is still in flight."""
 
 
 class RoleChanged(msgspec.Struct, frozen=True, gc=False):
-    """The role changed.
+    """The role has changed.
 
-    Log and count it, and answer the consumers that wait here, so that they refresh their metadata.
+    Log and count the change, and respond to consumers that wait here, so that they refresh their metadata.
     """
 
     role: str
@@ -150,13 +153,16 @@ class RoleChanged(msgspec.Struct, frozen=True, gc=False):
 
 
 class IsrChanged(msgspec.Struct, frozen=True, gc=False):
-    """The committed ISR changed by this leader's own write. Notify the controller (a notification node)."""
+    """The committed ISR has changed by this leader's own write. Notify the controller with a notification node."""
 
     isr: tuple[int, ...]
 
 
 class ReportBadDecision(msgspec.Struct, frozen=True, gc=False):
-    """A decision contradicts itself and was not followed. Count it, log it, and report it to its sender."""
+    """A decision was not followed because it contradicts itself or the known state.
+
+    Count it, log it, and report it to its sender.
+    """
 
     detail: str
 

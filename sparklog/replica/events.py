@@ -1,4 +1,4 @@
-"""The events of one replica of one partition: facts, in the past tense.
+"""The events of one replica of a partition: facts. The names are in the past tense.
 
 The caller (the broker process, or the simulator) passes them to ``Replica.step(event, now_ms)`` one at a time. It
 carries out the returned effects in order before it passes the next event.
@@ -16,12 +16,12 @@ from sparklog.model import LeaderAndIsr
 class Decided(msgspec.Struct, frozen=True, gc=False):
     """A newer state of the partition, from the controller or read from ZooKeeper.
 
-    A lower ``version`` than the current one is ignored. An equal one updates only what the node does not have:
-    everything but ``state``. ``incarnations`` maps the ids of live brokers to their current incarnations. ``min_isr``
-    is the topic's min.insync.replicas. Brokers in ``stopping`` are about to stop and may not join an ISR. Replicas in
-    ``leaving`` must leave the ISR: a reassignment removes them, and the remaining replicas are in sync at this
-    ``version``. ``factor`` is the replication factor to compare min_isr with during a reassignment; 0: the number of
-    replicas.
+    ``version`` is the version of the partition's node. A decision with an older version does not change ``state``. One
+    with the current version updates only the other fields, which the node does not have. ``incarnations`` maps the ids
+    of live brokers to their current incarnations. ``min_isr`` is the topic's min.insync.replicas. Brokers in
+    ``stopping`` are about to stop and may not join an ISR. Replicas in ``leaving`` must leave the ISR: a reassignment
+    removes them, and at this ``version`` the remaining replicas are in sync. ``factor`` limits min_isr during a
+    reassignment; if it is 0, the number of replicas limits min_isr.
     """
 
     state: LeaderAndIsr
@@ -35,11 +35,11 @@ class Decided(msgspec.Struct, frozen=True, gc=False):
 
 
 class BrokersChanged(msgspec.Struct, frozen=True, gc=False):
-    """Brokers joined, left or registered again.
+    """Brokers have joined, left or registered again.
 
-    ``incarnations`` has all live ones; ``stopping`` is as in Decided.
+    ``incarnations`` has all live brokers; ``stopping`` is as in Decided.
 
-    A map without the replica's own broker is too old to judge other brokers by: no broker then counts as dead.
+    If ``incarnations`` lacks the replica's own broker, it is outdated, and no broker counts as dead because of it.
     """
 
     incarnations: Mapping[int, int]
@@ -47,7 +47,7 @@ class BrokersChanged(msgspec.Struct, frozen=True, gc=False):
 
 
 class ProduceArrived(msgspec.Struct, frozen=True, gc=False):
-    """A checked produce for this partition waits under ``ticket``. acks is 0, 1 or -1 (all)."""
+    """A validated produce for this partition has arrived. ``ticket`` identifies it. acks is 0, 1 or -1 (all)."""
 
     ticket: int
     acks: int
@@ -55,9 +55,10 @@ class ProduceArrived(msgspec.Struct, frozen=True, gc=False):
 
 
 class LeaderAppended(msgspec.Struct, frozen=True, gc=False):
-    """The append ordered for ``ticket`` is in the log: records ``[base_offset, end_offset)``.
+    """The batches of ``ticket`` have been appended: records ``[base_offset, end_offset)``.
 
-    A duplicate of an earlier batch has that batch's offsets. ``end_offset`` may then be below the log end offset.
+    For a duplicate of an earlier batch, the offsets are those of the earlier batch. ``end_offset`` may then be below
+    the log end offset.
     """
 
     ticket: int
@@ -66,21 +67,22 @@ class LeaderAppended(msgspec.Struct, frozen=True, gc=False):
 
 
 class LeaderAppendFailed(msgspec.Struct, frozen=True, gc=False):
-    """The append ordered for ``ticket`` failed.
+    """The append for ``ticket`` has failed.
 
-    The log has no part of it.
+    The log contains no part of it.
 
-    The caller knows the reason and answers the client itself: no AnswerProduce follows.
+    The caller knows the reason and responds to the client itself. No AnswerProduce follows.
     """
 
     ticket: int
 
 
 class FollowerFetched(msgspec.Struct, frozen=True, gc=False):
-    """A follower fetched from ``offset``.
+    """A follower has fetched from ``offset``.
 
-    Its log has everything below. ``last_epoch`` is the leader epoch of its last batch, -1 for an empty log.
-    ``refuses``: it holds committed records that this leader lacks, and does not truncate them.
+    The follower's log has all records below ``offset``. ``last_epoch`` is the leader epoch of its last batch, -1 for an
+    empty log. ``refuses`` means that the follower holds committed records that this leader lacks, and refuses to
+    truncate them.
     """
 
     replica_id: int
@@ -92,19 +94,19 @@ class FollowerFetched(msgspec.Struct, frozen=True, gc=False):
 
 
 class IsrWritten(msgspec.Struct, frozen=True, gc=False):
-    """The WriteIsr with this ``isr`` is durable. The node now has ``version``."""
+    """The WriteIsr with this ``isr`` has succeeded. The node now has ``version``."""
 
     isr: tuple[int, ...]
     version: int
 
 
 class IsrRefused(msgspec.Struct, frozen=True, gc=False):
-    """The compare-and-set lost.
+    """ZooKeeper refused the WriteIsr.
 
-    The fields have the current content of the node, as in Decided.
+    ``state`` and ``version`` are the node's current content, as in Decided.
 
-    ``expected_version`` repeats the WriteIsr's, so that the result of an earlier write cannot settle a later one. -1:
-    the caller never has two writes of one partition in flight.
+    ``expected_version`` is that of the WriteIsr, so that the result of an earlier write is not taken as that of a later
+    one. It may be -1 if the caller never has two writes of a partition in flight.
     """
 
     state: LeaderAndIsr
@@ -113,35 +115,36 @@ class IsrRefused(msgspec.Struct, frozen=True, gc=False):
 
 
 class IsrWriteFailed(msgspec.Struct, frozen=True, gc=False):
-    """The write failed, or its result is unknown because the connection was lost.
+    """The WriteIsr failed, or its result is unknown because the connection was lost.
 
-    The caller reads the node again and follows with IsrRefused, which has the current state. ``expected_version`` is as
-    there.
+    The caller then reads the node and sends IsrRefused with its current state. ``expected_version`` is as in
+    IsrRefused.
     """
 
     expected_version: int = -1
 
 
 class FollowerConnectionLost(msgspec.Struct, frozen=True, gc=False):
-    """The last connection from that follower closed, so it may be dead.
+    """The last connection from a follower has closed, so the follower may be dead.
 
-    The leader may shrink the ISR early; it never elects.
+    The leader may then shrink the ISR early.
 
-    The event is not sent while another connection of the same follower is open. Its long poll there would count as
-    silence.
+    The event is not sent while another connection of the follower is open: the follower may have a fetch waiting there
+    and be in sync.
     """
 
     replica_id: int
 
 
 class LeaderResponded(msgspec.Struct, frozen=True, gc=False):
-    """The leader's response to this follower's fetch from (``leader_epoch``, ``fetch_offset``, ``last_epoch``).
+    """The leader has responded to this follower's fetch (``leader_epoch``, ``fetch_offset``, ``last_epoch``).
 
-    ``last_epoch`` is the one in the request: when a repeated or late response arrives, the log may have the same end
-    again, but another history. -2: unknown, if the caller's connections deliver no response twice or late.
-    ``end_offset`` is the log end offset after the append of the ``batch_count`` received batches. It is for traces; -1:
-    unknown. ``diverging`` is (epoch, end offset) or None. ``code`` is a wire error code. ``outdated``: the leader has
-    the following records, but this log must be copied again as a whole.
+    These three fields are those of the request. ``last_epoch`` is needed because, when a repeated or late response
+    arrives, the log may have the same end as before but another history. A caller whose connections deliver no response
+    twice or late may pass -2 (unknown). ``end_offset`` is the log end offset after the append of the ``batch_count``
+    received batches. It is only for traces; -1 if unknown. ``diverging`` is (epoch, end offset) or None. ``code`` is an
+    error code of the protocol. ``outdated`` means that the follower's whole log must be copied again, although the
+    leader has the next records.
     """
 
     leader_epoch: int
@@ -158,40 +161,43 @@ class LeaderResponded(msgspec.Struct, frozen=True, gc=False):
 
 
 class FollowerAppended(msgspec.Struct, frozen=True, gc=False):
-    """The append ordered by AppendAsFollower is done.
+    """The AppendAsFollower has been carried out.
 
-    The log now ends at ``end_offset``. If a batch failed its checks the log is unchanged. ``end_offset`` is then the
-    old end, and the next fetch requests the same batches again.
+    The log now ends at ``end_offset``. If a batch was invalid, the log is unchanged: ``end_offset`` is the old end, and
+    the next fetch requests the same batches again.
     """
 
     end_offset: int
 
 
 class Truncated(msgspec.Struct, frozen=True, gc=False):
-    """The log now ends at ``end_offset``, as TruncateLog or RestartLog ordered."""
+    """The TruncateLog or RestartLog has been carried out. The log now ends at ``end_offset``."""
 
     end_offset: int
 
 
 class TruncationFailed(msgspec.Struct, frozen=True, gc=False):
-    """The truncation that TruncateLog ordered is not possible now, perhaps for lack of disk space.
+    """The TruncateLog is not possible now, perhaps because the disk is full.
 
-    The log is unchanged. Not sent after a RoleChanged, which has already withdrawn the order.
+    The log is unchanged. The event is not sent after a RoleChanged, which cancels the truncation.
     """
 
 
 class LogFailed(msgspec.Struct, frozen=True, gc=False):
-    """The log directory went offline. This replica can do nothing until the process restarts."""
+    """The log directory has gone offline. This replica stays offline until the process restarts."""
 
     detail: str
 
 
 class LogNamed(msgspec.Struct, frozen=True, gc=False):
-    """The log's name is durable (``LogView.named``). If the log is lost, the next start detects it."""
+    """The log's name is now durable (``LogView.named``).
+
+    If the log is lost, the next start of the broker detects that.
+    """
 
 
 class Ticked(msgspec.Struct, frozen=True, gc=False):
-    """Time passed. Sent when ``Replica.deadline_ms`` is reached or later."""
+    """Time has passed. The caller sends the event at ``Replica.deadline_ms`` or later."""
 
 
 class Stopped(msgspec.Struct, frozen=True, gc=False):

@@ -1,16 +1,16 @@
-"""Incremental fetch sessions, server side and fetcher side.
+"""Incremental fetch sessions (KIP-227): the server side and the fetcher side.
 
-Pure. Source: KIP-227. A follower of a thousand partitions sends one long poll after the other to their leader. In a
-session each request names only what changed on the fetcher's side, and each reply has only partitions with news. An
-idle partition costs neither bytes nor time on either side:
+The module does no I/O. A follower of a thousand partitions always has a fetch waiting at their leader. In a session
+each request contains only the partitions that changed on the fetcher's side, and each reply only those that have
+something new. An idle partition costs neither bytes nor time on either side:
 
     request, session epoch 0      all wanted partitions               -> a new session id
     request, session epoch n > 0  partitions whose position moved, and those to drop
     reply                         partitions with records, errors, a divergence or moved offsets
 
-The session epoch counts requests. The server detects a repeated or lost request by it, and the fetcher then starts a
-new session. On the server a partition is *due* when a request named it or something moved (``SessionCache.wake``). A
-fetch reads only due partitions.
+The session epoch counts requests. By it the server detects a repeated or lost request, and the fetcher then starts a
+new session. On the server a partition is *due* after a request named it, its log grew, or one of its offsets moved
+(``SessionCache.wake``). A fetch reads only due partitions.
 
 The broker's event loop owns the sessions. ``fetch.session.slots`` bounds their number, and ``MAX_PARTITIONS`` the
 number of partitions in all of them.
@@ -30,15 +30,15 @@ from sparklog.protocol.messages import CONSUMER, MAX_ENTRIES, Fetch, FetchedPart
 Key = tuple[str, int]
 
 NO_SESSION = 0
-FULL = 0  #: session epoch that asks for a new session
-SESSIONLESS = -1  #: session epoch of a single fetch
+FULL = 0  #: the session epoch of a request for a new session
+SESSIONLESS = -1  #: the session epoch of a fetch without a session
 
-#: The limit of partitions in all sessions of one broker: some hundred megabytes.
+#: The maximum number of partitions in all sessions of one broker. They take some hundred megabytes.
 MAX_PARTITIONS = 1_000_000
 
 
 class FetchSession:
-    """The server side of a session: the partitions that one fetcher wants, and their state in the last replies.
+    """The server side of a session: the partitions that a fetcher wants, and what it was last sent of each.
 
     Mutable; ``SessionCache`` owns it.
     """
@@ -62,20 +62,20 @@ class FetchSession:
         #: The session epoch of the next request.
         self.epoch = 1
         self.wanted: dict[Key, FetchPartition] = {}
-        #: High watermark and log start offset in the last reply that named the partition.
+        #: For each partition, the high watermark and log start offset in the last reply with the partition.
         self.reported: dict[Key, tuple[int, int]] = {}
-        #: The partitions to read, the longest unserved first.
+        #: The partitions to read. The one that has waited longest is first.
         self.due: dict[Key, None] = {}
         self.used_ms = now_ms
         #: The connection of the last request.
         self.connection: object = None
 
     def update(self, key: Key, partition: FetchPartition) -> bool:
-        """Record what a request wants of a partition.
+        """Store the position from which a request wants a partition.
 
-        Return whether the partition is new in this session.
+        Returns whether the partition is new in this session.
 
-        Another topic id or leader epoch invalidates what earlier replies said.
+        If the topic id or leader epoch has changed, what earlier replies contained no longer counts.
         """
         before = self.wanted.get(key)
         self.wanted[key] = partition
@@ -96,34 +96,37 @@ class FetchSession:
 
 
 class FetchContext(msgspec.Struct, frozen=True):
-    """One request that is being served. Without a ``session``, ``named`` has all its partitions."""
+    """One fetch request while it is being served. If it has no ``session``, ``named`` has all its partitions."""
 
     session: FetchSession | None
-    #: The partitions in this request. The fetcher's position in them is new.
+    #: The partitions that the request itself contains.
     named: tuple[FetchPartition, ...]
 
     def due(self) -> dict[Key, FetchPartition]:
-        """Return the partitions to read now, the longest unserved first. Call it again after a wake-up."""
+        """Return the partitions to read now; the one that has waited longest is first.
+
+        Call it again after a wake-up.
+        """
         session = self.session
         if session is None:
             return {(wanted.topic, wanted.partition): wanted for wanted in self.named}
         return {key: session.wanted[key] for key in session.due}
 
     def has_news(self, result: FetchedPartition) -> bool:
-        """Return whether the fetcher needs ``result``."""
+        """Return whether ``result`` contains something new for the fetcher."""
         if self.session is None or result.batch_count or result.code or result.diverging is not None:
             return True
         marks = (result.high_watermark, result.log_start_offset)
         return self.session.reported.get((result.topic, result.partition)) != marks
 
     def marks_moved(self, key: Key, high_watermark: int, log_start_offset: int) -> bool:
-        """Return the same as ``has_news`` for a partition without records, error or divergence."""
+        """Return what ``has_news`` returns for a result without records, error or divergence."""
         return self.session is None or self.session.reported.get(key) != (high_watermark, log_start_offset)
 
     def has_news_else_not_due(self, result: FetchedPartition) -> bool:
-        """Return the same as ``has_news`` for a request that continues to wait.
+        """Return what ``has_news`` returns, and if that is False, make the partition not due.
 
-        A partition without news is no longer due.
+        Use it for a request that continues to wait.
         """
         if self.has_news(result):
             return True
@@ -134,10 +137,10 @@ class FetchContext(msgspec.Struct, frozen=True):
     def reply(self, results: Iterable[FetchedPartition], cid: int = 0) -> FetchReply:
         """Build the reply and update which partitions are due.
 
-        ``results`` are those of due partitions; others stay due.
+        ``results`` are results of due partitions. Due partitions without a result stay due.
 
-        A partition with records or an error stays due until the fetcher names it again or a reply has no news of it,
-        because the fetcher may not have used the reply. It moves to the end of the order.
+        A partition with records or an error also stays due, but moves to the end of the order, because the fetcher may
+        not have used the reply. It is no longer due after a result with nothing new.
         """
         if self.session is None:
             return FetchReply(cid, ErrorCode.NONE, NO_SESSION, tuple(results))
@@ -155,13 +158,13 @@ class FetchContext(msgspec.Struct, frozen=True):
             said.append(result)
             session.reported[key] = marks
         if not session.due:
-            # Removed items leave gaps in the dict, and each request would iterate over all of them.
+            # A dict keeps gaps for removed items, and each request would iterate over all of them.
             session.due.clear()
         return FetchReply(cid, ErrorCode.NONE, session.session_id, tuple(said))
 
 
 def _wanted_after(fetch: Fetch, session: FetchSession) -> int:
-    """Return how many partitions the session holds with the partitions that the request names, at most."""
+    """Return an upper bound of the number of partitions in the session after this request."""
     if len(session.wanted) + len(fetch.partitions) <= MAX_ENTRIES:
         return len(session.wanted) + len(fetch.partitions)
     named = {(wanted.topic, wanted.partition) for wanted in fetch.partitions}
@@ -171,9 +174,9 @@ def _wanted_after(fetch: Fetch, session: FetchSession) -> int:
 class SessionCache:
     """All sessions of one broker.
 
-    A follower's session is never closed to make room for a consumer's.
+    A follower's session in use is never closed to make room for a consumer's.
 
-    ``first_id`` should differ between processes, so that a session id of an earlier process matches no new session.
+    ``first_id`` should differ between processes, so that no new session gets a session id of an earlier process.
     """
 
     def __init__(
@@ -185,12 +188,12 @@ class SessionCache:
         self._partitions = 0
         self._next_id = max(first_id, 1)
         self._keep_ms = keep_ms
-        #: Sessions by id, the longest unused first.
+        #: Sessions by id. The one that has been unused for longest is first.
         self._followers: OrderedDict[int, FetchSession] = OrderedDict()
         self._consumers: OrderedDict[int, FetchSession] = OrderedDict()
-        #: The sessions that want a partition, by their ids.
+        #: For each partition the sessions that want it, by session id.
         self.holders: dict[Key, dict[int, FetchSession]] = {}
-        #: Called with the id of each session that is closed, whatever the reason.
+        #: A callback, called with the id of each session that is closed for any reason.
         self.on_close: Callable[[int], None] = lambda session_id: None
         #: Sessions by the connection of their last request.
         self._by_connection: dict[object, dict[int, FetchSession]] = {}
@@ -199,13 +202,14 @@ class SessionCache:
         return len(self._followers) + len(self._consumers)
 
     def begin(self, fetch: Fetch, now_ms: int, *, connection: object = None) -> FetchContext:
-        """Find or make the request's session and update it.
+        """Find or create the request's session and update it.
 
-        ``connection`` identifies the one that the request came by.
+        ``connection`` identifies the connection of the request.
 
         Raises:
-            BrokerError: FETCH_SESSION_ID_NOT_FOUND or INVALID_FETCH_SESSION_EPOCH; the fetcher starts a new session.
-                THROTTLING_QUOTA_EXCEEDED if all sessions together would have too many partitions.
+            BrokerError: FETCH_SESSION_ID_NOT_FOUND or INVALID_FETCH_SESSION_EPOCH, after which the fetcher starts a new
+                session. THROTTLING_QUOTA_EXCEEDED if this session or all sessions together would have too many
+                partitions.
         """
         session = self._continued(fetch, now_ms, connection)
         if session is not None:
@@ -248,7 +252,10 @@ class SessionCache:
         return FetchContext(session, fetch.partitions)
 
     def wake(self, key: Key) -> Collection[FetchSession]:
-        """Make the partition due after an append or a moved offset. Return the sessions whose long poll may end now."""
+        """Make the partition due after an append or a moved offset.
+
+        Return the sessions whose fetch may now end its wait.
+        """
         holders = self.holders.get(key)
         if holders is None:
             return ()
@@ -273,7 +280,7 @@ class SessionCache:
             self.on_close(session_id)
 
     def _has_room(self, fetch: Fetch, session: FetchSession | None) -> bool:
-        """Return whether the partitions that the request adds to its session (None: a new one) fit into the limit.
+        """Return whether the partitions that the request adds to ``session`` (None for a new one) fit into the limit.
 
         For a follower this closes consumers' sessions to make room.
         """
@@ -287,9 +294,9 @@ class SessionCache:
         return self._partitions + added <= self._max_partitions
 
     def _close_own(self, fetch: Fetch) -> None:
-        """Close the session that the request replaces, even one of its earlier incarnation.
+        """Close the session that the request replaces, even if an earlier incarnation of the fetcher created it.
 
-        A session of another fetcher stays open: the request has only guessed its id.
+        A session of another fetcher stays open: the request's session id matches it only by chance.
         """
         session = self._sessions_of(fetch).get(fetch.session_id)
         if session is not None and session.replica_id == fetch.replica_id and session.incarnation <= fetch.incarnation:
@@ -299,10 +306,10 @@ class SessionCache:
         return self._consumers if fetch.replica_id == CONSUMER else self._followers
 
     def _continued(self, fetch: Fetch, now_ms: int, connection: object) -> FetchSession | None:
-        """Return the session of a request that names one partition which the session already has, after updating both.
+        """Handle a request with exactly one partition, which its session already has; return the session.
 
-        The effect is that of the rest of ``begin``. For any other request, and for one to be refused, return None and
-        change nothing.
+        This is a faster way to do what ``begin`` does. For any other request, or if the request must be refused, it
+        returns None and changes nothing.
         """
         sessions = self._consumers if fetch.replica_id == CONSUMER else self._followers
         session = sessions.get(fetch.session_id)
@@ -343,7 +350,7 @@ class SessionCache:
         return session
 
     def _open(self, fetch: Fetch, now_ms: int) -> FetchSession | None:
-        """Return a new session, or None if no slot is free and no session may be closed for it."""
+        """Return a new session, or None if no slot is free and none can be freed."""
         follower = fetch.replica_id != CONSUMER
         if len(self) >= self._slots and not self._make_room(follower, now_ms):
             return None
@@ -368,7 +375,7 @@ class SessionCache:
                 del self.holders[key]
 
     def _move(self, session: FetchSession, connection: object) -> None:
-        """Record the connection that a session now uses. None: no connection."""
+        """Set the connection that a session uses; None if it has none."""
         earlier = self._by_connection.get(session.connection)
         if earlier is not None:
             del earlier[session.session_id]
@@ -380,7 +387,7 @@ class SessionCache:
 
 
 class SessionRequest(msgspec.Struct, frozen=True, gc=False):
-    """The session's part of a ``Fetch``."""
+    """The fields of a ``Fetch`` that belong to the session."""
 
     session_id: int
     session_epoch: int
@@ -389,11 +396,11 @@ class SessionRequest(msgspec.Struct, frozen=True, gc=False):
 
 
 class SessionBuilder:
-    """The fetcher side of a session, one for each leader connection: it turns wanted partitions into requests.
+    """The fetcher side of a session: it builds requests from the wanted partitions. Each leader connection has one.
 
-    ``want`` and ``drop`` may be called at any time; the next request carries the changes. Once a session is
-    ``established``, the next request may be sent before the reply to the last one. It ends that request's long poll, so
-    that changes do not wait for it. Replies are reported in order.
+    ``want`` and ``drop`` may be called at any time; the next request contains the changes. Once a session is
+    ``established``, a request may be sent before the reply to the previous one. The server then ends the wait of the
+    previous request, so that changes take effect at once. Pass replies to ``on_response`` in order.
     """
 
     def __init__(self) -> None:
@@ -410,7 +417,8 @@ class SessionBuilder:
     def want(self, partition: FetchPartition, *, again: bool = False) -> None:
         """Fetch this partition from this position.
 
-        A repeated position is no change, unless ``again`` requires to name it: the fetcher did not use the reply.
+        A position that is already wanted is not sent again, except with ``again``, if the fetcher did not use the
+        reply.
         """
         key = (partition.topic, partition.partition)
         if again or self._wanted.get(key) != partition:
@@ -427,12 +435,12 @@ class SessionBuilder:
 
     @property
     def established(self) -> bool:
-        """Return whether the server has sent the session's id and the session was not lost since."""
+        """Return whether the server has sent the session's id and the session has not been lost since."""
         return self._epoch != FULL
 
     @property
     def changed(self) -> bool:
-        """Return whether there is a change that the server does not know yet."""
+        """Return whether the next request has changes."""
         return bool(self._changed or self._forgotten)
 
     def next_request(self) -> SessionRequest:
@@ -450,7 +458,8 @@ class SessionBuilder:
     def on_response(self, reply: FetchReply) -> None:
         """Handle the reply to the oldest request in flight.
 
-        A session error starts a new session. So does a reply from a server without a free slot.
+        A reply with an error starts a new session, and so does a reply without a session id, from a server without a
+        free slot.
         """
         if reply.code != ErrorCode.NONE or reply.session_id == NO_SESSION:
             self.lost()
@@ -461,7 +470,8 @@ class SessionBuilder:
     def lost(self) -> None:
         """Start a new session after the connection or the session was lost.
 
-        The next request names all partitions and the old session, so that the server can close that session at once.
+        The next request contains all partitions and the id of the old session, so that the server can close the old
+        session at once.
         """
         self._epoch = FULL
         self._changed.clear()

@@ -1,18 +1,18 @@
 """The follower role of a replica: it makes its log equal to the leader's, batch by batch.
 
-A ``FollowerRole`` lives for one leader epoch; ``replica.py`` makes and drops it. Its rules, each with the loss that the
-rule prevents:
+A ``FollowerRole`` exists for one leader epoch; ``replica.py`` creates and drops it. Its rules, each with the loss of
+records that it prevents:
 
-- Never truncate to the high watermark: records above it may be committed. The leader compares histories by epoch and
-  names the divergence point. Only records after that point are removed. Source: KIP-101, KIP-279.
-- Truncate before raising the high watermark: a response with a divergence raises nothing.
-- The high watermark never exceeds the log's own end.
-- Never truncate below the own high watermark records of the epochs since the last lossy election, unless the leader's
-  log start is above them. These records are committed. A leader that lacks them has lost its log, or has an old copy of
-  it. The follower refuses, and the controller decides which copy counts.
-- A response counts only if it is for this epoch and for the current log, by its end and last epoch. Others are
-  outdated. (The simulator showed that the last epoch is necessary. A response that was delivered twice truncated the
-  log at its old divergence, after the log had grown to the same end again with committed records.)
+- Never truncate to the high watermark, because records above it may be committed. The leader compares histories by
+  epoch and returns the divergence point. Only records after that point are removed. Source: KIP-101, KIP-279.
+- Truncate before raising the high watermark: a response with a divergence does not raise it.
+- The high watermark never exceeds the end of the own log.
+- Never truncate committed records: those below the own high watermark, of epochs since the last election that could
+  lose records. The exception are records below the leader's log start. A leader that lacks committed records has lost
+  its log, or has an old copy of it. The follower refuses to truncate, and the controller decides which copy counts.
+- A response counts only if its request had this epoch and the log's current end offset and last epoch. Other responses
+  are outdated. (The simulator showed that the last epoch is necessary. The log had been truncated and had grown to the
+  same end again with committed records. Then the old response was delivered a second time and truncated the log again.)
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from sparklog.replica.effects import (
 from sparklog.replica.events import LeaderResponded
 from sparklog.replica.view import PartitionView
 
-#: ``LeaderResponded.last_epoch`` of a caller that does not know it.
+#: The ``LeaderResponded.last_epoch`` that a caller passes if it does not know the epoch.
 UNKNOWN_LAST_EPOCH = -2
 
 
@@ -51,12 +51,13 @@ class FollowerRole:
         self.view = view
         self.leader = state.leader
         self.epoch = state.leader_epoch
-        #: The leader's high watermark of the batches that are being appended, or None.
+        #: The leader's high watermark from the response whose batches are being appended; None if no append is in
+        #: progress.
         self._append_to: int | None = None
         self._truncating = False
-        #: A truncation that this leader's history requires has failed and was not repeated.
+        #: Whether a truncation that this leader's history requires has failed and has not been done since.
         self._must_truncate = False
-        #: This leader lacks committed records that this log holds.
+        #: Whether this replica refuses to truncate, because this leader lacks committed records that this log holds.
         self.refuses = False
 
     def start(self) -> Effect:
@@ -79,12 +80,12 @@ class FollowerRole:
             return []
         if event.diverging is not None:
             return self._truncate(event.diverging, event)
-        if self.refuses:  # the histories now agree
+        if self.refuses:  # The histories agree now.
             self.refuses = False
             return [CutAccepted(), *self.on_response(event)]
         if self._must_truncate:
-            # The leader had another history up to this log's end. Its log now begins there, so it has nothing to
-            # compare.
+            # The histories differed below this log's end. The leader's log now begins at that end, so it can no longer
+            # compare them.
             return self._restart(log.log_end_offset, event)
         if event.batch_count:
             self._append_to = event.high_watermark
@@ -96,14 +97,14 @@ class FollowerRole:
         return [] if mark is None else self._raise_to(mark)
 
     def truncated(self) -> None:
-        """Note that the ordered truncation is done. ``Replica`` adjusts the high watermark."""
+        """Note that the truncation is done. ``Replica`` adjusts the high watermark."""
         self._truncating = self._must_truncate = False
 
     def truncation_failed(self) -> list[Effect]:
         """Fetch again after a failed truncation.
 
-        The log is unchanged, so the leader's next response will be the same, unless its log start has moved. If that
-        has reached this log's end, there is nothing to truncate, and the log restarts there.
+        The log is unchanged, so the leader's next response will be the same, unless its log start has moved. If the
+        leader's log start has reached this log's end, no truncation is necessary, and this log restarts there.
         """
         self._truncating, self._must_truncate = False, True
         return [self.start()]
@@ -111,16 +112,18 @@ class FollowerRole:
     def _truncate(self, diverging: tuple[int, int], event: LeaderResponded) -> list[Effect]:
         """Truncate to the divergence point.
 
-        It is the leader's end of ``epoch``, or this log's end of its largest epoch up to that, whichever is lower.
+        ``diverging`` has the leader's largest epoch up to this log's last epoch, and the end offset of that epoch. The
+        divergence point is that offset or the end of this log's largest epoch up to that epoch, whichever is lower.
 
-        The log then ends in an epoch that the next fetch names, so this converges. The offset may be below the log
-        start, which is not the end of a batch. If records remained up to the log start, they would diverge again,
-        forever.
+        The next fetch has the last epoch that then remains, so repeated truncations reach a common history. The offset
+        may be below the log start, because the log start may lie inside a batch. If that batch remained, the histories
+        would diverge forever.
 
-        If the leader has no epoch up to this log's, nothing is kept: its log begins with a later epoch, and it has
-        deleted the records below. Truncating to its start would save no copying.
+        If the leader has no epoch up to this log's last one, this log is emptied: the leader's log begins with a later
+        epoch, so none of this log's records is of use.
 
-        The records of the current epoch come from its leader, which cannot disown them. So such a response is outdated.
+        If this log already has records of the current epoch, its history agrees with that of the leader they came from.
+        The response is then outdated and ignored.
         """
         epoch, end_offset = diverging
         log = self.view.log
@@ -136,7 +139,10 @@ class FollowerRole:
         return self._cut(offset, RestartLog(offset), event)
 
     def _loses_committed(self, offset: int, event: LeaderResponded) -> bool:
-        """Return whether a truncation to ``offset`` removes committed records that no later leader has given up."""
+        """Return whether a truncation to ``offset`` would remove committed records.
+
+        Records below the leader's log start, and of epochs before the last lossy election, do not count.
+        """
         view, log = self.view, self.view.log
         lossy = UNKNOWN_LOSS if view.state is None else view.state.lossy_epoch
         if event.outdated or lossy == UNKNOWN_LOSS or log.last_epoch == NO_EPOCH or log.last_epoch < lossy:
@@ -144,10 +150,12 @@ class FollowerRole:
         return max(offset, event.log_start_offset) < view.high_watermark
 
     def _cut(self, offset: int, order: Effect, event: LeaderResponded) -> list[Effect]:
-        """Lower the high watermark if necessary (after an unclean election), then truncate.
+        """Truncate, or refuse to.
 
-        No reader may see records that are about to be removed. The high watermark does not go below the log start: no
-        reader reads there, and the truncation may be withdrawn.
+        Before the truncation lower the high watermark if necessary (after an unclean election).
+
+        Readers must not see records that are about to be removed. The high watermark does not go below the log start,
+        because no reader reads there and the truncation may be cancelled.
         """
         view = self.view
         if self._loses_committed(offset, event):
@@ -161,9 +169,9 @@ class FollowerRole:
         return [*accepted, *self._set_mark(max(view.log.log_start_offset, min(view.high_watermark, offset))), order]
 
     def _raise_to(self, leader_mark: int) -> list[Effect]:
-        """Raise the high watermark to the leader's.
+        """Raise the high watermark to that of the leader.
 
-        A new leader's may be lower, but committed records stay committed.
+        If the high watermark of a new leader is lower, this one stays, because committed records stay committed.
         """
         view = self.view
         end = view.log.log_end_offset

@@ -1,13 +1,13 @@
-"""The ISR of one partition as its leader holds it: committed, or with one change in flight.
+"""The ISR of one partition in its leader's memory: committed, or with one change in flight.
 
     CommittedIsr --expand--> PendingExpand --written--> CommittedIsr
     CommittedIsr --shrink--> PendingShrink --written--> CommittedIsr
                              (either)      --refused--> CommittedIsr as before
 
 While a change is in flight, the leader does not know which of the two sets ZooKeeper has, and the next leader may come
-from either. So the *maximal* set, the union of both, decides what is committed: an addition counts at once, a removal
-only after it is written. Illegal states cannot be built: an ISR without its leader, an empty ISR, a broker named twice,
-two changes at a time. Source: KIP-497 (maximal ISR).
+from either set. So a record is committed when all of the *maximal* set, the union of both, have it: an added broker
+counts at once, a removed broker until the removal is written. Constructors refuse illegal states: an ISR without its
+leader, an empty ISR, a broker named twice, two changes at a time. Source: KIP-497 (maximal ISR).
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import msgspec
 
 
 class CommittedIsr(msgspec.Struct, frozen=True, gc=False):
-    """The last content of ZooKeeper that this leader knows, without a change in flight."""
+    """The ISR that this leader last knew to be in ZooKeeper, without a change in flight."""
 
     leader: int
     committed: tuple[int, ...]
@@ -32,21 +32,24 @@ class CommittedIsr(msgspec.Struct, frozen=True, gc=False):
         return self.committed
 
     def expand(self, added: tuple[tuple[int, int], ...], *, expected_version: int) -> PendingExpand:
-        """Propose to add (broker, incarnation) pairs, if the node has ``expected_version``."""
+        """Return the addition of (broker, incarnation) pairs, to be written if the node has ``expected_version``."""
         return PendingExpand(self, added, expected_version)
 
     def shrink(self, removed: tuple[int, ...], *, expected_version: int) -> PendingShrink:
-        """Propose to remove brokers other than the leader."""
+        """Return the removal of brokers other than the leader."""
         return PendingShrink(self, removed, expected_version)
 
 
 class PendingExpand(msgspec.Struct, frozen=True, gc=False):
-    """An addition that is being written to ZooKeeper. Each added broker must have the incarnation of its fetch."""
+    """An addition that is being written to ZooKeeper.
+
+    The write succeeds only if each added broker still has the incarnation that fetched.
+    """
 
     before: CommittedIsr
     added: tuple[tuple[int, int], ...]
     expected_version: int
-    #: The write got no response: it may or may not have been applied.
+    #: Whether the write got no response, so that it may or may not have been applied.
     outcome_unknown: bool = False
 
     def __post_init__(self) -> None:
@@ -76,18 +79,22 @@ class PendingExpand(msgspec.Struct, frozen=True, gc=False):
 
 
 class PendingShrink(msgspec.Struct, frozen=True, gc=False):
-    """A removal that is being written to ZooKeeper. The removed brokers count until it is written."""
+    """A removal that is being written to ZooKeeper.
+
+    The removed brokers count as members until the removal is written.
+    """
 
     before: CommittedIsr
     removed: tuple[int, ...]
     expected_version: int
-    #: The write got no response: it may or may not have been applied.
+    #: Whether the write got no response, so that it may or may not have been applied.
     outcome_unknown: bool = False
     added: tuple[tuple[int, int], ...] = ()
 
     def __post_init__(self) -> None:
         removed, committed = self.removed, self.before.committed
-        # A loop: thousands of these are made when a broker fails, and sets would cost more than everything else.
+        # A loop instead of sets: when a broker fails, thousands of these objects are created, and sets would take most
+        # of the time.
         proper = 0 < len(removed) < len(committed)
         for broker in removed:
             proper = proper and broker in committed

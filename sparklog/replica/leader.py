@@ -1,22 +1,24 @@
 """The leader role of a replica: appends, follower progress, high watermark, ISR, waiting produces.
 
-A ``LeaderRole`` lives for exactly one leader epoch; ``replica.py`` makes and drops it. Its rules, each with the loss
-that the rule prevents:
+A ``LeaderRole`` exists for exactly one leader epoch; ``replica.py`` creates and drops it. Its rules, most of which
+prevent a loss of records:
 
 - The high watermark is the smallest log end offset in the *maximal* ISR. It moves only while the *committed* ISR has
   min(min.insync.replicas, replication factor) members.
 - A follower may join the ISR when its log end offset reaches max(high watermark, epoch start). The offset counts only
-  if the follower's current incarnation fetched from it in this epoch. Records of earlier leaders that are committed lie
-  below the epoch start, but this leader's own high watermark may lag. Source: KAFKA-7128.
-- An ISR change takes effect once it is written. Until then both the old and the new ISR count (see ``isr.py``).
-- Replicas that a reassignment removes leave the ISR when no remaining replica has to leave. If a remaining replica
-  falls out first, the order to remove the others expires, because the controller gave it for an ISR that no longer
-  exists.
-- The leader's own log counts once its name is durable. A leader that restarts without its log must be able to
-  distinguish that from a log that never held records.
-- A leader acknowledges nothing, whatever the acks, while a follower holds committed records that its log lacks.
-- The lag clock of every follower starts with the epoch. No follower is removed for records that an earlier leader had
-  not sent.
+  if the follower's current incarnation fetched from it in this epoch. All records that earlier leaders committed are
+  below the epoch start, but this leader's high watermark may still be lower. Source: KAFKA-7128.
+- An ISR change takes effect when it is written to ZooKeeper. Until then both the old and the new ISR count (see
+  ``isr.py``).
+- Replicas that a reassignment removes are taken out of the ISR after all replicas that are out of sync. If a replica
+  that stays in the partition falls out of the ISR first, the controller's order to remove the others expires, because
+  the controller gave it for the earlier ISR.
+- The leader's own log counts only when its name is durable. Otherwise a leader that restarts could not distinguish a
+  lost log from one that never had records.
+- While a follower holds committed records that the leader's log lacks, the leader acknowledges no records, for any
+  acks.
+- The lag time of every follower starts with the epoch, so no follower is removed because of a delay under an earlier
+  leader.
 """
 
 from __future__ import annotations
@@ -52,14 +54,15 @@ from sparklog.replica.progress import UNKNOWN_END, Progress
 from sparklog.replica.purgatory import NEVER, Purgatory, Waiting
 from sparklog.replica.view import PartitionView, divergence_point
 
-#: With ``replica.lag.max.messages`` set, the leader checks the lag in records at least this often.
+#: If ``replica.lag.max.messages`` is set, the leader checks the lag in records at least this often.
 LAG_MESSAGES_CHECK_MS = 500
 
 
 class LeaderRole:
     """The leader of one epoch.
 
-    Mutable; one ``Replica`` owns it. Its methods receive facts and return effects. Its only queue is the purgatory.
+    Mutable; one ``Replica`` owns it. Its methods handle events and return effects. Produces that wait are in the
+    purgatory.
     """
 
     name = "leader"
@@ -76,9 +79,10 @@ class LeaderRole:
         self.purgatory = purgatory
         self.isr: IsrState = CommittedIsr(view.broker_id, state.isr)
         self.progress: dict[int, Progress] = {}
-        #: Replicas with committed records that this log lacks. While there is one, the leader acknowledges nothing.
+        #: Replicas that hold committed records that this log lacks. While there is one, the leader acknowledges no
+        #: records.
         self.contested_by: set[int] = set()
-        #: The time of the next check for followers that fell out of sync.
+        #: The time of the next check for followers that have fallen out of sync.
         self.check_ms = NEVER
         self.follow_assignment(now_ms)
         self._isr_became(self.isr)
@@ -99,10 +103,11 @@ class LeaderRole:
         return [AppendAsLeader(event.ticket, self.epoch)]
 
     def appended(self, event: LeaderAppended, now_ms: int) -> list[Effect]:
-        """Answer the produce, or let it wait for its commit.
+        """Respond to the produce, or let it wait for its commit.
 
-        A follower that had the whole log until now was caught up until now, however long ago it fetched. So the
-        followers of an idle partition do not count as lagging. A duplicate does not move the log end offset.
+        A follower that has all records before this append counts as caught up until now, even if it last fetched long
+        ago. So the followers of an idle partition do not count as lagging. An append of a duplicate does not move the
+        log end offset.
         """
         order = self.purgatory.ordered.pop(event.ticket, None)
         if order is None:
@@ -127,7 +132,7 @@ class LeaderRole:
         return effects
 
     def append_failed(self, event: LeaderAppendFailed) -> list[Effect]:
-        """Drop the ticket. The caller answers the client, because it knows the reason."""
+        """Drop the ticket. The caller responds to the client, because the caller knows the reason."""
         self.purgatory.ordered.pop(event.ticket, None)
         return []
 
@@ -136,7 +141,8 @@ class LeaderRole:
     def fetched(self, event: FollowerFetched, now_ms: int) -> list[Effect]:
         """Handle a follower's fetch.
 
-        Check its epoch and incarnation, compare histories, and only then trust its offset.
+        The leader first checks the follower's epoch and incarnation, then compares histories, and only then uses the
+        offset.
         """
         peer = self.progress.get(event.replica_id)
         if event.leader_epoch != self.epoch or peer is None or event.incarnation != peer.incarnation:
@@ -144,7 +150,7 @@ class LeaderRole:
             if refusal is not None:
                 return [refusal]
             assert peer is not None
-            self._check_in_time(now_ms)  # the end of the new incarnation's log is unknown
+            self._check_in_time(now_ms)  # The new incarnation may lag.
         view = self.view
         log, offset = view.log, event.offset
         end = log.log_end_offset
@@ -178,15 +184,18 @@ class LeaderRole:
         )
 
     def _mark_contested(self, replica_id: int) -> None:
-        """Stop acknowledging: a replica keeps committed records that this log lacks.
+        """Stop to acknowledge records, because a replica keeps committed records that this log lacks.
 
-        Records that were acknowledged here may have to be truncated.
+        Records that this leader acknowledged now could be truncated later.
         """
         self.contested_by.add(replica_id)
         self._may_commit = False
 
     def _resolve_contest(self, event: FollowerFetched, now_ms: int) -> list[Effect]:
-        """Count the replica again: it has truncated its records, or the histories now agree."""
+        """Handle the fetch of a replica that no longer refuses to truncate.
+
+        It has truncated its records, or the histories agree now.
+        """
         self.contested_by.discard(event.replica_id)
         self._isr_became(self.isr)
         effects = self.fetched(event, now_ms)
@@ -194,7 +203,7 @@ class LeaderRole:
         return effects
 
     def _fence(self, event: FollowerFetched, peer: Progress | None) -> RefuseFetch | None:
-        """Return why the fetch is refused. Return None, after noting a newer incarnation, if it is accepted."""
+        """Return the refusal of a fetch, or None if it is accepted. A newer incarnation of the follower is noted."""
         if event.leader_epoch != self.epoch:
             code = ErrorCode.FENCED_LEADER_EPOCH if event.leader_epoch < self.epoch else ErrorCode.UNKNOWN_LEADER_EPOCH
             return RefuseFetch(code, f"fetch of leader epoch {event.leader_epoch}, this is {self.epoch}")
@@ -209,21 +218,21 @@ class LeaderRole:
         return None
 
     def _compare(self, event: FollowerFetched, end: int) -> Effect | None:
-        """Return the objection if the follower's history differs from this log's up to its offset, else None.
+        """Return the divergence or error if the follower's log differs from this log below its offset, or None.
 
         Source: KIP-101, KIP-279, KIP-595.
         """
         offset = event.offset
         log = self.view.log
-        # Not the log start offset: it may lie inside the first segment, and a follower that starts again begins with
-        # that segment.
+        # Do not use the log start offset: it may lie inside the first segment, and a follower that starts again copies
+        # that segment from its beginning.
         first = log.first_segment_offset
         if offset < first or (event.last_epoch < 0 and offset > end):
             detail = f"offset {offset} is outside [{first}, {end}]"
             return RefuseFetch(ErrorCode.OFFSET_OUT_OF_RANGE, detail)
         if event.last_epoch < 0:
             if offset != first and end > first:
-                # The follower lost part of a segment. It cannot continue in the middle, or its file would differ from
+                # The follower lost part of a segment. If it continued in the middle, its segment file would differ from
                 # this one.
                 return RefuseFetch(ErrorCode.OFFSET_OUT_OF_RANGE, f"an empty log begins at {first}, not at {offset}")
             return None
@@ -234,7 +243,7 @@ class LeaderRole:
         peer = self.progress.get(event.replica_id)
         if peer is not None and peer.disconnected_ms is None:
             peer.disconnected_ms = now_ms
-            if event.replica_id in self._members:  # without membership nothing changes at the end of the grace time
+            if event.replica_id in self._members:  # A broker outside the ISR cannot fall out.
                 self.check_ms = min(self.check_ms, now_ms + self.view.settings.connection_grace_ms)
         return []
 
@@ -242,13 +251,13 @@ class LeaderRole:
 
     @property
     def replicated_end(self) -> int:
-        """Return the offset up to which all in-sync replicas have the log, even if they are too few to commit."""
+        """Return the offset up to which all in-sync replicas have the log, even if the ISR is too small to commit."""
         return min([self.view.log.log_end_offset, *(peer.log_end for peer in self._peers)])
 
     def advance(self, effects: list[Effect]) -> None:
         """Raise the high watermark as far as the maximal ISR's log end offsets allow.
 
-        Complete the produces that it releases.
+        Respond to the produces that this commits.
         """
         if not self._may_commit:
             return
@@ -257,7 +266,7 @@ class LeaderRole:
         for peer in self._peers:
             if peer.log_end <= before:
                 return
-            if peer.log_end < mark:  # noqa: PLR1730 - hot, and min() costs three times as much
+            if peer.log_end < mark:  # noqa: PLR1730 - this is hot, and min() takes three times as long
                 mark = peer.log_end
         if mark <= before:
             return
@@ -280,12 +289,13 @@ class LeaderRole:
     # --- in-sync replicas ---------------------------------------------------------------------------------------
 
     def reconsider(self, effects: list[Effect], now_ms: int) -> None:
-        """Propose the change that the ISR needs now, unless one is in flight.
+        """Start the ISR change that is needed now, unless one is in flight.
 
-        Removals come first: they allow commits.
+        Removals come first, because they let the high watermark rise.
         """
         if type(self.isr) is CommittedIsr:
-            # Build lists, and only those needed: when a broker fails, thousands of partitions do this at the same time.
+            # Use lists, and build only those that are needed: when a broker fails, thousands of partitions do this at
+            # the same time.
             out = [broker for broker in self.isr.committed if self._out_of_sync(broker, now_ms)]
             removed = tuple(out) or self._leaving_members()
             if removed:
@@ -304,14 +314,17 @@ class LeaderRole:
             ]
         )
         if added:
-            # Restart the lag clock. Otherwise the next check would remove a follower that was away for long.
+            # Restart the lag time. Otherwise the next check would remove a follower that was absent for long.
             for broker, _ in added:
                 self.progress[broker].caught_up_ms = now_ms
             assert isinstance(self.isr, CommittedIsr)
             self._propose(self.isr.expand(added, expected_version=self.view.version), effects)
 
     def _leaving_members(self) -> tuple[int, ...]:
-        """Return the members that a reassignment removes. The leader itself stays until another leader is decided."""
+        """Return the members that a reassignment removes.
+
+        The leader itself stays until the controller elects another one.
+        """
         leaving = self.view.leaving
         return tuple(b for b in self.isr.committed if b in leaving and b != self.view.broker_id) if leaving else ()
 
@@ -335,10 +348,10 @@ class LeaderRole:
     def _may_join(self, broker: int, peer: Progress, now_ms: int) -> bool:
         """Return whether the leader may add ``broker`` to the ISR.
 
-        The broker must be alive in the incarnation that fetched, not about to stop or leave, and hold all records that
-        may be committed. If it lags it must also have fetched recently. Otherwise a broker that was just removed for
-        its silence would return because of its old progress. No broker joins before the controller has sent the
-        replicas of this epoch: a reassignment may have ended with it.
+        The broker must be alive in the incarnation that fetched, must not be about to stop or leave, and must hold all
+        records that may be committed. If the broker lags, it must also have fetched recently: otherwise a broker that
+        was just removed because it does not fetch would return because of its old progress. No broker joins before the
+        controller has sent the replicas of this epoch, because a reassignment may have ended with the epoch.
         """
         view = self.view
         settings = view.settings
@@ -373,21 +386,22 @@ class LeaderRole:
         return peer.log_end != UNKNOWN_END and 0 < settings.lag_max_messages < lag
 
     def _check_in_time(self, now_ms: int) -> None:
-        """Schedule a check for a follower that may lag."""
+        """Schedule a check, because a follower may lag."""
         self.check_ms = min(self.check_ms, now_ms + self._check_interval_ms)
 
     @property
     def _check_interval_ms(self) -> int:
-        """Return how long a follower that lags may stay unchecked."""
+        """Return the longest time between two checks of a follower that lags."""
         settings = self.view.settings
         lag_ms = settings.lag_time_max_ms
         return min(lag_ms, LAG_MESSAGES_CHECK_MS) if settings.lag_max_messages else lag_ms
 
     def _schedule_check(self, now_ms: int) -> None:
-        """Set the earliest time at which a member could fall out of sync.
+        """Set the next check to the earliest time at which a member could fall out of sync.
 
-        A member that has everything can do so only after the next append, and that append schedules the check. So an
-        idle partition is never checked. A pending change is reconsidered when its result is known.
+        A member that has all records can fall out of sync only after the next append, and that append schedules a
+        check. So an idle partition is not checked. While an ISR change is in flight, its result triggers the next
+        check.
         """
         settings = self.view.settings
         end = self.view.log.log_end_offset
@@ -428,10 +442,11 @@ class LeaderRole:
     def isr_refused(self, event: IsrRefused, now_ms: int) -> list[Effect]:
         """Handle a refused ISR write.
 
-        The node did not change: the incarnation check of an addition failed, or a lost write has not arrived.
+        The node has not changed: the incarnation check of an addition failed, or a write without a response has not
+        reached ZooKeeper.
 
-        A write without a response may still arrive, so a read of the old version proves nothing. Only another
-        compare-and-set of the same version does, because the two cannot both succeed.
+        A write without a response may still arrive, so a read of the old version does not show that it failed. The
+        leader therefore writes again with the same expected version: only one of the two writes can succeed.
         """
         pending = self.isr
         if isinstance(pending, CommittedIsr) or event.expected_version not in {-1, pending.expected_version}:
@@ -452,16 +467,16 @@ class LeaderRole:
         return effects
 
     def isr_write_failed(self, event: IsrWriteFailed) -> list[Effect]:
-        """Keep the maximal ISR until a read settles the write. It covers both possible contents of the node."""
+        """Keep the maximal ISR until a read shows the result. It covers both possible contents of the node."""
         pending = self.isr
         if not isinstance(pending, CommittedIsr) and event.expected_version in {-1, pending.expected_version}:
             self._isr_became(pending.lost_response(unknown=True))
         return []
 
     def isr_known(self, isr: tuple[int, ...], now_ms: int, *, announce: bool) -> list[Effect]:
-        """Act on ``isr``, which is durable at the view's version.
+        """Act on ``isr``, which the node has at the view's version.
 
-        ``announce``: the controller may not know it yet.
+        ``announce`` means that the controller may not know the ISR yet and must be notified.
         """
         effects: list[Effect] = []
         if announce and self.isr.committed != isr:
@@ -476,7 +491,7 @@ class LeaderRole:
     # --- other events -------------------------------------------------------------------------------------------
 
     def follow_assignment(self, now_ms: int) -> None:
-        """Keep one ``Progress`` for each other replica and member. A new one gets a new lag clock."""
+        """Keep one ``Progress`` for each other replica and member of the ISR. The lag time of a new one starts now."""
         others = dict.fromkeys((*self.view.replicas, *self.isr.maximal))
         others.pop(self.view.broker_id, None)
         if list(others) == list(self.progress):
@@ -488,7 +503,7 @@ class LeaderRole:
         self.contested_by &= self.progress.keys()
 
     def cluster_changed(self, now_ms: int) -> list[Effect]:
-        """Check everything again: the assignment, the live brokers or min.insync.replicas may have changed."""
+        """Check the high watermark and ISR again after a change of replicas, live brokers or min.insync.replicas."""
         self.follow_assignment(now_ms)
         self._update_incarnations()
         self._isr_became(self.isr)
@@ -498,7 +513,7 @@ class LeaderRole:
         return effects
 
     def log_named(self) -> list[Effect]:
-        """Count this replica's own log towards the high watermark from now on."""
+        """Note that the own log's name is durable, so that the log counts for the high watermark from now on."""
         self._isr_became(self.isr)
         effects: list[Effect] = []
         self.advance(effects)
@@ -507,7 +522,7 @@ class LeaderRole:
     def brokers_changed(self, now_ms: int) -> list[Effect]:
         """Reconsider the ISR after a change of the live brokers.
 
-        No replica has more records, so nothing is committed.
+        No replica has more records, so the high watermark does not move.
         """
         self._update_incarnations()
         effects: list[Effect] = []

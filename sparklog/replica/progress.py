@@ -1,14 +1,15 @@
-"""The progress of one follower, as its leader sees it within one leader epoch.
+"""The progress of one follower in one leader epoch, as its leader knows it.
 
-A fetch from offset X proves that the follower's log has everything below X, for the incarnation that sent the fetch. A
-new incarnation may have lost its page cache. So the old progress does not count before the new incarnation has fetched.
+A fetch from offset X proves that the follower's log has all records below X, but only for the incarnation that sent the
+fetch. A new incarnation may have lost its page cache. So the old progress is dropped, and the new incarnation has no
+progress until it fetches.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
-#: ``Progress.log_end`` before the first fetch. It is below every offset, so it holds the high watermark back.
+#: ``Progress.log_end`` before the first fetch. It is below every offset, so the high watermark cannot rise.
 UNKNOWN_END = -1
 
 
@@ -16,28 +17,29 @@ UNKNOWN_END = -1
 class Progress:
     """The progress of one follower.
 
-    Mutable; one ``LeaderRole`` owns it. Each epoch makes a new one with a new lag clock.
+    Mutable; one ``LeaderRole`` owns it. Each epoch has a new one, whose lag time starts with the epoch.
     """
 
-    #: The incarnation that fetches. -1 before the first fetch if the table of live brokers lacks the broker.
+    #: The incarnation that fetches. It is -1 before the first fetch if the broker was not in the table of live brokers.
     incarnation: int
-    #: The last time at which this follower had all records of the leader.
+    #: The last time at which the follower had all records of the leader.
     caught_up_ms: int
-    #: The next offset that it will fetch. UNKNOWN_END before the first fetch in this epoch.
+    #: The follower's log end offset, from its last fetch. UNKNOWN_END before its first fetch in this epoch.
     log_end: int = UNKNOWN_END
-    #: The leader's log end offset at the last fetch, and the time of that fetch.
+    #: The leader's log end offset at the follower's last fetch, and the time of that fetch.
     leader_end_at_fetch: int = 0
     fetched_ms: int = 0
-    #: The time at which its connection was lost. None: it is connected.
+    #: The time at which the follower's connection was lost, or None.
     disconnected_ms: int | None = None
-    #: The earliest time to propose it for the ISR.
+    #: The earliest time to add the follower to the ISR.
     retry_ms: int = 0
 
     def fetched(self, offset: int, leader_end: int, *, now_ms: int) -> None:
         """Record a fetch.
 
-        A follower that reaches the log end of the fetch before was caught up at that fetch: under steady load it never
-        sees the current end. Source: Kafka ``Replica.updateFetchStateOrThrow``.
+        A follower that reaches the leader's log end of the previous fetch was caught up at the time of that fetch. This
+        rule is necessary because under steady load a follower never reaches the current end. Source: Kafka
+        ``Replica.updateFetchStateOrThrow``.
         """
         if offset >= leader_end:
             self.caught_up_ms = now_ms
@@ -49,9 +51,9 @@ class Progress:
         self.disconnected_ms = None
 
     def reincarnated(self, incarnation: int) -> None:
-        """Drop the progress of the old process, because another one has taken the broker id.
+        """Drop the progress, because a new incarnation of the broker has registered.
 
-        The lag clock continues.
+        The lag time continues.
         """
         self.incarnation = incarnation
         self.log_end = UNKNOWN_END

@@ -1,7 +1,7 @@
-"""Produces that wait on a leader: between arrival and append, and for acks=all until they are committed.
+"""Produces that wait on a leader: until they are appended, and with acks=all until they are committed.
 
-Pure, one for each partition. It holds tickets, never records. Entries are ordered by end offset, so that a higher high
-watermark touches only the entries that it releases.
+Each partition has one. It holds tickets, never records, and does no I/O. Entries are ordered by end offset, so when the
+high watermark rises only the entries that are now committed are visited.
 """
 
 from __future__ import annotations
@@ -11,12 +11,12 @@ from dataclasses import dataclass, field
 
 import msgspec
 
-#: No deadline: later than any.
+#: A time later than any deadline.
 NEVER = 2**63 - 1
 
 
 class Waiting(msgspec.Struct, frozen=True, gc=False):
-    """An appended acks=all produce. It is done when the high watermark reaches ``end_offset``."""
+    """An appended acks=all produce. It is committed when the high watermark reaches ``end_offset``."""
 
     end_offset: int
     ticket: int
@@ -31,10 +31,10 @@ class Purgatory:
     Mutable. It passes to the next ``LeaderRole`` if the same replica is elected again.
     """
 
-    #: Ticket to (acks, deadline) of produces whose append was ordered and has no result yet.
+    #: Produces whose append has been ordered and has no result yet: ticket to (acks, deadline).
     ordered: dict[int, tuple[int, int]] = field(default_factory=dict)
     _queue: deque[Waiting] = field(default_factory=deque)
-    #: A lower bound of all deadlines, exact after ``expire``.
+    #: A lower bound of the entries' deadlines. It is exact after ``expire``.
     earliest_ms: int = NEVER
 
     def __len__(self) -> int:
@@ -42,13 +42,13 @@ class Purgatory:
 
     @property
     def first_end(self) -> int:
-        """Return the smallest awaited end offset, or NEVER if there is no entry."""
+        """Return the smallest end offset of the entries, or NEVER if there is none."""
         return self._queue[0].end_offset if self._queue else NEVER
 
     def wait(self, entry: Waiting) -> None:
         """Add an entry.
 
-        Ends rise, except for duplicates of an earlier batch, which are inserted at their place from the end.
+        End offsets usually rise. For a duplicate of an earlier batch the place is searched from the end.
         """
         queue = self._queue
         if not queue or queue[-1].end_offset <= entry.end_offset:
@@ -62,7 +62,7 @@ class Purgatory:
             self.earliest_ms = entry.deadline_ms
 
     def complete(self, high_watermark: int) -> list[Waiting]:
-        """Remove and return the entries that the high watermark has reached, in offset order."""
+        """Remove and return the entries that are committed at this high watermark, in offset order."""
         queue = self._queue
         done: list[Waiting] = []
         while queue and queue[0].end_offset <= high_watermark:
@@ -74,7 +74,7 @@ class Purgatory:
     def expire(self, now_ms: int) -> list[Waiting]:
         """Remove and return the entries whose deadline has passed.
 
-        It reads all entries, so ``earliest_ms`` is checked first.
+        This visits all entries, so check ``earliest_ms`` first.
         """
         if now_ms < self.earliest_ms:
             return []

@@ -1,16 +1,17 @@
 """The state machine of one replica of one partition: events in, effects out.
 
-No I/O, no clock. Only ``Replica.step(event, now_ms)`` changes a replica. A replica is offline (until the first
-decision, or permanently), the leader of one epoch, or a follower in one epoch. ``TRANSITIONS`` lists every change
-between these roles, and ``_follow_decision`` makes them. ``leader.py`` and ``follower.py`` define what each role does.
+The module does no I/O and reads no clock. Only ``Replica.step(event, now_ms)`` changes a replica. A replica is offline
+(until the first decision, or permanently), the leader of one epoch, or a follower in one epoch. ``TRANSITIONS`` lists
+all changes of role. ``leader.py`` and ``follower.py`` define what each role does.
 
-Decisions come from the controller or from reading ZooKeeper. The version of the partition's node orders them, whichever
-way they arrive. A started broker leads nothing before a decision, so that no incarnation resumes an epoch in which an
-earlier incarnation led with a longer log.
+A decision is a state of the partition: its leader, ISR and epoch. It comes from the controller or from a read of
+ZooKeeper, and the version of the partition's node orders decisions of both kinds. A broker that starts leads no
+partition before it receives a decision. So no incarnation resumes an epoch in which an earlier incarnation led with a
+longer log.
 
 The caller carries out the effects of one step, in order, before it passes the next event. So ``LogView`` shows the log
-as the effects have left it. There is one exception: a truncation may come later, or never, if it fails or the role has
-changed by then (``TruncateLog``).
+after these effects. There is one exception: a truncation may be carried out later, or never if it fails or the role
+changes first (``TruncateLog``).
 """
 
 from __future__ import annotations
@@ -51,7 +52,8 @@ class Transition(NamedTuple):
     effects: str
 
 
-#: Every change of role. The documentation draws its state diagram from this table. Other events change no role.
+#: All changes of role. Other events do not change the role. The state diagram in the documentation is drawn from this
+#: table.
 TRANSITIONS: tuple[Transition, ...] = (
     Transition("offline", "Decided", "this broker leads", "leader", "RoleChanged"),
     Transition("offline", "Decided", "another leads, or none", "follower", "Start- or StopFetching, RoleChanged"),
@@ -91,7 +93,7 @@ TRANSITIONS: tuple[Transition, ...] = (
 class Offline:
     """The role that does nothing and refuses every request with ``code``.
 
-    ``final``: no decision ends it in this process.
+    If it is ``final``, no decision ends it before the process restarts.
     """
 
     name = "offline"
@@ -111,14 +113,14 @@ Role = LeaderRole | FollowerRole | Offline
 class Replica:
     """One replica of one partition.
 
-    Mutable. One thread owns it: the broker's event loop, or the simulator. It lives from the opening of the partition's
-    log until Stopped or LogFailed.
+    Mutable. One thread owns it: that of the broker's event loop, or of the simulator. It exists from the opening of the
+    partition's log until Stopped or LogFailed.
     """
 
-    #: The simulator replaces these classes by faulty variants that its checks must detect.
+    #: The simulator replaces these classes with faulty variants, to test that its checks detect the faults.
     leader_type: ClassVar[type[LeaderRole]] = LeaderRole
     follower_type: ClassVar[type[FollowerRole]] = FollowerRole
-    #: The handler of each event type. A frequent event costs one lookup.
+    #: The handler of each event type. It is a dict, so that a frequent event takes one lookup.
     _DISPATCH: ClassVar[dict[type, Callable[[Any, Any, int], list[Effect]]]] = {}
 
     __slots__ = ("_role", "_view")
@@ -128,7 +130,8 @@ class Replica:
     ) -> None:
         """Create the replica.
 
-        ``high_watermark`` is the checkpointed one. It may lag, or exceed the log end if the log lost its tail.
+        ``high_watermark`` is the checkpointed one. It may be too low. It may also be above the log end, if the log lost
+        its tail.
         """
         mark = max(log.log_start_offset, min(high_watermark, log.log_end_offset))
         self._view = PartitionView(broker_id, log, settings or ReplicaSettings(), mark)
@@ -151,7 +154,7 @@ class Replica:
 
     @property
     def leader(self) -> int:
-        """Return the last decided leader, or NO_LEADER if there is none or no decision came yet."""
+        """Return the leader of the last decision; NO_LEADER if it has none or no decision has come yet."""
         state = self._view.state
         return NO_LEADER if state is None else state.leader
 
@@ -165,12 +168,12 @@ class Replica:
 
     @property
     def version(self) -> int:
-        """Return the version of the ZooKeeper node that this replica follows, or -1 before the first decision."""
+        """Return the node version of the last decision, or -1 before the first decision."""
         return self._view.version
 
     @property
     def replicated_end(self) -> int:
-        """Return the offset up to which every replica that may lead next has this leader's log.
+        """Return the offset up to which every replica that may become the next leader has this leader's log.
 
         A replica that does not lead returns its own log end offset.
         """
@@ -189,14 +192,14 @@ class Replica:
 
     @property
     def in_flight(self) -> bool:
-        """Return whether an ISR change was ordered and has no result yet."""
+        """Return whether an ISR change is in flight."""
         return isinstance(self._role, LeaderRole) and not isinstance(self._role.isr, CommittedIsr)
 
     @property
     def dismissed(self) -> bool:
         """Return whether the controller removed this broker from the partition's replicas.
 
-        Its log is then not needed.
+        Its log is then no longer needed.
         """
         role, view = self._role, self._view
         return isinstance(role, Offline) and not role.final and view.version >= 0 and self._dismissed(view.state)
@@ -215,7 +218,7 @@ class Replica:
     def hw_settled(self) -> bool:
         """Return whether a leader's high watermark covers all records that its predecessors committed.
 
-        While it may not, list-offsets is answered with OFFSET_NOT_AVAILABLE. Source: KIP-207.
+        Until it does, ListOffsets requests are refused with OFFSET_NOT_AVAILABLE. Source: KIP-207.
         """
         return isinstance(self._role, LeaderRole) and self._view.high_watermark >= self._role.epoch_start
 
@@ -226,7 +229,7 @@ class Replica:
 
     @property
     def deadline_ms(self) -> int:
-        """Return the latest time for the next Ticked, or NEVER."""
+        """Return the time at which Ticked must be sent at the latest, or NEVER."""
         role = self._role
         if not isinstance(role, LeaderRole):
             return NEVER
@@ -241,13 +244,13 @@ class Replica:
     def settings(self, settings: ReplicaSettings) -> None:
         """Set the topic's new settings. They apply from the next step on."""
         if settings != self._view.settings and isinstance(self._role, LeaderRole):
-            self._role.check_ms = 0  # other members may be out of sync under the new settings
+            self._role.check_ms = 0  # other members may be out of sync by the new settings
         self._view.settings = settings
 
     def readable_end(self, isolation: int = 0) -> int:
         """Return the offset below which consumers may read.
 
-        With ``isolation`` 1 (read committed) it is the last stable offset.
+        With ``isolation`` 1 (read_committed) this is the last stable offset, otherwise the high watermark.
         """
         view = self._view
         return view.log.last_stable_offset(view.high_watermark) if isolation else view.high_watermark
@@ -264,8 +267,8 @@ class Replica:
     def check_offset(self, offset: int) -> ErrorCode | None:
         """Return why a consumer cannot read from ``offset`` now, or None if it can.
 
-        Records above the high watermark may exist on another replica, which may have served them already. So only a
-        leader's log end offset proves that an offset is out of range.
+        Another replica may have a higher high watermark and may have served records that this one lacks. So only the
+        log end offset of a leader proves that an offset is out of range.
         """
         log = self._view.log
         if offset < log.log_start_offset or (offset > log.log_end_offset and isinstance(self._role, LeaderRole)):
@@ -275,7 +278,7 @@ class Replica:
     def check_invariants(self) -> None:
         """Raise AssertionError if this replica's state contradicts itself.
 
-        For tests. Do not call it between an effect and its execution.
+        For tests. Do not call it before the effects of the last step are carried out.
         """
         view, role = self._view, self._role
         log = view.log
@@ -311,7 +314,7 @@ class Replica:
                 return self._dismiss()
             if self._waits_for_controller(event.state):
                 return self._become_follower(event.state)
-            if same:  # a leader also receives each of its writes as a decision
+            if same:  # A leader also receives its own writes as decisions.
                 return []
             return self._role.cluster_changed(now_ms) if isinstance(self._role, LeaderRole) else []
         old = self._role
@@ -321,11 +324,13 @@ class Replica:
         return effects
 
     def _overtaken(self, event: events.Decided, now_ms: int) -> list[Effect]:
-        """Handle a decision that is older than an ISR that this leader has written since.
+        """Handle a decision with an older version than the known one.
 
-        The rest of a decision about this epoch is still news, and no later decision repeats it. The decision can
-        withdraw the order to remove a leaving replica. It cannot give that order, which is valid for its own version
-        only.
+        Usually the cause is that this leader has written its ISR since.
+
+        If the decision is about the current epoch, its other fields are still current, and no later decision repeats
+        them. The decision can cancel the order to remove a leaving replica. It cannot give such an order, because an
+        order is valid only for the version of its decision.
         """
         if isinstance(role := self._role, LeaderRole) and event.state.leader_epoch == role.epoch:
             self._view.accept_decision(event)
@@ -338,7 +343,7 @@ class Replica:
         return []
 
     def _follow_decision(self, state: LeaderAndIsr, version: int, now_ms: int, *, announce: bool) -> list[Effect]:
-        """Change the role as ``state`` asks. Only this method changes roles. ``version`` is newer than the view's."""
+        """Change the role to the one that ``state`` requires. ``version`` is newer than the view's version."""
         view, old = self._view, self._role
         contradiction = self._contradiction(state)
         view.version = version
@@ -362,14 +367,14 @@ class Replica:
             view.state = state
             return []
         if announce and view.broker_id not in state.isr and view.replicas_epoch != state.leader_epoch:
-            # This state was read from ZooKeeper. Its epoch may be the end of a reassignment, and then it fences brokers
-            # that are no longer replicas. This broker learns late that the reassignment has ended. If it followed now,
-            # a later reassignment could add it to the ISR while it deletes its log.
+            # This state was read from ZooKeeper. A reassignment may have ended with its epoch, and this broker may no
+            # longer be a replica without knowing it yet. If it fetched in this epoch, a later reassignment could add it
+            # to the ISR while it deletes its log. So it follows no leader until the controller sends the replicas.
             return self._become_follower(structs.replace(state, leader=NO_LEADER))
         return self._become_follower(state)
 
     def _waits_for_controller(self, state: LeaderAndIsr) -> bool:
-        """Return whether this broker knows the state's epoch only from ZooKeeper, and so follows no leader yet."""
+        """Return whether this follower has no leader yet, because it knows the state's epoch only from ZooKeeper."""
         role = self._role
         return (
             isinstance(role, FollowerRole)
@@ -381,7 +386,8 @@ class Replica:
     def _dismissed(self, state: LeaderAndIsr | None) -> bool:
         """Return whether the partition no longer needs this broker.
 
-        A member of the ISR is always needed, whatever the list of replicas is: others may count on its log.
+        A member of the ISR is always needed, even if it is not among the replicas, because its log may be needed to
+        commit or to elect.
         """
         kept = (*self._view.replicas, *(state.isr if state else ()))
         return self._view.broker_id not in kept
@@ -391,7 +397,7 @@ class Replica:
         return self._become_offline(ErrorCode.NOT_LEADER_OR_FOLLOWER, detail, final=False)
 
     def _contradiction(self, state: LeaderAndIsr) -> str:
-        """Return why a decision contradicts itself or the state; empty if it does not."""
+        """Return why a decision contradicts itself or the known state, or an empty string."""
         known = self._view.state
         if not state.isr:
             return f"empty ISR in leader epoch {state.leader_epoch}"
@@ -503,7 +509,7 @@ class Replica:
         if self._final:
             return []
         if event.version > self._view.version:
-            self._view.leaving = frozenset()  # The order belongs to an ISR that no longer exists.
+            self._view.leaving = frozenset()  # The order was given for an earlier ISR.
             return self._follow_decision(event.state, event.version, now_ms, announce=True)
         return self._role.isr_refused(event, now_ms) if isinstance(self._role, LeaderRole) else []
 
@@ -531,7 +537,8 @@ class Replica:
         return self._become_offline(ErrorCode.NOT_LEADER_OR_FOLLOWER, "stopped on this broker", final=True)
 
 
-# Outside the class body, because the compiler for Python accepts no methods as values inside it.
+# This is outside the class body, because the compiler that this module is built with does not accept methods as values
+# inside it.
 Replica._DISPATCH.update(
     {
         events.ProduceArrived: Replica._produce_arrived,

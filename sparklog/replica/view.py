@@ -1,7 +1,7 @@
-"""The state of a partition that a replica needs in every role, and its view of the log.
+"""The state that a replica needs in every role, and its view of the log.
 
-This module decides nothing. ``replica.py`` decides roles, and ``leader.py`` and ``follower.py`` act in them. All three
-share the one ``PartitionView`` that the ``Replica`` owns.
+``replica.py``, which chooses the role, and ``leader.py`` and ``follower.py``, which implement the roles, share the one
+``PartitionView`` that the ``Replica`` owns. This module makes no decisions.
 """
 
 from __future__ import annotations
@@ -15,14 +15,14 @@ from sparklog.replica.events import Decided
 
 
 class LogView(Protocol):
-    """The replica's read-only view of its log, as the effects have left it so far."""
+    """The replica's read-only view of its log, after the effects that were carried out so far."""
 
     @property
     def log_start_offset(self) -> int: ...
 
     @property
     def first_segment_offset(self) -> int:
-        """Return the offset at which a new follower begins, at or below the log start.
+        """Return the offset at which a new follower begins to copy; it is at or below the log start.
 
         Followers copy the leader's first segment whole.
         """
@@ -36,24 +36,24 @@ class LogView(Protocol):
 
     @property
     def named(self) -> bool:
-        """Return whether a start would notice the loss of this log. A leader commits nothing before."""
+        """Return whether the next start would notice the loss of this log. Until then a leader commits no records."""
 
     def last_stable_offset(self, high_watermark: int) -> int:
-        """Return the first offset of an open transaction, at most ``high_watermark``."""
+        """Return the last stable offset: the first offset of an open transaction, at most ``high_watermark``."""
 
     def end_of_epoch(self, epoch: int) -> EpochEnd:
-        """Return the largest epoch in the log <= ``epoch`` and its exclusive end; (-1, log start) if there is none."""
+        """Return the log's largest epoch <= ``epoch`` and its exclusive end; (-1, log start) if there is none."""
 
 
 @dataclass(frozen=True, slots=True)
 class ReplicaSettings:
     """The topic's settings for a replica (``replica.lag.*``), and the pauses between ISR changes."""
 
-    #: A follower that was not caught up for this long leaves the ISR.
+    #: A follower that has not been caught up for this long leaves the ISR.
     lag_time_max_ms: int = 10_000
-    #: The number of records that a follower may lag. 0: no limit.
+    #: The number of records by which a follower may lag; 0 for no limit.
     lag_max_messages: int = 0
-    #: A follower that lost its connection may reconnect within this time before the ISR shrinks.
+    #: The time within which a follower that lost its connection may reconnect before it leaves the ISR.
     connection_grace_ms: int = 200
     #: The pause before an ISR change that ZooKeeper refused is proposed again.
     isr_retry_ms: int = 1_000
@@ -61,46 +61,46 @@ class ReplicaSettings:
 
 @dataclass(slots=True)
 class PartitionView:
-    """The shared state of one replica. Mutable; one ``Replica`` owns it, on the thread that steps it."""
+    """The state of one replica that its roles share. Mutable; one ``Replica`` owns it and uses it in its thread."""
 
     broker_id: int
     log: LogView
     settings: ReplicaSettings
-    #: The first offset that is not known to be committed. Never outside the log, even if an ordered truncation will
-    #: leave less.
+    #: The first offset that is not known to be committed. It is always within the log, also while a truncation is in
+    #: progress.
     high_watermark: int
-    #: The last known version of the partition's ZooKeeper node. It orders decisions.
+    #: The last known version of the partition's ZooKeeper node. Decisions are ordered by it.
     version: int = -1
     state: LeaderAndIsr | None = None
     replicas: tuple[int, ...] = ()
     min_isr: int = 1
-    #: The live brokers and their current incarnations in the last event that had them.
+    #: The live brokers and their current incarnations, from the last event that contained them.
     incarnations: Mapping[int, int] = field(default_factory=dict)
-    #: Live brokers that are about to stop. They stay in an ISR until they are removed, and may not join one.
+    #: Live brokers that are about to stop. They may not join an ISR.
     stopping: frozenset[int] = frozenset()
-    #: Replicas that must leave the ISR, according to the decision for ``version``. The order also holds for a later
-    #: ISR, as long as no remaining replica has fallen out. A later decision withdraws it, even one for an older
-    #: version.
+    #: Replicas that must leave the ISR, according to the decision for ``version``. The order stays valid after ISR
+    #: changes, unless a replica that is not leaving falls out. Any decision that arrives later can cancel it, even one
+    #: with an older version.
     leaving: frozenset[int] = frozenset()
-    #: The leader epoch of the decision that set ``replicas``. A newer epoch, found by a refused write, may have other
-    #: replicas.
+    #: The leader epoch of the decision that set ``replicas``. If a refused write reveals a newer epoch, the replicas
+    #: may have changed.
     replicas_epoch: int = -1
     #: The replication factor during a reassignment, else 0.
     factor: int = 0
 
     @property
     def min_committed(self) -> int:
-        """Return the number of members that the committed ISR needs to commit and to accept acks=all.
+        """Return the number of members that the committed ISR needs to commit records and to accept acks=all.
 
-        A partition that is reassigned from one broker to three has three replicas long before the new ones have any
-        record.
+        It is at most the replication factor. During a reassignment ``factor`` limits it: a partition that moves from
+        one broker to three has three replicas long before the new ones have any records.
         """
         return min(self.min_isr, self.factor or len(self.replicas))
 
     def accept_decision(self, event: Decided) -> None:
         """Copy the fields of a decision except the node's state and the leaving replicas.
 
-        Versions order only those two. All other fields are current when the decision arrives.
+        The version applies only to these two. All other fields are current when the decision arrives.
         """
         self.replicas = event.replicas
         self.incarnations = event.incarnations
@@ -110,7 +110,7 @@ class PartitionView:
         self.factor = event.factor
 
     def repeats(self, event: Decided) -> bool:
-        """Return whether the decision changes no field except those of the node."""
+        """Return whether the decision changes none of the fields that the node does not have."""
         return (
             self.incarnations == event.incarnations
             and self.replicas == event.replicas
@@ -124,18 +124,18 @@ class PartitionView:
     def known_dead(self, broker_id: int) -> bool:
         """Return whether the table of live brokers has this broker but not ``broker_id``.
 
-        Without evidence no broker is dead.
+        A table without this broker is outdated and proves nothing.
         """
         return broker_id not in self.incarnations and self.broker_id in self.incarnations
 
 
 def divergence_point(log: LogView, offset: int, last_epoch: int) -> EpochEnd | None:
-    """Return where the history of a log that ends at ``offset`` with ``last_epoch`` diverges from ``log``, or None.
+    """Return where a follower's log, which ends at ``offset`` with ``last_epoch``, diverges from ``log``, or None.
 
-    ``log`` begins at or below ``offset``. Source: KIP-101, KIP-279.
+    ``log`` must begin at or below ``offset``. Source: KIP-101, KIP-279.
 
-    If ``log`` begins at ``offset`` and has no batch of that epoch, it has deleted everything that could be compared. A
-    follower that has everything up to there may be in sync, so it continues and deletes nothing.
+    If ``log`` begins at ``offset`` and has no batch of an epoch up to ``last_epoch``, all that could be compared has
+    been deleted from it. A follower with all records up to there may be in sync, so this counts as no divergence.
     """
     ours = log.end_of_epoch(last_epoch)
     if ours.epoch == NO_EPOCH and offset == log.first_segment_offset:
