@@ -48,8 +48,8 @@ class InterBrokerClient:
         ``still`` returns whether this is still the broker to ask. It is called after each change of the metadata.
 
         Raises:
-            BrokerError: the broker's error, or NETWORK_EXCEPTION if it was not reached, gave no response in time, or is
-                no longer the broker to ask.
+            BrokerError: the broker's error, or NETWORK_EXCEPTION if the broker was not reached, gave no response in
+                time, or is no longer the broker to ask.
         """
         endpoint = self._context.cache.endpoint(broker_id)
         if endpoint is None:

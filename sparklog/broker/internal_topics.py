@@ -113,8 +113,8 @@ class InternalTopics:
         """Create the topic unless it exists; several brokers may call this at the same time.
 
         The topic is created only while enough brokers are live for ``internal.topic.replication.factor``. A topic
-        created with fewer replicas would keep fewer, and might lose committed records with one broker. Source: Kafka,
-        offsets.topic.replication.factor.
+        created with fewer replicas would never get more, so the loss of one broker could lose committed records.
+        Source: Kafka, offsets.topic.replication.factor.
 
         Raises:
             BrokerError: COORDINATOR_NOT_AVAILABLE if too few brokers are live or this broker does not know the topic in

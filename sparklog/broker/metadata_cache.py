@@ -99,7 +99,7 @@ class MetadataCache:
         or requests all topics with ``internal``.
 
         Raises:
-            BrokerError: INVALID_REQUEST if ``start`` is not among the names.
+            BrokerError: INVALID_REQUEST if ``start`` is not one of the requested topics.
         """
         topics: list[TopicMetadata] = []
         room = _PIECE
@@ -247,7 +247,7 @@ class MetadataCache:
         self.moves_seen += 1
 
     def _drop_moves(self) -> None:
-        """Drop the moves of partitions that no longer exist."""
+        """Drop the reassignments of partitions that no longer exist."""
         gone = [tp for tp, decision in self.moving.items() if self.partition(tp) is not decision]
         for tp in gone:
             del self.moving[tp]

@@ -1,4 +1,4 @@
-"""Sockets and event loops: the asyncio server and client, and the blocking client.
+"""Connections of the wire protocol: the asyncio server and client, and the blocking client.
 
-No other package uses sockets.
+This package also creates the event loops.
 """

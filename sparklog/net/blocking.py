@@ -56,7 +56,7 @@ class BlockingConnection:
         self._timeout_s = timeout_s
         try:
             self._socket = socket.create_connection((host, port), timeout=connect_timeout_s)
-        except (OSError, UnicodeError) as error:  # UnicodeError means that no host can have this name.
+        except (OSError, UnicodeError) as error:  # UnicodeError means that the host name is invalid.
             self.closed = True
             raise BrokerError(ErrorCode.NETWORK_EXCEPTION, f"{self.address}: {error}") from None
         greeting = Greeting(client_id, cluster_id, credentials=credentials, proof_required=credentials is not None)

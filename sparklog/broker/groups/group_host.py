@@ -53,7 +53,7 @@ class GroupHost(CoordinatorRuntime):
         self._registry = registry
         self._takes_part = takes_part
         self.groups = Groups(_settings(context.config))
-        #: The last deleted topic at the last check.
+        #: The id of the topic that was deleted last, as of the last check.
         self._newest_deleted = ""
         self._update_timer: asyncio.TimerHandle | None = None
         self._update_after_s = _TOGETHER_S
@@ -75,7 +75,7 @@ class GroupHost(CoordinatorRuntime):
                 raise AssertionError(f"not an order of a group coordinator: {effect!r}")
 
     async def _compute_target(self, effect: ComputeTarget) -> None:
-        """Compute the target in a thread. An error ends this coordinator, as an error in one of its steps does."""
+        """Compute a group's target assignment in a thread. An error ends this coordinator."""
         try:
             target = await asyncio.get_running_loop().run_in_executor(None, effect.inputs.compute)
         except Exception:
@@ -138,9 +138,10 @@ class GroupHost(CoordinatorRuntime):
             self._update_after_s = max(_TOGETHER_S, _SMALL_PART * (time.monotonic() - began))
 
     def _drop_deleted(self) -> None:
-        """Drop the offsets of topics that were deleted or recreated, by the controller's update or by ZooKeeper.
+        """Drop the offsets of topics that were deleted or recreated.
 
-        A topic that this broker does not know may also be new, so ZooKeeper is asked about it.
+        The controller's updates name deleted topics. A topic that this broker does not know may also be new, so
+        ZooKeeper is asked about it.
         """
         forgotten = self.context.cache.forgotten
         self._newest_deleted = next(reversed(forgotten), "")

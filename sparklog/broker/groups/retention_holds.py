@@ -1,9 +1,9 @@
-"""The positions of groups for retention: ``retention.wait.for.groups``.
+"""The committed offsets of consumer groups, for which retention waits (``retention.wait.for.groups``).
 
-A leader asks each group's coordinator before it deletes records. Records that a group has not committed past stay,
-until they are older than ``retention.hard.ms``. While the coordinator does not respond, all records stay until then: an
-earlier response does not count, because the group may have been reset to lower offsets since. A group without a
-committed offset in a partition counts as at offset 0. An offset that has grown since the response is too low, so it
+A leader asks each group's coordinator before it deletes records. Records that a group has not committed past stay, but
+only until they are older than ``retention.hard.ms``. While the coordinator does not respond, all records stay until
+then: an earlier response does not count, because the group may have been reset to lower offsets since. A group without
+a committed offset in a partition counts as at offset 0. An offset that has grown since the response is too low, so it
 keeps more records than necessary, never fewer.
 """
 

@@ -53,7 +53,7 @@ class Broker:
 
     At creation ``partitions`` has no replica yet, and ``registry`` is not open yet. ``log_failed`` is called with each
     error of the log directory. ``restart`` begins a controlled shutdown after which the supervisor starts the broker
-    again; it raises BrokerError.
+    again, or raises BrokerError.
     """
 
     def __init__(

@@ -13,7 +13,7 @@ def load(cache: MetadataCache) -> Load:
 
     With them, new partitions go to the least loaded brokers.
 
-    It takes about 0.1 s for 200,000 partitions.
+    The count takes about 0.1 s for 200,000 partitions.
     """
     topics = filter(None, map(cache.topic, cache.topics()))
     known = [partition for topic in topics for partition in topic.partitions.values()]

@@ -114,7 +114,7 @@ class ControlSocket:
         except (OSError, ValueError) as error:
             _log.info("control connection closed: %s", error)
         except asyncio.CancelledError:
-            pass  # only close() cancels, and it ends the loop as well
+            pass  # only ``close`` cancels this task, which then ends
         finally:
             if held is not None:
                 self._lease.released(held)

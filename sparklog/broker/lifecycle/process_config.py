@@ -33,7 +33,7 @@ class ProcessConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_
     bind_host: str = ""
     rack: str | None = None
     settings: dict[str, str] = {}
-    #: The path of the supervisor's Unix socket; empty for none.
+    #: The path of the socket for the supervisor, see ``control_socket``; empty for none.
     control_socket: str = ""
     #: The name of the supervisor's lease at the start. Driver epoch 0 means that no driver started the broker. Then the
     #: time without a supervisor counts only after a supervisor has connected once.

@@ -43,7 +43,7 @@ def read_secret_file(path: Path) -> KeyRing:
 
 
 def write_secret_file(path: Path, keys: KeyRing) -> None:
-    """Write ``keys`` to ``path``, readable by this user alone, atomically."""
+    """Write ``keys`` to ``path`` atomically, as a file that only this user can read."""
     written = path.with_name(f".{path.name}.{secrets.token_hex(8)}")
     descriptor = os.open(written, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o600)
     try:

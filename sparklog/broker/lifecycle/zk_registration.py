@@ -82,7 +82,7 @@ class ZkRegistration:
         self._changes = 0
         #: ISR writes without a response so far.
         self._writing = 0
-        #: The state of a partition's node, while the partition handles the event about it.
+        #: The state of the node about which a partition is handling an event; ``isr_changed`` reports this state.
         self._known: VersionedState | None = None
         self._isr_lines = Lines(_log)
         #: The nodes (path, content) that report refused truncations to the controller.
@@ -235,7 +235,7 @@ class ZkRegistration:
             self._give_state(partition, wanted, IsrWritten(effect.isr, wanted.version))
 
     async def _settle(self, partition: Partition, effect: WriteIsr, sent: asyncio.Future[tuple[int, ...]]) -> None:
-        """Give the partition the outcome of a failed write."""
+        """Find out what became of an ISR write that failed, and notify the partition."""
         expected = effect.expected_version
         outcome = await self._store.states.isr_outcome(
             sent, partition.tp, expected_version=expected, added=effect.added
@@ -472,7 +472,7 @@ class ZkRegistration:
         block = await self._store.next_producer_ids(now_s=time.time(), above=seen.seen.producer_ids)
         try:
             await asyncio.to_thread(seen.note_producer_ids, block.stop)
-        except OSError as error:  # a full disk: the wall clock's seconds keep blocks apart
+        except OSError as error:  # a full disk: blocks still differ, because they also depend on the wall clock
             _log.warning("could not record a block of producer ids up to %d: %s", block.stop, error)
         return block
 

@@ -55,7 +55,7 @@ class Cleaner:
         if self._job is not None:
             try:
                 self._job.cancel()
-            except OSError as error:  # the next start of the broker finishes it
+            except OSError as error:  # the next start of the broker finishes the replacement of files
                 _log.error("could not finish a log cleaning: %s", error)
         self._pool.shutdown(wait=False, cancel_futures=True)
 
@@ -130,7 +130,7 @@ class Cleaner:
             self._context.config.cleaner_buffer_bytes,
             self._context.config.cleaner_io_bytes,
             seed=int.from_bytes(os.urandom(16), "little"),
-            # the coordinator wrote its records one by one, each with its own time
+            # each record of a coordinator has its own time, which no reader sees: such records may share a batch
             keep_times=not is_internal(partition.tp.topic),
         )
 

@@ -53,7 +53,7 @@ _ANSWER_TIMEOUT_S = 10.0
 
 
 class Followed(NamedTuple):
-    """A partition that this broker follows, and the leader epoch in which it does."""
+    """A partition that this broker follows, with the leader epoch for which it fetches."""
 
     partition: Partition
     leader_epoch: int

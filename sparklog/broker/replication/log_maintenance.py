@@ -116,7 +116,7 @@ class LogMaintenance:
             raise self._failure
 
     def _noted(self, work: Callable[[], None]) -> None:
-        """Run ``work`` in a thread and keep its first StorageError."""
+        """Run ``work``, and remember its StorageError if it is the first one. Called in a thread."""
         try:
             work()
         except StorageError as error:

@@ -84,7 +84,7 @@ class MaintenanceIndex:
     def clean_later(self, partition: Partition, due_us: int | None) -> None:
         """Make ``to_clean`` skip the partition until ``due_us``, or until its log or settings change.
 
-        None means that only a change ends this.
+        If ``due_us`` is None, only such a change ends this.
         """
         if due_us is None:
             self._to_clean.pop(partition, None)

@@ -283,7 +283,7 @@ class Partition:
             self.step(self._cut_at(offset, job))
             if self.offline is None:
                 self._host.start_fetching(self, self.replica.leader, self.replica.leader_epoch)
-        except Exception as error:  # handled as an error in step()
+        except Exception as error:  # handle it as an error in ``step``
             self._fail(error)
 
     def cut_failed(self, job: TruncationJob) -> None:
@@ -306,7 +306,7 @@ class Partition:
     def awaits_name(self) -> bool:
         """Return whether the log has records, but is in no checkpoint yet.
 
-        Such a follower must not fetch, because a fetch would confirm records that are not durable.
+        A follower with such a log must not fetch, because a fetch would confirm records that are not durable.
         """
         return not self.log.named and self.log.on_disk
 
@@ -357,7 +357,7 @@ class Partition:
     def require_leader(self, leader_epoch: int) -> None:
         """Raise BrokerError unless this replica leads and the epoch matches (-1 matches any).
 
-        Raises: BrokerError: NOT_LEADER_OR_FOLLOWER, FENCED_LEADER_EPOCH or UNKNOWN_LEADER_EPOCH.
+        The error is NOT_LEADER_OR_FOLLOWER, FENCED_LEADER_EPOCH or UNKNOWN_LEADER_EPOCH.
         """
         replica = self.replica
         if not replica.is_leader or leader_epoch not in (NO_EPOCH, replica.leader_epoch):
@@ -383,7 +383,7 @@ class Partition:
             self._events.append(LeaderAppended(ticket, written.start, written.end))
 
     def _append_batches(self, ticket: int, leader_epoch: int) -> OffsetRange | None:
-        """Append the batches of the ticket, and return their offsets.
+        """Append the batches that wait under ``ticket``, and return their offsets.
 
         Returns None if the batches were refused; the producer then has its response.
         """

@@ -128,7 +128,7 @@ class CopyThrottle:
     def exhausted(self) -> bool:
         """Return whether a limited partition must wait.
 
-        It must also wait while other partitions wait, because they come first.
+        The partition must also wait while other partitions wait, because they come first.
         """
         return bool(self._held) or (self._bucket is not None and self._bucket.wait_s(self._now_s()) > 0)
 
@@ -165,7 +165,7 @@ class CopyThrottle:
             self._arm(least_s)
 
     def _release(self) -> None:
-        """Resume waiting partitions that no longer have a limit. If one is in the ISR now, producers wait for it."""
+        """Resume waiting partitions that no longer have a limit. Producers may already wait for such a replica."""
         self._refresh_limits()
         held, self._held = self._held, deque()
         for tp, resume in held:

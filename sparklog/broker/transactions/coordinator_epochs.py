@@ -3,7 +3,7 @@
 A former coordinator that does not know of its successor may still list transactions as open that the successor has
 ended. A broker that knows of the successor must not trust the former coordinator. A broker learns of the successor from
 the controller, from a marker, or from a response. The leader of a partition therefore knows the coordinator that ended
-a transaction when a late batch of the transaction arrives. Either this leader got the coordinator's marker itself. Or
+a transaction when a late batch of the transaction arrives. Either this leader got the coordinator's marker itself, or
 it became leader later, by an update of the controller that also names all coordinators elected before. This holds even
 after the leader has dropped many fenced producers.
 """

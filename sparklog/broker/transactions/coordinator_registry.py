@@ -1,4 +1,4 @@
-"""The start and end of this broker's coordinators, with its leadership of partitions of internal topics."""
+"""The start and end of coordinators, as this broker gains or loses the leadership of internal topics' partitions."""
 
 from __future__ import annotations
 

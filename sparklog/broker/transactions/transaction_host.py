@@ -1,4 +1,4 @@
-"""A transaction coordinator in a broker. The marker sender delivers its decisions to other brokers."""
+"""A transaction coordinator in a broker. The marker sender delivers its decisions."""
 
 from __future__ import annotations
 

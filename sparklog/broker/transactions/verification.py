@@ -1,7 +1,7 @@
 """The verification of transactions: the coordinator confirms a transaction before the leader appends its first batch.
 
-Without this, a late batch of an ended transaction would open a new one that no coordinator ends. During the
-verification, further batches of the same producer for the partition wait in order. A marker that names the producer
+Without this, a late batch of an ended transaction would open a new transaction that no coordinator would end. During
+the verification, further batches of the same producer for the partition wait in order. A marker that names the producer
 cancels the verification, and the waiting batches are refused. Source: KIP-890.
 """
 
