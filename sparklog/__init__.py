@@ -76,7 +76,7 @@ _HOME = {
     "read_history": "sparklog.spark.read_history",
 }
 
-__all__ = [*_HOME, "__version__"]  # noqa: PLE0604 - the table above is the one list of names
+__all__ = [*_HOME, "__version__"]  # noqa: PLE0604 - the table above is the only list of names
 
 
 def __getattr__(name: str) -> object:
@@ -90,7 +90,7 @@ def __getattr__(name: str) -> object:
 
         if not is_spark(missing):
             raise
-        return without_spark(name)  # not kept: Spark may be installed later, from a notebook for example
+        return without_spark(name)  # not cached, because Spark may be installed later, for example from a notebook
     return found
 
 

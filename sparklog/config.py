@@ -1,8 +1,8 @@
-"""Settings of topics and brokers: one declarative table each, checked once, then immutable.
+"""The settings of topics and of brokers: one table for each, with defaults, units and ranges.
 
-Keys have Kafka's names where the meaning is Kafka's. Every setting has a unit in its Python name and a range in its
-table entry. The error for a value out of range shows the allowed range; the error for an unknown key suggests the most
-similar one.
+Keys have Kafka's names where the meaning is Kafka's. A setting with a unit has it in its Python name. Values are
+checked once; afterwards the settings are immutable. The error for a value out of range shows the allowed range. The
+error for an unknown key suggests the most similar key.
 """
 
 from __future__ import annotations
@@ -16,13 +16,14 @@ import msgspec
 from sparklog.errors import ConfigError
 
 _MAX = 2**63 - 1
-#: Maximum characters of a key or value that are checked and quoted in errors, because any client can create a topic.
+#: The maximum length of a setting's value, and of a key in error messages. Any client can create a topic with settings
+#: of any length.
 _LONGEST_KEY = 100
 MIB = 1024 * 1024
 
 
 class Setting(NamedTuple):
-    """Row of a settings table. ``low`` and ``high`` are the inclusive bounds of a number."""
+    """One setting: a row of a settings table. ``low`` and ``high`` are the inclusive bounds of a number."""
 
     field: str
     default: Any
@@ -290,7 +291,7 @@ BROKER_SETTINGS: dict[str, Setting] = {
 
 
 class TopicConfig(msgspec.Struct, frozen=True):
-    """Effective settings of one topic; TOPIC_SETTINGS has units and bounds."""
+    """The effective settings of one topic. ``TOPIC_SETTINGS`` has their meanings and bounds."""
 
     cleanup_policy: str
     retention_ms: int
@@ -320,12 +321,15 @@ class TopicConfig(msgspec.Struct, frozen=True):
 
     @property
     def awaited_groups(self) -> tuple[str, ...]:
-        """Return the groups whose offsets retention waits for."""
+        """Return the consumer groups that must have read a record before retention deletes it."""
         return tuple(name.strip() for name in self.retention_wait_for_groups.split(",") if name.strip())
 
 
 class BrokerConfig(msgspec.Struct, frozen=True):
-    """Effective settings of one broker; see BROKER_SETTINGS. A topic's own settings override ``topic_defaults``."""
+    """The effective settings of one broker; see ``BROKER_SETTINGS``.
+
+    A topic's own settings override ``topic_defaults``.
+    """
 
     default_replication_factor: int
     num_partitions: int
@@ -400,7 +404,7 @@ def broker_config(overrides: Mapping[str, str]) -> BrokerConfig:
 
 
 def in_force(config: BrokerConfig) -> dict[str, str]:
-    """Return all settings of a broker as text, and the topic defaults that were set."""
+    """Return all settings of a broker, and the topic defaults that were set, as text."""
     own = {key: _text(getattr(config, setting.field)) for key, setting in BROKER_SETTINGS.items()}
     return own | config.topic_defaults
 

@@ -1,8 +1,8 @@
-"""All errors of sparklog: one table of wire codes, and one tree of Python exceptions.
+"""All errors of sparklog: the error codes of the protocol, and the Python exceptions.
 
 Errors that Kafka also has use Kafka's names and codes (Source: Kafka protocol guide, "Error codes"), so that Kafka's
-documentation applies to them. Codes from 1000 on are specific to sparklog.
-This module prints and logs nothing, and holds no state.
+documentation applies to them. Codes from 1000 on are specific to sparklog. This module prints and logs nothing, and
+holds no state.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 
 class ErrorCode(IntEnum):
-    """Wire code of a broker's response; ``NONE`` is success."""
+    """The error code in a broker's response. ``NONE`` means success."""
 
     UNKNOWN_SERVER_ERROR = -1
     NONE = 0
@@ -85,11 +85,11 @@ class ErrorCode(IntEnum):
 
 
 class ErrorTrait(NamedTuple):
-    """Reaction of a client to an error."""
+    """How clients react to an error code."""
 
-    #: The unchanged request may succeed later.
+    #: True if the same request may succeed later.
     retriable: bool
-    #: The client's metadata is stale: refresh it before retrying.
+    #: True if the client's metadata is stale and must be refreshed before a retry.
     refresh_metadata: bool
     sentence: str
 
@@ -176,11 +176,14 @@ TRAITS: dict[ErrorCode, ErrorTrait] = {
 
 
 class SparklogError(Exception):
-    """Base class of all exceptions that sparklog raises deliberately. Instances can be pickled."""
+    """The base class of all exceptions that sparklog raises on purpose. Instances can be pickled."""
 
 
 class BrokerError(SparklogError):
-    """Error response of a broker: ``code`` identifies the error, ``detail`` gives found and expected values."""
+    """An error response of a broker.
+
+    ``code`` is the error, and ``detail`` says what was found and what was expected.
+    """
 
     def __init__(self, code: ErrorCode | int, detail: str = "") -> None:
         self.code = ErrorCode(code)
@@ -201,9 +204,9 @@ class BrokerError(SparklogError):
 
 
 class ProtocolError(SparklogError):
-    """Violation of the protocol by the bytes on a connection.
+    """The error for received bytes that violate the protocol.
 
-    ``fatal`` is true if the framing is lost and the connection must be closed.
+    ``fatal`` is true if the start of the next frame is unknown, so that the connection must be closed.
     """
 
     def __init__(self, code: ErrorCode, detail: str, fatal: bool = False) -> None:
@@ -217,12 +220,12 @@ class ProtocolError(SparklogError):
 
 
 class StorageError(SparklogError):
-    """Failure of a log directory: full, read-only, of another cluster, of a newer format, or damaged."""
+    """The error for an unusable log directory: full, read-only, of another cluster, of a newer format, or damaged."""
 
 
 class ConfigError(SparklogError):
-    """Unknown setting, or value out of range."""
+    """The error for an invalid setting or argument, such as an unknown key or a value out of range."""
 
 
 class ClusterError(SparklogError):
-    """Failure to start, adopt or stop a cluster."""
+    """The error for a cluster that cannot be started or stopped, or for running brokers that cannot be taken over."""

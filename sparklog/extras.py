@@ -1,7 +1,7 @@
-"""Error of programs that need Spark if it is not installed.
+"""The check whether Spark is installed, and the error if it is not.
 
-``pip install sparklog`` installs the dependencies of clients and the command line; ``sparklog[spark]`` adds Spark. This
-module does not import Spark.
+``pip install sparklog`` installs what clients and the command line need; ``pip install sparklog[spark]`` adds Spark.
+This module does not import Spark.
 """
 
 from __future__ import annotations
@@ -11,12 +11,12 @@ from typing import NoReturn
 
 from sparklog.errors import ConfigError
 
-#: Top-level modules that come with Spark.
+#: The top-level modules that are installed with Spark.
 _OF_SPARK = {"pyspark", "py4j"}
 
 
 def spark_missing(what: str) -> ConfigError:
-    """Return the error of ``what`` if Spark is not installed."""
+    """Return the error that ``what`` needs Spark, which is not installed."""
     return ConfigError(f"{what} needs Spark, which is not installed: run pip install 'sparklog[spark]'")
 
 
@@ -26,7 +26,7 @@ def is_spark(missing: ModuleNotFoundError) -> bool:
 
 
 def require_spark(what: str) -> None:
-    """Return if Spark is installed, without importing it.
+    """Check that Spark is installed, without importing it.
 
     Raises:
         ConfigError: Spark is not installed, so ``what`` cannot be done.
@@ -38,7 +38,7 @@ def require_spark(what: str) -> None:
 def without_spark(name: str) -> type:
     """Return a class that replaces the public ``name`` if Spark is not installed.
 
-    A program can import it and use it in annotations. Calling it raises ConfigError.
+    A program can import this class and use it in annotations. A call of the class raises ConfigError.
     """
 
     def refuse(_cls: type, *_: object, **__: object) -> NoReturn:

@@ -1,4 +1,4 @@
-"""Values that describe topics, partitions, brokers and leadership decisions.
+"""The data types for topics, partitions, brokers, and the controller's decisions about partitions.
 
 All values are frozen, comparable and picklable. This module uses no I/O and no clock. Times are microseconds since the
 epoch (``_us``) in records and milliseconds (``_ms``) in settings. Ranges are half-open.
@@ -11,18 +11,19 @@ from typing import Annotated, NamedTuple, NoReturn, TypeVar
 
 import msgspec
 
-#: Topic names that Kafka accepts. Source: org.apache.kafka.common.internals.Topic (legal characters, 249 bytes).
+#: The pattern of topic names, as in Kafka. Source: org.apache.kafka.common.internals.Topic (legal characters, 249
+#: bytes).
 TOPIC_NAME = re.compile(r"[a-zA-Z0-9._-]{1,249}\Z")
 
-#: Epochs, versions and broker ids: four signed bytes in ZooKeeper and on disk, -1 for none. The decoders of messages
-#: check the range, so that every received number can be stored.
+#: The type of epochs, versions and broker ids, which are signed 32-bit integers in ZooKeeper and on disk; -1 means
+#: none. The decoders of messages check the range, so that every received number can be stored.
 Int31 = Annotated[int, msgspec.Meta(ge=-1, le=2**31 - 1)]
 
-#: Values of ``LeaderAndIsr.lossy_epoch`` that are not leader epochs.
+#: The special values of ``LeaderAndIsr.lossy_epoch``, which otherwise is a leader epoch.
 NO_LOSS = -1
 UNKNOWN_LOSS = -2
 
-#: Maximum number of brokers in one list of replicas. The decoders of messages check it.
+#: The maximum number of brokers in one list of replicas. The decoders of messages check it.
 MAX_REPLICAS = 1000
 _T = TypeVar("_T")
 Replicas = Annotated[tuple[_T, ...], msgspec.Meta(max_length=MAX_REPLICAS)]
@@ -31,32 +32,34 @@ NO_LEADER = -1
 NO_EPOCH = -1
 NO_PRODUCER = -1
 
-#: Number of producer ids between the floors of two consecutive seconds: more than the cluster assigns in one second.
+#: The lowest producer id that may be assigned (``producer_id_floor``) rises by this number each second. A cluster
+#: assigns fewer ids in a second.
 PRODUCER_IDS_PER_SECOND = 2**20
-#: The latest second that raises the floor; above its floor, half of the range of 64-bit signed integers is left.
+#: The last second in which the floor rises. Half of the range of 64-bit signed integers remains above it.
 _LAST_SECOND = 2**62 // PRODUCER_IDS_PER_SECOND
-#: Maximum plausible distance of a producer id above the floor of the current second: the ids of 34 years.
+#: The maximum plausible distance of a producer id above the current floor: the ids of 34 years.
 _BELIEVED_LEAD = 2**50
 
 
 def producer_id_floor(now_s: float) -> int:
-    """Return the lowest first producer id of a block that is reserved at ``now_s``, in seconds since 1970.
+    """Return the lowest producer id that a block reserved at ``now_s`` (seconds since 1970) may begin with.
 
-    Blocks of a later second are higher, even if the counter in ZooKeeper is lower.
+    So a block reserved in a later second has higher ids, even if ZooKeeper's counter was lost and starts again.
     """
     return min(max(int(now_s), 0), _LAST_SECOND) * PRODUCER_IDS_PER_SECOND
 
 
 def believed_producer_ids(end: int, now_s: float) -> int:
-    """Return ``end``, the end of a block as reported by a broker, or 0 if it is implausibly far ahead of the clock.
+    """Return ``end``, or 0 if it is implausibly far above the floor of the time ``now_s``.
 
-    A damaged number must not move all later ids out of the range of a batch header.
+    ``end`` is the end of a block of producer ids, as reported by a broker. A damaged number must not raise all later
+    ids above the range of a batch header.
     """
     return end if end - producer_id_floor(now_s) <= _BELIEVED_LEAD else 0
 
 
 class TopicPartition(NamedTuple):
-    """One partition of one topic; the key of nearly every table."""
+    """The name of one partition: its topic and number."""
 
     topic: str
     partition: int
@@ -66,14 +69,14 @@ class TopicPartition(NamedTuple):
 
 
 class OffsetRange(NamedTuple):
-    """Offsets ``[start, end)`` of one partition."""
+    """A range of offsets ``[start, end)`` of one partition."""
 
     start: int
     end: int
 
 
 class Span(NamedTuple):
-    """Values ``[low, high)`` of any kind; by default, the range of 64-bit signed integers."""
+    """A range of numbers ``[low, high)``; by default, all signed 64-bit integers."""
 
     low: int = -(2**63)
     high: int = 2**63 - 1
@@ -83,7 +86,10 @@ class Span(NamedTuple):
 
 
 class EpochEnd(NamedTuple):
-    """End of a leader epoch in a log: the largest epoch <= the requested one, and its exclusive end offset."""
+    """The end of a leader epoch in a log.
+
+    ``epoch`` is the largest epoch in the log that is at most the requested one. ``end_offset`` is exclusive.
+    """
 
     epoch: int
     end_offset: int
@@ -95,23 +101,23 @@ def host_and_port(host: str, port: int) -> str:
 
 
 class BrokerEndpoint(msgspec.Struct, frozen=True, array_like=True):
-    """Address of a live broker. ``incarnation`` is the version of its persistent incarnation node in ZooKeeper."""
+    """The address of a live broker. ``incarnation`` is the version of the broker's incarnation node in ZooKeeper."""
 
     broker_id: int
     host: str
     port: Annotated[int, msgspec.Meta(ge=0, le=65535)]
     incarnation: int
     rack: str | None = None
-    #: Whether the broker proves in hello that it knows the cluster's secret. A broker of release 0.1.0, or without a
-    #: secret, does not.
+    #: Whether the broker proves on each connection that it knows the cluster secret. A broker of release 0.1.0, or
+    #: without a secret, does not.
     proves: bool = False
 
 
 class SeenNumbers(msgspec.Struct, frozen=True):
-    """Highest numbers of its cluster that a broker's log directory has recorded, as reported in its registration.
+    """The highest epochs and producer ids that a broker's log directory has recorded; part of its registration.
 
-    ZooKeeper's counters are not lower, unless ZooKeeper was restored from an older copy. ``controller_id`` is the
-    controller of ``controller_epoch``, ``producer_ids`` is the end of the highest block of producer ids, and
+    ZooKeeper's counters are lower than these only if ZooKeeper was restored from an older copy. ``controller_id`` is
+    the controller of ``controller_epoch``, ``producer_ids`` is the end of the highest block of producer ids, and
     ``leader_epoch`` is the highest leader epoch in any of the broker's logs. A broker of an earlier release does not
     report them.
     """
@@ -126,16 +132,16 @@ NOTHING_SEEN = SeenNumbers()
 
 
 class BrokerRegistration(msgspec.Struct, frozen=True):
-    """Registration of a live broker under ``/brokers/ids/<id>``.
+    """The registration of a live broker, in the ZooKeeper node ``/brokers/ids/<id>``.
 
-    ``trusted`` is false if the process cannot guarantee that its logs end where the last process left them, because the
-    page cache was lost. Its claims to in-sync membership are then void. If ``doubted`` names partitions, only the
-    claims to these are void; a controller of an earlier release ignores the names and treats all claims as void.
+    ``trusted`` is false if the logs may have lost records since the last process, because the page cache was lost. Then
+    the broker does not count as in sync. If ``doubted`` names partitions, this holds only for these partitions. A
+    controller of an earlier release ignores ``doubted``, so that it holds for all partitions.
 
     The code that registers the broker sets ``incarnation`` and the identity of the process. ``pid`` is its number in
     ``pid_namespace`` on the boot ``boot_id``. ``start_time``, in clock ticks after boot, distinguishes the process from
-    a later one with the same pid. A namespace or start time of 0 is unknown: earlier releases do not set it.
-    ``proves``: as in ``BrokerEndpoint``.
+    a later one with the same pid. A namespace or start time of 0 is unknown, because earlier releases do not set it.
+    ``proves`` is as in ``BrokerEndpoint``.
     """
 
     broker_id: int
@@ -154,7 +160,7 @@ class BrokerRegistration(msgspec.Struct, frozen=True):
     start_time: int = 0
 
     def doubts(self, tp: TopicPartition) -> bool:
-        """Return whether this broker's claim to be in sync on ``tp`` is void."""
+        """Return whether this broker must not count as in sync for ``tp``, because its log may lack records."""
         return not self.trusted and (not self.doubted or tp in self.doubted)
 
     @property
@@ -163,15 +169,16 @@ class BrokerRegistration(msgspec.Struct, frozen=True):
 
 
 class LeaderAndIsr(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """Replicated decision about one partition, as stored in ZooKeeper.
+    """The leader, leader epoch and ISR of one partition, as stored in ZooKeeper.
 
     ``isr`` is the committed in-sync set; new members are added at its end. The leader is a member unless ``leader`` is
-    ``NO_LEADER``. Without a leader, ``isr`` is the last leader's set, whose members remain eligible.
+    ``NO_LEADER``. Without a leader, ``isr`` is the last leader's ISR, whose members may still be elected.
 
     ``lossy_epoch`` is the leader epoch of the last election that may have lost committed records: an unclean one, or
-    one among members that all lost their tails. ``NO_LOSS``: there was none since the topic was created.
-    ``UNKNOWN_LOSS``: an earlier release wrote the state. ``disputed``: replicas hold contradictory committed records,
-    and the partition has no leader until an operator requests an unclean election.
+    one in which all members of the ISR may have lost the ends of their logs. ``NO_LOSS`` means that there was no such
+    election since the topic was created, and ``UNKNOWN_LOSS`` that an earlier release wrote the state. ``disputed``:
+    replicas hold contradictory committed records, and the partition has no leader until an operator requests an unclean
+    election.
     """
 
     leader: Int31
@@ -183,11 +190,11 @@ class LeaderAndIsr(msgspec.Struct, frozen=True, array_like=True, gc=False):
 
 
 class VersionedState(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """``LeaderAndIsr`` with the version of its ZooKeeper node when it was read or written.
+    """A ``LeaderAndIsr`` and the version of its ZooKeeper node when the state was read or written.
 
-    ``leader_incarnation`` is the last incarnation of the leader's process when this was written; ``NO_EPOCH`` if
-    unknown. If the leader is registered with another incarnation, the controller raises the leader epoch, because an
-    epoch belongs to one process. Brokers ignore this field.
+    ``leader_incarnation`` is the leader's incarnation when the state was written, or ``NO_EPOCH`` if unknown. If the
+    leader is registered with another incarnation, the controller raises the leader epoch, because only one process may
+    lead in an epoch. Brokers ignore this field.
     """
 
     state: LeaderAndIsr
@@ -196,7 +203,7 @@ class VersionedState(msgspec.Struct, frozen=True, array_like=True, gc=False):
 
 
 class TopicStates(msgspec.Struct, frozen=True, array_like=True):
-    """States of some partitions of one topic, by partition: as their leader wrote them, not necessarily the newest."""
+    """The states of some partitions of one topic, as their leader wrote them. There may be newer states."""
 
     topic: str
     topic_id: str
@@ -204,18 +211,21 @@ class TopicStates(msgspec.Struct, frozen=True, array_like=True):
 
 
 class TopicSchema(msgspec.Struct, frozen=True, array_like=True):
-    """One schema of a topic. ``message`` is the encapsulated Arrow IPC Schema message, stored and sent verbatim."""
+    """One schema of a topic.
+
+    ``message`` is the encapsulated Arrow IPC Schema message, which is stored and sent unchanged.
+    """
 
     schema_id: int
     message: bytes
 
 
 class Reassignment(msgspec.Struct, frozen=True, array_like=True):
-    """Move of one partition's replicas that is in progress. Source: KIP-455.
+    """A reassignment in progress: the move of one partition's replicas. Source: KIP-455.
 
     ``target`` are the replicas after the move, preferred leader first. ``original`` are the replicas before the move; a
     cancellation makes them the target. ``throttle_bytes`` is the maximum number of bytes per second that a broker
-    copies for the move; 0: no limit.
+    copies for the move; 0 means no limit.
     """
 
     target: tuple[Int31, ...]
@@ -224,12 +234,12 @@ class Reassignment(msgspec.Struct, frozen=True, array_like=True):
 
 
 class TopicRecord(msgspec.Struct, frozen=True):
-    """Record of a topic, as stored under ``/brokers/topics/<name>``.
+    """The metadata of a topic, as stored in the ZooKeeper node ``/brokers/topics/<name>``.
 
     ``assignment[p]`` are the replicas of partition p, preferred leader first. While p is in ``reassigning``, the
-    assignment is the target, followed by the replicas that are removed when all of the target is in sync. ``schemas``
-    are only added to; brokers accept only the last one from producers. ``config`` has only the settings of this topic,
-    without defaults.
+    assignment is the target, followed by the replicas that are removed when the whole target is in sync. New schemas
+    are appended to ``schemas``. Brokers accept only the last schema from producers. ``config`` has only the settings of
+    this topic, without defaults.
     """
 
     name: str
@@ -247,7 +257,10 @@ class TopicRecord(msgspec.Struct, frozen=True):
 
     @property
     def replication_factor(self) -> int:
-        """Return the number of replicas of partition 0, or of its target during a move."""
+        """Return the number of replicas of partition 0.
+
+        During a move of this partition, return the size of the target.
+        """
         if not self.assignment:
             return 0
         move = self.reassigning.get(0)
@@ -255,10 +268,10 @@ class TopicRecord(msgspec.Struct, frozen=True):
 
 
 class TopicNote(msgspec.Struct, frozen=True):
-    """Copy of the record of a topic that a broker hosts, stored in its log directory in case ZooKeeper's data is lost.
+    """A copy of a topic's metadata in the log directory of a broker that hosts it, in case ZooKeeper's data is lost.
 
-    ``replicas[p]`` are the replicas of partition p, preferred leader first. ``order`` grows with each topic of one
-    name, and ``noted_ms`` grows with each change of one topic.
+    ``replicas[p]`` are the replicas of partition p, preferred leader first. ``order`` is higher for a topic that was
+    created later with the same name. ``noted_ms`` is higher after a later change of the topic.
     """
 
     name: str
@@ -273,9 +286,9 @@ class TopicNote(msgspec.Struct, frozen=True):
 
 
 class LogCopy(msgspec.Struct, frozen=True):
-    """Log of one replica on a broker's disk: its partition and its end.
+    """One log on a broker's disk: its partition and its log end offset.
 
-    ``set_aside`` is its directory in ``set-aside/``, from which the broker serves no records.
+    ``set_aside`` is the log's directory in ``set-aside/``, from which the broker serves no records.
     """
 
     broker_id: int
@@ -289,10 +302,10 @@ class LogCopy(msgspec.Struct, frozen=True):
 
 
 class DirectoryInventory(msgspec.Struct, frozen=True):
-    """Data about the cluster in one log directory.
+    """What one log directory contains about its cluster.
 
-    ``incarnation`` is the broker's highest one, registered or about to be registered. ``problems`` are logs that cannot
-    be read.
+    ``incarnation`` is the broker's highest incarnation, registered or about to be registered. ``problems`` are the logs
+    that cannot be read.
     """
 
     path: str
@@ -306,7 +319,7 @@ class DirectoryInventory(msgspec.Struct, frozen=True):
     version: int = 1
 
 
-#: Prefix of the names of internal topics.
+#: The prefix of the names of internal topics.
 INTERNAL_PREFIX = "__"
 
 
@@ -323,5 +336,5 @@ def check_topic_name(name: str) -> str | None:
 
 
 def assert_never(value: NoReturn) -> NoReturn:
-    """End a ``match`` over a union: the type checker proves that no case is missing."""
+    """Raise AssertionError as the last case of a ``match``: the type checker proves that no case is missing."""
     raise AssertionError(f"not a case: {value!r}")

@@ -1,1 +1,1 @@
-"""The ``sparklog`` command: one file per group of commands. It prints and asks; the clients decide."""
+"""The ``sparklog`` command, with one module per group of commands. It uses the public clients."""

@@ -178,7 +178,7 @@ def _drain_again(admin: Admin, broker_id: int, limit: int) -> Reassigned:
     except BrokerError as error:
         if error.code != ErrorCode.BROKER_NOT_AVAILABLE:
             raise
-        return Reassigned({})  # the broker is not alive, and no topic names it
+        return Reassigned({})  # the broker is not alive, and no partition has a replica on it
 
 
 def _warn(begun: Reassigned) -> None:

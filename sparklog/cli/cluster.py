@@ -98,10 +98,10 @@ def start(
 
 
 def _detach(data_dir: Path, timeout_s: float) -> None:
-    """Run this command again without --detach, in a new session, with its output in a file.
+    """Run the same command without --detach in a new process session, with its output in a file.
 
     Raises:
-        ClusterError: the process ended, or is not ready in time; the message holds the last lines of its output.
+        ClusterError: the process ended, or was not ready in time; the message has the last lines of its output.
     """
     data_dir.mkdir(parents=True, exist_ok=True)
     log = data_dir / _LOG
@@ -138,7 +138,7 @@ def _conf_dir() -> Path | None:
 
 
 def _settings(name: str, file: Path | None) -> dict[str, str]:
-    """Return the settings of the named file, or of the one in conf/; empty if neither exists."""
+    """Return the settings in ``file``, or else in the file ``name`` in conf/; empty if neither exists."""
     if file is not None:
         return read_settings(file)
     directory = _conf_dir()
@@ -184,7 +184,10 @@ def status(
 
 
 def _counted(broker_ids: list[int]) -> str:
-    """Return ``3 (0, 1, 2)``; a single id alone could be mistaken for a number of brokers."""
+    """Return the number of brokers and their ids, such as ``3 (0, 1, 2)``.
+
+    The id of a single broker alone could be mistaken for a number of brokers.
+    """
     return f"{len(broker_ids)} ({', '.join(map(str, broker_ids))})" if broker_ids else "0"
 
 

@@ -36,7 +36,11 @@ class Kind(str, Enum):
 
 
 class InForce(NamedTuple):
-    """One setting in effect; ``origin`` is topic, cluster (given when the brokers were started) or default."""
+    """One setting in effect.
+
+    ``origin`` says where the value comes from: the topic, the cluster (given when the brokers were started), or the
+    built-in default.
+    """
 
     name: str
     value: str
@@ -107,7 +111,7 @@ def _of_topic(own: Mapping[str, str], cluster: Mapping[str, str]) -> list[InForc
 
 
 def _of_broker(settings: Mapping[str, str]) -> list[InForce]:
-    """Return the broker's own settings, then its defaults for topics."""
+    """Return the settings in effect of a broker: first the broker settings, then the topic defaults."""
     both = [*sorted(BROKER_SETTINGS.items()), *sorted(TOPIC_SETTINGS.items())]
     return [_default(name, setting, settings) for name, setting in both]
 
@@ -119,7 +123,9 @@ def _default(name: str, setting: Setting, settings: Mapping[str, str]) -> InForc
 
 
 def _of_cluster(admin: Admin, broker_id: int | None) -> Mapping[str, str]:
-    """Return the settings that the broker was started with; without an id, those of the first broker that responds.
+    """Return the settings with which a broker was started.
+
+    Without ``broker_id``, use the first broker that responds.
 
     Raises:
         BrokerError: BROKER_NOT_AVAILABLE.
@@ -156,7 +162,7 @@ def alter(
         if name in BROKER_SETTINGS:
             broker_config(
                 {name: wanted[name]} if name in wanted else {}
-            )  # report an invalid value before the wrong kind of setting
+            )  # an invalid value is reported before a setting of the wrong kind
             raise ConfigError(f"{name} is a broker setting, fixed when the cluster starts (--set, broker.conf)")
     check_topic_settings([*wanted, *(unset or [])])
     with open_admin(bootstrap, timeout) as admin:
@@ -166,7 +172,7 @@ def alter(
 def alter_topic(
     admin: Admin, topic: str, wanted: Mapping[str, str], *, unset: Sequence[str] | None, as_json: bool
 ) -> None:
-    """Change the topic's settings and print the result. Raises as ``Admin.alter_topic``."""
+    """Change settings of a topic and print the result. Raises as ``Admin.alter_topic``."""
     found = admin.alter_topic(topic, wanted, unset=unset or ())
     settings = ", ".join(f"{name}={value}" for name, value in sorted(found.config.items())) or "all defaults"
     done({"topic": topic, "config": dict(found.config)}, f"{topic}: {settings}", as_json=as_json)

@@ -27,7 +27,7 @@ from sparklog.model import TopicPartition
 
 
 class Level(str, Enum):
-    """Isolation level of a read."""
+    """The isolation level of a consumer."""
 
     COMMITTED = "read_committed"
     UNCOMMITTED = "read_uncommitted"
@@ -108,12 +108,12 @@ def consume(
     ) as consumer:
         starts = {
             tp: consumer.position(tp) for tp in consumer.assignment
-        }  # before the ends are read, which may advance
+        }  # the start offsets are read before the end offsets, which may grow
         ends = None if follow else consumer.end_offsets()
         if ends is not None and until is not None:
             ends = _first_of(servers(bootstrap), ends, until, isolation=isolation, timeout_s=timeout)
         total = None if ends is None else sum(max(0, end - starts[tp]) for tp, end in ends.items())
-        # Read the schemas after the ends: they then hold every column of the records before the ends.
+        # The schemas are read after the end offsets, so that they have every column of the records below these offsets.
         newest = NewestColumns(topics, _schema_of(bootstrap, timeout), places=places)
         with (
             open_sink(
@@ -170,7 +170,7 @@ def _consumer(bootstrap: str, wanted: Any, *, start: str, places: bool, isolatio
     except BrokerError as error:
         if error.code == ErrorCode.UNKNOWN_TOPIC_OR_PARTITION:
             with open_admin(bootstrap, timeout_s):
-                raise  # the error suggests a topic with a similar name
+                raise  # ``open_admin`` adds the name of a similar topic to the error
         raise
     if number is not None:
         _seek(consumer, number)
@@ -178,7 +178,10 @@ def _consumer(bootstrap: str, wanted: Any, *, start: str, places: bool, isolatio
 
 
 def _seek(consumer: Consumer, number: int) -> None:
-    """Seek to an offset; a negative number counts back from the end of each partition, at most to its start."""
+    """Seek to an offset.
+
+    A negative number counts back from the end of each partition, at most to the start of the partition.
+    """
     ends = consumer.end_offsets() if number < 0 else {}
     for tp in consumer.assignment:
         consumer.seek(tp, number if number >= 0 else max(consumer.position(tp), ends[tp] + number))
@@ -187,16 +190,16 @@ def _seek(consumer: Consumer, number: int) -> None:
 def _first_of(
     bootstrap: str, ends: Mapping[TopicPartition, int], until: str, *, isolation: Level, timeout_s: float
 ) -> dict[TopicPartition, int]:
-    """Return the offset of each partition's first record at or after ``until``; the partition's end if it has none.
+    """Return the offset of each partition's first record at or after ``until``, or its end if there is none.
 
     Raises:
         ConfigError: ``until`` is not a time.
-        ClientTimeout: the records from there on cannot be read.
+        ClientTimeout: the first record at or after ``until`` was not found in time.
     """
     at = point_in_time(until)
     if at is None:
         raise ConfigError(f"--until {until!r}: expected {TIMES}")
-    # Brokers resolve times to batches; reading from a time finds the record.
+    # Brokers resolve a time only to a batch. A consumer that starts at the time finds the record in the batch.
     found: dict[TopicPartition, int] = {}
     with Consumer(bootstrap, list(ends), start=at, isolation=isolation.value, timeout_s=timeout_s) as ahead:
         deadline = time.monotonic() + timeout_s
@@ -217,11 +220,14 @@ def _batches(
     *,
     timeout_s: float,
 ) -> Iterator[pa.RecordBatch]:
-    """Yield batches up to the ends, or without end; at most ``count`` records."""
+    """Yield batches up to the offsets ``ends``, or forever if ``ends`` is None.
+
+    The batches have at most ``count`` records together.
+    """
     left = count
     for tp, end in (ends or {}).items():
         if starts[tp] > end and starts[tp] > (now := consumer.end_offsets()[tp]):
-            # No fetch would be sent for this partition, so no broker could report the error.
+            # The consumer would send no fetch for this partition, so no broker could report the error.
             raise BrokerError(
                 ErrorCode.OFFSET_OUT_OF_RANGE, f"{tp}: offset {starts[tp]} is beyond the log end offset {now}"
             )
@@ -244,7 +250,7 @@ def _batches(
 
 
 def _up_to(batch: pa.RecordBatch, ends: Mapping[TopicPartition, int]) -> pa.RecordBatch:
-    """Return ``batch`` without the records at or after ``ends``."""
+    """Return ``batch`` without the records at or after its partition's offset in ``ends``."""
     place = origin(batch)
     end = ends[TopicPartition(place.topic, place.partition)]
     return batch.slice(0, max(0, end - place.offset))

@@ -88,11 +88,11 @@ def controller(
 
 
 async def _read_cluster(zookeeper: str, session_timeout_ms: int, connect_timeout_ms: int) -> tuple[str, bool, bool]:
-    """Return the id of the cluster, whether a controller is active, and whether a broker authenticates itself.
+    """Return the cluster id, whether a controller is active, and whether any broker has the cluster secret.
 
     Raises:
-        ClusterError: ZooKeeper does not respond, or holds no cluster. This command never creates one, because a
-            mistyped chroot would then create an empty cluster.
+        ClusterError: ZooKeeper does not respond, or has no cluster. This command never creates a cluster, so that a
+            mistyped chroot does not create an empty one.
     """
     from sparklog.zk import paths
 
@@ -108,7 +108,7 @@ async def _read_cluster(zookeeper: str, session_timeout_ms: int, connect_timeout
 
 
 def _serve(loop: ControllerLoop) -> None:
-    """Run the controller until a signal. Raises ClusterError with the reason if the controller fails."""
+    """Run the controller until SIGTERM or SIGINT. Raises ClusterError with the reason if the controller fails."""
     asked = StopRequest()
     before = {number: signal.signal(number, lambda *_: asked.set()) for number in (signal.SIGTERM, signal.SIGINT)}
     try:
@@ -124,7 +124,7 @@ def _serve(loop: ControllerLoop) -> None:
 
 
 class _StatusPrinter:
-    """Printer of one line per change of the controller's state. Called in the controller's thread."""
+    """A callback that prints a line for each change of the controller's state. Called in the controller's thread."""
 
     def __init__(self, zookeeper: str, cluster_id: str) -> None:
         self._name = f"cluster {cluster_id} at {zookeeper}"

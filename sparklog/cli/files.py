@@ -1,8 +1,8 @@
-"""Readers of files and pipes as streams of Arrow tables: lines, JSON lines, CSV, Parquet, Arrow; gzip and zstd by name.
+"""Readers of files and pipes, which return streams of Arrow tables: lines, JSON lines, CSV, Parquet and Arrow.
 
-Lines and JSON lines may come from a pipe that never ends: they are passed on as they arrive, in blocks of whole
-lines, without waiting for a block to fill. Broken input raises a ConfigError that names the file and the reason; a
-value that its column cannot hold raises a BrokerError that names the column, the row and the value.
+A file name that ends with .gz or .zst means compression. Lines and JSON lines may come from a pipe that never ends, so
+they are passed on as they arrive, in blocks of whole lines. Malformed input raises a ConfigError that names the file
+and the reason. A value that its column cannot hold raises a BrokerError that names the column, the row and the value.
 """
 
 from __future__ import annotations
@@ -34,17 +34,17 @@ _READ_BYTES = 1 << 20
 _BATCH_ROWS = 65_536
 #: The highest value of a topic's ``max.message.bytes``.
 _MOST_BYTES = 1 << 30
-#: Largest record of a CSV file: twice the largest record that a topic accepts by default.
+#: The maximum size of a record in a CSV file: twice the size that a topic accepts by default.
 _CSV_BLOCK_BYTES = 32 << 20
-#: Continuation mark of an encapsulated message.
+#: The first bytes of an Arrow stream: the continuation marker of its first message.
 _STREAM_START = b"\xff\xff\xff\xff"
 
 
 class InputFormat(str, Enum):
-    """Formats of input."""
+    """The formats of input."""
 
     LINES = "lines"
-    #: The whole input is one record, as when kcat sends a file.
+    #: The whole input becomes one record, as when kcat sends a file.
     WHOLE = "whole"
     JSON = "json"
     CSV = "csv"
@@ -65,24 +65,24 @@ _BY_SUFFIX = {
     ".ipc": InputFormat.ARROW,
 }
 _COMPRESSED = {".gz": "gzip", ".gzip": "gzip", ".zst": "zstd", ".zstd": "zstd"}
-#: Exceptions that broken files raise; JSON that is nested too deeply raises RecursionError.
+#: The exceptions that malformed files raise. JSON that is nested too deeply raises RecursionError.
 _BROKEN = (pa.ArrowException, ValueError, EOFError, zlib.error, gzip.BadGzipFile, RecursionError)
 
 
 class Input(NamedTuple):
-    """Stream of tables, and its total number of rows if known."""
+    """A stream of tables, and its total number of rows if known."""
 
     tables: Iterator[pa.Table]
     total_rows: int | None
 
 
 def format_of(path: Path | None) -> InputFormat:
-    """Return the format that a file's name implies; lines for standard input and unknown names."""
+    """Return the format that a file name implies; lines for standard input and for unknown names."""
     return _BY_SUFFIX.get(plain_path(path).suffix.lower(), InputFormat.LINES) if path is not None else InputFormat.LINES
 
 
 def compression_of(path: Path | None) -> str | None:
-    """Return ``"gzip"`` or ``"zstd"`` if the file's name implies it, otherwise None."""
+    """Return ``"gzip"`` or ``"zstd"`` if the file name implies this compression, otherwise None."""
     return _COMPRESSED.get(path.suffix.lower()) if path is not None else None
 
 
@@ -93,7 +93,7 @@ def plain_path(path: Path) -> Path:
 
 @contextlib.contextmanager
 def open_input(path: Path | None, kind: InputFormat, *, schema: pa.Schema, separator: str | None) -> Iterator[Input]:
-    """Open a file, or standard input, within the block. ``schema`` is the topic's; text is parsed as its types.
+    """Open a file, or standard input, for a ``with`` block. Text is parsed to the types of ``schema``, the topic's.
 
     Raises:
         ConfigError: the content does not have the format; also raised while the tables are read.
@@ -104,7 +104,7 @@ def open_input(path: Path | None, kind: InputFormat, *, schema: pa.Schema, separ
         try:
             source = sys.stdin.buffer if path is None else stack.enter_context(_opened(path))
             if compression_of(path) and kind in {InputFormat.PARQUET, InputFormat.ARROW}:
-                source = io.BytesIO(source.read())  # these formats are read from the end of the file
+                source = io.BytesIO(source.read())  # the readers of these formats must seek to the end of the file
             if kind is InputFormat.PARQUET:
                 found = _parquet(source)
             elif kind is InputFormat.ARROW:
@@ -191,8 +191,10 @@ def _arrow(source: BinaryIO) -> Input:
 
 
 def _arrow_reader(source: BinaryIO) -> pa.RecordBatchFileReader | pa.RecordBatchStreamReader:
-    """Return a reader for an Arrow file or stream, by its first bytes. Input that is neither raises a clear ValueError
-    instead of Arrow's own error."""
+    """Return a reader for an Arrow file or an Arrow stream, as its first bytes show.
+
+    Raises ValueError with a clear message if the input is neither.
+    """
     if not source.seekable():
         return pa.ipc.open_stream(source)
     start = source.read(6)
@@ -208,7 +210,7 @@ _CSV_PARSING = pa.csv.ParseOptions(newlines_in_values=True)
 
 
 def _csv_options(binary: Sequence[str]) -> pa.csv.ConvertOptions:
-    """Return options where an unquoted empty field is null and a quoted empty field is empty text."""
+    """Return options by which an unquoted empty field is null, and a quoted empty field is empty text."""
     return pa.csv.ConvertOptions(
         column_types=dict.fromkeys(binary, pa.binary()),
         null_values=[""],
@@ -219,7 +221,7 @@ def _csv_options(binary: Sequence[str]) -> pa.csv.ConvertOptions:
 
 def _csv(source: BinaryIO, schema: pa.Schema) -> Iterator[pa.Table]:
     """Yield the rows as tables. The header counts as row 1, as in Arrow's reader."""
-    # With one column an empty line is a null; with several it is skipped.
+    # With one column, an empty line is a null. With several columns, an empty line is skipped.
     parsing = _CSV_PARSING
     if len(schema) == 1:
         parsing = pa.csv.ParseOptions(newlines_in_values=True, ignore_empty_lines=False)
@@ -239,7 +241,7 @@ def _csv(source: BinaryIO, schema: pa.Schema) -> Iterator[pa.Table]:
 
 
 class _WholeLineEnds(io.RawIOBase):
-    """Source whose blocks do not end with a carriage return.
+    """A binary source whose blocks do not end with a carriage return.
 
     Arrow's reader drops a line feed at the start of a block if the previous block ended with a carriage return, even
     inside quotes.
@@ -312,16 +314,18 @@ def _table(
     *,
     rows: int | None = None,
 ) -> pa.Table:
-    """Return the values of each column as a table of the topic's types; ``place`` names a row's position in the input.
+    """Return the values of each column as a table of the topic's types.
+
+    ``place`` returns the position of a row in the input, for errors.
 
     Raises:
-        BrokerError: SCHEMA_MISMATCH names the column, the row and the value.
+        BrokerError: SCHEMA_MISMATCH; the message names the column, the row and the value.
     """
     fields = [field for field in schema if field.name in values]
     if PARTITION_COLUMN in values and PARTITION_COLUMN not in schema.names:
         fields.append(pa.field(PARTITION_COLUMN, pa.int64()))
     if not fields:
-        fields = [schema.field(0)]  # objects without any value become records of nulls
+        fields = [schema.field(0)]  # objects without any member become records of nulls
         values = {fields[0].name: [None] * (rows or 0)}
     columns = []
     for field in fields:
@@ -351,8 +355,10 @@ def _lines(source: BinaryIO, separator: str | None) -> Iterator[pa.Table]:
 
 
 def _whole(source: BinaryIO, separator: str | None) -> Iterator[pa.Table]:
-    """Yield the input as one record, with all line ends. Yield none for empty input, as a failed command in a pipe
-    leaves it."""
+    """Yield the input as one record, with all line ends.
+
+    Yield nothing for empty input, which a failed command in a pipe produces.
+    """
     content = source.read(_MOST_BYTES + 1)
     if len(content) > _MOST_BYTES:
         raise ValueError(f"the input is larger than {_MOST_BYTES} bytes, the maximum for one record")

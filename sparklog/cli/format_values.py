@@ -1,10 +1,10 @@
-"""Conversion of column values to JSON, to text for people, and to cells of CSV files. No value is lost.
+"""The conversion of column values to JSON, to text for people, and to cells of CSV files, without loss.
 
 JSON lacks most of Arrow's types, so the column's type decides how a value is written; ``docs/values.md`` has the table.
 A time outside the range of Python's ``datetime`` is written as a number with a unit, ``"9223372036854775807 us"``.
-``parse_values.py`` is the way back.
+``parse_values.py`` has the reverse conversion.
 
-Times are converted as the integers that Arrow stores, so that their range and unit are the column's, not Python's.
+Times are converted from the integers that Arrow stores, so that range and unit are those of the column, not Python's.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from pyarrow import types
 from sparklog.record.exact_values import UNIT_NS
 from sparklog.record.layout import children_of, is_list
 
-#: Conversion of one value that is not null.
+#: A function that converts one value, which is not null.
 _Convert: TypeAlias = "Callable[[Any], Any]"
 
 _EPOCH = dt.datetime(1970, 1, 1, tzinfo=dt.timezone.utc)
@@ -34,7 +34,7 @@ _DAY_NS = UNIT_NS["D"]
 
 
 def json_values(array: pa.Array) -> list[Any]:
-    """Return the values of ``array`` as types that ``json`` writes: None, numbers, text, lists and objects."""
+    """Return the values of ``array`` as types that ``json`` can write: None, numbers, text, lists and dicts."""
     convert = _to_json(array.type)
     values = _stored(array).to_pylist()
     return values if convert is None else [None if value is None else convert(value) for value in values]
@@ -69,7 +69,7 @@ def csv_values(array: pa.Array) -> list[bytes | None]:
 
 
 def as_json(value: Any) -> bytes:
-    """Return one value of ``json_values`` as a JSON document."""
+    """Return one of the values of ``json_values`` as a JSON document."""
     return json.dumps(value, ensure_ascii=False, separators=(",", ":"), allow_nan=False).encode()
 
 
@@ -80,7 +80,7 @@ def _stored(array: pa.Array) -> pa.Array:
 
 @lru_cache(maxsize=1024)
 def stored_type(kind: pa.DataType) -> pa.DataType:
-    """Return the type with integers in place of times."""
+    """Return the type ``kind`` with integers in place of times."""
     if is_time(kind):
         return pa.int32() if kind.bit_width == 32 else pa.int64()
     if types.is_struct(kind):
@@ -115,7 +115,7 @@ def is_bytes(kind: pa.DataType) -> bool:
 
 @lru_cache(maxsize=1024)
 def _to_json(kind: pa.DataType) -> _Convert | None:
-    """Return the conversion of a stored value to JSON; None if none is needed."""
+    """Return the function that converts a stored value to JSON; None if no conversion is needed."""
     if types.is_struct(kind):
         inner = {field.name: found for field in children_of(kind) if (found := _to_json(field.type))}
         return partial(_struct_to_json, inner) if inner else None
@@ -188,7 +188,10 @@ def _timestamp_text(kind: pa.DataType, utc: str, ticks: int) -> str:
 
 
 def _with_ns(text: str, us: int, ns: int) -> str:
-    """Return ``text`` with nanoseconds appended if there are any; it already ends with the fraction of ``us``."""
+    """Return ``text`` with nanoseconds appended if there are any.
+
+    ``text`` ends with the fraction of the second in ``us``, if there is one.
+    """
     if not ns:
         return text
     return f"{text}{ns:03}" if us % 1_000_000 else f"{text}.000000{ns:03}"
@@ -200,7 +203,7 @@ def _date_text(kind: pa.DataType, ticks: int) -> str:
         if not rest:
             return dt.date.fromordinal(dt.date(1970, 1, 1).toordinal() + days).isoformat()
     except (ValueError, OverflowError):
-        pass  # not between the years 1 and 9999
+        pass  # the year is not between 1 and 9999
     return f"{ticks} {'d' if types.is_date32(kind) else 'ms'}"
 
 
@@ -213,7 +216,10 @@ def _time_text(unit: str, ticks: int) -> str:
 
 
 def _duration_text(unit: str, ticks: int) -> str:
-    """Return ISO 8601 in days and seconds; a number with a unit if it is not a whole number of microseconds."""
+    """Return a duration in ISO 8601, in days and seconds.
+
+    If it is not a whole number of microseconds, return a number with its unit.
+    """
     us, ns = divmod(abs(ticks) * UNIT_NS[unit], 1000)
     if ns:
         return f"{ticks} {unit}"

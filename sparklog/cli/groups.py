@@ -27,8 +27,12 @@ _ENDS: dict[str, OffsetQuery] = {"earliest": "earliest", "latest": "latest"}
 
 
 class GroupLag(NamedTuple):
-    """A group's state in one partition: its next offset, the end of the committed records, the lag between both, and
-    the member that reads the partition. None: no offset committed, topic deleted, no member assigned."""
+    """The state of a group in one partition.
+
+    ``offset`` is the next offset that the group reads, and None without a committed offset. ``end_offset`` is the end
+    of the committed records, and None if the topic was deleted. ``lag`` is the difference. ``member`` reads the
+    partition, and is None if no member does.
+    """
 
     topic: str
     partition: int
@@ -93,7 +97,7 @@ def _lags(admin: Admin, offsets: Mapping[TopicPartition, int], owners: Mapping[T
 
 
 def _listed(admin: Admin, partitions: Iterable[TopicPartition], at: OffsetQuery) -> dict[TopicPartition, int]:
-    """Return the offsets of partitions whose topics still exist; a deleted topic must not hide the others."""
+    """Return the offsets of those partitions whose topics still exist."""
     found: dict[TopicPartition, int] = {}
     by_topic: dict[str, list[TopicPartition]] = {}
     there = set(admin.list_topics())

@@ -1,4 +1,4 @@
-"""Streaming parser of JSON objects in lines of text: one per line, several per line, or one over several lines."""
+"""A streaming parser of JSON objects in text: one per line, several per line, or one over several lines."""
 
 from __future__ import annotations
 
@@ -12,28 +12,27 @@ import msgspec
 
 from sparklog.cli.parse_values import DECODER
 
-#: Largest JSON object that spans several lines.
+#: The maximum size of a JSON object that spans several lines.
 _MAX_JSON_BYTES = 64 << 20
 _BOM = b"\xef\xbb\xbf"
 
 
 class JsonDocuments:
-    """Parser of JSON objects from lines: one per line, several per line, or one over several lines. Owner: one
-    input."""
+    """The parser of one input. See the module."""
 
     def __init__(self) -> None:
-        #: Number of lines before the current one.
+        #: The number of lines before the current line.
         self._line = 0
-        #: The lines of an incomplete object, their size in bytes, and its open brackets.
+        #: The lines of an incomplete object, their size in bytes, and the number of its open brackets.
         self._incomplete: list[bytes] = []
         self._incomplete_bytes = 0
         self._depth = 0
         self._found: list[dict[str, Any]] = []
-        #: Lines on which the complete objects begin.
+        #: The numbers of the lines on which the complete objects begin.
         self._lines: list[int] = []
 
     def feed(self, block: bytes) -> None:
-        """Parse whole lines. Raises ValueError with the line number for anything but a JSON object."""
+        """Parse a block of whole lines. Raises ValueError with the line number for anything but a JSON object."""
         if not self._line and not self._incomplete:
             block = block.removeprefix(_BOM)
         if not self._incomplete and (rows := flat_objects(block)) is not None:
@@ -53,7 +52,7 @@ class JsonDocuments:
             self._parse_incomplete()
 
     def pop_objects(self) -> tuple[list[dict[str, Any]], list[int]]:
-        """Return the complete objects, and the line on which each begins."""
+        """Remove and return the complete objects, and the number of the line on which each begins."""
         found, lines = self._found, self._lines
         self._found, self._lines = [], []
         return found, lines
@@ -87,7 +86,7 @@ class JsonDocuments:
         self._line += len(lines)
 
     def _parse(self, text: bytes) -> None:
-        """Parse the objects of ``text`` one by one, when it is not one object per line."""
+        """Parse the objects of ``text`` one by one, because they are not one per line."""
         try:
             document = text.decode()
             at = _spaces_end(document, 0)
@@ -108,7 +107,8 @@ class JsonDocuments:
         self._lines.append(self._line + 1)
 
 
-#: Several times as fast as Python's decoder, but it silently keeps the last of two values for one name.
+#: This decoder is several times as fast as Python's. But if an object has a name twice, it silently keeps the last
+#: value.
 _FAST_DECODER = msgspec.json.Decoder(float_hook=Decimal)
 
 
@@ -122,7 +122,7 @@ def flat_objects(block: bytes) -> list[dict[str, Any]] | None:
         rows = _FAST_DECODER.decode_lines(block)
     except (msgspec.MsgspecError, ValueError, ArithmeticError, RecursionError):
         return None
-    # There are as many lines as objects, and each line begins an object.
+    # The check: there are as many lines as objects, and each line begins an object.
     if not len(rows) == block.count(b"\n") + (block[-1:] != b"\n") == block.count(b"\n{") + (block[:1] == b"{"):
         return None
     if set(map(type, rows)) != {dict}:
@@ -134,7 +134,7 @@ def flat_objects(block: bytes) -> list[dict[str, Any]] | None:
 
 
 class _NoObjectError(ValueError):
-    """JSON value that is not an object; the text names its line."""
+    """The error for a JSON value that is not an object. The message has its line number."""
 
 
 _JSON_PARTS = re.compile(rb'"(?:[^"\\]|\\.)*"?|[{}\[\]]')

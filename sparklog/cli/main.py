@@ -1,6 +1,6 @@
 """The ``sparklog`` command. An error prints one line on stderr and sets an exit code; no command prints a traceback.
 
-Exit codes: 0 success; 1 refusal by the cluster or failed operation; 2 wrong command or settings; 3 time-out or no
+Exit codes: 0 success; 1 an operation failed or the cluster refused it; 2 wrong command or settings; 3 timeout or no
 reachable broker; 130 Ctrl-C; 141 closed output pipe. docs/cli.md describes every command.
 """
 
@@ -39,7 +39,7 @@ EXIT_TIMEOUT = 3
 EXIT_INTERRUPTED = sparklog.cli.starting.EXIT_INTERRUPTED
 EXIT_PIPE = 141
 
-#: Usage errors of the command line. Typer bundles click since 0.20 and exports no public name for this class.
+#: The class of click's usage errors. Typer bundles click since 0.20 and exports no public name for the class.
 _UsageError: type[Exception] = typer.BadParameter.__mro__[1]
 
 app = typer.Typer(
@@ -114,7 +114,7 @@ def run(arguments: Sequence[str]) -> int:
 
 
 def _pipe_gone() -> int:
-    # Python flushes stdout again at exit, and would print an error.
+    # Otherwise Python would flush stdout again at exit, and print an error.
     nowhere = os.open(os.devnull, os.O_WRONLY)
     os.dup2(nowhere, sys.__stdout__.fileno() if sys.__stdout__ is not None else 1)
     os.close(nowhere)

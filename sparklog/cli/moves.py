@@ -1,4 +1,4 @@
-"""``sparklog topics`` commands for replicas and leaders: reassign, elect-leaders, add-partitions."""
+"""The commands of ``sparklog topics`` for replicas and leaders: reassign, elect-leaders, add-partitions."""
 
 from __future__ import annotations
 
@@ -149,14 +149,13 @@ def print_moves(moves: Sequence[MoveDescription]) -> None:
 
 
 def confirm_moves(what: str, *, yes: bool) -> None:
-    """Ask before moving replicas, because replicas that are not part of the target are deleted. Raises as
-    ``confirm``."""
+    """Ask for confirmation of moves, because replicas outside the target are deleted. Raises as ``confirm``."""
     question = f"Move replicas of {what}? Replicas outside the target are deleted once the others are in sync."
     confirm(question, f"moving replicas of {what}", yes=yes)
 
 
 def confirm_cancel(what: str, *, yes: bool) -> None:
-    """Ask before cancelling moves. Raises as ``confirm``."""
+    """Ask for confirmation of a cancellation of moves. Raises as ``confirm``."""
     question = f"Cancel the moves of {what}? The data copied so far is deleted."
     confirm(question, f"cancelling the moves of {what}", yes=yes)
 
@@ -169,7 +168,7 @@ def begin_moves(
     wait_s: float | None,
     as_json: bool,
 ) -> None:
-    """Begin the moves; with ``wait_s``, wait until the replicas are in sync, with a progress bar on a terminal."""
+    """Begin the moves. With ``wait_s``, wait until the replicas are in sync, and show a progress bar on a terminal."""
     begun = admin.reassign(targets, throttle_bytes=throttle_bytes)
     if begun.warning:
         note(f"sparklog: {begun.warning}")
@@ -204,7 +203,7 @@ def plain_targets(targets: Mapping[TopicPartition, Sequence[int]]) -> list[dict[
 
 
 def show_moves(admin: Admin, which: Sequence[str], *, as_json: bool) -> None:
-    """Print the moves in progress, of all partitions or of the named ones."""
+    """Print the moves in progress of the named partitions, or of all."""
     found = admin.reassignments()
     if which:
         named = [_parse(one) for one in which]
@@ -226,7 +225,7 @@ def cancel_moves(admin: Admin, which: Sequence[str], *, as_json: bool) -> None:
         if partition is not None:
             named.append(TopicPartition(topic, partition))
         else:
-            admin.describe_topic(topic)  # raises for a topic that does not exist
+            admin.describe_topic(topic)  # raises if the topic does not exist
             found += [TopicPartition(topic, m.partition) for m in admin.reassignments() if m.topic == topic]
     taken = admin.cancel_reassignment(named, may_have_ended=found)
     done({"cancelled": [str(tp) for tp in taken]}, f"{len(taken)} moves cancelled", as_json=as_json)
@@ -235,8 +234,10 @@ def cancel_moves(admin: Admin, which: Sequence[str], *, as_json: bool) -> None:
 def plan(
     admin: Admin, which: str, *, to: str | None, replication_factor: int | None
 ) -> dict[TopicPartition, tuple[int, ...]]:
-    """Return the target replicas of each partition of ``which``: the given brokers, or the cluster's placement of
-    ``replication_factor`` replicas."""
+    """Return the target replicas of each partition of ``which``.
+
+    The target is the brokers ``to``. Without ``to``, the cluster places ``replication_factor`` replicas.
+    """
     topic, partition = _parse(which)
     if to is None:
         assert replication_factor is not None
@@ -256,7 +257,7 @@ def _partitions(admin: Admin, which: str) -> list[TopicPartition]:
 
 
 def _parse(which: str) -> tuple[str, int | None]:
-    """Return a topic and its partition, None for all. A topic's name cannot contain a colon."""
+    """Return the topic and the partition in ``which``; the partition is None for all. A topic name has no colon."""
     topic, colon, number = which.partition(":")
     if colon and not (number.isascii() and number.isdigit()):
         raise ConfigError(f"expected TOPIC or TOPIC:PARTITION, found {which!r}")

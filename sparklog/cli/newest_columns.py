@@ -1,4 +1,4 @@
-"""Conversion of records with older schemas to the current columns of their topic."""
+"""The conversion of records with older schemas to the current columns of their topic."""
 
 from __future__ import annotations
 
@@ -12,13 +12,17 @@ from sparklog.record.schema import fit_table
 
 
 class NewestColumns:
-    """Newest known schema of each consumed topic. Owner: one command.
+    """The newest known schema of each consumed topic, for one command.
 
-    A topic's schema only gains nullable columns, so an older record has nulls in the new ones.
+    A topic's schema only gets new nullable columns, so an older record has nulls in the new columns.
     """
 
     def __init__(self, topics: Iterable[str], schema_of: Callable[[str], pa.Schema], *, places: bool) -> None:
-        """``schema_of`` asks the cluster; with ``places``, batches have the log's own columns after the topic's."""
+        """Read the schemas of ``topics`` with ``schema_of``.
+
+        With ``places``, batches also have the columns of a record's position (topic, partition, offset) after the
+        topic's columns.
+        """
         self._schema_of = schema_of
         self._places = places
         self._schemas = {topic: self._asked(topic) for topic in topics}
@@ -30,8 +34,7 @@ class NewestColumns:
         return first if all(other.equals(first) for other in others) else None
 
     def fit(self, batch: pa.RecordBatch) -> pa.RecordBatch:
-        """Return ``batch`` with all columns of its topic. A batch with an unknown column makes it ask the cluster
-        again."""
+        """Return ``batch`` with all columns of its topic. Read the schema again if ``batch`` has an unknown column."""
         topic = origin(batch).topic
         schema = self._schemas[topic]
         if batch.schema.equals(schema):

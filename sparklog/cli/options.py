@@ -1,4 +1,4 @@
-"""Options that several commands share, and their parsers: bootstrap servers, times, byte counts, confirmations."""
+"""The options that several commands share, and their parsers: bootstrap servers, times, byte counts, confirmations."""
 
 from __future__ import annotations
 
@@ -35,13 +35,13 @@ def topic_names(context: typer.Context, incomplete: str) -> list[str]:
 
 
 def group_names(context: typer.Context, incomplete: str) -> list[str]:
-    """Return group names for shell completion, as ``topic_names``."""
+    """Return group names for shell completion; empty if no broker responds quickly."""
     found = context.params.get("bootstrap") or _from_environment()
     if not found:
         return []
     try:
         with Admin(found, timeout_s=1.0, first_contact_s=0.5) as admin:
-            # An unprintable name cannot be typed, and the shell would show it without escapes.
+            # A user cannot type an unprintable name, and the shell would show it without escapes.
             return [name for name in admin.list_groups() if name.startswith(incomplete) and name.isprintable()]
     except SparklogError:
         return []
@@ -73,7 +73,7 @@ Throttle = Annotated[
 Topic = Annotated[str, typer.Argument(metavar="TOPIC", show_default=False, autocompletion=topic_names)]
 Topics = Annotated[list[str], typer.Argument(metavar="TOPIC...", show_default=False, autocompletion=topic_names)]
 
-#: Seconds. A wrong address fails after this time rather than after the command's whole time-out.
+#: The time after which a command fails if no broker has ever responded, for example at a wrong address.
 FIRST_CONTACT_S = 2.5
 
 _UNITS = {"": 1, "b": 1} | {
@@ -82,12 +82,15 @@ _UNITS = {"": 1, "b": 1} | {
     for rest, factor in (("", 1000), ("b", 1000), ("ib", 1024))
 }
 _SPAN_S = {"s": 1, "m": 60, "h": 3600, "d": 86_400}
-#: Formats that ``point_in_time`` accepts, for error messages.
+#: The formats that ``point_in_time`` accepts, for error messages.
 TIMES = "a time such as 2026-01-31T12:00 (UTC unless it has a time zone), or an age such as -90s, -15m, -1h, -7d"
 
 
 def byte_count(text: str | None, *, what: str) -> int:
-    """Return ``"50MB"`` or ``"64 KiB"`` in bytes; 0 for None. Raises ConfigError for anything else."""
+    """Return the number of bytes that a text such as ``"50MB"`` or ``"64 KiB"`` means; 0 for None.
+
+    Raises ConfigError for any other text.
+    """
     if text is None:
         return 0
     match = re.fullmatch(r"([0-9]+(?:[.][0-9]+)?) *([a-z]*)(?:/s)?", text.strip().lower())
@@ -97,7 +100,7 @@ def byte_count(text: str | None, *, what: str) -> int:
 
 
 def servers(bootstrap: str | None) -> str:
-    """Return the bootstrap servers. Raises ConfigError if none are given."""
+    """Return the bootstrap servers. Raises ConfigError if the option is not given."""
     if not bootstrap:
         raise ConfigError("no brokers given: pass --bootstrap host:port or set SPARKLOG_BOOTSTRAP")
     return bootstrap
@@ -105,7 +108,7 @@ def servers(bootstrap: str | None) -> str:
 
 @contextlib.contextmanager
 def open_admin(bootstrap: str | None, timeout_s: float) -> Iterator[Admin]:
-    """Open a client for one command. An error about an unknown topic suggests one with a similar name."""
+    """Open an admin client for one command. An error about an unknown topic suggests a topic with a similar name."""
     with Admin(servers(bootstrap), timeout_s=timeout_s, first_contact_s=FIRST_CONTACT_S) as admin:
         try:
             yield admin
@@ -116,20 +119,23 @@ def open_admin(bootstrap: str | None, timeout_s: float) -> Iterator[Admin]:
 
 
 def _nearest(admin: Admin, message: str) -> str:
-    """Return the topic most similar to a word of ``message``; "" for none, or if one of the words is a topic."""
+    """Return the topic whose name is most similar to a word of ``message``.
+
+    Return "" if no name is similar, or if one of the words is the name of a topic.
+    """
     words = re.findall(r"[A-Za-z0-9._-]+", message)
     try:
         there = admin.list_topics()
     except (BrokerError, ClientTimeout):
         return ""
     if set(words) & set(there):
-        return ""  # the topic exists, the partition does not
+        return ""  # the topic exists, so the error is about its partition
     near = [match for word in words for match in difflib.get_close_matches(word, there, n=1, cutoff=0.7)]
     return near[0] if near else ""
 
 
 def confirm(question: str, what: str, *, yes: bool) -> None:
-    """Ask for confirmation on a terminal; elsewhere require ``--yes``.
+    """Ask for confirmation on a terminal. Without a terminal, require ``--yes``.
 
     Raises:
         typer.Abort: the answer is no.
@@ -154,8 +160,10 @@ def pairs(items: list[str], *, what: str) -> dict[str, str]:
 
 
 def point_in_time(text: str) -> dt.datetime | None:
-    """Return the time that ``text`` means: ISO 8601, in UTC unless it has a time zone, or an age such as ``-1h``.
-    Return None for anything else."""
+    """Return the time that ``text`` means: ISO 8601, or an age such as ``-1h``. Return None for any other text.
+
+    A time without a time zone is UTC.
+    """
     if span := re.fullmatch(r"-([0-9]+)([smhd])", text):
         return dt.datetime.now(dt.timezone.utc) - dt.timedelta(seconds=int(span[1]) * _SPAN_S[span[2]])
     try:

@@ -1,6 +1,6 @@
-"""Output of commands: rich tables on a terminal, aligned text in a pipe, JSON on request.
+"""The output of commands: tables on a terminal, aligned text in a pipe, JSON on request.
 
-All output passes through this module, so that names and error texts from other parties reach a terminal escaped.
+All output passes through this module, which escapes names and error messages of other users and processes.
 """
 
 from __future__ import annotations
@@ -31,12 +31,12 @@ def print_json(value: Any) -> None:
 
 
 def print_line(text: str = "", *, flush: bool = False) -> None:
-    """Print one line; ``flush`` if the command continues for long."""
+    """Print one line. Use ``flush`` if the command continues for a long time."""
     print(escaped(text), flush=flush)
 
 
 def print_lines(text: str) -> None:
-    """Print sparklog's own text, which may have several lines."""
+    """Print text of several lines."""
     print(escaped_lines(text), flush=True)
 
 
@@ -48,18 +48,18 @@ def print_json_line(text: str) -> None:
 def print_table(
     columns: Sequence[str], rows: Sequence[Sequence[Any]], *, title: str = "", numeric: Sequence[str] = ()
 ) -> None:
-    """Print a table; ``numeric`` columns are right-aligned."""
+    """Print a table. The ``numeric`` columns are right-aligned."""
     cells = [["-" if cell is None else escaped(str(cell)) for cell in row] for row in rows]
     title = escaped(title)
     if on_terminal():
-        # No rules between columns, so that eight columns fit into 80 characters.
+        # There are no lines between columns, so that eight columns fit into 80 characters.
         table = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False, padding=(0, 1, 0, 0))
         table.title, table.title_justify, table.title_style = Text(title) if title else None, "left", ""
         table.header_style = "bold"
         for column in columns:
             table.add_column(column, justify="right" if column in numeric else "left", overflow="fold")
         for row in cells:
-            table.add_row(*map(Text, row))  # Text: names must not be parsed as markup
+            table.add_row(*map(Text, row))  # as Text, so that rich does not parse names as markup
         Console().print(table)
         return
     if title:
@@ -79,7 +79,7 @@ def done(value: Any, text: str, *, as_json: bool) -> None:
 
 
 def note(message: str) -> None:
-    """Print a message for people on stderr, outside the piped output."""
+    """Print a message for people on stderr, so that it is not part of piped output."""
     print(escaped(message), file=sys.stderr)
 
 

@@ -1,6 +1,6 @@
-"""Conversion of JSON values, and of cells of CSV files, to columns; the way back from ``format_values.py``.
+"""The conversion of JSON values and of cells of CSV files to columns, the reverse of ``format_values.py``.
 
-A value that the column cannot hold exactly is refused with its row.
+A value that the column cannot hold exactly raises an error with its row.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from sparklog.record.exact_values import UNIT_NS, ValueRefusedError
 from sparklog.record.layout import children_of, is_list
 from sparklog.record.rows import ColumnOfValues
 
-#: Conversion of one value that is not null.
+#: A function that converts one value, which is not null.
 _Convert: TypeAlias = "Callable[[Any], Any]"
 
 _EPOCH = dt.datetime(1970, 1, 1, tzinfo=dt.timezone.utc)
@@ -105,7 +105,7 @@ def _array(values: Sequence[Any], kind: pa.DataType, convert: _Convert | None) -
     try:
         array = ColumnOfValues(stored_type(kind)).array(done)
     except ValueRefusedError as error:
-        error.reason = error.reason.partition("; send numpy")[0]  # that advice is for programs
+        error.reason = error.reason.partition("; send numpy")[0]  # this advice is for programs
         if error.path == "" and convert is not None:
             value = values[error.row]
             error.value = _text_of(value) if isinstance(value, bytes) else value
@@ -117,7 +117,7 @@ def _converted(values: Sequence[Any], convert: _Convert) -> list[Any]:
     done: list[Any] = []
     try:
         for value in values:
-            done.append(None if value is None else convert(value))  # noqa: PERF401 - how many are done is for errors
+            done.append(None if value is None else convert(value))  # noqa: PERF401 - the error needs len(done)
     except ValueRefusedError as error:
         error.row = len(done)
         raise
@@ -126,7 +126,7 @@ def _converted(values: Sequence[Any], convert: _Convert) -> list[Any]:
 
 @lru_cache(maxsize=1024)
 def _from_json(kind: pa.DataType) -> _Convert | None:
-    """Return the conversion of a JSON value to a stored value of the column; None if none is needed."""
+    """Return the function that converts a JSON value to a stored value of the column; None if none is needed."""
     if types.is_struct(kind):
         inner = {field.name: found for field in children_of(kind) if (found := _from_json(field.type))}
         return partial(_struct_from_json, inner) if inner else None
@@ -154,7 +154,7 @@ def _from_json(kind: pa.DataType) -> _Convert | None:
 
 def _struct_from_json(inner: dict[str, _Convert], value: Any) -> Any:
     if not isinstance(value, dict):
-        return value  # Arrow refuses it
+        return value  # Arrow raises an error for it
     found = dict(value)
     for name, convert in inner.items():
         if found.get(name) is not None:
@@ -197,8 +197,10 @@ def _float_from_json(kind: pa.DataType, value: Any) -> Any:
 
 
 def _whole_number(value: int) -> int | Decimal:
-    """Return a whole number for a column of floats. A large one is accepted if a float is written that way, as
-    JavaScript writes 2e19."""
+    """Return a whole number for a column of floats.
+
+    A large number is accepted if it is how a float is written, as JavaScript writes 2e19 with all digits.
+    """
     return value if abs(value) <= 2**53 else Decimal(value)
 
 
@@ -260,7 +262,7 @@ def _time_from_text(kind: pa.DataType, parse: Callable[[str], int | None], expec
 
 
 def _timestamp_ns(text: str) -> int | None:
-    """Return the nanoseconds since 1970 of a time; UTC unless it has a time zone."""
+    """Return the nanoseconds from 1970 to the time in ``text``, which is UTC unless it has a time zone."""
     match = _ISO_TIMESTAMP.fullmatch(text)
     if match is None:
         return None
@@ -305,9 +307,9 @@ def _fraction_ns(digits: str | None) -> int:
     return int(digits.ljust(9, "0")) if digits else 0
 
 
-# --- columns at once ---
+# --- whole columns ---
 
-#: Text for which Arrow's casts give the same result as the conversions above, more than ten times as fast.
+#: The texts for which Arrow's casts have the same result as the functions above. Casts are more than ten times as fast.
 _PLAIN_INTEGER = r"^-?[0-9]{1,18}$"
 _PLAIN_FLOAT = r"^-?(?:0|[1-9][0-9]{0,14})(?:\.[0-9]{1,20})?$"
 _PLAIN_DATE = r"^(?:[1-9][0-9]{3}|0[1-9][0-9]{2})-[0-9]{2}-[0-9]{2}$"
@@ -315,14 +317,14 @@ _PLAIN_TIMESTAMP = _PLAIN_DATE[:-1] + r"[T ](?:[01][0-9]|2[0-3]):[0-5][0-9]:[0-5
 
 
 def _plain_cells(cells: pa.Array, kind: pa.DataType) -> pa.Array | None:
-    """Return the cells as an array of ``kind`` if all are plain; otherwise None. Raises Arrow's errors."""
+    """Return the cells as an array of ``kind`` if Arrow can cast all of them; otherwise None. Raises Arrow's errors."""
     if types.is_string(kind) or types.is_large_string(kind) or is_bytes(kind):
         return cells.cast(kind)
     return _plain_texts(cells.cast(pa.string()), kind)
 
 
 def _plain_texts(texts: pa.Array, kind: pa.DataType) -> pa.Array | None:
-    """Return the texts as an array of ``kind`` if all are plain; otherwise None. Raises Arrow's errors."""
+    """Return the texts as an array of ``kind`` if Arrow can cast all of them; otherwise None. Raises Arrow's errors."""
     if types.is_integer(kind):
         return texts.cast(kind) if _all_match(texts, _PLAIN_INTEGER) else None
     if types.is_float64(kind):
@@ -407,6 +409,6 @@ def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     return found
 
 
-#: Parser of JSON. A number with a fraction or an exponent becomes a Decimal, so that no digit is lost.
+#: The decoder of JSON. A number with a fraction or an exponent becomes a Decimal, so that no digit is lost.
 DECODER = json.JSONDecoder(object_pairs_hook=_object, parse_float=Decimal)
 parse_json = DECODER.decode

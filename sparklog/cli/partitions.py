@@ -1,4 +1,4 @@
-"""``sparklog partitions``: reassignment plans (make, apply, show progress, cancel), elections, set-aside logs."""
+"""``sparklog partitions``: reassignment plans, leader elections, and set-aside logs."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class _ReplicaMove(msgspec.Struct):
 
 
 class _MovePlan(msgspec.Struct):
-    """Content of a plan file. Kafka's reassignment files are accepted too."""
+    """The content of a plan file. Kafka's reassignment files are accepted too."""
 
     partitions: list[_ReplicaMove]
     version: int = 1

@@ -28,7 +28,8 @@ perf = typer.Typer(help="Measure a cluster: writes, reads, latency.", no_args_is
 Acks = Annotated[str, typer.Option(help="Required acknowledgements: all in-sync replicas, 1 (leader only), 0.")]
 Size = Annotated[str, typer.Option("--size", metavar="BYTES", help="Size of each value, such as 100 or 1kB.")]
 
-#: Number of distinct values, used in turn: too many for a CPU cache, few enough to generate up front.
+#: The number of distinct values, which are used in turn. They do not fit into a CPU cache, and are generated in
+#: advance.
 _VARIETY = 4096
 _MAX_OPEN = 64
 
@@ -162,7 +163,7 @@ def latency(
 
 
 def _await(consumer: Consumer, key: bytes, value: bytes, timeout_s: float) -> None:
-    """Read until that record arrives; other producers may write to the topic too. Raises ClientTimeout."""
+    """Read until the record with this key and value arrives, and ignore other records. Raises ClientTimeout."""
     deadline = time.perf_counter() + timeout_s
     while time.perf_counter() < deadline:
         for batch in consumer.poll(min(1.0, timeout_s)):
@@ -179,7 +180,7 @@ def _check_columns(topic: str, bootstrap: str | None, timeout_s: float) -> None:
 
 
 def _values(count: int, size: int) -> list[bytes]:
-    """Return printable random values, which compress only as far as any random text does."""
+    """Return random values of printable characters, which compress no better than any random text."""
     letters = np.frombuffer(b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789-_", np.uint8)
     drawn = letters[np.random.default_rng(7).integers(0, len(letters), (count, size))]
     return [row.tobytes() for row in drawn]
@@ -208,7 +209,7 @@ def _throughput(records: int, size: int, seconds: float) -> dict[str, Any]:
 
 
 def _spread(seconds: Sequence[float]) -> dict[str, float]:
-    """Return percentiles in milliseconds; empty for no values."""
+    """Return percentiles in milliseconds; empty if ``seconds`` is empty."""
     if not seconds:
         return {}
     in_ms = np.array(seconds) * 1000

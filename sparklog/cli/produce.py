@@ -22,7 +22,7 @@ from sparklog.client.producer.results import WriteResult
 from sparklog.errors import ConfigError
 from sparklog.record.schema import DEFAULT_SCHEMA
 
-#: Maximum number of unacknowledged tables; the producer's buffer bounds their bytes.
+#: The maximum number of unacknowledged tables. The producer's buffer limits their bytes.
 _MAX_OPEN = 256
 
 
@@ -89,7 +89,7 @@ def produce(
 def _write_all(
     producer: Producer, topic: str, tables: Iterator[pa.Table], *, partition: int | None, progress: Bar
 ) -> int:
-    """Send all tables and return the number of acknowledged records. The first failure stops it."""
+    """Send all tables and return the number of acknowledged records. Stop at the first failure."""
     open_writes: deque[Future[WriteResult]] = deque()
     count = 0
     for table in tables:

@@ -1,4 +1,7 @@
-"""Progress bars: amount done, speed and remaining time. Shown on stderr, and only on a terminal."""
+"""Progress bars with the amount done, the speed and the remaining time.
+
+They are shown on stderr, and only on a terminal.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +27,7 @@ from sparklog.escaping import escaped
 
 
 class Bar:
-    """Progress bar on a terminal; elsewhere it shows nothing."""
+    """A progress bar. Without a terminal, it shows nothing."""
 
     def __init__(self, progress: Progress | None, total: int | None, title: str) -> None:
         self._progress = progress
@@ -35,14 +38,17 @@ class Bar:
         return self._progress is not None
 
     def show(self, count: int) -> None:
-        """Show that ``count`` of the total are done."""
+        """Show that ``count`` units of the total are done."""
         if self._progress is not None and self._task is not None:
             self._progress.update(self._task, completed=count)
 
 
 @contextlib.contextmanager
 def bar(title: str, total: int | None, *, unit: str = "records", hidden: bool = False) -> Iterator[Bar]:
-    """Show a bar within the block. ``total`` None: unknown, without a remaining time. ``unit`` "": shown in percent."""
+    """Show a bar during a ``with`` block.
+
+    If ``total`` is None, the total is unknown and no remaining time is shown. If ``unit`` is "", the bar shows percent.
+    """
     if hidden or not sys.stderr.isatty():
         yield Bar(None, total, title)
         return

@@ -1,4 +1,4 @@
-"""``sparklog segments salvage``: write rows of segment files that no broker uses any longer to an Arrow file."""
+"""``sparklog segments salvage``: copy the rows of segment files that no broker uses any more to an Arrow file."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from sparklog.cli.segments import JsonForTable
 from sparklog.errors import StorageError
 from sparklog.storage.salvage import SalvagedBatch, SalvagedSegment, segments_to_salvage
 
-#: Columns that ``--offsets`` adds.
+#: The columns that ``--offsets`` adds.
 _ADDED = (pa.field("_offset", pa.int64()), pa.field("_transactional", pa.bool_()))
 _UNKNOWN = (
     "Transactions and duplicates are unknown: the rows may include rows of aborted transactions, rows that a retry"
@@ -49,7 +49,10 @@ def salvage(
 
 
 def _widest(found: list[SalvagedSegment], directory: Path) -> pa.Schema:
-    """Return the schema with the most columns; later schemas of a topic only add columns at the end."""
+    """Return the schema with the most columns.
+
+    It is the newest one, because the schemas of a topic only get new columns at the end.
+    """
     schemas = [schema for segment in found if (schema := segment.schema()) is not None]
     if not schemas:
         raise StorageError(f"{directory}: no schema found in partition.json or at the start of a segment")

@@ -1,4 +1,4 @@
-"""``sparklog segments``: read segment files in place. Needs no running broker and changes nothing."""
+"""``sparklog segments``: inspect the segment files of a log directory. Needs no running broker and changes nothing."""
 
 from __future__ import annotations
 
@@ -189,7 +189,10 @@ def _print_records(batch: StoredBatch, start: int, end: int | None) -> None:
 
 
 def _time(us: int) -> str | None:
-    """Return the time to the second, or its number and unit if a date cannot represent it."""
+    """Return a time with a precision of seconds.
+
+    If Python's ``datetime`` cannot represent the time, return a number with its unit.
+    """
     if us < 0:
         return None
     (text,) = text_values(pa.array([us // 1_000_000], pa.timestamp("s", "UTC")))
@@ -197,7 +200,7 @@ def _time(us: int) -> str | None:
 
 
 def _high_watermark(partition: StoredPartition) -> int:
-    """Return the high watermark in the log directory's checkpoint; 0 if it has none."""
+    """Return the partition's high watermark from the checkpoint in the log directory; 0 if there is none."""
     tp = TopicPartition(partition.content.topic, partition.content.partition)
     entry = read_checkpoint(RealDisk(), partition.directory.parent).get(tp)
     return entry.high_watermark if entry is not None and entry.topic_id == partition.content.topic_id else 0

@@ -100,11 +100,11 @@ def remove(
 
 
 def _topic_id(logs: list[SetAsideDescription], which: str) -> str:
-    """Return the topic id that ``which`` identifies.
+    """Return the topic id for ``which``, the name or id of a topic.
 
     Raises:
-        BrokerError: UNKNOWN_TOPIC_OR_PARTITION when no broker has set aside a log of the topic.
-        ConfigError: logs of several topics of this name are set aside.
+        BrokerError: UNKNOWN_TOPIC_OR_PARTITION if no broker has set aside a log of the topic.
+        ConfigError: there are set-aside logs of several topics with this name.
     """
     if any(log.topic_id == which for log in logs):
         return which

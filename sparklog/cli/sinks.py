@@ -1,6 +1,7 @@
-"""Output formats of consumed records: text, templates, JSON, CSV, Arrow, Parquet; gzip and zstd by file name.
+"""The output formats of consumed records: text, templates, JSON, CSV, Arrow and Parquet.
 
-Tables (CSV, Arrow, Parquet) have the topic's columns at the start of the read, even if no record follows.
+A file name that ends with .gz or .zst means compression. Tables (CSV, Arrow, Parquet) have the columns that the topic
+has when the read begins, even if there is no record.
 """
 
 from __future__ import annotations
@@ -25,13 +26,13 @@ from sparklog.cli.template import Show, Template
 from sparklog.errors import ConfigError
 from sparklog.escaping import escaped_json, shown_bytes
 
-#: Rows, and approximate bytes, of one row group of a Parquet file.
+#: The number of rows, and the approximate size, at which a row group of a Parquet file is written.
 _GROUP_ROWS, _GROUP_BYTES = 1 << 20, 64 << 20
 _SPECIAL = re.compile(rb'[",\r\n]')
 
 
 class OutputFormat(str, Enum):
-    """Formats of output."""
+    """The formats of output."""
 
     TEXT = "text"
     JSON = "json"
@@ -44,7 +45,7 @@ TABLES = frozenset({OutputFormat.CSV, OutputFormat.ARROW, OutputFormat.PARQUET})
 
 
 def format_of(path: Path | None) -> OutputFormat:
-    """Return the format that a file's name implies; text for standard output and unknown names."""
+    """Return the format that a file name implies; text for standard output and for unknown names."""
     found = files.format_of(path).value
     return OutputFormat(found) if found in {kind.value for kind in OutputFormat} else OutputFormat.TEXT
 
@@ -57,12 +58,14 @@ class Sink(Protocol):
 def open_sink(
     kind: OutputFormat, output: Path | None, *, schema: pa.Schema | None, keys: bool, template: Template | None
 ) -> Iterator[Sink]:
-    """Open a file, or standard output. ``schema`` has the columns of a table; None: the topics have different columns.
+    """Open a file, or standard output, for a ``with`` block.
+
+    ``schema`` has the columns of a table. It is None if the topics have different columns.
 
     On a terminal, unprintable characters of values are escaped.
 
     Raises:
-        ConfigError: the topics have different columns, which do not fit one table, or this format cannot be compressed.
+        ConfigError: the topics have different columns, which one table cannot have, or the format cannot be compressed.
     """
     if kind in TABLES and schema is None:
         raise ConfigError(
@@ -106,7 +109,7 @@ def _opened(output: Path, compression: str | None) -> Iterator[BinaryIO]:
 
 
 class _TextSink:
-    """Sink that writes one value per line."""
+    """The output that writes one value per line."""
 
     def __init__(self, stream: BinaryIO, show: Show, *, keys: bool, flushed: bool) -> None:
         self._stream = stream
@@ -129,7 +132,7 @@ class _TextSink:
 
 
 class _TemplateSink:
-    """Sink that writes a template's text for each record."""
+    """The output that writes the text of a template for each record."""
 
     def __init__(self, stream: BinaryIO, template: Template, show: Show, *, flushed: bool) -> None:
         self._stream = stream
@@ -144,7 +147,7 @@ class _TemplateSink:
 
 
 class _JsonSink:
-    """Sink that writes one JSON object per line."""
+    """The output that writes one JSON object per line."""
 
     def __init__(self, stream: BinaryIO, *, is_shown: bool = False, flushed: bool = True) -> None:
         self._stream = stream
@@ -163,7 +166,7 @@ class _JsonSink:
 
 
 class _CsvSink:
-    """Sink that writes a header line and one row per record. A null is an empty field, empty text is ``""``."""
+    """The output that writes a header line and one row per record. A null is an empty field; empty text is ``""``."""
 
     def __init__(self, stream: BinaryIO, schema: pa.Schema, show: Show, *, flushed: bool) -> None:
         self._stream = stream
@@ -187,7 +190,7 @@ def _cell(value: bytes | None) -> bytes:
 
 
 class _ArrowSink:
-    """Sink that writes an Arrow file, or an Arrow stream to outputs that cannot seek."""
+    """The output that writes an Arrow file, or an Arrow stream if the output cannot seek."""
 
     def __init__(self, stream: BinaryIO, schema: pa.Schema, *, as_file: bool) -> None:
         self._schema = schema
@@ -202,7 +205,7 @@ class _ArrowSink:
 
 
 class _ParquetSink:
-    """Sink that writes a Parquet file with row groups larger than the received batches."""
+    """The output that writes a Parquet file. Its row groups are larger than the received batches."""
 
     def __init__(self, stream: BinaryIO, schema: pa.Schema) -> None:
         self._schema = schema
@@ -227,7 +230,7 @@ class _ParquetSink:
         self._waiting, self._waiting_bytes = [], 0
         try:
             self._writer.write_table(table, row_group_size=_GROUP_ROWS)
-        except pa.ArrowException as error:  # seconds outside the range of Parquet's milliseconds
+        except pa.ArrowException as error:  # for example, seconds outside the range of Parquet's milliseconds
             raise ConfigError(f"Parquet: {str(error).partition(chr(10))[0]}; use another format") from None
 
 

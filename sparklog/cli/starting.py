@@ -1,4 +1,4 @@
-"""Handling of Ctrl-C during a program's imports: the program exits with 130, without a traceback.
+"""The handling of Ctrl-C during a program's imports: the program exits with code 130, without a traceback.
 
 Programs import this module first, and call ``started`` after their other imports. The imports take a second or more,
 and KeyboardInterrupt in the middle of them would print a meaningless traceback.
@@ -15,16 +15,16 @@ EXIT_INTERRUPTED = 130
 
 
 def started() -> None:
-    """Let Ctrl-C raise KeyboardInterrupt again, as is Python's default."""
+    """Make Ctrl-C raise KeyboardInterrupt again, as is Python's default."""
     if signal.getsignal(signal.SIGINT) is _leave and threading.current_thread() is threading.main_thread():
         signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def _leave(_number: int, _frame: FrameType | None) -> None:
-    os._exit(EXIT_INTERRUPTED)  # no work has begun that would need cleaning up
+    os._exit(EXIT_INTERRUPTED)  # no work that needs a cleanup has begun
 
 
-# If the caller ignores Ctrl-C or has its own handler, leave that in place.
+# If the parent process ignores Ctrl-C, or there is another handler, keep that.
 if signal.getsignal(signal.SIGINT) is signal.default_int_handler and (
     threading.current_thread() is threading.main_thread()
 ):

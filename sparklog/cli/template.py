@@ -25,16 +25,16 @@ from sparklog.record.schema import DEFAULT_SCHEMA
 _PARTS = re.compile(rb"%\{([^}]*)\}|%(.)|\\x([0-9a-fA-F]{2})|\\(.)|([^%\\]+)|(.)", re.DOTALL)
 _ESCAPES = {b"n": b"\n", b"r": b"\r", b"t": b"\t", b"\\": b"\\", b"0": b"\0"}
 _WORDS = frozenset(b"tpokKsSTh")
-#: Function that makes a record's value printable.
+#: The type of a function that makes a record's value printable.
 Show = Callable[[bytes], bytes]
 _PLACES = {field.name for field in LOG_COLUMNS}
 
 
 class Template:
-    """Parsed format string. Raises ConfigError for an unknown format sequence."""
+    """A parsed format string. The constructor raises ConfigError for an unknown format sequence."""
 
     def __init__(self, text: str) -> None:
-        #: Literal bytes, the name of a column, or a format letter.
+        #: The parts of the format string: literal bytes, the name of a column, or a format letter.
         self._parts: list[tuple[str, bytes]] = []
         for column, word, code, escape, literal, stray in _PARTS.findall(text.encode()):
             if column:
@@ -53,8 +53,10 @@ class Template:
                 self._parts.append(("text", bytes([int(code, 16)]) if code else _ESCAPES.get(escape, plain)))
 
     def render(self, batch: pa.RecordBatch, *, show: Show = bytes) -> Iterator[bytes]:
-        """Return one text per record of a batch with log columns; ``show`` makes values printable. Raises ConfigError
-        for an unknown column."""
+        """Return the text of each record of ``batch``, which must have the log columns.
+
+        ``show`` makes values printable. Raises ConfigError for an unknown column.
+        """
         for kind, name in self._parts:
             if kind == "column" and name.decode() not in batch.schema.names:
                 raise ConfigError(f"--template: no column {name.decode()!r}; columns: {', '.join(batch.schema.names)}")
@@ -67,7 +69,7 @@ class Template:
 
 
 def _part(kind: str, part: bytes, batch: pa.RecordBatch) -> Sequence[bytes]:
-    """Return the text of a column or a format letter for each record."""
+    """Return the text of one part for each record: of a column or a format letter."""
     return _shown(text_values(batch.column(part.decode()))) if kind == "column" else _word(part, batch)
 
 
@@ -94,7 +96,7 @@ def _word(word: bytes, batch: pa.RecordBatch) -> Sequence[bytes]:
 
 
 def _texts(batch: pa.RecordBatch, name: str) -> Sequence[bytes | None]:
-    """Return the text of a column; nulls if the column does not exist."""
+    """Return the text of a column for each record; None for each if the column does not exist."""
     return text_values(batch.column(name)) if name in batch.schema.names else [None] * batch.num_rows
 
 

@@ -87,18 +87,18 @@ def _live(admin: Admin, looks: Iterable[int], interval_s: float, rows: int) -> N
                 now = snapshot(admin)
                 view = compare(before, now)
                 before = now
-                at = dt.datetime.now().strftime("%H:%M:%S")  # noqa: DTZ005 - as the clock on the wall
+                at = dt.datetime.now().strftime("%H:%M:%S")  # noqa: DTZ005 - local time, for the operator
                 changes.extendleft(f"{at}  {change}" for change in view.changes)
                 shown = _render(view, changes, rows)
                 live.update(shown, refresh=True)
             except (BrokerError, ClientTimeout) as error:
-                # Keep the last view on screen: an operator needs it while the cluster has a problem.
+                # The last view stays on screen, because an operator needs it while the cluster has a problem.
                 live.update(Group(Text(escaped(str(error)), style="bold red"), shown), refresh=True)
             time.sleep(interval_s)
 
 
 def snapshot(admin: Admin) -> TopSnapshot:
-    """Query every broker and coordinator once. Raises BrokerError, ClientTimeout."""
+    """Ask every broker and coordinator once; return the state of the cluster. Raises BrokerError, ClientTimeout."""
     groups = {}
     for name in admin.list_groups():
         groups[name] = admin.group_offsets(name)

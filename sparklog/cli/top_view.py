@@ -1,4 +1,4 @@
-"""Content of ``sparklog top``: snapshots of a cluster's state, and the changes between two of them. Pure."""
+"""The content of ``sparklog top``: snapshots of a cluster's state, and the changes between two snapshots. Pure."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ _KEPT_CHANGES = 200
 
 @dataclass(frozen=True)
 class TopSnapshot:
-    """State of a cluster as reported by its brokers at ``at_s`` of a monotonic clock."""
+    """The state of a cluster, as its brokers reported it at the time ``at_s`` of a monotonic clock."""
 
     at_s: float
     brokers: Sequence[BrokerDescription]
     topics: Sequence[TopicDescription]
-    #: Committed offsets of each group.
+    #: The committed offsets of each group.
     groups: Mapping[str, Mapping[TopicPartition, int]]
     leaders: Mapping[TopicPartition, tuple[int, int, int]] = field(init=False)
 
@@ -40,7 +40,11 @@ class TopSnapshot:
 
 
 class BrokerRow(NamedTuple):
-    """One broker. ``rate``: records per second written to partitions that it leads; None before the second snapshot."""
+    """One broker.
+
+    ``rate`` is the number of records per second written to the partitions that the broker leads; None before the second
+    snapshot.
+    """
 
     broker_id: int
     address: str
@@ -62,14 +66,17 @@ class PartitionRow(NamedTuple):
 
 
 class GroupRow(NamedTuple):
-    """One group. ``lag``: offsets up to the high watermark, over all partitions with committed offsets; ``worst``: the
-    partition with the largest lag."""
+    """One group.
+
+    ``lag`` is the sum of the lags up to the high watermark over all partitions with committed offsets. ``worst`` is the
+    partition with the largest lag.
+    """
 
     group: str
     partitions: int
     lag: int
     worst: TopicPartition | None
-    #: Committed offsets per second.
+    #: The number of offsets that the group commits per second.
     per_s: float | None
 
 
@@ -79,12 +86,12 @@ class View(NamedTuple):
     groups: list[GroupRow]
     under_replicated: int
     leaderless: int
-    #: Changes of leaders and in-sync replicas since the previous snapshot.
+    #: The changes of leaders and in-sync replicas since the previous snapshot.
     changes: list[str]
 
 
 def compare(before: TopSnapshot | None, now: TopSnapshot) -> View:
-    """Return the view of ``now``; it has rates if ``before``, the previous snapshot, is given."""
+    """Return the view of the snapshot ``now``. It has rates if ``before``, the previous snapshot, is given."""
     span_s = now.at_s - before.at_s if before is not None else 0.0
     rates = _rates(before, now, span_s)
     partitions = now.partitions()
@@ -99,7 +106,10 @@ def compare(before: TopSnapshot | None, now: TopSnapshot) -> View:
 
 
 def _rates(before: TopSnapshot | None, now: TopSnapshot, span_s: float) -> dict[TopicPartition, tuple[float, float]]:
-    """Return records and bytes per second of each partition. A log that shrank, as by retention, counts as idle."""
+    """Return records and bytes per second of each partition.
+
+    A log that has become smaller, for example by retention, counts as idle.
+    """
     if before is None or span_s <= 0:
         return {}
     found = {}
@@ -131,8 +141,10 @@ def _busiest(
     partitions: Mapping[TopicPartition, PartitionDescription],
     rates: Mapping[TopicPartition, tuple[float, float]],
 ) -> list[PartitionRow]:
-    """Return the partitions that receive writes, busiest first; without rates, all of them by end offset. The caller
-    limits their number."""
+    """Return the partitions that receive writes, busiest first.
+
+    Without rates, return all partitions, ordered by end offset. The caller limits their number.
+    """
     rows = []
     for tp, (end, _, _) in now.leaders.items():
         records, size = rates.get(tp, (0.0, 0.0))

@@ -1,4 +1,4 @@
-"""``sparklog topics locate`` and ``restore``: commands for the archives of topics."""
+"""``sparklog topics locate`` and ``restore``: the commands for archives of topics."""
 
 from __future__ import annotations
 
@@ -132,7 +132,10 @@ def _plain(done: Restored) -> dict[str, object]:
 
 
 def _warn_of_retention(done: Restored, bootstrap: str | None, timeout_s: float) -> None:
-    """Warn if the restored topic's retention deletes records soon: an archive reaches further back than a topic."""
+    """Warn if the restored topic's retention will soon delete records.
+
+    An archive usually has older records than a topic keeps.
+    """
     config = done.topic.config
     with open_admin(bootstrap, timeout_s) as admin:
         policy, kept = (config.get(key) or cluster_default(admin, key) for key in ("cleanup.policy", "retention.ms"))

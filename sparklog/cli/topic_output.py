@@ -1,4 +1,4 @@
-"""Output of topics, and filters for partitions with a problem."""
+"""The output of topics, and the filters for partitions with a problem."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ _MIN_ISR = "min.insync.replicas"
 
 
 class PartitionFilter(NamedTuple):
-    """Problem to filter partitions by; at most one."""
+    """The filter for partitions with one kind of problem. At most one field may be true."""
 
     under_replicated: bool = False
     unavailable: bool = False
@@ -45,7 +45,7 @@ class PartitionFilter(NamedTuple):
         return any(self)
 
     def pick(self, admin: Admin, found: Iterable[TopicDescription]) -> list[TopicDescription]:
-        """Return the topics that have such partitions, each reduced to those partitions.
+        """Return the topics that have partitions with the problem, each with only these partitions.
 
         Raises:
             ConfigError: several filters are set, or no broker returned the default of min.insync.replicas.
@@ -57,7 +57,7 @@ class PartitionFilter(NamedTuple):
         return [topic for topic in picked if topic.partitions]
 
     def only(self, topic: TopicDescription, default_min_isr: str) -> TopicDescription:
-        """Return the topic reduced to such partitions. Pure."""
+        """Return the topic with only the partitions that have the problem. Pure."""
         wanted = self._wanted(topic, default_min_isr)
         return replace(topic, partitions=tuple(part for part in topic.partitions if wanted(part)))
 
@@ -105,7 +105,7 @@ def print_topic(topic: TopicDescription) -> None:
 
 
 def plain_topic(topic: TopicDescription) -> dict[str, Any]:
-    """Return a topic as JSON values; the schema becomes a list of columns."""
+    """Return a topic as JSON values. The schema becomes a list of columns."""
     fields = [{"name": field.name, "type": str(field.type), "nullable": field.nullable} for field in topic.schema]
     return {
         "name": topic.name,

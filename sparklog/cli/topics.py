@@ -1,5 +1,7 @@
-"""``sparklog topics``: create, list, describe, alter, delete. ``moves`` has the commands for replicas and leaders,
-``topic_archives`` those for archives."""
+"""``sparklog topics``: create, list, describe, alter and delete topics.
+
+``moves`` has the commands for replicas and leaders, and ``topic_archives`` the commands for archives.
+"""
 
 from __future__ import annotations
 
@@ -44,7 +46,7 @@ topics = typer.Typer(
     help="Create, list, describe, alter and delete topics; move their replicas and leaders.", no_args_is_help=True
 )
 
-NewTopicName = Annotated[str, typer.Argument(metavar="TOPIC", show_default=False)]  # of a topic that does not exist yet
+NewTopicName = Annotated[str, typer.Argument(metavar="TOPIC", show_default=False)]  # the topic does not exist yet
 
 
 @topics.command("create")
@@ -247,7 +249,10 @@ def delete_records(
 
 
 def _places(before: list[str]) -> dict[int, int | None]:
-    """Return the offset of each partition; None for its end. Raises ConfigError for anything but PARTITION=OFFSET."""
+    """Parse PARTITION=OFFSET texts; return the offset of each partition, or None for its end.
+
+    Raises ConfigError for any other text.
+    """
     found: dict[int, int | None] = {}
     for part, offset in pairs(before, what="place").items():
         if not part.isdigit() or not (offset.isdigit() or offset == "end"):

@@ -1,1 +1,1 @@
-"""The admin client: topics, groups, reassignments, the state of the cluster."""
+"""The admin client: management of topics, groups and reassignments, and the state of the cluster."""

@@ -1,6 +1,6 @@
 """The admin client: topics, replicas, brokers, groups and transactions of a cluster.
 
-Every call is retried while its error is retriable, and ends with a typed error within its time.
+Every call is retried while its error is retriable. If it does not succeed in its time, it raises a typed error.
 """
 
 from __future__ import annotations
@@ -44,7 +44,8 @@ from sparklog.protocol.messages import (
 class Admin:
     """A client for administration. Use it from one thread at a time. Close it, or use it in a ``with`` block.
 
-    Every call raises ClientTimeout if it does not end in its time. The calls below document what the state is then.
+    Every method raises ClientTimeout if it does not succeed in its time. Its docstring says what may have happened
+    then.
 
     >>> with Admin("localhost:9092") as admin:                                              # doctest: +SKIP
     ...     admin.create_topic("flights", partitions=6, schema="carrier string, dep_delay double", key="carrier")
@@ -60,8 +61,8 @@ class Admin:
     ) -> None:
         """Create the client. It connects at the first call.
 
-        ``timeout_s`` bounds every call, including retries. ``first_contact_s`` is the time after which a call fails
-        while no broker has ever responded; None: as ``timeout_s``.
+        ``timeout_s`` bounds every call, including retries. As long as no broker has ever responded, ``first_contact_s``
+        is the bound; None means ``timeout_s``.
         """
         self._cluster = BlockingCluster(
             bootstrap, client_id=client_id, timeout_s=timeout_s, first_contact_s=first_contact_s
@@ -110,7 +111,7 @@ class Admin:
             BrokerError: TOPIC_ALREADY_EXISTS, INVALID_TOPIC_EXCEPTION, INVALID_PARTITIONS, INVALID_REPLICATION_FACTOR,
                 INVALID_CONFIG, SCHEMA_MISMATCH.
             ConfigError: ``schema`` is invalid text.
-            ClientTimeout: not done in time; the topic may still be created.
+            ClientTimeout: no success in time; the topic may still be created.
         """
         warning = topics.create_topic(
             self._cluster,
@@ -130,7 +131,7 @@ class Admin:
 
         Raises:
             BrokerError: UNKNOWN_TOPIC_OR_PARTITION.
-            ClientTimeout: not done in time; the topic may still be deleted.
+            ClientTimeout: no success in time; the topic may still be deleted.
         """
         topics.delete_topic(self._cluster, name, timeout_s=self._timeout_s if timeout_s is None else timeout_s)
 
@@ -144,7 +145,7 @@ class Admin:
     ) -> TopicDescription:
         """Increase a topic's partitions to ``partitions``, and wait until the new ones have leaders.
 
-        From then on, a key may go to another partition than before.
+        Afterwards, a key may belong to another partition than before.
 
         Args:
             assignment: the brokers of each added partition, preferred leader first. Default: balanced.
@@ -152,7 +153,7 @@ class Admin:
         Raises:
             BrokerError: UNKNOWN_TOPIC_OR_PARTITION, INVALID_PARTITIONS if the topic has this number or more,
                 INVALID_REPLICA_ASSIGNMENT, INVALID_REPLICATION_FACTOR if too few brokers are alive.
-            ClientTimeout: not done in time; the partitions may still be created.
+            ClientTimeout: no success in time; the partitions may still be created.
         """
         timeout_s = self._timeout_s if timeout_s is None else timeout_s
         warning = topics.create_partitions(self._cluster, name, partitions, assignment=assignment, timeout_s=timeout_s)
@@ -161,14 +162,14 @@ class Admin:
     def add_columns(
         self, name: str, columns: pa.Schema | str | Any, *, timeout_s: float | None = None
     ) -> TopicDescription:
-        """Add columns to a typed topic, after its own, and wait until all reachable brokers know them.
+        """Add columns to a typed topic, after its existing columns, and wait until all reachable brokers know them.
 
-        The columns must be nullable, and older rows read as null. Existing columns of the same type are ignored.
+        The columns must be nullable; in older rows they are null. A column that exists with the same type is ignored.
 
         Raises:
             BrokerError: UNKNOWN_TOPIC_OR_PARTITION; SCHEMA_MISMATCH for another type or a column that is not nullable;
                 INVALID_REQUEST for a topic with Kafka's columns.
-            ClientTimeout: not done in time; the columns may be added.
+            ClientTimeout: no success in time; the columns may still be added.
         """
         timeout_s = self._timeout_s if timeout_s is None else timeout_s
         return describe_topic(topics.add_columns(self._cluster, name, columns, timeout_s=timeout_s))
@@ -183,12 +184,11 @@ class Admin:
     ) -> TopicDescription:
         """Change settings of a topic, and reset those in ``unset`` to the cluster's defaults.
 
-        Other settings keep their values. The change takes effect at once, without a restart, and completely or not at
-        all.
+        Other settings keep their values. Either all changes take effect or none. No restart is necessary.
 
         Raises:
             BrokerError: UNKNOWN_TOPIC_OR_PARTITION; INVALID_CONFIG names the setting and its range.
-            ClientTimeout: not done in time; the settings may be changed.
+            ClientTimeout: no success in time; the settings may still be changed.
         """
         timeout_s = self._timeout_s if timeout_s is None else timeout_s
         topics.alter_topic(self._cluster, name, config or {}, unset=unset, timeout_s=timeout_s)
@@ -197,18 +197,19 @@ class Admin:
     def delete_records(
         self, before: Mapping[TopicPartition, int | None], *, timeout_s: float | None = None
     ) -> dict[TopicPartition, int]:
-        """Delete the records of partitions before an offset (None: all). Return the new log start offsets.
+        """Delete the records before an offset of each partition (None: all records). Return the new log start offsets.
 
         Raises:
-            BrokerError: OFFSET_OUT_OF_RANGE above the high watermark; INVALID_REQUEST for a topic whose cleanup.policy
-                is only compact; UNKNOWN_TOPIC_OR_PARTITION. Records of other partitions may be deleted.
+            BrokerError: OFFSET_OUT_OF_RANGE for an offset above the high watermark; INVALID_REQUEST for a topic whose
+                cleanup.policy is only compact; UNKNOWN_TOPIC_OR_PARTITION. Records of other partitions may be deleted
+                even so.
             ClientTimeout: a leader did not respond in time.
         """
         wanted = {TopicPartition(*tp): offset for tp, offset in before.items()}
         return delete_records(self._cluster, wanted, timeout_s=self._timeout_s if timeout_s is None else timeout_s)
 
     def list_topics(self) -> list[str]:
-        """Return the names of all topics, in order."""
+        """Return the names of all topics, sorted."""
         return sorted(topic.name for topic in self._metadata(None, schemas=False).topics if not topic.code)
 
     def describe_topic(self, name: str) -> TopicDescription:
@@ -216,7 +217,9 @@ class Admin:
         return describe_topic(self._cluster.topic(name, refresh=True))
 
     def describe_topics(self, names: Iterable[str] | None = None, *, internal: bool = False) -> list[TopicDescription]:
-        """Return the named topics in that order, or else all topics, with ``internal`` also the internal ones.
+        """Return the named topics in the order of ``names``, or all topics.
+
+        ``internal`` includes internal topics among all topics.
 
         Raises as ``describe_topic``.
         """
@@ -234,20 +237,20 @@ class Admin:
         replication_factor: int | None = None,
         throttle_bytes: int = 0,
     ) -> Reassigned:
-        """Move partitions to other brokers. Returns when the moves have started.
+        """Move partitions to other brokers. Return when the moves have started.
 
-        If there is a controller, the broker that was asked also knows the moves by then. See ``reassignments`` and
-        ``wait_until_moved``.
+        If there is a controller, the broker that received the request knows the moves when this returns. See
+        ``reassignments`` and ``wait_until_moved``.
 
         Args:
-            what: the new brokers of each partition, preferred leader first; or the name of a topic, with
-                ``replication_factor``, whose replicas stay in place where that is possible.
-            throttle_bytes: the bytes per second that each broker copies at most; 0: no limit. To change the limit of a
-                move, repeat its target.
+            what: the new brokers of each partition, preferred leader first. Or the name of a topic, with
+                ``replication_factor``; then replicas stay where they are if possible.
+            throttle_bytes: the maximum number of bytes per second that each broker copies; 0 means no limit. To change
+                the limit of a move, call this again with the same target.
 
         Raises:
-            BrokerError: for the first refused partition UNKNOWN_TOPIC_OR_PARTITION, INVALID_REPLICA_ASSIGNMENT or
-                INVALID_REPLICATION_FACTOR; the other partitions move.
+            BrokerError: UNKNOWN_TOPIC_OR_PARTITION, INVALID_REPLICA_ASSIGNMENT or INVALID_REPLICATION_FACTOR for the
+                first refused partition; the other partitions move.
         """
         if isinstance(what, str):
             if replication_factor is None:
@@ -262,7 +265,7 @@ class Admin:
     def plan_replication_factor(self, topic: str, replication_factor: int) -> dict[TopicPartition, tuple[int, ...]]:
         """Return the targets for ``reassign`` that give each partition this number of replicas.
 
-        Partitions that have it already are left out.
+        Partitions that already have this number of replicas are omitted.
 
         Raises:
             BrokerError: UNKNOWN_TOPIC_OR_PARTITION, INVALID_REPLICATION_FACTOR.
@@ -273,10 +276,11 @@ class Admin:
     def drain_broker(self, broker_id: int, *, throttle_bytes: int = 0) -> Reassigned:
         """Move all replicas of ``broker_id`` to the other brokers. The broker need not be alive.
 
-        New topics and partitions may still be placed on it. It is empty if a repeated call returns no ``targets``.
+        New topics and partitions may still be placed on the broker. It is empty when a repeated call returns no
+        ``targets``.
 
         Raises:
-            BrokerError: INVALID_REPLICATION_FACTOR if there are too few other brokers; nothing moves then.
+            BrokerError: INVALID_REPLICATION_FACTOR if there are too few other brokers; no partition moves then.
         """
         brokers, replicas = self._replicas()
         known = {broker.broker_id for broker in brokers}.union(*replicas.values())
@@ -290,13 +294,13 @@ class Admin:
     def cancel_reassignment(
         self, partitions: Iterable[TopicPartition] = (), *, may_have_ended: Iterable[TopicPartition] = ()
     ) -> list[TopicPartition]:
-        """Cancel moves: the partitions go back to their earlier brokers. Return the cancelled ones.
+        """Cancel moves, so that the partitions go back to their earlier brokers. Return the cancelled partitions.
 
-        If a response was lost, the result may include moves that had just ended. Moves in ``may_have_ended`` are
-        ignored if they are no longer in progress.
+        If a response was lost, the result may include moves that had just ended. A move in ``may_have_ended`` is
+        ignored if it is no longer in progress.
 
         Raises:
-            BrokerError: NO_REASSIGNMENT_IN_PROGRESS, UNKNOWN_TOPIC_OR_PARTITION; the others are cancelled.
+            BrokerError: NO_REASSIGNMENT_IN_PROGRESS, UNKNOWN_TOPIC_OR_PARTITION; the other moves are cancelled.
         """
         named = dict.fromkeys(TopicPartition(*tp) for tp in partitions)
         found = dict.fromkeys(TopicPartition(*tp) for tp in may_have_ended)
@@ -314,34 +318,34 @@ class Admin:
     def wait_until_moved(
         self, targets: Mapping[TopicPartition, Sequence[int]], *, timeout_s: float | None = None
     ) -> None:
-        """Wait until the replicas of each partition are exactly its target, and in sync.
+        """Wait until each partition has exactly the replicas of its target, all in sync.
 
         Raises:
-            ClientTimeout: names partitions that are not.
+            ClientTimeout: the message names partitions that are not.
         """
         self._wait("moves", lambda reply: reassignment.not_on_target(reply, targets), timeout_s)
 
     def elect_leaders(
         self, partitions: Iterable[TopicPartition] | None = None, *, unclean: bool = False
     ) -> dict[TopicPartition, BrokerError]:
-        """Elect the preferred leaders of partitions (default: all), which are the first of their replicas.
+        """Elect the preferred leader, which is the first replica, for each of ``partitions`` (default: all).
 
-        The preferred leader is the one that the broker knows: after a ``reassign`` of this client the new order
-        applies. After one of another client, or without a controller, it may apply a moment later.
+        After a ``reassign`` of this client, the new order of the replicas applies. After a reassignment by another
+        client, or without a controller, the old order may apply for a moment.
 
-        ``unclean``: if no member of the ISR is alive, elect any live replica. That loses records.
+        ``unclean``: if no member of the ISR is alive, elect any live replica. This loses records.
 
-        Returns the partitions that did not get their leader, with the reason.
+        Returns the partitions that did not get such a leader, with the reason.
         """
         return reassignment.elect(
             self._cluster, partitions, unclean=unclean, timeout_ms=self._cluster.broker_timeout_ms()
         )
 
     def wait_until_in_sync(self, topics: Iterable[str] | None = None, *, timeout_s: float | None = None) -> None:
-        """Wait until every partition (of ``topics``) has a leader and all replicas in sync.
+        """Wait until every partition (of ``topics``, if given) has a leader and all replicas are in sync.
 
         Raises:
-            ClientTimeout: names partitions that have not.
+            ClientTimeout: the message names partitions of which this is not true.
         """
         wanted = None if topics is None else set(topics)
         self._wait("replicas in sync", lambda reply: reassignment.not_in_sync(reply, wanted), timeout_s)
@@ -349,7 +353,7 @@ class Admin:
     # --- set-aside logs ---
 
     def set_aside_logs(self) -> list[SetAsideDescription]:
-        """Return the logs that live brokers keep without serving them. Brokers of 0.1.0 are not asked.
+        """Return the logs that live brokers keep without serving them. Brokers of release 0.1.0 are left out.
 
         Raises:
             BrokerError: a broker did not respond.
@@ -360,8 +364,8 @@ class Admin:
         """Recreate the topic of this id from set-aside logs, and wait until its partitions have leaders.
 
         Raises:
-            BrokerError: UNKNOWN_TOPIC_ID if no broker has such a log; TOPIC_ALREADY_EXISTS if a topic has the name;
-                REQUEST_TIMED_OUT if the topic was created and partitions have no leader yet.
+            BrokerError: UNKNOWN_TOPIC_ID if no broker has a log of the topic; TOPIC_ALREADY_EXISTS if a topic has the
+                same name; REQUEST_TIMED_OUT if the topic was created and partitions have no leader yet.
         """
         return set_aside.restore_set_aside(
             self._cluster, topic_id, timeout_s=self._timeout_s if timeout_s is None else timeout_s
@@ -378,10 +382,10 @@ class Admin:
     # --- the cluster ---
 
     def restart_broker(self, broker_id: int) -> None:
-        """Stop a broker in a controlled way, and have its supervisor start it again. Do not wait for it.
+        """Stop a broker with a controlled shutdown, after which its supervisor starts it again. Does not wait for this.
 
         Raises:
-            BrokerError: BROKER_NOT_AVAILABLE, BROKER_STOPPING; INVALID_REQUEST if it has no supervisor.
+            BrokerError: BROKER_NOT_AVAILABLE, BROKER_STOPPING; INVALID_REQUEST if the broker has no supervisor.
         """
         rolling_restart.restart(self._cluster, broker_id)
 
@@ -392,13 +396,14 @@ class Admin:
         timeout_s: float = 120.0,
         tell: Callable[[str], None] = lambda line: None,
     ) -> list[int]:
-        """Restart brokers (default: all) one at a time, each when all replicas are in sync. Return their ids.
+        """Restart brokers (default: all) one at a time, each after all replicas are in sync. Return the brokers' ids.
 
-        ``timeout_s`` bounds each wait. ``tell`` receives a line at each step.
+        ``timeout_s`` bounds each wait. ``tell`` is called with a line of text at each step.
 
         Raises:
             BrokerError: as ``restart_broker``.
-            ClientTimeout: a broker did not come back, or the cluster was not whole; the message has the problems.
+            ClientTimeout: a broker did not come back, or not all brokers were alive and all replicas in sync. The
+                message has the problems.
         """
         return rolling_restart.roll(self._cluster, brokers, timeout_s=timeout_s, tell=tell)
 
@@ -422,11 +427,12 @@ class Admin:
 
         A query is ``"earliest"``, ``"latest"`` (the next offset that a consumer will see), or a time: a datetime, which
         is UTC without a time zone, or microseconds since the epoch. For a time, all records before the returned offset
-        are older than the time. If the partition has no record of this time or later, the latest offset is returned.
+        are older than the time. If no record has this time or a later one, the latest offset is returned.
 
-        ``queries`` has a query for each partition, or only partitions, which all use ``at``. With
-        ``isolation="read_committed"`` a partition ends at its first open transaction. ``known``: log end offsets that
-        an earlier call returned. If a leader returns less, the other brokers must confirm that it leads.
+        ``queries`` maps each partition to its query, or has only partitions, which all use the query ``at``. With
+        ``isolation="read_committed"``, the latest offset is the first offset of an open transaction, if there is one.
+        ``known`` are log end offsets that an earlier call returned. If a leader returns a lower offset, the other
+        brokers must confirm that it is the leader.
         """
         asked = dict(queries) if isinstance(queries, Mapping) else dict.fromkeys(queries, at)
         by_partition = {TopicPartition(*tp): query for tp, query in asked.items()}
@@ -437,15 +443,15 @@ class Admin:
     def commit_offsets(
         self, group: str, offsets: Mapping[TopicPartition, int], *, topic_ids: Mapping[str, str] | None = None
     ) -> None:
-        """Set a group's next offsets to read in these partitions, and leave its others unchanged. Reads no records.
+        """Set the offsets from which a group will read these partitions. Offsets of other partitions do not change.
 
-        ``topic_ids``: the ids of the topics that the offsets belong to, because a topic may have been recreated since.
-        Topics without an id are the current ones.
+        ``topic_ids``: the ids of the topics to which the offsets belong, because a topic may have been recreated since.
+        For a topic without an id, the current topic is meant.
 
         Raises:
-            BrokerError: NON_EMPTY_GROUP while the group has members, which commit for themselves; for the first refused
-                partition UNKNOWN_TOPIC_OR_PARTITION: the others are set.
-            TypeError, ValueError: an invalid offset, as for ``Consumer.seek``; nothing is set.
+            BrokerError: NON_EMPTY_GROUP while the group has members; UNKNOWN_TOPIC_OR_PARTITION for the first refused
+                partition: the offsets of the others are set.
+            TypeError, ValueError: an invalid offset, as for ``Consumer.seek``; no offset is set.
         """
         known = topic_ids or {}
         checked = {TopicPartition(*tp): checked_offset(TopicPartition(*tp), at) for tp, at in offsets.items()}
@@ -453,16 +459,16 @@ class Admin:
         groups.commit_offsets(self._cluster, group, entries, timeout_s=self._timeout_s)
 
     def group_offsets(self, group: str) -> dict[TopicPartition, int]:
-        """Return a group's next offsets to read by partition; empty for an unknown group."""
+        """Return the next offset that a group reads, by partition; empty for an unknown group."""
         found = groups.group_offsets(self._cluster, group, timeout_s=self._timeout_s)
         return {TopicPartition(entry.topic, entry.partition): entry.offset for entry in found}
 
     def list_groups(self) -> list[str]:
-        """Return the names of all groups that have offsets or members, in order."""
+        """Return the names of all groups that have offsets or members, sorted."""
         return [found.group for found in self.group_listings()]
 
     def group_listings(self) -> list[groups.GroupListing]:
-        """Return all groups as ``list_groups``, with their state and number of members."""
+        """Return all groups that have offsets or members, with their state and number of members."""
         return groups.list_groups(self._cluster)
 
     def describe_group(self, group: str) -> groups.GroupDescription | None:
@@ -480,7 +486,9 @@ class Admin:
     # --- transactions ---
 
     def transactions(self) -> list[TransactionDescription]:
-        """Return the transactions of all coordinators by key: open, ending, or the last one of a key.
+        """Return the transactions of all coordinators, sorted by key.
+
+        For each key there is one entry: its open or ending transaction, or else its last one.
 
         Raises:
             ClientTimeout: a broker did not respond, or a coordinator is still loading its state.
@@ -494,14 +502,15 @@ class Admin:
 
         Raises:
             BrokerError: INVALID_TXN_STATE if no transaction is open, or it is already decided.
-            ClientTimeout: its coordinator did not respond; it may be aborted.
+            ClientTimeout: its coordinator did not respond; the transaction may be aborted.
         """
         transactions.abort_transaction(self._cluster, key)
 
     def hanging_transactions(self, *, open_s: float = 900.0) -> list[HangingTransaction]:
-        """Return hanging transactions: open in a partition for ``open_s`` or longer, and unknown to every coordinator.
+        """Return hanging transactions: open in a partition for at least ``open_s``, and unknown to every coordinator.
 
-        They block readers until ``abort_hanging``, or until ``transaction.hanging.after.ms`` at the brokers.
+        A hanging transaction blocks readers of committed records until ``abort_hanging``, or until the brokers abort it
+        after ``transaction.hanging.after.ms``.
 
         Raises:
             ClientTimeout: a broker did not respond, or not every coordinator was reachable.
@@ -509,16 +518,22 @@ class Admin:
         return transactions.find_hanging(self._cluster, open_s=open_s)
 
     def abort_hanging(self, partition: TopicPartition, producer_id: int) -> None:
-        """Abort the hanging transaction of a producer id in one partition. Its records there are never read.
+        """Abort the hanging transaction of a producer id in one partition.
+
+        Consumers of committed records skip its records.
 
         Raises:
-            BrokerError: INVALID_TXN_STATE if no transaction is open, or a coordinator knows it: abort it by its key.
-            ClientTimeout: the leader did not respond; it may be aborted.
+            BrokerError: INVALID_TXN_STATE if no transaction is open there, or if a coordinator knows the transaction:
+                abort it by its key.
+            ClientTimeout: the leader did not respond; the transaction may be aborted.
         """
         transactions.abort_hanging(self._cluster, TopicPartition(*partition), producer_id)
 
     def _replicas(self) -> tuple[tuple[BrokerEndpoint, ...], dict[TopicPartition, tuple[int, ...]]]:
-        """Return the live brokers, and the replicas of every partition, or its target if it moves."""
+        """Return the live brokers, and the replicas of every partition.
+
+        For a partition that moves, the target is returned in place of the replicas.
+        """
         reply = self._metadata(None, schemas=False, internal=True)
         return reply.brokers, reassignment.replicas_of(reply, reassignment.list_moves(self._cluster))
 

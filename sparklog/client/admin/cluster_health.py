@@ -1,8 +1,8 @@
-"""The check that a cluster is whole: every broker is live and every replica in sync, by each broker's own state.
+"""The check that a cluster is whole: every broker is alive and every replica is in sync. All brokers must agree.
 
-One broker's metadata is not sufficient. A broker that has just started has no metadata, and right after a restart a
-full ISR may be out of date. So all brokers must agree. Each replica must have the leader's epoch, and must have reached
-the high watermark that its leader had in the snapshot before.
+The metadata of one broker is not sufficient: a broker that has just started has no metadata, and right after a restart,
+the ISR in the metadata may be out of date. So every broker is asked for its own state. Each replica must have the
+leader's epoch, and must have reached the high watermark that its leader had in the previous snapshot.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ from sparklog.protocol.messages import (
 )
 
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.05, 0.5
-#: The maximum number of problems in the error.
+#: The maximum number of problems that an error names.
 _NAMED = 3
 
 
 @dataclass(slots=True)
 class ClusterSnapshot:
-    """The state of all brokers, which were asked in sequence."""
+    """The state of all brokers, which were asked one after the other."""
 
     metadata: dict[int, MetadataReply] = field(default_factory=dict)
     replicas: dict[tuple[TopicPartition, int], ReplicaDescription] = field(default_factory=dict)
@@ -39,7 +39,7 @@ class ClusterSnapshot:
 
     @property
     def newest(self) -> dict[TopicPartition, PartitionMetadata]:
-        """Return the state of each partition at the broker with the newest leader epoch."""
+        """Return the metadata of each partition from the broker that knows the newest leader epoch."""
         found: dict[TopicPartition, PartitionMetadata] = {}
         for reply in self.metadata.values():
             for topic in reply.topics:
@@ -52,7 +52,7 @@ class ClusterSnapshot:
 
 
 def take_snapshot(cluster: BlockingCluster, expected: Collection[int]) -> ClusterSnapshot:
-    """Ask every registered broker. A broker that does not respond is a problem, not an error.
+    """Ask every registered broker for its state. A broker that does not respond is a problem, not an error.
 
     Raises:
         BrokerError: no broker is reachable.
@@ -79,9 +79,9 @@ def take_snapshot(cluster: BlockingCluster, expected: Collection[int]) -> Cluste
 
 
 def problems_of(snapshot: ClusterSnapshot, before: ClusterSnapshot) -> list[str]:
-    """Return the problems of the cluster, one sentence each; empty if it is whole.
+    """Return the problems of the cluster, one sentence each; empty if the cluster is whole.
 
-    ``before`` is the snapshot before ``snapshot``.
+    ``before`` is the previous snapshot.
     """
     found = list(snapshot.problems)
     epochs = {broker_id: reply.controller_epoch for broker_id, reply in snapshot.metadata.items()}
@@ -131,10 +131,10 @@ def wait_until_whole(
     what: str,
     also: Callable[[ClusterSnapshot], str] = lambda snapshot: "",
 ) -> ClusterSnapshot:
-    """Take snapshots until the cluster is whole and ``also`` returns no problem.
+    """Take snapshots until the cluster is whole and ``also``, a further check, returns no problem.
 
     Raises:
-        ClientTimeout: names ``what`` was awaited and the problems.
+        ClientTimeout: the message has ``what`` was awaited, and the problems.
     """
     deadline = Deadline(timeout_s)
     before: ClusterSnapshot | None = None

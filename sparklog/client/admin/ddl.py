@@ -1,6 +1,6 @@
 """The parser of column lists: ``"carrier string, dep_delay double, tags array<string> not null"``. Pure.
 
-The names of types are Spark SQL's (and, where they differ, Arrow's). A column is nullable unless it has ``not null``.
+The types have Spark SQL's names; Arrow's names are accepted too. A column is nullable unless it has ``not null``.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ def parse_columns(text: str) -> pa.Schema:
     """Return the schema that ``text`` describes.
 
     Raises:
-        ConfigError: has the text that was found, its position, and what was expected.
+        ConfigError: the message has the text that was found, its position, and what was expected.
     """
     parser = _Parser(text)
     fields = parser.fields(closing="")

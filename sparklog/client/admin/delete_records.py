@@ -1,4 +1,4 @@
-"""The deletion of the oldest records: requests to the leader of each partition, with retries."""
+"""The deletion of the oldest records of partitions: requests to their leaders, with retries."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def delete_records(
 ) -> dict[TopicPartition, int]:
     """Delete records. Arguments and errors are those of ``Admin.delete_records``.
 
-    The request is idempotent, except for an end (None), which may have moved.
+    A repeated request deletes no more records, except with None, which means the current end of the log.
     """
 
     def ask(broker_id: int, leaders: Mapping[TopicPartition, Leader]) -> Sequence[DeletedRecords]:

@@ -1,4 +1,4 @@
-"""The results of the admin client: frozen values for users and programs. Pure."""
+"""The results of the admin client, as immutable values. Pure."""
 
 from __future__ import annotations
 
@@ -33,7 +33,10 @@ class PartitionDescription:
 
 @dataclass(frozen=True, slots=True)
 class TopicDescription:
-    """One topic. ``warning``, which only ``create_topic`` sets, says that replicas share hosts, and why."""
+    """One topic.
+
+    Only ``create_topic`` sets ``warning``: it says that replicas share a host, and why.
+    """
 
     name: str
     topic_id: str
@@ -42,7 +45,7 @@ class TopicDescription:
     schema_id: int
     key: tuple[str, ...]
     event_time: str | None
-    #: Only the settings of this topic itself.
+    #: The topic's own settings, without defaults.
     config: Mapping[str, str] = field(default_factory=dict)
     warning: str = ""
 
@@ -56,7 +59,7 @@ class TopicDescription:
 
 @dataclass(frozen=True, slots=True)
 class Reassigned:
-    """Moves that have started. ``warning``: replicas that will share a host."""
+    """The moves that ``Admin.reassign`` has started. ``warning`` names replicas that will share a host."""
 
     #: The brokers that each partition moves to, preferred leader first.
     targets: Mapping[TopicPartition, tuple[int, ...]]
@@ -67,7 +70,7 @@ class Reassigned:
 class MoveDescription:
     """A partition that moves to other brokers.
 
-    Until the end of the move, ``replicas`` are the target and the replicas to remove.
+    ``replicas`` are the target and, until the end of the move, the replicas that will be removed.
     """
 
     topic: str
@@ -78,15 +81,15 @@ class MoveDescription:
     replicas: tuple[int, ...]
     isr: tuple[int, ...]
     leader: int | None
-    #: The bytes per second that a broker copies at most; 0: no limit.
+    #: The maximum number of bytes per second that a broker copies; 0 means no limit.
     throttle_bytes: int
-    #: The size of the leader's log, and the copied size by added broker.
+    #: ``leader_bytes`` is the size of the leader's log, ``copied_bytes`` the copied size for each added broker.
     leader_bytes: int
     copied_bytes: Mapping[int, int] = field(default_factory=dict)
 
     @property
     def progress(self) -> float:
-        """Return the progress from 0 to 1 of the slowest broker. A broker in sync has copied everything."""
+        """Return the progress of the slowest broker, from 0 to 1. A broker in the ISR has copied everything."""
         shares = [
             1.0 if broker_id in self.isr or not self.leader_bytes else min(copied / self.leader_bytes, 1.0)
             for broker_id, copied in self.copied_bytes.items()
@@ -96,37 +99,38 @@ class MoveDescription:
 
 @dataclass(frozen=True, slots=True)
 class TransactionDescription:
-    """The transactions of one key: a transactional producer's (``id:...``) or a sink's."""
+    """The state of one transactional key: ``id:`` and the transactional id of a producer, or the key of a sink."""
 
     key: str
-    #: ``empty``, ``open``, ``committing``, ``aborting``.
+    #: One of ``empty``, ``open``, ``committing``, ``aborting``.
     state: str
-    #: The number of its run, in the order in which runs began, and the run's own name.
+    #: ``run`` numbers the runs (lives of the producer) in the order in which they began; ``run_id`` is the run's name.
     run: int
     run_id: str
-    #: The version of a sink's transaction that is open or ending.
+    #: The version of a sink's open or ending transaction.
     version: int | None
     #: The last version that a sink has committed.
     last_version: int | None
-    #: The start, and the time at which it is aborted unless the producer keeps it alive; None while none is open.
+    #: When the transaction began, and when it is aborted unless its producer keeps it alive. None if no transaction is
+    #: open.
     began: dt.datetime | None
     deadline: dt.datetime | None
-    #: The producer ids of the transaction, and the partitions that each may write to.
+    #: The producer ids of the transaction, and the partitions to which each may write.
     producers: Mapping[int, tuple[TopicPartition, ...]] = field(default_factory=dict)
 
     @property
     def partitions(self) -> tuple[TopicPartition, ...]:
-        """Return the partitions that any producer may have written to."""
+        """Return the partitions to which any producer of the transaction may have written."""
         return tuple(sorted({tp for partitions in self.producers.values() for tp in partitions}))
 
 
 @dataclass(frozen=True, slots=True)
 class HangingTransaction:
-    """A transaction that is open in a partition and unknown to every coordinator, so that no producer will end it."""
+    """A transaction that is open in a partition, and that no coordinator knows and could end."""
 
     partition: TopicPartition
     producer_id: int
-    #: The offset and the append time of its first batch there.
+    #: The offset and the append time of the transaction's first batch in the partition.
     first_offset: int
     began: dt.datetime
 
@@ -162,7 +166,7 @@ class BrokerDescription:
     log_dir: str = ""
     replicas: tuple[ReplicaDescription, ...] = ()
     counters: Mapping[str, int] = field(default_factory=dict)
-    #: The settings in force, with the topic defaults that were set; empty from a broker that does not return them.
+    #: The broker's settings in effect, and the topic defaults that were set; empty if the broker does not return them.
     settings: Mapping[str, str] = field(default_factory=dict)
     error: str = ""
 

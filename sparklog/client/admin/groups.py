@@ -35,12 +35,12 @@ OFFSETS_TOPIC = INTERNAL_PREFIX + "consumer_offsets"
 def commit_offsets(
     cluster: BlockingCluster, group: str, offsets: Sequence[GroupOffset], *, timeout_s: float | None = None
 ) -> None:
-    """Set offsets of a group, and leave its others unchanged. Returns after they are committed.
+    """Set offsets of a group in some partitions. Return after the offsets are committed.
 
-    The coordinator may be the last broker to know a topic, so an unknown partition is retried for the grace period.
+    The coordinator may not know a new topic yet. So the call is retried for a grace period if a partition is unknown.
 
     Raises:
-        BrokerError: the error of the first refused partition; the others are set.
+        BrokerError: the error of the first refused partition; the offsets of the others are set.
         ClientTimeout: no coordinator responded in time; the offsets may be set.
     """
     coordinator = BlockingCoordinator(cluster, GROUP, group)
@@ -60,13 +60,14 @@ def commit_offsets(
 
 
 def group_offsets(cluster: BlockingCluster, group: str, *, timeout_s: float | None = None) -> tuple[GroupOffset, ...]:
-    """Return all offsets of a group; none for an unknown group.
+    """Return all offsets of a group; an empty tuple for an unknown group.
 
-    A deposed coordinator that is cut off does not know it. A client that continued from its offsets would repeat work
-    that has been committed since. So the other brokers must confirm the coordinator.
+    A coordinator that is partitioned from the cluster does not know that it was replaced, and its offsets may be old. A
+    client that continued from old offsets would read records again. So the other brokers must confirm that the
+    coordinator is the current one.
 
     Raises:
-        ClientTimeout: no coordinator responded in time, or not more than half of the brokers confirmed it.
+        ClientTimeout: no coordinator responded in time, or at most half of the brokers confirmed it.
     """
     asked_before = False
 
@@ -85,7 +86,7 @@ def group_offsets(cluster: BlockingCluster, group: str, *, timeout_s: float | No
 
 @dataclass(frozen=True, slots=True)
 class GroupListing:
-    """A group and its number of members. ``state`` is as in ``GroupDescription``."""
+    """A group with its state, as in ``GroupDescription``, and its number of members."""
 
     group: str
     state: str
@@ -96,8 +97,8 @@ class GroupListing:
 class GroupMember:
     """A member of a group.
 
-    ``owned``: the partitions that only this member may read. ``target``: the partitions that it should have. They
-    differ during a rebalance.
+    ``owned`` are the partitions that only this member may read. ``target`` are the partitions that the member should
+    have. The two differ during a rebalance.
     """
 
     member_id: str
@@ -126,7 +127,7 @@ class GroupDescription:
 
 
 def list_groups(cluster: BlockingCluster) -> list[GroupListing]:
-    """Return the groups of all live brokers, in order. Raises as ``ask_all_brokers``."""
+    """Return the groups of all live brokers, sorted by name. Raises as ``ask_all_brokers``."""
     replies = ask_all_brokers(cluster, "groups", ListGroups(0), ListGroupsReply)
     found: dict[str, GroupListing] = {}
     for reply in replies:

@@ -1,4 +1,4 @@
-"""The reassignment of replicas and leaders: requests to brokers, and the progress of moves."""
+"""The reassignment of replicas and the election of leaders: requests to brokers, and the progress of moves."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from sparklog.protocol.messages import (
 )
 
 Replicas = Mapping[TopicPartition, Sequence[int]]
-#: Errors of a move that has ended, or whose topic was deleted.
+#: The errors for a move that has ended, or whose topic was deleted.
 _ENDED = {ErrorCode.NO_REASSIGNMENT_IN_PROGRESS, ErrorCode.UNKNOWN_TOPIC_OR_PARTITION}
 
 
@@ -35,7 +35,8 @@ def alter(
     """Start or change moves. Return the warning about shared hosts, or "".
 
     Raises:
-        BrokerError: of the first refused move, with the number of refused ones. The others are in progress.
+        BrokerError: the error of the first refused move, with the number of refused moves. The other moves are in
+            progress.
     """
     moves = tuple(ReplicaMove(tp.topic, tp.partition, tuple(target)) for tp, target in targets.items())
     warning, _ = _ask(cluster, moves, throttle_bytes=throttle_bytes, timeout_ms=timeout_ms)
@@ -51,11 +52,11 @@ def cancel_moves(
 ) -> list[TopicPartition]:
     """Cancel moves and return the cancelled ones.
 
-    A move in ``may_have_ended`` is ignored if it, or its topic, no longer exists. If a response was lost and the
-    repeated request finds no move, the move counts as cancelled: the first attempt did it, or it had just ended.
+    A move in ``may_have_ended`` is ignored if the move or its topic no longer exists. If a response was lost and the
+    repeated request finds no move, the move counts as cancelled: the first request cancelled it, or it had just ended.
 
     Raises:
-        BrokerError: of the first refused one, with the number of refused ones. The others are cancelled.
+        BrokerError: the error of the first refused cancellation, with their number. The other moves are cancelled.
     """
     moves = tuple(ReplicaMove(tp.topic, tp.partition, None) for tp in (*partitions, *may_have_ended))
     _, taken = _ask(cluster, moves, throttle_bytes=0, timeout_ms=timeout_ms, may_have_ended=frozenset(may_have_ended))
@@ -70,7 +71,7 @@ def _ask(
     timeout_ms: int,
     may_have_ended: frozenset[TopicPartition] = frozenset(),
 ) -> tuple[str, list[TopicPartition]]:
-    """Return the warning and the partitions that were accepted. Raises BrokerError for the refused ones."""
+    """Request moves; return the warning and the accepted partitions. Raises BrokerError if partitions were refused."""
     if not moves:
         return "", []
     warnings: list[str] = []
@@ -89,7 +90,7 @@ def _ask(
 def _ask_once(
     cluster: BlockingCluster, request: AlterReassignments, taken: list[TopicPartition]
 ) -> tuple[str, list[PartitionResult]]:
-    """Return the warning and the moves that were not accepted. Add the accepted ones to ``taken``."""
+    """Request moves once; return the warning and the refused moves. Add the accepted partitions to ``taken``."""
     done = {ErrorCode.NONE}
 
     def attempt() -> AlterReassignmentsReply:
@@ -118,7 +119,7 @@ def _refusal(refused: Sequence[PartitionResult], asked: int, taken: int) -> Brok
 
 
 def list_moves(cluster: BlockingCluster, brokers: Iterable[BrokerDescription] = ()) -> list[MoveDescription]:
-    """Return the moves in progress, each with the sizes of its copies from ``brokers``."""
+    """Return the moves in progress. The sizes of the copies come from ``brokers``."""
     reply = cluster.retrying("moves", lambda: cluster.ask_any(ListReassignments(0), ListReassignmentsReply))
     sizes = {
         (TopicPartition(replica.topic, replica.partition), broker.address.broker_id): replica.size_bytes
@@ -148,7 +149,7 @@ def list_moves(cluster: BlockingCluster, brokers: Iterable[BrokerDescription] = 
 
 
 def not_on_target(reply: MetadataReply, targets: Replicas) -> list[str]:
-    """Return a sentence for each partition whose replicas are not exactly its target, or not in sync."""
+    """Return a sentence for each partition whose replicas are not exactly its target, or are not all in sync."""
     there = {(t.name, p.partition): p for t in reply.topics for p in t.partitions}
     found = []
     for tp, target in targets.items():
@@ -161,7 +162,10 @@ def not_on_target(reply: MetadataReply, targets: Replicas) -> list[str]:
 
 
 def not_in_sync(reply: MetadataReply, topics: Collection[str] | None) -> list[str]:
-    """Return a sentence for each partition (of ``topics``; None: of all) without a leader or with a lagging replica."""
+    """Return a sentence for each partition that has no leader, or a replica outside the ISR.
+
+    ``topics`` limits the check to these topics; None means all topics.
+    """
     missing = sorted(set(topics or ()) - {topic.name for topic in reply.topics if not topic.code})
     found = [f"topic {name!r} is not known" for name in missing]
     for topic in reply.topics:
@@ -181,9 +185,9 @@ def _place(tp: TopicPartition, part: PartitionMetadata) -> str:
 def elect(
     cluster: BlockingCluster, partitions: Iterable[TopicPartition] | None, *, unclean: bool, timeout_ms: int
 ) -> dict[TopicPartition, BrokerError]:
-    """Elect leaders. Return the partitions that did not get their leader, with the reason.
+    """Elect leaders. Return the partitions that did not get the wanted leader, with the reason.
 
-    Partitions that had their leader already are not in the result.
+    Partitions that had this leader already are not in the result.
     """
     kind = "unclean" if unclean else "preferred"
     requests = [ElectLeaders(0, kind, timeout_ms)]
@@ -200,7 +204,7 @@ def elect(
 
 
 def replicas_of(reply: MetadataReply, moves: Iterable[MoveDescription]) -> dict[TopicPartition, tuple[int, ...]]:
-    """Return the replicas of every partition, preferred leader first, or its target if it moves."""
+    """Return the replicas of every partition, preferred leader first; for a partition that moves, its target."""
     replicas = {
         TopicPartition(topic.name, part.partition): tuple(part.replicas)
         for topic in reply.topics
@@ -215,7 +219,7 @@ def with_factor(
 ) -> dict[TopicPartition, tuple[int, ...]]:
     """Return targets that give each partition of ``topic`` this number of replicas.
 
-    Partitions that have it already are left out.
+    Partitions that already have this number of replicas are omitted.
 
     Raises:
         BrokerError: UNKNOWN_TOPIC_OR_PARTITION, INVALID_REPLICATION_FACTOR.

@@ -1,8 +1,8 @@
 """The restart of all brokers, one at a time, without refused requests.
 
-Before each step the cluster is whole (see ``cluster_health``), so that with f+1 replicas any f-1 other brokers may fail
-in the meantime. After each step the broker gets its preferred leaderships back. Otherwise all leaderships of the last
-broker would stay at the first one.
+Each broker is restarted only when the cluster is whole (see ``cluster_health``). So with f+1 replicas, any f-1 other
+brokers may fail during a restart. After the restart, the broker is elected again for the partitions whose preferred
+leader it is. Otherwise the last broker would have no leaderships at the end, and the first one too many.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ Tell = Callable[[str], None]
 
 
 def restart(cluster: BlockingCluster, broker_id: int) -> int:
-    """Ask a broker to stop in a controlled way, and its supervisor to start it again. Do not wait for it.
+    """Ask a broker for a controlled shutdown, and its supervisor to start it again. Does not wait for this.
 
-    Returns the incarnation that ends.
+    Returns the incarnation of the broker before the restart.
 
     Raises:
-        BrokerError: BROKER_NOT_AVAILABLE if it is not registered; INVALID_REQUEST if it has no supervisor;
+        BrokerError: BROKER_NOT_AVAILABLE if the broker is not registered; INVALID_REQUEST if it has no supervisor;
             BROKER_STOPPING.
         ClientTimeout: the broker does not respond.
     """
@@ -61,7 +61,7 @@ def roll(cluster: BlockingCluster, brokers: Sequence[int] | None, *, timeout_s: 
     Raises:
         BrokerError: as ``restart``.
         ClientTimeout: the cluster was not whole before a step, or a broker did not come back; the message has the
-            problems. The brokers after that one are unchanged.
+            problems. The remaining brokers were not restarted.
     """
     cluster.retrying("metadata", cluster.refresh)
     everyone = sorted(cluster.metadata.brokers)
@@ -96,10 +96,10 @@ def roll(cluster: BlockingCluster, brokers: Sequence[int] | None, *, timeout_s: 
 
 
 def _give_leaderships_back(cluster: BlockingCluster, broker_id: int, *, timeout_s: float) -> int:
-    """Elect ``broker_id`` where it is the preferred leader. Return the number of partitions.
+    """Elect ``broker_id`` wherever it is the preferred leader. Return the number of these partitions.
 
     Raises:
-        ClientTimeout: some were not elected; names the first.
+        ClientTimeout: some elections failed; the message names the first partition.
     """
     snapshot = cluster.retrying("metadata", lambda: cluster.refresh(None))
     wanted = [
@@ -112,7 +112,7 @@ def _give_leaderships_back(cluster: BlockingCluster, broker_id: int, *, timeout_
     def attempt() -> None:
         failed = elect(cluster, wanted, unclean=False, timeout_ms=_timeout_ms(cluster)).values()
         for error in failed:
-            if error.code != ErrorCode.UNKNOWN_TOPIC_OR_PARTITION:  # deleted meanwhile
+            if error.code != ErrorCode.UNKNOWN_TOPIC_OR_PARTITION:  # the topic was deleted in the meantime
                 raise error
 
     if wanted:
@@ -124,5 +124,5 @@ def _give_leaderships_back(cluster: BlockingCluster, broker_id: int, *, timeout_
 
 
 def _timeout_ms(cluster: BlockingCluster) -> int:
-    """Return the time that a broker may use, so that its response arrives in time."""
+    """Return the timeout to send to a broker, so that its response arrives before the client's timeout."""
     return max(1, int(cluster.request_timeout_s * 800))

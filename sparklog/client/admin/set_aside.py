@@ -25,7 +25,8 @@ from sparklog.protocol.set_aside_messages import KNOWN_BY
 class SetAsideDescription:
     """One log that a broker keeps without serving it.
 
-    ``intact``: it could be opened when it was set aside, and its offsets are known. Only such a log is restored.
+    ``intact``: the log could be opened when it was set aside, and its offsets are known. Only intact logs can be
+    restored.
     """
 
     broker_id: int
@@ -52,7 +53,7 @@ class RestoredTopic:
 
 
 def set_aside_logs(cluster: BlockingCluster) -> list[SetAsideDescription]:
-    """Return the logs of all brokers. The errors are those of ``Admin.set_aside_logs``."""
+    """Return the set-aside logs of all brokers. The errors are those of ``Admin.set_aside_logs``."""
     cluster.retrying("metadata", cluster.refresh)
     found = []
     for broker_id in sorted(cluster.metadata.brokers):
@@ -91,7 +92,7 @@ def restore_set_aside(cluster: BlockingCluster, topic_id: str, *, timeout_s: flo
 
 
 def remove_set_aside(cluster: BlockingCluster, broker_id: int, names: Iterable[str]) -> None:
-    """Remove logs. Arguments and errors are those of ``Admin.remove_set_aside``."""
+    """Delete set-aside logs. Arguments and errors are those of ``Admin.remove_set_aside``."""
     cluster.retrying("metadata", cluster.refresh)
     if broker_id not in cluster.metadata.brokers:
         raise BrokerError(
@@ -107,5 +108,8 @@ def remove_set_aside(cluster: BlockingCluster, broker_id: int, names: Iterable[s
 
 
 def _supports_set_aside(cluster: BlockingCluster, broker_id: int) -> bool:
-    """Return whether a broker supports requests about set-aside logs. Raises BrokerError if it is unreachable."""
+    """Return whether a broker supports requests about set-aside logs.
+
+    Raises BrokerError if the broker is unreachable.
+    """
     return KNOWN_BY in cluster.ask_broker(broker_id, DescribeBroker(0), DescribeBrokerReply).settings

@@ -1,7 +1,7 @@
 """The creation, change and deletion of topics: requests to brokers, with retries until they take effect.
 
-A request whose response was lost is repeated. The repetition may be refused because the first attempt succeeded; that
-is not an error.
+A request whose response was lost is sent again. If the second request is refused because the first one succeeded, that
+counts as success.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from sparklog.record.schema import parse_schema, schema_message
 
 T = TypeVar("T")
 
-#: The value in CreateTopic that selects the broker's setting.
+#: The value in a CreateTopic request that selects the broker's default.
 _BROKER_DEFAULT = -1
 #: Errors after which it is unknown whether the request took effect.
 _ANSWER_LOST = {ErrorCode.NETWORK_EXCEPTION, ErrorCode.REQUEST_TIMED_OUT}
@@ -49,7 +49,9 @@ def create_topic(
     config: Mapping[str, Any] | None,
     timeout_s: float,
 ) -> str:
-    """Create a topic. Return the warning about the placement of its replicas when the partitions have leaders, or "".
+    """Create a topic, and wait until its partitions have leaders.
+
+    Return the warning about the placement of its replicas, or "".
 
     Arguments and errors are those of ``Admin.create_topic``.
     """
@@ -93,7 +95,7 @@ def delete_topic(cluster: BlockingCluster, name: str, *, timeout_s: float) -> No
 def create_partitions(
     cluster: BlockingCluster, name: str, partitions: int, *, assignment: Sequence[Sequence[int]], timeout_s: float
 ) -> str:
-    """Add partitions. Return the warning about their placement when they have leaders, or "".
+    """Add partitions, and wait until they have leaders. Return the warning about their placement, or "".
 
     Arguments and errors are those of ``Admin.create_partitions``.
     """
@@ -118,7 +120,7 @@ def create_partitions(
 def add_columns(
     cluster: BlockingCluster, name: str, columns: pa.Schema | str | Any, *, timeout_s: float
 ) -> TopicMetadata:
-    """Add columns. Return the topic once every reachable broker knows them.
+    """Add columns, and wait until every reachable broker knows them. Return the topic.
 
     Arguments and errors are those of ``Admin.add_columns``.
     """
@@ -143,7 +145,10 @@ def alter_topic(
 def _described_by(
     cluster: BlockingCluster, broker_id: int, name: str, *, columns: set[str], timeout_s: float
 ) -> TopicMetadata | None:
-    """Return the topic as one broker knows it, once it knows ``columns``. Return None if the broker is unreachable."""
+    """Wait until one broker knows ``columns``, and return its description of the topic.
+
+    Return None if the broker is unreachable.
+    """
 
     def attempt() -> TopicMetadata | None:
         try:
@@ -168,7 +173,10 @@ def _carry_out(
     done: Callable[[BrokerError], bool],
     timeout_s: float,
 ) -> T | None:
-    """Retry as ``BlockingCluster.retrying`` does. Return None if an earlier attempt, whose reply was lost, did it."""
+    """Send a request, with retries as in ``BlockingCluster.retrying``.
+
+    Return None if ``done`` recognizes from the error that an earlier attempt, whose response was lost, has succeeded.
+    """
     uncertain = False
 
     def again() -> T | None:
@@ -185,10 +193,12 @@ def _carry_out(
 
 
 def to_arrow_schema(schema: pa.Schema | str | Any) -> pa.Schema:
-    """Return a pyarrow schema from one, from text, or from a Spark ``StructType`` (times become us, UTC).
+    """Convert text or a Spark ``StructType`` to a pyarrow schema; return a pyarrow schema unchanged.
+
+    Timestamps of a ``StructType`` become microseconds in UTC.
 
     Raises:
-        ConfigError: invalid text; a StructType without an installed Spark.
+        ConfigError: the text is invalid, or Spark is not installed and cannot convert a StructType.
         TypeError: any other type.
     """
     if isinstance(schema, pa.Schema):
@@ -197,7 +207,7 @@ def to_arrow_schema(schema: pa.Schema | str | Any) -> pa.Schema:
         return parse_columns(schema)
     if hasattr(schema, "fieldNames") and hasattr(schema, "jsonValue"):
         try:
-            # Heavy, and only users of Spark need it.
+            # Imported here, because the import is slow and only users of Spark need it.
             from pyspark.sql.pandas.types import to_arrow_schema as spark_to_arrow
         except ModuleNotFoundError as missing:
             if not is_spark(missing):

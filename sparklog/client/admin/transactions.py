@@ -25,7 +25,7 @@ from sparklog.protocol.messages import (
 
 
 def list_transactions(cluster: BlockingCluster) -> list[TransactionDescription]:
-    """Return the transactions by key. Raises as ``ask_all_brokers``."""
+    """Return the transactions of all coordinators, sorted by key. Raises as ``ask_all_brokers``."""
     replies = ask_all_brokers(cluster, "transactions", ListTransactions(0), ListTransactionsReply)
     found = [describe_transaction(one) for reply in replies for one in reply.transactions]
     return sorted(found, key=lambda one: one.key)
@@ -42,7 +42,7 @@ def abort_transaction(cluster: BlockingCluster, key: str) -> None:
             coordinator.ask_once(AbortTransaction(0, key), Ack)
         except BrokerError as error:
             if error.code == ErrorCode.INVALID_TXN_STATE and uncertain:
-                return  # aborted by the attempt whose response was lost
+                return  # an earlier attempt, whose response was lost, has aborted it
             uncertain = uncertain or error.retriable
             raise
 
@@ -50,9 +50,9 @@ def abort_transaction(cluster: BlockingCluster, key: str) -> None:
 
 
 def find_hanging(cluster: BlockingCluster, *, open_s: float) -> list[HangingTransaction]:
-    """Return hanging transactions by partition and offset.
+    """Return hanging transactions, sorted by partition and offset.
 
-    Raises as ``ask_all_brokers``, also while a coordinator has no leader.
+    Raises as ``ask_all_brokers``, and also while a coordinator has no leader.
     """
     request = FindHanging(0, max(0, int(open_s * 1000)))
     replies = ask_all_brokers(cluster, "hanging transactions", request, FindHangingReply)
@@ -63,7 +63,7 @@ def find_hanging(cluster: BlockingCluster, *, open_s: float) -> list[HangingTran
 def abort_hanging(cluster: BlockingCluster, tp: TopicPartition, producer_id: int) -> None:
     """Abort a hanging transaction.
 
-    Raises BrokerError INVALID_TXN_STATE if none is open there, or if a coordinator knows it, and ClientTimeout.
+    Raises BrokerError INVALID_TXN_STATE if none is open there or if a coordinator knows the transaction; ClientTimeout.
     """
     uncertain = False
 
@@ -74,7 +74,7 @@ def abort_hanging(cluster: BlockingCluster, tp: TopicPartition, producer_id: int
             cluster.ask_broker(leader, AbortHanging(0, tp.topic, tp.partition, producer_id), Ack)
         except BrokerError as error:
             if error.code == ErrorCode.INVALID_TXN_STATE and uncertain:
-                return  # aborted by the attempt whose response was lost
+                return  # an earlier attempt, whose response was lost, has aborted it
             uncertain = uncertain or error.retriable
             raise
 
