@@ -67,7 +67,10 @@ class BrokerContext:
 
     @property
     def incarnation(self) -> int:
-        """Return this broker's incarnation, which is the version of its incarnation node; -1 until it is registered."""
+        """Return this broker's incarnation, the number of its registration; -1 until it is registered.
+
+        The number is the version of the broker's incarnation node in ZooKeeper.
+        """
         return self._incarnation
 
     @incarnation.setter

@@ -55,7 +55,10 @@ def refuse_internal(name: str, what: str) -> None:
 
 
 def partition_of(cache: MetadataCache, topic: str, key: str) -> TopicPartition | None:
-    """Return the partition whose leader coordinates ``key``; None while this broker does not know the topic."""
+    """Return the partition whose leader coordinates ``key``; None while this broker does not know the topic.
+
+    A key is a group id, a transactional id or the name of a sink.
+    """
     known = cache.topic(topic)
     if known is None or not known.partitions:
         return None

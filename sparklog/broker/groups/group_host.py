@@ -228,8 +228,9 @@ def _views(cache: MetadataCache) -> dict[str, TopicView]:
 def _settings(config: BrokerConfig) -> GroupSettings:
     """Return the settings of groups.
 
-    A group remembers a transaction's decision for a shorter time than the transaction coordinator remembers the key.
-    Once the coordinator has dropped the key, its decisions are numbered from the beginning again.
+    A group remembers the decision of a transaction (commit or abort) for a shorter time than the transaction
+    coordinator remembers the transaction's key. Once the coordinator has dropped the key, its decisions are numbered
+    from the beginning again.
     """
     return GroupSettings(
         retention_ms=config.offsets_retention_ms,

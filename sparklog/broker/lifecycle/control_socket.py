@@ -1,6 +1,7 @@
 """The broker's Unix socket, through which a supervisor watches the broker, adopts it and stops it.
 
-A supervisor that adopts a broker takes over one that is already running.
+A supervisor is the Spark task that starts and watches a broker. A supervisor that adopts a broker takes over one that
+is already running.
 
 Each request and each response is one line with a JSON object. A supervisor's first line is a ``hello`` with the name of
 its lease. The connection whose lease name is the newest stays open as long as its supervisor runs, so its end shows the

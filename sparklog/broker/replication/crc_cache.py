@@ -1,6 +1,6 @@
 """A cache of running CRCs of stored batches that were verified, for later projections of the same batches.
 
-See ``record.projection``.
+Running CRCs are the CRCs of a batch up to the edges of its columns: see ``record.projection``.
 
 The key of an entry consists of the topic id, the partition and the stored header of the batch. The header contains base
 offset, leader epoch, append time, length and the CRC of the body. So a batch that replaces another one (after a

@@ -1,7 +1,8 @@
 """Background work on logs: sealing of segments, new schemas, checkpoints, retention, flushes, copies for truncations.
 
 A higher high watermark starts sealing, and a truncation that needs a copy starts that copy. Timers start the rest. Disk
-work runs in threads. Only the event loop changes a log.
+work runs in threads. Only the event loop changes a log. A sealed segment is durable, is an ordinary Arrow file, and
+never grows again.
 """
 
 from __future__ import annotations

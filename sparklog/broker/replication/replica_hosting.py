@@ -2,7 +2,7 @@
 
 A new replica uses the existing log of its topic id, or an empty log. The data of a removed replica is deleted only if
 an update of the controller says that the topic is deleted, or assigns the partition to other brokers. Otherwise the
-data is set aside.
+data is set aside: it is kept in ``set-aside/``, but not served.
 """
 
 from __future__ import annotations

@@ -17,8 +17,8 @@ class FencedProducers:
     """The fenced producers of the partitions that this broker leads. Owner: the broker's event loop."""
 
     def __init__(self) -> None:
-        #: The oldest come first. This is not a dict, because a dict finds its first key more slowly after many
-        #: removals.
+        #: The oldest come first. This is not a plain dict, because a plain dict finds its first key more slowly after
+        #: many removals.
         self._fenced: OrderedDict[tuple[TopicPartition, int], None] = OrderedDict()
 
     def add(self, tp: TopicPartition, producer_id: int) -> None:

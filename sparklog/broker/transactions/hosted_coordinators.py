@@ -28,6 +28,8 @@ class HostedCoordinators(Generic[_Host]):
     def of(self, key: str) -> _Host:
         """Return the coordinator of ``key``, if it is ready to serve.
 
+        A key is a group id, a transactional id or the name of a sink.
+
         Raises:
             BrokerError: INVALID_REQUEST for an empty key; NOT_COORDINATOR if another broker coordinates the key; errors
                 of ``require_ready``.

@@ -56,8 +56,8 @@ class TransactionHost(CoordinatorRuntime):
     def confirmation(self, outcome: Outcome) -> Record | None:
         """Return a record to commit before a final refusal; None for other outcomes.
 
-        A final refusal says that the transaction is not open, or belongs to another run. This may be wrong if this
-        broker is no longer the leader, so its leadership is confirmed first.
+        A final refusal says that the transaction is not open, or belongs to another run (another start of the producer
+        or query). This may be wrong if this broker is no longer the leader, so its leadership is confirmed first.
         """
         return _NO_CHANGE if isinstance(outcome, Refused) and outcome.code in _FINAL else None
 

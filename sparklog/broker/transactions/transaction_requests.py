@@ -1,4 +1,8 @@
-"""Handlers of requests about transactions: they pass a request to the key's coordinator and respond with its result."""
+"""Handlers of requests about transactions.
+
+A handler passes the request to the coordinator of the transaction's key and responds with the coordinator's result. A
+key is a transactional id or the name of a sink.
+"""
 
 from __future__ import annotations
 
