@@ -36,7 +36,7 @@ class BrokerServer:
         """Listen for clients.
 
         Raises:
-            OSError: the port or a socket cannot be opened.
+            OSError: the server cannot listen at its TCP address.
         """
         config, settings, context = self._config, self._context.config, self._context
         if config.control_socket:

@@ -3,7 +3,8 @@
 The sender proves on its connection that it is a certain broker or the controller (``protocol.proof``). Then the
 connection may send requests of this sender, and of no other. Brokers of release 0.1.0 cannot prove their identity.
 While the controller's list of brokers contains such brokers, this broker accepts requests of brokers without a proof. A
-follower's fetch without a proof must have the id of such a broker. Control updates always need a proof.
+follower's fetch without a proof must have the id of such a broker. A request without a proof must not name a newer
+incarnation or coordinator epoch than the controller has announced. Control updates always need a proof.
 
 A broker that an operator started without a secret accepts every request, and logs a warning at its start.
 """
