@@ -20,9 +20,9 @@ from sparklog.protocol.fields import (
 
 
 class CreateTopic(Message, frozen=True, tag="create_topic"):
-    """A request to create a topic, which waits for the leaders.
+    """A request to create a topic. The reply follows after the partitions have leaders.
 
-    An empty ``schema`` is the default schema. With an empty ``assignment`` the broker places the replicas.
+    An empty ``schema`` means the default schema. If ``assignment`` is empty, the broker places the replicas.
     """
 
     name: str
@@ -37,24 +37,24 @@ class CreateTopic(Message, frozen=True, tag="create_topic"):
 
 
 class CreateTopicReply(Message, frozen=True, tag="create_topic_reply"):
-    """The reply to CreateTopic. ``warning`` says why the placement is weaker than requested (replicas on one host)."""
+    """The reply to CreateTopic. ``warning`` says if replicas had to be placed less safely, for example on one host."""
 
     topic_id: str
     warning: str = ""
 
 
 class DeleteTopic(Message, frozen=True, tag="delete_topic"):
+    """A request to delete a topic."""
+
     name: str
     timeout_ms: int
 
 
 class CreatePartitions(Message, frozen=True, tag="create_partitions"):
-    """A request for more partitions, which waits for the leaders.
+    """A request to add partitions to a topic. The reply follows after they have leaders. It is a CreateTopicReply.
 
-    The reply is a CreateTopicReply.
-
-    ``partitions`` is the topic's new number. ``assignment`` has the replicas of the added partitions; if it is empty,
-    the broker places them.
+    ``partitions`` is the topic's new number of partitions. ``assignment`` has the replicas of the added partitions; if
+    it is empty, the broker places the replicas.
     """
 
     topic: str
@@ -66,8 +66,8 @@ class CreatePartitions(Message, frozen=True, tag="create_partitions"):
 class AddColumns(Message, frozen=True, tag="add_columns"):
     """A request to add ``columns``, an Arrow IPC Schema message of nullable columns, to a topic.
 
-    Columns that the topic has already stay unchanged. The reply follows after the requested broker knows of the
-    columns.
+    Columns that the topic already has are not changed. The reply follows after the broker that received the request
+    knows the new columns.
     """
 
     topic: str
@@ -76,9 +76,9 @@ class AddColumns(Message, frozen=True, tag="add_columns"):
 
 
 class AlterTopic(Message, frozen=True, tag="alter_topic"):
-    """A request to set settings of a topic, and to reset others (``unset``) to the cluster's defaults.
+    """A request to set settings of a topic (``config``), and to reset others (``unset``) to the cluster's defaults.
 
-    Settings that are not named stay. The reply follows after the requested broker knows of the change.
+    Settings that are not named stay. The reply follows after the broker that received the request knows the change.
     """
 
     topic: str
@@ -99,13 +99,15 @@ class DeleteRecordsPartition(msgspec.Struct, frozen=True, array_like=True):
 class DeleteRecords(Message, frozen=True, tag="delete_records"):
     """A request to the partitions' leader to delete records at the start of their logs.
 
-    The reply follows after the new log start offsets are durable. Followers receive them with their next fetch.
+    The reply follows after the new log start offsets are durable. Followers get the new offsets with their next fetch.
     """
 
     partitions: Entries[DeleteRecordsPartition]
 
 
 class DeletedRecords(msgspec.Struct, frozen=True, array_like=True):
+    """The result for one partition of DeleteRecords."""
+
     code: int
     log_start_offset: int
     detail: str = ""
@@ -118,10 +120,11 @@ class DeleteRecordsReply(Message, frozen=True, tag="delete_records_reply"):
 
 
 class RestoreRecords(Message, frozen=True, tag="restore_records"):
-    """Batches of one partition, sent to its leader with the offsets that they had before the loss of its topic.
+    """A request to append batches with the offsets that they had before their topic was lost.
 
-    The body is as in Produce. The first batch starts at the log end offset, each of the others at the end of the batch
-    before it; batches may have gaps inside. The reply follows after all are committed.
+    It is sent to the partition's leader. The body has the same format as in Produce. The first batch must start at the
+    log end offset, and each other batch at the end of the batch before it. A batch may have gaps between its records.
+    The reply follows after all batches are committed.
     """
 
     topic: str
@@ -133,7 +136,7 @@ class RestoreRecords(Message, frozen=True, tag="restore_records"):
 
 
 class RestoreRecordsReply(Message, frozen=True, tag="restore_records_reply"):
-    """The reply to RestoreRecords. With OFFSET_OUT_OF_RANGE, ``log_end_offset`` is where the next batch must start."""
+    """The reply to RestoreRecords. After OFFSET_OUT_OF_RANGE the next batch must start at ``log_end_offset``."""
 
     code: int
     log_end_offset: int
@@ -141,9 +144,9 @@ class RestoreRecordsReply(Message, frozen=True, tag="restore_records_reply"):
 
 
 class ReplicaMove(msgspec.Struct, frozen=True, array_like=True):
-    """One reassignment.
+    """The reassignment of one partition.
 
-    ``target`` has the wanted replicas, preferred leader first; None cancels a reassignment in progress.
+    ``target`` has the new replicas, the preferred leader first. None cancels a reassignment in progress.
     """
 
     topic: str
@@ -152,10 +155,10 @@ class ReplicaMove(msgspec.Struct, frozen=True, array_like=True):
 
 
 class AlterReassignments(Message, frozen=True, tag="alter_reassignments"):
-    """A request to start, change or cancel reassignments, which does not wait for their end.
+    """A request to start, change or cancel reassignments. The reply does not wait until they are complete.
 
-    ``throttle_bytes`` is the maximum number of bytes per second that each broker copies; 0 means no limit. A request
-    with the same target changes only the throttle.
+    ``throttle_bytes`` is the maximum number of bytes per second that each broker copies; 0 means no limit. If the
+    target is the same as in the reassignment in progress, only the throttle changes.
     """
 
     moves: Entries[ReplicaMove]
@@ -164,7 +167,7 @@ class AlterReassignments(Message, frozen=True, tag="alter_reassignments"):
 
 
 class AlterReassignmentsReply(Message, frozen=True, tag="alter_reassignments_reply"):
-    """The reply to AlterReassignments: one result per move, in order. ``warning`` is as in CreateTopicReply."""
+    """The reply to AlterReassignments: one result per move, in order. For ``warning`` see CreateTopicReply."""
 
     results: Listed[PartitionResult]
     warning: str = ""
@@ -175,7 +178,7 @@ class ListReassignments(Message, frozen=True, tag="list_reassignments"):
 
 
 class ReassignmentStatus(msgspec.Struct, frozen=True, array_like=True):
-    """One reassignment in progress. The brokers' descriptions show the progress of each replica's copy."""
+    """One reassignment in progress. DescribeBroker shows how far each replica has copied the log."""
 
     topic: str
     partition: int
@@ -188,13 +191,15 @@ class ReassignmentStatus(msgspec.Struct, frozen=True, array_like=True):
 
 
 class ListReassignmentsReply(Message, frozen=True, tag="list_reassignments_reply"):
+    """The reply to ListReassignments."""
+
     moves: Listed[ReassignmentStatus]
 
 
 class ElectLeaders(Message, frozen=True, tag="elect_leaders"):
-    """A request to elect leaders, which waits until the controller has finished it.
+    """A request to elect leaders. The reply follows after the controller has finished the elections.
 
-    ``kind`` is "preferred" or "unclean", as in ``codecs.ElectionRequest``. ``partitions`` None means all.
+    ``kind`` is "preferred" or "unclean", as in ``codecs.ElectionRequest``. ``partitions`` None means all partitions.
     """
 
     kind: str
@@ -203,16 +208,19 @@ class ElectLeaders(Message, frozen=True, tag="elect_leaders"):
 
 
 class ElectLeadersReply(Message, frozen=True, tag="elect_leaders_reply"):
-    """The results of the requested partitions; if all were requested, only those without the wanted leader."""
+    """The reply to ElectLeaders: the results of the requested partitions.
+
+    If all partitions were requested, only those are named that did not get the wanted leader.
+    """
 
     results: Listed[PartitionResult]
 
 
 class RestartBroker(Message, frozen=True, tag="restart_broker"):
-    """A request to a broker to stop in a controlled way; its supervisor starts it again.
+    """A request to a broker for a controlled shutdown, after which its supervisor starts it again.
 
-    ``incarnation`` names the process, so that a repeated request restarts it once. The reply is an Ack at the start of
-    the stop.
+    ``incarnation`` names the broker process, so that a repeated request restarts the broker only once. The reply is an
+    Ack. It is sent when the shutdown begins.
     """
 
     incarnation: int
@@ -223,10 +231,12 @@ class Ack(Message, frozen=True, tag="ack"):
 
 
 class DescribeBroker(Message, frozen=True, tag="describe_broker"):
-    """A request for the state of a broker process, for operators, tests and counters."""
+    """A request for the state of a broker process, for operators, tests and metrics."""
 
 
 class ReplicaDescription(msgspec.Struct, frozen=True, array_like=True):
+    """One replica of a DescribeBrokerReply."""
+
     topic: str
     partition: int
     role: str  #: leader, follower, offline
@@ -240,6 +250,8 @@ class ReplicaDescription(msgspec.Struct, frozen=True, array_like=True):
 
 
 class DescribeBrokerReply(Message, frozen=True, tag="describe_broker_reply"):
+    """The reply to DescribeBroker."""
+
     broker_id: int
     incarnation: int
     pid: int
@@ -248,5 +260,5 @@ class DescribeBrokerReply(Message, frozen=True, tag="describe_broker_reply"):
     state: str  #: running, stopping
     replicas: Listed[ReplicaDescription]
     counters: Annotated[dict[str, int], msgspec.Meta(max_length=MAX_LISTED)]
-    #: The settings in effect, with the topic defaults that were set.
+    #: The settings in effect. Of the defaults for topics, only those that were set.
     settings: Settings = msgspec.field(default_factory=dict)

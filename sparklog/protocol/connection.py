@@ -1,7 +1,7 @@
 """The two ends of a connection without I/O: correlation, version agreement, and error replies to invalid input.
 
-A client end stamps requests with correlation ids and matches replies to them. A server end replies to Hello itself,
-passes other requests on, and replies to everything that it cannot decode with an ``ErrorReply``. Neither end owns a
+The client end gives each request a correlation id. The server end replies to Hello and Prove itself, and passes all
+other requests to its owner. To bytes that it cannot decode it replies with an ``ErrorReply``. Neither end owns a
 socket.
 """
 
@@ -37,10 +37,10 @@ from sparklog.protocol.received import Frame, OversizeFrame, ReceivedReply, Rece
 DEFAULT_MAX_FRAME_BYTES = 128 * 1024 * 1024
 #: The largest frame of a hello.
 MAX_HELLO_BYTES = 4096
-#: Error details quote the peer's bytes; a peer that sent a megabyte of them needs no copy.
+#: The maximum length of an error's detail. A detail may quote the peer's bytes, which may be a megabyte.
 _MAX_DETAIL = 1000
-#: A placeholder for the id in a prepared frame. Nothing before it there, a length or the message's tag, has the same
-#: bytes.
+#: A placeholder for the correlation id in a prepared frame. The bytes before it, lengths and the message's tag, never
+#: contain the same bytes.
 _ANY_CID = 2**64 - 1
 
 #: Requests that a server end replies to itself.
@@ -48,17 +48,17 @@ _HANDSHAKE = (Hello, Prove)
 
 
 class ImmediateAnswer(NamedTuple):
-    """A reply that the server end gives itself. ``close`` means that the connection ends after it."""
+    """A reply by the server end itself. ``close`` means that the connection must be closed after this reply."""
 
     reply: HelloReply | Ack | ErrorReply
     close: bool
 
 
 class PreparedRequest:
-    """The frame of a request that is sent repeatedly, with another correlation id and another body each time.
+    """The encoded frame of a request that is sent repeatedly, each time with another correlation id and body.
 
-    All bodies have the same length. Everything else is encoded once. The id takes eight bytes; ``encode_message`` takes
-    as few as possible.
+    All bodies have the same length. Only the correlation id and the body are added for each request. The correlation id
+    always takes eight bytes in this frame. (``encode_message`` uses as few bytes as possible.)
     """
 
     def __init__(self, message: Request, body_bytes: int) -> None:
@@ -68,7 +68,7 @@ class PreparedRequest:
 
 
 class ClientEnd:
-    """The client side of one connection, owned by the transport around it; single-threaded."""
+    """The client side of one connection. The transport that uses it owns it, in one thread."""
 
     def __init__(self, max_frame_bytes: int = DEFAULT_MAX_FRAME_BYTES) -> None:
         self._decoder = FrameDecoder(max_frame_bytes)
@@ -76,16 +76,16 @@ class ClientEnd:
         self.get_buffer = self._decoder.get_buffer
 
     def encode(self, message: Request, body: Sequence[Buffer] = ()) -> tuple[int, list[Buffer]]:
-        """Stamp and encode a request; return the correlation id and the buffers to send.
+        """Encode a request with the next correlation id. Return this id and the buffers to send.
 
-        Callers build messages with cid 0, because they know no connection.
+        The caller builds the message with ``cid`` 0. The id is set here, because it belongs to the connection.
         """
         cid = self._next_cid
         self._next_cid = cid + 1
         return cid, encode_frame(encode_message(msgspec.structs.replace(message, cid=cid)), body)
 
     def encode_prepared(self, request: PreparedRequest, first: bytes, second: bytes) -> tuple[int, bytes]:
-        """Encode a prepared request into one buffer, with a body of two parts of the announced total length."""
+        """Encode a prepared request into one buffer. Its body is ``first`` and ``second``, of the prepared length."""
         cid = self._next_cid
         self._next_cid = cid + 1
         return cid, b"".join((request.before_cid, cid.to_bytes(8, "big"), request.after_cid, first, second))
@@ -99,9 +99,9 @@ class ClientEnd:
         return None if frame is None else ReceivedReply(_decoded(frame.header), frame.body)
 
     def buffer_updated(self, count: int) -> list[ReceivedReply]:
-        """Return the replies that the received bytes complete.
+        """Return the replies that are complete after ``count`` more received bytes.
 
-        Raises a fatal ProtocolError if the peer's bytes are invalid.
+        Raises a fatal ProtocolError if the received bytes are invalid.
         """
         received = []
         for frame in self._decoder.buffer_updated(count):
@@ -133,7 +133,7 @@ def raise_for_error(reply: Reply) -> None:
 
 
 def error_of_reply(reply: ErrorReply) -> BrokerError:
-    """Return the reply's error, also for codes that this client is too old to know."""
+    """Return the reply's error. A code that this client does not know becomes UNKNOWN_SERVER_ERROR."""
     try:
         code = ErrorCode(reply.code)
     except ValueError:
@@ -145,7 +145,7 @@ class ServerEnd:
     """The server side of one connection.
 
     ``describe`` returns the HelloReply for a correlation id and an agreed version. ``authenticator`` creates the
-    broker's proof; None: it proves nothing.
+    broker's proof that it knows the cluster's secret. If it is None, the broker sends no proof.
     """
 
     def __init__(
@@ -159,7 +159,7 @@ class ServerEnd:
         self.describe = describe
         self._authenticator = authenticator
         self._claim: IdentityClaim | None = None
-        #: The proved identity of the opener of this connection; None for a client.
+        #: The identity that the peer has proved. None for a client, and before the proof.
         self.identity: Identity | None = None
         self.client_id = ""
         self.version = 0
@@ -172,12 +172,15 @@ class ServerEnd:
 
     @property
     def receiving(self) -> tuple[int, int]:
-        """Return the same as ``FrameDecoder.receiving``."""
+        """Return the size of the large request that is being received, and the bytes received so far.
+
+        Return (0, 0) if there is none.
+        """
         return self._decoder.receiving
 
     @property
     def may_prove(self) -> bool:
-        """Return whether the peer has offered a proof of its identity and not sent it yet."""
+        """Return whether the peer has offered to prove its identity and has not sent the proof yet."""
         return self._claim is not None
 
     def decode_single(self, count: int) -> ReceivedRequest | ImmediateAnswer | None:
@@ -186,7 +189,10 @@ class ServerEnd:
         return None if frame is None else self._understand(frame)
 
     def buffer_updated(self, count: int) -> list[ReceivedRequest | ImmediateAnswer]:
-        """Return the events of the received bytes, in order. No event follows a reply that closes."""
+        """Return the requests and immediate replies after ``count`` more received bytes, in order.
+
+        Nothing follows a reply with ``close``.
+        """
         try:
             frames = self._decoder.buffer_updated(count)
         except ProtocolError as error:
@@ -205,7 +211,7 @@ class ServerEnd:
         return ImmediateAnswer(reply, close=not self.version)
 
     def _oversize_header(self, header: memoryview) -> ImmediateAnswer | None:
-        """Return the refusal of a header that is too large to decode, or None."""
+        """Return an error reply if the header is too large to be decoded, or None if it is not."""
         beginning = beginning_of(header)
         proved = self.identity is not None or not self._asks_for_proof
         limit = header_limit(beginning, self._max_frame_bytes, proved=proved)
@@ -276,7 +282,7 @@ class ServerEnd:
 
 
 def encode_reply(reply: Reply, body: Sequence[Buffer] = (), body_bytes: int = -1) -> list[Buffer]:
-    """Encode a reply; ``body_bytes`` is as in ``encode_frame``."""
+    """Encode a reply and its body. For ``body_bytes`` see ``encode_frame``."""
     if isinstance(reply, ErrorReply) and len(reply.detail) > _MAX_DETAIL:
         reply = ErrorReply(reply.cid, reply.code, f"{reply.detail[:_MAX_DETAIL]}...")
     return encode_frame(encode_message(reply), body, body_bytes)

@@ -1,4 +1,4 @@
-"""Messages of the controller to a broker."""
+"""Messages from the controller to a broker."""
 
 from __future__ import annotations
 
@@ -11,11 +11,13 @@ from sparklog.protocol.fields import Columns, Listed, Message, Settings
 
 
 class PartitionDecision(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """A partition's state, as the controller read or wrote it at ``version`` of the ZooKeeper node.
+    """A partition's state, as the controller read or wrote it. ``version`` is the version of its ZooKeeper node.
 
-    ``target`` and ``original`` are empty unless the partition is being reassigned (see ``model.Reassignment``). The
-    leader must remove the replicas in ``leaving`` from the ISR and not add them again: the target is in sync. They stay
-    replicas, and fetch, until an update no longer names them.
+    ``target`` and ``original`` are empty unless the partition is being reassigned (see ``model.Reassignment``).
+
+    ``leaving`` has replicas that the reassignment removes. The leader must remove them from the ISR and not add them
+    again. The target replicas are in sync then. A leaving replica still fetches, until an update no longer names it as
+    a replica.
     """
 
     topic: str
@@ -31,7 +33,7 @@ class PartitionDecision(msgspec.Struct, frozen=True, array_like=True, gc=False):
 
 
 class TopicChange(msgspec.Struct, frozen=True, array_like=True):
-    """A broker's knowledge of a topic without its partitions. ``order`` is as in TopicMetadata."""
+    """The metadata of a topic, without its partitions. For ``order`` see TopicMetadata."""
 
     name: str
     topic_id: str
@@ -43,17 +45,19 @@ class TopicChange(msgspec.Struct, frozen=True, array_like=True):
 
 
 class ControlUpdate(Message, frozen=True, tag="control_update"):
-    """One controller request with all news for a broker: leadership, metadata and deletions, in that order.
+    """A request of the controller with all changes for a broker: leaderships, metadata and deletions.
 
-    ``incarnation`` is the broker's, as registered: another incarnation refuses it with STALE_BROKER_EPOCH. ``full``
-    means that ``partitions`` and ``topics`` are complete: replicas of this broker that are not named no longer belong
-    to it. ``brokers`` None means unchanged.
+    The broker applies them in this order. Kafka has three requests instead: LeaderAndIsr, UpdateMetadata, StopReplica.
 
-    ``sequence`` grows with each update of one controller epoch. A broker that has accepted a later update ignores an
-    earlier one, and loses nothing: the controller has sent the content of the earlier update again.
+    ``incarnation`` is the registered incarnation of the broker. A broker process with another incarnation refuses the
+    request with STALE_BROKER_EPOCH. ``full`` means that ``partitions`` and ``topics`` are complete: the broker must
+    delete replicas that are not named. ``brokers`` None means that the live brokers have not changed.
 
-    ``relieved``: this broker requested a controlled shutdown, leads no partition, and no live leader has it in its ISR.
-    The broker's own copies of ISRs may be older and still name it.
+    ``sequence`` ascends with each update of one controller epoch. A broker that has accepted a later update ignores an
+    earlier one. Nothing is lost, because the later update repeats the content of the earlier one.
+
+    ``relieved`` means that this broker has requested a controlled shutdown, leads no partition, and is not in the ISR
+    of any live leader. The ISRs that the broker has received may be older and still contain it.
     """
 
     controller_id: str
@@ -72,7 +76,7 @@ class ControlUpdate(Message, frozen=True, tag="control_update"):
 class ControlUpdateReply(Message, frozen=True, tag="control_update_reply"):
     """The reply to ControlUpdate.
 
-    ``failed``: (topic, partition, code, detail) of replicas that could not perform it.
+    ``failed`` has (topic, partition, code, detail) of each replica that could not apply the update.
     """
 
     code: int

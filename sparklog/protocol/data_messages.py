@@ -1,7 +1,8 @@
 """Messages of the data plane: hello, metadata, produce, fetch and offsets of the log.
 
-The body of Produce and FetchReply has a part for each partition in order. A part has ``batch_count`` batch headers (96
-bytes each), then their bodies without gaps (``body_bytes`` in total, each body padded to 8 as stored).
+The body of Produce and FetchReply has one part for each partition, in the order of the partitions. A part has
+``batch_count`` batch headers of 96 bytes each, and then the batches' bodies without gaps (``body_bytes`` in total). A
+body is padded to a multiple of 8 bytes, as it is stored.
 """
 
 from __future__ import annotations
@@ -34,12 +35,13 @@ ACKS_ALL = -1
 
 
 class Hello(Message, frozen=True, tag="hello"):
-    """The first message of a connection.
+    """The first message of a connection, with the protocol versions that the client supports.
 
-    With an empty ``cluster_id`` the client accepts any cluster.
+    If ``cluster_id`` is empty, the client accepts any cluster.
 
-    The other fields are the offer of a broker or controller to prove its identity; see ``protocol.proof``. They are its
-    role, its number (a broker's id), its incarnation (a controller's epoch), and the ids of the secrets that it knows.
+    The other fields are for a broker or controller that offers to prove its identity; see ``protocol.proof``. They are
+    its role, its number (a broker's id), its incarnation (for a controller, its epoch), and the ids of the secrets that
+    it knows.
     """
 
     min_version: int
@@ -56,14 +58,15 @@ class Hello(Message, frozen=True, tag="hello"):
 class HelloReply(Message, frozen=True, tag="hello_reply"):
     """The reply to Hello.
 
-    ``local_socket``: the path at which processes of the host with this ``boot_id`` request open files (see
-    ``local_reads``); empty if there is none.
+    ``local_socket`` is the path of the Unix socket for local reads (see ``local_reads``). Processes on the host with
+    this ``boot_id`` can get a segment's open files there. It is empty if the broker has no such socket.
 
-    ``unix_socket``: the abstract name, without its leading zero, of a Unix socket (see ``net/unix_socket``); empty if
-    there is none. A client that connected to ``reached_at``, the broker's end of the TCP connection, may continue on
-    that socket. The reply there has the same ``reached_at``, which proves that the same process listens.
+    ``unix_socket`` is the abstract name, without the leading zero byte, of a Unix socket for all requests (see
+    ``net/unix_socket``). It is empty if the broker has no such socket. ``reached_at`` is the broker's end of the TCP
+    connection. A client on the same host may continue on the Unix socket. The HelloReply there has the same
+    ``reached_at``, which proves that the same broker process has replied.
 
-    ``proof``: the broker's proof that it knows the secret ``key_id``. It is empty if Hello offered no proof, or the
+    ``proof`` is the broker's proof that it knows the secret ``key_id``. It is empty if Hello offered no proof, or the
     broker knows none of the offered secrets.
     """
 
@@ -82,16 +85,16 @@ class HelloReply(Message, frozen=True, tag="hello_reply"):
 
 
 class Prove(Message, frozen=True, tag="prove"):
-    """The second message of a connection whose ``HelloReply`` has a proof: the opener's own proof.
+    """The second message of a connection whose ``HelloReply`` has a proof: the proof of the process that connected.
 
-    After the reply, an Ack, the connection belongs to the broker or controller that hello named.
+    The reply is an Ack. From then on the broker knows that the peer is the broker or controller that Hello named.
     """
 
     proof: Token
 
 
 class ErrorReply(Message, frozen=True, tag="error_reply"):
-    """The failure of a whole request. ``cid`` is -1 if the request could not be decoded far enough to know it."""
+    """The failure of a whole request. ``cid`` is -1 if the request's correlation id could not be decoded."""
 
     code: int
     detail: str
@@ -103,8 +106,8 @@ class ErrorReply(Message, frozen=True, tag="error_reply"):
 class Metadata(Message, frozen=True, tag="metadata"):
     """A request for metadata.
 
-    ``topics`` None requests all topics, internal ones only with ``internal``. Without ``schemas`` the reply omits the
-    topics' schema bytes. ``start`` is the ``next`` of a reply that was only a piece.
+    ``topics`` None requests all topics. Internal topics are then included only with ``internal``. Without ``schemas``
+    the reply omits the topics' schemas. If a reply was incomplete, its ``next`` is the ``start`` of the next request.
     """
 
     topics: Plain[str] | None = None
@@ -114,6 +117,8 @@ class Metadata(Message, frozen=True, tag="metadata"):
 
 
 class PartitionMetadata(msgspec.Struct, frozen=True, array_like=True):
+    """One partition of TopicMetadata."""
+
     partition: int
     leader: int
     leader_epoch: int
@@ -125,8 +130,8 @@ class TopicMetadata(msgspec.Struct, frozen=True, array_like=True):
     """One topic of a MetadataReply.
 
     If ``code`` is not 0, the topic is unknown or its name is invalid, and only ``name`` and ``detail`` have a meaning.
-    ``order``: of two topics with one name and different ids, the later one has the greater order; 0: unknown. The order
-    of one topic may grow.
+    ``order`` shows which of two topics with the same name and different ids is newer: it has the greater order. The
+    order of a topic may increase. 0 means unknown.
     """
 
     code: int
@@ -144,11 +149,11 @@ class TopicMetadata(msgspec.Struct, frozen=True, array_like=True):
 class MetadataReply(Message, frozen=True, tag="metadata_reply"):
     """The reply to Metadata.
 
-    ``controller_epoch`` orders replies of different brokers only roughly; leader epochs decide per partition.
+    A reply with a higher ``controller_epoch`` is usually newer. For a partition only its leader epoch shows that.
 
-    A broker limits the size of a reply, so that it does not block its event loop for long. If there is more, ``next``
-    is the topic and the partition that the next piece starts with. Then the last topic may be incomplete and continues
-    in that piece. Source: KIP-966, the cursor of DescribeTopicPartitions.
+    A broker limits the size of a reply, so that it does not block its event loop for long. If the reply is incomplete,
+    ``next`` is the topic and partition at which the next reply must start. The last topic of the reply may then be
+    incomplete too, and continues in the next reply. Source: KIP-966, the cursor of DescribeTopicPartitions.
     """
 
     cluster_id: str
@@ -162,7 +167,7 @@ class MetadataReply(Message, frozen=True, tag="metadata_reply"):
 
 
 class ProducePartition(msgspec.Struct, frozen=True, array_like=True):
-    """One partition of Produce. An empty ``topic_id`` is not checked."""
+    """One partition of Produce. If ``topic_id`` is empty, the broker does not check it."""
 
     topic: str
     partition: int
@@ -174,9 +179,9 @@ class ProducePartition(msgspec.Struct, frozen=True, array_like=True):
 class Produce(Message, frozen=True, tag="produce"):
     """A request to append batches.
 
-    ``acks`` is 0, 1 or ACKS_ALL. With 0 there is no reply, not even for an error. ``transaction`` is the key of the
-    transaction of transactional batches; the leader asks its coordinator before it accepts the first batch of a
-    producer id.
+    ``acks`` is 0, 1 or ACKS_ALL. With 0 there is no reply, not even for an error. If the batches are transactional,
+    ``transaction`` is the key of their transaction. Before the leader accepts the first batch of a producer id, it asks
+    the transaction's coordinator whether the transaction is open.
     """
 
     acks: int
@@ -188,9 +193,9 @@ class Produce(Message, frozen=True, tag="produce"):
 class ProduceResult(msgspec.Struct, frozen=True, array_like=True):
     """One result of Produce.
 
-    ``base_offset`` is the first batch's; the others follow without gaps. -1 on error.
+    ``base_offset`` is the offset of the first batch; the other batches follow without gaps. It is -1 after an error.
 
-    With NOT_LEADER_OR_FOLLOWER, ``leader`` and its epoch are the broker's newest knowledge. Source: KIP-951.
+    With NOT_LEADER_OR_FOLLOWER, ``leader`` and ``leader_epoch`` are the newest that the broker knows. Source: KIP-951.
     """
 
     code: int
@@ -203,7 +208,7 @@ class ProduceResult(msgspec.Struct, frozen=True, array_like=True):
 
 
 class ProduceReply(Message, frozen=True, tag="produce_reply"):
-    """The results in the order of the request's partitions."""
+    """The reply to Produce: one result per partition, in order."""
 
     results: Listed[ProduceResult]
 
@@ -211,11 +216,13 @@ class ProduceReply(Message, frozen=True, tag="produce_reply"):
 class FetchPartition(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """One partition of Fetch.
 
-    ``leader_epoch`` is the fetcher's current one (-1: not checked); ``last_epoch`` is that of its last batch (-1: its
-    history is not compared). ``columns``: the broker sends only these of the topic's newest schema, as far as a batch
-    has them; (): only headers; None: batches as they are stored, as followers need them. ``verify``: the data that the
-    fetcher received for these columns failed its checksum; the broker must verify the stored data. ``refuses``: the
-    follower holds committed records that this leader has reported as missing, and does not truncate them.
+    - ``leader_epoch``: the current leader epoch, as the fetcher knows it. -1: the broker does not check it.
+    - ``last_epoch``: the leader epoch of the fetcher's last batch. -1: the broker does not check for divergence.
+    - ``columns``: the broker sends only these columns of the topic's newest schema, if a batch has them. An empty tuple
+      requests only headers. None requests the batches as they are stored, as followers need them.
+    - ``verify``: the fetcher has received data of these columns with a wrong checksum. The broker must verify the
+      stored data.
+    - ``refuses``: the follower refuses to truncate its log, because it has committed records that this leader lacks.
     """
 
     topic: str
@@ -234,11 +241,12 @@ class FetchPartition(msgspec.Struct, frozen=True, array_like=True, gc=False):
 class Fetch(Message, frozen=True, tag="fetch"):
     """A request for batches.
 
-    ``replica_id`` is CONSUMER for clients; a follower sends its id and its incarnation.
+    ``replica_id`` is CONSUMER for a client. A follower sends its broker id and its incarnation.
 
-    Sessions (Source: KIP-227): ``session_epoch`` -1 has no session; 0 requests a new session with ``partitions`` as its
-    content; later epochs increase by one and name only changed partitions; ``forgotten`` leave the session. A consumer
-    names at most ``MAX_ENTRIES`` partitions.
+    Fetch sessions are those of KIP-227. With ``session_epoch`` -1 there is no session. With 0 the request begins a new
+    session of ``partitions``. In later requests of the session the epoch increases by one, ``partitions`` has only the
+    changed partitions, and those in ``forgotten`` leave the session. A consumer may name at most ``MAX_ENTRIES``
+    partitions.
     """
 
     replica_id: int
@@ -254,6 +262,8 @@ class Fetch(Message, frozen=True, tag="fetch"):
 
 
 class AbortedRange(msgspec.Struct, frozen=True, array_like=True):
+    """An aborted transaction: the batches of ``producer_id`` from its first offset to its marker at ``last_offset``."""
+
     producer_id: int
     first_offset: int
     last_offset: int
@@ -262,9 +272,12 @@ class AbortedRange(msgspec.Struct, frozen=True, array_like=True):
 class FetchedPartition(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """One partition of FetchReply.
 
-    ``diverging`` (epoch, end offset) tells a follower to truncate to the smaller of that and its own epoch end. It
-    tells a consumer that the records that it has read from there on are no longer in the log. ``stored_bytes``: the
-    size of the batches in the log if only some of their columns were sent (each is marked in its header); else 0.
+    ``diverging`` (leader epoch, end offset) is set if the fetcher's last records are not in the leader's log. A
+    follower must truncate its log to this end offset or to its own end of that epoch, whichever is lower. For a
+    consumer it means that the records that it has read from that offset on are no longer in the log.
+
+    ``stored_bytes`` is the size of the batches in the log if only some of their columns were sent, and else 0. The
+    header of such a batch has a flag.
     """
 
     topic: str
@@ -283,7 +296,7 @@ class FetchedPartition(msgspec.Struct, frozen=True, array_like=True, gc=False):
 
 
 class FetchReply(Message, frozen=True, tag="fetch_reply"):
-    """The reply to Fetch. ``code`` is about the session. In a session, only partitions with news are named."""
+    """The reply to Fetch. ``code`` is an error of the session. In a session, unchanged partitions are left out."""
 
     code: int
     session_id: int
@@ -291,6 +304,8 @@ class FetchReply(Message, frozen=True, tag="fetch_reply"):
 
 
 class ListOffsetsPartition(msgspec.Struct, frozen=True, array_like=True):
+    """One partition of ListOffsets."""
+
     topic: str
     partition: int
     timestamp_us: int  #: LATEST, EARLIEST, or a time: the first batch with a record at or after it
@@ -298,6 +313,8 @@ class ListOffsetsPartition(msgspec.Struct, frozen=True, array_like=True):
 
 
 class ListOffsets(Message, frozen=True, tag="list_offsets"):
+    """A request for the earliest or latest offset of partitions, or for the offset of a time."""
+
     isolation: int
     partitions: Entries[ListOffsetsPartition]
 
@@ -305,9 +322,8 @@ class ListOffsets(Message, frozen=True, tag="list_offsets"):
 class ListedOffset(msgspec.Struct, frozen=True, array_like=True):
     """One result of ListOffsets.
 
-    ``offset`` -1: no record at or after the requested time.
-
-    The offset for a time is the base offset of a batch: no record before it has this timestamp or a later one.
+    The offset for a time is the base offset of the first batch with a record at or after that time. ``offset`` is -1 if
+    there is no such record.
     """
 
     code: int
@@ -318,13 +334,19 @@ class ListedOffset(msgspec.Struct, frozen=True, array_like=True):
 
 
 class ListOffsetsReply(Message, frozen=True, tag="list_offsets_reply"):
+    """The reply to ListOffsets: one result per partition, in order."""
+
     results: Listed[ListedOffset]
 
 
 class InitProducerId(Message, frozen=True, tag="init_producer_id"):
+    """A request for a producer id."""
+
     transactional_id: str | None = None
 
 
 class InitProducerIdReply(Message, frozen=True, tag="init_producer_id_reply"):
+    """The reply to InitProducerId."""
+
     producer_id: int
     producer_epoch: int

@@ -1,4 +1,4 @@
-"""Frames: how messages and batches are cut out of a byte stream. Sans-IO, shared by every transport.
+"""Frames: the encoding of messages and batches in a byte stream. No I/O; all transports use it.
 
 One frame, little-endian::
 
@@ -6,11 +6,11 @@ One frame, little-endian::
     u32 header_length   bytes of the header
     header              one message in MessagePack
     zeros               up to the next multiple of 8, counted from the frame's first byte
-    body                batch headers and batches, never parsed here
+    body                batch headers and batches, which this module does not parse
 
-The body starts on an 8-byte boundary of the frame, and every frame with a body gets separate memory. So Arrow reads its
-buffers in place. Small frames are cut from a receive buffer that one system call may fill with many of them; a large
-frame is received directly into its final memory.
+The body starts on an 8-byte boundary of the frame, and every received frame has memory of its own. So Arrow can use the
+batches in place, without a copy. One system call may fill the receive buffer with many small frames, which are then
+copied out of it. A large frame is received directly into its own memory.
 """
 
 from __future__ import annotations
@@ -26,15 +26,15 @@ Buffer: TypeAlias = "bytes | bytearray | memoryview"
 
 PREFIX = struct.Struct("<II")
 PREFIX_BYTES = PREFIX.size
-#: A frame that is too large is skipped, but its header is kept up to this size, so that the reply has its correlation
-#: id.
+#: A frame that is too large is skipped. Its header is kept if it is not larger than this, so that the error reply has
+#: the request's correlation id.
 OVERSIZE_HEADER_BYTES = 64 * 1024
 _SCRATCH_BYTES = 256 * 1024
-#: Larger frames are received into memory of their own. For smaller ones a copy of a partial frame costs less than a
-#: system call.
+#: Frames larger than this are received directly into their own memory. For smaller frames a copy costs less than
+#: another system call.
 _OWN_MEMORY_BYTES = _SCRATCH_BYTES // 2
 _JOIN_BYTES = 32 * 1024
-#: The padding after a header of this length modulo 8; the prefix itself has eight bytes.
+#: The padding after a header, by the header's length modulo 8. The prefix has eight bytes, so it needs no padding.
 _PADDING = [bytes(-length % 8) for length in range(8)]
 _NOTHING = memoryview(b"")
 
@@ -44,9 +44,9 @@ def _body_start(header_length: int) -> int:
 
 
 def encode_frame(header: bytes, body: Sequence[Buffer] = (), body_bytes: int = -1) -> list[Buffer]:
-    """Return the buffers to send, in order; large body parts are passed through without a copy.
+    """Return the buffers of a frame, in the order in which to send them. The parts of a large body are not copied.
 
-    ``body_bytes`` is the total size of the body's parts; a negative value means that it is unknown.
+    ``body_bytes`` is the total size of the body's parts. A negative value means that it is unknown.
     """
     header_bytes = len(header)
     if not body:
@@ -71,9 +71,10 @@ def before_body(header: bytes, body_bytes: int) -> bytes:
 
 
 class FrameDecoder:
-    """The decoder of one connection's received bytes into frames.
+    """A decoder that splits the received bytes of one connection into frames.
 
-    The owner calls ``get_buffer`` and then ``buffer_updated``, in turns, or ``decode_single`` before the latter.
+    Its owner calls ``get_buffer``, receives bytes into the buffer, and then calls ``buffer_updated``. It may call
+    ``decode_single`` before ``buffer_updated``.
 
     Raises from ``buffer_updated``:
       ProtocolError: MALFORMED_FRAME, fatal: the bytes are not frames and the connection must be closed.
@@ -81,7 +82,7 @@ class FrameDecoder:
     """
 
     def __init__(self, max_frame_bytes: int, first_max_bytes: int = 0) -> None:
-        """Allocate the receive buffer; ``first_max_bytes`` limits the first frame, 0: like all others."""
+        """Allocate the receive buffer. ``first_max_bytes`` limits the first frame, or has no effect if it is 0."""
         self._limit = max_frame_bytes
         self._first_limit = first_max_bytes
         self._scratch = memoryview(bytearray(_SCRATCH_BYTES))
@@ -90,11 +91,11 @@ class FrameDecoder:
         self._filled = 0
         self._skip = 0
         self._oversize: OversizeFrame | None = None
-        #: Whether the next bytes start a frame and no result of an earlier frame is pending.
+        #: Whether the next received bytes are the beginning of a frame, and no earlier frame is still to be returned.
         self._at_start = not first_max_bytes
 
     def get_buffer(self) -> memoryview:
-        """Return the buffer for received bytes; it is never empty."""
+        """Return the buffer for the next received bytes. It always has room."""
         if self._large is not None:
             return self._large[self._filled :]
         return self._scratch[self._end :] if self._end else self._scratch
@@ -108,14 +109,14 @@ class FrameDecoder:
 
     @property
     def receiving(self) -> tuple[int, int]:
-        """Return the size of the large frame that is being received, and the bytes received so far; (0, 0) for none."""
+        """Return the size of the large frame that is being received, and the bytes received so far, or (0, 0)."""
         return (0, 0) if self._large is None else (len(self._large), self._filled)
 
     def decode_single(self, count: int) -> Frame | None:
-        """Return the frame if the received bytes are exactly one, as they usually are when latency counts.
+        """Return the frame if the received bytes are exactly one frame, which is usual if few requests are in flight.
 
-        If it returns None, the caller passes the bytes to ``buffer_updated``. A header without a body has no memory of
-        its own: it is valid until more bytes are received.
+        Return None otherwise; then the caller must call ``buffer_updated``. If the frame has no body, its header is a
+        view of the receive buffer, and is valid only until more bytes are received.
         """
         if not (self._at_start and PREFIX_BYTES <= count <= self._limit):
             return None
@@ -130,7 +131,7 @@ class FrameDecoder:
         return Frame(whole[PREFIX_BYTES:header_end], whole[(header_end + 7) & ~7 :])
 
     def buffer_updated(self, count: int) -> list[Frame | OversizeFrame]:
-        """Account for ``count`` bytes in the buffer; return the frames that they complete, in order."""
+        """Return the frames that are complete after ``count`` more bytes were received into the buffer, in order."""
         if self._large is not None:
             self._filled += count
             if self._filled < len(self._large):
@@ -193,7 +194,7 @@ class FrameDecoder:
             else:
                 break
         if start:
-            # Copy to bytes in between, because the two regions of one memory may overlap.
+            # Copy to a bytes object first, because the source and the target of the move may overlap.
             scratch[: end - start] = bytes(scratch[start:end])
         self._end = end - start
         self._at_start = start == end and not self._skip and self._large is None
@@ -201,8 +202,8 @@ class FrameDecoder:
 
 
 def _memory(size: int) -> memoryview:
-    """Return uninitialized memory; bytearray would set every byte."""
-    # Imported here because it takes long to load, and programs with only small frames do not need it.
+    """Return uninitialized memory. A bytearray would be slower, because it sets every byte to zero."""
+    # Imported here because numpy takes long to load, and programs with only small frames do not need it.
     import numpy as np
 
     return np.empty(size, dtype=np.uint8).data

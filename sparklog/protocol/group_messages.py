@@ -9,17 +9,16 @@ import msgspec
 from sparklog.model import NO_EPOCH
 from sparklog.protocol.fields import Entries, Listed, Message, Name, PartitionResult, PeerEntries, Plain
 
-#: ``Heartbeat.member_epoch`` of a member that joins, that leaves, and that leaves but is expected back under its
-#: instance id.
+#: ``Heartbeat.member_epoch`` of a member that joins, of a member that leaves, and of a static member that leaves and is
+#: expected to return with the same instance id.
 JOIN, LEAVE, LEAVE_STATIC = 0, -1, -2
 
 
 class GroupOffset(msgspec.Struct, frozen=True, array_like=True):
     """A committed offset.
 
-    ``offset`` is the next one that the group reads.
-
-    ``topic_id`` and ``leader_epoch`` identify the log; they are empty and -1 if they are unknown.
+    ``offset`` is the offset of the next record that the group reads. ``topic_id`` and ``leader_epoch`` show whether the
+    log is still the one that the group has read. If they are unknown, they are empty and -1.
     """
 
     topic: str
@@ -31,11 +30,12 @@ class GroupOffset(msgspec.Struct, frozen=True, array_like=True):
 
 
 class CommitOffsets(Message, frozen=True, tag="commit_offsets"):
-    """A request to set a group's offsets; the reply follows after they are committed.
+    """A request to commit offsets of a group. The reply follows after they are committed.
 
-    ``transaction`` (key and decision number) is set if a transaction's coordinator hands over the offsets that were
-    sent with it. The request is idempotent. ``member_id`` and ``member_epoch`` name the member that reads these
-    partitions; if empty, the group must not have members. A client names at most ``MAX_ENTRIES`` offsets.
+    ``transaction`` (key and decision number) is set if a transaction has committed, and its coordinator sends the
+    offsets of that transaction. The request is idempotent. ``member_id`` and ``member_epoch`` name the member that
+    reads these partitions. If ``member_id`` is empty, the group must not have members. A client may name at most
+    ``MAX_ENTRIES`` offsets.
     """
 
     group: Name
@@ -46,16 +46,18 @@ class CommitOffsets(Message, frozen=True, tag="commit_offsets"):
 
 
 class CommitOffsetsReply(Message, frozen=True, tag="commit_offsets_reply"):
+    """The reply to CommitOffsets: one result per partition."""
+
     results: Listed[PartitionResult]
 
 
 class HoldOffsets(Message, frozen=True, tag="hold_offsets"):
-    """A request to hold back the committed offsets of partitions: a member has sent new ones with a transaction.
+    """A request to announce offsets of a group that a member has sent with a transaction that is still open.
 
-    ``key`` names the transaction, in which ``producer_id`` takes part. The coordinator refuses the request in the same
-    cases as a commit of the member, and then the transaction must not commit. Otherwise a member that gets one of these
-    partitions receives no offset for it until the transaction has ended. The reply, an Ack, follows when the hold is
-    durable. Source: KIP-447.
+    ``key`` names the transaction, in which ``producer_id`` takes part. If a commit of these offsets by the member would
+    be refused, the coordinator refuses this request too, and then the transaction must not commit. Otherwise the
+    coordinator holds these partitions: a member to which one of them is assigned gets no committed offset for it until
+    the transaction has ended. The reply, an Ack, follows after the hold is durable. Source: KIP-447.
     """
 
     group: Name
@@ -67,14 +69,15 @@ class HoldOffsets(Message, frozen=True, tag="hold_offsets"):
 
 
 class FetchOffsets(Message, frozen=True, tag="fetch_offsets"):
-    """A request for committed offsets.
+    """A request for committed offsets of a group.
 
-    ``partitions`` None means all of the group.
+    ``partitions`` None means all partitions of the group.
 
-    A member (``member_id``, ``member_epoch``) requests its own partitions, and the coordinator need not confirm the
-    reply: a coordinator that knows the member as their owner also knows all earlier commits. While other members' open
-    transactions have offsets of some partitions, these are ``held``. A request for all partitions is then refused with
-    UNSTABLE_OFFSET_COMMIT.
+    If a member (``member_id``, ``member_epoch``) requests its own partitions, the coordinator need not first confirm
+    that it is still the coordinator: a coordinator that knows the member as their owner also knows all earlier commits.
+
+    A partition is held while an open transaction of another member has offsets of it (see HoldOffsets). The reply then
+    has it in ``held``. A request for all partitions is refused with UNSTABLE_OFFSET_COMMIT then.
     """
 
     group: Name
@@ -84,7 +87,10 @@ class FetchOffsets(Message, frozen=True, tag="fetch_offsets"):
 
 
 class FetchOffsetsReply(Message, frozen=True, tag="fetch_offsets_reply"):
-    """The reply to FetchOffsets, without partitions that have no offset. A member gets those of ``held`` later."""
+    """The reply to FetchOffsets. Partitions without an offset are left out.
+
+    A member must request the offsets of the ``held`` partitions again later.
+    """
 
     offsets: Listed[GroupOffset]
     held: Listed[tuple[str, int]] = ()
@@ -99,15 +105,17 @@ class TopicPartitions(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Heartbeat(Message, frozen=True, tag="heartbeat"):
-    """A member's complete state; the reply has the partitions to own.
+    """The heartbeat of a group member, with its complete state. The reply has the partitions that it should own.
+
+    - ``member_epoch``: the last epoch that the member received. JOIN at the start, when it owns no partitions. LEAVE or
+      LEAVE_STATIC when it leaves.
+    - ``sequence``: ascends with each heartbeat of a member, so that an older heartbeat that arrives late is ignored.
+    - ``heartbeat_interval_ms``: if nothing changes, the coordinator may delay the reply for this time. The next
+      heartbeat of the member ends the delay.
+    - ``pattern``: an RE2 expression that must match the whole name of a topic.
+    - ``rebalance_timeout_ms``: the time within which the member must give up partitions.
 
     Source: KIP-848, ConsumerGroupHeartbeat.
-
-    ``member_epoch`` is the last received one; 0 (JOIN) at the start, with no owned partitions; LEAVE; LEAVE_STATIC: the
-    instance is expected back. ``sequence`` rises with each heartbeat of a member: an older heartbeat that arrives late
-    changes nothing. The coordinator may delay the reply for ``heartbeat_interval_ms`` while there is no news; the next
-    heartbeat of the member ends the delay. ``pattern`` is RE2, for whole names. Times are in milliseconds;
-    ``rebalance_timeout_ms`` is the time to give up partitions.
     """
 
     group: Name
@@ -127,7 +135,7 @@ class Heartbeat(Message, frozen=True, tag="heartbeat"):
 class HeartbeatReply(Message, frozen=True, tag="heartbeat_reply"):
     """The reply to Heartbeat.
 
-    The member gives up all partitions but ``assigned``, reports that, and only then takes new ones.
+    The member first gives up all partitions that are not in ``assigned`` and reports that. Then it takes the new ones.
     """
 
     member_epoch: int
@@ -135,9 +143,9 @@ class HeartbeatReply(Message, frozen=True, tag="heartbeat_reply"):
 
 
 class MemberDescription(msgspec.Struct, frozen=True, array_like=True):
-    """A member.
+    """A member of a group, for DescribeGroup.
 
-    ``owned`` partitions may include some that it has yet to give up; ``target`` are those that it should have.
+    ``owned`` may include partitions that the member must give up. ``target`` are the partitions that it should have.
     """
 
     member_id: str
@@ -153,7 +161,10 @@ class MemberDescription(msgspec.Struct, frozen=True, array_like=True):
 
 
 class DescribedGroup(msgspec.Struct, frozen=True, array_like=True):
-    """A group. ``state`` is empty (only offsets), reconciling (partitions change their owners) or stable."""
+    """A group, for DescribeGroup.
+
+    ``state`` is "empty" (no members), "reconciling" (partitions change their owners) or "stable".
+    """
 
     group: str
     state: str
@@ -162,11 +173,13 @@ class DescribedGroup(msgspec.Struct, frozen=True, array_like=True):
 
 
 class DescribeGroup(Message, frozen=True, tag="describe_group"):
+    """A request for the members and the state of a group."""
+
     group: Name
 
 
 class DescribeGroupReply(Message, frozen=True, tag="describe_group_reply"):
-    """The reply to DescribeGroup; None if there is no such group."""
+    """The reply to DescribeGroup. ``description`` is None if there is no such group."""
 
     description: DescribedGroup | None
 
@@ -182,6 +195,8 @@ class ListGroups(Message, frozen=True, tag="list_groups"):
 
 
 class ListGroupsReply(Message, frozen=True, tag="list_groups_reply"):
+    """The reply to ListGroups."""
+
     groups: Listed[str]
-    #: For each group its state and its number of members.
+    #: The state and the number of members of each group, in the order of ``groups``.
     states: Listed[tuple[str, int]] = ()

@@ -1,9 +1,9 @@
-"""The largest header that a request may have, derived from the first bytes of the header.
+"""The maximum size of a request's header.
 
-Decoding a header occupies the broker's only thread, so the size of a header bounds that time: 2 MB of the smallest
-possible entries take about 0.05 s. Requests of brokers and controllers grow with the cluster and have larger bounds, on
-connections that have proved their identity. The bound is checked before the header is decoded, so this module reads the
-tag, the correlation id and the field after it from the bytes.
+Decoding a header blocks the broker's only thread: 2 MB of the smallest possible entries take about 0.05 s. So the size
+is limited. The requests of brokers and controllers grow with the cluster. They have higher limits if the sender has
+proved its identity on this connection. The limit is checked before the header is decoded. So this module itself reads
+the tag, the correlation id and the next field from the first bytes of the header.
 """
 
 from __future__ import annotations
@@ -13,18 +13,18 @@ from typing import NamedTuple
 from sparklog.protocol.messages import CONSUMER
 
 MIB = 1024 * 1024
-#: For any request of a client: 5,000 partitions with the longest topic names.
+#: The limit for requests of clients: 5,000 partitions with the longest topic names.
 MAX_HEADER_BYTES = 2 * MIB
-#: For requests of a broker that has proved its identity: a fetch of 100,000 partitions with the longest topic names,
-#: the markers of a transaction of thousands of producers, the offsets that a transaction hands over.
+#: The limit for a broker that has proved its identity: a fetch of 100,000 partitions with the longest topic names, the
+#: markers of a transaction of thousands of producers, or the offsets of a committed transaction.
 MAX_PEER_HEADER_BYTES = 32 * MIB
-#: For a follower's fetch on a connection without a proof, as in release 0.1.0: any client can send it.
+#: The limit for a follower's fetch without a proof, as in release 0.1.0. It is low, because any client can send one.
 MAX_UNPROVEN_FETCH_BYTES = 4 * MIB
 _OF_BROKERS = frozenset({"write_markers", "commit_offsets", "list_participants"})
 
-#: The size of an array's marker, unless it is the one byte of a short array.
+#: The number of bytes before an array's elements, by the first byte. For a short array it is 1.
 _ARRAY_BYTES = {0xDC: 3, 0xDD: 5}
-#: The size and signedness of an integer, by its marker.
+#: The size and signedness of a MessagePack integer, by its first byte.
 _INTEGERS = {
     0xCC: (1, False),
     0xCD: (2, False),
@@ -52,9 +52,9 @@ UNKNOWN = Beginning("", -1, None)
 
 
 def header_limit(beginning: Beginning, max_frame_bytes: int, *, proved: bool) -> int:
-    """Return the maximum header size in bytes of the request with this beginning.
+    """Return the maximum header size, in bytes, of the request with this beginning.
 
-    ``proved`` means that the connection belongs to a broker or a controller, or that there is no secret to prove.
+    ``proved`` means that the peer has proved that it is a broker or controller, or that the broker asks for no proof.
     """
     limit = MAX_HEADER_BYTES
     if beginning.tag == "fetch":
@@ -68,7 +68,7 @@ def header_limit(beginning: Beginning, max_frame_bytes: int, *, proved: bool) ->
 
 
 def beginning_of(header: bytes | memoryview) -> Beginning:
-    """Return the first elements of the message, or ``UNKNOWN`` for bytes that do not start like a message."""
+    """Return the first elements of the message, or ``UNKNOWN`` if the bytes are not the beginning of a message."""
     first = bytes(header[:320])
     try:
         at = _ARRAY_BYTES.get(first[0], 1)
@@ -87,7 +87,10 @@ def beginning_of(header: bytes | memoryview) -> Beginning:
 
 
 def _integer(source: bytes, at: int) -> tuple[int | None, int]:
-    """Return the integer at this position, or None for anything else, and the position of the next element."""
+    """Return the integer at this position and the position after it.
+
+    Return None and the same position if the element is not an integer.
+    """
     marker = source[at]
     if marker < 0x80:
         return marker, at + 1

@@ -1,7 +1,8 @@
-"""The messages between a reader and a broker of the same host on the Unix socket for local reads.
+"""The messages between a consumer and a broker on the same host, on the Unix socket for local reads.
 
-There is one request and one reply, each a packet of MessagePack. A successful reply carries two descriptors, open for
-reading: the segment's data file and its index. Structs may grow at the end with defaults, like the other messages.
+There is one request and one reply. Each is one packet in MessagePack. With a successful reply the broker passes two
+open file descriptors, for reading: the segment's data file and its index. Later releases may add fields with defaults
+at the end, as in the other messages.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ FORMAT_VERSION = 1
 
 
 class OpenSegment(msgspec.Struct, frozen=True, array_like=True):
-    """A request for the segment that contains ``offset``. The fields are as in ``FetchPartition`` and ``Fetch``."""
+    """A request for the segment that contains ``offset``. For the fields see ``FetchPartition`` and ``Fetch``."""
 
     version: int
     topic: str
@@ -31,10 +32,10 @@ class OpenSegment(msgspec.Struct, frozen=True, array_like=True):
 class OpenedSegment(msgspec.Struct, frozen=True, array_like=True):
     """The reply to OpenSegment.
 
-    The reader may read the batches ``[first_batch, first_batch + batch_count)`` of the index, and map ``data_bytes`` of
-    the data: all of it is committed, and below the bound of ``isolation``. Without batches and descriptors there is
-    nothing to read at the offset yet. ``code``, ``detail``, ``diverging`` and ``aborted`` are as in
-    ``FetchedPartition``.
+    The consumer may read the batches ``[first_batch, first_batch + batch_count)`` of the index, and map the first
+    ``data_bytes`` of the data file. They are below the high watermark or, with ``isolation`` read committed, below the
+    last stable offset. If there is nothing to read at the offset yet, the reply has no batches and no descriptors. For
+    ``code``, ``detail``, ``diverging`` and ``aborted`` see ``FetchedPartition``.
     """
 
     version: int

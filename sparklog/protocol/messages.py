@@ -1,10 +1,10 @@
-"""All messages of the wire, as typed structs in MessagePack: the unions of requests and replies, and their codec.
+"""All messages of the wire protocol: the unions of all requests and of all replies, and their encoding in MessagePack.
 
-A message is the header of a frame. Batches are in the frame's body; the message has only their counts and lengths, so
-no component on the way parses them. Structs are array-like and may grow at the end with defaults: an older peer ignores
-fields that it does not know.
+A message is the header of a frame. Batches are in the frame's body. The message has only their counts and lengths, so
+no code between sender and receiver parses the batches. A struct is encoded as an array. Later releases may add fields
+with defaults at the end: an older peer ignores fields that it does not know.
 
-The structs are in modules by topic beside this one; all other code imports them from here.
+The structs are in several modules, by subject. All other code imports them from this module.
 """
 
 from __future__ import annotations
@@ -341,21 +341,21 @@ Reply = (
     | ControlUpdateReply
 )
 
-#: The errors of decoding bytes that are no message: msgspec's own, and Python's for text that is not UTF-8 and for
-#: unbounded nesting (in fields that this version skips).
+#: The errors that decoding invalid bytes may raise: msgspec's own, and Python's errors for text that is not UTF-8 and
+#: for too deep nesting (in fields that this version does not know).
 UNDECODABLE = (msgspec.MsgspecError, UnicodeDecodeError, RecursionError)
 
 _encoder = msgspec.msgpack.Encoder()
 _reply_decoder: msgspec.msgpack.Decoder[Reply] = msgspec.msgpack.Decoder(Reply)
 
-# These are the bound methods themselves, because each message goes through them.
+# These are the methods themselves, without a wrapper, because they are called for every message.
 encode_message: Callable[[Request | Reply], bytes] = _encoder.encode
-#: Raises one of ``UNDECODABLE``; ``connection`` turns them into error replies.
+#: Raises one of ``UNDECODABLE`` for invalid bytes. ``connection`` handles these errors.
 decode_reply: Callable[[bytes | memoryview], Reply] = _reply_decoder.decode
 
 
 def decode_request(header: bytes | memoryview) -> Request:
-    """Decode a request. Raises as ``decode_reply``."""
+    """Decode a request. Raises one of ``UNDECODABLE`` for invalid bytes."""
     return _request_decoder().decode(header)
 
 

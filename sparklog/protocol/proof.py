@@ -1,15 +1,16 @@
-"""The mutual proof of two processes of one cluster that they know its secret: the values in hello.
+"""The mutual authentication of two processes of one cluster: each proves to the other that it knows the secret.
 
 Pure.
 
-A broker or controller that opens a connection names itself in ``Hello`` and adds a nonce and the ids of the secrets
-that it knows. A broker that knows one of them replies with another nonce and its proof. The opener checks that proof
-first, and only then sends ``Prove`` with its own. Each proof is an HMAC over both nonces, both identities (role,
-number, incarnation), the cluster's id and the name of the broker's Unix socket, with a label for each direction. So a
-proof is valid for one connection and one direction: it can be neither replayed nor reflected.
+A broker or controller that opens a connection names itself in ``Hello``, and adds a nonce and the ids of the secrets
+that it knows. A broker that knows one of these secrets replies with a nonce of its own and its proof. The opener first
+checks this proof, and then sends its own proof in ``Prove``. Each proof is an HMAC over both nonces, both identities
+(role, number, incarnation), the cluster's id and the name of the broker's Unix socket, with a label for each direction.
+So a proof is valid for one connection and one direction. It can be neither replayed nor reflected.
 
-The secret itself is never sent. The proofs do not encrypt the connection: only TLS prevents a relay between two
-processes that both know the secret. Source: RFC 2104 (HMAC); ISO/IEC 9798-4, mutual three-pass authentication.
+The secret itself is never sent. The proofs do not encrypt the connection, and a man in the middle could relay them
+between two processes that know the secret. Only TLS prevents that. Source: RFC 2104 (HMAC); ISO/IEC 9798-4, mutual
+three-pass authentication.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ _SERVER, _CLIENT = b"sparklog hello, server\0", b"sparklog hello, client\0"
 class Secret:
     """The secret of one cluster: ``SECRET_BYTES`` random bytes.
 
-    Its ``repr`` shows only its id, so that no log line, error or dump of a value that holds it can leak it.
+    Its ``repr`` shows only the secret's id, so that a log line, an error or a dump cannot reveal the secret.
     """
 
     __slots__ = ("_key",)
@@ -49,16 +50,16 @@ class Secret:
 
     @property
     def key_id(self) -> str:
-        """Return a name for the secret that reveals nothing of it."""
+        """Return an id of the secret that does not reveal the secret."""
         return self.derive("key id")[:8].hex()
 
     def hex(self) -> str:
-        """Return the secret in the form of a secret file."""
+        """Return the secret as hexadecimal digits, as in a secret file."""
         return self._key.hex()
 
     @classmethod
     def from_hex(cls, text: str) -> Secret:
-        """Return the secret from the form of a secret file. Raises ConfigError, which does not quote the text."""
+        """Return the secret with these hexadecimal digits. Raises ConfigError, which does not quote the text."""
         try:
             return cls(bytes.fromhex(text))
         except ValueError:
@@ -75,10 +76,10 @@ class Secret:
 
 
 class KeyRing:
-    """The secrets that one process knows, the newest first, at most ``_KEPT``; owned by that process.
+    """The secrets that one process knows, the newest first, at most ``_KEPT``.
 
-    There are two while a driver that has lost the secret distributes a new one. A broker with the new one and a broker
-    without it can then still prove themselves to each other by the old one.
+    There are two while a driver that has lost the secret distributes a new one. A broker that has the new secret and a
+    broker that does not have it yet can then still authenticate each other with the old one.
     """
 
     _KEPT = 2
@@ -87,11 +88,11 @@ class KeyRing:
         self.secrets = tuple(secrets)[: self._KEPT]
 
     def add(self, secret: Secret) -> None:
-        """Make ``secret`` the newest."""
+        """Add ``secret`` as the newest one."""
         self.secrets = (secret, *(known for known in self.secrets if known != secret))[: self._KEPT]
 
     def find(self, key_ids: Iterable[str]) -> Secret | None:
-        """Return the first of the named secrets that is known here."""
+        """Return the first of the named secrets that this process knows, or None."""
         known = {secret.key_id: secret for secret in self.secrets}
         return next((known[key_id] for key_id in key_ids if key_id in known), None)
 
@@ -100,9 +101,10 @@ class KeyRing:
 
 
 class Identity(NamedTuple):
-    """The identity of the opener of a connection: a broker's id and incarnation, or the controller of an epoch.
+    """The identity of the process that opened a connection.
 
-    A controller's ``number`` is -1, and its ``incarnation`` is the controller epoch.
+    For a broker, ``number`` is its id and ``incarnation`` its incarnation. For a controller, ``number`` is -1 and
+    ``incarnation`` is the controller epoch.
     """
 
     role: SenderKind
@@ -111,23 +113,23 @@ class Identity(NamedTuple):
 
 
 class IdentityClaim(NamedTuple):
-    """An identity that counts as proved after the peer has sent ``proof``."""
+    """An identity that the peer claims to have. It is proved when the peer has sent this ``proof``."""
 
     identity: Identity
     proof: bytes
 
 
 class Authenticator(Protocol):
-    """A broker's means of authentication: its secrets, and ``answer`` with a new nonce for each hello."""
+    """What a broker needs to authenticate itself and its peers: its secrets, and a new nonce for each Hello."""
 
     keys: KeyRing
 
     def answer(self, hello: Hello, reply: HelloReply) -> tuple[HelloReply, IdentityClaim | None]:
-        """Return the reply with the broker's proof, and the claim that the peer has to prove. Raises BrokerError."""
+        """Return the reply with the broker's proof, and the identity that the peer must prove. Raises BrokerError."""
 
 
 def offer(hello: Hello, keys: KeyRing, identity: Identity, nonce: bytes) -> Hello:
-    """Return ``hello`` with an offer to prove ``identity``, or unchanged without a secret."""
+    """Return ``hello`` with an offer to prove ``identity``. Without a secret return it unchanged."""
     if not keys:
         return hello
     return msgspec.structs.replace(
@@ -141,12 +143,12 @@ def offer(hello: Hello, keys: KeyRing, identity: Identity, nonce: bytes) -> Hell
 
 
 def answer(hello: Hello, reply: HelloReply, keys: KeyRing, nonce: bytes) -> tuple[HelloReply, IdentityClaim | None]:
-    """Return the broker's reply with its proof, and the claim that the peer has to prove.
+    """Return the broker's reply with its proof, and the identity that the peer must prove.
 
-    Without an offer that this broker can check, the reply is unchanged.
+    If ``hello`` has no offer, or none for a secret that this broker knows, return the reply unchanged and None.
 
     Raises:
-      BrokerError: INVALID_REQUEST, the offer names no role that can be proved, or this very broker.
+      BrokerError: INVALID_REQUEST, the offer names neither a broker nor a controller, or names this broker itself.
     """
     secret = keys.find(hello.key_ids) if len(hello.nonce) == NONCE_BYTES else None
     if secret is None:
@@ -164,9 +166,9 @@ def answer(hello: Hello, reply: HelloReply, keys: KeyRing, nonce: bytes) -> tupl
 
 
 def check(hello: Hello, reply: HelloReply, keys: KeyRing, *, expected: int | None, required: bool) -> bytes:
-    """Check the broker's proof; return the proof to send in ``Prove``, which is empty if the broker has none.
+    """Check the broker's proof. Return the proof to send in ``Prove``, or empty bytes if the broker sent no proof.
 
-    ``expected`` is the id of the broker that should reply. ``required`` refuses a broker that proves nothing.
+    ``expected`` is the id of the broker that should reply. With ``required`` a broker without a proof is refused.
 
     Raises:
       BrokerError: CLUSTER_AUTHORIZATION_FAILED, the broker's proof is missing or wrong; BROKER_NOT_AVAILABLE, another
@@ -189,9 +191,9 @@ def check(hello: Hello, reply: HelloReply, keys: KeyRing, *, expected: int | Non
 
 
 def _said(hello: Hello, reply: HelloReply) -> bytes:
-    """Return the values of both messages that both proofs cover.
+    """Return the encoded values of both messages that the proofs cover.
 
-    They are only fields that all releases have: the other side does not know a field that a later release adds.
+    Only fields that all releases have may be included, because an older peer does not know later fields.
     """
     return msgspec.msgpack.encode(
         (

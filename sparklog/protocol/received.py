@@ -1,7 +1,7 @@
-"""Received frames, requests and replies.
+"""The types of received frames, requests and replies.
 
-They are apart from the modules that use them because of the Python compiler. A field that is a view, or that msgspec
-decodes by its annotation, must be declared in a module that is not compiled (``setup.py``).
+The modules that use these types are compiled (``setup.py``). A field that is a memoryview, or that msgspec decodes by
+its annotation, must be declared in a module that is not compiled. So these types have a module of their own.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from sparklog.protocol.messages import UNDECODABLE, Reply, Request
 class Frame(msgspec.Struct, frozen=True, gc=False):
     """A received frame.
 
-    Both views keep the frame's memory alive. The memory is never written again, except as documented at
-    ``FrameDecoder.decode_single``.
+    Both views keep the frame's memory alive. This memory is not written again, except in the case that
+    ``FrameDecoder.decode_single`` documents.
     """
 
     header: memoryview
@@ -25,7 +25,7 @@ class Frame(msgspec.Struct, frozen=True, gc=False):
 
 
 class OversizeFrame(NamedTuple):
-    """A frame over the limit, which was skipped. ``header`` is empty if it was too large itself."""
+    """A frame that was skipped because it is too large. ``header`` is empty if the header itself was too large."""
 
     header: bytes
     frame_bytes: int
@@ -33,11 +33,15 @@ class OversizeFrame(NamedTuple):
 
 
 class ReceivedReply(msgspec.Struct, frozen=True, gc=False):
+    """A received reply and its body."""
+
     reply: Reply
     body: memoryview
 
 
 class ReceivedRequest(msgspec.Struct, frozen=True, gc=False):
+    """A received request and its body."""
+
     request: Request
     body: memoryview
     frame_bytes: int

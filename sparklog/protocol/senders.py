@@ -1,11 +1,11 @@
-"""The permitted senders of each request of the wire, in one table.
+"""A table of the permitted senders of each request.
 
 Pure.
 
 A client request may arrive on any connection. A request of a broker or of the controller decides which records are
-acknowledged, which replica leads and what is deleted. So a broker accepts such a request only on a connection that has
-proved its sender (``protocol.proof``). Two requests have two kinds of senders, and ``sender_of`` distinguishes them by
-content.
+acknowledged, which replica leads and what is deleted. So a broker accepts such a request only on a connection whose
+peer has proved its identity (``protocol.proof``). Both clients and brokers send Fetch and CommitOffsets; ``sender_of``
+distinguishes the two by the request's content.
 """
 
 from __future__ import annotations
@@ -62,14 +62,14 @@ from sparklog.protocol.messages import (
 
 
 class SenderKind(Enum):
-    """A kind of sender. The values are the names of roles on the wire."""
+    """A kind of sender. The values are the names of the roles in Hello."""
 
     CLIENT = "client"
     BROKER = "broker"
     CONTROLLER = "controller"
 
 
-#: The minimum sender of a request. Brokers and controllers may send a request of CLIENT as well.
+#: The sender that each request needs. Brokers and controllers may also send all requests of CLIENT.
 SENDERS: dict[type, SenderKind] = {
     Hello: SenderKind.CLIENT,
     Prove: SenderKind.CLIENT,
@@ -118,7 +118,7 @@ SENDERS: dict[type, SenderKind] = {
 
 
 def sender_of(request: Request) -> SenderKind:
-    """Return the sender that this request needs, by its type and its content."""
+    """Return the kind of sender that this request needs, by its type and its content."""
     if isinstance(request, Fetch):
         return SenderKind.CLIENT if request.replica_id == CONSUMER else SenderKind.BROKER
     if isinstance(request, CommitOffsets):

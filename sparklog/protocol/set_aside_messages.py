@@ -1,7 +1,7 @@
-"""Messages about logs that brokers keep without serving them.
+"""Messages about set-aside logs, which brokers keep without serving them.
 
-A broker of 0.1.0 does not know them. A broker that does has ``log.set.aside.retention.ms`` among the settings of its
-DescribeBrokerReply.
+A broker of release 0.1.0 does not know these messages. A broker that knows them has ``log.set.aside.retention.ms`` in
+the settings of its DescribeBrokerReply.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ class ListSetAside(Message, frozen=True, tag="list_set_aside"):
 class SetAsideLog(msgspec.Struct, frozen=True, array_like=True):
     """One set-aside log.
 
-    ``intact`` means that it could be opened when it was set aside, and its offsets are known. ``copy`` is, with
-    details, a ``LogCopy`` as JSON.
+    ``intact`` means that the log was open when it was set aside, so its offsets are known. If details were requested,
+    ``copy`` is a ``LogCopy`` as JSON.
     """
 
     name: str
@@ -43,7 +43,10 @@ class SetAsideLog(msgspec.Struct, frozen=True, array_like=True):
 
 
 class ListSetAsideReply(Message, frozen=True, tag="list_set_aside_reply"):
-    """The reply to ListSetAside. ``notes``: with details, the broker's notes on the topics of these logs, as JSON."""
+    """The reply to ListSetAside.
+
+    If details were requested, ``notes`` has the broker's notes on the topics of these logs, as JSON.
+    """
 
     broker_id: int
     logs: Listed[SetAsideLog]
@@ -53,7 +56,7 @@ class ListSetAsideReply(Message, frozen=True, tag="list_set_aside_reply"):
 class RestoreSetAside(Message, frozen=True, tag="restore_set_aside"):
     """A request to recreate the topic with this id from the logs that brokers have set aside.
 
-    It waits for the leaders.
+    The reply follows after the partitions have leaders.
     """
 
     topic_id: Name

@@ -1,4 +1,4 @@
-"""Messages about transactions: of clients to a coordinator, and between coordinators and the partitions' leaders."""
+"""Messages about transactions, from clients to coordinators, and between coordinators and the partitions' leaders."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from sparklog.protocol.group_messages import GroupOffset
 
 
 class FindCoordinator(Message, frozen=True, tag="find_coordinator"):
-    """A request for the coordinator of a transaction or group, which any broker serves.
+    """A request for the coordinator of a transaction or group. Any broker can reply.
 
-    ``kind`` is "transaction" or "group". The internal topic is created on first use.
+    ``kind`` is "transaction" or "group". The internal topic of this kind is created by the first such request.
     """
 
     kind: str
@@ -22,7 +22,8 @@ class FindCoordinator(Message, frozen=True, tag="find_coordinator"):
 class FindCoordinatorReply(Message, frozen=True, tag="find_coordinator_reply"):
     """The reply to FindCoordinator.
 
-    ``partition`` is the partition of the internal topic for this kind; its leader ``broker`` is the coordinator.
+    ``partition`` is a partition of the internal topic for transactions or groups. Its leader, ``broker``, is the
+    coordinator.
     """
 
     broker: BrokerEndpoint
@@ -30,22 +31,20 @@ class FindCoordinatorReply(Message, frozen=True, tag="find_coordinator_reply"):
 
 
 class BeginTransaction(Message, frozen=True, tag="begin_transaction"):
-    """A request to begin, or join, the transaction of ``key`` as run ``run_id``.
+    """A request to begin a transaction of ``key``, or to join it. Each reply has a different producer id.
 
-    Each call returns a different producer id.
+    ``key`` is the transactional id. A run is one process or query with this key: ``run_id`` names it. A new run id
+    fences all earlier runs of the key, and aborts their open transactions. A fenced run gets INVALID_PRODUCER_EPOCH.
 
-    - ``version`` -1 is a producer's transaction, and ``run_id`` names one life of the producer; a begin ends its open
-      transaction.
-    - ``version`` >= 0 is a sink's (batch id, or txnVersion), and many tasks of one run join. A version at or below the
-      last committed one is a replay: the reply only reports that.
-    - A run id that was not seen before fences all earlier ones of the key, and aborts their open transactions; a fenced
-      run gets INVALID_PRODUCER_EPOCH.
-    - ``timeout_ms``: without a request of its run for this time the transaction is aborted.
-    - ``turn``: the number of a producer's transaction in its run, from 0; 0 for a sink, which has the version. Key,
-      run, version and turn name one transaction in all requests about it: a late request, after another transaction was
-      begun, is refused with INVALID_TXN_STATE.
-    - ``by_topic``: versions count for each topic that the transaction writes to, by the topic's id. Then no begin is a
-      replay; SettleVersion returns the version of each topic.
+    - ``version`` -1: a transaction of a producer. If the run has an open transaction, the request ends it.
+    - ``version`` >= 0: a transaction of a Spark sink (its batch id, or txnVersion). Many tasks of one run join it. If
+      this version or a later one is already committed, this is a replay, and the reply has ``committed``.
+    - ``timeout_ms``: the transaction is aborted if its run sends no request for this time.
+    - ``turn``: the number of a producer's transaction in its run, from 0 on. It is 0 for a sink, which has the version.
+      Key, run, version and turn identify a transaction in all requests about it. After another transaction has begun, a
+      late request is refused with INVALID_TXN_STATE.
+    - ``by_topic``: each topic that the transaction writes to, by its topic id, has its own last committed version. Then
+      the reply never reports a replay; SettleVersion returns the version of each topic.
     """
 
     key: Name
@@ -59,8 +58,8 @@ class BeginTransaction(Message, frozen=True, tag="begin_transaction"):
 class BeginTransactionReply(Message, frozen=True, tag="begin_transaction_reply"):
     """The reply to BeginTransaction.
 
-    ``committed`` means that this version, or a later one, is already committed: nothing has to be written (ids are -1).
-    ``run`` is the number of the run, counted by key in order of appearance.
+    ``committed`` means that this version or a later one is already committed. Then nothing must be written, and the
+    producer id is -1. ``run`` is the number of the run among all runs of the key, in the order in which they began.
     """
 
     committed: bool
@@ -71,11 +70,14 @@ class BeginTransactionReply(Message, frozen=True, tag="begin_transaction_reply")
 
 
 class SettleVersion(Message, frozen=True, tag="settle_version"):
-    """A request for the committed version of ``key``, or of those that count for ``topic_id`` if that is not empty.
+    """A request for the last committed version of ``key``, which must not change after the reply.
 
-    The sender is run ``run_id`` of this key, or of another key that must not commit beside this one. The open
-    transaction of any other run of ``key`` is aborted and that run fenced, and the reply waits for decided
-    transactions. So after the reply only a run that begins later can commit. A fenced run gets INVALID_PRODUCER_EPOCH.
+    If ``topic_id`` is not empty, the version of this topic is requested (see ``by_topic`` of BeginTransaction).
+
+    The sender is run ``run_id`` of this key, or of another key that must not commit at the same time as this one. All
+    other runs of ``key`` are fenced, and their open transactions are aborted. The reply follows after decided
+    transactions have ended. So after the reply only a run that begins later can commit. If the sender's run is fenced,
+    it gets INVALID_PRODUCER_EPOCH.
     """
 
     key: Name
@@ -84,16 +86,17 @@ class SettleVersion(Message, frozen=True, tag="settle_version"):
 
 
 class SettleVersionReply(Message, frozen=True, tag="settle_version_reply"):
-    """The reply to SettleVersion. ``last_version`` -1 means none."""
+    """The reply to SettleVersion. ``last_version`` is -1 if no version is committed."""
 
     last_version: int
 
 
 class AddToTransaction(Message, frozen=True, tag="add_to_transaction"):
-    """A registration before use, which also keeps the transaction alive.
+    """A request to add partitions or offsets to a transaction, before they are used.
 
-    It names partitions that ``producer_id`` will append to, and offsets that ``group`` gets when the transaction
-    commits. It is durable at its reply, an Ack.
+    ``partitions`` are those that ``producer_id`` will append to. ``offsets`` are committed for ``group`` when the
+    transaction commits. The reply, an Ack, follows after the addition is durable. The request also keeps the
+    transaction alive.
     """
 
     key: Name
@@ -108,7 +111,7 @@ class AddToTransaction(Message, frozen=True, tag="add_to_transaction"):
 
 
 class TouchTransaction(Message, frozen=True, tag="touch_transaction"):
-    """A request that keeps the transaction alive. The reply is an Ack, or an error with the transaction's end."""
+    """A request that keeps the transaction alive. The reply is an Ack, or an error if the transaction has ended."""
 
     key: Name
     run_id: Name
@@ -117,12 +120,14 @@ class TouchTransaction(Message, frozen=True, tag="touch_transaction"):
 
 
 class EndTransaction(Message, frozen=True, tag="end_transaction"):
-    """A decision about a transaction.
+    """A request to commit or abort a transaction.
 
-    With ``commit`` the ``winners`` (producer ids; a producer's own) are committed and every other registered one is
-    aborted. The first durable decision about a version counts: its repetition succeeds, and another run's decision gets
-    INVALID_PRODUCER_EPOCH. The reply follows after all markers are written, or after ``timeout_ms`` if the decision is
-    durable and some markers are not.
+    With ``commit`` the records of the producer ids in ``winners`` are committed, and those of all other producer ids of
+    the transaction are aborted. (Of a Spark task's attempts, only one is a winner. A producer is its own winner.)
+
+    The first durable decision about a version counts. The same run may repeat it; another run gets
+    INVALID_PRODUCER_EPOCH. The reply follows after all markers are written. If the decision is durable and some markers
+    are not written, it follows after ``timeout_ms``.
     """
 
     key: Name
@@ -137,8 +142,8 @@ class EndTransaction(Message, frozen=True, tag="end_transaction"):
 class EndTransactionReply(Message, frozen=True, tag="end_transaction_reply"):
     """The reply to EndTransaction.
 
-    ``complete`` means that every partition has its marker. ``replayed`` means that the version had been committed
-    before.
+    ``complete`` means that every partition has its marker. ``replayed`` means that the version was already committed
+    before this request.
     """
 
     complete: bool
@@ -150,11 +155,10 @@ class ListTransactions(Message, frozen=True, tag="list_transactions"):
 
 
 class DescribedTransaction(msgspec.Struct, frozen=True, array_like=True):
-    """A transaction.
+    """A transaction of ListTransactionsReply.
 
-    ``state`` is empty, open, committing or aborting.
-
-    Times are in ms since the Unix epoch. ``participants`` have producer id, epoch and partitions.
+    ``state`` is "empty", "open", "committing" or "aborting". Times are in ms since the Unix epoch. Each of the
+    ``participants`` has a producer id, a producer epoch and partitions.
     """
 
     key: str
@@ -169,17 +173,19 @@ class DescribedTransaction(msgspec.Struct, frozen=True, array_like=True):
 
 
 class ListTransactionsReply(Message, frozen=True, tag="list_transactions_reply"):
+    """The reply to ListTransactions."""
+
     transactions: Listed[DescribedTransaction]
 
 
 class AbortTransaction(Message, frozen=True, tag="abort_transaction"):
-    """An operator's request to abort an open transaction; its run is fenced."""
+    """An operator's request to abort the open transaction of a key. The run of the transaction is fenced."""
 
     key: Name
 
 
 class VerifyTransaction(Message, frozen=True, tag="verify_transaction"):
-    """A leader's request to verify that a producer may append to this partition in this transaction.
+    """A leader's question to the coordinator: may this producer append to this partition in this transaction?
 
     Source: KIP-890.
     """
@@ -193,7 +199,7 @@ class VerifyTransaction(Message, frozen=True, tag="verify_transaction"):
 
 
 class VerifyTransactionReply(Message, frozen=True, tag="verify_transaction_reply"):
-    """The permission of a transaction's coordinator to append.
+    """The reply to VerifyTransaction if the producer may append. Otherwise the reply is an ErrorReply.
 
     ``coordinator_epoch`` is the leader epoch of the coordinator's partition of the internal topic. A leader that knows
     a later epoch ignores the reply.
@@ -203,12 +209,14 @@ class VerifyTransactionReply(Message, frozen=True, tag="verify_transaction_reply
 
 
 class TransactionMarker(msgspec.Struct, frozen=True, array_like=True):
-    """The end of one transaction in one partition: (producer id, epoch) of those committed and those aborted.
+    """The end of one transaction in one partition.
 
-    Ids without an open transaction there are only fenced.
+    ``committed`` and ``aborted`` have the producer ids and producer epochs that are committed and aborted. A producer
+    id without an open transaction in this partition is only fenced.
 
-    ``topic_id`` is that of the written topic; empty means any topic with this name. ``coordinator`` is the sender: the
-    partition of the internal topic, with its leader epoch; -1 means none.
+    ``topic_id`` is the id of the topic that was written to. If it is empty, any topic with this name is meant.
+    ``coordinator`` is the coordinator's partition of the internal topic, and ``coordinator_epoch`` its leader epoch. -1
+    means that no coordinator has sent the marker.
     """
 
     topic: str
@@ -221,19 +229,19 @@ class TransactionMarker(msgspec.Struct, frozen=True, array_like=True):
 
 
 class WriteMarkers(Message, frozen=True, tag="write_markers"):
-    """A coordinator's durable decisions for a leader. The request is idempotent."""
+    """A coordinator's request to a leader to write markers. The decisions are durable. The request is idempotent."""
 
     markers: PeerEntries[TransactionMarker]
 
 
 class WriteMarkersReply(Message, frozen=True, tag="write_markers_reply"):
-    """The reply to WriteMarkers. NONE means that the marker is committed."""
+    """The reply to WriteMarkers: one result per marker. The code NONE means that the marker is committed."""
 
     results: Listed[PartitionResult]
 
 
 class ListParticipants(Message, frozen=True, tag="list_participants"):
-    """A request for those of these producer ids that take part in transactions that this broker coordinates."""
+    """A request to find out which of these producer ids take part in transactions that this broker coordinates."""
 
     producer_ids: Plain[int]
 
@@ -241,8 +249,8 @@ class ListParticipants(Message, frozen=True, tag="list_participants"):
 class ListParticipantsReply(Message, frozen=True, tag="list_participants_reply"):
     """The reply to ListParticipants.
 
-    ``coordinators`` are (partition of the internal topic, leader epoch) of all examined coordinators. ``participants``
-    are producer id and key of open or ending transactions.
+    ``coordinators`` has the partition of the internal topic and the leader epoch of each coordinator that was asked.
+    ``participants`` has the producer id and the key for each producer id in an open or ending transaction.
     """
 
     coordinators: Listed[tuple[int, int]]
@@ -250,19 +258,20 @@ class ListParticipantsReply(Message, frozen=True, tag="list_participants_reply")
 
 
 class FindHanging(Message, frozen=True, tag="find_hanging"):
-    """A request for hanging transactions of partitions that this broker leads, open for at least ``open_ms``.
+    """A request for the hanging transactions of the partitions that this broker leads.
 
-    No coordinator knows them, so they never end, and read_committed consumers wait below them.
+    A hanging transaction has been open for at least ``open_ms``, and no coordinator knows it. So it never ends, and
+    ``read_committed`` consumers stop before it.
     """
 
     open_ms: int
 
 
 class FoundHangingTransaction(msgspec.Struct, frozen=True, array_like=True):
-    """A hanging transaction.
+    """A hanging transaction in one partition.
 
-    ``first_offset`` and ``began_ms`` (by the log's append times, ms since the Unix epoch) are those of its first batch
-    here.
+    ``first_offset`` is the offset of its first batch in this partition. ``began_ms`` is the append time of that batch,
+    in ms since the Unix epoch.
     """
 
     topic: str
@@ -274,14 +283,16 @@ class FoundHangingTransaction(msgspec.Struct, frozen=True, array_like=True):
 
 
 class FindHangingReply(Message, frozen=True, tag="find_hanging_reply"):
+    """The reply to FindHanging."""
+
     transactions: Listed[FoundHangingTransaction]
 
 
 class AbortHanging(Message, frozen=True, tag="abort_hanging"):
-    """A request to the partition's leader to end the transaction that this producer id has open there.
+    """A request to a partition's leader to abort the open transaction of this producer id in this partition.
 
-    It is refused with INVALID_TXN_STATE if a coordinator knows the transaction, because that one ends it. The reply is
-    an Ack after the marker is committed.
+    If a coordinator knows the transaction, the request is refused with INVALID_TXN_STATE, because the coordinator will
+    end the transaction. The reply, an Ack, follows after the marker is committed.
     """
 
     topic: str

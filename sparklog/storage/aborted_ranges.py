@@ -1,8 +1,9 @@
 """The ranges of aborted transactions in one log, searchable without a full scan.
 
-Pure. A log without retention may have a hundred thousand of them, and every fetch needs those that overlap its offsets.
-They are ordered by their markers, so the ranges that end inside the fetch are adjacent. Few ranges end after it and
-begin before its end, but these may be anywhere later. The search skips blocks in which no range begins early enough.
+Pure. A log without retention may have a hundred thousand ranges. Every fetch needs the ranges that overlap its offsets.
+The ranges are ordered by the offsets of their markers, so the ranges that end inside the fetch are adjacent. A few more
+ranges begin before the end of the fetch and end after it. They may be anywhere later in the order, so the search skips
+blocks in which no range begins early enough.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ last_offset_of = attrgetter("last_offset")
 
 
 class AbortedRanges:
-    """The ranges in order of the markers' offsets. Owned by a ``TransactionTable``."""
+    """The aborted transactions of one log, in order of the markers' offsets. Owned by a ``TransactionTable``."""
 
     def __init__(self, ranges: Iterable[EndedTransaction] = ()) -> None:
         self._ranges: list[EndedTransaction] = []

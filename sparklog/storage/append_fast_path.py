@@ -1,10 +1,12 @@
-"""The append of a single plain batch after the last one of its segment: the usual case when latency matters.
+"""The append of a single plain batch to the active segment, which is the usual case if few requests are in flight.
 
-Such a batch needs no decision: no roll, no new epoch, no marker and no transaction. It also needs no time from the
-leader. In a topic without an event-time column the leader sets each batch's time (``NO_TIMESTAMP``), so there only
-followers use this path. Every other batch is left to ``append_plan``, whose plan would do the same with a plain batch;
-a test compares the two. The plan and its lists cost 5 us more for each append: one twentieth of the processor time that
-client and broker spend on a single send with acks=1.
+A plain batch needs no decision: the segment does not roll, the leader epoch is the same, and the batch is neither a
+marker nor transactional. Its producer has set its timestamps. If a topic has no event-time column, the leader sets
+them (``NO_TIMESTAMP``), so only followers use this path then.
+
+All other batches are appended by ``append_plan``. Its plan would do the same with a plain batch, and a test compares
+the two. But a plan takes 5 us more for each append: one twentieth of the processor time that client and broker spend on
+a single send with acks=1.
 """
 
 from __future__ import annotations
@@ -18,7 +20,7 @@ from sparklog.storage.log_offsets import LogOffsets
 from sparklog.storage.log_tail import LogTail
 from sparklog.storage.segment import Segment
 
-#: A batch with any other flag is not plain.
+#: The flags that a plain batch may have.
 _PLAIN = int(Flag.LZ4 | Flag.ZSTD)
 
 
@@ -33,10 +35,10 @@ def append_as_leader(
 ) -> bool:
     """Append a checked batch that is not in the log yet.
 
-    Return False, without any effect, if it is not plain.
+    Return False, and append nothing, if the batch is not plain.
 
     Raises:
-        OSError, StorageError: as ``LogTail.append_plain``.
+        OSError, StorageError: see ``LogTail.append_plain``.
     """
     header, body = batch
     segment, config = _growing(files, offsets), files.config
@@ -71,13 +73,13 @@ def append_as_leader(
 def append_as_follower(
     files: LogFiles, offsets: LogOffsets, tail: LogTail, packed: bytes | memoryview, body: memoryview
 ) -> BatchHeader | None:
-    """Append a batch from the leader unchanged and return its header.
+    """Append a batch from the leader unchanged, and return its header.
 
-    Return None, without any effect, if it is not plain or not sound.
+    Return None, and append nothing, if the batch is not plain or not valid.
 
     Raises:
-        BrokerError: as ``unpack_header``.
-        OSError, StorageError: as ``LogTail.append_plain``.
+        BrokerError: see ``unpack_header``.
+        OSError, StorageError: see ``LogTail.append_plain``.
     """
     segment = _growing(files, offsets)
     if segment is None or len(packed) != HEADER_BYTES:
@@ -103,7 +105,7 @@ def append_as_follower(
 
 
 def _growing(files: LogFiles, offsets: LogOffsets) -> Segment | None:
-    """Return the segment that a plain batch is appended to, or None."""
+    """Return the segment to which a plain batch may be appended, or None if there is none."""
     segments = files.chain.segments
     if not segments:
         return None

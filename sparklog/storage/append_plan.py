@@ -1,8 +1,8 @@
 """Plans of appends, decided before a byte is written: final headers, and the places where segments roll.
 
-Pure. The leader's plan sets the leader's header fields and decides about rolls. The follower's plan checks the leader's
-batches against the end of the local log and keeps them unchanged, rolls included. A plan is carried out completely or
-not at all.
+Pure. The leader's plan sets the header fields that only the leader can set, and decides where segments roll. The
+follower's plan checks the leader's batches against the end of the local log. It keeps the batches unchanged and rolls
+where the leader rolled. A plan is carried out completely or not at all.
 """
 
 from __future__ import annotations
@@ -33,21 +33,25 @@ CutFront = Callable[[BatchHeader, memoryview, int], tuple[BatchHeader, Buffer]]
 
 
 class AppendPoint(msgspec.Struct, frozen=True, gc=False):
-    """The place of the next batch of a log, as far as a plan depends on it."""
+    """The end of a log: what a plan must know of the batches before the next one."""
 
     log_end_offset: int
     last_epoch: int
-    #: The end of the last segment: -1 if there is none, or if it is sealed and the append needs a new one.
+    #: The position in the last segment's file at which the next batch begins. -1: the append needs a new segment,
+    #: because the log has none or the last one is sealed.
     position: int
     running_max: int
     first_append_us: int
     schema_id: int
-    #: The last batch's position differs from the leader's, and so do those of later batches in the segment.
+    #: The last batch has another position than in the leader's segment, and so will later batches of the segment.
     cleaned: bool = False
 
 
 class SegmentWrite(msgspec.Struct, frozen=True):
-    """Batches for one segment. ``packed`` and ``data`` are the bytes to write, as two sequences without pairing."""
+    """The batches that an append writes to one segment.
+
+    ``packed`` are the bytes of the headers, for the index. ``data`` are the bytes of the bodies, for the data file.
+    """
 
     new_segment: bool
     headers: list[BatchHeader]
@@ -69,10 +73,10 @@ def plan_leader_append(
 ) -> list[SegmentWrite]:
     """Assign offsets and positions to checked batches.
 
-    ``placed``: they already have offsets and times, from the log that they were archived from. The first must begin at
-    this log's end, and each other one at its predecessor's end. A segment rolls in four cases:
+    ``placed`` means that the batches keep the offsets and times of the log that they were archived from. Then the first
+    batch must begin at this log's end, and each other batch at its predecessor's end. A segment rolls in four cases:
 
-    - the next batch would exceed ``segment.bytes``;
+    - the next batch would make it larger than ``segment.bytes``;
     - its first batch is older than ``segment.ms``;
     - the schema id changes, because an Arrow file has one schema;
     - it is sealed.
@@ -155,11 +159,13 @@ def plan_follower_append(
 ) -> list[SegmentWrite]:
     """Check a leader's batches against the end of this log: CRCs, offsets, epochs, positions, rolls.
 
-    A cleaned batch (``Flag.CLEANED``) may begin below the end of this log, which was copied before the leader cleaned.
-    Its position in the leader's segment need not be free in this one. Then its front is removed (``cut_front``) and it
-    gets the next position here. The same applies to the rest of that segment of the leader. An empty log accepts any
-    first batch that begins a segment at or below its end offset, because the leader's first segment may begin below its
-    log start offset.
+    A batch that the leader has compacted (``Flag.CLEANED``) may begin below the end of this log, because this log may
+    have copied records before the compaction. Then ``cut_front`` removes the records that this log already has. The
+    batch's position in the leader's segment may be wrong in this segment, so the batch gets the next position here. The
+    later batches of the leader's segment then get new positions too.
+
+    An empty log accepts any first batch that begins a segment at or below the log's end offset, because the leader's
+    first segment may begin below the leader's log start offset.
 
     Raises:
         BrokerError: CORRUPT_MESSAGE naming found and expected, or for an unreadable marker; SCHEMA_OUTDATED for an
@@ -244,13 +250,13 @@ def _reposition(
     prelude_length: PreludeLength,
     cut_front: CutFront | None,
 ) -> tuple[BatchHeader, memoryview]:
-    """Return a cleaned batch for the next position of this log, unchanged if the leader's position is the same."""
+    """Return a compacted batch with its position in this log. It is unchanged if the leader has it at the same one."""
     first = bool(header.flags & _FIRST)
     if header.base_offset < end < header.next_offset and cut_front is not None:
         header, rest = cut_front(header, body, end)
         body = memoryview(rest)
         first = False
-    # If the leader rolled below this log's end, roll here when the columns differ.
+    # The leader may have rolled below this log's end. Then this log rolls at the first batch with another schema.
     if not first and (position < 0 or header.schema_id != schema_id):
         first = True
     if first:

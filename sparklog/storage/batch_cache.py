@@ -1,9 +1,9 @@
 """The newest batches in memory, in the buffers that they arrived in.
 
-Readers at the end of a log never touch the file.
+Consumers and followers at the end of a log read these batches, not the file.
 
-All logs of a directory share one budget. The oldest batch is dropped first, whichever log it belongs to. So within one
-log the cached batches are always a suffix of the log.
+All logs of a directory share one limit of bytes. The oldest batch of any log is dropped first. So the cached batches of
+one log are always the last ones of that log.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ _OVERHEAD = 600
 
 
 class CachedBatch(msgspec.Struct, frozen=True, gc=False):
-    """A batch as it arrived: packed header, the stored bytes, and the offset after its last record."""
+    """A batch as it was appended: its packed header, its stored bytes, and the offset after its last record."""
 
     header: Buffer
     body: Buffer
     next_offset: int
 
 
-#: By base offset.
+#: The cached batches of one log, by base offset.
 HotLog = dict[int, CachedBatch]
 
 
@@ -46,7 +46,7 @@ class BatchCache:
         while self.size_bytes > self.limit_bytes:
             oldest, offset, leaving = self._arrivals.popleft()
             self.size_bytes -= len(leaving.body) + _OVERHEAD
-            # a truncation may have replaced it by another batch, which is dropped later
+            # After a truncation another batch may have this offset. That batch is dropped later.
             if oldest.get(offset) is leaving:
                 del oldest[offset]
 
@@ -60,7 +60,7 @@ def drop_below(log: HotLog, offset: int) -> None:
 def drop_from(log: HotLog, offset: int) -> None:
     """Drop the batches at or above ``offset``, where the log was truncated.
 
-    Their size stays counted until their turn.
+    Their bytes count against the limit until the cache would have dropped them as its oldest batches.
     """
     for base_offset in [base for base in log if base >= offset]:
         del log[base_offset]

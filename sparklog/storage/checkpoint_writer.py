@@ -1,7 +1,8 @@
-"""The writer of a log directory's checkpoint, and what follows from a written one.
+"""The writer of a log directory's checkpoint, and the steps that must wait until a checkpoint is durable.
 
-A checkpoint has the entries of all logs with records. Only changed logs get a new entry. Any thread may write it. A
-durable checkpoint names new logs, and allows the deletion of segments below the log starts that it has.
+A checkpoint has one entry for each log with records. Only the entries of changed logs are renewed. Any thread may
+write the checkpoint. A durable checkpoint has two consequences: the new logs in it are ``named``, and segments below
+the log start offsets in it may be deleted.
 """
 
 from __future__ import annotations
@@ -53,18 +54,18 @@ class CheckpointWriter:
         self._changed: set[TopicPartition] = set()
         #: The number of logs that had files when the last checkpoint was taken.
         self.on_disk = 0
-        #: Logs with a directory that no durable checkpoint names.
+        #: Logs that have a directory, and that no durable checkpoint names.
         self.unnamed: set[TopicPartition] = set()
-        #: Called when ``unnamed`` grows. None: logs need no name before they count.
+        #: Called when ``unnamed`` grows. None: a replica counts even if no checkpoint names its log.
         self._on_unnamed: Callable[[], None] | None = None
-        #: Logs that a checkpoint has named since the last call of ``consume_named``.
+        #: The logs that a checkpoint has named since the last call of ``consume_named``.
         self._newly_named: list[Log] = []
 
     # --- names ----------------------------------------------------------------------------------------------------
 
     @property
     def names_logs(self) -> bool:
-        """Return whether a log counts only once a durable checkpoint names it."""
+        """Return whether a replica counts only after a durable checkpoint names its log. See ``name_logs``."""
         return self._on_unnamed is not None
 
     def name_logs(self, on_unnamed: Callable[[], None]) -> None:
@@ -74,8 +75,8 @@ class CheckpointWriter:
         ``consume_named``.
 
         A replica does not count before its log is named: its fetches confirm no records, and as a leader it commits
-        none. So the next start can distinguish a lost log from a log that never held records. Neither has a directory,
-        but the checkpoint names the lost one.
+        no records. So the next start can distinguish a lost log from a log that never had records. Both lack a
+        directory, but the checkpoint names only the lost log.
         """
         self._on_unnamed = on_unnamed
         if self.unnamed:
@@ -88,7 +89,7 @@ class CheckpointWriter:
             self._on_unnamed()
 
     def found_unnamed(self, tps: Iterable[TopicPartition]) -> None:
-        """Record logs on disk that the checkpoint does not name."""
+        """Record that these logs are on disk, and that the checkpoint does not name them."""
         self.unnamed.update(tps)
 
     def removed(self, tp: TopicPartition) -> None:
@@ -97,7 +98,7 @@ class CheckpointWriter:
         self.unnamed.discard(tp)
 
     def consume_named(self) -> list[Log]:
-        """Mark the logs that checkpoints have named durably since the last call as named, and return them."""
+        """Mark logs as named, and return them: those that a durable checkpoint has named since the last call."""
         with self._lock:
             found, self._newly_named = self._newly_named, []
         named = []
@@ -117,12 +118,15 @@ class CheckpointWriter:
         return self._content is not None
 
     def write(self) -> None:
-        """Write the checkpoint and block for its fsync. Raises as ``LogDirectory.checkpoint``."""
+        """Write the checkpoint, and block until it is fsynced. Raises what ``LogDirectory.checkpoint`` raises."""
         self.job()()
         self._delete_retired()
 
     def job(self) -> Callable[[], None]:
-        """Collect the content now, and return a function that writes it. Raises as ``LogDirectory.checkpoint_job``."""
+        """Collect the entries now, and return a function that writes them.
+
+        Raises what ``LogDirectory.checkpoint_job`` raises.
+        """
         self._delete_retired()
         number = next(self._numbers)
         entries = self._take()
@@ -133,7 +137,7 @@ class CheckpointWriter:
             with self._lock:
                 if number < self._written:
                     return  # The later checkpoint names these logs too, and has reported them.
-                # Set this even if there is nothing to write: an older content must not be written later.
+                # Set this even if nothing has to be written: an older job must not write its entries later.
                 self._written = number
                 content = entries if self._trust.offline is None else self._with_earlier_syncs(entries)
                 if content is self._content or content == self._content:
@@ -152,9 +156,9 @@ class CheckpointWriter:
         return write
 
     def _with_earlier_syncs(self, entries: Iterable[PartitionCheckpoint]) -> tuple[PartitionCheckpoint, ...]:
-        """Return ``entries`` without the recovery points that have risen since the checkpoint was last written.
+        """Return ``entries``, but with no recovery point above the one in the last written checkpoint.
 
-        The fsyncs that raised them may have followed the failed one. Such an fsync proves nothing.
+        A recovery point may have risen because of an fsync after the failed one. Such an fsync proves nothing.
         """
         before = {(entry.topic_id, entry.partition): entry.recovery_point for entry in self._content or ()}
         return tuple(
@@ -170,8 +174,8 @@ class CheckpointWriter:
         self._changed |= moved
         for tp in moved:
             log = self._logs.get(tp)
-            # A log without records has no directory. If the checkpoint named it, the next start would report it as
-            # lost.
+            # A log without records has no directory. If the checkpoint named this log, the next start would report
+            # that it is lost.
             if log is not None and log.on_disk:
                 self._marks[tp] = log.checkpoint()
         if moved or len(self._marks) != len(self._taken):
@@ -184,7 +188,7 @@ class CheckpointWriter:
         return changed
 
     def _delete_retired(self) -> None:
-        """Delete segments below a log start that is now on disk."""
+        """Delete the retired segments that are below the log start offset in the written checkpoint."""
         retired = self._services.retired
         if not retired:
             return

@@ -1,9 +1,9 @@
 """The checkpoint of a log directory: how far each log is committed and fsynced, and where it starts.
 
-``checkpoint`` has for each partition the high watermark, the recovery point (everything below is fsynced) and the log
-start offset. It is replaced atomically and durable on return. Old segments are deleted only after a checkpoint has the
-new log start. So ``checkpoint.reserve`` keeps room for one more checkpoint: with it, retention can free space on a full
-disk.
+The file ``checkpoint`` has three offsets for each partition: the high watermark, the recovery point (all records below
+it are fsynced) and the log start offset. ``write_checkpoint`` replaces the file atomically, and the new content is
+durable on return. Old segments are deleted only after a checkpoint has the new log start offset. So a full disk must
+have room for one more checkpoint, or retention could not free space. The file ``checkpoint.reserve`` keeps this room.
 """
 
 from __future__ import annotations
@@ -20,13 +20,15 @@ from sparklog.storage.formats import NewerFormatError, decode_state, encode_stat
 
 CHECKPOINT_FILE = "checkpoint"
 RESERVE_FILE = "checkpoint.reserve"
-#: The minimum size of the reserve. A new reserve has at least twice the size of the checkpoint.
+#: The minimum size of ``checkpoint.reserve``. A new one also has at least twice the size of the checkpoint.
 _RESERVE_BYTES = 64 * 1024
 
 logger = logging.getLogger(__name__)
 
 
 class PartitionCheckpoint(msgspec.Struct, frozen=True, array_like=True):
+    """The entry of one log in the checkpoint."""
+
     topic: str
     partition: int
     topic_id: str
@@ -36,6 +38,8 @@ class PartitionCheckpoint(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Checkpoint(msgspec.Struct, frozen=True):
+    """The content of the file ``checkpoint``."""
+
     partitions: tuple[PartitionCheckpoint, ...]
     version: int = 1
 
@@ -71,7 +75,7 @@ def find_checkpoint(disk: Disk, log_dir: Path) -> dict[TopicPartition, Partition
 
 
 def write_checkpoint(disk: Disk, log_dir: Path, checkpoint: Checkpoint) -> None:
-    """Write the checkpoint, durably. Raises OSError; the previous checkpoint then stays."""
+    """Write the checkpoint; it is durable on return. Raises OSError; the previous checkpoint then stays."""
     content = encode_state(checkpoint)
     try:
         replace_file(disk, log_dir / CHECKPOINT_FILE, content)
@@ -83,9 +87,9 @@ def write_checkpoint(disk: Disk, log_dir: Path, checkpoint: Checkpoint) -> None:
 
 
 def _use_reserve(disk: Disk, log_dir: Path, content: bytes) -> bool:
-    """Overwrite the reserve, which needs no room, and rename it to the checkpoint.
+    """Write the checkpoint into the reserve's file, which needs no more room, and rename that file to ``checkpoint``.
 
-    Return False if it is too small or absent.
+    Return False if the reserve is too small or absent.
     """
     reserve = log_dir / RESERVE_FILE
     if not disk.exists(reserve):
@@ -105,7 +109,7 @@ def _use_reserve(disk: Disk, log_dir: Path, content: bytes) -> bool:
 
 
 def _keep_reserve(disk: Disk, log_dir: Path, checkpoint_bytes: int) -> None:
-    """Make or extend the reserve if there is room. Its content has no meaning."""
+    """Create or extend the reserve if the disk has room. The reserve's content has no meaning."""
     handle = disk.open(log_dir / RESERVE_FILE, create=True)
     try:
         size = disk.size(handle)

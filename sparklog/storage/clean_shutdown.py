@@ -1,7 +1,8 @@
-"""The fsyncs of a clean stop, and a first round of them while the broker still serves.
+"""The fsyncs of a clean shutdown, and a first round of fsyncs while the broker still serves requests.
 
-Few logs are fsynced file by file, some in parallel, because one flush of the disk's cache serves all waiting fsyncs.
-For thousands of logs that would be tens of thousands of flushes. If possible, the whole file system is synced instead.
+If the logs are few, their files are fsynced one by one in several threads: one flush of the disk's cache completes all
+fsyncs that wait at that time. Thousands of logs would need tens of thousands of flushes. Then the whole file system is
+synced instead, if that is possible.
 """
 
 from __future__ import annotations
@@ -12,26 +13,26 @@ from concurrent.futures import ThreadPoolExecutor
 from sparklog.storage.disk import Disk
 from sparklog.storage.log import Log
 
-#: The number of parallel fsyncs on a clean stop. Measured: 8 take a twentieth of the time of one, and 32 are hardly
-#: faster.
+#: The number of threads that fsync on a clean shutdown. Measured: 8 threads need a twentieth of the time of one thread,
+#: and 32 are hardly faster.
 _SYNC_THREADS = 8
 #: From this number of logs on, the whole file system is synced.
 _MANY_LOGS = 64
 
 
 class SyncAhead:
-    """One round of fsyncs before the stop.
+    """A sync of the file system before a clean shutdown.
 
-    Logs that it makes durable and that do not change later need no work in the stop.
+    The shutdown need not fsync a log that has not changed since this sync.
 
-    Made on the event loop; then ``run`` in a thread, then ``finished`` on the loop.
+    The event loop creates the object, a thread calls ``run``, and then the event loop calls ``finished``.
     """
 
     def __init__(self, logs: Collection[Log], *, disk: Disk, handle: int, failed: Callable[[str], None]) -> None:
         """Select the logs.
 
-        ``handle`` is for ``sync_file_system``. ``failed`` takes the directory offline, because a disk reports a lost
-        write only once.
+        ``handle`` is passed to ``sync_file_system``. ``failed`` is called if the sync fails. It takes the directory
+        offline, because a disk reports a lost write only once.
         """
         self._disk = disk
         self._handle = handle
@@ -40,7 +41,7 @@ class SyncAhead:
         self._done = False
 
     def run(self) -> None:
-        """Sync the file system. Block."""
+        """Sync the file system, and block until that is done."""
         try:
             self._disk.sync_file_system(self._handle)
         except OSError as failure:
@@ -55,14 +56,14 @@ class SyncAhead:
 
 
 def at_once(logs: Sized, disk: Disk, handle: int) -> bool:
-    """Return whether the logs are made durable by a sync of the whole file system of ``handle``."""
+    """Return whether ``make_durable`` syncs the whole file system of ``handle`` instead of single files."""
     return len(logs) >= _MANY_LOGS and disk.can_sync_file_system(handle)
 
 
 def make_durable(logs: Collection[Log], disk: Disk, handle: int, *, in_threads: bool) -> None:
-    """Make all logs durable.
+    """Make all logs durable, and block until they are.
 
-    Block. ``handle`` was opened before anything was written, so that the sync reports every failed write since then.
+    ``handle`` was opened before anything was written, so the sync of the file system reports every failed write.
 
     Raises:
         OSError, StorageError: the disk failed.

@@ -1,6 +1,7 @@
-"""Writer of the files of a cleaner's new segment, next to the segments that it replaces.
+"""Writer of the new segment of a compaction.
 
-The segment is sealed from the start.
+The new files are in the same directory as the old segments that the new segment will replace. The new segment is
+sealed: it is never appended to after the compaction.
 """
 
 from __future__ import annotations
@@ -18,11 +19,10 @@ _WRITE_BYTES = 4 << 20
 
 
 class CleanedSegmentWriter:
-    """Writer of one segment: ``add`` each batch, then ``complete``; ``close`` in any case.
+    """Writer of one segment.
 
-    One thread uses it.
-
-    Raises OSError like the disk.
+    Call ``add`` for each batch, then ``complete``, and ``close`` in any case. One thread makes all calls. They raise
+    OSError if the disk fails.
     """
 
     def __init__(self, disk: Disk, directory: Path, base_offset: int, schema_message: bytes) -> None:
@@ -35,7 +35,7 @@ class CleanedSegmentWriter:
         self._running_max = NO_MAXIMUM
         self._waiting: list[Buffer] = [arrow_prelude(schema_message)]
         self._waiting_headers: list[Buffer] = []
-        #: The bytes that were added, and the bytes that were written.
+        #: The size of the data file with all added batches, and the part of it that is written.
         self._position = len(self._waiting[0])
         self._written = 0
         self._handles: list[int] = []
@@ -49,7 +49,7 @@ class CleanedSegmentWriter:
 
     @property
     def size(self) -> int:
-        """Return the size as ``Segment.size_bytes`` counts it."""
+        """Return the bytes of data and index, as ``Segment.size_bytes`` counts them."""
         return self._position + self.count * HEADER_BYTES
 
     def add(self, batch: CompactedBatch) -> None:
@@ -76,7 +76,7 @@ class CleanedSegmentWriter:
         self._waiting, self._waiting_headers = [], []
 
     def complete(self) -> None:
-        """Write the footer and fsync. Everything except the names is durable on return."""
+        """Write the footer, and fsync both files. Their content is durable on return; their names are not."""
         self._write()
         write_all(self._disk, self._handles[0], [arrow_footer(self._schema_message, self._blocks)], self._position)
         for handle in self._handles:

@@ -1,14 +1,15 @@
 """Compaction of one log, in a thread: find the last record of each key, then write segments with only these records.
 
-``CleanJob`` reads sealed segments, which do not change, through its own descriptors. First it reads the dirty part: it
-puts hash and offset of each key into a table with bounded memory, which spills to disk (``key_table``). Then it goes
-through groups of segments from the log's front. It copies the newest record of each key into a new segment, and the log
-replaces the old segments by it (``LogCleaning.replace_segments``, on the event loop). Readers in the middle of an old
-segment keep its file.
+``CleanJob`` reads sealed segments, which do not change, through its own file descriptors. First it reads the dirty
+part: it puts hash and offset of each key into a table with bounded memory, which spills to disk (``key_table``). Then
+it rewrites groups of segments, from the log's front on. For each group it copies the newest record of each key into a
+new segment, and the log replaces the old segments by the new one (``LogCleaning.replace_segments``, on the event
+loop). A reader in the middle of an old segment keeps the old file open.
 
-The job verifies each batch's checksum before it writes the batch again: damage must not receive a new checksum.
+The job verifies each batch's checksum before it writes the batch again: damaged data must not get a new checksum.
 
-The log may be truncated, shortened or deleted in the meantime. After ``cancel`` the job writes nothing by path.
+The log may be truncated or deleted, or its front removed, while the job runs. After ``cancel`` the job neither opens
+nor renames any file of the log.
 """
 
 from __future__ import annotations
@@ -43,23 +44,23 @@ from sparklog.storage.formats import encode_state
 from sparklog.storage.key_table import SPILL_FILE, KeyTable, SpillFile
 from sparklog.storage.segment import DATA_SUFFIX, INDEX_SUFFIX, file_stem
 
-#: Uncompressed bytes of a batch that is merged from several.
+#: The target size, uncompressed, of a batch that is merged from several ones.
 _BATCH_BYTES = 1 << 20
-#: The headers that are read from an index at a time. They take 96 bytes each, and a Python object only one by one.
+#: The number of headers that are read from an index at a time. Each takes 96 bytes until it is yielded.
 _HEADERS_AT_ONCE = 8192
 _NOTHING = np.empty(0, np.int64)
-#: The time that a limiter may be ahead of its rate: shorter waits do not pay for a switch of threads.
+#: How far a thread may be ahead of its permitted rate. A shorter wait would cost more than it delays.
 _AHEAD_S = 0.01
 
 
 class CleaningRules(NamedTuple):
-    """The topic's and the broker's settings.
+    """The settings of a cleaning, from the topic and the broker.
 
-    ``seed`` is that of the hash of keys: a secret number, different in each cleaning.
+    ``seed`` is the seed of the hash of keys: a secret number that differs in each cleaning.
     """
 
     key_columns: tuple[str, ...]
-    #: The column of event times. None: the stored times count.
+    #: The column of event times. None: the batches' stored timestamps are used.
     event_time: str | None
     config: TopicConfig
     buffer_bytes: int
@@ -71,7 +72,10 @@ class CleaningRules(NamedTuple):
 
 
 class Replacement(NamedTuple):
-    """A new segment that is decided (``segment_swap``) to replace the old ones that begin at ``bases``."""
+    """A new segment, and the base offsets (``bases``) of the old segments that it replaces.
+
+    The decision to replace them is on disk (``segment_swap``).
+    """
 
     bases: tuple[int, ...]
     end_offset: int
@@ -103,11 +107,11 @@ class CleaningTally:
 
 
 class CleanJob:
-    """One cleaning.
+    """One cleaning of a log.
 
-    ``LogCleaning.begin`` makes it on the event loop.
-
-    One thread calls its methods, one after the other, except ``cancel``.
+    ``LogCleaning.begin`` creates the job on the event loop. Then one thread calls ``read_keys``, then ``rewrite`` and
+    ``settle`` for each of the ``groups``, then ``finish``. The event loop calls ``swap_in`` between ``rewrite`` and
+    ``settle``. ``cancel`` may be called at any time.
     """
 
     def __init__(
@@ -139,7 +143,7 @@ class CleanJob:
         self._aborted: dict[int, list[EndedTransaction]] = {}
         for one in aborted:
             self._aborted.setdefault(one.producer_id, []).append(one)
-        #: Base offsets of the last batch of each producer that the log remembers.
+        #: The base offset of the last batch of each known producer.
         self._last_batches = last_batches
         self._rules = rules
         self._hash = KeyHash(rules.seed)
@@ -151,9 +155,10 @@ class CleanJob:
         self._swapped = False
 
     def cancel(self) -> None:
-        """Stop the job: after the return it writes nothing.
+        """Stop the job. It changes no file of the log after the return.
 
-        A swap that was begun is finished; one that was only decided is undone. Harmless after the end of the job.
+        A swap that has begun is finished. A swap that was only decided is undone. A call after the end of the job does
+        nothing.
 
         Raises:
             OSError: the disk failed.
@@ -175,7 +180,7 @@ class CleanJob:
     # --- keys -----------------------------------------------------------------------------------------------------
 
     def read_keys(self) -> None:
-        """Fill the table with the keys of the dirty part: all of them, unless the disk has no room to spill.
+        """Put the keys of the dirty part into the table: all keys, unless the table cannot spill to disk.
 
         Raises:
             OSError, StorageError, BrokerError: the disk failed, its content is damaged, or the job was cancelled.
@@ -228,7 +233,10 @@ class CleanJob:
     # --- new segments ---------------------------------------------------------------------------------------------
 
     def groups(self) -> list[list[SegmentFacts]]:
-        """Return the groups of segments to ``rewrite``, in this order: those that begin below the end of the keys."""
+        """Return the groups of segments in the order in which ``rewrite`` must be called with them.
+
+        All segments that begin below the end of the table's keys, or below the horizon of tombstones, are in a group.
+        """
         reached = [segment for segment in self.segments if segment.base_offset < max(self.map_end, self.due.horizon)]
         return groups(reached, segment_bytes=self._rules.config.segment_bytes)
 
@@ -264,9 +272,9 @@ class CleanJob:
             raise
 
     def _discard(self, base: int) -> None:
-        """Remove what was written, and undo a decision that was only half made.
+        """Remove the new files, and undo a decision that failed after it was written.
 
-        Otherwise the next start would carry the decision out, on a log that has changed since.
+        Otherwise the next start would carry out the decision, although the log may have changed since then.
         """
         with self._by_path, contextlib.suppress(OSError):
             if self.cancelled:
@@ -314,13 +322,13 @@ class CleanJob:
             self._pace.spend(batch.header.stored_bytes)
 
     def _left(self, header: BatchHeader, body: memoryview, schema: pa.Schema) -> Source:
-        """Return the part of a batch that stays."""
+        """Return the records of a batch that the cleaning keeps."""
         if not self._has_records(header):
             return Source(header, body, empty_batch(schema), _NOTHING)
         records, offsets = self._decoded(header, body)
         keys = encode_keys(records, self._rules.key_columns)
         stays = self._keys.newest(self._hash.of(keys)) <= offsets
-        if keys.null_count:  # Records without a key were written before the topic was compacted. A cleaner keeps them.
+        if keys.null_count:  # Records without a key are from before the topic was compacted. The cleaner keeps them.
             stays |= keys.is_null().to_numpy(zero_copy_only=False)
         deletes = tombstones(records, self._rules.key_columns)
         if deletes is not None:
@@ -354,14 +362,14 @@ class CleanJob:
             return found
 
     def swap_in(self) -> None:
-        """Rename the decided segment's files into their place, on the event loop. Raises OSError."""
+        """Rename the new segment's files to their final names, on the event loop. Raises OSError."""
         with self._by_path:
             assert self._decided is not None and not self.cancelled
             segment_swap.rename(self._disk, self._directory, self._decided.bases[0])
             self._swapped = True
 
     def settle(self) -> None:
-        """Delete the old files, in the thread, once the log has the new segment. Raises OSError."""
+        """Delete the old segments' files, after the log has replaced them. Called in the thread. Raises OSError."""
         with self._by_path:
             self._settle()
             self._swapped = False
@@ -369,7 +377,10 @@ class CleanJob:
     # --- the end --------------------------------------------------------------------------------------------------
 
     def finish(self, now_ms: int) -> CleanerState | None:
-        """Record durably that all groups are swapped, and return the new state. None: cancelled. Raises OSError."""
+        """Write durably that this cleaning is complete, and return the log's new state.
+
+        Return None if the job was cancelled. Raises OSError.
+        """
         state = self._state.cleaned(self.map_end, now_ms, horizon=self.due.horizon, deletes=self.tally.deletes)
         with self._by_path:
             if self.cancelled:
@@ -380,7 +391,7 @@ class CleanJob:
     # --- reading --------------------------------------------------------------------------------------------------
 
     def _batches(self, segment: SegmentFacts) -> Iterator[tuple[BatchHeader, memoryview]]:
-        """Yield headers and stored bytes of all batches. The bytes are views of the mapped file."""
+        """Yield header and stored bytes of each batch. The bytes are views of the memory-mapped file."""
         stem = self._directory / file_stem(segment.base_offset)
         index = stem.with_name(stem.name + INDEX_SUFFIX)
         count = self._headers_in(index)
@@ -393,7 +404,7 @@ class CleanJob:
             data = self._disk.map(handle, size)
         finally:
             self._disk.close(handle)
-        # A segment of small records has millions of headers: read some at a time and yield one by one.
+        # A segment of small batches may have millions of headers, so they are not all read at once.
         for first in range(0, count, _HEADERS_AT_ONCE):
             packed = self._read(index, first, min(_HEADERS_AT_ONCE, count - first))
             for at in range(0, len(packed), HEADER_BYTES):
@@ -424,7 +435,7 @@ class CleanJob:
 
 
 class _RateLimiter:
-    """A limit of bytes per second for one thread. Any thread may call ``stop``, also while the thread waits."""
+    """A limit of bytes per second for one thread. Any thread may call ``stop``, also while the first one waits."""
 
     def __init__(self, bytes_per_second: int) -> None:
         self._rate = bytes_per_second
@@ -432,7 +443,7 @@ class _RateLimiter:
         self._paid_until_s = time.monotonic()
 
     def spend(self, count: int) -> None:
-        """Wait until ``count`` more bytes are within the rate. Unused time does not accumulate."""
+        """Wait until ``count`` more bytes are within the rate. Time in which nothing is read earns no later burst."""
         now_s = time.monotonic()
         self._paid_until_s = max(self._paid_until_s, now_s) + count / self._rate
         if self._paid_until_s - now_s > _AHEAD_S:

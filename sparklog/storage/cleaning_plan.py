@@ -1,14 +1,14 @@
-"""The plan of a cleaning: when a compacted log is due, how far the cleaning may go, and which segments become one.
+"""The plan of a cleaning: when a compacted log is due, how far the cleaning may go, and which segments it merges.
 
-Pure. A log is cleaned from its front. Below ``CleanerState.end`` an earlier cleaning has cleaned it. From there to the
-limit it is dirty. Only sealed segments without open transactions are below the limit: never the active segment, and
-nothing above the high watermark or the last stable offset. Records younger than ``min.compaction.lag.ms`` are above the
-limit too.
+Pure. A log is cleaned from its front. An earlier cleaning has cleaned the part below ``CleanerState.end``. The dirty
+part begins there and ends at a limit. The limit is never above the base offset of the active segment, the high
+watermark or the last stable offset. A segment with records younger than ``min.compaction.lag.ms`` is above the limit
+too.
 
-Tombstones and markers are removed in two steps, because readers and replicas may be in the middle of the log. The
-records that they delete are removed at once. They themselves are removed when a cleaning passed them
-``delete.retention.ms`` ago. Source: Kafka's ``LogCleanerManager`` and ``Cleaner``. Ages are by the leader's clock at
-append, not by event time, which may be old.
+Tombstones and markers are removed in two steps, because consumers and followers may be in the middle of the log. A
+cleaning removes the records that they delete at once. A later cleaning removes the tombstone or marker itself:
+``delete.retention.ms`` after the first cleaning that passed it. Ages are counted by the leader's clock at the append,
+not by event time, which may be old. Source: Kafka's ``LogCleanerManager`` and ``Cleaner``.
 """
 
 from __future__ import annotations
@@ -26,9 +26,11 @@ CLEANER_FILE = "cleaned"
 class CleanerState(msgspec.Struct, frozen=True):
     """The result of earlier cleanings of one log, stored in its file ``cleaned``.
 
-    ``end``: below it no key has an older record. ``passes``: (offset, ms since the epoch) of the first cleaning that
-    reached that offset; both rise. ``deletes_end``: tombstones and markers below it are removed. ``deletes``: the
-    number that remain.
+    - ``end``: below this offset each key has only its newest record.
+    - ``passes``: pairs of an offset and the time of the first cleaning that reached it, in ms since the epoch. Offsets
+      and times ascend.
+    - ``deletes_end``: tombstones and markers below this offset have been removed.
+    - ``deletes``: the number of tombstones and markers that are still in the log.
     """
 
     end: int = 0
@@ -43,8 +45,11 @@ class CleanerState(msgspec.Struct, frozen=True):
         return max(passed, default=0)
 
     def cleaned(self, end: int, now_ms: int, *, horizon: int, deletes: int) -> CleanerState:
-        """Return the state after a cleaning with all keys below ``end`` that removed tombstones below ``horizon``."""
-        # of the passes that are old enough only the last one matters
+        """Return the state after a cleaning that covered ``end`` and removed the tombstones below ``horizon``.
+
+        ``deletes`` is the number of tombstones and markers that remain.
+        """
+        # Passes below the horizon have served their purpose.
         kept = tuple(one for one in self.passes if one[0] >= horizon)
         passes = (*kept, (end, now_ms)) if end > self.end else kept
         return CleanerState(max(end, self.end), passes, max(horizon, self.deletes_end), deletes)
@@ -71,7 +76,7 @@ class SegmentFacts(NamedTuple):
 
 
 class CleaningCandidate(NamedTuple):
-    """A log to be cleaned: its first ``segment_count`` segments, of which ``dirty_bytes`` are dirty."""
+    """The part of a log to be cleaned: its first ``segment_count`` segments, with ``dirty_bytes`` of dirty segments."""
 
     segment_count: int
     dirty_ratio: float
@@ -85,9 +90,8 @@ def due(
 ) -> CleaningCandidate | None:
     """Return the cleaning that is due now, or None.
 
-    ``segments`` are the cleanable ones from the log's front.
-
-    ``at_once`` ignores the dirty ratio.
+    ``segments`` are the segments below the limit, from the log's front on. With ``at_once`` the cleaning is due
+    whatever the ratio of dirty bytes is.
     """
     count = len(segments)
     min_lag_us = config.min_compaction_lag_ms * 1000
@@ -126,9 +130,9 @@ def due_again_us(
 
 
 def groups(segments: Sequence[SegmentFacts], *, segment_bytes: int) -> list[list[SegmentFacts]]:
-    """Return the groups of segments that become one.
+    """Return the groups of segments that the cleaning merges into one segment each.
 
-    They are neighbours of one schema that fit ``segment_bytes`` before the cleaning.
+    The segments of a group are adjacent, have one schema, and together fit ``segment_bytes`` even before the cleaning.
     """
     found: list[list[SegmentFacts]] = []
     size = 0

@@ -1,8 +1,8 @@
 """The highest numbers that a broker has seen in its cluster: ``cluster-seen`` in the root of a log directory.
 
-ZooKeeper has these counters. If ZooKeeper is restored from an older copy, the counters decrease, and only a log
-directory can show that. The file is replaced atomically and durable on return. A missing or damaged file proves
-nothing.
+ZooKeeper has these counters. If ZooKeeper is restored from an older backup, its counters decrease, and only a log
+directory can show that. The file is replaced atomically, and its new content is durable on return. A missing or damaged
+file proves nothing.
 """
 
 from __future__ import annotations
@@ -25,8 +25,9 @@ logger = logging.getLogger(__name__)
 class ClusterSeen(msgspec.Struct, frozen=True):
     """The content of ``cluster-seen``.
 
-    ``controller_id`` is the controller of ``controller_epoch``. ``incarnation`` is this broker's last one that
-    ZooKeeper has counted. ``producer_ids`` is the end of the highest block of producer ids that this broker received.
+    ``controller_id`` is the controller of ``controller_epoch``. ``incarnation`` is the highest incarnation that this
+    broker got from ZooKeeper. ``producer_ids`` is the end of the highest block of producer ids that this broker
+    received.
     """
 
     controller_epoch: int = -1
@@ -39,7 +40,7 @@ class ClusterSeen(msgspec.Struct, frozen=True):
 class SeenFile:
     """The file of one log directory.
 
-    Any thread may call ``note_*``. They block for an fsync if a number is higher than the one on disk.
+    Any thread may call the ``note_*`` methods. They block for an fsync if the number is higher than the one on disk.
     """
 
     def __init__(self, disk: Disk, log_dir: Path) -> None:
@@ -64,7 +65,7 @@ class SeenFile:
             self._raise("producer_ids", end)
 
     def _raise(self, name: str, number: int, **others: str) -> None:
-        """Raise one number, unless another thread has already written a higher one."""
+        """Write a higher number to the file, unless another thread has already written this one or a higher one."""
         with self._lock:
             if number <= getattr(self.seen, name):
                 return
@@ -74,7 +75,11 @@ class SeenFile:
 
 
 def read_seen(disk: Disk, log_dir: Path) -> ClusterSeen:
-    """Return the content of the file. Raises NewerFormatError if a newer release wrote it."""
+    """Return the content of the file, or the initial values if it is missing or damaged.
+
+    Raises:
+        NewerFormatError: a newer release wrote the file.
+    """
     path = log_dir / SEEN_FILE
     try:
         return decode_state(read_file(disk, path), ClusterSeen, path=path)

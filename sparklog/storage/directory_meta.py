@@ -1,13 +1,13 @@
 """The owner of a log directory: ``meta.json``, the locks, and how a supervisor claims a directory.
 
-A log directory is one broker slot: cluster id, broker id and port belong to it, not to a process. Two locks ensure one
-owner each. The broker process that writes to the directory holds ``broker.lock``. The barrier task that supervises that
-broker holds ``supervisor.lock``. They are separate because a broker outlives its supervisor, and the next supervisor
-adopts it.
+A log directory is one broker slot: cluster id, broker id and port belong to the directory, not to a process. The broker
+process that writes to the directory holds ``broker.lock``. The barrier task that supervises this broker holds
+``supervisor.lock``. The locks are separate because a broker may run longer than its supervisor. The next supervisor
+then adopts the running broker: it watches that process and starts no new one.
 
 Only the broker's user has rights on the directory: modes 0700 and 0600. A user who may open a lock file, even for
-reading only, may also hold the lock. An earlier release used 0755 and 0644. Such a directory loses the other rights
-when it is claimed or opened.
+reading only, may also hold the lock. An earlier release used 0755 and 0644. When such a directory is claimed or opened,
+the other users' rights are removed.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ class Claim:
 
     def __init__(self, path: Path, *, disk: Disk, handle: int, meta: DirectoryMeta | None) -> None:
         self.path = path
-        #: None for a new directory. ``write_meta`` sets it after the directory gets a broker id.
+        #: None for a new directory, until ``write_meta`` is called with the directory's broker id.
         self.meta = meta
         self._disk = disk
         self._handle = handle
@@ -57,11 +57,11 @@ class Claim:
 
     @property
     def broker_running(self) -> bool:
-        """Return whether a broker process has this directory open. It is then adopted, not started."""
+        """Return whether a broker process has this directory open. If so, it is adopted and no broker is started."""
         return is_locked(self._disk, self.path / BROKER_LOCK)
 
     def write_meta(self, meta: DirectoryMeta) -> None:
-        """Write the broker id or port of the directory. Durable on return."""
+        """Write ``meta.json``, for example with a new broker id or port. It is durable on return."""
         try:
             write_meta(self._disk, self.path, meta)
         except OSError as failure:
@@ -75,9 +75,9 @@ class Claim:
 
 
 def claim_directory(log_dirs: Sequence[Path], *, cluster_id: str, disk: Disk | None = None) -> Claim | None:
-    """Claim a directory of ``log_dirs`` without a supervisor: first one with a broker id, then a new one.
+    """Claim a directory of ``log_dirs`` that has no supervisor. Prefer one with a broker id to a new one.
 
-    Make the directory if absent. Return None if all are claimed.
+    Create the directory if it is absent. Return None if all directories are claimed.
 
     Raises:
         StorageError: a directory belongs to another cluster, has a newer format, is on NFS or FUSE, or is not writable.
@@ -120,7 +120,7 @@ def read_meta(disk: Disk, path: Path, *, cluster_id: str) -> DirectoryMeta | Non
     """Return the directory's meta.json, or None if the directory is new.
 
     Raises:
-        StorageError: it names another cluster, is damaged, or has a newer format.
+        StorageError: the file names another cluster, is damaged, or has a newer format.
     """
     file = path / META_FILE
     try:
@@ -214,7 +214,7 @@ def file_system_of(path: Path, mounts: str) -> str:
             continue
         mount_point = Path(fields[4].replace("\\040", " "))
         depth = len(mount_point.parts)
-        # of two mounts at one point the later one is visible
+        # If two file systems are mounted at one path, the later one is visible.
         if depth >= best and target.is_relative_to(mount_point):
             best, found = depth, fields[fields.index("-") + 1]
     return found

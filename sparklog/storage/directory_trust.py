@@ -1,24 +1,25 @@
-"""Whether the logs of a directory have everything that earlier processes wrote, and the marks that show it.
+"""Whether a log directory still has everything that earlier processes wrote, and the files that show it.
 
-``running`` is written when a directory is opened and has the host's boot id. ``clean-stop`` is written when it is
-closed after everything was fsynced. The next open concludes from them:
+The file ``running`` is written when a directory is opened. It has the host's boot id. The file ``clean-stop`` is
+written when the directory is closed and everything in it is fsynced. The next process concludes from these files:
 
-- clean-stop exists: nothing was lost;
-- no clean-stop, same boot id: the process died, but not the page cache. Every completed write exists (trusted);
-- no clean-stop, another boot id: the page cache was lost. Writes without an fsync may be missing (untrusted).
+- ``clean-stop`` exists: nothing was lost;
+- no ``clean-stop``, same boot id: the process died, but the page cache did not. Every completed write exists (trusted);
+- no ``clean-stop``, another boot id: the page cache was lost. Writes without an fsync may be missing (untrusted).
 
-``running`` also has the last incarnation of the directory's broker. The number is written before ZooKeeper counts it.
-So a directory whose number is below ZooKeeper's count is not the one that its broker wrote last: it was emptied, or
-restored from an older copy (``zk/broker_registry``). A doubt stays in ``running`` until the broker's registration
-reports it, because a process that found damaged logs may end before it registers. A doubt covers all logs, or those
-that ``running`` names.
+``running`` also has the last incarnation of the directory's broker. The broker writes this number before it registers
+in ZooKeeper with it. So if the number is lower than ZooKeeper's, the directory is not the one that the broker wrote to
+last: it was emptied, or restored from an older copy (``zk/broker_registry``).
 
-The same doubt is recorded when the disk fails. After a failed fsync the kernel counts the pages as written and shows
-them to the next process, but the disk may not have them. By the boot id alone they would be trusted.
+``running`` also records a doubt: some logs, or all logs, may lack acknowledged records. The doubt stays in the file
+until the broker's registration reports it, because a process that found damaged logs may end before it registers.
 
-A broker writes the name of each new log to the checkpoint before its replica counts (``CheckpointWriter.name_logs``).
-``running`` records that once the first checkpoint exists. From then on a log that the checkpoint names and the disk
-lacks is lost, and an unreadable checkpoint makes all logs doubtful.
+A doubt is also recorded when the disk fails. After a failed fsync the kernel counts the pages as written and shows them
+to the next process, but the disk may not have them. The boot id alone would then show a trusted directory.
+
+A broker writes the name of each new log to the checkpoint before the log's replica counts
+(``CheckpointWriter.name_logs``). ``running`` records this rule after the first checkpoint is written. From then on a
+log that is named in the checkpoint and missing on disk is lost, and an unreadable checkpoint puts all logs in doubt.
 """
 
 from __future__ import annotations
@@ -43,7 +44,7 @@ logger = logging.getLogger(__name__)
 
 
 class DoubtedLog(msgspec.Struct, frozen=True, array_like=True):
-    """A log that may lack acknowledged records. ``topic_id`` is empty if the directory does not have it."""
+    """A log that may lack acknowledged records. ``topic_id`` is empty if the topic id is unknown."""
 
     topic: str
     partition: int
@@ -55,13 +56,15 @@ class DoubtedLog(msgspec.Struct, frozen=True, array_like=True):
 
 
 class BootMark(msgspec.Struct, frozen=True):
+    """The content of ``running`` and of ``clean-stop``."""
+
     boot_id: str
     #: The broker's last incarnation. None: an older release wrote the mark without it.
     incarnation: int | None = None
-    #: Logs may lack records, and no registration has reported that yet.
+    #: Logs may lack acknowledged records, and no registration has reported that yet.
     doubted: bool = False
     version: int = 1
-    #: The logs that ``doubted`` covers. Empty: all of them.
+    #: If ``doubted``: the logs that may lack records. Empty: all logs may lack records.
     logs: tuple[DoubtedLog, ...] = ()
     #: The checkpoint exists, and names each log whose replica may have confirmed or committed records.
     named: bool = False
@@ -76,20 +79,21 @@ class LastStop(NamedTuple):
     clean: bool
     #: Every write that the process completed exists.
     trusted: bool
-    #: Its last incarnation: 0 for a new directory, None if the mark does not have it.
+    #: The last incarnation of the directory's broker: 0 for a new directory, None if ``running`` does not have it.
     incarnation: int | None
     #: The page cache may show data that the disk does not have.
     failed: bool
-    #: Doubted logs that no registration has reported yet, if the others are trusted.
+    #: If ``trusted``: the logs that may lack records nevertheless, and that no registration has reported yet.
     doubted: tuple[DoubtedLog, ...] = ()
     #: The checkpoint names each log whose replica may have confirmed or committed records.
     named: bool = False
 
 
 class DirectoryTrust:
-    """The trust in one log directory, from its last stop and from what this process finds.
+    """Whether the content of one log directory can be trusted, by its last stop and by what this process finds.
 
-    ``LogDirectory`` owns it. Any thread may call ``fail`` and ``note_incarnation``, the event loop the other methods.
+    ``LogDirectory`` owns it. Any thread may call ``fail``, ``sync_failed`` and ``note_incarnation``; the event loop
+    calls the other methods.
     """
 
     def __init__(self, disk: Disk, path: Path, *, boot_id: str, last_stop: LastStop) -> None:
@@ -104,9 +108,9 @@ class DirectoryTrust:
         self.clean = last_stop.clean
         #: The disk has everything that the last process wrote: no page cache was lost, and no damage was found.
         self.trusted = last_stop.trusted
-        #: The last incarnation of the broker that this directory records. None: none is recorded.
+        #: The last incarnation of the broker, as ``running`` records it. None: ``running`` has no incarnation.
         self.incarnation = last_stop.incarnation
-        #: The disk failed a process since this boot. The page cache may show data that the disk does not have.
+        #: The disk has failed since the host's boot. The page cache may show data that the disk does not have.
         self.failed_before = last_stop.failed
         #: Topic ids of logs that may lack acknowledged records although the directory as a whole is trusted. An empty
         #: id means that the id is unknown.
@@ -119,19 +123,20 @@ class DirectoryTrust:
             raise BrokerError(ErrorCode.KAFKA_STORAGE_ERROR, f"log directory {self._path} is offline: {self.offline}")
 
     def doubt_all(self) -> None:
-        """Stop trusting all logs, durably.
+        """Record durably that all logs may lack records.
 
-        After the repair the logs show no damage. If this process ends too early, the next one must find the mark.
+        After their repair the logs show no damage. If this process ends before it registers, the next process learns of
+        the doubt only from ``running``.
         """
         if self.trusted:
             self.trusted = False
             self._mark_doubt()
 
     def doubt(self, logs: Mapping[TopicPartition, str]) -> None:
-        """Add these logs, with their topic ids, to ``doubted``, durably.
+        """Add these logs, with their topic ids, to ``doubted``, and record that durably.
 
-        The next checkpoint does not name the missing ones. If this process ends too early, the next one must find the
-        mark.
+        The next checkpoint does not name the lost logs. If this process ends before it registers, the next process
+        learns of the doubt only from ``running``.
         """
         known = len(self.doubted)
         for tp, topic_id in logs.items():
@@ -151,17 +156,17 @@ class DirectoryTrust:
                 mark_failed(self._disk, self._path, mark)
 
     def set_names_complete(self, complete: bool) -> None:
-        """Set whether the checkpoint names all logs that count. The next mark records it."""
+        """Set ``names_complete``. The next write of ``running`` records it."""
         self.names_complete = complete
 
     def note_incarnation(self, incarnation: int) -> None:
-        """Record ``incarnation``, which this process has or is about to receive.
+        """Record the incarnation with which this process registers, or has registered.
 
-        The registration says whether the broker's logs are trusted. So the directory is no longer in doubt, unless its
-        disk failed this process. Any thread may call this. It blocks for an fsync.
+        The registration reports whether the broker's logs are trusted. So the recorded doubt ends, unless the disk has
+        failed in this process. Any thread may call this method. It blocks for an fsync.
 
         Raises:
-            OSError: it is not recorded. The next process then counts as untrusted.
+            OSError: the incarnation is not recorded. The next process will not trust the directory.
         """
         with self._lock:
             self.incarnation = incarnation
@@ -174,7 +179,7 @@ class DirectoryTrust:
     def fail(self, detail: str) -> None:
         """Take the directory offline because its disk is unreliable, and record that for the next process.
 
-        Any thread may call this. Only the first call has an effect.
+        Any thread may call this method. Only the first call has an effect.
         """
         with self._lock:
             if self.offline is not None:
@@ -198,13 +203,13 @@ class DirectoryTrust:
     def sync_failed(self, failure: OSError) -> None:
         """Take the directory offline, unless the disk is only full.
 
-        The caller of the fsync handles a full disk, which need not have lost data.
+        A full disk need not have lost data. The caller of the fsync handles it.
         """
         if not is_full(failure):
             self.fail(f"fsync: {failure}")
 
     def mark_clean_stop(self) -> None:
-        """Write the mark of a clean stop: everything is fsynced, and nothing more will be written. Raises OSError."""
+        """Write ``clean-stop``. Everything must be fsynced, and nothing may be written afterwards. Raises OSError."""
         mark_clean_stop(self._disk, self._path, boot_id=self._boot_id)
 
 
@@ -220,7 +225,7 @@ def begin_running(disk: Disk, log_dir: Path, *, boot_id: str) -> LastStop:
     incarnation = 0 if earlier is None else earlier.incarnation
     named = earlier is not None and earlier.named
     mark = BootMark(boot_id, incarnation, doubted=not trusted or bool(doubted), logs=doubted, named=named)
-    # Write only a changed mark: a killed process must start again on a full disk, so that retention can free space.
+    # Do not write an unchanged mark: the broker must be able to start on a full disk, so that retention can free space.
     if mark != earlier:
         mark_running(disk, log_dir, mark)
     if clean:
@@ -235,10 +240,11 @@ def mark_running(disk: Disk, log_dir: Path, mark: BootMark) -> None:
 
 
 def mark_failed(disk: Disk, log_dir: Path, mark: BootMark) -> None:
-    """Write a doubting ``mark`` to a disk that fails or is full: as a new file or, if that fails, over the old one.
+    """Write ``running`` with a doubt to a disk that fails or is full.
 
-    A partly written mark also counts as doubt. It is not durable: after a reboot the directory is in doubt anyway, and
-    an fsync would fail or hang. Raises OSError if the disk accepts neither.
+    Write a new file, or overwrite the old one if that fails. A partly written file also counts as a doubt. The file is
+    not fsynced, because an fsync might fail or hang. After a reboot the directory is in doubt anyway. Raises OSError if
+    neither write succeeds.
     """
     path, content = log_dir / RUNNING_FILE, encode_state(mark)
     try:
@@ -253,12 +259,12 @@ def mark_failed(disk: Disk, log_dir: Path, mark: BootMark) -> None:
 
 
 def mark_clean_stop(disk: Disk, log_dir: Path, *, boot_id: str) -> None:
-    """Write the mark of a clean stop: everything in the directory is fsynced, and nothing more will be written."""
+    """Write ``clean-stop``. Everything in the directory must be fsynced, and nothing may be written afterwards."""
     replace_file(disk, log_dir / CLEAN_STOP_FILE, encode_state(BootMark(boot_id)))
 
 
 def read_boot_id(path: Path = Path("/proc/sys/kernel/random/boot_id")) -> str:
-    """Return the boot id. It changes when the host's kernel starts, with an empty page cache."""
+    """Return the host's boot id. It changes with each start of the kernel, which begins with an empty page cache."""
     return path.read_text(encoding="ascii").strip()
 
 

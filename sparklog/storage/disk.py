@@ -1,7 +1,7 @@
 """The interface between storage and the operating system, with every raw file operation of ``sparklog.storage``.
 
-``RealDisk`` is the machine's file system. ``sparklog.testing.sim_disk.SimDisk`` is a disk in memory that tears writes,
-fills up, fails and loses its page cache on demand. One contract test runs on both.
+``RealDisk`` is the machine's file system. ``sparklog.testing.sim_disk.SimDisk`` is a disk in memory. A test can make it
+write only part of a buffer, fill up, fail, or lose its page cache. One contract test runs on both.
 
 All calls are synchronous and raise ``OSError``. Writes may be short, like write(2): use ``write_all``. Handles are
 integers. Any thread may use them, one call at a time for each byte range.
@@ -29,45 +29,45 @@ Buffer = bytes | bytearray | memoryview
 #: The most buffers of one writev. Source: Linux IOV_MAX.
 _MAX_BUFFERS = 1024
 
-#: The bytes of one request to read ahead. Of a larger request the kernel reads no more than the disk's read-ahead
-#: setting, which is this size by default. Source: Linux force_page_cache_ra, VM_READAHEAD_PAGES.
+#: The bytes of one request to read ahead. The kernel limits each request to the disk's read-ahead setting, which is
+#: this size by default. Source: Linux force_page_cache_ra, VM_READAHEAD_PAGES.
 _READ_AHEAD_BYTES = 128 * 1024
 
-#: Modes of new files and directories. Records are only for the broker's user. A user who may open a lock file may also
-#: hold the lock.
+#: Modes of new files and directories. Only the broker's user may read records. A user who may open a lock file could
+#: also hold the lock.
 PRIVATE_FILE = 0o600
 PRIVATE_DIRECTORY = 0o700
 
 #: Source: fallocate(2), FALLOC_FL_KEEP_SIZE.
 _KEEP_SIZE = 1
 
-#: ext2 to ext4, XFS, btrfs, F2FS, tmpfs: syncfs reports failed writes. On overlayfs, for example, it does not report a
-#: failure of the lower file system. Source: statfs(2), syncfs(2).
+#: File systems whose syncfs reports failed writes: ext2 to ext4, XFS, btrfs, F2FS, tmpfs. On overlayfs, for example,
+#: syncfs does not report a failure of the lower file system. Source: statfs(2), syncfs(2).
 _TELLING_FILE_SYSTEMS = frozenset({0xEF53, 0x58465342, 0x9123683E, 0xF2F52010, 0x01021994})
 #: More than the size of struct statfs on any platform.
 _STATFS_BYTES = 512
 
 
 class Disk(Protocol):
-    """One file system. Paths are absolute or relative to the process. Implementations cache nothing."""
+    """One file system. Paths are absolute, or relative to the process's directory. Implementations cache nothing."""
 
-    #: Called in the calling thread when a ``sync`` method is about to raise a failure. The kernel reports a failure
-    #: once. After that the pages count as written, although they may exist only in its cache.
+    #: Called when a ``sync`` method fails, in the same thread, before the method raises. The kernel reports a failed
+    #: write only once. Then it counts the pages as written, although they may exist only in its page cache.
     on_sync_failed: Callable[[OSError], None]
 
     def open(self, path: Path, *, create: bool = False) -> int:
-        """Open for reading and writing.
+        """Open a file for reading and writing.
 
-        ``create`` makes an absent file, for its owner alone, and does not empty an existing one.
+        With ``create`` an absent file is created, and only its owner may open it. An existing file keeps its content.
         """
 
     def close(self, handle: int) -> None: ...
 
     def write(self, handle: int, buffers: Sequence[Buffer], at: int) -> int:
-        """Write the buffers one after the other from file position ``at``. Return the bytes written, maybe fewer."""
+        """Write the buffers one after the other from file position ``at`` on. Return how many bytes were written."""
 
     def read(self, handle: int, length: int, at: int) -> bytes:
-        """Read up to ``length`` bytes; fewer only at the end of the file."""
+        """Read ``length`` bytes, or fewer at the end of the file."""
 
     def map(self, handle: int, length: int) -> memoryview:
         """Return a read-only view of the first ``length`` bytes. It is valid as long as it is referenced."""
@@ -82,33 +82,33 @@ class Disk(Protocol):
 
         The file's size does not change.
 
-        Raises OSError if the file system cannot reserve, or has less space. It may then have reserved a part.
+        Raises OSError if the file system cannot reserve space or has too little. A part may then be reserved.
         """
 
     def sync(self, handle: int) -> None: ...
 
     def drop_cached(self, handle: int) -> None:
-        """Let the next read of the file, and the next map, come from the disk.
+        """Drop the file's pages from the page cache, so that the next ``read`` or ``map`` reads from the disk.
 
-        Bytes that were written and not synced yet may still come from the cache.
+        Bytes that are written but not synced may stay in the cache.
         """
 
     def sync_directory(self, path: Path) -> None: ...
 
     def can_sync_file_system(self, handle: int) -> bool:
-        """Return whether ``sync_file_system`` works there and reports failures."""
+        """Return whether ``sync_file_system`` works on this file's file system and reports failures."""
 
     def sync_file_system(self, handle: int) -> None:
-        """Make all earlier writes to the file system of ``handle`` durable: content and names, by any process.
+        """Make all earlier writes to the file system of ``handle`` durable: content and file names, by any process.
 
-        Raises OSError also if a write has failed at any time since the handle was opened, even if another caller
-        received that failure.
+        Raises OSError if this fails. Raises OSError also if a write has failed since the handle was opened, even if
+        another caller already received that failure.
         """
 
     def copy(self, source: Path, target: Path, length: int, *, start: int = 0) -> None:
-        """Make ``target`` a new file with the first ``length`` bytes of ``source``.
+        """Copy the first ``length`` bytes of ``source`` to the new file ``target``.
 
-        ``start`` above 0 is the number of bytes that ``target`` already has.
+        ``start`` above 0 means that ``target`` exists and already has the first ``start`` bytes.
         """
 
     def names(self, path: Path) -> list[str]:
@@ -117,13 +117,14 @@ class Disk(Protocol):
     def exists(self, path: Path) -> bool: ...
 
     def make_directory(self, path: Path) -> None:
-        """Make the directory, for its owner alone, and its parents. An existing one is allowed."""
+        """Create the directory and its parents, if they are absent. Only the owner has rights on a new directory."""
 
     def make_private(self, path: Path, *, tree: bool = False) -> bool:
         """Remove all rights of other users on a file or directory.
 
-        Return whether any had some. ``tree`` does the same to everything below the directory, except to what belongs to
-        another user. Raises PermissionError if ``path`` itself belongs to another user.
+        Return whether other users had rights on ``path``. With ``tree`` the rights on everything below the directory
+        are removed too, except on files and directories of another user. Raises PermissionError if ``path`` itself
+        belongs to another user.
         """
 
     def rename(self, source: Path, target: Path) -> None:
@@ -134,19 +135,19 @@ class Disk(Protocol):
     def remove_tree(self, path: Path) -> None: ...
 
     def lock(self, path: Path) -> int | None:
-        """Lock a file exclusively, making it if absent.
+        """Lock a file exclusively, and create the file if it is absent.
 
-        Return None if another process holds the lock. Closing the handle frees it.
+        Return a handle; closing it frees the lock. Return None if another process holds the lock.
         """
 
 
 def read_ahead(view: Buffer, position: int, length: int) -> None:
     """Ask the kernel to read ``length`` bytes from ``position`` into the page cache, without waiting for them.
 
-    It may read less, and a full disk queue may block the call. Errors are ignored: the later use reads the bytes
-    anyway.
+    The kernel may read less, and a full disk queue may block the call. Errors are ignored: the bytes are read later
+    anyway, when they are used.
 
-    ``view`` is the result of ``Disk.map``, or a part of it. Anything else is already in memory.
+    ``view`` is the result of ``Disk.map``, or a part of it. Any other buffer is already in memory, and nothing is done.
     """
     mapping = view.obj if isinstance(view, memoryview) else None
     if isinstance(mapping, mmap.mmap) and length:
@@ -157,7 +158,7 @@ def read_ahead(view: Buffer, position: int, length: int) -> None:
 
 
 class RealDisk:
-    """The machine's file system."""
+    """The implementation of ``Disk`` by the machine's file system."""
 
     def __init__(self) -> None:
         self.on_sync_failed: Callable[[OSError], None] = lambda _: None
@@ -278,10 +279,7 @@ class RealDisk:
 
 
 def private_opener(path: str, flags: int) -> int:
-    """Open a file that only its owner may read: an ``opener`` for ``open``.
-
-    An existing file loses other users' rights.
-    """
+    """Open a file, and remove other users' rights on it. This is an ``opener`` for Python's ``open``."""
     handle = os.open(path, flags, PRIVATE_FILE)
     with contextlib.suppress(PermissionError):  # the file belongs to another user, who allows this one to write
         os.fchmod(handle, PRIVATE_FILE)
@@ -289,9 +287,9 @@ def private_opener(path: str, flags: int) -> int:
 
 
 def _take_rights(path: Path, *, follow: bool = True) -> bool:
-    """Remove other users' rights on one file or directory, see ``Disk.make_private``.
+    """Remove other users' rights on one file or directory. Return whether they had some.
 
-    Without ``follow`` skip symbolic links.
+    Without ``follow`` symbolic links are skipped.
     """
     mode = path.stat(follow_symlinks=follow).st_mode
     if stat.S_ISLNK(mode) or not mode & (stat.S_IRWXG | stat.S_IRWXO):
@@ -304,7 +302,8 @@ def _take_rights(path: Path, *, follow: bool = True) -> bool:
 def _fallocate() -> Callable[[int, int, int, int], int] | None:
     """Return the system call fallocate, or None outside Linux.
 
-    Unlike ``posix_fallocate`` it can keep a file's size, and it writes nothing if the file system cannot reserve.
+    Unlike ``posix_fallocate``, it can keep the file's size. It also writes nothing if the file system cannot reserve
+    space.
     """
     if sys.platform != "linux":
         return None
@@ -338,17 +337,17 @@ def _kind_of_file_system(handle: int) -> int:
 
 
 def is_full(failure: OSError) -> bool:
-    """Return whether the disk, or this process's quota, only lacks room.
+    """Return whether the failure means only that the disk or the user's quota has no room.
 
-    The log stays usable, and a later append may succeed.
+    Then the log stays usable, and a later append may succeed.
     """
     return failure.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
 def write_all(disk: Disk, handle: int, buffers: Sequence[Buffer], at: int) -> int:
-    """Write all buffers from ``at`` on, whatever short writes happen, and return the bytes written.
+    """Write all buffers from ``at`` on, if necessary in several writes, and return the number of bytes written.
 
-    A full disk first writes short and then fails. The caller then truncates the file to its old size.
+    A full disk may write a part before this raises OSError. The caller then truncates the file to its old size.
     """
     expected = sum(map(len, buffers))
     written = disk.write(handle, buffers[:_MAX_BUFFERS], at)
@@ -394,14 +393,16 @@ def sync_file(disk: Disk, path: Path) -> None:
 
 
 def replace_file(disk: Disk, path: Path, content: bytes, *, sync: bool = True) -> None:
-    """Write ``content`` to ``path``, so that a crash leaves the old file or the new one, never a mixture.
+    """Replace the file ``path``, so that a crash leaves either the old content or the new one, never a mixture.
 
-    With ``sync`` the file is durable on return. Without, it survives a crash of the process, but not of the machine.
+    With ``sync`` the file is durable on return. Without ``sync`` it survives a crash of the process, but perhaps not of
+    the machine.
     """
     fresh = path.with_name(path.name + ".tmp")
     handle = disk.open(fresh, create=True)
     try:
-        if disk.size(handle):  # on close ext4 writes out a file that was emptied, even a new one
+        # When an emptied file is closed, ext4 writes it to disk, even if it was empty before. So do not truncate then.
+        if disk.size(handle):
             disk.truncate(handle, 0)
         write_all(disk, handle, [content], 0)
         if sync:

@@ -1,7 +1,8 @@
-"""The start offset of each leader epoch: a pure cache, and the encoding of its file ``leader-epochs``.
+"""The start offset of each leader epoch of a log, in memory and in the file ``leader-epochs``.
 
-The batch headers are authoritative. The file only saves reading all of them when a log is opened. So it is written only
-on seal and on clean stop, and is trusted at most below its ``through`` offset. Source: KIP-101, KIP-279.
+The batch headers are authoritative. Because of the file, not all headers must be read when a log is opened. So the file
+is written only when a segment is sealed and on a clean shutdown, and is used only below its ``through`` offset. No I/O.
+Source: KIP-101, KIP-279.
 """
 
 from __future__ import annotations
@@ -19,7 +20,8 @@ EPOCHS_FILE = "leader-epochs"
 class EpochFile(msgspec.Struct, frozen=True):
     """The content of ``leader-epochs``.
 
-    ``entries`` has (leader epoch, offset of its first batch), both rising, for all epochs that begin below ``through``.
+    ``entries`` has one pair for each epoch that begins below ``through``: the leader epoch and the offset of its first
+    batch. Epochs and offsets ascend.
     """
 
     entries: tuple[tuple[int, int], ...]
@@ -45,10 +47,10 @@ class EpochCache:
     def assign(self, epoch: int, start_offset: int) -> None:
         """Record that a batch of ``epoch`` begins at ``start_offset``.
 
-        Batches come in order. Equal epochs change nothing.
+        The caller passes the batches in the order of their offsets. A batch of the last epoch changes nothing.
 
         Raises:
-            ValueError: epochs or offsets do not rise.
+            ValueError: the epoch is lower than the last one, or the offset is not higher.
         """
         if epoch == self.last_epoch and self._epochs:
             return
@@ -62,7 +64,10 @@ class EpochCache:
         self.last_epoch = epoch
 
     def end_of_epoch(self, epoch: int, log_start_offset: int, *, log_end_offset: int) -> EpochEnd:
-        """Return the largest epoch <= ``epoch`` and its exclusive end, or (-1, log start) if there is none."""
+        """Return the largest epoch of the log that is at most ``epoch``, and the offset where it ends.
+
+        Return (-1, log start offset) if there is no such epoch. The end is exclusive.
+        """
         at = bisect_right(self._epochs, epoch) - 1
         if at < 0:
             return EpochEnd(-1, log_start_offset)
@@ -70,7 +75,7 @@ class EpochCache:
         return EpochEnd(self._epochs[at], end)
 
     def epoch_at(self, offset: int) -> int:
-        """Return the epoch of the batch that holds ``offset``, or -1 before the first."""
+        """Return the epoch of the batch that contains ``offset``, or -1 if the offset is below the first epoch."""
         at = bisect_right(self._starts, offset) - 1
         return self._epochs[at] if at >= 0 else -1
 
@@ -81,7 +86,7 @@ class EpochCache:
         self.last_epoch = self._epochs[-1] if self._epochs else -1
 
     def advance_start(self, log_start_offset: int) -> None:
-        """Drop the epochs that ended at or before the new log start. The epoch of that offset now begins there."""
+        """Drop the epochs that end at or below the new log start offset. The first remaining epoch now begins there."""
         at = bisect_right(self._starts, log_start_offset) - 1
         if at >= 0:
             del self._epochs[:at], self._starts[:at]

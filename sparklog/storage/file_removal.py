@@ -1,7 +1,7 @@
-"""Removal of files and directories that left a log directory, in a thread.
+"""Removal of the files and directories of deleted logs and segments, in a thread.
 
-A file is first renamed out of its log, and a directory into ``removed/``. Both disappear at once, and the removal may
-take long. What a process leaves, the next start removes.
+First a file gets another name, and a directory is moved into ``removed/``. So they are no longer part of a log, and
+their removal may take long. If a process ends before a removal is complete, the next start completes it.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ logger = logging.getLogger(__name__)
 
 
 class FileRemoval:
-    """The removals of one ``LogDirectory``, which owns it, on the event loop."""
+    """The removals in one log directory. The ``LogDirectory`` owns the object, on the event loop."""
 
     def __init__(
         self,
@@ -35,8 +35,8 @@ class FileRemoval:
     ) -> None:
         """Create the object.
 
-        ``in_background`` runs a removal, possibly later. None: a thread of this object does. ``failed`` takes the
-        directory offline.
+        ``in_background`` runs a removal, possibly later. If it is None, a thread of this object runs the removals.
+        ``failed`` takes the directory offline.
         """
         self._disk = disk
         self._log_dir = log_dir
@@ -54,12 +54,12 @@ class FileRemoval:
         return self._threads is not None
 
     def close(self) -> None:
-        """Wait for the removals that were begun."""
+        """Wait for all removals of this object's thread, including queued ones."""
         if self._threads is not None:
             self._threads.shutdown(wait=True)
 
     def remove_files(self, paths: Sequence[Path]) -> None:
-        """Remove files, which were renamed out of their log."""
+        """Remove files that already have a name that is not part of a log."""
 
         def remove() -> None:
             for path in paths:
@@ -88,7 +88,7 @@ class FileRemoval:
         self.remove_tree(target)
 
     def new_path(self) -> Path:
-        """Return a new name in ``removed/``. Raises OSError."""
+        """Return an unused path in ``removed/``. Raises OSError."""
         self._disk.make_directory(self._path)
         return self._path / f"{os.getpid()}-{time.time_ns()}-{next(self._numbers)}"
 
@@ -107,7 +107,7 @@ class FileRemoval:
         self._in_background(remove)
 
     def remove_leftovers(self) -> None:
-        """Remove what earlier processes left in ``removed/``. Raises OSError."""
+        """Remove the entries of ``removed/`` that earlier processes left. Raises OSError."""
         if self._disk.exists(self._path):
             for name in self._disk.names(self._path):
                 self.remove_tree(self._path / name)

@@ -1,8 +1,8 @@
-"""A periodic flush: a thread fsyncs the records that a log had when the flush was due, while appends continue.
+"""A periodic flush: a thread fsyncs the records that a log has when the flush begins, while appends continue.
 
-``FlushJob.run`` works in a thread. The log handles the end on the event loop (``LogDurability.flush_finished``) and
-only then moves its recovery point. Code that truncates the log or deletes segments in the meantime cancels the job. Its
-fsyncs then do not count, and missing files are no failure of the disk.
+``FlushJob.run`` runs in a thread. Then ``LogDurability.flush_finished``, on the event loop, moves the log's recovery
+point. If the log is truncated or segments are deleted in the meantime, the job is cancelled. The fsyncs of a cancelled
+job do not move the recovery point, and a file that it does not find is no failure of the disk.
 """
 
 from __future__ import annotations
@@ -15,14 +15,14 @@ from sparklog.storage.disk import Disk, sync_file
 
 
 class FlushJob:
-    """One flush. Made, cancelled and finished on the event loop; run once in any thread."""
+    """One flush of a log. The event loop creates the job and may cancel it. Any thread calls ``run``, once."""
 
     def __init__(
         self, disk: Disk, files: Sequence[Path], *, directory: Path, end_offset: int, records: int, since_us: int
     ) -> None:
         """Create the job.
 
-        ``records`` is the number of records without an fsync, the oldest of them since ``since_us``.
+        ``records`` is the number of records that are not fsynced. The oldest of them is not fsynced since ``since_us``.
         """
         self.end_offset = end_offset
         self.records = records
@@ -37,7 +37,7 @@ class FlushJob:
         self.cancelled = True
 
     def run(self) -> None:
-        """fsync the files, then the names.
+        """Fsync the files, then the directories that have their names.
 
         Raises:
             StorageError: the log directory must go offline.
@@ -48,6 +48,6 @@ class FlushJob:
             self._disk.sync_directory(self._directory)
             self._disk.sync_directory(self._directory.parent)
         except OSError as failure:
-            # A disk reports a failure once. Even if cancelled, raise it: no other call would see it.
+            # A disk reports a failure only once. So raise it even if the job is cancelled: no other call gets it.
             if not (self.cancelled and isinstance(failure, FileNotFoundError)):
                 raise StorageError(f"flushing {self._directory}: {failure}") from failure

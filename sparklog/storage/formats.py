@@ -1,8 +1,7 @@
-"""Small state files: JSON with a ``version``, decoded strictly.
+"""The encoding of small state files: JSON with a field ``version``.
 
-A newer version is refused with its own error.
-
-Every struct stored this way has a field ``version``. Its default is the newest version that this release writes.
+Every struct that is stored in such a file has this field. Its default is the version that this release writes. A file
+with a newer version raises ``NewerFormatError``.
 """
 
 from __future__ import annotations
@@ -19,7 +18,7 @@ T = TypeVar("T", bound=msgspec.Struct)
 
 
 class NewerFormatError(StorageError):
-    """A newer release wrote the file. It must not be changed, and must never be treated as damaged."""
+    """A newer release wrote the file. The file must not be changed, and must not be treated as damaged."""
 
 
 class _Versioned(msgspec.Struct, frozen=True):
@@ -30,7 +29,7 @@ class _Versioned(msgspec.Struct, frozen=True):
 def _newest(kind: type[msgspec.Struct]) -> int:
     """Return the version that this release writes.
 
-    Cached, because a starting broker opens thousands of files of one kind.
+    The result is cached, because a starting broker reads thousands of files of one kind.
     """
     return int(next(field.default for field in msgspec.structs.fields(kind) if field.name == "version"))
 
@@ -40,11 +39,11 @@ def encode_state(value: msgspec.Struct) -> bytes:
 
 
 def decode_state(content: bytes, kind: type[T], *, path: Path) -> T:
-    """Decode ``content`` of the file ``path``.
+    """Decode the content of the file ``path``.
 
     Raises:
-        NewerFormatError: its version is newer than this release's.
-        StorageError: it is damaged; the message has the path.
+        NewerFormatError: the file's version is newer than this release's.
+        StorageError: the file is damaged. The message has the path.
     """
     newest = _newest(kind)
     try:

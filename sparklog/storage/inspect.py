@@ -1,7 +1,7 @@
-"""Inspection of segment files on disk: their content, their damage, and differences of replicas.
+"""Inspection of segment files on disk: their content, their damage, and the differences between two replicas.
 
-No broker needs to run. It opens files for reading only and changes nothing. A broker may be writing to the partition
-directory. The last segment may then seem to end in the middle of an append.
+The code opens files for reading only and changes nothing. No broker needs to run. If a broker is writing to the
+partition directory, the last segment may seem to end in the middle of an append.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from sparklog.storage.segment import DATA_SUFFIX, INDEX_SUFFIX, file_stem
 
 
 class StoredBatch(NamedTuple):
-    """A decoded batch. ``records`` is None for a marker, and ``marker`` is then set."""
+    """A decoded batch. For a marker ``records`` is None; for any other batch ``marker`` is None."""
 
     header: BatchHeader
     records: pa.RecordBatch | None
@@ -59,7 +59,10 @@ class SegmentReport:
 
 
 class StoredPartition:
-    """One partition directory. Raises StorageError or OSError if its ``partition.json`` cannot be read."""
+    """The files of one partition directory.
+
+    The constructor raises StorageError or OSError if ``partition.json`` cannot be read.
+    """
 
     def __init__(self, directory: Path) -> None:
         self.directory = directory
@@ -71,16 +74,15 @@ class StoredPartition:
         return f"{self.content.topic}-{self.content.partition}"
 
     def bases(self) -> list[int]:
-        """Return the base offsets of the segments that have a data file, rising."""
+        """Return the base offsets of the segments that have a data file, in ascending order."""
         names = (path.name.removesuffix(DATA_SUFFIX) for path in self.directory.glob(f"*{DATA_SUFFIX}"))
         return sorted(int(name) for name in names if name.isdigit() and len(name) == len(file_stem(0)))
 
     def reports(self, *, thorough: bool) -> Iterator[SegmentReport]:
-        """Yield a report of each segment, from its headers alone.
+        """Yield a report of each segment.
 
-        ``thorough`` checks every checksum, record and footer.
-
-        A gap between two segments is a problem of the later one.
+        A report comes from the headers and the footer. With ``thorough`` every checksum and record is checked too. If
+        there is a gap between two segments, it is a problem of the later one.
         """
         end = None
         for base in self.bases():
@@ -108,10 +110,10 @@ class StoredPartition:
                     yield self._decoded(header, data)
 
     def _message(self, first: npt.NDArray[np.void], data: memoryview) -> bytes | None:
-        """Return the schema message of a segment whose first header is ``first``.
+        """Return the Arrow schema message of the segment whose first header is ``first``.
 
-        It comes from ``partition.json``, or from the file's front if the schema is newer than that. Return None if
-        neither has it.
+        If ``partition.json`` does not have this schema yet, the message is read from the beginning of the data file.
+        Return None if neither file has it.
         """
         if not len(first):
             return None
@@ -177,7 +179,7 @@ class StoredPartition:
             report.problems.append(f"index of {index_bytes} bytes, not a multiple of {HEADER_BYTES}")
 
     def _damage(self, headers: npt.NDArray[np.void], data: memoryview, base: int) -> Iterator[str]:
-        """Yield the damage, batch by batch. Stop where the position of the next batch is unknown."""
+        """Describe each damage, in the order of the batches. Stop at the first wrong offset or position."""
         end, running_max = base, NO_MAXIMUM
         message = self._message(headers[:1], data)
         if message is None:
@@ -215,7 +217,7 @@ class StoredPartition:
             end, position = header.next_offset, position + header.stored_bytes
 
     def _check_footer(self, report: SegmentReport, headers: npt.NDArray[np.void], data: memoryview) -> None:
-        """Check that after the last batch comes the footer of a sealed segment, or nothing."""
+        """Check that the last batch is followed by the footer of a sealed segment, or by nothing."""
         last = unpack_header_or_none(headers)
         message = self._message(headers[:1], data)
         if last is None or message is None:
@@ -244,10 +246,10 @@ def unpack_header_or_none(headers: npt.NDArray[np.void]) -> BatchHeader | None:
 
 
 def partitions_in(path: Path) -> list[StoredPartition]:
-    """Return the partition directories at ``path``: itself, or those of a log directory.
+    """Return the partition directories at ``path``, which is a partition directory or a log directory.
 
     Raises:
-        StorageError: there are none.
+        StorageError: ``path`` is neither, or the log directory has no partitions.
     """
     if (path / PARTITION_FILE).exists():
         return [StoredPartition(path)]
@@ -261,10 +263,11 @@ def partitions_in(path: Path) -> list[StoredPartition]:
 
 
 def differences(one: StoredPartition, other: StoredPartition, *, below: int | None = None) -> Iterator[str]:
-    """Yield the first ten differences between two replicas, over the offsets that both have (and ``below``).
+    """Yield the first ten differences between two replicas.
 
-    Where a cleaner wrote, one replica may lack records of the other, but records that both have must be equal.
-    Elsewhere the batches must be equal, byte for byte.
+    Only offsets that both replicas have, and that are lower than ``below``, are compared. In compacted batches one
+    replica may lack records of the other, but records that both have must be equal. Other batches must be equal byte
+    for byte.
     """
     ranges = [_range(replica) for replica in (one, other)]
     start, end = max(low for low, _ in ranges), min(high for _, high in ranges)
@@ -299,7 +302,7 @@ def _differing(one: StoredPartition, other: StoredPartition, start: int, end: in
 
 
 class _Window:
-    """Batches of one replica, read by rising ranges of offsets."""
+    """The batches of one replica, read by ranges of offsets that ascend."""
 
     def __init__(self, partition: StoredPartition, start: int, end: int) -> None:
         self._source = partition.batches(start, end)

@@ -1,16 +1,18 @@
-"""The newest offset of each key, for any number of keys: in memory while they fit, else also in sorted runs on disk.
+"""A table of the newest offset of each key, in memory and, if the keys do not fit there, also on disk.
 
-A cleaning fills ``KeyTable`` with the dirty part's keys and then searches it for the key of every record. The table's
-map (``offset_map``) takes ``BYTES_PER_KEY`` for each key. When the map is full, its content goes to a file as a run of
-rows sorted by hash, and the map is emptied. At the end all runs are merged into one with a single row for each key::
+A cleaning puts the keys of the dirty part into a ``KeyTable``, and then searches it for the key of every record. The
+table's map in memory (``offset_map``) needs ``BYTES_PER_KEY`` for each key. When it is full, its rows are sorted by
+hash and written to a file as one run, and the map is emptied. At the end all runs are merged into one run with a
+single row for each key::
 
     row = upper half of the hash (u64), lower half (u64), offset (i64), in the machine's own byte order: 24 bytes
 
-Lookups use binary search in the mapped file, for whole batches in the order of the rows. So they need only a batch's
-worth of memory besides the page cache. The file loses its name as soon as it is made. So no crash leaves it on disk,
-and a truncation or deletion of the log need not remove it.
+A lookup is a binary search in the memory-mapped file, for all keys of a batch at a time and in the order of the rows.
+So lookups need memory only for one batch, besides the page cache. The file is unlinked right after it is created. So a
+crash does not leave it on disk, and a truncation or deletion of the log need not remove it.
 
-If the disk has no room to spill, the table ends with the keys that it has, and the cleaning goes only that far.
+If the disk has no room for the file, the table accepts no more keys, and the cleaning covers only the records of the
+keys that the table has.
 """
 
 from __future__ import annotations
@@ -26,22 +28,22 @@ from sparklog.record.key_hash import KeyHashes
 from sparklog.storage.disk import Disk, is_full, write_all
 from sparklog.storage.offset_map import ABSENT, OffsetMap
 
-#: The file's name in a log's directory, for a moment. A start removes files with this suffix.
+#: The file's name in the log's directory until the file is unlinked. A start removes files with this suffix.
 SPILL_FILE = "keys.tmp"
 ROW_BYTES = 24
 #: The number of the map's rows that are sorted at a time.
 _BLOCK_ROWS = 8192
-#: Bytes of memory for a row during a merge: the row in its run, and its sorted and selected copies.
+#: Bytes of memory for each row of a merge: for the row itself, its sorted copy and its selected copy.
 _MERGING_BYTES = 128
-#: The number of runs that are merged at a time.
+#: When the file has this number of runs, they are merged.
 _MOST_RUNS = 64
 
-#: Rows of three columns, as in the file.
+#: Rows of three columns: the two halves of the hash, and the offset.
 Rows = npt.NDArray[np.uint64]
 
 
 class SpillFile:
-    """Runs of rows, one after the other, in a file without a name. Raises OSError like the disk."""
+    """An unlinked file with runs of rows, one after the other. The methods raise OSError if the disk fails."""
 
     def __init__(self, disk: Disk, path: Path) -> None:
         #: The end of each complete run, in rows.
@@ -61,7 +63,7 @@ class SpillFile:
         return self._rows * ROW_BYTES
 
     def append(self, rows: Rows) -> None:
-        """Append to the run that ``end_run`` completes or ``drop_run`` removes."""
+        """Append rows to the current run, which ``end_run`` will complete or ``drop_run`` will remove."""
         assert self._handle is not None
         write_all(self._disk, self._handle, [rows.tobytes()], self.size_bytes)
         self._rows += len(rows)
@@ -90,21 +92,22 @@ class SpillFile:
 
 
 class KeyTable:
-    """The newest offset of each key: filled with ``put``, ended with ``complete``, read with ``newest``.
+    """A table of the newest offset of each key.
 
-    One thread uses it. ``open_file`` makes an empty file to spill to. ``spend`` is called before bytes are written, and
-    may raise. Methods raise OSError like the disk, except for a full one.
+    Call ``put`` with all keys, then ``complete``, then ``newest`` to look keys up. One thread makes all calls.
+    ``open_file`` returns an empty file to spill to. ``spend`` is called before bytes are written, and may raise. The
+    methods raise OSError if the disk fails, but not if it is full.
     """
 
     def __init__(self, max_bytes: int, *, open_file: Callable[[], SpillFile], spend: Callable[[int], None]) -> None:
-        #: Bytes written to files.
+        #: The number of bytes written to files.
         self.spilled_bytes = 0
         self._max_bytes = max_bytes
         self._open_file = open_file
         self._spend = spend
         self._map = OffsetMap(max_bytes)
         self._file: SpillFile | None = None
-        #: The runs, after ``complete``. A later run has newer offsets of a key.
+        #: The runs, after ``complete``. If two runs have a key, the later run has the newer offset.
         self._runs: list[Rows] = []
 
     def __len__(self) -> int:
@@ -112,14 +115,15 @@ class KeyTable:
         return len(self._map) + sum(map(len, self._runs))
 
     def put(self, keys: KeyHashes, offsets: npt.NDArray[np.int64]) -> int:
-        """Add the keys of records at rising ``offsets``, all above the earlier ones.
+        """Add the keys of records. The ``offsets`` must ascend, and be above those of all earlier calls.
 
-        Return the number of added keys. They are the first ones: fewer than all if the disk has no room for more.
+        Return how many of the keys were added, from the first on. Not all are added if map and disk are full.
         """
         taken = self._map.put(keys, offsets)
         while taken < len(offsets):
             spilled = self._spill()
-            # A map that nothing could be spilled from may also accept more: it first counts a key of two records twice.
+            # Try again even if nothing was spilled: the map first counts the key of two records twice, so it may still
+            # have room.
             more = self._map.put(KeyHashes(keys.high[taken:], keys.low[taken:]), offsets[taken:])
             if not spilled and not more:
                 break
@@ -127,7 +131,7 @@ class KeyTable:
         return taken
 
     def complete(self) -> None:
-        """End the adding of keys. The spilled runs become one run if the disk has room for it besides the others."""
+        """Prepare the table for lookups, after the last ``put``. Merge the spilled runs if the disk has room for it."""
         if self._file is None:
             return
         if self._spill() and len(self._file.ends) > 1:
@@ -135,12 +139,10 @@ class KeyTable:
         self._runs = self._file.runs()
 
     def close(self) -> None:
-        """Close the files.
+        """Close the files. After ``complete``, ``newest`` still works.
 
-        A complete table can still be read.
-
-        This drops the owner's callbacks. With them the owner would be part of a reference cycle, and its memory and the
-        mapped file would stay until the garbage collector runs.
+        This also drops the owner's callbacks. Otherwise owner and table would refer to each other, and their memory and
+        the mapped file would stay until the garbage collector runs.
         """
         self._open_file = self._spend = _closed
         if self._file is not None:
@@ -152,13 +154,16 @@ class KeyTable:
         found = self._map.newest(keys)
         for run in reversed(self._runs):
             asking = np.flatnonzero(found == ABSENT)
-            # in the run's order, so that each of its pages is read once
+            # Search in the order of the run, so that each page of the file is read only once.
             asking = asking[np.argsort(keys.high[asking])]
             found[asking] = _search(run, keys.high[asking], keys.low[asking])
         return found
 
     def _spill(self) -> bool:
-        """Write the map's content to the file as a run. Return False, with the map unchanged, if the disk is full."""
+        """Write the map's rows to the file as a run, and empty the map.
+
+        Return False, and leave the map unchanged, if the disk is full.
+        """
         try:
             if self._file is None:
                 self._file = self._open_file()
@@ -177,9 +182,9 @@ class KeyTable:
         return True
 
     def _merge(self) -> None:
-        """Merge all runs into one in a new file. If the disk has no room for it, keep the runs."""
+        """Merge all runs into one run in a new file. If the disk has no room for the new file, keep the old runs."""
         assert self._file is not None and not len(self._map)
-        self._map = OffsetMap(self._max_bytes)  # the merge may use the memory of the full map
+        self._map = OffsetMap(self._max_bytes)  # frees the memory of the full map, for the merge
         fresh = None
         try:
             fresh = self._open_file()
@@ -206,14 +211,15 @@ def _closed(*_: object) -> NoReturn:
 
 
 def merged(runs: Sequence[Rows], *, at_once: int) -> Iterator[Rows]:
-    """Yield the rows of sorted runs, sorted, with the newest row of each key.
+    """Merge sorted runs: yield the newest row of each key, sorted by hash, in several arrays.
 
-    ``at_once`` limits the rows in memory, but each run has at least one.
+    At most ``at_once`` rows are in memory at a time, but at least one of each run.
     """
     share = max(1, at_once // len(runs))
     at = [0] * len(runs)
     while any(start < len(run) for run, start in zip(runs, at, strict=True)):
-        # Up to the hash at the end of the smallest share, no run has more rows than its share.
+        # Each run's share ends at a hash. Merge the rows up to the lowest of these hashes: of no run are these more
+        # than its share.
         ends = [run[start + share - 1, 0] for run, start in zip(runs, at, strict=True) if start + share < len(run)]
         pieces = []
         for number, (run, start) in enumerate(zip(runs, at, strict=True)):
@@ -231,7 +237,7 @@ def _newest_of_each(rows: Rows) -> Rows:
 
 
 def _search(run: Rows, high: npt.NDArray[np.uint64], low: npt.NDArray[np.uint64]) -> npt.NDArray[np.int64]:
-    """Return the offsets of these keys, or -1 for absent ones. The upper halves must rise."""
+    """Return the offset of each key, or -1 for an absent key. The upper halves of the hashes must ascend."""
     found = np.full(len(high), ABSENT, np.int64)
     asking = np.arange(len(high))
     at = np.searchsorted(run[:, 0], high)

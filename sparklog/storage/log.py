@@ -1,13 +1,13 @@
-"""One replica's log: a partition directory of segments.
+"""The log of one replica: a partition directory of segments.
 
-Appends go to the end, reads start anywhere, truncation is rare.
+The broker's event loop owns the log. Other threads run only its jobs (``SealJob``, ``FlushJob``, ``TruncationJob``,
+``PartitionFileJob``, ``CleanJob``) and the functions that ``remove_later`` receives.
 
-The broker's event loop owns it. No other thread may call it, except for ``SealJob.run``, ``FlushJob.run``,
-``TruncationJob.run`` and the functions that ``remove_later`` receives. Appends go to the page cache. Durability comes
-from replication, and from fsyncs: when a segment is sealed, in ``FlushJob``, on a clean stop, and in the append itself
-if ``flush.messages`` requires it.
+An append writes to the page cache. Records survive a power failure because other replicas have them. They are fsynced
+when their segment is sealed, by a ``FlushJob``, on a clean shutdown, and in the append itself if ``flush.messages``
+requires it.
 
-``Log`` composes the owners of its parts, and has the operations that requests need. Each owner alone changes its state:
+``Log`` has the operations that requests need. Its parts have the state, and each part alone changes its own state:
 
 ::
 
@@ -16,7 +16,7 @@ if ``flush.messages`` requires it.
     LogTail        appends; leader epochs, producers, transactions, the newest batches in memory
     LogDurability  fsyncs, and what they have not reached
     LogCleaning    compaction
-    LogTruncation  cuts at the end
+    LogTruncation  truncation of the end
     LogRetention   deletions at the start
 """
 
@@ -52,7 +52,7 @@ from sparklog.storage.truncation_job import TruncationJob
 
 
 class Log:
-    """One partition directory. ``LogDirectory.create`` makes it, or ``LogDirectory.load`` finds it."""
+    """One replica's log. ``LogDirectory.create`` makes a new one; ``LogDirectory.load`` opens the existing ones."""
 
     __slots__ = (
         "_files",
@@ -81,9 +81,9 @@ class Log:
     ) -> None:
         self.tp = tp
         self.topic_id = topic_id
-        #: A durable checkpoint names this log, or none needs to (``CheckpointWriter.name_logs``).
+        #: A durable checkpoint names this log, or names are not required (``CheckpointWriter.name_logs``).
         self.named = named
-        #: What the last open truncated, as sentences for operators.
+        #: What the recovery truncated, as sentences for operators.
         self.findings: tuple[str, ...] = ()
         self._files = LogFiles(tp, topic_id, directory=directory, schemas=schemas, config=config, services=services)
         self._offsets = LogOffsets(tp, topic_id, services)
@@ -97,12 +97,12 @@ class Log:
         return f"Log({self.tp}, [{self.log_start_offset}, {self.log_end_offset}), hw {self.high_watermark})"
 
     def recover(self, checkpoint: PartitionCheckpoint | None, *, clean: bool, trusted: bool) -> None:
-        """Open the files of the directory.
+        """Open the files of the directory, and repair the log if necessary.
 
-        Called once, before any other method.
+        This is called once, before any other method.
 
         Raises:
-            NewerFormatError, StorageError: as ``recover_log``.
+            NewerFormatError, StorageError: see ``recover_log``.
         """
         files = self._files
         at = checkpoint if checkpoint is not None else PartitionCheckpoint(*self.tp, self.topic_id, 0, 0, 0)
@@ -142,7 +142,7 @@ class Log:
         self._tail.expire_producers(now_us)
 
     def delete(self) -> None:
-        """Close the log and delete its directory. It disappears at once, and a thread removes the files."""
+        """Close the log and delete its directory: move it away at once, and let a thread remove the files."""
         self.close()
         if self.on_disk:
             self._files.services.remove_directory(self.directory)
@@ -187,9 +187,9 @@ class Log:
 
     @property
     def first_segment_offset(self) -> int:
-        """Return the offset at which an out-of-range follower begins, so that its files become equal.
+        """Return the base offset of the first segment, which is at or below the log start offset.
 
-        It is at or below the log start offset.
+        A follower whose fetch offset is out of range begins there, so that its files become equal to the leader's.
         """
         return self._files.chain.first_offset(self._offsets.log_end)
 
@@ -208,22 +208,22 @@ class Log:
 
     @property
     def segments(self) -> tuple[Segment, ...]:
-        """Return the segments, oldest first. Read only."""
+        """Return the segments, oldest first. The caller must not change them."""
         return tuple(self._files.chain.segments)
 
     def end_of_epoch(self, epoch: int) -> EpochEnd:
-        """Return the largest leader epoch <= ``epoch`` in the log and its exclusive end.
+        """Return the largest leader epoch of the log that is at most ``epoch``, and the offset where it ends.
 
-        Return (-1, log start) if there is none.
+        Return (-1, log start offset) if there is no such epoch. The end is exclusive.
         """
         return self._tail.epochs.end_of_epoch(epoch, self.log_start_offset, log_end_offset=self.log_end_offset)
 
     def checkpoint(self) -> PartitionCheckpoint:
-        """Return the entry to be checkpointed now. It counts as claimed from now on."""
+        """Return the log's entry for a checkpoint, and remember the offsets in it as claimed."""
         return self._offsets.checkpoint()
 
     def set_high_watermark(self, high_watermark: int) -> None:
-        """Set the high watermark, bounded by the log's ends. Everything below it is committed and may be served."""
+        """Set the high watermark, but not outside the log. Records below the high watermark may be served."""
         self._tail.producers.transactions.committed_below(self._offsets.committed(high_watermark))
 
     def mark_named(self) -> None:
@@ -231,13 +231,13 @@ class Log:
         self.named = True
 
     def add_schema(self, schema: TopicSchema) -> None:
-        """Add a schema before batches with it arrive. A known id keeps its schema."""
+        """Add a schema, before batches with this schema arrive. The schema of a known id is not replaced."""
         self._files.directory.learn(schema)
 
     def restore_partition_file(self) -> None:
-        """Write ``partition.json`` again after ``recover`` has restored its content.
+        """Write ``partition.json`` again, after ``recover`` has found the schemas in the segments.
 
-        Durable on return. Raises OSError.
+        The file is durable on return. Raises OSError.
         """
         self._files.directory.restore_partition_file()
 
@@ -255,9 +255,10 @@ class Log:
     ) -> OffsetRange:
         """Append checked batches and return the offset range of all of them.
 
-        Batches that are already in the log are not appended again; their earlier offsets are returned. ``known`` is the
-        result of ``known`` for these batches, or None if the caller did not call it. ``placed``: the batches already
-        have offsets and times, and continue the log. ``roll``: begin a new segment.
+        Batches that are already in the log are not appended again; their earlier offsets are returned. The argument
+        ``known`` is the result of the method ``known`` for these batches, or None if the caller did not call it. With
+        ``placed`` the batches keep their offsets and times, and must continue the log. With ``roll`` the first batch
+        begins a new segment.
 
         Raises:
             BrokerError: nothing was appended. INVALID_PRODUCER_EPOCH, OUT_OF_ORDER_SEQUENCE_NUMBER,
@@ -307,8 +308,8 @@ class Log:
         """Append a leader's batches unchanged and return the new log end offset.
 
         Raises:
-            BrokerError: nothing was appended. CORRUPT_MESSAGE if they do not continue this log; SCHEMA_OUTDATED if this
-                log does not know a schema id; KAFKA_STORAGE_ERROR if the disk is full.
+            BrokerError: nothing was appended. CORRUPT_MESSAGE if the batches do not continue this log; SCHEMA_OUTDATED
+                if this log does not know a schema id; KAFKA_STORAGE_ERROR if the disk is full.
             StorageError: the log directory must go offline.
         """
         self._files.check_open()
@@ -340,10 +341,10 @@ class Log:
         return services.offline(f"appending to {self.tp}: {failure}")
 
     def known(self, batches: Sequence[tuple[BatchHeader, Buffer]]) -> list[OffsetRange]:
-        """Return the offset ranges of the first batches, as far as the log already has them.
+        """Return the offset ranges of those first batches of the list that are already in the log.
 
-        A retry is answered from here, before its content is checked against a schema that may be newer than the retry.
-        Raises BrokerError as ``append_as_leader``.
+        The broker answers a retry with them before it checks the batches against the schema, which may have changed
+        since the first attempt. Raises the BrokerErrors of ``append_as_leader``.
         """
         return self._tail.producers.known(batches, self.tp)
 
@@ -359,12 +360,12 @@ class Log:
         for_follower: bool = False,
         mapped: bool = False,
     ) -> LogSlice:
-        """Return whole batches of one segment, starting with the batch that holds ``offset``.
+        """Return whole batches of one segment, starting with the batch that contains ``offset``.
 
-        The result has at least one batch if one ends at or below ``end_offset``; otherwise it has as many as fit into
-        ``max_bytes`` and ``max_batches``. ``for_follower``: reads may begin at the first segment's start, which may be
-        below the log start. ``mapped``: bodies may be views of files that still grow. These batches count as served,
-        and are no longer truncated in place.
+        The result has the batches that end at or below ``end_offset`` and fit into ``max_bytes`` and ``max_batches``,
+        but at least one batch if one ends at or below ``end_offset``. With ``for_follower`` the offset may be below the
+        log start offset, down to the start of the first segment. With ``mapped`` the bodies may be views of files that
+        still grow. Later truncations do not change this part of the files in place.
 
         Raises:
             BrokerError: OFFSET_OUT_OF_RANGE outside [log start, log end].
@@ -374,7 +375,7 @@ class Log:
         self._check_readable(offset, chain.first_offset(offsets.log_end) if for_follower else offsets.log_start)
         if offset >= end_offset or offset == offsets.log_end:
             return log_reads.nothing_at(offset)
-        try:  # every fetch runs this, and it costs less than ``offline_on_error``
+        try:  # Every fetch runs this code, and ``try`` costs less than ``offline_on_error``.
             found = log_reads.whole_batches(
                 chain,
                 self._tail.hot,
@@ -391,9 +392,9 @@ class Log:
         return found
 
     def read_headers(self, offset: int, *, max_batches: int, end_offset: int) -> LogSlice:
-        """Return only the headers of the batches that ``read`` would return.
+        """Return the headers of the batches that ``read`` would return, without the bodies.
 
-        ``body_bytes`` is the size of the batches.
+        ``body_bytes`` of the result is the size of the bodies.
 
         Raises:
             BrokerError: OFFSET_OUT_OF_RANGE outside [log start, log end].
@@ -406,12 +407,12 @@ class Log:
             return log_reads.headers_alone(self._files.chain, offset, max_batches=max_batches, end_offset=end_offset)
 
     def hand_out(self, offset: int, *, end_offset: int) -> HandedOut | None:
-        """Return the files of the segment that holds ``offset``, for a reader that maps them.
+        """Return the files of the segment that contains ``offset``, for a reader that maps them into its memory.
 
         Return None if there is no batch to read.
 
-        The reader may read up to the last batch that ends at or below ``end_offset``, which is at most the high
-        watermark. No part of that is truncated in place any more.
+        The reader may read the batches that end at or below ``end_offset``, which is at most the high watermark. Later
+        truncations do not change this part of the files in place.
 
         Raises:
             BrokerError: OFFSET_OUT_OF_RANGE outside [log start, log end].
@@ -429,7 +430,7 @@ class Log:
     def offset_for_time(self, timestamp_us: int, *, end_offset: int) -> tuple[int, int] | None:
         """Return base offset and greatest timestamp of the first batch with a record at or after ``timestamp_us``.
 
-        Only batches below ``end_offset`` count. Return None if there is none.
+        Only batches below ``end_offset`` count. Return None if no batch has such a record.
 
         Raises:
             StorageError: the log directory must go offline.
@@ -445,15 +446,15 @@ class Log:
         return self._files.directory.schema(schema_id)
 
     def last_stable_offset(self, high_watermark: int) -> int:
-        """Return the offset at which readers of committed records stop.
+        """Return the last stable offset, at which ``read_committed`` consumers stop.
 
-        It is the start of the first open transaction, and at most ``high_watermark``.
+        It is the first offset of the first open transaction, or ``high_watermark`` if that is lower.
         """
         return self._tail.last_stable_offset(high_watermark)
 
     @property
     def transactions(self) -> TransactionTable:
-        """Return the open and the aborted transactions. Read only."""
+        """Return the open and the aborted transactions. The caller must not change them."""
         return self._tail.producers.transactions
 
     def _check_readable(self, offset: int, start: int) -> None:
@@ -469,9 +470,9 @@ class Log:
     def truncate(self, offset: int, job: TruncationJob | None = None) -> int:
         """Truncate the log to ``offset``, or to the batch boundary below it, and return the new log end offset.
 
-        If ``offset`` is below all records, the log becomes empty at ``offset``. ``job`` is the finished job that
-        ``truncation.begin`` returned for this offset. Without it, or if it did not complete, this method makes the
-        copies itself.
+        If ``offset`` is below all records, the log becomes empty, and its next record gets ``offset``. ``job`` is the
+        finished job that ``truncation.begin`` returned for this offset. Without a complete job this method copies the
+        files itself.
 
         Raises:
             StorageError: the log directory must go offline.
@@ -479,9 +480,7 @@ class Log:
         return self.truncation.truncate(offset, job)
 
     def restart_at(self, offset: int) -> None:
-        """Delete all records.
-
-        The log is then empty at ``offset``.
+        """Delete all records. The next record gets ``offset``.
 
         Raises:
             StorageError: the log directory must go offline.
@@ -489,10 +488,10 @@ class Log:
         self.truncation.restart_at(offset)
 
     def advance_log_start(self, offset: int) -> int:
-        """Raise the log start offset to ``offset``, at most the high watermark, and return the log start offset.
+        """Raise the log start offset to ``offset``, but not above the high watermark. Return the log start offset.
 
-        It stays unchanged while the disk has no room to record the deletion. The segments that end at or below it leave
-        the log at once.
+        It stays unchanged while the disk has no room to record the deletion. The segments that end at or below the new
+        log start offset leave the log at once.
 
         Raises:
             StorageError: the log directory must go offline.
@@ -504,9 +503,8 @@ class Log:
     def is_outdated_for(self, headers: bytes | memoryview, now_us: int) -> bool:
         """Return whether a leader's batches show that this replica was away for too long.
 
-        That is longer than the leader keeps tombstones and markers.
-
-        The replica may then hold records that they deleted, and must start again with an empty log.
+        Too long is longer than the leader keeps tombstones and markers. Then the replica may still have records whose
+        tombstones it will never get. So it must start again with an empty log.
         """
         window, end = self._tail.tombstone_window, self._offsets.log_end
         if not window.is_possible(now_us) or end == self.first_segment_offset:
@@ -514,6 +512,6 @@ class Log:
         return window.is_shown_by(headers, now_us, delete_retention_ms=self.config.delete_retention_ms)
 
     def caught_up(self, high_watermark: int) -> None:
-        """End the absence if the log reaches the leader's ``high_watermark``."""
+        """Record that the replica is no longer absent, if its log reaches the leader's ``high_watermark``."""
         if self._offsets.log_end >= high_watermark:
             self._tail.tombstone_window.ended()

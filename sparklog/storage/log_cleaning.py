@@ -1,4 +1,4 @@
-"""The cleaning of one log from the log's side: when one is due, which one runs, and the result of earlier ones."""
+"""The cleanings of one log: when one is due, which one runs, and how far earlier ones have cleaned the log."""
 
 from __future__ import annotations
 
@@ -26,18 +26,18 @@ logger = logging.getLogger(__name__)
 
 
 class LogCleaning:
-    """The cleanings of one ``Log``, which owns it, on the event loop."""
+    """The cleanings of one log. The ``Log`` owns the object, on the event loop."""
 
     __slots__ = ("_durability", "_files", "_held", "_may_spill", "_offsets", "_tail", "job", "state")
 
     def __init__(self, files: LogFiles, offsets: LogOffsets, tail: LogTail, durability: LogDurability) -> None:
-        #: How far the log was compacted.
+        #: How far the log is cleaned.
         self.state = CleanerState()
         self.job: CleanJob | None = None
-        #: A thread copies segments for a truncation. A replaced segment would be shorter than the copy.
+        #: No cleaning may begin, because a thread copies segments for a truncation: the cleaning would replace them.
         self._held = False
-        #: False after a cleaning whose spilled keys left no room for segments. The next one stays in memory and frees
-        #: space.
+        #: False after a cleaning that filled the disk with spilled keys, so that new segments had no room. The next
+        #: cleaning keeps its keys in memory.
         self._may_spill = True
         self._files = files
         self._offsets = offsets
@@ -45,12 +45,13 @@ class LogCleaning:
         self._durability = durability
 
     def load(self) -> None:
-        """Read the state that earlier cleanings left.
+        """Read the state that earlier cleanings wrote.
 
-        If it is missing or unreadable, the whole log is dirty again.
+        If the file is missing or unreadable, the whole log counts as dirty.
 
         Raises:
-            NewerFormatError, OSError.
+            NewerFormatError: a newer release wrote the file.
+            OSError: the disk failed.
         """
         path = self._files.directory.path / CLEANER_FILE
         try:
@@ -64,7 +65,7 @@ class LogCleaning:
             logger.warning("%s; the log is cleaned from its start", failure)
 
     def dirty_ratio(self, now_us: int, *, at_once: bool = False) -> float | None:
-        """Return the part of the log's bytes that is new since the last cleaning, or None if no cleaning is due.
+        """Return the ratio of dirty bytes in the part to be cleaned, or None if no cleaning is due.
 
         Raises:
             StorageError: the log directory must go offline.
@@ -143,7 +144,7 @@ class LogCleaning:
     def _last_batches(self, now_us: int) -> frozenset[int]:
         """Return the base offsets of the last batch of each producer that is not expired.
 
-        These batches stay, even without records.
+        The cleaner keeps these batches even without records, so that retries are still recognised.
         """
         expired_us = now_us - self._files.services.producer_id_expiration_ms * 1000
         return frozenset(
@@ -153,11 +154,9 @@ class LogCleaning:
         )
 
     def replace_segments(self, job: CleanJob, replacement: Replacement) -> bool:
-        """Replace the old segments by one that ``job`` wrote.
+        """Replace the old segments by the new one that ``job`` wrote.
 
-        Return False if the log has changed in the meantime.
-
-        Readers of an old segment are not disturbed.
+        Return False if the job was cancelled in the meantime. A reader of an old segment can continue to read it.
 
         Raises:
             StorageError: the log directory must go offline.
@@ -174,24 +173,24 @@ class LogCleaning:
         return True
 
     def finished(self, job: CleanJob, state: CleanerState | None) -> None:
-        """Handle the end of ``job``. ``state`` is the result of its ``finish``, or None if it did not get there."""
+        """Handle the end of ``job``. ``state`` is the result of its ``finish``, or None if the job failed before."""
         if self.job is not job:
             return
         self.job = None
         self._may_spill = not (job.out_of_room and job.tally.bytes_spilled)
         if state is not None:
             self.state = state
-            # the cleaned part has no aborted records any more
+            # The cleaned part no longer has records of aborted transactions.
             self._tail.producers.transactions.drop_below(min(state.end, job.segments[-1].end_offset))
 
     def stop(self) -> None:
-        """Cancel the running job before another part of the log changes the segments. Raises OSError like the disk."""
+        """Cancel the running job, because the segments are about to change. Raises OSError if the disk fails."""
         job, self.job = self.job, None
         if job is not None:
             job.cancel()
 
     def hold(self) -> None:
-        """Cancel the running job, and begin none before ``resume``. Raises OSError like the disk."""
+        """Cancel the running job, and begin no other job before ``resume``. Raises OSError if the disk fails."""
         self.stop()
         self._held = True
 
@@ -200,7 +199,10 @@ class LogCleaning:
         self._held = False
 
     def before_truncation(self, end: int) -> None:
-        """Lower the cleaned state on disk before the log is truncated to ``end``. Raises OSError like the disk."""
+        """Lower the offsets of the state on disk to ``end``, before the log is truncated there.
+
+        Raises OSError if the disk fails.
+        """
         self.stop()
         state = self.state.truncated(end)
         if state != self.state:

@@ -1,4 +1,4 @@
-"""The context that the logs of one log directory share, and the report of a failed disk."""
+"""The objects that all logs of one log directory share, and the way in which a log takes the directory offline."""
 
 from __future__ import annotations
 
@@ -15,20 +15,20 @@ from sparklog.storage.disk import Disk
 from sparklog.storage.open_files import OpenFiles
 from sparklog.storage.producer_count import ProducerCount
 
-#: The number of schemas whose preludes are cached, each of some kilobytes.
+#: The number of preludes that are cached. Each has some kilobytes. A prelude is the bytes before a segment's batches.
 _PRELUDES_KEPT = 1024
 
 
 @dataclass(slots=True)
 class LogContext:
-    """The shared context of all logs of one ``LogDirectory``, which owns it."""
+    """The objects that all logs of one log directory share. The ``LogDirectory`` owns them."""
 
     disk: Disk
     files: OpenFiles
     hot: BatchCache
-    #: Removes files that were renamed out of the log, in a thread.
+    #: Removes files in a thread. The log has already given them names that are not part of the log.
     remove_later: Callable[[Sequence[Path]], None]
-    #: Renames a partition directory away and removes it.
+    #: Moves a partition directory away, and removes it in a thread.
     remove_directory: Callable[[Path], None]
     #: Writes the checkpoint, and returns when it is durable.
     checkpoint_now: Callable[[], None]
@@ -36,25 +36,25 @@ class LogContext:
     failed: Callable[[str], None]
     #: Called when the log of this partition has data that need an fsync because of their age.
     flush_later: Callable[[TopicPartition], None]
-    #: Called when the log of this partition has made its directory, which no checkpoint names yet.
+    #: Called when the log of this partition has created its directory. No checkpoint names the log yet.
     created: Callable[[TopicPartition], None]
     producer_id_expiration_ms: int = 86_400_000
     #: The count of producer ids in all logs together.
     producer_count: ProducerCount | None = None
-    #: ``moved``: logs whose checkpoint entry has changed since the last checkpoint, or that changed otherwise as
-    #: ``LogDirectory.consume_changed`` defines. ``retired``: logs with segments whose deletion waits for the
-    #: checkpoint. Of thousands of logs most are in neither, every few seconds.
+    #: The logs whose checkpoint entry has changed since the last checkpoint, or that have changed in another way of
+    #: ``LogDirectory.consume_changed``. At most checkpoints, most of thousands of logs are not in this set.
     moved: set[TopicPartition] = field(default_factory=set)
+    #: The logs with segments that are deleted after the next checkpoint.
     retired: set[TopicPartition] = field(default_factory=set)
     _preludes: dict[bytes, bytes] = field(default_factory=dict)
 
     def consume_moved(self) -> set[TopicPartition]:
-        """Return the logs that moved since the last call."""
+        """Return ``moved``, and begin a new set."""
         moved, self.moved = self.moved, set()
         return moved
 
     def prelude(self, schema_message: bytes) -> bytes:
-        """Return the first bytes of a segment with this schema: one object for all logs."""
+        """Return the bytes before the batches of a segment with this schema. All logs share one object."""
         if schema_message not in self._preludes:
             if len(self._preludes) >= _PRELUDES_KEPT:  # some may belong to deleted topics
                 self._preludes.clear()
@@ -68,7 +68,7 @@ class LogContext:
 
     @contextmanager
     def offline_on_error(self, doing: str) -> Iterator[None]:
-        """Take the directory offline if the block fails. For the rare paths."""
+        """Take the directory offline if the ``with`` block fails. Too slow for code that runs in every request."""
         try:
             yield
         except (OSError, StorageError) as error:

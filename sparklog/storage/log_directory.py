@@ -49,7 +49,10 @@ logger = logging.getLogger(__name__)
 
 
 class LogDirectory:
-    """The log directory of one broker process: ``open`` makes it, ``load`` runs once after that, ``close`` ends it."""
+    """The log directory of one broker process.
+
+    ``open`` returns the object and locks the directory. Then ``load`` opens the logs. ``close`` unlocks the directory.
+    """
 
     def __init__(
         self,
@@ -69,7 +72,7 @@ class LogDirectory:
         self.trust = trust
         #: Logs that are kept although no replica on this broker uses them.
         self.kept_aside = SetAside(disk, path)
-        #: Directories of logs that were moved out of ``set-aside/`` and could not be opened.
+        #: Names of partition directories that were moved out of ``set-aside/`` and could not be opened.
         self._not_put_back: set[str] = set()
         #: The highest controller epoch, producer id and incarnation that this broker knows of its cluster.
         self.seen_file = SeenFile(disk, path)
@@ -78,8 +81,9 @@ class LogDirectory:
         self._logs: dict[TopicPartition, Log] = {}
         self._defaults = topic_config(config.topic_defaults)
         self._removal = FileRemoval(disk, path, in_background=in_background, failed=trust.fail)
-        #: The logs that wait for a flush, see ``flush_later``. The function is called when a log is added.
+        #: The logs that wait for a flush, see ``flush_later``.
         self.unflushed: set[TopicPartition] = set()
+        #: Called when a log is added to ``unflushed``.
         self.on_unflushed: Callable[[], None] = lambda: None
         self._closed = False
         self._services = LogContext(
@@ -96,8 +100,8 @@ class LogDirectory:
             producer_count=ProducerCount(config.producer_ids_max, self._expire_producers),
         )
         self._checkpoints = CheckpointWriter(disk, path, logs=self._logs, services=self._services, trust=trust)
-        #: Topic ids of logs that the checkpoint names and ``load`` did not find. They were deleted just before the end,
-        #: or lost.
+        #: Topic ids of the logs that the checkpoint names and ``load`` did not find. They are lost, or were deleted
+        #: after the last checkpoint.
         self.missing: dict[TopicPartition, str] = {}
 
     @classmethod
@@ -116,10 +120,9 @@ class LogDirectory:
     ) -> LogDirectory:
         """Lock the directory for this process.
 
-        Make the directory and its meta.json if they do not exist.
+        Create the directory and its ``meta.json`` if they do not exist.
 
-        The simulator passes ``disk``, ``boot_id`` and ``in_background``. ``in_background`` runs a removal, possibly
-        later.
+        Only the simulator passes ``disk``, ``boot_id`` and ``in_background``, which runs a removal, possibly later.
 
         Raises:
             StorageError: another process uses the directory, it belongs to another cluster or broker, it has a newer
@@ -173,10 +176,10 @@ class LogDirectory:
 
     @property
     def doubted(self) -> dict[TopicPartition, str]:
-        """Return the topic ids of logs that may lack acknowledged records although the directory is trusted.
+        """Return the topic ids of the logs that may lack acknowledged records although the directory is trusted.
 
-        They are the ``missing`` logs, and logs with an unreadable partition.json. An empty id means that the id is
-        unknown.
+        These are the ``missing`` logs, and logs with a wrong or unreadable ``partition.json``. An empty topic id means
+        that it is unknown.
         """
         return self.trust.doubted
 
@@ -185,10 +188,10 @@ class LogDirectory:
     def load(self) -> list[Log]:
         """Open every log of the directory and repair the logs that need it.
 
-        Logs have the default topic settings until the controller sends others (``Log.config``).
+        The logs have the default topic settings until the controller sends the topics' settings (``Log.config``).
 
-        ``doubted`` receives each log that the checkpoint names and whose directory is missing, is set aside
-        (``LogLoader``), or holds the log of another partition or topic.
+        A log that the checkpoint names is added to ``doubted`` if its directory is missing, is set aside
+        (``LogLoader``), or belongs to another partition or topic.
 
         Raises:
             NewerFormatError: a newer release wrote a file or batch.
@@ -228,9 +231,9 @@ class LogDirectory:
         return list(self._logs.values())
 
     def _write_out(self) -> None:
-        """Write all dirty pages to the disk.
+        """Write all dirty pages of the page cache to the disk.
 
-        Recovery reads doubted logs from the disk, but unwritten pages would come from the cache.
+        Recovery must read logs in doubt from the disk. Pages that are not written would be read from the page cache.
         """
         if self._disk.can_sync_file_system(self._lock):
             self._disk.sync_file_system(self._lock)
@@ -240,43 +243,43 @@ class LogDirectory:
         return log is None or log.topic_id != entry.topic_id
 
     def _checkpoint_truncations(self) -> None:
-        """Write a checkpoint after a truncation.
+        """Write a checkpoint after recovery has truncated logs.
 
-        Records that replace the truncated ones are not fsynced, but the old checkpoint claims that these offsets are.
+        New records will get the offsets of the truncated ones. The old checkpoint would claim that these are fsynced.
         """
         try:
             self.checkpoint()
-        except OSError as failure:  # a full disk also has little room for records that would replace the truncated ones
+        except OSError as failure:  # A full disk has little room for new records too.
             logger.error("%s: the checkpoint claims records that the logs no longer have: %s", self.path, failure)
         self.consume_named()
 
     @property
     def incarnation(self) -> int | None:
-        """Return the last incarnation of the broker that this directory records, or None if none is recorded."""
+        """Return the broker's last incarnation that this directory records, or None if it records none."""
         return self.trust.incarnation
 
     def note_incarnation(self, incarnation: int) -> None:
-        """Record ``incarnation``, see ``DirectoryTrust.note_incarnation``. Any thread may call this. Raises OSError."""
+        """Record ``incarnation``, see ``DirectoryTrust.note_incarnation``. Raises OSError. Any thread may call it."""
         self.trust.note_incarnation(incarnation)
 
     @property
     def counted(self) -> int:
-        """Return the broker's last recorded incarnation that ZooKeeper has counted, or -1 if none is recorded."""
+        """Return the broker's last recorded incarnation that was registered in ZooKeeper, or -1 if there is none."""
         return self.seen_file.seen.incarnation
 
     def note_counted(self, incarnation: int) -> None:
-        """Record that ZooKeeper has counted ``incarnation``.
+        """Record that ``incarnation`` was registered in ZooKeeper.
 
-        Block for an fsync; any thread may call this. Raises OSError.
+        Block for an fsync. Any thread may call this method. Raises OSError.
         """
         self.seen_file.note_incarnation(incarnation)
 
     def topic_notes(self) -> dict[str, TopicNote]:
-        """Return the notes on topics, by topic id."""
+        """Return the notes on topics (``topic_notes``), by topic id."""
         return read_topic_notes(self._disk, self.path)
 
     def write_topic_notes(self, notes: dict[str, TopicNote]) -> None:
-        """Write the notes on topics. Block for an fsync; any thread may call this. Raises OSError."""
+        """Write the notes on topics. Block for an fsync. Any thread may call this method. Raises OSError."""
         write_topic_notes(self._disk, self.path, notes)
 
     def seen(self) -> SeenNumbers:
@@ -337,12 +340,12 @@ class LogDirectory:
             log.expire_producers(now_us)
 
     def delete(self, tp: TopicPartition) -> None:
-        """Delete the log of ``tp``.
+        """Delete the log of ``tp``, if there is one.
 
-        The log disappears at once, and a thread removes its files. An absent log is allowed.
+        The log's directory is moved away at once. A thread removes its files later.
 
         Raises:
-            StorageError: the directory must go offline.
+            StorageError: the log directory must go offline.
         """
         log = self._pop(tp)
         if log is not None:
@@ -355,9 +358,7 @@ class LogDirectory:
         return self._logs.pop(tp, None)
 
     def set_aside(self, tp: TopicPartition, *, reason: str) -> None:
-        """Close the log of ``tp`` and move it to ``set-aside/``.
-
-        Drop a log without files. An absent log is allowed.
+        """Close the log of ``tp``, if there is one, and move its files to ``set-aside/``.
 
         Raises:
             StorageError: the directory must go offline.
@@ -389,12 +390,13 @@ class LogDirectory:
         logger.warning("%s: set aside the log of topic id %s as %s/%s: %s", tp, log.topic_id, SET_ASIDE, name, reason)
 
     def put_back(self, tp: TopicPartition, topic_id: str) -> Log | None:
-        """Serve the newest intact set-aside log of this topic's partition again.
+        """Move a log of this partition and topic id back from ``set-aside/``, open it and return it.
 
-        Return None if there is none. The partition must not have a log here.
+        If several are intact, the newest is chosen. Return None if there is none. The partition must not have a log in
+        this directory.
 
         Raises:
-            StorageError: the log cannot be opened. It stays at its new place.
+            StorageError: the log cannot be opened. Its files are no longer in ``set-aside/``.
         """
         assert tp not in self._logs
         entry = self.kept_aside.newest_intact(tp, topic_id)
@@ -410,7 +412,7 @@ class LogDirectory:
         at = PartitionCheckpoint(*tp, topic_id, mark.high_watermark, mark.recovery_point, mark.log_start_offset)
         try:
             content = read_partition_file(self._disk, self.kept_aside.path / entry.name)
-            # Until the log is open, ``create`` must not make a new log over its files.
+            # If the log cannot be opened, ``create`` must not make a new log in its directory.
             self._not_put_back.add(target.name)
             self.kept_aside.take_out(entry.name, target)
             self._disk.remove(target / MARK_FILE)
@@ -428,10 +430,10 @@ class LogDirectory:
     def remove_set_aside(self, name: str) -> None:
         """Delete one entry of ``set-aside/``.
 
-        The entry disappears at once, and a thread removes its files.
+        The entry is moved away at once. A thread removes its files later.
 
         Raises:
-            OSError: the entry does not exist, or the disk refused the move.
+            OSError: the entry does not exist, or the disk failed.
         """
         if name not in self._disk.names(self.kept_aside.path):
             raise FileNotFoundError(errno.ENOENT, "not set aside", name)
@@ -447,22 +449,20 @@ class LogDirectory:
         return self._checkpoints.unnamed
 
     def name_logs(self, on_unnamed: Callable[[], None]) -> None:
-        """Require names of new logs, see ``CheckpointWriter.name_logs``."""
+        """Require that a checkpoint names a new log before its replica counts, see ``CheckpointWriter.name_logs``."""
         self._checkpoints.name_logs(on_unnamed)
 
     def _created(self, tp: TopicPartition) -> None:
         self._checkpoints.created(tp)
 
     def consume_named(self) -> list[Log]:
-        """Mark the logs that checkpoints have named durably since the last call as named, and return them."""
+        """Mark logs as named, and return them: those that a durable checkpoint has named since the last call."""
         return self._checkpoints.consume_named()
 
     # --- durability ---------------------------------------------------------------------------------------------
 
     def checkpoint(self) -> None:
-        """Write high watermarks, recovery points and log start offsets.
-
-        Block for an fsync.
+        """Write high watermarks, recovery points and log start offsets to the checkpoint. Block for an fsync.
 
         Raises:
             StorageError: the directory must go offline.
@@ -473,8 +473,8 @@ class LogDirectory:
     def checkpoint_job(self) -> Callable[[], None]:
         """Collect the checkpoint's content now, and return a function that writes it.
 
-        Any thread may call the function. It writes nothing if a later checkpoint is already written. Both parts raise
-        as ``checkpoint`` does.
+        Any thread may call the function. It writes nothing if a later checkpoint is already written. This method and
+        the function raise the errors of ``checkpoint``.
         """
         return self._checkpoints.job()
 
@@ -484,25 +484,27 @@ class LogDirectory:
         return self._checkpoints.on_disk
 
     def consume_changed(self) -> set[TopicPartition]:
-        """Return the logs that changed since the last call, and start a new set.
+        """Return the logs that have changed since the last call. Some of them may no longer exist.
 
-        A log changes when its committed, durable, sealed, cleaned or deleted part changes, or when a segment or a
-        transaction begins. For all other logs the due maintenance is the same as before. Some of the returned logs may
-        no longer exist.
+        A log has changed if another part of it is now committed, durable, sealed, cleaned or deleted, or if a segment
+        or transaction has begun. For every other log the next maintenance is due at the same time as before.
         """
         return self._checkpoints.consume_changed()
 
     def flush_later(self, tp: TopicPartition) -> None:
-        """Add the log of ``tp`` to ``unflushed``: it needs an fsync because of its age. The flusher removes it."""
+        """Add the log to ``unflushed``, because its records must be fsynced at a certain age.
+
+        The flusher removes the log from the set.
+        """
         self.unflushed.add(tp)
         self.on_unflushed()
 
     def sync_ahead(self) -> SyncAhead | None:
-        """Return a round of fsyncs to run before a clean stop, while the broker still serves.
+        """Return a sync of the file system to run before a clean shutdown, while the broker still serves requests.
 
-        Return None if there is little to do.
+        Return None if the file system will not be synced as a whole.
 
-        If the round fails, the directory goes offline and the stop is not clean. Another round would prove nothing,
+        If the sync fails, the directory goes offline and the shutdown is not clean. A second sync would prove nothing,
         because a disk reports a lost write only once.
         """
         if self.trust.offline is not None or not at_once(self._logs, self._disk, self._lock):
@@ -510,9 +512,7 @@ class LogDirectory:
         return SyncAhead(self._logs.values(), disk=self._disk, handle=self._lock, failed=self.trust.fail)
 
     def write_clean_marker(self) -> None:
-        """fsync all logs, then write the marker of a clean stop.
-
-        Block. No append may follow.
+        """Fsync all logs, and then write ``clean-stop``. Block until this is done. No append may follow.
 
         Raises:
             StorageError: the disk failed. The next start will check everything.
@@ -529,8 +529,9 @@ class LogDirectory:
     def close(self, *, process_ends: bool = False) -> None:
         """Close all files and unlock the directory.
 
-        Without an earlier ``write_clean_marker`` the next start treats this as a crash. With ``process_ends`` it closes
-        only the files of logs that a cleaner may be reading: closing ten thousand logs takes a tenth of a second.
+        If ``write_clean_marker`` was not called before, the next start treats this as a crash. With ``process_ends``
+        only compacted logs are closed, because a cleaner may be reading them. To close ten thousand logs would take a
+        tenth of a second.
         """
         if self._closed:
             return

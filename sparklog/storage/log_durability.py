@@ -1,7 +1,9 @@
-"""The fsyncs of one log: when a segment is sealed, for ``flush.messages`` and ``flush.ms``, and before a clean stop.
+"""The fsyncs of one log.
 
-The durability of records that are not fsynced depends on replication. The jobs run in threads. The recovery point moves
-when the caller reports the end of a job (``seal_finished``, ``flush_finished``).
+A log is fsynced when a segment is sealed, when ``flush.messages`` or ``flush.ms`` require it, and before a clean
+shutdown. Records that are not fsynced are safe only because other replicas have them. Seals and flushes are jobs that
+the caller runs in threads. The recovery point moves when the caller reports the end of a job (``seal_finished``,
+``flush_finished``).
 """
 
 from __future__ import annotations
@@ -16,12 +18,12 @@ from sparklog.storage.recovery import RecoveredLog
 from sparklog.storage.sealing import SealJob
 from sparklog.storage.segment import NO_TRUNCATION
 
-#: A log with at most this many batches leaves no state files at a clean stop.
+#: A log with one segment and at most this many batches writes no state files on a clean shutdown.
 _FEW_BATCHES = 256
 
 
 class LogDurability:
-    """The fsyncs of one ``Log``, which owns it, on the event loop."""
+    """The fsyncs of one log. The ``Log`` owns the object, on the event loop."""
 
     __slots__ = (
         "_clean",
@@ -41,13 +43,13 @@ class LogDurability:
         self._files = files
         self._offsets = offsets
         self._tail = tail
-        #: Nothing has changed since the state for a clean stop was written.
+        #: The log is durable, with its state files, and has not changed since then.
         self._clean = False
-        #: Nothing was appended or truncated since a round of fsyncs before a clean stop began.
+        #: Nothing was appended or truncated since ``await_sync``.
         self._untouched = False
-        #: Segments from this offset on were truncated and not fsynced since. A power cut may restore what was
-        #: truncated. Then the batches of the next segment would not follow it, so they are not durable before the
-        #: truncation is.
+        #: Segments from this offset on were truncated and not fsynced since then. A power failure may restore the
+        #: truncated batches. Then the next segment would not continue this one. So later batches do not count as
+        #: durable before the truncation is durable.
         self._truncated_from = NO_TRUNCATION
         self._unflushed_since_us = -1
         self._unflushed_records = 0
@@ -59,28 +61,29 @@ class LogDurability:
 
     @property
     def is_behind(self) -> bool:
-        """Return whether a rolled segment waits for its seal, or a schema for its storage.
+        """Return whether a rolled segment is not sealed, or a used schema is not in ``partition.json``.
 
-        If so, call ``seals_due`` and ``schemas_due`` periodically. Otherwise they need no call before the next append.
+        If so, ``seals_due`` and ``schemas_due`` must be called periodically. Otherwise they need not be called before
+        the next append.
         """
         chain = self._files.chain
         return chain.sealed_prefix < len(chain.segments) - 1 or self._has_unstored_schema()
 
     @property
     def may_be_due(self) -> bool:
-        """Return False if ``seals_due`` and ``schemas_due`` certainly have no job."""
+        """Return False if ``seals_due`` and ``schemas_due`` would certainly return no job."""
         files = self._files
         return bool(files.directory.unstored) or files.chain.sealed_prefix < len(files.chain.segments) - 1
 
     # --- seals ----------------------------------------------------------------------------------------------------
 
     def seals_due(self) -> list[SealJob]:
-        """Return jobs for the rolled segments that are now committed.
+        """Return jobs that seal the rolled segments that are now committed.
 
-        Run each in a thread, then call ``seal_finished``.
+        The caller runs each job in a thread, and then calls ``seal_finished``.
 
-        This is cheap if there are none. Call it when the high watermark moved and periodically: a job that found the
-        disk full is due again.
+        Call this method when the high watermark has moved, and periodically, because a job that found the disk full is
+        due again. It is fast if no job is due.
         """
         files = self._files
         if files.chain.sealed_prefix >= len(files.chain.segments) - 1:
@@ -97,7 +100,7 @@ class LogDurability:
         files.chain.count_sealed()
         self._count_sealed()
         if job.done and files.chain.sealed_prefix:
-            # The sealed segments are fsynced. Later segments may contain a truncation that is not fsynced.
+            # The sealed segments are fsynced. Later segments may have been truncated without an fsync.
             fsynced = files.chain.segments[files.chain.sealed_prefix - 1].end_offset
             self._truncated_from = max(self._truncated_from, fsynced)
 
@@ -107,10 +110,11 @@ class LogDurability:
             self._offsets.fsynced(self._with_schemas(chain.segments[chain.sealed_prefix - 1].end_offset))
 
     def _with_schemas(self, end_offset: int) -> int:
-        """Return the offset, at most ``end_offset``, up to which fsynced batches survive a power cut.
+        """Return the offset, at most ``end_offset``, below which fsynced batches survive a power failure.
 
-        It is the start of the first segment whose schema only its own front has. Recovery does not trust that schema
-        before a checkpoint says that it is durable.
+        Batches do not survive if their schema is only at the beginning of the segment and not in ``partition.json``:
+        recovery does not trust such a schema unless a checkpoint says that it is durable. So the result is at most the
+        start of the first such segment.
         """
         unstored = self._files.directory.unstored
         if unstored:
@@ -122,10 +126,10 @@ class LogDurability:
     # --- schemas --------------------------------------------------------------------------------------------------
 
     def schemas_due(self) -> PartitionFileJob | None:
-        """Return a job that stores the schemas that ``partition.json`` lacks, once a segment uses one of them.
+        """Return a job that writes new schemas to ``partition.json``, if a segment uses one of them.
 
-        Run it in a thread, then call ``schemas_stored``. Return None while a job runs. This is cheap if there is none;
-        call it when ``seals_due`` is called.
+        The caller runs the job in a thread, and then calls ``schemas_stored``. Return None while a job runs. Call this
+        method whenever ``seals_due`` is called. It is fast if no job is due.
         """
         directory = self._files.directory
         if not directory.unstored or self._schemas_job is not None:
@@ -135,7 +139,7 @@ class LogDurability:
         return self._schemas_job
 
     def _has_unstored_schema(self) -> bool:
-        """Return whether there is a segment whose schema only its own front has."""
+        """Return whether an unsealed segment uses a schema that is not in ``partition.json``."""
         unstored, chain = self._files.directory.unstored, self._files.chain
         return bool(unstored) and any(
             segment.schema_id in unstored for segment in chain.segments[chain.sealed_prefix :]
@@ -150,7 +154,7 @@ class LogDurability:
                 self._count_sealed()
 
     def cancel_schemas(self) -> None:
-        """Cancel the job, because the directory is about to go or the caller stores the schemas itself."""
+        """Cancel the job, because the directory is about to be removed or the caller stores the schemas itself."""
         job, self._schemas_job = self._schemas_job, None
         if job is not None:
             job.cancel()
@@ -160,24 +164,21 @@ class LogDurability:
     def recovered(self, found: RecoveredLog, *, clean: bool) -> None:
         """Record what recovery truncated, and count the records that an earlier process appended and did not fsync.
 
-        These records are as old as the newest batch, so ``flush.ms`` does not wait for the next append. ``clean``: the
-        earlier process stopped cleanly.
+        For ``flush.ms`` these records are as old as the newest batch, so their flush does not wait for the next append.
+        ``clean`` is whether the earlier process stopped cleanly.
         """
         last, offsets = self._files.chain.last, self._offsets
         self._clean = clean and not found.findings
         self._truncated_from = found.truncated_from
         if last is not None and not clean:
-            # The killed process may have truncated any segment that is not wholly below the recovery point, or that
-            # ends there.
+            # The killed process may have truncated any segment that ends at or above the recovery point.
             self._truncated_from = min(found.truncated_from, offsets.recovery_point - 1)
         if last is not None and offsets.recovery_point < offsets.log_end:
             self._unflushed_records = offsets.log_end - offsets.recovery_point
             self._unflushed_since_us = max(last.last_append_us, 0)
 
     def appended(self, records: int, now_us: int) -> None:
-        """Count appended records that are only in the page cache.
-
-        Flush when ``flush.messages`` is reached.
+        """Count appended records, which are not fsynced yet. Flush if ``flush.messages`` is reached.
 
         Raises:
             StorageError: the log directory must go offline.
@@ -194,23 +195,21 @@ class LogDurability:
             self.flush()
 
     def truncated(self) -> None:
-        """Record that the end of the log was truncated: batches, or the beginning of an append."""
+        """Record that the end of the log was truncated, possibly only a partly written append."""
         self._clean = self._untouched = False
         last = self._files.chain.last
         if last is not None:
             self._truncated_from = min(self._truncated_from, last.base_offset)
 
     def flush(self) -> None:
-        """fsync everything up to the log end.
-
-        Block until the disk is done.
+        """Fsync the log up to its end. Block until that is done.
 
         Raises:
             StorageError: the log directory must go offline.
         """
         files = self._files
         files.check_open()
-        # While a job runs, the truncations before it are not known to be fsynced.
+        # While a flush job runs, the truncations before it count as not fsynced.
         truncated_from = NO_TRUNCATION if self._job is None else self._truncated_from_at_flush
         start = min(self._offsets.recovery_point, self._truncated_from, truncated_from)
         if start >= self._offsets.log_end:
@@ -240,18 +239,18 @@ class LogDurability:
 
     @property
     def awaits_flush(self) -> bool:
-        """Return whether ``flush.ms`` requires calls of ``flush_due`` and ``schemas_due`` until the log is durable.
+        """Return whether ``flush_due`` and ``schemas_due`` must be called periodically because of ``flush.ms``.
 
-        ``LogContext.flush_later`` is called when that begins.
+        ``LogContext.flush_later`` is called when this becomes true.
         """
         if self._files.config.flush_ms <= 0:
             return False
         return self._unflushed_since_us >= 0 or self._job is not None or self._has_unstored_schema()
 
     def flush_due(self, now_us: int) -> FlushJob | None:
-        """Return a job that fsyncs the log when ``flush.ms`` have passed since the oldest append that is not fsynced.
+        """Return a job that fsyncs the log if its oldest append without an fsync is ``flush.ms`` old.
 
-        Run it in a thread, then call ``flush_finished``. Return None while a job runs.
+        The caller runs the job in a thread, and then calls ``flush_finished``. Return None while a job runs.
         """
         files = self._files
         self._unflushed_since_us = min(self._unflushed_since_us, now_us)  # the clock may have been set back
@@ -292,13 +291,13 @@ class LogDurability:
 
     @property
     def is_clean(self) -> bool:
-        """Return whether the log needs no work before a clean stop."""
+        """Return whether a clean shutdown has nothing to do for this log."""
         return self._clean or not self._files.directory.exists
 
     def prepare_clean_stop(self) -> None:
-        """Make everything durable, and prepare a fast next open.
+        """Make everything durable, and write state files with which the next start opens the log faster.
 
-        Block. Several logs may do this at the same time.
+        Block until this is done. Several threads may do this for different logs at the same time.
 
         Raises:
             StorageError: the log directory must go offline.
@@ -310,14 +309,15 @@ class LogDurability:
         files.seals.cancel(files.chain.segments)
         self.flush()
         with files.offline_on_error("flushing"):
-            files.disk.sync_directory(files.directory.path)  # a truncation below the flushed end has renamed files
+            # Make the renames of truncations durable too, which ``flush`` does not do if all records are fsynced.
+            files.disk.sync_directory(files.directory.path)
         self._write_state(sync=True)
         self._clean = True
 
     def await_sync(self) -> bool:
         """Prepare for a sync of the whole file system, after which ``synced`` is called.
 
-        Return False if this log needs no work, or needs more than the sync.
+        Return False if this log needs no sync, or needs state files too.
         """
         self._untouched = not (self._files.closed or self.is_clean or self._leaves_state)
         return self._untouched
@@ -328,9 +328,9 @@ class LogDurability:
             self.made_durable()
 
     def leave_state(self) -> None:
-        """Write the state files of one of many logs that are made durable together.
+        """Write the log's state files without an fsync.
 
-        ``made_durable`` follows.
+        Then the caller syncs the whole file system and calls ``made_durable``.
 
         Raises:
             StorageError: the log directory must go offline.
@@ -346,9 +346,9 @@ class LogDurability:
 
     @property
     def _leaves_state(self) -> bool:
-        """Return whether state files pay off.
+        """Return whether state files make the next start faster.
 
-        The next open reads the headers of few batches faster than state files.
+        If the log has few batches, reading all headers is faster.
         """
         segments = self._files.chain.segments
         return len(segments) != 1 or segments[0].count > _FEW_BATCHES

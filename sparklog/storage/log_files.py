@@ -1,7 +1,7 @@
-"""The parts of one log that all its owners use: the directory, the segments with their seals, and the topic's settings.
+"""The objects that all parts of one log use: its directory, its segments with their seals, and the topic's settings.
 
-``Log`` owns them, on the event loop. The owners of a log's state (``LogTail``, ``LogDurability``, ``LogTruncation``,
-``LogRetention``, ``LogCleaning``) read the settings and call the methods of the parts.
+``Log`` owns them, on the event loop. The parts of the log (``LogTail``, ``LogDurability``, ``LogTruncation``,
+``LogRetention``, ``LogCleaning``) read the settings and call the methods of these objects.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from sparklog.storage.segment_chain import SegmentChain
 
 
 class LogFiles:
-    """The directory, segments and settings of one ``Log``. Empty until ``recovered`` or the first append."""
+    """The directory, segments and settings of one log. There are no segments before recovery or the first append."""
 
     __slots__ = ("chain", "closed", "config", "directory", "disk", "seals", "services", "topic_id", "tp")
 
@@ -48,7 +48,7 @@ class LogFiles:
         self.closed = False
 
     def recovered(self, found: RecoveredLog) -> None:
-        """Adopt the segments, the snapshots and the schemas that recovery found in the directory."""
+        """Use the segments, the snapshots and the schemas that recovery found in the directory."""
         self.directory.found(found.schemas)
         self.chain.found(found.segments)
         self.seals.found(found.snapshots)
@@ -68,7 +68,7 @@ class LogFiles:
             raise BrokerError(ErrorCode.KAFKA_STORAGE_ERROR, f"{self.tp}: the log is closed")
 
     def write_if_room(self, doing: str, write: Callable[[], None]) -> bool:
-        """Run ``write``. Return False if the disk is full, which other logs may soon change."""
+        """Run ``write``. Return False if the disk is full. The caller may try again when there is room."""
         with self.offline_on_error(doing):
             try:
                 write()
@@ -79,5 +79,5 @@ class LogFiles:
         return True
 
     def offline_on_error(self, doing: str) -> AbstractContextManager[None]:
-        """Take the log directory offline if the block fails. For the rare paths."""
+        """Take the log directory offline if the ``with`` block fails. Too slow for code that runs in every request."""
         return self.services.offline_on_error(f"{doing} {self.tp}")

@@ -1,7 +1,7 @@
 """The opening of all logs of a log directory at the start of a broker.
 
-A partition directory without a readable partition.json is set aside. If the checkpoint says that the log was fsynced,
-the file is written again instead: the topic id is in the checkpoint and the schemas are in the segments.
+A partition directory without a readable ``partition.json`` is set aside. But if the checkpoint says that the log has
+fsynced records, the file is written again: the topic id is in the checkpoint, and the schemas are in the segments.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ logger = logging.getLogger(__name__)
 
 
 class LogLoader:
-    """The opening of the logs of one ``LogDirectory``, which uses it once."""
+    """A loader that opens the logs of one log directory. It is used once."""
 
     def __init__(
         self,
@@ -44,9 +44,9 @@ class LogLoader:
         self._new_log = new_log
 
     def load(self, checkpoints: Mapping[TopicPartition, PartitionCheckpoint]) -> Iterator[tuple[Log, bool]]:
-        """Open and repair the logs. Yield each, and whether it has lost some of its records.
+        """Open and repair the logs. Yield each log, and whether it may have lost records.
 
-        ``DirectoryTrust`` receives each log that is set aside, or that has lost records.
+        A log that is set aside or may have lost records is also reported to ``DirectoryTrust``.
 
         Raises:
             NewerFormatError: a newer release wrote a file or batch.
@@ -61,7 +61,7 @@ class LogLoader:
     def _load_one(
         self, name: str, checkpoints: Mapping[TopicPartition, PartitionCheckpoint]
     ) -> tuple[Log, bool] | None:
-        """Open one log. Return it, and whether it has lost some of its records, or None if it is set aside."""
+        """Open one log. Return the log, and whether it may have lost records. Return None if it is set aside."""
         restored = False
         expected = parse_directory_name(name)
         try:
@@ -103,9 +103,10 @@ class LogLoader:
         self._kept_aside.add_unreadable(name, reason, now_ns=time.time_ns())
 
     def _may_have_counted(self, name: str) -> bool:
-        """Return whether a log that no checkpoint names may have held acknowledged records.
+        """Return whether a log may have acknowledged records although no checkpoint names it.
 
-        That is so only if the log has records and an earlier release, which did not name logs first, wrote here last.
+        This is possible only if an earlier release wrote the directory last, and the log has segments. The earlier
+        release acknowledged records of logs that no checkpoint named.
         """
         if self._trust.names_complete:
             return False

@@ -1,7 +1,8 @@
-"""The offsets of one log: where it starts and ends, and how far it is committed, fsynced, served and claimed.
+"""The offsets of one log: its start and end, and how far it is committed, fsynced, served and claimed.
 
-Pure. The owners of the log's parts report what happened, and only this module changes the offsets. If an offset of the
-checkpoint changes, the log counts as moved (``LogContext.moved``).
+Pure. Served means that a reader may have mapped the files up to this offset. Claimed means that a checkpoint says that
+the log has these records. The parts of the log report what happened, and only this module changes the offsets. If an
+offset that the checkpoint has changes, the log is added to ``LogContext.moved``.
 
 Invariants: log start <= high watermark <= log end; recovery point <= log end.
 """
@@ -14,7 +15,7 @@ from sparklog.storage.log_context import LogContext
 
 
 class LogOffsets:
-    """The offsets of one ``Log``, which owns them. Other objects only read the attributes."""
+    """The offsets of one log. The ``Log`` owns them; other objects only read the attributes."""
 
     __slots__ = (
         "_claimed_end",
@@ -47,7 +48,7 @@ class LogOffsets:
         self._services.moved.add(self._tp)
 
     def checkpoint(self) -> PartitionCheckpoint:
-        """Return the entry to be checkpointed now. It counts as claimed from now on."""
+        """Return the log's entry for a checkpoint, and remember the offsets in it as claimed."""
         mark, recovery_point = self.high_watermark, self.recovery_point
         self._claimed_end = max(self._claimed_end, mark, recovery_point)
         topic, partition = self._tp
@@ -62,14 +63,14 @@ class LogOffsets:
         self._claimed_end = max(checkpoint.high_watermark, checkpoint.recovery_point)
         self.high_watermark = min(max(checkpoint.high_watermark, self.log_start), log_end)
         self.recovery_point = min(checkpoint.recovery_point, log_end)
-        # A reader of the earlier process may still have all of this mapped.
+        # A reader that the earlier process served may still have all of these files mapped.
         self.served_end = log_end
         self._moved()
 
     def appended(self, base_offset: int, log_end: int) -> None:
         """Record an append of batches from ``base_offset`` to ``log_end``."""
         if self.log_start == self.log_end:
-            # An empty follower received its leader's first segment, which may begin below the log start.
+            # An empty follower has received its leader's first segment, which may begin below this log start offset.
             self.log_start = min(self.log_start, base_offset)
             self._moved()
         self.log_end = log_end
@@ -78,7 +79,7 @@ class LogOffsets:
             self._moved()
 
     def committed(self, high_watermark: int) -> int:
-        """Set the high watermark, bounded by the log's ends, and return it."""
+        """Set the high watermark, but not outside the log, and return it."""
         if not self.log_start <= high_watermark <= self.log_end:
             high_watermark = min(max(high_watermark, self.log_start), self.log_end)
         self.high_watermark = high_watermark
@@ -117,10 +118,11 @@ class LogOffsets:
     # --- before a truncation --------------------------------------------------------------------------------------
 
     def lower_claims(self, end_offset: int) -> bool:
-        """Lower the offsets of the checkpoint to ``end_offset``. Return False if no checkpoint claims more than that.
+        """Lower the offsets that go into the checkpoint to ``end_offset``.
 
-        Otherwise write a checkpoint, then call ``claims_lowered``. This uses what the checkpoints claim, not only the
-        current offsets, because the caller lowers the high watermark before the truncation.
+        Return True if the checkpoint on disk may claim more than ``end_offset``. Then the caller writes a checkpoint
+        and calls ``claims_lowered``. The current offsets alone do not show this, because the caller has already lowered
+        the high watermark.
         """
         if end_offset >= max(self._claimed_end, self.high_watermark, self.recovery_point):
             return False

@@ -1,7 +1,7 @@
-"""Reads of a log: whole batches, their headers alone, or the files that hold them.
+"""Reads of a log: whole batches, only their headers, or the files that contain them.
 
-This module only reads. The log decides which offsets may be read, what counts as served, and how to handle a disk's
-error. Each read stays within one segment. Functions raise OSError and StorageError like the disk and the segment.
+Each read stays within one segment. The log decides which offsets may be read, which count as served, and what to do if
+the disk fails. The functions raise OSError if the disk fails, and StorageError if a segment is damaged.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ MANY = 1 << 62
 
 
 class LogSlice(NamedTuple):
-    """Whole batches read from a log. ``bodies`` together are ``body_bytes`` long; ``headers`` are packed."""
+    """Whole batches read from a log. The ``headers`` are packed. The ``bodies`` have ``body_bytes`` in total."""
 
     headers: bytes
     bodies: list[Buffer]
@@ -30,7 +30,10 @@ class LogSlice(NamedTuple):
 
 
 class HandedOut(NamedTuple):
-    """Batches ``[first, last)`` of a segment's index, and the ``data_bytes`` of its data that a reader may map."""
+    """The part of a segment's files that a reader may map into its memory.
+
+    The reader may map the batches ``[first, last)`` of the index, and the first ``data_bytes`` of the data file.
+    """
 
     data_path: Path
     index_path: Path
@@ -54,14 +57,12 @@ def whole_batches(
     max_batches: int,
     mapped: bool,
 ) -> LogSlice:
-    """Return batches from the one that holds ``offset`` on.
+    """Return batches, starting with the one that contains ``offset``. See ``Log.read`` for the arguments.
 
-    The result has at least one batch if one ends at or below ``end_offset``; otherwise it has as many as fit into
-    ``max_bytes`` and ``max_batches``. The batches come from memory if they are there, else from the file. ``mapped``:
-    see ``Log.read``.
+    The batches come from memory if they are there, and otherwise from the file.
     """
     newest = hot.get(offset)
-    if newest is not None and newest.next_offset == end_offset:  # the only batch, as usual when latency matters
+    if newest is not None and newest.next_offset == end_offset:  # the usual case for a reader at the end of the log
         return LogSlice(bytes(newest.header), [newest.body], len(newest.body), 1, end_offset)
     segment = chain.at(offset)
     first = segment.find(offset)
@@ -81,7 +82,7 @@ def whole_batches(
 
 
 def headers_alone(chain: SegmentChain, offset: int, *, max_batches: int, end_offset: int) -> LogSlice:
-    """Return what ``whole_batches`` returns, without bodies. ``body_bytes`` is the size of the batches."""
+    """Return the headers of batches, without bodies. ``body_bytes`` of the result is the size of the bodies."""
     segment = chain.at(offset)
     first = segment.find(offset)
     last = min(segment.reach(first, segment.data_size, end_offset=end_offset), first + max_batches)
@@ -109,7 +110,8 @@ def offset_for_time(
 ) -> tuple[int, int] | None:
     """Return base offset and greatest timestamp of the first batch with a record at or after ``timestamp_us``.
 
-    Only batches below ``end_offset`` count. Return None if there is none. The offset is not below the log start.
+    Only batches below ``end_offset`` count. Return None if no batch has such a record. If the batch begins below the
+    log start offset, return that offset.
     """
     for segment in chain.segments:
         if segment.base_offset >= end_offset:
@@ -122,5 +124,5 @@ def offset_for_time(
 
 
 def _offset_of(segment: Segment, number: int) -> int:
-    """Return the base offset of batch ``number``. The number after the last batch has the segment's end offset."""
+    """Return the base offset of batch ``number``, or the segment's end offset if ``number`` is after the last batch."""
     return segment.bases()[number] if number < segment.count else segment.end_offset

@@ -1,6 +1,6 @@
-"""The start of a log: whole segments leave it, by retention or because a client deletes records.
+"""The deletion of whole segments at the start of a log, by retention or because a client deletes records.
 
-The segments leave the log at once. Their files are deleted once a checkpoint has the new log start.
+The segments leave the log at once. Their files are deleted after a checkpoint has the new log start offset.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from sparklog.storage.segment import Segment
 
 
 class LogRetention:
-    """The deletions at the start of one ``Log``, which owns it.
+    """The deletions at the start of one log. The ``Log`` owns the object.
 
     The methods raise StorageError if the log directory must go offline.
     """
@@ -32,11 +32,11 @@ class LogRetention:
         self._cleaning = cleaning
 
     def advance_start(self, offset: int) -> int:
-        """Raise the log start offset to ``offset``, at most the high watermark, and return the log start offset.
+        """Raise the log start offset to ``offset``, but not above the high watermark. Return the log start offset.
 
-        It stays unchanged while the disk has no room to record the deletion. The segments that end at or below it leave
-        the log at once. ``delete_retired`` deletes their files after a checkpoint has made the log start durable.
-        Otherwise a log without a part of its first segment would count as damaged.
+        It stays unchanged while the disk has no room to record the deletion. The segments that end at or below the new
+        log start offset leave the log at once. ``delete_retired`` deletes their files after a checkpoint has the new
+        offset. Otherwise a start that finds only a part of the files would report a damaged log.
         """
         files, offsets, tail = self._files, self._offsets, self._tail
         files.check_open()
@@ -64,7 +64,7 @@ class LogRetention:
         return self._files.chain.has_retired
 
     def delete_retired(self, durable_start: int) -> None:
-        """Delete the files of segments below ``durable_start``, the log start offset in the checkpoint on disk."""
+        """Delete the files of retired segments below ``durable_start``, the checkpoint's log start offset."""
         files = self._files
         with files.offline_on_error("deleting segments"):
             if files.chain.is_deletable(durable_start):
@@ -72,9 +72,10 @@ class LogRetention:
             files.services.remove_later(files.chain.delete_retired(durable_start))
 
     def due_us(self) -> int | None:
-        """Return when ``roll_due`` or ``apply`` may next have work, in us since the epoch, or None for never.
+        """Return the time when ``roll_due`` or ``apply`` may next have work, in us since the epoch. None means never.
 
-        The time is valid until the log is written, sealed or configured. An idle log needs no check before it.
+        Before this time the log need not be checked, unless records are appended, a segment is sealed or the settings
+        change.
         """
         chain, config = self._files.chain, self._files.config
         due_us = self._roll_due_us()
@@ -97,21 +98,20 @@ class LogRetention:
             return None
         due_us = None
         if "delete" in config.cleanup_policy and config.retention_ms >= 0:
-            # Segments are deleted in order. If an earlier one stays, the active one would roll again and again.
+            # Segments are deleted in order. So roll only if all are old: otherwise the log would roll again and again.
             due_us = max(segment.running_max for segment in chain.segments) + config.retention_ms * 1000 + 1
         if config.compacted:
             due_us = _earlier(due_us, last.first_append_us + config.max_compaction_lag_ms * 1000 + 1)
         return due_us
 
     def roll_due(self, now_us: int) -> bool:
-        """Return whether the leader should begin a new segment without a write.
+        """Return whether the leader should begin a new segment although no client has written.
 
-        Only then can the active segment's records be deleted.
-
-        That is so if the whole log is older than ``retention.ms``. In a compacted log it is so if a record of the
-        active segment is older than ``max.compaction.lag.ms``. The segment must be committed and without open
-        transactions. A segment with only the marker of such a roll never rolls again. This touches no file. Source:
-        Kafka's ``UnifiedLog.deleteSegments``, KIP-354.
+        Retention and the cleaner skip the active segment, so it must roll before its records can be deleted. It should
+        roll if the whole log is older than ``retention.ms``. In a compacted log it should also roll if a record of the
+        active segment is older than ``max.compaction.lag.ms``. The segment must be committed and have no open
+        transactions. The leader begins the new segment with a marker, and a segment with only that marker does not
+        roll. This method reads no file. Source: Kafka's ``UnifiedLog.deleteSegments``, KIP-354.
         """
         due_us = self._roll_due_us()
         if due_us is None or due_us > now_us:
@@ -121,7 +121,7 @@ class LogRetention:
     def apply(self, now_us: int, *, read_to: int | None = None) -> int:
         """Delete the sealed segments that ``retention.ms`` and ``retention.bytes`` allow, and return their number.
 
-        ``read_to`` is the offset that all awaited groups have read. None: no group is awaited.
+        ``read_to`` is the offset up to which all groups that retention waits for have read. None: it waits for none.
         """
         chain, config = self._files.chain, self._files.config
         if "delete" not in config.cleanup_policy or config.restoring:

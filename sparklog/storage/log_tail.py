@@ -1,7 +1,7 @@
 """The end of one log: appends, and the state that is derived from the batches.
 
-Leader and follower append in the same way. A plan (``append_plan``) says what is written, before a byte is written.
-``LogTail`` carries it out completely, or leaves the log unchanged. The segments are written first. Then follows the
+Leader and follower append in the same way. A plan (``append_plan``) says what to write, before a byte is written.
+``LogTail`` carries out the whole plan or leaves the log unchanged. First it writes the segments. Then it updates the
 derived state: leader epochs, producers and transactions, and the newest batches in memory. A single plain batch needs
 no plan (``append_fast_path``).
 """
@@ -33,9 +33,9 @@ from sparklog.storage.tombstone_window import TombstoneWindow
 
 
 class LogTail:
-    """The state that follows from the batches of one ``Log``, which owns it, on the event loop.
+    """The appends to one log, and the state that is derived from its batches. The ``Log`` owns it, on the event loop.
 
-    Invariant: the leader epochs of the batches never decrease. Methods raise OSError and StorageError like the disk.
+    Invariant: the leader epochs of the batches never decrease.
     """
 
     __slots__ = ("_files", "_offsets", "epochs", "hot", "producers", "tombstone_window")
@@ -51,14 +51,14 @@ class LogTail:
         self.tombstone_window = TombstoneWindow()
 
     def recovered(self, found: RecoveredLog) -> None:
-        """Adopt the state that recovery derived from the batches."""
+        """Use the state that recovery derived from the batches."""
         self.epochs = found.epochs
         self._replace_producers(found.producers)
         if found.segments:
             self.tombstone_window.progressed(found.segments[-1].last_append_us)
 
     def close(self) -> None:
-        """Drop what the logs of the directory share: batches in memory, and the count of producer ids."""
+        """Free this log's part of what all logs share: its batches in memory, and its share of the producer ids."""
         self.hot.clear()
         self.producers.count_in(None)
 
@@ -76,7 +76,7 @@ class LogTail:
         """Append batches that are not in the log yet, and return the number of their records.
 
         Raises:
-            BrokerError: nothing was appended; as ``plan_leader_append``.
+            BrokerError: nothing was appended; see ``plan_leader_append``.
             OSError: nothing was appended.
             StorageError: the append could not be undone.
         """
@@ -98,7 +98,7 @@ class LogTail:
         Return None for no batches.
 
         Raises:
-            BrokerError: nothing was appended; as ``plan_follower_append``.
+            BrokerError: nothing was appended; see ``plan_follower_append``.
             OSError: nothing was appended.
             StorageError: the append could not be undone.
         """
@@ -139,14 +139,15 @@ class LogTail:
         return cut_front(header, body, start, schema=self._files.directory.schema(header.schema_id))
 
     def _append_point(self, *, reopen_sealed: bool, roll: bool) -> AppendPoint:
-        """Return the place of the next batch. ``roll``: it begins a new segment.
+        """Return the place of the next batch. With ``roll`` it begins a new segment.
 
-        ``reopen_sealed``: a follower continues a sealed segment if its leader did. A leader begins a new one.
+        With ``reopen_sealed`` the last segment may continue although it is sealed or compacted: a follower must do what
+        its leader did. A leader begins a new segment then.
         """
         last = self._files.chain.last
         if last is None:
             return AppendPoint(self._offsets.log_end, self.epochs.last_epoch, -1, NO_MAXIMUM, -1, -1)
-        # After batches of a cleaner the leader rolls, so that replicas are byte-identical again.
+        # After compacted batches the leader rolls, so that the segments of all replicas are byte-identical again.
         appendable = reopen_sealed or not (last.sealed or last.cleaned or roll)
         return AppendPoint(
             self._offsets.log_end,
@@ -187,8 +188,7 @@ class LogTail:
                 producers.record(header, markers.get(base_offset) if markers else None)
                 services.hot.add(own_hot, base_offset, CachedBatch(packed_header, body, header.next_offset))
                 records += header.record_count
-        # The ended segment may now be due for sealing or the log be too large, although no offset may move for a long
-        # time.
+        # Report the log as moved: a seal or retention may now be due, although no offset of the checkpoint has changed.
         if rolled or producers.transactions.begun != begun:
             services.moved.add(files.tp)
         return records
@@ -196,7 +196,10 @@ class LogTail:
     # --- producers and transactions -------------------------------------------------------------------------------
 
     def last_stable_offset(self, high_watermark: int) -> int:
-        """Return the start of the first open transaction, at most ``high_watermark`` and not below the log start."""
+        """Return the first offset of the first open transaction, or ``high_watermark`` if that is lower.
+
+        The result is not below the log start offset.
+        """
         stable = self.producers.transactions.last_stable_offset(high_watermark)
         return stable if stable == high_watermark else max(stable, min(self._offsets.log_start, high_watermark))
 
@@ -205,16 +208,16 @@ class LogTail:
         self.producers.expire(now_us - self._files.services.producer_id_expiration_ms * 1000)
 
     def bridge(self, leaving: list[Segment]) -> bool:
-        """Save the producers of segments that are about to be deleted. Return whether the disk had room for that."""
+        """Save the producers of the segments that are about to leave the log. Return False if the disk has no room."""
         files, base = self._files, leaving[-1].end_offset
-        files.seals.cancel(leaving)  # the seal of the last one would write the same file in another thread
+        files.seals.cancel(leaving)  # A seal of the last segment would write the same file in another thread.
         return files.write_if_room(
             "writing the producers of",
             lambda: files.seals.bridge(base, lambda: self._load_producers(leaving)),
         )
 
     def _load_producers(self, segments: list[Segment]) -> ProducerTable:
-        """Return the producers according to these segments and the snapshots on disk."""
+        """Return the producers that have written to these segments, according to the snapshots and the headers."""
         disk, directory = self._files.disk, self._files.directory.path
         return load_producers(disk, directory, segments, snapshots=snapshot_offsets(disk.names(directory)))[0]
 
@@ -226,13 +229,13 @@ class LogTail:
     # --- truncation, deletion, cleaning ---------------------------------------------------------------------------
 
     def truncated(self, end: int) -> None:
-        """Drop everything derived from batches at or above ``end``, where the segments now end."""
+        """Drop the state that was derived from batches at or above ``end``, where the log now ends."""
         self._drop_from(end)
         self._offsets.truncated(end)
         self._replace_producers(self._load_producers(self._files.chain.segments))
 
     def restarted(self, offset: int) -> None:
-        """Drop everything: the log has no segment and begins at ``offset``."""
+        """Drop all derived state, because the log now has no segments and begins at ``offset``."""
         self._drop_from(-1)
         self._offsets.restarted(offset)
         self.producers.clear()
@@ -245,7 +248,7 @@ class LogTail:
             self._files.seals.drop_from(end)
 
     def start_raised(self, log_start: int) -> None:
-        """Drop what is derived only from batches that left the log at its start."""
+        """Drop the state that was derived only from batches that have been deleted at the log's start."""
         self.epochs.advance_start(self._files.chain.first_offset(self._offsets.log_end))
         self.producers.transactions.drop_below(log_start)
 

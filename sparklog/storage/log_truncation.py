@@ -1,7 +1,7 @@
 """The truncations of a log at its end, and its restart at another offset.
 
-A truncation removes appends that must not count. First the checkpoint on disk is lowered to what will remain, then the
-segments are deleted, newest first, then the derived state.
+A truncation removes records that the leader does not have. First the checkpoint on disk is lowered to the offsets that
+will remain. Then segments are deleted or truncated, newest first. Then the derived state is truncated.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from sparklog.storage.truncation_job import TruncationJob
 
 
 class LogTruncation:
-    """The truncations of one ``Log``, which owns it and documents ``truncate`` and ``restart_at``.
+    """The truncations of one log. The ``Log`` owns the object; see its ``truncate`` and ``restart_at``.
 
     The methods raise StorageError if the log directory must go offline.
     """
@@ -34,10 +34,10 @@ class LogTruncation:
         self._job: TruncationJob | None = None
 
     def begin(self, offset: int) -> TruncationJob | None:
-        """Return a job for a thread that prepares ``truncate`` to this offset, or None if there is nothing to copy.
+        """Return a job that prepares ``truncate`` to this offset in a thread, or None if nothing must be copied.
 
-        The log does not change until then. Its high watermark must be at or below ``offset``, or at a log start above
-        that, and must stay there.
+        The log does not change before ``truncate``. Until then its high watermark must be at or below ``offset``, or
+        equal to the log start offset if that is above ``offset``.
 
         Raises:
             StorageError: the log directory must go offline.
@@ -53,12 +53,12 @@ class LogTruncation:
             if end > first:
                 copied = files.chain.copied_by_truncation(end, served_end=offsets.served_end)
                 if copied is not None:
-                    self._cleaning.hold()  # the cleaner may have begun when more was committed
+                    self._cleaning.hold()  # A cleaning may have begun when the high watermark was higher.
                     self._job = TruncationJob(*copied, frees_segments=copied[0] is not files.chain.last)
         return self._job
 
     def cancel(self) -> None:
-        """Cancel the job: its truncation does not follow, or not in that form."""
+        """Cancel the job, because its truncation will not follow or will be another one."""
         job, self._job = self._job, None
         self._cleaning.resume()
         if job is not None:
@@ -103,10 +103,11 @@ class LogTruncation:
             self._tail.restarted(offset)
 
     def _prepare(self, end: int) -> None:
-        """Lower the checkpoint on disk to what a truncation to ``end`` leaves.
+        """Lower the offsets of the checkpoint on disk to what remains after a truncation to ``end``.
 
-        Appends above ``end`` are not fsynced, whatever the checkpoint says of the old batches there. A log shorter than
-        its checkpoint counts as damaged. And the next open removes segments below the checkpoint's log start.
+        Otherwise the checkpoint would claim that later appends at these offsets are fsynced. A start would also report
+        a damaged log, because the log is shorter than its checkpoint says. And it would remove the segments below the
+        checkpoint's log start offset.
         """
         if self._files.directory.exists:
             self._cleaning.before_truncation(end)

@@ -1,8 +1,9 @@
-"""The newest offset of each key, in a fixed number of bytes for each key: the in-memory part of a cleaning's keys.
+"""A hash table in memory with the newest offset of each key, for the cleaner.
 
-Pure numpy. A hash table of keys' hashes (``record.key_hash``) and offsets, with operations on whole batches. A key is
-in the first free slot from the one that its hash names. Slots are freed only all together. The owner (``key_table``)
-decides what happens to a full map. Source: Kafka's ``SkimpyOffsetMap``.
+It stores the hash of each key (``record.key_hash``) and an offset, in a fixed number of bytes for each key. It is
+implemented with numpy, and each operation works on a whole batch of keys. It uses linear probing: if the slot for a
+hash is used, the key goes to the next free slot. Single keys cannot be removed. The owner (``key_table``) decides what
+happens when the map is full. Source: Kafka's ``SkimpyOffsetMap``.
 """
 
 from __future__ import annotations
@@ -14,10 +15,10 @@ import numpy.typing as npt
 
 from sparklog.record.key_hash import KeyHashes
 
-#: The most bytes of a key: 24 bytes for a slot, at most 8/3 slots for a key, and half as much again while the table
-#: grows or is read in order.
+#: The maximum memory for a key: 24 bytes for a slot, at most 8/3 slots for a key, and half as much again while the
+#: table grows or its rows are sorted.
 BYTES_PER_KEY = 96
-#: The number of slots, of four, that may be used.
+#: The number of slots that may be used, of each four.
 _TAKEN_OF_FOUR = 3
 _SMALLEST_SLOTS = 1024
 #: The number of slots that are moved at a time while the table grows. Their copies need memory besides both tables.
@@ -27,7 +28,7 @@ ABSENT = -1
 
 
 class OffsetMap:
-    """The newest offset of each key, filled with ``put`` and read with ``newest``. One thread uses it."""
+    """A hash table with the newest offset of each key. One thread uses it."""
 
     def __init__(self, max_bytes: int) -> None:
         #: The number of distinct keys that fit.
@@ -40,13 +41,13 @@ class OffsetMap:
         return self._used
 
     def put(self, keys: KeyHashes, offsets: npt.NDArray[np.int64]) -> int:
-        """Add the keys of records at rising ``offsets``, all above the earlier ones.
+        """Add the keys of records. The ``offsets`` must ascend, and be above those of all earlier calls.
 
-        Return the number of records, from the first on, whose keys had room.
+        Return how many of the keys were added, from the first on. Not all are added if the map is full.
         """
         count = len(offsets)
         room = self.capacity - self._used
-        if count > room:  # the map may already have some of the keys
+        if count > room:  # All may fit nevertheless, because the map may already have some of the keys.
             absent = np.flatnonzero(self.newest(keys) == ABSENT)
             if len(absent) > room:
                 count = int(absent[room])
@@ -72,7 +73,7 @@ class OffsetMap:
         return found
 
     def sorted_rows(self, at_once: int) -> Iterator[npt.NDArray[np.uint64]]:
-        """Yield all keys by hash, ``at_once`` at a time: upper half, lower half and offset of each."""
+        """Yield all keys sorted by hash, ``at_once`` at a time. A row has the halves of the hash, and the offset."""
         taken = np.flatnonzero(self._offsets != ABSENT)
         taken = taken[np.argsort(self._high[taken])]
         for first in range(0, len(taken), at_once):
@@ -95,7 +96,7 @@ class OffsetMap:
         self._offsets = np.full(slots, ABSENT, np.int64)
 
     def _make_room(self, more: int) -> None:
-        """Double the table until ``more`` keys fit."""
+        """Double the table's size until ``more`` keys fit."""
         slots = self._mask + 1
         while 4 * (self._used + more) > _TAKEN_OF_FOUR * slots:
             slots *= 2
@@ -111,14 +112,15 @@ class OffsetMap:
     def _insert(
         self, high: npt.NDArray[np.uint64], low: npt.NDArray[np.uint64], offsets: npt.NDArray[np.int64]
     ) -> None:
-        """Insert the keys, which must have room.
+        """Insert the keys. The table must have room for them.
 
-        If a key occurs twice, the later offset counts: numpy keeps the last of several assignments to one index.
+        If a key occurs twice, the later offset is stored: if numpy assigns to one index several times, the last value
+        stays.
         """
         at = self._first_slots(high)
         while len(at):
             free = np.flatnonzero(self._offsets[at] == ABSENT)
-            if len(free):  # of keys for the same slot the last one gets it
+            if len(free):  # If several keys have the same free slot, the last one gets it.
                 slots = at[free]
                 self._high[slots], self._low[slots] = high[free], low[free]
                 self._offsets[slots] = offsets[free]

@@ -1,6 +1,6 @@
-"""The limit of open segment files: tens of thousands of partitions share a few hundred descriptors.
+"""The limit of open segment files: tens of thousands of partitions share at most a few thousand file descriptors.
 
-The least recently used segments are closed first. Closing loses nothing, because all state of a segment is on disk.
+The files of the least recently used segments are closed first. A segment opens its files again at the next use.
 """
 
 from __future__ import annotations
@@ -11,12 +11,12 @@ from typing import Protocol
 
 #: Descriptors reserved for sockets and everything else in the process.
 _RESERVED = 512
-#: The part of these that clients cannot use: listening sockets, ZooKeeper, followed leaders, checkpoints, logs, the
-#: loop.
+#: The part of ``_RESERVED`` that clients cannot use. The broker needs these descriptors for listening sockets,
+#: ZooKeeper, connections to leaders, checkpoints, the broker's own log files and the event loop.
 _OWN = 128
-#: More descriptors than this are of no use to one broker.
+#: One broker has no use for more descriptors than this.
 _ENOUGH = 65_536
-#: Data file, index file, and the duplicate for a memory map.
+#: The descriptors of an open segment: data file, index file, and the duplicate of a memory map.
 _PER_SEGMENT = 3
 
 
@@ -35,7 +35,7 @@ class OpenFiles:
         return len(self._open)
 
     def opened(self, segment: Closable) -> None:
-        """Record that ``segment`` opened its files. Close those of others if the limit is exceeded."""
+        """Record that ``segment`` has opened its files. If the limit is exceeded, close the files of other segments."""
         self._open[segment] = None
         while len(self._open) > self.limit:
             self._open.popitem(last=False)[0].close()
@@ -48,7 +48,7 @@ class OpenFiles:
 
 
 def raise_descriptor_limit() -> None:
-    """Raise the limit of descriptors to the process's maximum. Shells and service managers start it with fewer."""
+    """Raise the process's limit of open files to its hard limit, because the usual soft limit is too low."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     wanted = _ENOUGH if hard == resource.RLIM_INFINITY else min(hard, _ENOUGH)
     if soft != resource.RLIM_INFINITY and soft < wanted:
@@ -56,9 +56,9 @@ def raise_descriptor_limit() -> None:
 
 
 def descriptors_for_clients() -> int:
-    """Return the number of connections that fit while the most segments are open.
+    """Return the number of client connections that are possible while the maximum number of segments is open.
 
-    One more would use a log's descriptor.
+    More connections would use descriptors that logs need.
     """
     soft, _hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     return max(16, soft - _PER_SEGMENT * _default_limit() - _OWN)

@@ -1,8 +1,8 @@
 """The directory of one log, and the schemas of its batches.
 
-The log's first append makes the directory, so an empty partition costs nothing on disk. ``partition.json`` has the
-schemas that are known by then. A later schema also costs nothing before it is used. Its segments begin with it, and
-once such a segment exists, a thread writes the schema to the file (``PartitionFileJob``).
+The log's first append creates the directory, so an empty partition uses no disk space. ``partition.json`` has the
+schemas that are known at that time. A later schema is written nowhere before the first append with it. Each segment
+begins with its schema, and then a thread also writes the schema to ``partition.json`` (``PartitionFileJob``).
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from sparklog.storage.partition_file import PARTITION_FILE, PartitionFile, Parti
 
 
 class PartitionDirectory:
-    """The directory of one log, which owns this object, on the event loop. Methods raise OSError like the disk."""
+    """The directory of one log. The ``Log`` owns it, on the event loop. Methods raise OSError if the disk fails."""
 
     __slots__ = ("_disk", "_services", "_topic_id", "_tp", "exists", "path", "schemas", "unstored")
 
@@ -47,10 +47,10 @@ class PartitionDirectory:
             self.learn(TopicSchema(schema_id, message))
 
     def prepare_for_append(self) -> None:
-        """Make the directory if it does not exist.
+        """Create the directory and ``partition.json`` if they do not exist.
 
-        ``partition.json`` is fsynced only together with the first batches (``sync``, sealing). A power cut that loses
-        the file loses no fsynced batch.
+        ``partition.json`` is fsynced only together with the first batches, by ``sync`` or when a segment is sealed. So
+        if a power failure destroys the file, the log has no fsynced batch.
         """
         if not self.exists:
             self._disk.make_directory(self.path)
@@ -65,13 +65,13 @@ class PartitionDirectory:
         return PartitionFile(self._tp.topic, self._tp.partition, self._topic_id, schemas)
 
     def learn(self, schema: TopicSchema) -> None:
-        """Add a schema. A known id keeps its schema."""
+        """Add a schema. The schema of a known id is not replaced."""
         if schema.schema_id not in self.schemas:
             self.schemas[schema.schema_id] = schema.message
             self.unstored.add(schema.schema_id)
 
     def store_job(self) -> PartitionFileJob:
-        """Return a job for a thread. Call ``stored`` after it."""
+        """Return a job that writes ``partition.json`` in a thread. Call ``stored`` after it."""
         return PartitionFileJob(self._disk, self.path, self._content())
 
     def stored(self, content: PartitionFile) -> None:
@@ -79,7 +79,7 @@ class PartitionDirectory:
         self.unstored.difference_update(schema.schema_id for schema in content.schemas)
 
     def restore_partition_file(self) -> None:
-        """Write ``partition.json`` again, for example because it is unreadable. Block."""
+        """Write ``partition.json`` again, for example because it is unreadable. Block for the fsync."""
         content = self._content()
         write_partition_file(self._disk, self.path, content, sync=True)
         self.stored(content)
@@ -95,18 +95,18 @@ class PartitionDirectory:
         return message
 
     def schema(self, schema_id: int) -> pa.Schema:
-        """Return the schema. Raises as ``schema_message``."""
+        """Return the schema. Raises BrokerError SCHEMA_OUTDATED for an unknown id."""
         return parse_schema(self.schema_message(schema_id))
 
     def prelude(self, schema_id: int) -> bytes:
-        """Return the first bytes of a segment with this schema. Raises as ``schema_message``."""
+        """Return the bytes before the batches of a segment with this schema. Raises what ``schema_message`` raises."""
         return self._services.prelude(self.schema_message(schema_id))
 
     def prelude_length(self, schema_id: int) -> int:
         return len(self.prelude(schema_id))
 
     def sync(self) -> None:
-        """fsync ``partition.json`` and the names of all files. Block."""
+        """Fsync ``partition.json``, and the directories that have the names of the log's files. Block until then."""
         sync_file(self._disk, self.path / PARTITION_FILE)
         self._disk.sync_directory(self.path)
         self._disk.sync_directory(self.path.parent)

@@ -1,8 +1,8 @@
 """``partition.json``: the partition and topic id of a log, and the schemas of its segments.
 
-The log's first append writes it. It is fsynced before anything in the log counts as fsynced. Later it is only replaced
-by a durable file: if a power cut emptied it, the next start would set the log aside. A schema that came later is first
-only in memory and at the front of its segments. ``PartitionFileJob`` writes it to the file.
+The log's first append writes the file. It is fsynced before any record of the log counts as fsynced. Later versions of
+the file are fsynced at once, because the next start would set the log aside if a power failure emptied the file. A new
+schema is at first only in memory and at the beginning of its segments. ``PartitionFileJob`` writes it to the file.
 """
 
 from __future__ import annotations
@@ -21,6 +21,8 @@ PARTITION_FILE = "partition.json"
 
 
 class PartitionFile(msgspec.Struct, frozen=True):
+    """The content of ``partition.json``."""
+
     topic: str
     partition: int
     topic_id: str
@@ -29,9 +31,9 @@ class PartitionFile(msgspec.Struct, frozen=True):
 
 
 def directory_name(tp: TopicPartition) -> str:
-    """Return the directory's name, as in Kafka.
+    """Return the name of the partition's directory, which is the same as in Kafka.
 
-    It has at most 255 bytes, because topic names have at most 249 and partitions 5 digits.
+    It has at most 255 bytes: at most 249 for the topic, a dash, and at most 5 digits for the partition.
     """
     return f"{tp.topic}-{tp.partition}"
 
@@ -54,11 +56,14 @@ def write_partition_file(disk: Disk, directory: Path, content: PartitionFile, *,
 
 
 class PartitionFileJob:
-    """The write of ``content`` to ``partition.json``. Made and finished on the event loop; run once in any thread."""
+    """A job that writes ``content`` to ``partition.json``.
+
+    The event loop creates the job and handles its end. Any thread calls ``run``, once.
+    """
 
     def __init__(self, disk: Disk, directory: Path, content: PartitionFile) -> None:
         self.content = content
-        #: The file has the content, durably.
+        #: The file has the content and is durable.
         self.done = False
         self._cancelled = False
         self._disk = disk
@@ -66,14 +71,14 @@ class PartitionFileJob:
         self._by_path = threading.Lock()
 
     def cancel(self) -> None:
-        """Stop the job: after the return it writes nothing, because another log may get the directory's name."""
+        """Stop the job. It writes nothing after the return, because another log may get a directory of this name."""
         with self._by_path:
             self._cancelled = True
 
     def run(self) -> None:
         """Write the file.
 
-        Return without ``done`` if cancelled or if the disk is full; the job is then due again.
+        If the job is cancelled or the disk is full, ``done`` stays False, and the caller needs a new job.
 
         Raises:
             StorageError: the log directory must go offline.

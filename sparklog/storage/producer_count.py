@@ -1,9 +1,9 @@
-"""The number of producer ids that the logs of one directory remember together, with a limit that drops no active id.
+"""The number of producer ids that all logs of one directory remember, and its limit (``producer.ids.max``).
 
-Any client can make up producer ids. Each takes some 650 bytes in each log that it wrote to, until it has been idle for
-``producer.id.expiration.ms``. At the limit, all logs drop the ids that have been idle that long. If that frees no room,
-an id that is new to a log is refused with a retriable error. A known id stays: without it, its producer's next retry
-would count as a new batch.
+Any client can invent producer ids. Each id takes some 650 bytes in each log that it wrote to, until it has been idle
+for ``producer.id.expiration.ms``. At the limit, all logs drop the ids that have been idle for that long. If that frees
+no room, an id that is new to a log is refused with a retriable error. An id that is not idle is never dropped: without
+it, a retry of its producer would count as a new batch.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ _PAUSE_S = 60.0
 
 
 class ProducerCount:
-    """The count for the producer tables of all logs. Owned by ``LogDirectory``, on the broker's event loop."""
+    """The number of producer ids in all logs of a directory. ``LogDirectory`` owns it, on the broker's event loop."""
 
     def __init__(self, limit: int, expire: Callable[[], None] = lambda: None) -> None:
         self.limit = limit

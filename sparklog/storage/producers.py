@@ -1,14 +1,14 @@
-"""The producers of one log and their last batches, by which a retried batch is recognised as a duplicate.
+"""The producers of one log and their last batches, with which the leader recognises a retried batch as a duplicate.
 
-Pure. The log calls ``known`` before it appends as a leader. It calls ``record`` for every appended batch, as leader or
-follower. Entries are immutable, so a snapshot is a shallow copy. The table keeps the newest epoch and its last five
-batches of each producer id, because a producer has at most five in flight. Source: KIP-98, KIP-360.
+Pure. A leader calls ``known`` before it appends. Leader and follower call ``record`` for every appended batch. For each
+producer id the table has the newest producer epoch and the last five batches of this epoch, because a producer has at
+most five batches in flight. Entries are immutable, so a copy of the table is a shallow copy. Source: KIP-98, KIP-360.
 
-The open transactions of a log are in ``transactions``. They come from the same batches and go into the same snapshots.
-A transactional producer's id serves one transaction, and leaves the table with its marker.
+``ProducerTable.transactions`` has the log's transactions. They are derived from the same batches and stored in the same
+snapshots. The id of a transactional producer is used for one transaction only. Its marker removes it from the table.
 
-An unknown producer id must begin at sequence 0. (Kafka accepts any sequence then. A pipelined batch that overtakes a
-refused first batch would be accepted, and the first would be lost.)
+The first batch of an unknown producer id must have sequence 0. Kafka accepts any sequence then. But if the first of two
+pipelined batches were refused, the second would be accepted, and the records of the first could never be appended.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ SNAPSHOT_SUFFIX = ".producers"
 
 
 class AppendedBatch(NamedTuple):
-    """One batch of a producer: inclusive sequences, half-open offsets."""
+    """One batch of a producer. ``last_sequence`` is inclusive, ``end_offset`` is exclusive."""
 
     first_sequence: int
     last_sequence: int
@@ -41,7 +41,7 @@ class AppendedBatch(NamedTuple):
 
 
 class ProducerEntry(NamedTuple):
-    """The state of one producer id. ``batches`` are those of ``epoch``, oldest first, at most five."""
+    """The state of one producer id. ``batches`` are the last five batches of ``epoch`` (or fewer), oldest first."""
 
     epoch: int
     batches: tuple[AppendedBatch, ...]
@@ -49,10 +49,11 @@ class ProducerEntry(NamedTuple):
 
 
 class ProducerSnapshot(msgspec.Struct, frozen=True):
-    """The table at the time when the log ended at ``end_offset``.
+    """The content of a snapshot file: the table at the time when the log ended at ``end_offset``.
 
-    ``entries``: producer id, epoch, time of the last append in us, batches as in ``AppendedBatch``. ``open``: producer
-    id, epoch, first offset. ``aborted`` and ``recent`` as in ``TransactionState``. Version 2 added the transactions.
+    An entry has the producer id, the epoch, the time of the last append in us, and the batches with the fields of
+    ``AppendedBatch``. An ``open`` transaction has the producer id, the epoch and the first offset. ``aborted`` and
+    ``recent`` have the fields of ``EndedTransaction``, see ``TransactionState``. Version 2 added the transactions.
     """
 
     end_offset: int
@@ -76,10 +77,9 @@ class ProducerState(NamedTuple):
 def check_sequence(entry: ProducerEntry | None, header: BatchHeader) -> OffsetRange | None:
     """Check the sequence of one batch of an idempotent producer.
 
-    Return None if it is the next one.
-
     Returns:
-        The earlier range if it is an exact duplicate of one of the last five batches.
+        None if the sequence is the next one. If the batch is an exact duplicate of one of the last five batches, the
+        offset range of that batch.
 
     Raises:
         BrokerError: INVALID_PRODUCER_EPOCH, OUT_OF_ORDER_SEQUENCE_NUMBER or, for a duplicate older than the last five
@@ -100,7 +100,7 @@ def check_sequence(entry: ProducerEntry | None, header: BatchHeader) -> OffsetRa
             )
         return None
     expected = (entry.batches[-1].last_sequence + 1) % _SEQUENCES
-    if first == expected:  # no duplicate: five batches hold fewer records than there are sequences
+    if first == expected:  # This is no duplicate, because five batches have fewer records than there are sequences.
         return None
     last = _last_sequence(header)
     for batch in reversed(entry.batches):
@@ -156,7 +156,7 @@ class ProducerTable:
             count.add(len(self._entries))
 
     def _changed(self, before: int) -> None:
-        """Update the count after a change. There were ``before`` ids."""
+        """Update the count after a change of the table, which had ``before`` ids."""
         if self._count is not None:
             self._count.add(len(self._entries) - before)
 
@@ -167,12 +167,12 @@ class ProducerTable:
         return self._entries.values()
 
     def known(self, batches: Sequence[tuple[BatchHeader, object]], tp: TopicPartition) -> list[OffsetRange]:
-        """Return the offset ranges of the first of these batches, as far as the log already has them.
+        """Return the offset ranges of those first batches of the list that are already in the log.
 
-        They are a prefix, because a retry begins with the oldest batch. ``tp`` is for the error.
+        A retry begins with the oldest batch, so new batches come after known ones. ``tp`` is for error messages.
 
         Raises:
-            BrokerError: as ``check_sequence``; INVALID_REQUEST for a known batch after a new one;
+            BrokerError: the errors of ``check_sequence``; INVALID_REQUEST if a known batch follows a new one;
                 THROTTLING_QUOTA_EXCEEDED for a new producer id if there is no room for it.
         """
         if len(batches) == 1:
@@ -218,7 +218,7 @@ class ProducerTable:
         return known
 
     def record(self, header: BatchHeader, marker: Marker | None = None) -> None:
-        """Record the appended batch ``header``. ``marker`` is its content if it is a marker."""
+        """Record an appended batch. ``marker`` is the content of a control batch, and None for any other batch."""
         producer_id, entries = header.producer_id, self._entries
         if marker is not None:
             before = len(entries)
@@ -302,5 +302,5 @@ def replay(table: ProducerTable, found: Iterable[tuple[BatchHeader, Marker | Non
 
 
 def _last_sequence(header: BatchHeader) -> int:
-    """Return the last sequence, computed from offsets: a cleaned batch has fewer records than its producer sent."""
+    """Return the last sequence of a batch, by its offset span: a compacted batch has fewer records than were sent."""
     return (header.first_sequence + header.offset_span - 1) % _SEQUENCES

@@ -1,6 +1,6 @@
-"""Leader epochs and producers of a log, rebuilt at recovery.
+"""The leader epochs and producers of a log, as recovery rebuilds them.
 
-They come from their files as far as these are trusted, and from the headers for the rest.
+Recovery reads them from their files as far as the files are trusted, and from the batch headers for the rest.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ logger = logging.getLogger(__name__)
 _STEM_DIGITS = len(file_stem(0))
 _CONTROL = int(Flag.CONTROL)
 
-#: Headers of segments, by base offset.
+#: The headers of each segment, by the segment's base offset.
 SegmentHeaders = Mapping[int, Sequence[BatchHeader]]
 
 
@@ -40,9 +40,9 @@ def derive_state(
 ) -> tuple[EpochCache, ProducerTable, list[int]]:
     """Return the leader epochs and producers of the batches, and the offsets of the remaining snapshots.
 
-    Files that cover more than the log, or another log, are removed durably. Otherwise they would be trusted once the
-    log has grown to that offset again. ``has_epochs``: the file ``leader-epochs`` exists. ``recovery_point`` is the
-    offset up to which it may be trusted; None: not at all.
+    A file that belongs to another log, or to a longer one, is removed durably. Otherwise it would be trusted after the
+    log has grown to the same length again. ``has_epochs`` is whether the file ``leader-epochs`` exists.
+    ``recovery_point`` is the offset below which that file may be trusted. None: it must not be trusted.
 
     Raises:
         BrokerError, StorageError: data to be read are damaged.
@@ -55,7 +55,7 @@ def derive_state(
     end = segments[-1].end_offset if segments else 0
     kept = [offset for offset in snapshots if offset <= end]
     producers, used = load_producers(disk, directory, segments, snapshots=kept, headers=headers)
-    # A later snapshot would count as one that includes the batches before it.
+    # An unreadable snapshot, or one above the log's end, must not be used by a later start.
     stale += [snapshot_path(directory, offset) for offset in snapshots if offset > end or offset > used]
     stale = [path for path in stale if disk.exists(path)]
     for path in stale:
@@ -66,10 +66,10 @@ def derive_state(
 
 
 def _trusted_epochs(disk: Disk, directory: Path, segments: list[Segment], *, recovery_point: int) -> EpochCache | None:
-    """Return the epochs of ``leader-epochs``, trusted below the recovery point, and of the headers for the rest.
+    """Return the leader epochs: below the recovery point from ``leader-epochs``, above it from the headers.
 
-    The epoch of each segment's first batch must agree. Return None if the file belongs to another log, or to a longer
-    one.
+    The file must have the epoch of the first batch of each segment. Return None if the file is unusable, or belongs to
+    another log or to a longer one.
     """
     if not segments:
         return None
@@ -100,7 +100,7 @@ def _trusted_epochs(disk: Disk, directory: Path, segments: list[Segment], *, rec
 
 
 def epochs_of(directory: Path, segments: list[Segment], known: SegmentHeaders) -> EpochCache:
-    """Return the epochs according to the batches alone. Headers that are ``known`` are not read."""
+    """Return the leader epochs according to the batch headers. The headers in ``known`` are not read again."""
     epochs = EpochCache()
     try:
         _add_epochs(epochs, segments, through=0, known=known)
@@ -135,10 +135,11 @@ def load_producers(
     snapshots: Sequence[int],
     headers: SegmentHeaders = MappingProxyType({}),
 ) -> tuple[ProducerTable, int]:
-    """Return the producers, and the offset of the snapshot that was used, or -1.
+    """Return the producers, and the offset of the snapshot that was used, or -1 if none was used.
 
-    They come from the newest usable one of ``snapshots`` at or below the log's end, and from the headers after it.
-    ``headers`` has those that need not be read. Snapshots after the returned offset are unreadable.
+    The producers are read from the newest readable snapshot at or below the log's end, and from the headers of later
+    batches. Headers in ``headers`` are not read again. All snapshots between the returned offset and the log's end are
+    unreadable.
     """
     if not segments:
         return ProducerTable(), max(snapshots, default=-1)
@@ -152,7 +153,7 @@ def load_producers(
             table = from_snapshot(decode_state(read_file(disk, path), ProducerSnapshot, path=path))
             start = used = offset
             if start < segments[0].base_offset:
-                table.transactions.drop_open()  # their ends are in batches that were deleted
+                table.transactions.drop_open()  # Their markers may be among deleted batches.
             break
         except NewerFormatError:
             raise
@@ -195,7 +196,7 @@ def _marker(segment: Segment, batch: int, header: BatchHeader) -> Marker:
 
 
 def snapshot_offsets(names: Iterable[str]) -> list[int]:
-    """Return the offsets of the snapshots among the names in a log's directory, rising."""
+    """Return the offsets of the producer snapshots among the file names of a log's directory, in ascending order."""
     return sorted(
         int(name[:_STEM_DIGITS])
         for name in names

@@ -1,19 +1,19 @@
 """Recovery of one partition's log at the start of a broker: find the intact part and truncate the rest.
 
-Below the recovery point everything was fsynced, so recovery checks only sizes, contiguity and footers. Above it
-recovery checks every header and both CRCs of each batch. The log ends at the first batch that fails a check, because a
-log has no holes. After a clean stop everything is below the recovery point.
+All batches below the recovery point were fsynced, so recovery checks only sizes and footers, and that the segments are
+contiguous. Above the recovery point it checks every header and both CRCs of each batch. The log ends at the first batch
+that fails a check, because a log has no holes. After a clean shutdown all batches are below the recovery point.
 
-The bytes after that batch may still hold records, and so may a segment that lacks one of its files. Recovery deletes
-neither: it moves them to ``set-aside/`` (``segments_aside``). It cannot rebuild headers from data, because only headers
-have the offsets, the producers and the checksums.
+The bytes after the first damaged batch may still contain records. So may a segment that lacks one of its files.
+Recovery does not delete them, but moves them to ``set-aside/`` (``segments_aside``). It cannot rebuild headers from
+data, because only headers have the offsets, the producers and the checksums.
 
-Recovery truncates data without a header, which come from an unfinished append. It recomputes the footers of earlier
-segments. It removes a wrong footer, and the segment is sealed again later. A right footer does not prove an fsync,
-because the process may have died before that fsync. So recovery fsyncs a sealed segment above the recovery point, as
-sealing does. Recovery refuses a batch of a newer format version by name and truncates nothing.
+Data without a header are from an unfinished append, and recovery truncates them. It also recomputes the footers of
+segments. It removes a wrong footer, and the segment is sealed again later. A right footer does not prove that the
+segment was fsynced, because the process may have died before the fsync. So recovery fsyncs a sealed segment above the
+recovery point. If a batch or file has the format version of a newer release, recovery fails and truncates nothing.
 
-If a schema is newer than ``partition.json``, recovery reads it from the front of a segment that has it. No checksum
+If ``partition.json`` does not have a segment's schema, recovery reads it from the beginning of the segment. No checksum
 covers that schema, so recovery trusts it only if the segment was fsynced or the page cache was not lost.
 """
 
@@ -53,31 +53,33 @@ _STEM_DIGITS = len(file_stem(0))
 
 
 class RecoveredLog(NamedTuple):
-    #: The names in the directory. Callers need not try to open files that do not exist.
+    """The result of the recovery of one log."""
+
+    #: The names in the directory, so that the caller does not try to open files that do not exist.
     names: list[str]
     segments: list[Segment]
     epochs: EpochCache
     producers: ProducerTable
-    #: Offsets of the producer snapshots on disk, rising.
+    #: The offsets of the producer snapshots on disk, in ascending order.
     snapshots: list[int]
-    #: What recovery truncated, as sentences for operators. Empty: nothing.
+    #: What recovery truncated, as sentences for operators. Empty: recovery truncated nothing.
     findings: tuple[str, ...]
     #: Schema messages by schema id: the known ones, and those that only segments have.
     schemas: dict[int, bytes]
-    #: Base offset of the first segment that was truncated, and so is not fsynced. ``NO_TRUNCATION``: none.
+    #: The base offset of the first segment that was truncated, and so is not fsynced. ``NO_TRUNCATION``: there is none.
     truncated_from: int
 
 
 class _Found(NamedTuple):
     """The result of the recovery of one segment."""
 
-    #: The damage. Empty: none.
+    #: The damage. Empty: the segment is not damaged.
     failure: str = ""
-    #: The headers of all its batches, if all were checked; the files need not be read again.
+    #: The headers of all batches of the segment. None: recovery did not read all of them.
     headers: list[BatchHeader] | None = None
     #: Recovery truncated the index.
     truncated: bool = False
-    #: Leader epochs of its first and its last batch.
+    #: The leader epochs of the segment's first and last batch.
     first_epoch: int = NO_EPOCH
     last_epoch: int = NO_EPOCH
 
@@ -95,12 +97,11 @@ def recover_log(
 ) -> RecoveredLog:
     """Open all segments of ``directory``.
 
-    Set damaged parts aside, and remove segments that end at or below the log start.
+    Set damaged parts aside, and remove segments that end at or below the log start offset.
 
-    ``claimed`` is the offset up to which the log was committed or fsynced, according to the checkpoint.
-    ``thorough``: the page cache was lost, or may show data that the disk does not have.
-    Recovery then reads everything from the disk. It also
-    compares footers below the recovery point byte by byte.
+    ``claimed`` is the offset up to which the log was committed or fsynced, according to the checkpoint. With
+    ``thorough`` recovery reads everything from the disk, and compares footers below the recovery point byte by byte.
+    This is necessary if the page cache was lost, or may show data that the disk does not have.
 
     Raises:
         NewerFormatError: a batch or file comes from a newer release. Nothing was changed.
@@ -137,7 +138,7 @@ def recover_log(
         except NewerFormatError:
             raise
         except (BrokerError, StorageError) as damage:
-            # A header or a marker that the check of the outline skips is damaged. Checking every batch finds it.
+            # A header or a marker is damaged, which the quick check (``outline``) did not read. Check every batch.
             findings.append(f"{damage}: every batch is checked")
             for segment in segments:
                 segment.close()
@@ -190,10 +191,9 @@ def _recover_segments(
     thorough: bool,
     keep_headers: bool = True,
 ) -> tuple[list[Segment], list[str], SegmentHeaders, int]:
-    """Return the segments, the findings, the read headers, and the base offset of the first truncated segment.
+    """Return the segments, findings, and headers that were read, and the base offset of the first truncated segment.
 
-    Without ``keep_headers`` it returns no headers. Use that if all of a log's headers would be read: they may not fit
-    into memory.
+    Without ``keep_headers`` return no headers, because all headers of a log may not fit into memory.
     """
     segments: list[Segment] = []
     truncated_from = NO_TRUNCATION
@@ -218,8 +218,8 @@ def _recover_segments(
                 thorough=thorough,
             )
             if segment.count and found.first_epoch < last_epoch:
-                # The segment was truncated with its predecessors and is back after a crash. The log has since grown to
-                # its base offset.
+                # The segment was removed by a truncation, but is back after a crash. In the meantime the log has grown
+                # to its base offset.
                 segment.close()
                 segment = Segment(disk, directory, base_offset=base, files=files)
                 found = _Found(f"segment {base} of leader epoch {found.first_epoch} does not follow {last_epoch}")
@@ -249,10 +249,11 @@ def _recover_segments(
 
 
 def _sync_sealed(disk: Disk, directory: Path, segments: list[Segment], *, recovery_point: int) -> None:
-    """fsync the sealed segments that end at or above the recovery point.
+    """Fsync the sealed segments that end at or above the recovery point.
 
-    The recovery point passes sealed segments without another check, and no later step seals them again. A segment that
-    ends exactly at the recovery point may have been truncated to that offset and sealed after the last fsync.
+    The recovery point will move past sealed segments, and no later step fsyncs them. A segment that ends exactly at the
+    recovery point may not be fsynced either: it may have been truncated to that offset, and sealed, after the last
+    fsync.
     """
     unsure = [segment for segment in segments if segment.sealed and segment.end_offset >= recovery_point]
     for segment in unsure:
@@ -272,14 +273,16 @@ def _recover_one(
     whole: bool,
     thorough: bool,
 ) -> _Found:
-    """Adopt the intact part of one segment.
+    """Find the intact part of one segment, set the segment's state to it, and truncate the rest.
 
-    Truncate the rest, and keep a copy of it if it may hold records.
+    Keep a copy of the rest if it may contain records.
 
-    Bytes after the last header, and a segment without headers, are no damage: an append or a truncation did not finish.
-    They are damage if the segment is ``claimed`` to reach further, by the checkpoint or by a later segment: then
-    headers are missing. ``whole``: the complete segment was fsynced once, and ``fsynced_below`` does not matter.
-    Otherwise recovery checks the batches from ``fsynced_below`` on.
+    Data after the last header, or a segment without headers, usually come from an unfinished append or truncation, and
+    are no damage. But if the segment ends below ``claimed``, headers are missing, and that is damage: the checkpoint or
+    a later segment shows that this segment had records up to ``claimed``.
+
+    With ``whole`` the complete segment was fsynced, and usually only its outline is checked. Otherwise recovery checks
+    the batches from ``fsynced_below`` on.
     """
     disk = segment.disk
     try:
@@ -319,10 +322,10 @@ def _recover_one(
             except OSError as no_room:
                 if not is_full(no_room):
                     raise
-                # Keeping the whole segment needs no room. The log then ends before it.
+                # Move the whole segment aside, which needs no room. The log then ends before this segment.
                 return _Found(f"{failure}; no room to set that aside ({no_room})")
         found = _adopt(segment, scan)
-        # The scan's map no longer exists: a file must not shrink under a map.
+        # The scan's memory map no longer exists. A file must not shrink while it is mapped.
         truncated = index_bytes != scan.whole * HEADER_BYTES
         if truncated:
             disk.truncate(index, scan.whole * HEADER_BYTES)
@@ -347,8 +350,8 @@ def _adopt(segment: Segment, scan: Scan) -> _Found:
 def _remove_leftovers(disk: Disk, directory: Path) -> tuple[list[str], list[int], list[int]]:
     """Finish deletions and remove unfinished copies.
 
-    Return the names in the directory, the rising base offsets of its segments, and the rising offsets of its snapshots.
-    Nothing else lists the directory, because a broker has thousands of them.
+    Return the names in the directory, the base offsets of the segments and the offsets of the snapshots, in ascending
+    order. The rest of recovery does not list the directory again, because a broker has thousands of directories.
     """
     names = disk.names(directory)
     if any(name.endswith((SWAP_SUFFIX, CLEANED_SUFFIX)) for name in names):
@@ -369,7 +372,7 @@ def _remove_leftovers(disk: Disk, directory: Path) -> tuple[list[str], list[int]
 def _take_out(
     disk: Disk, directory: Path, bases: list[int], *, files: OpenFiles, aside: SegmentsAside, claimed: int
 ) -> None:
-    """Move the segments aside or remove them, newest first, so that a crash in between leaves no hole."""
+    """Move the segments aside or remove them. Begin with the newest, so that a crash in between leaves no hole."""
     for base in reversed(bases):
         segment = Segment(disk, directory, base_offset=base, files=files)
         if may_hold_records(segment, claimed=claimed):
@@ -379,7 +382,7 @@ def _take_out(
 
 
 def _remove_segments(disk: Disk, directory: Path, bases: list[int], *, files: OpenFiles) -> None:
-    """Remove the segments, newest first, so that a crash in between leaves no hole."""
+    """Remove the segments. Begin with the newest, so that a crash in between leaves no hole."""
     for base in reversed(bases):
         for path in Segment(disk, directory, base_offset=base, files=files).mark_deleted():
             disk.remove(path)

@@ -1,4 +1,4 @@
-"""The segments of a log that retention deletes. Pure."""
+"""The decision which segments of a log retention deletes. Pure."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ class SealedSegment(NamedTuple):
     """The facts of a sealed segment that retention needs."""
 
     size_bytes: int
-    #: The newest record's time, us.
+    #: The greatest timestamp of a record, in us.
     max_timestamp_us: int
     end_offset: int = 0
 
@@ -25,12 +25,13 @@ def deletable(
     read_to: int | None = None,
     retention_hard_ms: int = -1,
 ) -> int:
-    """Return the number of the oldest sealed segments to delete.
+    """Return how many of the oldest sealed segments to delete.
 
-    By age: a segment whose newest record is older than ``retention_ms``, if all earlier ones are deleted too. By size:
-    the oldest, while the log without them still has ``retention_bytes``. -1 disables either. Unsealed segments stay,
-    because they may hold uncommitted records. A segment that ends above ``read_to`` (if given) also stays, whatever its
-    age and the log's size, until it is older than ``retention_hard_ms``.
+    - By age: the segments whose newest record is older than ``retention_ms``, up to the first that is younger.
+    - By size: the oldest segments, as long as the rest of the log has at least ``retention_bytes``.
+
+    -1 disables a rule. Unsealed segments are not deleted, because they may have uncommitted records. If ``read_to`` is
+    given, a segment that ends above it is not deleted either, until it is older than ``retention_hard_ms``.
     """
     expired = _older(sealed, now_us, retention_ms)
     surplus = 0
@@ -49,9 +50,9 @@ def deletable(
 
 
 def due_us(oldest: SealedSegment, *, log_size_bytes: int, retention_ms: int, retention_bytes: int) -> int | None:
-    """Return when ``deletable`` may next find a segment while the log does not change, or None for never.
+    """Return when ``deletable`` will next find a segment if the log does not change. None means never.
 
-    ``oldest`` is the first sealed segment. The time is in us since the epoch; 0: now.
+    ``oldest`` is the first sealed segment. The time is in us since the epoch, or 0 if a segment is due now.
     """
     if 0 <= retention_bytes <= log_size_bytes - oldest.size_bytes:
         return 0
@@ -59,7 +60,7 @@ def due_us(oldest: SealedSegment, *, log_size_bytes: int, retention_ms: int, ret
 
 
 def _older(sealed: Sequence[SealedSegment], now_us: int, age_ms: int) -> int:
-    """Return how many of the first segments are older than ``age_ms``; none if it is -1."""
+    """Return how many segments, from the oldest on, are older than ``age_ms``. Return 0 if ``age_ms`` is -1."""
     count = 0
     if age_ms >= 0:
         oldest_kept_us = now_us - age_ms * 1000

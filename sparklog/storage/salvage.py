@@ -1,12 +1,12 @@
-"""Rows of segment files that no broker uses any more: set aside, damaged, or with an incomplete or missing index.
+"""The rows that can be saved from segment files that no broker uses: set aside, damaged, or without a complete index.
 
-Batches are found by their headers, as far as these exist, and both checksums of each are verified. In data without a
-header, the module searches for Arrow messages. Such a message has rows, but no offsets. Damaged batches are skipped and
-reported. Files are opened for reading only.
+Batches that have a header are found by the header, and both checksums of each batch are verified. In data without
+headers, the module searches for Arrow messages. Such a message has rows, but no offsets. Damaged batches are skipped
+and reported. Files are opened for reading only.
 
-Invariant: every returned row was in the files in an intact batch. The module does not resolve transactions and
-duplicates, because that needs the whole log. So the result may have rows of aborted transactions, and rows that the log
-still has.
+Invariant: every returned row was in the files in an intact batch. The module does not check transactions and
+duplicates, because that needs the whole log. So the result may have rows of aborted transactions, and rows that are
+still in the log.
 """
 
 from __future__ import annotations
@@ -44,22 +44,27 @@ _ALIGNMENT = 8
 
 
 class SalvagedBatch(NamedTuple):
+    """An intact batch."""
+
     records: pa.RecordBatch
-    #: The offset of each record. None: no header has it.
+    #: The offset of each record. None: unknown, because the batch has no header.
     offsets: npt.NDArray[np.int64] | None
-    #: Whether the rows belong to a transaction. None: no header has it.
+    #: Whether the rows belong to a transaction. None: unknown, because the batch has no header.
     transactional: bool | None
 
 
 class SalvagedSegment:
-    """The files of one segment. After one run of ``batches``, the counts and ``problems`` describe the result."""
+    """The files of one segment.
+
+    After all ``batches`` have been read, once, the counts and ``problems`` describe what was found.
+    """
 
     def __init__(self, data_path: Path, messages: Mapping[int, bytes]) -> None:
         """Open the files. ``messages`` has the known schemas by schema id."""
         self.data_path = data_path
         self.problems: list[str] = []
         self.batch_count = self.row_count = 0
-        #: The part of ``row_count`` without known offsets.
+        #: The number of rows whose offsets are unknown. ``row_count`` includes them.
         self.rows_without_header = 0
         self._messages = messages
         with data_path.open("rb") as file:
@@ -73,7 +78,7 @@ class SalvagedSegment:
         return int(self.data_path.stem)
 
     def schema(self) -> pa.Schema | None:
-        """Return the schema of rows without a header: that of the file's front, else the newest known one."""
+        """Return the schema for rows without a header: the one at the beginning of the file, or else the newest one."""
         if self._front is not None:
             return parse_schema(self._front)
         return parse_schema(self._messages[max(self._messages)]) if self._messages else None
@@ -95,7 +100,7 @@ class SalvagedSegment:
             return None
 
     def _headers(self) -> list[BatchHeader]:
-        """Return the intact headers whose bytes are inside the data, by position."""
+        """Return the intact headers whose batches are completely in the data file, sorted by position."""
         try:
             packed = self.data_path.with_suffix(INDEX_SUFFIX).read_bytes()
         except FileNotFoundError:
@@ -133,10 +138,9 @@ class SalvagedSegment:
         yield self._counted(SalvagedBatch(records, offsets, bool(header.flags & Flag.TRANSACTIONAL)))
 
     def _messages_between(self, start: int, end: int) -> Iterator[SalvagedBatch]:
-        """Yield the batches in data without a header.
+        """Yield the intact batches in data without headers.
 
-        Everything else is skipped: the schema at the front, offset arrays, the footer, and damaged bytes, which may or
-        may not have been a batch.
+        All other bytes are skipped: the schema at the beginning, offset arrays, the footer, and damaged bytes.
         """
         at = self._data.find(_CONTINUATION, start, end)
         while at >= 0:
@@ -153,7 +157,7 @@ class SalvagedSegment:
             at = self._data.find(_CONTINUATION, at + max(length, 1), end)
 
     def _undescribed(self, stored: memoryview) -> pa.RecordBatch | None:
-        """Return the rows of a message, or None for a marker. Raises BrokerError if it is not intact."""
+        """Return the rows of a message, or None for a marker. Raises BrokerError if the message is damaged."""
         read_batch_message(stored)
         if MARKER_KEY.encode() in read_custom_metadata(stored):
             return None
@@ -172,10 +176,10 @@ class SalvagedSegment:
 
 
 def segments_to_salvage(directory: Path) -> list[SalvagedSegment]:
-    """Return the segments of an entry of ``set-aside/``, or of any directory with segment files, by base offset.
+    """Return the segments of a directory, for example of an entry of ``set-aside/``, sorted by base offset.
 
     Raises:
-        StorageError: there are none.
+        StorageError: the directory has no segment files.
     """
     try:
         messages = {one.schema_id: one.message for one in read_partition_file(RealDisk(), directory).schemas}

@@ -1,8 +1,8 @@
 """The seal jobs of one log, and the state files that sealing writes.
 
-The state files are the snapshots of the producers (``<offset>.producers``) and ``leader-epochs``. They only save the
-next open from reading all batches. A truncation removes the files that cover more than the remaining log, durably,
-before the next append.
+The state files are the snapshots of the producers (``<offset>.producers``) and ``leader-epochs``. Because of them, the
+next start need not read all headers. If a state file covers more than the log has after a truncation, the file is
+removed durably before the next append.
 """
 
 from __future__ import annotations
@@ -19,39 +19,39 @@ from sparklog.storage.sealing import SealJob
 from sparklog.storage.segment import Segment, file_stem
 from sparklog.storage.segment_chain import SegmentChain
 
-#: The number of producer snapshots to keep. A truncation finds one below its end, because it rarely goes below the high
-#: watermark.
+#: The number of producer snapshots to keep. A truncation needs a snapshot below the new end. Three are enough, because
+#: a truncation rarely goes far below the high watermark.
 _KEPT_SNAPSHOTS = 3
 
 
 class SealQueue:
-    """The seal jobs of one log, which owns the queue, on the event loop. Methods raise OSError like the disk."""
+    """The seal jobs of one log. The ``Log`` owns them, on the event loop. Methods raise OSError if the disk fails."""
 
     def __init__(self, disk: Disk, directory: Path, *, remove_later: Callable[[Sequence[Path]], None]) -> None:
         self._disk = disk
         self._directory = directory
         self._remove_later = remove_later
         self._jobs: dict[int, SealJob] = {}
-        #: The producers at the base offset of each segment whose predecessor is not sealed.
+        #: The state of the producers at the beginning of each segment whose predecessor is not sealed, by base offset.
         self._rolled: dict[int, ProducerState] = {}
-        #: The offsets of the snapshots on disk, rising.
+        #: The offsets of the snapshots on disk, in ascending order.
         self._snapshots: list[int] = []
 
     def found(self, snapshots: list[int]) -> None:
-        """Set the offsets of the snapshots in the directory, rising."""
+        """Set the offsets of the snapshots that recovery found in the directory, in ascending order."""
         self._snapshots = snapshots
 
     def rolled(self, base_offset: int, producers: ProducerState) -> None:
-        """Record that a segment begins at ``base_offset``. ``producers`` is the state before it."""
+        """Record that a new segment begins at ``base_offset``. ``producers`` is the state of the producers there."""
         self._rolled[base_offset] = producers
 
     def due(
         self, chain: SegmentChain, high_watermark: int, *, epochs: EpochCache, schemas: Mapping[int, bytes]
     ) -> list[SealJob]:
-        """Return jobs for the rolled, committed segments without one.
+        """Return a job for each rolled and committed segment that has none yet.
 
-        Earlier segments are sealed and their batches durable. That holds even if a process was killed between footer
-        and fsync, because the next start fsyncs them.
+        Segments before ``sealed_prefix`` need no job: they are sealed and durable. This is true even if a process was
+        killed after it had written a footer and before the fsync, because the next start fsyncs the segment.
         """
         jobs = []
         for segment in chain.segments[chain.sealed_prefix : -1]:
@@ -71,7 +71,7 @@ class SealQueue:
         return jobs
 
     def finished(self, job: SealJob) -> None:
-        """Handle the end of the job. If it is ``done`` the segment is sealed; otherwise it is due again."""
+        """Handle the end of the job. If it is ``done``, the segment is sealed. Otherwise the segment is due again."""
         del self._jobs[job.segment.base_offset]
         if not job.done:
             return
@@ -88,9 +88,9 @@ class SealQueue:
                 job.cancel()
 
     def drop_from(self, end: int) -> None:
-        """Drop the state above ``end``, where the log now ends.
+        """Remove the state above ``end``, where the log now ends. The removal is durable on return.
 
-        Durable on return. The directory is listed, because a cancelled job may have written its files.
+        This lists the directory, because a cancelled job may have written files.
         """
         self._rolled = {base: entries for base, entries in self._rolled.items() if base <= end}
         stale = [
@@ -107,9 +107,10 @@ class SealQueue:
             self._disk.sync_directory(self._directory)
 
     def bridge(self, base: int, read_producers: Callable[[], ProducerTable]) -> None:
-        """Write a snapshot of the producers at ``base``, where the log will begin, unless a later snapshot exists.
+        """Write a snapshot of the producers at ``base``, unless there is a snapshot at or above it.
 
-        Without it, a transaction whose batches were deleted but whose end was not seen would stay open forever.
+        The segments below ``base`` are about to be deleted or cleaned. Without the snapshot, a later start would not
+        know that a transaction has ended if its marker was deleted.
         """
         if self._snapshots and self._snapshots[-1] >= base:
             return
@@ -119,10 +120,10 @@ class SealQueue:
             self._snapshots.append(base)
 
     def drop_below(self, base: int) -> None:
-        """Remove the snapshots below ``base``, where the log is about to be cleaned.
+        """Remove the snapshots below ``base``, because the log is about to be cleaned up to there.
 
-        A snapshot at or above ``base`` includes their state (``bridge``). They would need batches and markers that the
-        cleaning removes.
+        A start that used such a snapshot would need batches and markers that the cleaning removes. It uses the snapshot
+        at or above ``base`` instead (``bridge``).
         """
         stale = [offset for offset in self._snapshots if offset < base]
         for offset in stale:
@@ -132,9 +133,9 @@ class SealQueue:
             self._disk.sync_directory(self._directory)
 
     def write_state(self, end: int, *, producers: ProducerTable, epochs: EpochCache, sync: bool) -> None:
-        """Write both state files for a log that ends at ``end``.
+        """Write both state files for a log that ends at ``end``. With ``sync`` block for their fsync.
 
-        The log is fsynced before or together with them. Block.
+        The caller fsyncs the log before, or together with these files.
         """
         if len(producers) and end not in self._snapshots:
             content = encode_state(to_snapshot(producers.state(), end))

@@ -1,11 +1,11 @@
 """Sealing: a rolled and committed segment becomes an ordinary, durable Arrow file.
 
-``SealJob.run`` works in a thread. It writes the footer and fsyncs data and index. Then it writes the producers'
-snapshot at the segment's end and the leader epochs up to there, and fsyncs the directory. The log handles the end on
-the event loop (``LogDurability.seal_finished``) and only then moves its recovery point.
+``SealJob.run`` runs in a thread. It writes the footer, and fsyncs data and index. Then it writes the snapshot of the
+producers at the segment's end and the leader epochs up to there, and fsyncs the directory. After that
+``LogDurability.seal_finished``, on the event loop, moves the recovery point.
 
-The log may be truncated or deleted in the meantime. After ``cancel`` the job writes nothing by path. The long fsyncs,
-of data and index, hold no lock, so ``cancel`` does not wait for them.
+The log may be truncated or deleted while the job runs. After ``cancel`` the job opens no file and writes no file of the
+log. The job holds no lock during the long fsyncs of data and index, so ``cancel`` does not wait for them.
 """
 
 from __future__ import annotations
@@ -28,15 +28,18 @@ from sparklog.storage.segment import RESERVE_FROM_BYTES, Segment, file_stem
 
 
 def footer_of(headers: npt.NDArray[np.void], data: memoryview, *, schema_message: bytes) -> bytes:
-    """Return end-of-stream mark and footer of the segment with these batch ``headers`` and this ``data`` file.
+    """Return the Arrow end-of-stream mark and footer of the segment with these ``headers`` and this ``data`` file.
 
-    They are the same on every replica, because the bytes that they depend on are.
+    The result is the same on every replica, because headers and data are the same.
     """
     return arrow_footer(schema_message, blocks_of(headers["position"], headers["length"], data))
 
 
 class SealJob:
-    """The sealing of one segment. Made and finished on the event loop; run once in any thread."""
+    """A job that seals one segment.
+
+    The event loop creates the job, handles its end and may cancel it. Any thread calls ``run``, once.
+    """
 
     def __init__(
         self,
@@ -60,14 +63,14 @@ class SealJob:
         self._by_path = threading.Lock()
 
     def cancel(self) -> None:
-        """Stop the job: after the return it writes nothing. Harmless if it has run or never runs."""
+        """Stop the job. It writes nothing after the return. A call before or after ``run`` does no harm."""
         with self._by_path:
             self.cancelled = True
 
     def run(self) -> None:
         """Write the footer and make the segment durable.
 
-        Return without ``done`` if cancelled or if the disk is full; the job is then due again.
+        If the job is cancelled or the disk is full, ``done`` stays False, and the segment is due again.
 
         Raises:
             StorageError: the log directory must go offline.
@@ -75,7 +78,7 @@ class SealJob:
         try:
             self._run()
         except OSError as failure:
-            # A disk reports a failure once. Even if cancelled, raise it: no other call would see it.
+            # A disk reports a failure only once. So raise it even if the job is cancelled: no other call gets it.
             if not (self.cancelled and isinstance(failure, FileNotFoundError)) and not is_full(failure):
                 raise StorageError(f"sealing {self._paths[0]}: {failure}") from failure
         except BrokerError as failure:
@@ -107,7 +110,7 @@ class SealJob:
         try:
             write_all(self._disk, data, [footer], data_size)
             if data_size >= RESERVE_FROM_BYTES:
-                self._disk.truncate(data, data_size + len(footer))  # free the reserved space after it
+                self._disk.truncate(data, data_size + len(footer))  # frees the reserved space after the footer
         except OSError:
             self._disk.truncate(data, data_size)
             raise
@@ -127,9 +130,10 @@ class SealJob:
 
 
 def _sync(disk: Disk, handle: int, path: Path) -> None:
-    """fsync a file that the log needs.
+    """Fsync a file that the log needs.
 
-    A full disk is no reason to try again: the pages count as written from then on.
+    Even if the fsync fails because the disk is full, it cannot be tried again: the kernel then counts the pages as
+    written.
 
     Raises:
         StorageError: the log directory must go offline.

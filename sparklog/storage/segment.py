@@ -5,9 +5,9 @@
     .arrow   ARROW1 + Schema message | batch | batch | ...  [ end-of-stream + footer, once sealed ]
     .index   header (96 bytes) | header | ...
 
-An append writes the data first, then the header. A batch exists once its header does. The state in memory is a few
-numbers. The base offsets and positions of all batches are loaded at the first use and dropped when the files are
-closed. Other modules decide what a segment contains (``append_plan``, ``log``) and when it is sealed (``sealing``).
+An append writes the data first, then the header. A batch without a header does not exist. In memory a segment has only
+a few numbers while its files are closed. While they are open, it also has the base offsets and positions of all
+batches. Other modules decide what a segment contains (``append_plan``, ``log``) and when it is sealed (``sealing``).
 """
 
 from __future__ import annotations
@@ -28,27 +28,29 @@ from sparklog.storage.open_files import OpenFiles
 
 DATA_SUFFIX = ".arrow"
 INDEX_SUFFIX = ".index"
-#: The additional suffix of a file whose segment is being deleted. The next open removes it.
+#: This suffix is added to the name of a file whose segment is being deleted. The next start removes such files.
 DELETED_SUFFIX = ".deleted"
+#: The suffix of the copy of a truncated file, until the copy is complete.
 COPY_SUFFIX = ".copy"
-#: An offset above every segment: no truncation.
+#: An offset above every segment. It means that nothing is truncated.
 NO_TRUNCATION = 2**63 - 1
-#: The data size from which a segment reserves disk space ahead. It reserves a quarter of the data's size, up to the
-#: limit below.
+#: A segment of at least this size reserves disk space for its next appends: a quarter of its size, but at most
+#: ``_RESERVE_MOST_BYTES``.
 RESERVE_FROM_BYTES = 16 << 20
 _RESERVE_MOST_BYTES = 32 << 20
 _CLEANED, _CONTROL = int(Flag.CLEANED), int(Flag.CONTROL)
 
 
 def file_stem(base_offset: int) -> str:
-    """Return the file stem of an offset: zero padded, so that names sort by offset, as in Kafka."""
+    """Return the file name of a segment without suffix: the base offset with leading zeros, as in Kafka."""
     return f"{base_offset:020d}"
 
 
 class Segment:
-    """One segment, owned by its log, on the event loop.
+    """One segment of a log: its state in memory and its two files.
 
-    The first use opens its files, and ``OpenFiles`` closes them.
+    The log owns the segment, on the event loop. The files are opened at the first use. ``OpenFiles`` closes them if too
+    many segments are open.
     """
 
     __slots__ = (
@@ -84,14 +86,14 @@ class Segment:
         self.end_offset = base_offset
         #: The number of batches.
         self.count = 0
-        #: Bytes of prelude and batches, without the footer.
+        #: The size of the schema at the beginning and of all batches, without the footer.
         self.data_size = 0
         self.running_max = NO_MAXIMUM
         self.schema_id = -1
         self.first_append_us = self.last_append_us = -1
         #: The footer is complete and durable.
         self.sealed = False
-        #: The position of the last batch differs from the leader's (``Flag.CLEANED``).
+        #: The last batch is from the cleaner, so its position may differ between replicas (``Flag.CLEANED``).
         self.cleaned = False
         #: The first batch is a control marker.
         self.begins_with_marker = False
@@ -100,7 +102,7 @@ class Segment:
         self._bases: array[int] = array("q")
         self._positions: array[int] = array("q")
         self._mapped: memoryview | None = None
-        #: Appends up to this position reserve no space, see ``_reserve``.
+        #: An append that ends above this position reserves more space first, see ``_reserve``.
         self._reserved = RESERVE_FROM_BYTES
 
     def __repr__(self) -> str:
@@ -111,7 +113,7 @@ class Segment:
         return self.data_size + self.count * HEADER_BYTES
 
     def adopt(self, *, count: int, first: BatchHeader, last: BatchHeader, sealed: bool) -> None:
-        """Set the state of a segment that exists on disk from its first and last header."""
+        """Set the state of a segment that exists on disk, according to its first and last header."""
         self.sealed = sealed
         self.count = count
         self.end_offset = last.next_offset
@@ -130,7 +132,7 @@ class Segment:
     ) -> None:
         """Append batches with final headers.
 
-        ``prelude`` starts the data of a new segment; for others it is empty.
+        ``prelude`` is the beginning of a new segment's data file. It is empty if the segment already has batches.
 
         Raises:
             OSError: nothing was appended. The files are unchanged.
@@ -194,21 +196,21 @@ class Segment:
         self._positions.append(position)
 
     def _reserve(self, end: int) -> None:
-        """Reserve disk space up to position ``end``, the end of the next append, and some more.
+        """Reserve disk space for the next append, which ends at position ``end``, and for later ones.
 
-        On ext4 an append that needs space waits for a lock. The kernel holds that lock while it writes pages back and
-        allocates space for earlier writes: up to hundreds of milliseconds, in which the broker's loop is blocked. An
-        append into reserved space waits less. The reserved space is no part of the file's size, and sealing or
-        truncating the segment frees the unused rest. Small segments reserve nothing, because there may be ten thousand
+        On ext4 an append that needs new space waits for a lock. The kernel holds that lock while it writes back pages
+        and allocates space for earlier writes. This may block the broker's event loop for hundreds of milliseconds. An
+        append into reserved space waits less. Reserved space does not count in the file's size. When the segment is
+        sealed or truncated, the unused part is freed. Small segments reserve nothing, because there may be ten thousand
         of them.
         """
         start, end = self.data_size, end + min(end // 4, _RESERVE_MOST_BYTES)
         try:
             self.disk.reserve(self._data, end - start, start)
             self._reserved = end
-        except OSError:  # no space, or a file system without support: the append itself then fails or succeeds
+        except OSError:  # No space, or the file system cannot reserve. The append itself may still succeed.
             self._reserved = NO_TRUNCATION
-            with contextlib.suppress(OSError):  # part of it may be reserved
+            with contextlib.suppress(OSError):  # Free the part that may be reserved.
                 self.disk.truncate(self._data, start)
 
     def _undo_append(self, failure: OSError) -> None:
@@ -230,15 +232,15 @@ class Segment:
     # --- read ---------------------------------------------------------------------------------------------------
 
     def find(self, offset: int) -> int:
-        """Return the number of the batch that holds ``offset``, which lies in the segment."""
+        """Return the number of the batch that contains ``offset``. The offset must be in the segment."""
         return bisect_right(self.bases(), offset) - 1
 
     def reach(self, first: int, max_bytes: int, *, end_offset: int) -> int:
-        """Return the number after the last of the batches from ``first`` on that a read returns.
+        """Return the number after the last batch that a read from batch ``first`` on returns.
 
-        Those fit ``max_bytes`` and end at or below ``end_offset``.
-
-        The range has at least one batch whatever ``max_bytes`` is, unless even that batch ends above ``end_offset``.
+        The read returns the batches that fit into ``max_bytes`` and end at or below ``end_offset``. It returns at least
+        one batch even if that does not fit into ``max_bytes``. If batch ``first`` ends above ``end_offset``, the result
+        is ``first``.
         """
         if end_offset >= self.end_offset:
             last = self.count
@@ -252,16 +254,13 @@ class Segment:
         return max(first + 1, bisect_right(self._positions, start + max_bytes, first, last) - 1)
 
     def position_of(self, batch: int) -> int:
-        """Return the file position of a batch.
-
-        The number after the last batch has the position of the end of the data.
-        """
+        """Return the position of a batch in the data file. After the last batch it is the end of the data."""
         return self._positions[batch] if batch < self.count else self.data_size
 
     def bases(self) -> array[int]:
-        """Return the rising base offsets of all batches.
+        """Return the base offsets of all batches, in ascending order.
 
-        Do not keep the array: appends grow it, and closing drops it.
+        The caller must not keep the array, because an append changes it, and ``close`` replaces it.
         """
         if self._data < 0:
             self._open()
@@ -272,8 +271,8 @@ class Segment:
     def read(self, first: int, last: int, *, mapped: bool = False) -> tuple[bytes, memoryview]:
         """Return headers and data of the batches ``[first, last)``.
 
-        Sealed data are a view of the mapped file. Other data are one only if ``mapped``, because an unsealed file may
-        be truncated in place under a view that a reader holds.
+        The data of a sealed segment are a view of the memory-mapped file. The data of an unsealed segment are a view
+        only with ``mapped``, because the file may be truncated in place while a reader holds the view.
         """
         self.bases()
         start = self._positions[first]
@@ -288,17 +287,18 @@ class Segment:
         return found
 
     def headers(self, first: int = 0) -> np.ndarray:
-        """Return the headers from number ``first`` to the end, as an array of ``HEADER_DTYPE``."""
+        """Return the headers of the batches from number ``first`` on, as an array of ``HEADER_DTYPE``."""
         return header_array(self.read_headers(first, self.count))
 
     def header(self, batch: int) -> BatchHeader:
         return unpack_header(self.read_headers(batch, batch + 1))
 
     def first_at_or_after(self, timestamp_us: int, *, log_start_offset: int) -> BatchHeader | None:
-        """Return the first batch above ``log_start_offset`` that holds a record at or after ``timestamp_us``.
+        """Return the first batch above ``log_start_offset`` that has a record at or after ``timestamp_us``.
 
-        Producers' timestamps are not ordered, so only the running maximum allows a binary search. It includes batches
-        below the log start. So if the log start lies inside the segment, the rest of the segment is scanned.
+        Producers' timestamps are not in order, so the binary search uses the running maximum. But the running maximum
+        includes batches below the log start offset. So if the log start offset is inside the segment, all headers are
+        searched.
         """
         if self.running_max < timestamp_us:
             return None
@@ -330,16 +330,15 @@ class Segment:
     # --- truncation ---------------------------------------------------------------------------------------------
 
     def truncate(self, count: int, *, in_place: bool, put_copies: Callable[[], None] | None = None) -> None:
-        """Truncate the segment to its first ``count`` batches (at least one), without a footer.
+        """Truncate the segment to its first ``count`` batches (at least one), and remove its footer.
 
-        The index is truncated first, then the data.
+        The index is truncated first, then the data file.
 
-        A file must not shrink while a reader maps it (SIGBUS). So unless ``in_place`` is set, the remaining part is
-        copied, and the copy is renamed over the file. The file may have been fsynced by a process that was killed, so
-        the copy is fsynced before the rename.
+        A file must not shrink while a reader maps it, because the reader would get a SIGBUS. So unless ``in_place`` is
+        set, the remaining part is copied to a new file, which replaces the old one by a rename. The new file is fsynced
+        before the rename, because the old one may have been durable.
 
-        ``put_copies``, if given, replaces the files of ``files_truncated_to`` by copies that were made and fsynced
-        before.
+        If ``put_copies`` is given, fsynced copies of both files already exist, and ``put_copies`` renames them.
         """
         assert 0 < count <= self.count, (count, self)
         last = self.header(count - 1)
@@ -371,7 +370,7 @@ class Segment:
         self.sealed = True
 
     def files_truncated_to(self, count: int) -> list[tuple[Path, int]]:
-        """Return the files in the order of their truncation, each with the bytes of its first ``count`` batches."""
+        """Return index and data file, each with its size after a truncation to ``count`` batches."""
         last = self.header(count - 1)
         return [(self.index_path, count * HEADER_BYTES), (self.data_path, last.position + last.stored_bytes)]
 
@@ -382,7 +381,7 @@ class Segment:
         self.disk.rename(fresh, path)
 
     def mark_deleted(self) -> list[Path]:
-        """Rename the files out of the log. Return the paths that any thread may then remove."""
+        """Give the files names that are not part of the log. Return the new paths, which any thread may then remove."""
         self.close()
         doomed = []
         for path in (self.data_path, self.index_path):
@@ -417,7 +416,7 @@ class Segment:
         self.files.opened(self)
 
     def close(self) -> None:
-        """Close the files and drop what can be loaded again. Views that readers hold stay valid."""
+        """Close the files, and drop the state that the next use loads again. Views that readers hold stay valid."""
         self.files.closed(self)
         if self._data >= 0:
             self.disk.close(self._data)
@@ -429,17 +428,17 @@ class Segment:
         self._mapped = None
 
     def sync(self) -> None:
-        """fsync data, then index.
+        """Fsync the data file, then the index. Block until it is done.
 
-        Block. This opens its own descriptors: threads may sync many segments at the same time, and the open files
-        belong to the event loop.
+        Several threads may fsync different segments at the same time. So this does not use the open files, which belong
+        to the event loop, but opens the files again.
         """
         for path in (self.data_path, self.index_path):
             sync_file(self.disk, path)
 
 
 def segment_at(segments: Sequence[Segment], offset: int) -> int:
-    """Return the index of the segment that holds ``offset``, or -1 if it is below the first."""
+    """Return the number of the segment that contains ``offset``, or -1 if the offset is below the first segment."""
     return bisect_right(segments, offset, key=_base_offset) - 1
 
 

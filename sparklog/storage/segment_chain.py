@@ -1,8 +1,8 @@
 """The segments of one log, oldest first.
 
-Appends are complete or have no effect. Truncation removes the newest first.
+An append is complete or has no effect. A truncation removes the newest segments first.
 
-The chain knows files and offsets. Leader epochs, producers and the high watermark belong to the log.
+The chain has the files and their offsets. Leader epochs, producers and the high watermark belong to the log.
 """
 
 from __future__ import annotations
@@ -21,16 +21,16 @@ from sparklog.storage.truncation_job import TruncationJob
 
 
 class SegmentChain:
-    """The segments of one log, which owns the chain. Methods raise OSError like the disk, unless they say otherwise."""
+    """The segments of one log. The ``Log`` owns the chain. Methods raise OSError if the disk fails."""
 
     def __init__(self, disk: Disk, directory: Path, *, files: OpenFiles) -> None:
         self.segments: list[Segment] = []
-        #: The number of sealed segments at the front.
+        #: The number of sealed segments before the first unsealed one.
         self.sealed_prefix = 0
         self._disk = disk
         self._directory = directory
         self._files = files
-        #: Segments below the log start. Their files are deleted after the next checkpoint.
+        #: Segments below the log start offset. Their files are deleted after the next checkpoint.
         self._retired: list[Segment] = []
 
     def found(self, segments: Sequence[Segment]) -> None:
@@ -51,7 +51,7 @@ class SegmentChain:
         return sum(segment.size_bytes for segment in self.segments)
 
     def at(self, offset: int) -> Segment:
-        """Return the segment that holds ``offset``, which is not below the first segment."""
+        """Return the segment that contains ``offset``. The offset must not be below the first segment."""
         last = self.segments[-1]
         return last if offset >= last.base_offset else self.segments[segment_at(self.segments, offset)]
 
@@ -67,9 +67,9 @@ class SegmentChain:
     # --- append -------------------------------------------------------------------------------------------------
 
     def append(self, runs: Sequence[SegmentWrite], prelude: Callable[[int], bytes]) -> None:
-        """Carry out a plan.
+        """Carry out the plan of an append.
 
-        ``prelude`` returns the first bytes of a segment by schema id.
+        ``prelude`` returns the bytes before the first batch of a segment, by schema id.
 
         Raises:
             OSError: nothing was appended.
@@ -92,13 +92,13 @@ class SegmentChain:
             return
         segment = self.segments[-1]
         if segment.sealed:
-            # The leader did not roll where an earlier leader did. Remove the footer and continue after the data.
+            # An earlier leader rolled here, and this leader did not. Remove the footer and append after the data.
             segment.truncate(segment.count, in_place=False)
             self.count_sealed()
         segment.append(run.headers, packed=run.packed, data=run.data, prelude=b"")
 
     def _undo(self, segments: int, count: int, failure: OSError) -> None:
-        """Undo the earlier writes of a plan. The failed segment has undone its own."""
+        """Undo the writes of a plan to other segments. The segment that failed has already undone its own write."""
         try:
             while len(self.segments) > segments:
                 self._remove(self.segments.pop())
@@ -112,12 +112,12 @@ class SegmentChain:
     # --- truncation ---------------------------------------------------------------------------------------------
 
     def boundary(self, offset: int) -> int:
-        """Return the base offset of the batch that holds ``offset``."""
+        """Return the base offset of the batch that contains ``offset``."""
         segment = self.at(offset)
         return segment.bases()[segment.find(offset)]
 
     def copied_by_truncation(self, end: int, *, served_end: int) -> tuple[Segment, int] | None:
-        """Return the segment that ``truncate`` copies and the number of batches to keep, or None if it copies none."""
+        """Return the segment that ``truncate`` would copy, and how many batches of it, or None if it copies nothing."""
         last = self.segments[segment_at(self.segments, end - 1)]
         count = last.count if end == last.end_offset else last.find(end)
         is_whole = count == last.count and last.sealed
@@ -126,9 +126,9 @@ class SegmentChain:
     def truncate(self, end: int, *, served_end: int, job: TruncationJob | None = None) -> None:
         """Remove the batch at ``end`` and everything after it.
 
-        At least one batch remains. No file is truncated in place below ``served_end``, because a reader may have it
-        mapped. The remaining part is as durable as before. The caller has cancelled the seal of the segment that
-        becomes the last, so that segment may have a part of a footer. ``job`` may have made the copy already.
+        At least one batch remains. No file is truncated in place below ``served_end``, because a reader may have mapped
+        it. Batches that remain and were durable are still durable. The caller has cancelled the seal of the segment
+        that becomes the last one, so this segment may have a part of a footer. ``job`` may already have made the copy.
         """
         keep = segment_at(self.segments, end - 1)
         for doomed in reversed(self.segments[keep + 1 :]):
@@ -144,7 +144,7 @@ class SegmentChain:
         self.count_sealed()
 
     def clear(self) -> None:
-        """Remove all segments, retired ones too. Later appends may use the same offsets."""
+        """Remove all segments, including retired ones, because later appends may use the same offsets."""
         while self.segments:
             self._remove(self.segments[-1])
             self.segments.pop()
@@ -152,13 +152,13 @@ class SegmentChain:
             self._remove(self._retired.pop())
         for name in self._disk.names(self._directory):
             if name.endswith(DELETED_SUFFIX):
-                # the removing thread may have been faster
+                # The thread that removes files may have removed it already.
                 with contextlib.suppress(FileNotFoundError):
                     self._disk.remove(self._directory / name)
         self.count_sealed()
 
     def retire_below(self, log_start_offset: int) -> None:
-        """Take the segments that end at or below the offset out of the log, except the last. Their files stay."""
+        """Remove the segments that end at or below the offset from the log, except the last one. Keep their files."""
         while len(self.segments) > 1 and self.segments[0].end_offset <= log_start_offset:
             segment = self.segments.pop(0)
             segment.close()
@@ -175,7 +175,7 @@ class SegmentChain:
         return bool(self._retired) and self._retired[0].end_offset <= durable_start
 
     def delete_retired(self, durable_start: int) -> list[Path]:
-        """Rename the files of retired segments below ``durable_start``, and return the paths to remove."""
+        """Mark the files of retired segments below ``durable_start`` as deleted. Return the paths to remove."""
         doomed: list[Path] = []
         while self.is_deletable(durable_start):
             doomed.extend(self._retired.pop(0).mark_deleted())
@@ -191,7 +191,8 @@ class SegmentChain:
     ) -> None:
         """Replace the sealed segments that begin at ``bases`` by one sealed segment of ``count`` batches.
 
-        ``rename`` moves its files over those of the first old segment. Views of the old files stay valid.
+        ``rename`` renames the new segment's files, so that they replace the files of the first old segment. Views of
+        the old files stay valid.
         """
         at = segment_at(self.segments, bases[0])
         old = self.segments[at : at + len(bases)]
@@ -212,9 +213,10 @@ class SegmentChain:
     # --- files --------------------------------------------------------------------------------------------------
 
     def beyond(self, offset: int) -> list[Segment]:
-        """Return every segment that ends above ``offset``, including retired ones whose files still exist.
+        """Return every segment that ends above ``offset``, including retired segments whose files still exist.
 
-        If a start finds such a file damaged, without a checkpoint that retires it, it ends the log there.
+        Retired segments must be fsynced too. If the process dies before the checkpoint has the new log start offset, a
+        start would end the log at a damaged file of such a segment.
         """
         return [segment for segment in (*self._retired, *self.segments) if segment.end_offset > offset]
 

@@ -1,6 +1,6 @@
-"""The check of one segment's files at recovery: how many batches at its start are intact.
+"""The check of one segment's files at recovery: how many batches, from the first on, are intact.
 
-Reads only. ``recovery`` adopts the intact batches and truncates the rest.
+This module only reads. ``recovery`` keeps the intact batches and truncates the rest.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ from sparklog.storage.segment import Segment
 
 logger = logging.getLogger(__name__)
 
-#: The version is in the high bits of a header's flags. A test keeps this equal to ``record.header``.
+#: The format version is in the high bits of a header's flags. A test checks that ``record.header`` has the same number.
 _VERSION_SHIFT = 12
-#: The position of the byte with these bits: the upper byte of the flags, before the CRC.
+#: The position, in a header, of the byte with the version: the upper byte of the flags, before the CRC.
 _VERSION_AT = HEADER_BYTES - 5
 _FIRST = int(Flag.FIRST_OF_SEGMENT)
 _MAX_PRELUDE_BYTES = MAX_SCHEMA_BYTES + 64
@@ -37,11 +37,11 @@ _SMALL_BYTES = 64 * 1024
 class Scan(NamedTuple):
     """The intact batches at the start of a segment."""
 
-    #: The headers that were checked, among them those of the first and the last intact batch.
+    #: The headers that were checked. They include those of the first and the last intact batch.
     headers: list[BatchHeader]
     #: The number of intact batches.
     whole: int
-    #: Why the next batch is not intact. Empty: all batches are.
+    #: Why the next batch is not intact. Empty: all batches are intact.
     failure: str
     #: The right footer follows the last batch.
     sealed: bool = False
@@ -53,7 +53,10 @@ class Scan(NamedTuple):
 
 
 def outline(segment: Segment, data: int, index: int, *, schemas: Mapping[int, bytes]) -> Scan | None:
-    """Return all batches of a fully fsynced segment if its sizes and its first and last header agree, else None."""
+    """Check an fsynced segment quickly: the sizes of its files, its first header and its last header.
+
+    Return None if they do not agree. Then the segment must be scanned.
+    """
     disk = segment.disk
     count, odd = divmod(disk.size(index), HEADER_BYTES)
     if odd or not count:
@@ -74,7 +77,7 @@ def outline(segment: Segment, data: int, index: int, *, schemas: Mapping[int, by
 def scan(
     segment: Segment, data: int, packed: bytes, *, data_bytes: int, schemas: Mapping[int, bytes], fsynced_below: int
 ) -> Scan:
-    """Scan the batches. If all are intact, compare the bytes after them with the expected footer."""
+    """Check the batches. If all are intact, compare the bytes after them with the expected footer."""
     disk = segment.disk
     if data_bytes <= _SMALL_BYTES:
         mapped = memoryview(disk.read(data, data_bytes, 0))
@@ -96,9 +99,9 @@ def scan(
 
 
 def learn_schema(segment: Segment, data: int, packed: bytes, schemas: dict[int, bytes]) -> None:
-    """Add the schema at the front of a segment to ``schemas``, unless it is known or unreadable.
+    """Add the schema at the beginning of a segment to ``schemas``, unless it is known or unreadable.
 
-    ``packed`` has the segment's headers from the first on.
+    ``packed`` has the segment's packed headers, beginning with the first one.
     """
     try:
         first = unpack_header(packed)
@@ -115,7 +118,8 @@ def learn_schema(segment: Segment, data: int, packed: bytes, schemas: dict[int, 
 def _scan(base_offset: int, packed: bytes, data: memoryview, *, schemas: Mapping[int, bytes], skip: int) -> Scan:
     """Find the intact batches of a segment.
 
-    Of the first ``skip`` batches it checks only the first and the last. If these do not agree, it checks all.
+    The first ``skip`` batches were fsynced, and only the first and the last of them are checked. If these two do not
+    agree, all batches are checked.
     """
     count = len(packed) // HEADER_BYTES
     end, position, running_max, last_epoch = base_offset, -1, NO_MAXIMUM, -1
@@ -185,7 +189,7 @@ def _problem(
 
 
 def _prelude_end(header: BatchHeader, data: memoryview, schemas: Mapping[int, bytes]) -> int:
-    """Return the position of the first batch, or 0, which no batch has, if the file's beginning is wrong."""
+    """Return the position of the first batch, or 0, which no batch has, if the file does not begin with its schema."""
     if header.schema_id not in schemas:
         return 0
     prelude = arrow_prelude(schemas[header.schema_id])
@@ -193,7 +197,7 @@ def _prelude_end(header: BatchHeader, data: memoryview, schemas: Mapping[int, by
 
 
 def refuse_newer(path: Path, packed: bytes) -> None:
-    """Raise NewerFormatError if a header with a valid CRC has a newer version. Such a header is not damage."""
+    """Raise NewerFormatError if a header with a valid CRC has a newer version. Such a header is not damaged."""
     if not packed or max(packed[_VERSION_AT::HEADER_BYTES]) >> _VERSION_SHIFT - 8 <= FORMAT_VERSION:
         return
     versions = header_array(packed)["flags"] >> _VERSION_SHIFT

@@ -1,15 +1,15 @@
-"""Replacement of several segments by one, all or nothing: the files of a swap, and how a start ends an unfinished swap.
+"""The swap: an atomic replacement of several segments by one, which a start finishes after a crash.
 
-::
+A swap has these steps::
 
-    <base>.arrow.cleaned, <base>.index.cleaned     the new segment, fsynced
-    <base>.swap                                    then: the segments to replace, fsynced; the swap is now decided
-    <base>.arrow, <base>.index                     then: renamed over the first old segment's files
-    (the other old segments' files)                then, with the renames durable: deleted
-    (no <base>.swap)                               last
+    <base>.arrow.cleaned, <base>.index.cleaned   1. the new segment is written and fsynced
+    <base>.swap                                  2. the list of old segments is written and fsynced: the swap is decided
+    <base>.arrow, <base>.index                   3. the new files are renamed, over those of the first old segment
+    (files of the other old segments)            4. these files are deleted, after the renames are durable
+    (no <base>.swap)                             5. the list is deleted
 
-A start that finds ``.swap`` finishes the swap. It deletes ``.cleaned`` files without a ``.swap``. While a ``.swap``
-exists, the log is not truncated in its segments: the code that truncates first finishes or undoes the swap.
+A start that finds a ``.swap`` file finishes the swap. It deletes ``.cleaned`` files without a ``.swap`` file. Code that
+truncates the log first finishes or undoes a swap.
 """
 
 from __future__ import annotations
@@ -34,10 +34,12 @@ _SUFFIXES = (DATA_SUFFIX, INDEX_SUFFIX)
 
 
 class SwapFile(msgspec.Struct, frozen=True):
-    """Base offsets of the segments to replace. The new segment has the first of them."""
+    """The content of a ``.swap`` file: the base offsets of the segments to replace, and the end of the new segment.
+
+    The new segment has the first of these base offsets.
+    """
 
     bases: tuple[int, ...]
-    #: The end of the new segment.
     end_offset: int
     version: int = 1
 
@@ -49,8 +51,8 @@ def cleaned_paths(directory: Path, base: int) -> tuple[Path, Path]:
 
 
 def decide(disk: Disk, directory: Path, bases: Sequence[int], *, end_offset: int) -> None:
-    """Decide the swap, durably. The new segment's content is already fsynced."""
-    disk.sync_directory(directory)  # the names must be durable before the decision is
+    """Write the ``.swap`` file durably. The content of the new segment is already fsynced."""
+    disk.sync_directory(directory)  # The names of the new segment's files must be durable before the ``.swap`` file is.
     replace_file(disk, _journal(directory, bases[0]), encode_state(SwapFile(tuple(bases), end_offset)))
 
 
@@ -59,28 +61,28 @@ def is_decided(disk: Disk, directory: Path, base: int) -> bool:
 
 
 def forget(disk: Disk, directory: Path, base: int) -> None:
-    """Undo the decision, before any rename. Durable on return."""
+    """Undo a decided swap whose files are not renamed yet. The undo is durable on return."""
     disk.remove(_journal(directory, base))
     disk.sync_directory(directory)
     remove_cleaned(disk, directory, base)
 
 
 def rename(disk: Disk, directory: Path, base: int) -> None:
-    """Rename the new segment's files into their place. Repeatable."""
+    """Rename the new segment's files to their final names. The call may be repeated."""
     for path in cleaned_paths(directory, base):
         if disk.exists(path):
             disk.rename(path, path.with_name(path.name.removesuffix(CLEANED_SUFFIX)))
 
 
 def finish(disk: Disk, directory: Path, bases: Sequence[int]) -> None:
-    """Complete the swap after ``rename``.
+    """Complete the swap after ``rename``. The call may be repeated.
 
-    Repeatable. On return the old segments and the decision are deleted, durably. The decision must not reappear after
-    the segment's next cleaning has begun to write.
+    On return the old segments and the ``.swap`` file are deleted durably. If the ``.swap`` file reappeared after a
+    crash, a start could apply it to the files of the segment's next cleaning.
     """
     disk.sync_directory(directory)
     for base in reversed(bases[1:]):
-        # the renamed data file marks the whole segment as being deleted
+        # The first rename, of the data file, marks the whole segment as deleted.
         for suffix in _SUFFIXES:
             path = directory / (file_stem(base) + suffix)
             if disk.exists(path):
@@ -101,10 +103,10 @@ def remove_cleaned(disk: Disk, directory: Path, base: int) -> None:
 
 
 def recover_swaps(disk: Disk, directory: Path) -> None:
-    """Finish decided swaps and delete the files of others, at start, before any other check.
+    """Finish decided swaps, and delete the files of undecided ones. Called at start, before any other check.
 
     Raises:
-        NewerFormatError, StorageError: a ``.swap`` is unreadable, although it was fsynced before it got its name.
+        NewerFormatError, StorageError: a ``.swap`` file is unreadable, although it was fsynced before it got its name.
     """
     names = disk.names(directory)
     for name in names:
@@ -119,7 +121,7 @@ def recover_swaps(disk: Disk, directory: Path) -> None:
             if _is_there(disk, directory, decided):
                 rename(disk, directory, decided.bases[0])
                 finish(disk, directory, decided.bases)
-            else:  # No crash leaves this state. Delete no segment, and check the existing ones as they are.
+            else:  # A crash cannot cause this state. Keep all old segments; recovery checks them.
                 _log.error("%s: the new segment does not exist; keeping the old ones", path)
                 disk.remove(path)
                 disk.sync_directory(directory)
@@ -129,7 +131,7 @@ def recover_swaps(disk: Disk, directory: Path) -> None:
 
 
 def _is_there(disk: Disk, directory: Path, decided: SwapFile) -> bool:
-    """Return whether the new segment exists, renamed or not, according to the last header of its index."""
+    """Return whether the new segment exists, under its old or new name, according to the last header of its index."""
     path = cleaned_paths(directory, decided.bases[0])[1]
     if not disk.exists(path):
         path = directory / (file_stem(decided.bases[0]) + INDEX_SUFFIX)

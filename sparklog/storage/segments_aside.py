@@ -1,4 +1,4 @@
-"""Segment files that recovery removes from a log because it cannot use them, although they may hold records.
+"""Segment files that recovery moves out of a log: it cannot use them, but they may contain records.
 
 ::
 
@@ -6,9 +6,9 @@
                                                 partition.json      a copy: the schemas of their batches
                                                 <base>.arrow, .index
 
-Renames move whole segments here, which needs no space. If the beginning of a segment stays in the log, the rest is
-copied here. The copy keeps the positions, so that its headers stay valid. No broker reads these files again; an
-operator does with ``storage.salvage``.
+A whole segment is moved here by renames, which need no disk space. If the beginning of a segment stays in the log, the
+rest is copied here. The copied data keep their file positions, so that their headers stay valid. No broker reads these
+files again. An operator can read them with ``storage.salvage``.
 """
 
 from __future__ import annotations
@@ -43,9 +43,7 @@ logger = logging.getLogger(__name__)
 class SegmentsAside:
     """The files that one recovery of the log in ``directory`` sets aside.
 
-    The first file makes the target directory.
-
-    Methods raise OSError like the disk.
+    Their directory is created for the first file. The methods raise OSError if the disk fails.
     """
 
     def __init__(self, disk: Disk, directory: Path) -> None:
@@ -55,7 +53,7 @@ class SegmentsAside:
 
     @property
     def name(self) -> str:
-        """Return the path of the files below the log directory, or "" if nothing was set aside."""
+        """Return the path of the files, relative to the log directory, or "" if nothing was set aside."""
         return f"{SET_ASIDE}/{self._target.name}" if self._target is not None else ""
 
     def move(self, segment: Segment) -> None:
@@ -66,9 +64,9 @@ class SegmentsAside:
                 self._disk.rename(path, target / path.name)
 
     def keep_tail(self, segment: Segment, data: int, index: int, *, batches: int, position: int) -> None:
-        """Copy what follows the first ``batches`` batches, which end at ``position`` of the data.
+        """Copy the rest of both files after the first ``batches`` batches, which end at ``position`` of the data file.
 
-        The copy is durable on return, because the log's files are about to be truncated.
+        The copy is durable on return, because the original is about to be truncated.
         """
         target = self._make_target()
         copies = (
@@ -87,9 +85,9 @@ class SegmentsAside:
             raise
 
     def finish(self, reason: str) -> None:
-        """Describe the files that were set aside, if there are any.
+        """Write a description of the files that were set aside, if there are any.
 
-        They are kept even if the disk has no room for it.
+        The files are kept even if the disk has no room for the description.
         """
         if self._target is None:
             return
@@ -131,12 +129,12 @@ class SegmentsAside:
             logger.warning("%s: set aside without its schemas: %s", target, failure)
         mark = SetAsideMark(*tp, topic_id, reason, since_ms=time.time_ns() // 1_000_000)
         last = self._last_header(target)
-        if last is not None:  # with it the broker can ask the leader whether it has all these records
+        if last is not None:  # With this the broker can ask the leader whether the leader has all these records.
             mark = msgspec.structs.replace(mark, log_end_offset=last.next_offset, last_epoch=last.leader_epoch)
         replace_file(self._disk, target / MARK_FILE, encode_state(mark))
 
     def _last_header(self, target: Path) -> BatchHeader | None:
-        """Return the last header in ``target``. Return None without one, or if there may be data of later batches."""
+        """Return the last header in ``target``, or None if there is no header or there may be data of later batches."""
         stems = [name.removesuffix(DATA_SUFFIX).removesuffix(INDEX_SUFFIX) for name in self._disk.names(target)]
         stem = max(filter(str.isdigit, stems))
         index, data = target / (stem + INDEX_SUFFIX), target / (stem + DATA_SUFFIX)
@@ -156,10 +154,10 @@ class SegmentsAside:
 
 
 def may_hold_records(segment: Segment, *, claimed: int) -> bool:
-    """Return whether a segment that recovery cannot use may hold records.
+    """Return whether a segment that recovery cannot use may contain records.
 
-    Those are headers, or data that cannot come from an unfinished append. ``claimed`` is the offset up to which the log
-    was once committed or fsynced. An append writes data first, then headers, into files that it makes in this order.
+    It may if it has headers, or data that cannot come from an unfinished append. An append creates and writes the data
+    file first and then the index. ``claimed`` is the offset up to which the log was once committed or fsynced.
     """
     disk = segment.disk
     if disk.exists(segment.index_path):
@@ -184,7 +182,7 @@ def may_hold_records(segment: Segment, *, claimed: int) -> bool:
 
 
 def _footer_bytes(disk: Disk, path: Path, size: int) -> int:
-    """Return the declared size of a file's footer with its frame, or 0 without one. ``size`` is the file's."""
+    """Return the size of a file's footer, as the file declares it, or 0 if it has none. ``size`` is the file's size."""
     handle = disk.open(path)
     try:
         ending = disk.read(handle, _FOOTER_END_BYTES, size - _FOOTER_END_BYTES) if size > _FOOTER_END_BYTES else b""

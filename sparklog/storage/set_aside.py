@@ -5,11 +5,12 @@
     set-aside/<nanoseconds>-<topic>-<partition>/set-aside.json     the log's partition, the reason and the time
                                                 partition.json     and all other files, unchanged
 
-One rename moves a directory here, which needs no space, and one rename moves it away. The number in the name is the
-wall clock's and orders several copies of one log. The broker serves only a copy with a readable ``set-aside.json`` of
-an intact log again. Everything else is kept for an operator. This module does not decide what may be deleted.
+One rename moves a directory into ``set-aside/``, which needs no disk space, and one rename moves it out again. The
+number in the name is the wall clock's time, so several copies of one log are in order. The broker serves a copy again
+only if its ``set-aside.json`` is readable and says that the log is intact. Other entries are kept for an operator. This
+module does not decide what may be deleted.
 
-The broker's event loop owns it. ``entries`` and ``size_bytes`` may run in any thread.
+The broker's event loop owns the object. ``entries`` and ``size_bytes`` may run in any thread.
 """
 
 from __future__ import annotations
@@ -35,7 +36,8 @@ logger = logging.getLogger(__name__)
 class SetAsideMark(msgspec.Struct, frozen=True):
     """The content of ``set-aside.json``.
 
-    ``intact``: the log could be opened when it was set aside, and the offsets and the last leader epoch are its own.
+    ``intact`` means that the log was open when it was set aside, and that the offsets and the last leader epoch here
+    are right.
     """
 
     topic: str
@@ -55,7 +57,8 @@ class SetAsideMark(msgspec.Struct, frozen=True):
 class SetAsideEntry(msgspec.Struct, frozen=True):
     """One directory in ``set-aside/``.
 
-    An earlier release left no mark. Then ``mark`` is derived from the name and ``partition.json``.
+    An earlier release wrote no ``set-aside.json``. Then ``mark`` is derived from the directory's name and from
+    ``partition.json``.
     """
 
     name: str
@@ -74,18 +77,18 @@ class SetAside:
         self._disk = disk
         self._log_dir = log_dir
         self.path = log_dir / SET_ASIDE
-        #: Sizes and marks by name. A set-aside log does not change.
+        #: The sizes and marks that were read, by name. They stay valid, because a set-aside log does not change.
         self._sizes: dict[str, int] = {}
         self._marks: dict[str, SetAsideMark] = {}
-        #: Names of intact logs by partition and topic id, the newest last. None: not read yet.
+        #: The names of the intact logs, by partition and topic id, the newest last. None: they were not read yet.
         self._intact: dict[tuple[str, int, str], list[str]] | None = None
-        #: Entries that were added and are not durable yet.
+        #: The names of entries that were added and are not durable yet.
         self._unsynced: list[str] = []
 
     def add(self, name: str, mark: SetAsideMark, *, now_ns: int) -> str:
-        """Move the entry ``name`` of the log directory here, and return its new name.
+        """Move the entry ``name`` of the log directory into ``set-aside/``, and return its new name.
 
-        ``sync`` makes it durable. Thousands may be added together, on the event loop.
+        The move is not durable before a call of ``sync``, because the event loop may move thousands of logs at a time.
 
         Raises:
             OSError: the directory could not be moved.
@@ -107,18 +110,18 @@ class SetAside:
         return target
 
     def add_unreadable(self, name: str, reason: str, *, now_ns: int) -> None:
-        """Move the entry ``name`` of the log directory here, because it cannot be opened as a log. Raises OSError."""
+        """Move an entry of the log directory that cannot be opened as a log into ``set-aside/``. Raises OSError."""
         named = parse_directory_name(name) or TopicPartition(name, -1)
         target = self.add(name, SetAsideMark(*named, "", reason, now_ns // 1_000_000), now_ns=now_ns)
         logger.error("%s: set aside as %s/%s: %s", self._log_dir / name, SET_ASIDE, target, reason)
 
     def sync(self) -> None:
-        """Make the added entries durable. Any thread may call this. Raises OSError."""
+        """Make the added entries durable. Any thread may call this method. Raises OSError."""
         added, self._unsynced = self._unsynced, []
         if not added:
             return
         for name in added:
-            with suppress(FileNotFoundError, NotADirectoryError):  # moved out again, or a file
+            with suppress(FileNotFoundError, NotADirectoryError):  # It was moved out again, or is a single file.
                 for file in self._disk.names(self.path / name):
                     sync_file(self._disk, self.path / name / file)
                 self._disk.sync_directory(self.path / name)
@@ -126,7 +129,7 @@ class SetAside:
         self._disk.sync_directory(self._log_dir)
 
     def take_out(self, name: str, target: Path) -> None:
-        """Move the entry ``name`` to ``target`` on the same disk.
+        """Move the entry ``name`` out of ``set-aside/`` to ``target``, which is on the same disk.
 
         Raises:
             OSError: the entry could not be moved.
@@ -146,7 +149,7 @@ class SetAside:
         return sorted(found, key=lambda entry: (entry.mark.since_ms, entry.name))
 
     def newest_intact(self, tp: TopicPartition, topic_id: str) -> SetAsideEntry | None:
-        """Return the intact copy of this topic's partition that was set aside last, or None."""
+        """Return the intact log of this partition and topic id that was set aside last, or None if there is none."""
         if self._intact is None:
             self._intact = {}
             for entry in self.entries():
@@ -209,7 +212,7 @@ def _tree_bytes(disk: Disk, path: Path) -> int:
     """Return the bytes of a file, or of all files below a directory."""
     try:
         names = disk.names(path)
-    except OSError:  # a file, or it no longer exists
+    except OSError:  # It is a file, or no longer exists.
         return _file_bytes(disk, path)
     return sum(_tree_bytes(disk, path / name) for name in names)
 

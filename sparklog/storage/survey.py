@@ -1,7 +1,7 @@
-"""The inventory of a log directory, read without a running broker.
+"""The inventory of a log directory, read while no broker is running.
 
-Changes nothing. Each log is judged by the headers in its indexes: its end, and its last leader epoch. Batches that a
-start would truncate are included.
+This module changes nothing. It reads the end and the last leader epoch of each log from the headers in the index files.
+Batches that a start would truncate are included.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ def survey(log_dir: Path) -> DirectoryInventory:
     """Return the content of a log directory.
 
     Raises:
-        StorageError: the path is no broker's log directory, a broker has it open, or it has a newer format.
+        StorageError: the path is not a broker's log directory, a broker has it open, or it has a newer format.
     """
     disk = RealDisk()
     try:

@@ -1,6 +1,6 @@
-"""Detection of a replica that was away for longer than tombstones and markers are kept.
+"""Detection of a replica that was away for longer than its leader keeps tombstones and markers.
 
-Pure. Such a replica may hold records that they deleted.
+Pure. Such a replica may have records whose tombstones the leader has already removed.
 """
 
 from __future__ import annotations
@@ -8,12 +8,12 @@ from __future__ import annotations
 from sparklog.errors import BrokerError
 from sparklog.record.header import Flag, unpack_headers
 
-#: The minimum of some seconds. With less, the time between two fetches would count as absence.
+#: The shortest absence. With a shorter one, the time between two fetches would count as an absence.
 _SHORTEST_ABSENCE_US = 10_000_000
 
 
 class TombstoneWindow:
-    """The time in which one replica received nothing. Owned by its log."""
+    """The absence of one replica: how long it has received no batches. Owned by its log."""
 
     __slots__ = ("_was_away", "last_progress_us")
 
@@ -28,15 +28,15 @@ class TombstoneWindow:
         self.last_progress_us = now_us
 
     def is_possible(self, now_us: int) -> bool:
-        """Return whether ``is_shown_by`` needs to be called: not while batches arrive."""
+        """Return whether ``is_shown_by`` must be called. It need not be called while batches arrive regularly."""
         return self._was_away or now_us - self.last_progress_us > _SHORTEST_ABSENCE_US
 
     def is_shown_by(self, headers: bytes | memoryview, now_us: int, *, delete_retention_ms: int) -> bool:
         """Return whether the leader's batches show that the replica was away too long.
 
-        Only batches of a cleaner show it, because a member of the ISR receives batches before they are cleaned. They
-        need not be the first batches: segments that the cleaner did not change may come before. So an absence counts
-        until the replica has caught up.
+        Only compacted batches show it, because a member of the ISR receives batches before they are compacted. They may
+        come after batches of segments that the cleaner did not change. So the replica counts as away until it has
+        caught up.
         """
         kept_us = max(delete_retention_ms * 1000, _SHORTEST_ABSENCE_US)
         self._was_away |= now_us - self.last_progress_us > kept_us
@@ -44,9 +44,12 @@ class TombstoneWindow:
             return False
         try:
             return any(header.flags & Flag.CLEANED for header in unpack_headers(headers))
-        except BrokerError:  # the append will raise it
+        except BrokerError:  # The append will raise the same error.
             return False
 
     def ended(self) -> None:
-        """Record that the replica has everything below its leader's high watermark. Nothing above that was cleaned."""
+        """Record that the replica has caught up: it has all records below its leader's high watermark.
+
+        Batches above the high watermark are never compacted.
+        """
         self._was_away = False

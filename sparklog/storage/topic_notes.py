@@ -1,8 +1,8 @@
 """The topics that a broker hosts, as it knows them: ``topics`` in the root of a log directory.
 
-ZooKeeper has this information. The file is for the loss of ZooKeeper, and for topics whose logs are set aside.
-``partition.json`` has only what is needed to read a log. The file is replaced atomically and durable on return. It is
-some seconds older than the broker's knowledge.
+ZooKeeper has this information too. The file is used if ZooKeeper is lost, and for topics whose logs are set aside.
+``partition.json`` does not suffice, because it has only what is needed to read a log. The file is replaced atomically,
+and its new content is durable on return. It may be some seconds older than the broker's metadata.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ def read_topic_notes(disk: Disk, log_dir: Path) -> dict[str, TopicNote]:
     """Return the notes by topic id, or none if the file is missing or damaged.
 
     Raises:
-        NewerFormatError: a newer release wrote it.
+        NewerFormatError: a newer release wrote the file.
     """
     path = log_dir / TOPICS_FILE
     try:

@@ -1,9 +1,9 @@
 """The open and the aborted transactions of one log.
 
-Pure. A transaction is open from its producer's first transactional batch to the marker that names the producer. Readers
-of committed records stop at the first open one (the last stable offset), and skip the batches of aborted producers
-within their ranges. A marker counts for that only once it is committed itself. If it were lost with its leader, the
-transaction would be open again, and the last stable offset must not decrease. Source: KIP-98.
+Pure. A transaction is open from its producer's first transactional batch to the marker that names the producer.
+``read_committed`` consumers stop at the first open transaction (the last stable offset), and skip the batches of
+aborted transactions. A transaction limits them until its marker is committed. Otherwise, if the marker were lost with
+its leader, the transaction would be open again and the last stable offset would decrease. Source: KIP-98.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ class OpenTransaction(NamedTuple):
 
 
 class TransactionState(NamedTuple):
-    """A copy of the table, for a snapshot. ``recent``: ended transactions whose marker may not be committed yet."""
+    """A copy of the table, for a snapshot. ``recent`` has ended transactions whose marker may not be committed yet."""
 
     open: dict[int, OpenTransaction]
     aborted: tuple[EndedTransaction, ...]
@@ -39,12 +39,12 @@ class TransactionTable:
     """The transactions of one log. Owned by its ``ProducerTable``."""
 
     def __init__(self, state: TransactionState | None = None) -> None:
-        #: By producer id, in order of first offset, because logs grow at their end.
+        #: The open transactions by producer id, in order of their first offsets.
         self._open: dict[int, OpenTransaction] = dict(state.open) if state else {}
-        #: The number of transactions that began since the table was made.
+        #: The number of transactions that have begun since the table was created.
         self.begun = 0
         self._aborted = AbortedRanges(state.aborted if state else ())
-        #: In order of the markers' offsets.
+        #: Ended transactions whose marker may not be committed yet, in order of the markers' offsets.
         self._recent: list[EndedTransaction] = list(state.recent) if state else []
 
     def __contains__(self, producer_id: int) -> bool:
@@ -52,13 +52,13 @@ class TransactionTable:
         return producer_id in self._open
 
     def appended(self, header: BatchHeader) -> None:
-        """Record a producer's appended batch."""
+        """Record an appended batch of a producer. It may begin a transaction."""
         if header.flags & _TRANSACTIONAL and header.producer_id not in self._open:
             self._open[header.producer_id] = OpenTransaction(header.producer_epoch, header.base_offset)
             self.begun += 1
 
     def ended(self, header: BatchHeader, marker: Marker) -> None:
-        """Record an appended marker: it ends the open transactions of the producers that it names."""
+        """Record an appended marker, which ends the open transactions of the producers that it names."""
         for aborted, producers in ((False, marker.committed), (True, marker.aborted)):
             for producer_id, _ in producers:
                 begun = self._open.pop(producer_id, None)
@@ -70,16 +70,19 @@ class TransactionTable:
                     self._aborted.append(over)
 
     def committed_below(self, high_watermark: int) -> None:
-        """Drop ended transactions whose marker is below the high watermark and so committed.
+        """Drop the ended transactions whose marker is below the high watermark, and so is committed.
 
-        They no longer limit readers. Call it for every move, even on replicas without readers, or the list would grow
-        without a bound.
+        They no longer limit ``read_committed`` consumers. Call this whenever the high watermark moves, also on replicas
+        without consumers. Otherwise the list would grow without bound.
         """
         if self._recent and self._recent[0].last_offset < high_watermark:
             del self._recent[: bisect_left(self._recent, high_watermark, key=last_offset_of)]
 
     def last_stable_offset(self, high_watermark: int) -> int:
-        """Return the first offset of a transaction whose end is not committed, at most ``high_watermark``."""
+        """Return the lowest first offset of a transaction that is open or whose marker is not committed.
+
+        Return ``high_watermark`` if that is lower, or if there is no such transaction.
+        """
         if not (self._open or self._recent):
             return high_watermark
         self.committed_below(high_watermark)
@@ -93,16 +96,16 @@ class TransactionTable:
     def aborted_between(self, start: int, end: int) -> list[EndedTransaction]:
         """Return the aborted transactions with an offset in ``[start, end)``.
 
-        Readers of committed records skip their batches.
+        ``read_committed`` consumers skip the batches of these transactions.
         """
         return list(self._aborted.between(start, end))
 
     def drop_below(self, log_start_offset: int) -> None:
-        """Drop the aborted transactions that ended below the log start."""
+        """Drop the aborted transactions that ended below the log start offset."""
         self._aborted.drop_below(log_start_offset)
 
     def drop_open(self) -> None:
-        """Drop the open transactions, because their ends are unknown. Only aborted ranges stay."""
+        """Drop the open transactions, because it is unknown whether they have ended. Keep the aborted ones."""
         self._open.clear()
         self._recent.clear()
 
