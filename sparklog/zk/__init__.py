@@ -1,1 +1,1 @@
-"""ZooKeeper: paths, values, the session, and the operations as types. Only this package imports kazoo."""
+"""The ZooKeeper client: paths, values, the session, and typed operations. Only this package imports kazoo."""

@@ -1,17 +1,19 @@
-"""The registration of one broker process, which is renewed after each session expiry or loss of its node.
+"""The registration of one broker process. It is renewed after each session expiry or deletion of its node.
 
-Each registration has an incarnation. A living process loses its node if another actor deletes it, for example because
-the process seemed dead.
+Each registration has a new incarnation. The node of a live process may be deleted by a supervisor that believes the
+process dead.
 
-A registration is one multi: it creates ``/brokers/ids/<id>`` (ephemeral) and sets ``/brokers/incarnations/<id>``, whose
-version afterwards is the incarnation. So two registrations never have the same incarnation, and other writes can be
-bound to it. The caller holds the lock of the log directory that has the broker id. A registration of an ended process
-on this host is stale and is replaced at once. A registration of a living process belongs to another broker, and one of
-the two directories is a copy of the other: the broker that registers ends then (``registration_holder``).
+A registration is one multi: it creates ``/brokers/ids/<id>`` (ephemeral) and sets ``/brokers/incarnations/<id>``. The
+version of the second node is then the incarnation. So two registrations never have the same incarnation, and other
+writes can check it. The caller holds the lock of the log directory that has the broker id. If the process of an
+existing registration on this host has ended, the registration is stale and is replaced at once. If that process is
+live, it is another broker, and one of the two log directories is a copy of the other: the broker that tries to register
+then ends (``registration_holder``).
 
-A log directory that does not know the last incarnation is not the one that this incarnation wrote to (it was emptied
-while the broker was down, or is an older copy). It may lack acknowledged records, so the registration is untrusted. If
-only some logs are doubtful, the registration and the mark name their partitions.
+If a log directory has not recorded the last incarnation, then it is not the directory that this incarnation wrote to:
+it was emptied while the broker was down, or is an older copy. It may lack acknowledged records, so the registration is
+*untrusted*, and the node ``/brokers/untrusted/<id>`` marks it. If only some logs may lack records, the registration and
+the mark name their partitions.
 """
 
 from __future__ import annotations
@@ -42,43 +44,45 @@ from sparklog.zk.session import PAUSE_S, Create, Delete, Node, Op, SessionState,
 
 log = logging.getLogger(__name__)
 
-#: A registration that doubts more partitions than this doubts all: a node holds at most one megabyte.
+#: The maximum number of doubtful partitions that a registration names, because a node holds at most one megabyte. With
+#: more, all logs are untrusted.
 _DOUBTS_NAMED = 1000
 
 
-#: The interval in seconds of the checks for the process that holds the broker's id.
+#: The interval in seconds of the checks whether the process that holds the broker's id has ended.
 _CHECK_AGAIN_S = 1.0
-#: The maximum number of incarnations by which an older ZooKeeper is raised, in total and in one multi.
+#: If ZooKeeper was restored from an older copy: the maximum number by which incarnations are raised, in total and in
+#: one multi.
 _MOST_RAISED = 100_000
 _RAISED_AT_ONCE = 1000
 
 
 class LastIncarnation(Protocol):
-    """A log directory's knowledge of its broker's registrations."""
+    """What a log directory has recorded of its broker's registrations."""
 
     @property
     def incarnation(self) -> int | None:
-        """Return the last incarnation that wrote to this directory; None if it is unknown."""
+        """Return the last incarnation that used this directory, or None if it is unknown."""
 
     def note_incarnation(self, incarnation: int) -> None:
         """Store the incarnation durably. Called in a thread. Raises OSError."""
 
     @property
     def counted(self) -> int:
-        """Return the broker's last incarnation that ZooKeeper has counted; -1 if it is unknown."""
+        """Return the broker's last registered incarnation, or -1 if it is unknown."""
 
     def note_counted(self, incarnation: int) -> None:
-        """Store the counted incarnation durably. Called in a thread. Raises OSError."""
+        """Store the registered incarnation durably. Called in a thread. Raises OSError."""
 
     def seen(self) -> SeenNumbers:
-        """Return the highest cluster numbers that the registration reports."""
+        """Return the highest epochs and ids of the cluster that this directory has seen, for the registration."""
 
 
 class BrokerRegistry:
     """The registration of one broker, owned by the broker process's event loop.
 
-    ``start`` registers. ``close`` ends the supervision, not the session. ``on_registered`` is called with each
-    incarnation after the first, when a new session has been registered.
+    ``start`` registers the broker. ``close`` ends the renewal, but not the session. After each renewal
+    ``on_registered`` is called with the new incarnation.
     """
 
     def __init__(
@@ -103,9 +107,9 @@ class BrokerRegistry:
         self._stopping_lock = asyncio.Lock()
         self._task: asyncio.Task[None] | None = None
         self._undo: list[Callable[[], None]] = []
-        #: Whether another actor deleted the node while the session continued.
+        #: Whether the node was deleted or replaced while the session continued.
         self._taken_away = False
-        #: The current incarnation. After an expiry it stays the old one until the new registration succeeds.
+        #: The current incarnation. After a session expiry it stays the old one until the new registration succeeds.
         self.incarnation = NO_EPOCH
 
     @property
@@ -118,8 +122,8 @@ class BrokerRegistry:
         Returns the incarnation.
 
         Raises:
-          BrokerIdTaken: another broker holds the id for longer than ``timeout_ms``.
-          ClusterError: ZooKeeper does not perform it within twice that time.
+          BrokerIdTaken: another broker holds the id for longer than ``timeout_ms``. ClusterError: the registration does
+          not succeed within twice that time.
         """
         try:
             self.incarnation = await asyncio.wait_for(self._register(timeout_ms=timeout_ms), timeout_ms * 2 / 1000)
@@ -128,7 +132,7 @@ class BrokerRegistry:
             raise ClusterError(f"broker id {mine} could not be registered within {timeout_ms * 2} ms") from None
         self._undo.append(self._session.add_listener(self._session_moved))
         self._undo.append(self._session.watch_data(paths.broker(self._registration.broker_id), self._on_node))
-        self._session_moved(self._session.state)  # The session may have expired since the multi.
+        self._session_moved(self._session.state)  # The session may have expired since the registration.
         return self.incarnation
 
     async def close(self) -> None:
@@ -141,25 +145,25 @@ class BrokerRegistry:
     async def announce_stopping(self) -> None:
         """Request that the controller move this broker's leaderships away.
 
-        The request lasts as long as the session and is repeated in a new one. Returns when the request is stored, or
-        was withdrawn meanwhile.
+        The request lasts as long as the session and is repeated in a new session. The method returns when the request
+        is stored or has been withdrawn.
         """
         self._stopping = True
         await self._write_stopping()
 
     async def withdraw_stopping(self) -> None:
-        """Withdraw ``announce_stopping``: this broker stays.
+        """Withdraw the request of ``announce_stopping``, because this broker stays.
 
-        Returns when no request is stored, or the stop was announced again meanwhile.
+        The method returns when no request is stored, or when it has been announced again.
         """
         self._stopping = False
         await self._write_stopping()
 
     async def _write_stopping(self) -> None:
-        """Make ZooKeeper store the wanted state, whatever an earlier session or a lost request left there.
+        """Write or delete the node until it has the wanted state.
 
-        Only one call runs at a time: a retry after a lost response would otherwise create again what another call has
-        just deleted.
+        An earlier session or a request without a response may have left another state. Only one call runs at a time:
+        otherwise a retry of one call could create the node that another call has just deleted.
         """
         path = paths.stopping(self._registration.broker_id)
         async with self._stopping_lock:
@@ -179,7 +183,7 @@ class BrokerRegistry:
                     await asyncio.sleep(PAUSE_S)
 
     async def _put_stopping(self, path: str) -> None:
-        """Create or replace the node. Raises ZkNoNode or ZkNodeExists if it appears or disappears meanwhile."""
+        """Create or replace the node. Raises ZkNoNode or ZkNodeExists if another client changes it at the same time."""
         value = codecs.encode(codecs.StoppingNode(self.incarnation))
         with suppress(ZkNodeExists):
             await self._session.create(path, value, ephemeral=True)
@@ -194,9 +198,9 @@ class BrokerRegistry:
             await self._session.delete(path)
 
     def vouch(self) -> None:
-        """Note that a controller has accepted this incarnation: its log now survives a session expiry.
+        """Note that a controller has accepted this incarnation, so later registrations are trusted.
 
-        Later registrations are trusted (unless the mark shows that the controller has not finished).
+        Its logs do not lose records in a session expiry. While the mark exists, a registration stays untrusted.
         """
         self._registration = msgspec.structs.replace(self._registration, trusted=True, doubted=())
 
@@ -204,8 +208,8 @@ class BrokerRegistry:
         """Make the next process on this log directory register as untrusted.
 
         This raises the broker's incarnation in ZooKeeper above the one that the directory has recorded. It is for a
-        failed disk, which may be unable to store such a note itself. From now on no leader can add this broker to an
-        ISR, because an addition is bound to the incarnation.
+        failed disk, which may be unable to store a note itself. From now on no leader can add this broker to an ISR,
+        because that write checks the incarnation.
 
         Raises:
           ZkUnreachable: the session was closed.
@@ -223,9 +227,9 @@ class BrokerRegistry:
             pass
 
     def doubt(self, partitions: Collection[TopicPartition]) -> None:
-        """Note, before ``start``, that the logs of these partitions may lack acknowledged records.
+        """Declare that the logs of these partitions may lack acknowledged records. Call it before ``start``.
 
-        If there are too many for one node, all logs are doubtful.
+        If the partitions are too many for one node, all logs are untrusted.
         """
         mine = self._registration
         if partitions and mine.trusted:
@@ -249,16 +253,17 @@ class BrokerRegistry:
             self._task = asyncio.get_running_loop().create_task(self._register_again(), name="register broker")
 
     async def _register_again(self) -> None:
-        """Register again, and retry until it succeeds: an unregistered broker receives no updates.
+        """Register again. Retry until it succeeds, because an unregistered broker receives no updates.
 
-        It gives up if another broker has the id for two session timeouts: a dead broker's registration would be gone by
-        then. Source: Kafka, which ends a broker whose id is registered (NodeExists, DUPLICATE_BROKER_REGISTRATION).
+        Give up if another broker has had the id for two session timeouts, because the registration of a dead broker
+        would be gone by then. Source: Kafka, where a broker ends if its id is already registered (NodeExists,
+        DUPLICATE_BROKER_REGISTRATION).
         """
         while self._taken_away or self._session.generation != self._generation:
             taken, self._taken_away = self._taken_away, False
             try:
                 incarnation = await self._register(timeout_ms=2 * self._session.session_timeout_ms)
-                if incarnation == self.incarnation:  # The node was reported as missing just before it was created.
+                if incarnation == self.incarnation:  # The node exists after all.
                     continue
                 self.incarnation = incarnation
                 why = "its registration was taken away" if taken else "a session expiry"
@@ -282,7 +287,7 @@ class BrokerRegistry:
                 await asyncio.sleep(PAUSE_S)
 
     async def _register(self, *, timeout_ms: int) -> int:
-        """Register in the current session, whatever state an earlier attempt left."""
+        """Register in the current session, also if an earlier attempt got no response."""
         deadline = asyncio.get_running_loop().time() + timeout_ms / 1000
         while True:
             generation = self._session.generation
@@ -304,12 +309,13 @@ class BrokerRegistry:
             if asyncio.get_running_loop().time() > deadline:
                 raise await self._taken_error()
             if incarnation is None:
-                # A process that ends meanwhile leaves its node unchanged until its session ends.
+                # Check again after a pause even without a change: the process that holds the id may end, and its node
+                # stays until its session ends.
                 check_again = min(deadline, asyncio.get_running_loop().time() + _CHECK_AGAIN_S)
                 await self._changed(paths.broker(self._registration.broker_id), check_again)
 
     async def _try_register(self) -> int | None:
-        """Try once to register; None if another process's registration exists, which may expire.
+        """Try once to register. Return None if another process holds a registration, which may expire.
 
         Raises:
           ZkMultiFailed: a node that was read changed meanwhile.
@@ -331,32 +337,34 @@ class BrokerRegistry:
             held = self._read_registration(ids, node)
             own = node.ephemeral_owner == session.session_id
             if own and held is not None and held.incarnation == version:
-                return version  # This is our own registration, whose response was lost with the connection.
-            # A node that no session holds would never disappear, and belongs to no broker.
+                return version  # This process has registered already, but the response was lost.
+            # A node without a session is no broker's and would never disappear, so it is replaced.
             if node.ephemeral_owner and not own and (held is None or not is_over(held, mine)):
                 return None
-            # This is a registration of the broker's previous session or process. Waiting for ZooKeeper to detect its
-            # end would cost a session timeout.
+            # The registration is of this broker's previous session or process. Delete it, because waiting until
+            # ZooKeeper deletes it would take a session timeout.
             ops.append(Delete(ids, node.version))
-        # A process that could not vouch for its log may have started and ended without any controller action.
+        # An earlier untrusted process may have ended before a controller handled its mark.
         mark = await self._mark(untrusted)
         marked = mark is not None
-        # This very process was untrusted and a controller has acted on it: its log is whole from then on.
+        # If this process was untrusted before and the mark is gone, a controller has handled it, and the logs have been
+        # complete since then.
         trusted = mine.trusted or (self.incarnation != NO_EPOCH and not marked)
         doubted = () if trusted else mine.doubted
         if self._is_outdated(version):
             log.error("broker %d: the log directory does not belong to incarnation %d", mine.broker_id, version)
             trusted, doubted = False, ()
         if trusted:
-            # Write this before the registration: if the process ends in between, its directory must not seem outdated.
-            # An untrusted process writes it afterwards: until the mark exists no other process knows of the doubt.
+            # A trusted process records the incarnation before it registers: if it ends in between, its directory must
+            # not seem outdated. An untrusted process records it after it has registered, because until the mark exists
+            # nothing else records the doubt.
             await self._note(version + 1)
         if mark is not None:
             doubted = _doubted(untrusted, mark, doubted, trusted=trusted)
         name = codecs.encode(codecs.UntrustedNode(version + 1, partitions=tuple((t, p) for t, p in doubted)))
         if mark is not None:
-            # The mark belongs to this incarnation from now on. A controller that has acted on the previous one may be
-            # about to delete the mark: then the multi fails, and the next attempt reads it again.
+            # Bind the mark to the new incarnation. If a controller, which has handled the previous incarnation, deletes
+            # the mark at the same time, this multi fails, and the next attempt reads the mark again.
             ops.append(SetData(untrusted, name, mark.version))
         elif not trusted:
             ops.append(Create(untrusted, name))
@@ -364,19 +372,19 @@ class BrokerRegistry:
         if self._directory is not None:
             claim = msgspec.structs.replace(claim, seen=self._directory.seen())
         ops.append(Create(ids, codecs.encode_broker(claim), ephemeral=True))
-        # This node remains after the session: a new controller finds absent brokers by it.
+        # This node remains after the session, so that a new controller knows absent brokers.
         ops.append(SetData(counter, codecs.encode_broker(claim), version))
         return int((await session.multi(ops))[-1])
 
     async def _raised(self, path: str, node: Node) -> int:
-        """Return the version of the incarnation node, raised to the last incarnation that ZooKeeper has counted before.
+        """Return the version of the incarnation node, after raising it to the last incarnation of the log directory.
 
-        A lower version shows that ZooKeeper was restored from an older copy. It would count the same incarnations a
+        If the version is lower, ZooKeeper was restored from an older copy and would assign the same incarnations a
         second time.
 
         Raises:
-          ClusterError: it is lower by more than ``_MOST_RAISED``.
-          ZkMultiFailed: a node that was read changed meanwhile.
+          ClusterError: the version is lower by more than ``_MOST_RAISED``. ZkMultiFailed: a node that was read changed
+          meanwhile.
         """
         version, counted = node.version, self._directory.counted if self._directory is not None else -1
         if counted <= version:
@@ -410,7 +418,7 @@ class BrokerRegistry:
             return None
 
     def _is_outdated(self, registered: int) -> bool:
-        """Return whether an incarnation was registered that the log directory does not know."""
+        """Return whether a later incarnation was registered than the log directory has recorded."""
         known = self._directory.incarnation if self._directory is not None else None
         return known is not None and registered > known
 
@@ -420,7 +428,7 @@ class BrokerRegistry:
             return
         try:
             await asyncio.to_thread(directory.note_incarnation, incarnation)
-        except OSError as error:  # The disk is full; the next process counts as untrusted.
+        except OSError as error:  # The disk may be full. The next process will count as untrusted.
             log.warning("could not record incarnation %d in the log directory: %s", incarnation, error)
 
     async def _note_counted(self, incarnation: int) -> None:
@@ -428,7 +436,7 @@ class BrokerRegistry:
             return
         try:
             await asyncio.to_thread(self._directory.note_counted, incarnation)
-        except OSError as error:  # The disk is full; an older ZooKeeper may not be detected.
+        except OSError as error:  # The disk may be full. An older copy of ZooKeeper may then not be detected.
             log.warning("could not record in the log directory that incarnation %d is counted: %s", incarnation, error)
 
     async def _changed(self, path: str, deadline: float) -> None:
@@ -467,7 +475,7 @@ class BrokerRegistry:
 def _doubted(
     path: str, mark: Node, doubted: tuple[TopicPartition, ...], *, trusted: bool
 ) -> tuple[TopicPartition, ...]:
-    """Return the partitions that the mark or this process doubts; empty for all of them."""
+    """Return the partitions that the mark or this process declares as doubtful; empty means all partitions."""
     try:
         found = codecs.decode(path, mark.data, codecs.UntrustedNode).partitions
     except codecs.ZkFormatError as error:

@@ -1,8 +1,8 @@
-"""The reads and writes of brokers, administration and supervisors in ZooKeeper, as typed operations.
+"""Typed reads and writes in ZooKeeper for brokers, administration and supervisors.
 
-Each operation defines its outcome after a connection that breaks meanwhile. State is written only by compare-and-set.
-The module decides nothing. Leaders' operations on partition states are in ``state_store``, the controller's own ones in
-``controller_store``.
+Each operation defines its outcome if the connection breaks. State is written only by compare-and-set. The module makes
+no decisions. ``state_store`` has the leaders' operations on partition states, ``controller_store`` those of the
+controller.
 """
 
 from __future__ import annotations
@@ -32,17 +32,18 @@ from sparklog.zk.session import Check, Create, Delete, Node, Op, SetData, ZkSess
 from sparklog.zk.state_store import StateStore
 from sparklog.zk.unreadable import Unreadable
 
-#: The size of the blocks of producer ids that brokers receive.
+#: The number of producer ids in a block.
 PRODUCER_ID_BLOCK = 1000
 #: ZooKeeper drops the connection on requests of 1 MB; a topic record stays well below that.
 MAX_TOPIC_BYTES = 900_000
 
 
 class BarrierJob(NamedTuple):
-    """The barrier job of the live driver; without a live driver both fields are unset.
+    """The state of the live driver's barrier job. Without a live driver both fields are unset.
 
-    ``awaited`` means that its next generation has not reported yet, so one of its tasks may be about to adopt a broker
-    that has no supervisor. ``at_work`` is the generation that has reported.
+    A generation is one run of the barrier job. ``awaited`` means that the newest generation has not reported yet, so
+    one of its tasks may be about to adopt a broker that has no supervisor. ``at_work`` is the generation that has
+    reported.
     """
 
     awaited: bool = False
@@ -55,11 +56,11 @@ class ClusterStore:
     def __init__(self, session: ZkSession) -> None:
         self.session = session
         self.unreadable = Unreadable()
-        #: The states of partitions, as leaders read and write them.
+        #: The leaders' operations on partition states.
         self.states = StateStore(session, self.unreadable)
 
     async def prepare(self) -> None:
-        """Create the missing ones of the persistent nodes that every cluster has."""
+        """Create the persistent nodes that every cluster has, if they are missing."""
         empty = codecs.encode(codecs.CounterNode())
         for path in paths.BASE:
             counter = path in {paths.CONTROLLER_EPOCH, paths.DRIVER_EPOCH, paths.PRODUCER_IDS}
@@ -69,10 +70,10 @@ class ClusterStore:
                 continue
 
     async def cluster_id(self, *, create: bool = True) -> str:
-        """Return the cluster's id, which the first call ever generates.
+        """Return the cluster's id. The first call for a cluster generates it.
 
         Raises:
-          ClusterError: there is none and ``create`` is false.
+          ClusterError: the cluster has no id and ``create`` is false.
         """
         while True:
             try:
@@ -87,13 +88,13 @@ class ClusterStore:
             try:
                 await self.session.create(paths.CLUSTER_ID, uuid.uuid4().hex.encode())
             except ZkNodeExists:
-                continue  # Another process was faster: its id counts.
+                continue  # Another process has created the id first.
 
     async def allocate_broker_id(self) -> int:
         """Return a broker id that was never returned before.
 
-        A lost response wastes one. An id with a registration in the past is skipped: a counter that was restored from
-        an older copy would return it again.
+        If a response is lost, an id is wasted. An id that was ever registered is skipped, because a counter that was
+        restored from an older copy could return it again.
         """
         while True:
             broker_id = await self.session.set(paths.BROKER_ID_SEQUENCE, b"") - 1
@@ -101,12 +102,13 @@ class ClusterStore:
                 return broker_id
 
     async def next_producer_ids(self, *, now_s: float, above: int = 0) -> range:
-        """Allocate a block of producer ids for this caller alone.
+        """Allocate a block of producer ids. No other caller receives the same ids.
 
-        A lost response wastes one block.
+        If a response is lost, a block is wasted.
 
-        The block starts at the counter, and no lower than ``above`` nor than the floor of ``now_s``, the wall clock's
-        seconds. After a restore of ZooKeeper from an older copy, the counter alone would return ids a second time.
+        The block starts at the counter, but not below ``above``, nor below a minimum that follows from ``now_s``, the
+        wall-clock time in seconds. After ZooKeeper was restored from an older copy, the counter alone would return ids
+        a second time.
         """
         while True:
             node = await self.session.get(paths.PRODUCER_IDS)
@@ -122,7 +124,7 @@ class ClusterStore:
     # --- brokers -------------------------------------------------------------------------------------------------
 
     async def live_brokers(self) -> tuple[BrokerRegistration, ...]:
-        """Return the registrations of all live brokers, by id; skip invalid ones."""
+        """Return the registrations of all live brokers, by id. Skip unreadable ones."""
         ids = self.unreadable.numbers(paths.BROKER_IDS, await self.session.children(paths.BROKER_IDS))
         found = await asyncio.gather(*(self.session.get(paths.broker(i)) for i in ids), return_exceptions=True)
         live = []
@@ -139,8 +141,8 @@ class ClusterStore:
     async def _registration(self, broker_id: int, node: Node) -> BrokerRegistration | None:
         """Return the registration in a node of ``/brokers/ids``, or None.
 
-        The broker's session still holds a node that was overwritten, and ``/brokers/incarnations`` has the same
-        registration. So an overwritten node alone does not make the broker count as dead.
+        If the node was overwritten but the broker's session still holds it, the registration is read from
+        ``/brokers/incarnations``. So an overwritten node alone does not make the broker count as dead.
         """
         path = paths.broker(broker_id)
         try:
@@ -165,12 +167,14 @@ class ClusterStore:
         return msgspec.structs.replace(registration, incarnation=last.version)
 
     async def retire_broker(self, broker_id: int, *, pid: int, boot_id: str) -> bool:
-        """Delete the registration of a process that is proved dead, and create a mark of that.
+        """Delete the registration of a process that is proved dead, and mark the broker as retired.
 
-        The mark is needed because registrations also disappear when ZooKeeper is unreachable. It is bound to the last
-        counted incarnation, which is that process's. Returns False if another process has registered since.
+        The mark shows a controller that the process is dead: a missing registration alone does not, because
+        registrations also disappear when brokers cannot reach ZooKeeper. The mark contains the incarnation of the dead
+        process. Returns False if another process has registered since.
 
-        The mark is created again instead of being set, so that watches of the marks fire. The call may be repeated.
+        An existing mark is deleted and created again, not set, so that watches of the marks fire. The call may be
+        repeated.
         """
         ids, counter, mark = paths.broker(broker_id), paths.incarnation(broker_id), paths.retired(broker_id)
         while True:
@@ -215,11 +219,11 @@ class ClusterStore:
         return codecs.decode_topic(path, node.data, name), node.version
 
     async def create_topic(self, record: TopicRecord) -> None:
-        """Write the topic; the controller does the rest.
+        """Write the topic. The controller then creates its partitions' states.
 
         Raises:
-          BrokerError: TOPIC_ALREADY_EXISTS; INVALID_PARTITIONS if the record is too large for one node.
-          ZkUnreachable: if ``sent``, the topic may exist: its topic id identifies it.
+          BrokerError: TOPIC_ALREADY_EXISTS; INVALID_PARTITIONS if the record is too large for one node. ZkUnreachable:
+          if ``sent``, the topic may exist. The caller recognizes it by its topic id.
         """
         value = encode_record(record)
         try:
@@ -238,8 +242,8 @@ class ClusterStore:
     async def restore_topic(self, record: TopicRecord, states: Mapping[int, LeaderAndIsr]) -> None:
         """Write a topic with the states of the partitions that have records, in one multi.
 
-        The controller would give a partition without a state to a broker without its records. The topic's id is no
-        longer listed as deleted.
+        Without a state the controller could choose a leader that does not have the partition's records. The topic's id
+        is removed from the list of deleted topics.
 
         Raises:
           BrokerError: TOPIC_ALREADY_EXISTS; INVALID_PARTITIONS if it is too large for one request.
@@ -273,7 +277,7 @@ class ClusterStore:
     async def update_topic(self, record: TopicRecord, expected_version: int) -> int | None:
         """Replace a topic's record (schemas, config, more partitions, moves).
 
-        Returns None if the record was changed meanwhile, or the topic was deleted and perhaps recreated.
+        Returns None if the record has another version, or the topic was deleted and perhaps recreated.
 
         Raises:
           BrokerError: INVALID_PARTITIONS if the record is too large for one node.
@@ -301,8 +305,8 @@ class ClusterStore:
 
         Idempotent.
 
-        A topic that no longer exists needs no request. While the topic exists, a request for another topic of that name
-        is void and is replaced: the controller would drop it, and this one with it.
+        If the topic no longer exists, nothing is written. If the node has a request for an earlier topic of the same
+        name, that request is replaced, because the controller would drop it.
         """
         path, request = paths.delete_topic(name), codecs.encode(codecs.DeletionRequest(topic_id))
         lives = Check(paths.topic_id(topic_id), -1)
@@ -319,20 +323,20 @@ class ClusterStore:
             ops = [lives, Create(path, request)]
             with suppress(ZkNoNode):
                 node = await self.session.get(path)
-                with suppress(codecs.ZkFormatError):  # An unreadable request names no topic, and is replaced, too.
+                with suppress(codecs.ZkFormatError):  # Replace an unreadable request as well.
                     if codecs.decode(path, node.data, codecs.DeletionRequest).topic_id == topic_id:
                         return
-                # A set alone is not enough: the controller watches the names of the requests, not their content. The
-                # new node also gets another version than the old one: a controller that is about to drop the request
-                # that it read must not delete this one.
+                # Do not only set the node: the controller watches the names of the requests, not their content. The new
+                # node also has another version than the old one, so a controller that is about to drop the old request
+                # does not delete the new one.
                 again = (SetData(path, request, version) for version in range(node.version + 1))
                 ops = [lives, Delete(path, node.version), Create(path, request), *again]
 
     async def request_election(self, path: str, request: codecs.ElectionRequest) -> None:
         """Request that the controller elect leaders.
 
-        The controller deletes the request's node, ``paths.election(...)``, after the elections. The node also ends with
-        this session: an unclean election must not happen long after its reason, and its requester, are gone.
+        The controller deletes the request's node, ``paths.election(...)``, after the elections. The node is ephemeral,
+        because an unclean election must not happen long after the requester, and the reason for it, are gone.
         """
         await self.session.create(path, codecs.encode(request), ephemeral=True)
 
@@ -343,7 +347,7 @@ class ClusterStore:
     ) -> int:
         """Become the cluster's only driver for the life of this session.
 
-        Returns the driver epoch, which is higher than every earlier driver's. The arguments are stored unchanged, see
+        Returns the driver epoch, which is higher than that of every earlier driver. The arguments are stored in a
         ``DriverNode``.
 
         Raises:
@@ -365,20 +369,20 @@ class ClusterStore:
                 return epoch
             except ZkMultiFailed as error:
                 if error.index != 0:
-                    continue  # The counter changed; the driver that changed it may be gone again.
+                    continue  # Another driver has changed the counter. Try again, because that driver may have ended.
             try:
                 holder = await self.session.get(paths.DRIVER)
             except ZkNoNode:
                 continue
             found = codecs.decode(paths.DRIVER, holder.data, codecs.DriverNode)
             if holder.ephemeral_owner == self.session.session_id:
-                return found.driver_epoch  # This is our own claim, whose response was lost.
+                return found.driver_epoch  # This is the node of this call: the response of an earlier attempt was lost.
             raise ClusterError(
                 f"another driver runs this cluster: {found.host} pid {found.pid}, driver epoch {found.driver_epoch}"
             )
 
     async def barrier_job(self) -> BarrierJob:
-        """Return the progress of the live driver's generations. Raises ZkUnreachable."""
+        """Return the state of the live driver's barrier job. Raises ZkUnreachable."""
         try:
             node = await self.session.get(paths.DRIVER)
         except ZkNoNode:

@@ -1,8 +1,7 @@
 """Values of ZooKeeper nodes, which are JSON objects with a format version.
 
-Every ``decode_*`` takes the node's path, only to name it in errors. A value of a newer version is refused with its
-version. Within one version, fields that an older reader does not know are ignored. The module is pure: bytes in, values
-out.
+Each ``decode_*`` function takes the node's path only for error messages. A value with a newer format version is
+refused. Within one version, a reader ignores fields that it does not know. The module is pure: bytes in, values out.
 """
 
 from __future__ import annotations
@@ -29,8 +28,7 @@ from sparklog.model import (
     check_topic_name,
 )
 
-#: The version of every value that this release writes. There is one for all, because all values change together with
-#: the software.
+#: The format version of the values that this release writes. All kinds of values have the same version.
 VERSION = 1
 
 
@@ -39,9 +37,9 @@ _Replicas = Annotated[tuple[_BrokerId, ...], msgspec.Meta(min_length=1)]
 
 
 class ZkFormatError(ClusterError):
-    """An unreadable ZooKeeper value: it has a newer format, or is not a value for its node.
+    """An unreadable ZooKeeper value: it has a newer format, or is not a valid value of its node.
 
-    ``newer`` means that it has a newer format, which no process of this release may replace.
+    ``newer`` means that it has a newer format. No process of this release may overwrite such a value.
     """
 
     def __init__(self, detail: str, newer: bool = False) -> None:
@@ -53,7 +51,7 @@ class ZkFormatError(ClusterError):
 
 
 class GenerationName(msgspec.Struct, frozen=True, order=True):
-    """The generation of the barrier job that a directive or a report belongs to; other fields are not read here."""
+    """The part of a generation's directive or report that is read here: its generation of the barrier job."""
 
     driver_epoch: int
     generation: int
@@ -110,9 +108,9 @@ class _BrokerNode(msgspec.Struct, frozen=True):
 class _IsrChanges(msgspec.Struct, frozen=True):
     """The changes that a leader reports.
 
-    ``topics`` has the written states.
+    ``topics`` has the states that the leader has written.
 
-    An earlier release names only ``partitions``; none of them means any partition.
+    An earlier release writes only ``partitions``. If both are empty, any partition may have changed.
     """
 
     version: int
@@ -121,7 +119,7 @@ class _IsrChanges(msgspec.Struct, frozen=True):
 
 
 class ControllerNode(msgspec.Struct, frozen=True):
-    """The holder of ``/controller``."""
+    """The value of ``/controller``: the current controller and its epoch."""
 
     controller_id: str
     controller_epoch: int
@@ -129,10 +127,10 @@ class ControllerNode(msgspec.Struct, frozen=True):
 
 
 class DriverNode(msgspec.Struct, frozen=True):
-    """The holder of ``/driver``, which a refused driver names in its error.
+    """The value of ``/driver``: the current driver. The error of another driver that is refused names it.
 
-    ``start_time``, ``boot_id`` and ``pid_namespace`` distinguish its process from a later one with the same pid, or one
-    in another container. An earlier release omits them.
+    ``start_time``, ``boot_id`` and ``pid_namespace`` distinguish the driver's process from a later one with the same
+    pid, or from one in another container. An earlier release omits them.
     """
 
     driver_epoch: int
@@ -152,9 +150,9 @@ class DeletionRequest(msgspec.Struct, frozen=True):
 
 
 class DeletedTopic(msgspec.Struct, frozen=True):
-    """The value of ``/brokers/deleted_topics/<id>``: a topic that was deleted at ``deleted_ms``, by the wall clock.
+    """The value of ``/brokers/deleted_topics/<id>``: a topic that was deleted at ``deleted_ms``.
 
-    The clock is the controller's. The oldest values are dropped first.
+    The time is from the controller's wall clock. If there are too many of these nodes, the oldest are removed.
     """
 
     name: str
@@ -165,7 +163,7 @@ class DeletedTopic(msgspec.Struct, frozen=True):
 class ElectionRequest(msgspec.Struct, frozen=True):
     """The value of ``/admin/elections/<name>``: a request to elect leaders.
 
-    The kind "preferred" elects the first replica, if it is in sync; "unclean" elects any live replica, if no member of
+    The kind "preferred" elects the first replica, if it is in sync. "unclean" elects any live replica, if no member of
     the ISR is alive. ``partitions`` None means all partitions.
     """
 
@@ -177,8 +175,8 @@ class ElectionRequest(msgspec.Struct, frozen=True):
 class TruncationRefusal(msgspec.Struct, frozen=True):
     """The value of ``/admin/cut_refusals/<name>``: a replica's refusal to truncate committed records.
 
-    The replica, of the broker's ``incarnation``, holds committed records up to ``high_watermark``. Its leader of
-    ``leader_epoch`` lacks those from ``offset`` on.
+    The replica, on the broker with ``incarnation``, holds committed records up to ``high_watermark``. The leader of
+    ``leader_epoch`` lacks these records from ``offset`` on.
     """
 
     topic: str
@@ -193,16 +191,18 @@ class TruncationRefusal(msgspec.Struct, frozen=True):
 
 
 class StoppingNode(msgspec.Struct, frozen=True):
-    """The value of ``/admin/stopping/<id>``: the incarnation that requests a controlled shutdown."""
+    """The value of ``/admin/stopping/<id>``: the incarnation of the broker that requests a controlled shutdown."""
 
     incarnation: int
     version: int = VERSION
 
 
 class UntrustedNode(msgspec.Struct, frozen=True):
-    """The value of ``/brokers/untrusted/<id>``: the incarnation ``value``, whose ISR memberships are void.
+    """The value of ``/brokers/untrusted/<id>``: the untrusted incarnation (``value``).
 
-    Empty ``partitions`` mean all of them, as in the values of an earlier release.
+    Earlier ISR memberships are void.
+
+    If ``partitions`` is empty, as in values of an earlier release, all partitions of the broker are untrusted.
     """
 
     value: int = 0
@@ -211,7 +211,7 @@ class UntrustedNode(msgspec.Struct, frozen=True):
 
 
 class CounterNode(msgspec.Struct, frozen=True):
-    """A number that only grows: controller epoch, driver epoch, next producer id."""
+    """A counter that only rises: the controller epoch, the driver epoch or the next producer id."""
 
     value: int = 0
     version: int = VERSION
@@ -230,12 +230,12 @@ def decode(path: str, data: bytes, kind: type[T]) -> T:
     """Decode one value.
 
     Raises:
-      ZkFormatError: it has a newer version (the error names path, found and expected), or is not this kind of value.
+      ZkFormatError: the value has a newer format version, or is not of this kind. The error names the path.
     """
     decoder = _decoders.get(kind)
     if decoder is None:
         decoder = _decoders[kind] = msgspec.json.Decoder(kind)
-    # Check the version first: a newer format may lack the fields that this one requires.
+    # Check the version first, because a newer format may lack fields that this one requires.
     try:
         version = _decode_version(data)
     except _NOT_JSON as error:
@@ -252,7 +252,7 @@ def decode(path: str, data: bytes, kind: type[T]) -> T:
         raise ZkFormatError(f"ZooKeeper node {path}: {error}: {data[:80]!r}") from None
 
 
-#: The errors of the decoder for bytes that are not valid, including values that are nested too deeply.
+#: The errors that the decoder raises for invalid bytes, including values that are nested too deeply.
 _NOT_JSON = (msgspec.MsgspecError, RecursionError, UnicodeError)
 _version_decoder = msgspec.json.Decoder(_VersionedNode)
 
@@ -317,7 +317,7 @@ def decode_topic(path: str, data: bytes, name: str) -> TopicRecord:
 
 
 def _misassigned(found: _TopicNode) -> str:
-    """Return the error in the topic's assignment, or an empty string."""
+    """Return what is wrong with the topic's assignment, or an empty string."""
     for number, replicas in enumerate(found.assignment):
         if len(set(replicas)) < len(replicas):
             return f"partition {number} is assigned to {list(replicas)}, a broker twice"
@@ -369,7 +369,7 @@ def decode_broker(path: str, data: bytes, broker_id: int) -> BrokerRegistration:
 
 
 class IsrChanges(NamedTuple):
-    """The changes that a leader reports: states, or partitions to read.
+    """The changes that a leader reports: new states (``reported``), or partitions whose state must be read (``named``).
 
     If both are empty, any partition may have changed.
     """

@@ -1,6 +1,6 @@
-"""What a controller reads in ZooKeeper: levels, which are the complete values of nodes' children, and states.
+"""The reads of a controller in ZooKeeper. Each returns the complete current value, not changes.
 
-Reads are bound to no controller epoch. A node that cannot be read is skipped and counted.
+Reads do not depend on the controller epoch. A node that cannot be read is skipped and counted.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _T = TypeVar("_T")
 
 
 class StoredTopic(NamedTuple):
-    """A topic with its states. ``version`` is the version of the topic's own node."""
+    """A topic with its partitions' states. ``version`` is the version of the topic's own node."""
 
     record: TopicRecord
     states: dict[int, VersionedState]
@@ -36,7 +36,7 @@ class StoredTopic(NamedTuple):
 
 
 class TopicsRead(NamedTuple):
-    """All topics, and the names of those with an unreadable record or unreadable states."""
+    """All readable topics, and the names of topics with an unreadable record or unreadable states."""
 
     topics: tuple[StoredTopic, ...]
     unreadable: frozenset[str]
@@ -45,8 +45,8 @@ class TopicsRead(NamedTuple):
 class IsrChangesRead(NamedTuple):
     """The ISR change notifications.
 
-    ``nodes`` has their versions, ``reported`` the reported states, and ``named`` the partitions that changed without a
-    reported state; None means that any partition may have changed.
+    ``nodes`` has the versions of their nodes. ``reported`` has the reported states. ``named`` has partitions that
+    changed without a reported state, or is None if any partition may have changed.
     """
 
     nodes: dict[str, int]
@@ -63,17 +63,19 @@ class ControllerLevels:
         self.unreadable = cluster.unreadable
 
     async def brokers(self) -> tuple[BrokerRegistration, ...]:
-        """Return the live brokers, with their trust according to the marks.
+        """Return the live brokers. A broker with a mark in ``/brokers/untrusted`` is untrusted.
 
-        A broker is untrusted while its mark exists, whatever its registration says: a controller deletes the mark after
-        it has acted on it.
+        The mark counts, not the registration: a controller deletes the mark when the broker can be trusted again.
         """
         live = await self.cluster.live_brokers()
         marks = await self._read_children(paths.UNTRUSTED)
         return tuple(self._marked(found, marks.get(str(found.broker_id))) for found in live)
 
     def _marked(self, registration: BrokerRegistration, mark: Node | None) -> BrokerRegistration:
-        """Return the registration with the doubts of its mark. An unreadable mark doubts all logs."""
+        """Return the registration with the doubtful partitions of its mark.
+
+        If the mark is unreadable, all logs are untrusted.
+        """
         if mark is None:
             return msgspec.structs.replace(registration, trusted=True, doubted=())
         found = self.decode(paths.untrusted(registration.broker_id), mark, codecs.UntrustedNode)
@@ -81,10 +83,9 @@ class ControllerLevels:
         return msgspec.structs.replace(registration, trusted=False, doubted=doubted)
 
     async def retired(self, live: Collection[int]) -> frozenset[int]:
-        """Return the brokers, other than the ``live`` ones, whose last incarnation is proved dead.
+        """Return the brokers outside ``live`` whose last incarnation is proved dead.
 
-        This is read after the live ones, because the deletion of a registration and the creation of its mark are one
-        multi.
+        Call it after the live brokers were read: one multi deletes a registration and creates the mark.
         """
         absent = [broker_id for broker_id in await self._ids(paths.RETIRED) if broker_id not in live]
         marks = await self._nodes([paths.retired(i) for i in absent])
@@ -117,7 +118,7 @@ class ControllerLevels:
             return None
 
     async def absent(self, live: Collection[int]) -> tuple[BrokerRegistration, ...]:
-        """Return the last registrations of brokers other than the ``live`` ones, which have their processes' addresses.
+        """Return the last registrations, with addresses, of brokers outside ``live``.
 
         Brokers with untrusted logs are excluded.
         """
@@ -142,14 +143,14 @@ class ControllerLevels:
         return {i: found[str(i)].incarnation for i in self.unreadable.numbers(paths.STOPPING, tuple(found))}
 
     async def deletions(self) -> dict[str, str]:
-        """Return the topics to delete, with the id of the requested topic."""
+        """Return the deletion requests: for each topic name the id of the topic to delete."""
         found = await self.read_values(paths.DELETE_TOPICS, codecs.DeletionRequest)
         return {name: request.topic_id for name, request in found.items()}
 
     async def isr_changes(self) -> IsrChangesRead:
         """Return the ISR changes that leaders report.
 
-        An unreadable notification still proves a change, which may be of any partition.
+        An unreadable notification may mean any partition.
         """
         nodes = await self._read_children(paths.ISR_CHANGES)
         reported: list[TopicStates] = []
@@ -170,7 +171,7 @@ class ControllerLevels:
         return IsrChangesRead(versions, tuple(reported), None if named is None else tuple(named))
 
     async def topics(self) -> TopicsRead:
-        """Read all topics with the states of their partitions. Children with invalid names are not topics."""
+        """Read all topics with the states of their partitions. Nodes with invalid topic names are skipped."""
         names = await self.topic_names()
         found = await asyncio.gather(*(self.cluster.read_topic(name) for name in names), return_exceptions=True)
         raise_other_than(found, codecs.ZkFormatError)
@@ -201,12 +202,15 @@ class ControllerLevels:
         return names
 
     async def topic(self, name: str) -> tuple[TopicRecord, int] | None:
-        """Return the topic's record and version as they are after everything written through this session."""
+        """Return the topic's record and version, or None if the topic is gone.
+
+        The result is not older than the last write through this session.
+        """
         await self.session.sync(paths.topic(name))
         return await self.cluster.read_topic(name)
 
     async def elections(self) -> dict[str, codecs.ElectionRequest]:
-        """Return the requests for elections, by the name of their node."""
+        """Return the requests for elections, by the names of their nodes."""
         return await self.read_values(paths.ELECTIONS, codecs.ElectionRequest)
 
     async def refusals(self) -> tuple[codecs.TruncationRefusal, ...]:
@@ -218,9 +222,9 @@ class ControllerLevels:
         return tuple((await self.read_values(paths.CUT_REFUSALS, codecs.TruncationRefusal)).values())
 
     async def states(self, tps: Sequence[TopicPartition]) -> dict[TopicPartition, VersionedState | None]:
-        """Return these partitions' states, None for those without one; omit those whose state is unreadable.
+        """Return the states of these partitions, or None for a partition without one. Omit unreadable states.
 
-        The result includes everything written through this session.
+        The result is not older than the last write through this session.
         """
         if tps:
             await self.session.sync(paths.TOPICS)
@@ -235,7 +239,7 @@ class ControllerLevels:
         return found
 
     async def read_values(self, path: str, kind: type[_T]) -> dict[str, _T]:
-        """Return the values of a node's children by name, without the unreadable ones."""
+        """Return the values of a node's children, by name. Unreadable ones are skipped."""
         nodes = await self._read_children(path)
         values = {name: self.decode(f"{path}/{name}", node, kind) for name, node in nodes.items()}
         return {name: value for name, value in values.items() if value is not None}

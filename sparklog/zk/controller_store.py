@@ -1,7 +1,8 @@
-"""The election of a controller in ZooKeeper, and its writes, each of which is bound to its controller epoch.
+"""The election of a controller in ZooKeeper, and the controller's writes, which check its controller epoch.
 
-The version of ``/controller_epoch`` holds the epoch: a multi that checks it fails as soon as another controller has
-been elected, whatever this one believes. Writes are pipelined, with one multi per partition.
+Each election changes the version of ``/controller_epoch``. A multi that checks this version fails as soon as another
+controller has been elected, even if this controller does not know that. Writes are pipelined, with one multi per
+partition.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from sparklog.zk.session import Check, Create, Delete, Node, Op, SetData, ZkSess
 from sparklog.zk.state_store import FateUnknown, NodeGone, WriteOutcome, WriteRefused, Written
 from sparklog.zk.topic_deletion import TopicDeletion
 
-#: The version of a node that does not exist yet.
+#: The expected version for a node that does not exist yet.
 NO_NODE = -1
 
 
@@ -32,7 +33,7 @@ class EpochLost:
 
 @dataclass(frozen=True, slots=True)
 class WriteSuperseded:
-    """A write that did not happen because a node has another version than expected, or is gone."""
+    """A write that did not happen because a node has another version than expected, or does not exist."""
 
     reason: str
 
@@ -41,7 +42,7 @@ StateOutcome = WriteOutcome | EpochLost
 
 
 class StateChange(NamedTuple):
-    """One partition's part of ``write_topic``."""
+    """The new state of one partition, for ``write_topic``."""
 
     tp: TopicPartition
     state: LeaderAndIsr
@@ -50,26 +51,31 @@ class StateChange(NamedTuple):
 
 
 class ControllerStore:
-    """One controller's access to ZooKeeper. ``elect`` comes first; the writes need its epoch, the ``levels`` do not."""
+    """One controller's access to ZooKeeper.
+
+    Call ``elect`` before any write, because writes check its epoch. The reads in ``levels`` do not need it.
+    """
 
     def __init__(self, session: ZkSession) -> None:
         self.session = session
         self.cluster = ClusterStore(session)
-        #: The nodes that were skipped.
+        #: The nodes that were skipped because they are unreadable.
         self.unreadable = self.cluster.unreadable
         self.levels = ControllerLevels(self.cluster)
         self._deletion = TopicDeletion(self.levels)
         self._epoch_version = NO_NODE
-        #: Only one deletion request is dropped at a time: if two callers read the same request, one would drop it, and
-        #: the other its successor.
+        #: Lets only one caller at a time drop a deletion request. If two callers read the same request, one could
+        #: delete it, and the other the next request with that name.
         self._dropping = asyncio.Lock()
         #: The newest epoch that ``elect`` has returned.
         self._given = NO_EPOCH
 
     async def elect(self, controller_id: str) -> int | None:
-        """Take ``/controller`` and a new controller epoch, which no earlier term had.
+        """Create ``/controller`` and take a new controller epoch.
 
-        None: another controller holds it.
+        Return the epoch, or None if another controller is elected.
+
+        No earlier term had this epoch.
         """
         if self._given != NO_EPOCH:
             await self._delete_served_claim()
@@ -79,10 +85,10 @@ class ControllerStore:
         return epoch
 
     async def _delete_served_claim(self) -> None:
-        """Delete a claim that has served a term and could not be deleted at its end.
+        """Delete the ``/controller`` node of an earlier term of this session, if it still exists.
 
-        A second term with the same epoch would number its updates from the start, and brokers would treat them as old
-        ones.
+        A second term with the same epoch would number its updates from the start again, and brokers would ignore them
+        as outdated.
         """
         try:
             holder = await self.session.get(paths.CONTROLLER)
@@ -102,10 +108,10 @@ class ControllerStore:
             return None
 
     def _newest_epoch(self, node: Node) -> int:
-        """Return the newest epoch that ``/controller_epoch`` proves to be assigned.
+        """Return the newest controller epoch that is known to be assigned.
 
-        This works even if the value is lost: each election writes the node once, so its version is at least the last
-        valid epoch.
+        This works even if the value of ``/controller_epoch`` is lost: each election writes the node once, so its
+        version is at least the last valid epoch.
 
         Raises:
           ZkFormatError: the value has a newer format.
@@ -136,10 +142,10 @@ class ControllerStore:
         return epoch
 
     async def _own_claim(self) -> int | None:
-        """Return the epoch of a claim that this session made and whose response was lost.
+        """Return the epoch if this session was elected by a multi whose response was lost, or None.
 
-        A node that no session holds is deleted: a controller's node is ephemeral, and no controller would be elected
-        while this one exists.
+        A ``/controller`` node that is not ephemeral is deleted: no controller created it, and while it exists none can
+        be elected.
         """
         try:
             holder = await self.session.get(paths.CONTROLLER)
@@ -161,7 +167,7 @@ class ControllerStore:
         return newest
 
     def owns(self, holder: Node | None) -> bool:
-        """Return whether ``/controller``, as read, belongs to this session."""
+        """Return whether this session created the ``/controller`` node that was read."""
         return holder is not None and holder.ephemeral_owner == self.session.session_id
 
     # --- writes ----------------------------------------------------------------------------------------------------
@@ -176,18 +182,19 @@ class ControllerStore:
         expected_version: int,
         on_outcome: Callable[[TopicPartition, StateOutcome | None], None],
     ) -> None:
-        """Send one compare-and-set and return at once.
+        """Send a compare-and-set of a partition's state and return at once.
 
-        ``on_outcome`` is called in the loop, with None if the write lost and the caller must read the node's state.
+        ``on_outcome`` is called in the event loop. Its outcome is None if the node has another version; the caller must
+        then read the node's state.
 
-        It is a callback and not a coroutine: there may be ten thousand, and a task for each would cost more than the
-        write.
+        This is a callback instead of a coroutine because ten thousand writes may be in flight, and a task for each
+        would take more time than the write.
         """
         value = codecs.encode_state(state, leader_incarnation)
         ops: list[Op] = [Check(paths.CONTROLLER_EPOCH, self._epoch_version), Check(paths.topic_id(topic_id), -1)]
         if expected_version == NO_NODE:
             ops += [Create(paths.partition(tp), b""), Create(paths.state(tp), value)]
-            written = self.session.multi(ops)  # A batched write could be overtaken by the deletion of the topic.
+            written = self.session.multi(ops)  # The topic's deletion could overtake a batch.
         else:
             ops.append(SetData(paths.state(tp), value, expected_version))
             written = self.session.multi_batched(ops)
@@ -232,17 +239,18 @@ class ControllerStore:
         """Delete a topic's nodes and its deletion request. See ``TopicDeletion.delete``.
 
         Raises:
-          ZkUnreachable: part of it may be done.
+          ZkUnreachable: a part may have been deleted.
         """
         fence = Check(paths.CONTROLLER_EPOCH, self._epoch_version)
         return await self._deletion.delete(name, topic_id, fence)
 
     async def delete_isr_changes(self, nodes: Mapping[str, int]) -> bool:
-        """Delete processed notifications with the versions that were read.
+        """Delete processed notifications if they still have the versions that were read.
 
         Returns False if one has changed since.
 
-        The deletion is bound to the epoch: a deposed controller must not delete what the new one has not seen.
+        The deletion checks the controller epoch, because a controller that has been replaced must not delete
+        notifications that the new one has not read.
         """
         fence = Check(paths.CONTROLLER_EPOCH, self._epoch_version)
         deletions = [
@@ -259,7 +267,7 @@ class ControllerStore:
         This ends this controller's epoch. It does nothing if another controller has been elected.
 
         Raises:
-          ZkUnreachable: it may be done.
+          ZkUnreachable: the counters may have been raised.
         """
         while True:
             epoch = await self.session.get(paths.CONTROLLER_EPOCH)
@@ -279,9 +287,9 @@ class ControllerStore:
                 return
 
     async def drop_deletion_request(self, name: str, topic_id: str) -> None:
-        """Delete the request for this topic.
+        """Delete the deletion request for this topic.
 
-        A request for another topic of that name stays, even if it replaces this one meanwhile. Nothing happens if
+        A request for another topic with this name stays, even if it is written during the call. Nothing happens if
         another controller has been elected.
         """
         path = paths.delete_topic(name)
@@ -324,7 +332,7 @@ def _outcome(future: asyncio.Future[tuple[int, ...]], expected_version: int) -> 
         if isinstance(error.cause, ZkNoNode):
             return NodeGone()
         return None
-    # The error is unknown: the write may have been performed.
+    # Any other error: the write may have been performed.
     return FateUnknown(sent=True)
 
 

@@ -1,6 +1,6 @@
-"""Errors of ZooKeeper requests, in the terms on which callers decide.
+"""The errors of ZooKeeper requests, classified by what callers need to decide.
 
-The essential question after a lost connection is whether the request can have been performed.
+After a lost connection a caller must know whether the request may have been performed.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ class ZkError(ClusterError):
 class ZkUnreachable(ZkError):
     """A request without a response.
 
-    If ``sent`` is false it certainly did not happen; otherwise its outcome is unknown.
+    If ``sent`` is false the request was certainly not performed; otherwise its outcome is unknown.
     """
 
     def __init__(self, detail: str, sent: bool = False) -> None:
@@ -42,11 +42,11 @@ class ZkNodeExists(ZkError):
 
 
 class ZkNotEmpty(ZkError):
-    """A node with children, which is not deleted."""
+    """A node that cannot be deleted because it has children."""
 
 
 class ZkNoAuth(ZkError):
-    """A node that is closed to this session, which does not know the cluster's secret."""
+    """A node that this session may not change, because the session does not know the cluster's secret."""
 
     def __str__(self) -> str:
         return (
@@ -55,11 +55,11 @@ class ZkNoAuth(ZkError):
 
 
 class ZkBadVersion(ZkError):
-    """A node with another version than the request was bound to."""
+    """A node with another version than the request expects."""
 
 
 class ZkMultiFailed(ZkError):
-    """A multi that was rolled back: operation ``index`` failed with ``cause``, and nothing was done."""
+    """A multi that was rolled back because operation ``index`` failed with ``cause``."""
 
     def __init__(self, index: int, cause: ZkError) -> None:
         self.index = index
@@ -71,7 +71,7 @@ class ZkMultiFailed(ZkError):
 
 
 def raise_other_than(results: Sequence[object], allowed: type[ClusterError]) -> None:
-    """Raise the first exception among gathered results that is not an ``allowed`` one."""
+    """Raise the first exception among gathered results that is not of an ``allowed`` type."""
     for result in results:
         if isinstance(result, BaseException) and not isinstance(result, allowed):
             raise result

@@ -1,4 +1,4 @@
-"""Replaced parts of kazoo: waits for sockets, the timeout of a server's greeting, reconnection, and multis."""
+"""Replacements for parts of kazoo: waiting for sockets, the connection timeout, reconnection, and multis."""
 
 from __future__ import annotations
 
@@ -18,34 +18,35 @@ from kazoo.security import CREATOR_ALL_ACL, OPEN_ACL_UNSAFE, READ_ACL_UNSAFE
 
 from sparklog.zk.ops import Check, Create, Op, SetData
 
-#: The number of consecutive silent connections that a session survives: each attempt gets this share of its time.
+#: The number of connection attempts without a response that fit into a session timeout. Each attempt gets this fraction
+#: of it.
 _GREETINGS_IN_A_SESSION = 4
 
 _log = logging.getLogger(__name__)
 
 
 class UnknownError(ZookeeperError):  # type: ignore[misc]
-    """An error code of a response that kazoo has no name for."""
+    """A response with an error code that kazoo does not know."""
 
 
-# kazoo would raise at its lookup of such a code, after it has removed the request from those that a lost connection
-# fails: the caller would wait forever.
+# Without this, kazoo raises at the lookup of such a code. It has then already removed the request from its list of
+# pending requests, so the request never fails and the caller waits forever.
 EXCEPTIONS.default_factory = lambda: UnknownError
 
 
 class KazooHandler(SequentialThreadingHandler):  # type: ignore[misc]
-    """kazoo's threads with a cheaper ``select``.
+    """kazoo's handler for threads, with a faster ``select``.
 
-    kazoo calls it before each read and each write, four times per request. Its own version creates and closes an epoll
-    descriptor each time, which was most of the cost of a request.
+    kazoo calls ``select`` before each read and write, four times per request. Its own version creates and closes an
+    epoll descriptor each time, which took most of the time of a request.
     """
 
     def select(
         self, readers: Sequence[Any], writers: Sequence[Any], _: Sequence[Any], timeout: float | None = None
     ) -> tuple[list[Any], list[Any], list[Any]]:
-        """Wait like ``select.select``, for any descriptor number.
+        """Wait like ``select.select``, but without a limit for descriptor numbers.
 
-        No socket is in both lists. An error of a socket counts as readiness: the next read or write reports it.
+        No socket may be in both lists. A socket with an error counts as ready: the next read or write raises the error.
         """
         poll = select.poll()
         for waiting in readers:
@@ -61,17 +62,17 @@ class KazooHandler(SequentialThreadingHandler):  # type: ignore[misc]
 
 
 class Connections(ConnectionHandler):  # type: ignore[misc]
-    """kazoo's connections, with three differences.
+    """kazoo's connection handler, with three differences.
 
-    A connection without a response to a known session's greeting is closed while the session still has time for
-    another. kazoo waits for the whole session timeout: a server that had just started and had accepted the connection
-    before it could serve it cost the session.
+    If a server does not respond when an existing session connects, the connection is closed early enough for the
+    session to try another one. kazoo waits for the whole session timeout, so a session was lost if a server that was
+    still starting accepted the connection.
 
-    Only a close ends the attempts to connect. kazoo's thread ends with any unknown error, such as a failed name lookup
-    without a free file descriptor, and nothing would start another thread.
+    The attempts to connect end only when the client is closed. kazoo's thread ends at any unknown error, such as a name
+    lookup that fails because no file descriptor is free, and is not started again.
 
-    The response to an authentication is matched to that request. ZooKeeper sends this response at once, before those to
-    earlier requests, and kazoo matches it to the oldest request.
+    The response to an authentication request is matched to that request. ZooKeeper sends it before the responses to
+    earlier requests, and kazoo would match it to the oldest request.
     """
 
     def _read_header(self, timeout: float) -> Any:
@@ -90,14 +91,14 @@ class Connections(ConnectionHandler):  # type: ignore[misc]
         return super()._invoke(timeout, request, xid)
 
     def _connect_loop(self, retry: KazooRetry) -> Any:
-        """Connect as kazoo does, but treat an unknown error as a lost connection: the next attempt follows a pause."""
+        """Connect as kazoo does, but after an unknown error try again after a pause, as after a lost connection."""
         try:
             return super()._connect_loop(retry)
         except ForceRetryError:
             raise
         except Exception as error:
             _log.warning("reconnecting to ZooKeeper after %s: %s", type(error).__name__, error)
-            # Requests in flight on this connection get no response; this fails them for their callers.
+            # Fail the requests in flight on this connection, because they get no response.
             self.client._session_callback(KeeperState.CONNECTING)
             raise ForceRetryError("Reconnecting") from error
 
@@ -117,17 +118,17 @@ _CREATE, _DELETE, _SET, _CHECK = (
 _ERROR = -1
 _END = _HEADER.pack(-1, True, -1)
 _BEGIN = {kind: _HEADER.pack(kind, False, -1) for kind in (_CREATE, _DELETE, _SET, _CHECK)}
-#: Every session may do everything.
+#: The ACL under which any session may do everything.
 OPEN_TO_ALL = tuple(OPEN_ACL_UNSAFE)
-#: The identities that the creating session has proved may do everything; any other session may read.
+#: The ACL under which sessions with the creator's credentials may do everything, and any other session may read.
 CLOSED = (*CREATOR_ALL_ACL, *READ_ACL_UNSAFE)
 _STAT_BYTES = struct.calcsize("!qqqqiiiqiiq")
-#: The position of the data's version in a stat.
+#: The position of the data version in ZooKeeper's Stat structure.
 _VERSION_AT = struct.calcsize("!qqqq")
 
 
 def acl_bytes(acl: Sequence[Any]) -> bytes:
-    """Return an ACL in the form of requests. Source: ZooKeeper's jute file, vector<ACL>."""
+    """Return an ACL as encoded in requests. Source: ZooKeeper's jute file, vector<ACL>."""
     parts = [_INT.pack(len(acl))]
     for entry in acl:
         scheme, name = entry.id.scheme.encode(), entry.id.id.encode()
@@ -139,20 +140,20 @@ _OPEN_TO_ALL = acl_bytes(OPEN_TO_ALL)
 
 
 class Multi:
-    """A multi that is encoded and decoded here.
+    """A multi request with its own encoding and decoding.
 
-    kazoo's ``Transaction`` creates several objects for each operation, with repeated checks, and for each result: half
-    of the cost of a thousand small writes in the sending process.
+    kazoo's ``Transaction`` creates several objects for each operation and each result and repeats checks, which took
+    half of the processor time of a thousand small writes.
 
-    The results are in order: the path of a Create, the new version of a SetData, None; exceptions for all if one has
-    failed.
+    The results are in the order of the operations: the path of a Create, the new version of a SetData, None for others.
+    If one operation fails, all results are exceptions.
     """
 
-    #: ZooKeeper's OpCode.multi, as in kazoo. For this type kazoo converts the results of multis itself.
+    #: The request type: ZooKeeper's OpCode.multi.
     type: ClassVar[int] = serialization.Transaction.type
 
     def __init__(self, operations: Sequence[Op], root: str, acl: bytes = _OPEN_TO_ALL) -> None:
-        """Keep the operations; ``root`` precedes every path, and ``acl`` is that of created nodes."""
+        """Keep the operations. ``root`` is put before every path, and created nodes get ``acl``."""
         self._acl = acl
         self._operations = operations
         self._root = root.encode()

@@ -1,14 +1,14 @@
-"""Batches of small multis: the failure of a broker with thousands of partitions causes thousands of them.
+"""Batches of small multis, which come in thousands when a broker with thousands of partitions fails.
 
-Each small multi keeps its meaning. A batch is written as a whole or not at all. If one member is refused, each member
-is sent again alone and gets its own result. If the connection breaks meanwhile, the outcome of all of them is unknown,
-as it would be for each.
+The results are the same as if each small multi were sent alone. ZooKeeper performs a batch as a whole or not at all. If
+it refuses one member, each member is sent again alone and gets its own result. If the connection breaks, the outcome of
+all members is unknown, as it would be for each.
 
-No write waits for others: the writes of one turn of the event loop form a batch, and while ``_IN_FLIGHT`` batches are
-in flight the rest accumulates. A single write is sent at once.
+No write waits only to fill a batch: the writes that are started in one iteration of the event loop form a batch. While
+``_IN_FLIGHT`` batches are in flight, further writes accumulate.
 
-Equal checks of a batch are sent once. This requires of all callers: a node whose version is checked here is not written
-here.
+Equal checks in a batch are sent only once. Therefore no caller may write a node here whose version another caller
+checks here.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ from typing import Any, NamedTuple
 from sparklog.zk.errors import ZkMultiFailed
 from sparklog.zk.ops import Check, Op
 
-#: The number of small multis in a batch. ZooKeeper drops the connection at 1 MB; each is about 200 bytes, and one
-#: refused member causes this number of single requests.
+#: The number of small multis in a batch. ZooKeeper drops the connection at 1 MB, and each multi has about 200 bytes. If
+#: one member is refused, this number of single requests follows.
 _MEMBERS = 50
 _IN_FLIGHT = 2
 
@@ -37,7 +37,7 @@ class _Member(NamedTuple):
 class MultiBatcher:
     """The batcher of one ``ZkSession``.
 
-    ``send`` is the session's multi: it returns a future at once, which fails if nothing can be sent.
+    ``send`` is the session's ``multi``. It returns a future at once, which fails if the request cannot be sent.
     """
 
     def __init__(self, send: Callable[[Sequence[Op]], asyncio.Future[Results]]) -> None:
@@ -48,7 +48,7 @@ class MultiBatcher:
         self._scheduled = False
 
     def multi(self, ops: Sequence[Op]) -> asyncio.Future[Results]:
-        """Return the result of these operations alone, or the error that they alone would have caused."""
+        """Perform these operations in a batch. The future has their own results or error."""
         future: asyncio.Future[Results] = self._loop.create_future()
         self._waiting.append(_Member(ops, future))
         if not self._scheduled and self._in_flight < _IN_FLIGHT:
@@ -111,7 +111,7 @@ class MultiBatcher:
         self._send(ops).add_done_callback(done)
 
     def _send_singly(self, members: Sequence[_Member]) -> None:
-        """Send the members of a refused batch, which did nothing, alone: each gets its own result."""
+        """Send each member of a refused batch alone, so that each gets its own result."""
         self._in_flight += len(members) - 1
         for member in members:
             self._send_single(member)

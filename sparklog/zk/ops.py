@@ -1,4 +1,4 @@
-"""The operations of a multi, one ZooKeeper transaction, as values."""
+"""The operations of a multi (a ZooKeeper transaction)."""
 
 from __future__ import annotations
 

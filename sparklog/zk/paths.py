@@ -1,11 +1,11 @@
-"""The paths of nodes in ZooKeeper, which follow Kafka's layout, under the connect string's chroot.
+"""The paths of nodes in ZooKeeper, below the chroot of the connect string. They follow Kafka's layout.
 
-``/brokers/incarnations/<id>`` is persistent. Its znode version is the broker's incarnation, and it keeps that
-incarnation's registration after its session has ended. ``/brokers/untrusted/<id>`` exists until a controller has seen
-the end of that broker's void ISR memberships. ``/brokers/retired/<id>`` has the broker's last incarnation that the
-supervisor of its process proved dead. ``/brokers/topic_ids/<id>`` exists exactly as long as the topic. A recreated
-topic's nodes have the same paths and may have the same versions, so only this node distinguishes a write for the old
-topic.
+``/brokers/incarnations/<id>`` is persistent. Its znode version is the broker's incarnation, and it keeps the
+registration of that incarnation after the session has ended. ``/brokers/untrusted/<id>`` marks a broker whose earlier
+ISR memberships are void. It exists until a controller finds that none of them is left. ``/brokers/retired/<id>`` has
+the broker's last incarnation whose process a supervisor proved dead. ``/brokers/topic_ids/<id>`` exists exactly as long
+as the topic. A recreated topic's nodes have the same paths and may have the same versions, so only a check of this node
+makes a late write for the old topic fail.
 """
 
 from __future__ import annotations
@@ -21,15 +21,16 @@ BROKER_ID_SEQUENCE = "/brokers/seqid"
 PRODUCER_IDS = "/brokers/producer_ids"
 TOPICS = "/brokers/topics"
 TOPIC_IDS = "/brokers/topic_ids"
-#: ids of the newest deleted topics, as names of the child nodes
+#: The ids of the most recently deleted topics, as names of the child nodes.
 DELETED_TOPICS = "/brokers/deleted_topics"
-#: the driver's directive to a generation of the barrier job, and the report of that generation
+#: The driver's instructions to a generation (one run of the barrier job), and the report of that generation.
 DIRECTIVE = "/cluster/directive"
 GENERATION = "/cluster/generation"
-#: created when the driver closes its embedded ZooKeeper to sessions without the cluster's secret; its data are the ids
-#: of the secrets for which that is finished
+#: Created when the driver protects its embedded ZooKeeper against sessions without the cluster's secret. Its data are
+#: the ids of the secrets for which the protection is complete.
 PROTECTED = "/cluster/protected"
-#: created after every broker proves the cluster's secret, and never deleted: from then on each broker has to
+#: Created when all brokers prove that they know the cluster's secret, and never deleted. From then on every broker has
+#: to prove it.
 PROOF_REQUIRED = "/cluster/proof_required"
 CONTROLLER = "/controller"
 CONTROLLER_EPOCH = "/controller_epoch"
@@ -37,14 +38,14 @@ CONFIG = "/config"
 ISR_CHANGES = "/isr_change_notification"
 DELETE_TOPICS = "/admin/delete_topics"
 STOPPING = "/admin/stopping"
-#: requests to elect leaders, ephemeral; the controller deletes each after it is finished
+#: Requests to elect leaders. Each is an ephemeral node, which the controller deletes when the request is finished.
 ELECTIONS = "/admin/elections"
-#: replicas that refuse to truncate committed records that their leaders lack; each node is ephemeral
+#: Replicas that refuse to truncate committed records that their leaders lack. Each is an ephemeral node.
 CUT_REFUSALS = "/admin/cut_refusals"
 DRIVER = "/driver"
 DRIVER_EPOCH = "/driver_epoch"
 
-#: Persistent nodes of every cluster; parents before children.
+#: The persistent nodes that every cluster has, parents before children.
 BASE = (
     "/cluster",
     "/brokers",

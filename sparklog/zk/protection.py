@@ -1,10 +1,12 @@
-"""The protection of the cluster's own ZooKeeper against sessions that do not know the cluster's secret.
+"""The protection of the cluster's own ZooKeeper against writes by sessions without the cluster's secret.
 
-Every node has an ACL under which sessions with the secret may do everything, and any session may read. ZooKeeper's ACLs
-are not inherited: each session creates its nodes with that ACL after the node ``PROTECTED`` exists, and the driver that
-creates that node sets the ACLs of the existing nodes. Nothing secret is stored in ZooKeeper.
+Every node has an ACL under which sessions with the secret may do everything, and other sessions may only read.
+ZooKeeper's ACLs are not inherited. Therefore the driver that creates the node ``PROTECTED`` sets the ACLs of all
+existing nodes, and every session that sees this node creates its own nodes with the ACL. Nothing secret is stored in
+ZooKeeper.
 
-The password is derived from the secret for this purpose alone, and is sent to no ZooKeeper without that node.
+The password is derived from the secret for this purpose only. It is not sent to a ZooKeeper without the node
+``PROTECTED``.
 """
 
 from __future__ import annotations
@@ -19,7 +21,7 @@ from sparklog.zk.session import ZkSession
 
 #: The number of nodes whose ACLs are set at a time.
 _AT_ONCE = 1000
-#: A node that ZooKeeper keeps for itself.
+#: ZooKeeper's own node.
 _NOT_OURS = "/zookeeper"
 
 
@@ -32,25 +34,26 @@ async def is_fresh(session: ZkSession) -> bool:
 
 
 async def protect(session: ZkSession, keys: KeyRing) -> None:
-    """Close this ZooKeeper to sessions that do not know one of ``keys``.
+    """Protect this ZooKeeper against sessions that do not know one of ``keys``.
 
-    Nothing happens if that is done already for the only secret. A walk through the nodes that was interrupted is
-    repeated.
+    If ``keys`` has a single secret and the protection for it is complete, nothing happens. If an earlier call was
+    interrupted, the ACLs of all nodes are set again.
 
     Raises:
-      ClusterError: it is closed by another secret.
-      ZkUnreachable: the connection broke; the caller may repeat the call.
+      ClusterError: ZooKeeper is protected by another secret. ZkUnreachable: the connection broke; the caller may repeat
+      the call.
     """
     wanted = ",".join(secret.key_id for secret in keys.secrets).encode()
     await session.authenticate()
     try:
         await session.ensure("/cluster")
         await session.ensure(paths.PROTECTED)
-        # During a change of the secret, sessions with only the older one create nodes for that one alone.
+        # While the secret is being changed, sessions that know only the old secret still create nodes that only it
+        # opens. So do not stop here.
         if (await session.get(paths.PROTECTED)).data == wanted and len(keys.secrets) == 1:
             return
-        # Walk twice: the second walk finds nodes that other sessions created after the first walk passed, before they
-        # knew of the node.
+        # Walk through all nodes twice. Where the first walk has passed, other sessions may still create nodes without
+        # the ACL until they see the node ``PROTECTED``. The second walk finds these.
         for _ in range(2):
             await _walk(session)
         await session.set(paths.PROTECTED, wanted)

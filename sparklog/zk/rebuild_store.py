@@ -1,7 +1,7 @@
-"""The creation of a whole cluster's nodes in an empty ZooKeeper, after its data was lost or is too old.
+"""The creation of all nodes of a cluster in an empty ZooKeeper, after its data was lost or is too old.
 
-Neither brokers nor a controller may run meanwhile. Existing nodes are never overwritten, so an interrupted rebuild
-refuses to continue over its own topics; it starts again on an empty chroot.
+No broker and no controller may run at the same time. Existing topics are never overwritten. Therefore an interrupted
+rebuild cannot be continued; it must be started again on an empty chroot.
 """
 
 from __future__ import annotations
@@ -15,12 +15,12 @@ from sparklog.zk.cluster_store import ClusterStore, encode_record
 from sparklog.zk.errors import ZkNoNode
 from sparklog.zk.session import Create, Op, SetData, ZkSession
 
-#: The number of writes of one node in one multi, which raise its version.
+#: The number of writes in one multi when a node is written repeatedly to raise its version.
 _AT_ONCE = 1000
 
 
 class RebuildStore:
-    """One session's rebuild. ``begin`` comes first."""
+    """A rebuild over one session. Call ``begin`` first."""
 
     def __init__(self, session: ZkSession) -> None:
         self._session = session
@@ -29,7 +29,7 @@ class RebuildStore:
         """Create the nodes that every cluster has, with this cluster id.
 
         Raises:
-          ClusterError: a cluster exists already, or processes of it run.
+          ClusterError: a cluster exists already, or some of its processes run.
         """
         where = self._session.connect_string
         await ClusterStore(self._session).prepare()
@@ -59,7 +59,7 @@ class RebuildStore:
         await self._raise(paths.BROKER_ID_SEQUENCE, next_broker_id)
 
     async def broker(self, broker_id: int, incarnation: int) -> None:
-        """Set the broker's last incarnation, so that its next one follows."""
+        """Set the broker's last incarnation. Its next registration gets the following one."""
         await self._session.ensure(paths.incarnation(broker_id))
         await self._raise(paths.incarnation(broker_id), incarnation)
 

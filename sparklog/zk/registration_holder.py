@@ -1,7 +1,8 @@
-"""The process that holds a registration on this host: it has ended, or it lives and belongs to another broker.
+"""The check whether the process that holds a broker's registration has ended, or is live and so another broker.
 
-A log directory's lock proves that no other process works in that directory. It proves nothing about a copy of the
-directory, which has the same broker id: only the process itself does, identified by pid, pid namespace and start time.
+The lock of a log directory proves that no other process uses that directory. But a process may use a copy of the
+directory, which has the same broker id. So the process itself is checked, identified by pid, pid namespace and start
+time.
 """
 
 from __future__ import annotations
@@ -12,9 +13,9 @@ from sparklog.model import BrokerRegistration
 
 
 def pid_namespace() -> int:
-    """Return the namespace of this process's pids, or 0 if the system does not report it.
+    """Return the id of this process's pid namespace, or 0 if the system does not report it.
 
-    A container has its own, but the boot id of its host.
+    A container has its own pid namespace, but the same boot id as its host.
     """
     try:
         return Path("/proc/self/ns/pid").stat().st_ino
@@ -25,13 +26,13 @@ def pid_namespace() -> int:
 def start_time(pid: int) -> int:
     """Return when the process with this pid started, in clock ticks after boot.
 
-    Returns 0 if there is none, or only a zombie. Source: proc_pid_stat(5), field 22.
+    Returns 0 if there is no such process, or only a zombie. Source: proc_pid_stat(5), field 22.
     """
     try:
         stat = Path(f"/proc/{pid}/stat").read_bytes()
     except OSError:
         return 0
-    # The command's name is in brackets and may contain anything, even brackets.
+    # The command's name is in parentheses and may itself contain parentheses.
     fields = stat[stat.rindex(b")") + 2 :].split()
     return 0 if fields[0] in {b"Z", b"X"} else int(fields[19])
 
@@ -43,10 +44,10 @@ def same_host(one: BrokerRegistration, other: BrokerRegistration) -> bool:
 def is_over(held: BrokerRegistration, mine: BrokerRegistration) -> bool:
     """Return whether the process that registered ``held`` is the one that registers ``mine``, or has ended.
 
-    Returns False also if this process cannot know: then the registration ends with its session.
+    If this process cannot know, it returns False. The registration then disappears when its session expires.
 
-    A release before the pid namespace was registered omits its identity. Its registration counts as over, as in that
-    release itself.
+    A registration by an earlier release has no pid namespace and counts as that of an ended process, as in that
+    release.
     """
     if not same_host(held, mine):
         return False
@@ -55,6 +56,6 @@ def is_over(held: BrokerRegistration, mine: BrokerRegistration) -> bool:
     if held.pid_namespace != mine.pid_namespace:
         return False
     if held.pid == mine.pid:
-        return True  # Only one process at a time has a pid.
+        return True  # A pid has only one process at a time.
     started = start_time(held.pid)
     return not started or (held.start_time not in {0, started})

@@ -2,12 +2,13 @@
 
 Only this module and ``kazoo_patches`` know kazoo.
 
-kazoo uses its own threads. Its callbacks only hand a fact to the loop (``call_soon_threadsafe``, several facts per
-wake-up). Every request returns a future at once, so requests pipeline: callers start many, then await them.
+kazoo uses its own threads. Its callbacks only pass a result to the event loop (``call_soon_threadsafe``; one wake-up
+may pass several results). Every request returns a future at once, so callers can start many requests and then await
+them.
 
-Invariants: at most ``WINDOW`` requests are inside kazoo. While the session is not connected a request fails at once
-(``sent`` false) instead of waiting in an unbounded queue. A request in flight on a connection that breaks fails with
-``sent`` true. A new session after an expiry has a new ``generation``.
+Invariants: at most ``WINDOW`` requests are in kazoo at a time. While the session is not connected, a request fails at
+once with ``sent`` false, instead of waiting in an unbounded queue. If the connection breaks, a request in flight fails
+with ``sent`` true. A new session after an expiry has a new ``generation``.
 """
 
 from __future__ import annotations
@@ -43,9 +44,9 @@ from sparklog.zk.kazoo_patches import CLOSED, OPEN_TO_ALL, Connections, KazooHan
 from sparklog.zk.multi_batcher import MultiBatcher
 from sparklog.zk.ops import Check, Create, Delete, Op, SetData
 
-#: The maximum number of requests inside kazoo. kazoo wakes its thread with one byte per request over a blocking socket
-#: pair that holds a few hundred: more requests would block the event loop until ZooKeeper responds, or forever if it
-#: does not.
+#: The maximum number of requests in kazoo at a time. For each request kazoo writes one byte to a blocking socket pair,
+#: to wake its thread, and the socket pair holds a few hundred bytes. More requests would block the event loop until
+#: ZooKeeper responds, or forever if it does not.
 WINDOW = 128
 #: The pause before a retry of a request that ZooKeeper refused for an unknown reason.
 PAUSE_S = 0.2
@@ -58,7 +59,7 @@ _kazoo_log = logging.getLogger("sparklog.zk.kazoo")
 class SessionState(Enum):
     """The state of a session.
 
-    ``DISCONNECTED`` is not the end: the session may still live. Only the server reports ``EXPIRED``.
+    In ``DISCONNECTED`` the session may still live. Only the server decides that it is ``EXPIRED``.
     """
 
     CONNECTING = "connecting"
@@ -69,7 +70,7 @@ class SessionState(Enum):
 
 
 class Node(NamedTuple):
-    """A node as read. ``ephemeral_owner`` is the session id that holds it, 0 for a persistent one."""
+    """A node as read. ``ephemeral_owner`` is the id of the session that holds it, or 0 for a persistent node."""
 
     data: bytes
     version: int
@@ -86,7 +87,7 @@ _STATES = {
 
 
 class ZkSession:
-    """A session, owned by one asyncio loop that calls all methods. Life cycle: ``open``, requests, ``close``."""
+    """A ZooKeeper session. One asyncio loop owns it and calls all methods: first ``open``, last ``close``."""
 
     def __init__(
         self,
@@ -101,11 +102,11 @@ class ZkSession:
         self.connect_string = connect
         self.session_timeout_ms = session_timeout_ms
         self.state = SessionState.CONNECTING
-        #: The number of sessions so far.
+        #: The number of sessions so far; each expiry leads to a new one.
         self.generation = 0
         self.session_id = 0
         self._keys = KeyRing() if keys is None else keys
-        #: The ACL of nodes that this session creates, as kazoo has it and as a multi contains it.
+        #: The ACL of nodes that this session creates, in kazoo's form and as encoded in a multi.
         self._acl = OPEN_TO_ALL
         self._acl_bytes = acl_bytes(OPEN_TO_ALL)
         self._loop = asyncio.get_running_loop()
@@ -118,7 +119,7 @@ class ZkSession:
         self._tasks: set[asyncio.Task[None]] = set()
         self._batcher = MultiBatcher(self.multi)
         handler = KazooHandler()
-        # kazoo's default back-off grows to a minute and has lost sessions that ZooKeeper still held.
+        # kazoo's default back-off rises to a minute, so that sessions expired although ZooKeeper was available again.
         delay_s = session_timeout_ms / 10_000
         retry = KazooRetry(
             max_tries=-1, delay=min(0.05, delay_s), backoff=2, max_delay=delay_s, sleep_func=handler.sleep_func
@@ -146,7 +147,7 @@ class ZkSession:
     ) -> ZkSession:
         """Connect and create the chroot if it is missing.
 
-        ``keys`` are the cluster's secrets, which a ZooKeeper of the cluster's own requires, see ``protection``.
+        ``keys`` are the cluster's secrets, which a protected ZooKeeper requires (see ``protection``).
 
         Raises:
           ClusterError: no ZooKeeper responded within ``connect_timeout_ms``.
@@ -182,18 +183,19 @@ class ZkSession:
     def _stop_client(self) -> None:
         """Stop kazoo.
 
-        Called in a thread: kazoo waits for its own, at most about ten seconds if ZooKeeper does not respond.
+        Called in a thread, because kazoo waits for its own threads, about ten seconds at most if ZooKeeper does not
+        respond.
         """
         try:
             self._client.stop()
             self._client.close()
         except Exception as error:
-            # Its thread hangs on a dead connection and is a daemon; the session expires without it.
+            # kazoo's thread hangs on a dead connection. It is a daemon thread, and the session expires on its own.
             log.warning("could not close kazoo: %s", error)
 
     @property
     def client_id(self) -> tuple[int, bytes] | None:
-        """Return the session id and password, with which another client can take over, or end, this session."""
+        """Return the session id and password. With them another client can take over or end this session."""
         found: tuple[int, bytes] | None = self._client.client_id
         return found
 
@@ -211,7 +213,7 @@ class ZkSession:
             await self._connected.wait()
 
     def add_listener(self, listener: Callable[[SessionState], None]) -> Callable[[], None]:
-        """Call ``listener`` in the loop on each change of ``state``. Returns a function that removes it."""
+        """Call ``listener`` in the loop on each change of ``state``. Returns a function that removes the listener."""
         self._listeners.append(listener)
 
         def remove() -> None:
@@ -227,7 +229,7 @@ class ZkSession:
 
         Raises ZkUnreachable.
 
-        From now on this session creates nodes that are closed to others.
+        From then on this session creates nodes that sessions without the secrets cannot change.
         """
         for secret in self._keys.secrets:
             credential = f"sparklog:{secret.derive('zookeeper').hex()}"
@@ -235,7 +237,7 @@ class ZkSession:
         self._acl, self._acl_bytes = CLOSED, acl_bytes(CLOSED)
 
     async def _begin_protection(self, *, timeout_ms: int) -> None:
-        """Authenticate if this ZooKeeper is closed to others, or else as soon as it is. Raises ZkUnreachable."""
+        """Authenticate now if this ZooKeeper is protected, otherwise as soon as it is. Raises ZkUnreachable."""
         looked = asyncio.Event()
         task = self._loop.create_task(self._follow_protection(looked), name="watch for protection")
         self._tasks.add(task)
@@ -268,7 +270,7 @@ class ZkSession:
     # --- requests: each returns a future at once -----------------------------------------------------------------
 
     def get(self, path: str, *, on_change: Callable[[], None] | None = None) -> asyncio.Future[Node]:
-        """Read a node. ``on_change`` is called once, when it changes or the connection breaks."""
+        """Read a node. ``on_change`` is called once, when the node changes or the connection breaks."""
         path, watch = self._root + path, self._watcher(on_change)
         return self._submit(
             lambda: self._client.get_async(path, watch=watch),
@@ -290,7 +292,7 @@ class ZkSession:
     def create(
         self, path: str, data: bytes = b"", *, ephemeral: bool = False, sequence: bool = False
     ) -> asyncio.Future[str]:
-        """Create a node. The result is its path, which has a number if ``sequence`` is set."""
+        """Create a node. The result is its path, which ends in a number if ``sequence`` is set."""
         path = self._root + path
         return self._submit(
             lambda: self._client.create_async(path, data, acl=self._acl, ephemeral=ephemeral, sequence=sequence),
@@ -298,7 +300,7 @@ class ZkSession:
         )
 
     def set(self, path: str, data: bytes, version: int = -1) -> asyncio.Future[int]:
-        """Write a node, bound to ``version`` unless it is -1. The result is its new version."""
+        """Write a node if it has ``version`` (-1: any version). The result is its new version."""
         path = self._root + path
         return self._submit(lambda: self._client.set_async(path, data, version), lambda stat: int(stat.version))
 
@@ -312,17 +314,17 @@ class ZkSession:
         return self._submit(lambda: self._client.delete_async(path, version), lambda _: None)
 
     def sync(self, path: str) -> asyncio.Future[None]:
-        """Let the server catch up with the ensemble's leader: a later read returns everything written before."""
+        """Let the server catch up with the ensemble's leader, so that later reads return all earlier writes."""
         path = self._root + path
         return self._submit(lambda: self._client.sync_async(path), lambda _: None)
 
     def multi(self, ops: Sequence[Op]) -> asyncio.Future[tuple[Any, ...]]:
         """Perform all of ``ops`` or none.
 
-        The results are in order: the path of a Create, the new version of a SetData, else None.
+        The results are in the order of ``ops``: the path of a Create, the new version of a SetData, None for others.
 
-        Raises (from the future):
-          ZkMultiFailed: the failed operation and its cause; nothing was done.
+        Raises (from the future): ZkMultiFailed: an operation failed, and nothing was done. The error has the operation
+          and the cause.
         """
         skip = len(self._root)
         return self._submit(lambda: self._commit(ops), lambda results: _multi_results(ops, results, skip))
@@ -330,8 +332,8 @@ class ZkSession:
     def multi_batched(self, ops: Sequence[Op]) -> asyncio.Future[tuple[Any, ...]]:
         """Perform a ``multi`` that is one of many small ones.
 
-        They are sent together, and each has its own result. They are sent in the order of the calls, but requests of
-        other kinds may overtake them. See ``MultiBatcher``.
+        Several such multis are sent together, but each has its own result. They are sent in the order of the calls, but
+        other requests may overtake them. See ``MultiBatcher``.
         """
         return self._batcher.multi(ops)
 
@@ -349,9 +351,9 @@ class ZkSession:
             await self._submit(lambda: self._client.create_async(absolute, b"", acl=self._acl), lambda _: None)
 
     async def patiently(self, ask: Callable[[], Awaitable[_T]]) -> _T:
-        """Repeat an idempotent request until ZooKeeper has responded, without a time limit.
+        """Repeat an idempotent request until ZooKeeper responds, without a time limit.
 
-        An error with a known meaning is raised. After any other error the request is repeated after a pause.
+        Errors about nodes and versions are raised. After any other error the request is repeated after a pause.
 
         Raises:
           ZkUnreachable: the session was closed.
@@ -371,9 +373,12 @@ class ZkSession:
     # --- watches -------------------------------------------------------------------------------------------------
 
     def watch_children(self, path: str, on_children: Callable[[tuple[str, ...] | None], None]) -> Callable[[], None]:
-        """Call ``on_children`` with the children of ``path`` (None: no such node) until the result is called.
+        """Call ``on_children`` with the children of ``path`` (None if it does not exist).
 
-        It is called now, after every change and after every reconnection. Changes in quick succession may be one call.
+        Returns a function that ends that.
+
+        ``on_children`` is called now, after every change and after every reconnection. Several quick changes may cause
+        only one call.
         """
         return self._follow(lambda fired: self.children(path, on_change=fired), path, on_children)
 
@@ -382,8 +387,8 @@ class ZkSession:
     ) -> Callable[[], None]:
         """Watch the node's data as ``watch_children`` watches its children.
 
-        With ``until_gone``, None is the last call: ZooKeeper would keep a watch for the creation of a node that never
-        appears as long as the connection lasts.
+        With ``until_gone`` the watch ends after the call with None. Otherwise ZooKeeper would keep a watch for the
+        creation of the node until the connection ends, even if the node never appears again.
         """
         return self._follow(lambda fired: self.get(path, on_change=fired), path, on_node, until_gone=until_gone)
 
@@ -406,7 +411,8 @@ class ZkSession:
                         if until_gone:
                             report(None)
                             return
-                        # A failed read leaves no watch; the exists request does. The node may have appeared meanwhile.
+                        # A read of a missing node sets no watch, but an exists request does. If the node has appeared,
+                        # read it again.
                         if await self.exists(path, on_change=fired.set):
                             continue
                         value = None
@@ -443,7 +449,7 @@ class ZkSession:
     # --- kazoo's threads to the loop ------------------------------------------------------------------------------
 
     def _from_kazoo(self, fact: Callable[[], None]) -> None:
-        """Run ``fact`` in the loop, in the order of the calls. Any thread may call this."""
+        """Run ``fact`` in the event loop, in the order of the calls. Any thread may call this."""
         self._inbox.append(fact)
         if not self._inbox_scheduled:
             self._inbox_scheduled = True
@@ -466,7 +472,7 @@ class ZkSession:
         if state is SessionState.CONNECTED:
             client_id = self._client.client_id
             if client_id is None:
-                return  # The session is gone again; the next state follows.
+                return  # The session has ended again. The next state follows.
             if client_id[0] != self.session_id:
                 self.session_id = client_id[0]
                 self.generation += 1
@@ -486,7 +492,7 @@ class ZkSession:
                 if not future.done():
                     future.set_exception(ZkUnreachable(f"the ZooKeeper session is {state.value}"))
         if state is SessionState.CLOSED:
-            self._connected.set()  # This wakes the waiting tasks, which check ``state``.
+            self._connected.set()  # Wake the waiting tasks, which check ``state``.
         for listener in list(self._listeners):
             listener(state)
 
@@ -499,7 +505,7 @@ class ZkSession:
         def begin() -> None:
             try:
                 started = start()
-            # kazoo rejected the path. The request never started, so it does not count as in flight.
+            # kazoo rejected the path. The request was not started, so it does not count as in flight.
             except Exception as error:
                 future.set_exception(ZkError(f"could not send a request to ZooKeeper: {type(error).__name__} {error}"))
                 return
@@ -528,7 +534,7 @@ class ZkSession:
                 future.set_exception(_translate(error))
         except ZkError as failed:
             future.set_exception(failed)
-        except Exception as failed:  # The response has an unexpected form; the caller must receive an error.
+        except Exception as failed:  # If the response has an unexpected form, the caller must receive an error.
             future.set_exception(ZkError(f"unexpected error of ZooKeeper: {type(failed).__name__} {failed}"))
 
 
@@ -565,7 +571,7 @@ def _translate(error: BaseException) -> ZkError:
 def _multi_results(ops: Sequence[Op], results: Sequence[Any], root: int) -> tuple[Any, ...]:
     for index, result in enumerate(results):
         if isinstance(result, (kazoo_errors.RolledBackError, kazoo_errors.RuntimeInconsistency)):
-            continue  # This is not the cause: it is an operation before or after the failed one.
+            continue  # This operation is not the cause: it comes before or after the failed one.
         if isinstance(result, Exception):
             cause = _translate(result)
             path = ops[index].path if index < len(ops) else "?"

@@ -1,6 +1,6 @@
-"""States of partitions in ZooKeeper as their leaders read and write them, and reports of ISR changes to the controller.
+"""The partition states in ZooKeeper, for leaders: reads, writes of the ISR, and notifications of the controller.
 
-A state is written only by compare-and-set. Each operation defines its outcome after a connection that breaks meanwhile.
+A state is written only by compare-and-set. Each operation defines its outcome if the connection breaks.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from sparklog.zk.errors import ZkBadVersion, ZkError, ZkMultiFailed, ZkNodeExist
 from sparklog.zk.session import Check, Op, SetData, ZkSession
 from sparklog.zk.unreadable import Unreadable
 
-#: The states that a broker has written and no controller has processed, about 40 bytes each. Every controller reads
-#: them at the start of its term.
+#: The maximum size of a notification: the states that a broker has written and no controller has processed, about 40
+#: bytes each. Every controller reads all notifications at the start of its term.
 MAX_NOTIFICATION_BYTES = 500_000
 
 
@@ -30,10 +30,10 @@ class Written:
 
 @dataclass(frozen=True, slots=True)
 class WriteRefused:
-    """A write that lost its compare-and-set and changed nothing.
+    """A write that ZooKeeper refused because a node had another version.
 
-    ``found`` is the node's current state. If it has the version that the write expected, then the incarnation of an
-    added broker was wrong.
+    ``found`` is the node's current state. If this state has the version that the write expected, an added broker had
+    another incarnation.
     """
 
     found: VersionedState
@@ -47,10 +47,10 @@ class NodeGone:
 
 @dataclass(frozen=True, slots=True)
 class FateUnknown:
-    """A write whose connection broke.
+    """A write with an unknown outcome, because the connection broke.
 
-    If ``sent`` is false, it certainly did not happen. The caller then reads the state with ``read_again`` and
-    treats the result as decided.
+    If ``sent`` is false, the write certainly did not happen. The caller reads the state with ``read_again`` to learn
+    the outcome.
 
     ``why`` is set if the connection is intact but the response is not understood. The caller then pauses before the
     next attempt.
@@ -71,7 +71,7 @@ class StateStore:
         self._unreadable = unreadable
 
     async def read(self, tp: TopicPartition) -> VersionedState | None:
-        """Return the partition's state, or None if it has none (yet, or any more)."""
+        """Return the partition's state, or None if it has none yet or was deleted."""
         path = paths.state(tp)
         try:
             node = await self._session.get(path)
@@ -80,10 +80,10 @@ class StateStore:
         return codecs.decode_state(path, node.data, node.version)
 
     async def read_again(self, tp: TopicPartition) -> VersionedState | None:
-        """Wait for the connection after FateUnknown, let the server catch up, and read the state.
+        """Read the state after FateUnknown. Wait for the connection, and let the server catch up first.
 
-        The wait has no limit. The read comes after the write in any case: the ensemble refuses a session's requests
-        over an earlier connection after the session has moved to a new one.
+        The wait has no time limit. The write cannot take effect after the read: once a session has a new connection,
+        the ensemble refuses its requests from the earlier connection.
 
         Raises:
           ZkUnreachable: the session was closed.
@@ -94,7 +94,7 @@ class StateStore:
             try:
                 return await self.read(tp)
             except codecs.ZkFormatError as error:
-                raise ZkError(str(error)) from None  # The read is repeated after a pause.
+                raise ZkError(str(error)) from None  # ``patiently`` repeats the read after a pause.
 
         return await self._session.patiently(read)
 
@@ -108,14 +108,15 @@ class StateStore:
         added: Sequence[tuple[int, int]] = (),
         topic_id: str = "",
     ) -> asyncio.Future[tuple[int, ...]]:
-        """Send the leader's new ISR: a write that succeeds only if the node is at ``expected_version``.
+        """Send the leader's new ISR. The write succeeds only if the node has ``expected_version``.
 
         It also requires that the brokers in ``added`` still have these incarnations. ``leader_incarnation`` is the
-        writer's current one: it names the process that this leader epoch belongs to. With ``topic_id`` the write fails
-        if the topic was deleted, even if a new topic has its name.
+        leader's own incarnation; it is stored in the state. With ``topic_id`` the write fails if the topic was deleted,
+        even if a new topic has its name.
 
-        Returns at once: thousands of these writes come together, and a task for each would cost more than the write.
-        The last of the results is the node's new version. If the future fails, ``isr_outcome`` returns the meaning.
+        The method is not a coroutine, because thousands of these writes come together and a task for each would take
+        more time than the write. The last of the future's results is the node's new version. ``isr_outcome`` turns the
+        future into a WriteOutcome.
         """
         path = paths.state(tp)
         ops: list[Op] = [Check(paths.incarnation(broker_id), found) for broker_id, found in added]
@@ -132,7 +133,7 @@ class StateStore:
         expected_version: int,
         added: Sequence[tuple[int, int]] = (),
     ) -> WriteOutcome:
-        """Return the outcome of a write that ``send_isr`` sent with these arguments."""
+        """Wait for a write that ``send_isr`` sent with these arguments, and return its outcome."""
         try:
             return Written((await sent)[-1])
         except ZkUnreachable as error:
@@ -155,15 +156,15 @@ class StateStore:
         return NodeGone() if found is None else WriteRefused(found, reason)
 
     async def notify_isr_change(self, broker_id: int, states: Sequence[TopicStates]) -> None:
-        """Notify the controller of the states that this broker wrote as the leader.
+        """Notify the controller of states that this broker has written as a leader.
 
-        May be repeated.
+        The call may be repeated.
 
-        The notification contains the states, so the controller need not read thousands of nodes while brokers wait for
-        it. Each broker has one node, which collects all states that no controller has processed: without a controller,
-        separate nodes would accumulate until ZooKeeper could not list them. The node is written even if it already has
-        all of the states, because a controller may have read it before these writes. The new version prevents its
-        deletion based on that read.
+        The notification contains the states, so the controller need not read thousands of nodes while brokers wait.
+        Each broker has one notification node, which collects all states that no controller has processed. Otherwise,
+        without a controller, nodes would accumulate until ZooKeeper could not list them. The node is written even if it
+        already has these states: a controller may be about to delete the version that it has read, and the new version
+        prevents that.
         """
         path = paths.isr_change(broker_id)
         while True:
@@ -176,14 +177,14 @@ class StateStore:
                     noted = codecs.decode_isr_changes(path, node.data).reported
                 except codecs.ZkFormatError as error:
                     self._unreadable.skip(path, error)
-                    noted = ()  # The old content is unknown, so any partition may be meant.
+                    noted = ()  # It may have named any partition.
                 value = _notification(_merged((*noted, *states)) if noted else ())
                 await self._session.set(path, value, node.version)
                 return
 
 
 def _notification(states: Iterable[TopicStates]) -> bytes:
-    """Encode a notification; one of too many states for a node names none, which means any partition."""
+    """Encode a notification. If the states are too many for a node, it names none, which means any partition."""
     value = codecs.encode_isr_changes(states)
     return value if len(value) <= MAX_NOTIFICATION_BYTES else codecs.encode_isr_changes(())
 

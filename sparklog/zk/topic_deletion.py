@@ -1,6 +1,6 @@
-"""Deletion of a topic's nodes in ZooKeeper, bound to a controller epoch.
+"""The deletion of a topic's nodes in ZooKeeper. Each write checks the controller epoch.
 
-The topic's id is listed as deleted, so that brokers which were absent delete its logs when they return.
+The topic's id is added to the list of deleted topics, so that absent brokers delete its logs when they return.
 """
 
 from __future__ import annotations
@@ -15,14 +15,14 @@ from sparklog.zk.controller_levels import ControllerLevels
 from sparklog.zk.errors import ZkMultiFailed, ZkNoNode, ZkNotEmpty, raise_other_than
 from sparklog.zk.ops import Check, Create, Delete, Op
 
-#: The maximum number of ids of deleted topics that are listed.
+#: The maximum number of ids in the list of deleted topics.
 _DELETED_KEPT = 10_000
-#: The levels of nodes below a topic that its deletion removes; sparklog's own nodes have three.
+#: The depth of nodes below a topic to which its deletion descends; sparklog's own nodes have three levels.
 _DEEPEST = 20
 
 
 class TopicDeletion:
-    """Deletion of topics. Owner: one ``ControllerStore``."""
+    """The deletion of topics for one ``ControllerStore``, which owns this object."""
 
     def __init__(self, levels: ControllerLevels) -> None:
         self._levels = levels
@@ -30,13 +30,13 @@ class TopicDeletion:
         self._unreadable = levels.unreadable
 
     async def delete(self, name: str, topic_id: str, fence: Check) -> bool:
-        """Delete a topic's nodes and its deletion request, and list its id as deleted.
+        """Delete a topic's nodes and its deletion request, and add its id to the list of deleted topics.
 
-        The call is idempotent, even if a topic of that name was recreated meanwhile. ``fence`` checks the controller
-        epoch. False: another controller has been elected.
+        The call is idempotent, even if a new topic with this name exists. ``fence`` checks the controller epoch.
+        Returns False if another controller has been elected.
 
         Raises:
-          ZkUnreachable: part of it may be done.
+          ZkUnreachable: a part may have been deleted.
         """
         try:
             partitions = await self._session.children(paths.partitions(name))
@@ -67,9 +67,9 @@ class TopicDeletion:
         return await self._delete_all([fence, Delete(same.path), deleted], rest)
 
     async def _drop_old_deletions(self) -> None:
-        """Drop the older half of the listed deleted topics if there are too many.
+        """Remove the older half of the list of deleted topics if it is too long.
 
-        A broker that was absent for the whole time keeps their logs until an operator decides.
+        A broker that was absent since the deletion keeps the logs of these topics until an operator decides.
         """
         if len(await self._session.children(paths.DELETED_TOPICS)) < _DELETED_KEPT:
             return
@@ -82,9 +82,9 @@ class TopicDeletion:
         raise_other_than(gone, ZkNoNode)
 
     async def _clear(self, path: str, bound: list[Op], *, depth: int = _DEEPEST) -> None:
-        """Delete all nodes below a topic's node that remain or that another actor created.
+        """Delete all remaining nodes below a topic's node, also those that sparklog did not create.
 
-        If ``bound`` no longer holds, it deletes nothing, and ``_delete_all`` detects that.
+        If the checks in ``bound`` fail, nothing is deleted, and ``_delete_all`` detects that later.
         """
         names = await self._session.children(path) if depth else ()
         for child in (f"{path}/{name}" for name in names):
@@ -95,10 +95,10 @@ class TopicDeletion:
                 self._unreadable.skip(child, "it is in a deleted topic and is deleted with it")
 
     async def _delete_all(self, bound: list[Op], rest: list[str]) -> bool:
-        """Delete these nodes in one multi with ``bound``; skip nodes that no longer exist.
+        """Delete the nodes ``rest`` in one multi with ``bound``. Nodes that no longer exist are skipped.
 
-        If the topic id is gone, nothing is deleted: it goes with all of them, and remaining nodes belong to another
-        topic. False: the epoch check failed.
+        If the topic id's node is gone, nothing is deleted: an earlier multi deleted it together with all the others,
+        and the nodes that exist now belong to another topic. Returns False if the check of the epoch failed.
         """
         try:
             await self._session.multi([*bound, *(Delete(path) for path in rest)])

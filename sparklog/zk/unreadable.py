@@ -1,7 +1,7 @@
-"""Nodes that this sparklog cannot read: each is skipped, counted and reported, and the reader continues.
+"""ZooKeeper nodes that this release cannot read: they are skipped, counted and reported.
 
-ZooKeeper without ACLs accepts the writes of any client, and a later release may write values that this one does not
-know. One such node must not keep the controller from all others.
+A ZooKeeper without ACLs accepts writes of any client, and a later release may write values that this one does not know.
+One such node must not prevent the controller from reading all others.
 """
 
 from __future__ import annotations
@@ -10,14 +10,14 @@ import logging
 
 log = logging.getLogger(__name__)
 
-#: The number of nodes whose last report is kept, so that a node is reported once and not at each read.
+#: The number of nodes whose last report is kept, so that a node is not reported again at each read.
 _REMEMBERED = 1000
-#: Broker ids and partition numbers are below this.
+#: An upper bound of broker ids and partition numbers.
 _END = 2**31
 
 
 class Unreadable:
-    """The skipped nodes of a store, owned by its session's loop.
+    """The skipped nodes of a store. The event loop of the store's session owns it.
 
     ``count`` is the number of reads that skipped a node.
     """
@@ -27,11 +27,11 @@ class Unreadable:
         self._reported: dict[str, str] = {}
 
     def skip(self, path: str, why: object) -> None:
-        """Count this node, and report it unless the last report was the same."""
+        """Count this node as skipped, and report it unless its last report was the same."""
         self.count += 1
         reason = str(why) if path in str(why) else f"ZooKeeper node {path}: {why}"
         if self._reported.pop(path, None) != reason:
-            # The creator of the node's name must not forge log lines.
+            # Escape the path, so that a node's name cannot forge log lines.
             shown = "".join(c if c.isprintable() else ascii(c)[1:-1] for c in reason)
             log.error("%s; skipping the node until it is repaired or removed", shown)
         self._reported[path] = reason
@@ -39,7 +39,7 @@ class Unreadable:
             del self._reported[next(iter(self._reported))]
 
     def numbers(self, parent: str, names: tuple[str, ...]) -> list[int]:
-        """Return the children of ``parent`` that are ids, sorted; skip the others."""
+        """Return the children of ``parent`` whose names are numbers, sorted. Skip the others."""
         found = []
         for name in names:
             if name.isascii() and name.isdigit() and len(name) <= 10 and str(int(name)) == name and int(name) < _END:
