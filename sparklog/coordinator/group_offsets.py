@@ -177,6 +177,7 @@ class Groups(CoordinatorCore[_Group, _Draft]):
             for group in self._active.values():
                 group.membership.postpone(late_ms)
             self._schedule()
+            self._due_ms = max(self._due_ms, now_ms)  # further events before the check are not late again
         return super().step(event, now_ms)
 
     @property

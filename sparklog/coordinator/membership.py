@@ -266,7 +266,8 @@ class Membership:
                 if member.held is not None and member.held_until_ms <= now_ms + _TOGETHER_MS:
                     self._release(member)
             self._schedule()
-        if self.dirty and topics.is_known and self._computing is None:
+        # A postponed target is for the next step. Its time has passed, and would look like a pause of the process.
+        if self.dirty and topics.is_known and self._computing is None and not self._postponed:
             self.due_ms = min(self.due_ms, self._assign_ms)
         return messages
 

@@ -376,6 +376,43 @@ def test_a_paused_coordinator_removes_no_member() -> None:
     assert len(host.reports) == 2, "but a member that stays silent must be removed"
 
 
+def test_a_pause_counts_once_whatever_events_follow_it() -> None:
+    host = GroupsHost({"t": 2})
+    alive, _ = members = group(host, 2)
+    balance(host, members)
+    host.now_ms += SESSION_MS
+    for _ in range(10):
+        host.see()
+    for _ in range(10):
+        alive.beat()
+        host.wait(SESSION_MS // 4)
+        alive.receive()
+    assert len(host.reports) == 1, "the silent member must be removed"
+
+
+def test_a_postponed_target_extends_no_session(monkeypatch: pytest.MonkeyPatch) -> None:
+    host = GroupsHost({"t": 6})
+    members = group(host, 3)
+
+    def rounds(count: int, *senders: SimMember) -> None:
+        for _ in range(count):
+            for member in senders:
+                member.beat()
+            host.wait(SESSION_MS // 4)
+            for member in senders:
+                member.receive()
+
+    rounds(40, *members)
+    assert loads(members) == [2, 2, 2]
+    monkeypatch.setattr(membership, "PARTS_AT_ONCE", 2)
+    alive, leaves, _ = members
+    leaves.leave()
+    rounds(6, alive)
+    assert len(host.reports) == 1, "the silent member must be removed"
+    rounds(4, alive)
+    assert loads([alive]) == [6]
+
+
 def test_a_slow_append_removes_no_member() -> None:
     host = GroupsHost({"t": 2})
     members = group(host, 2)
