@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import sparklog.cli.starting  # noqa: F401  before the imports that take long
+import sparklog.cli.starting  # noqa: F401  before the imports that take a long time
 
 # isort: split
 
@@ -139,8 +139,8 @@ def main() -> int:
     close_to_others(os.environ)
     share_secret()
     spark = SparkSession.builder.appName("sparklog archive").getOrCreate()
-    # Until now Ctrl-C ended the job immediately. Installed after Spark's own handler, which would cancel the running
-    # batch.
+    # Until this point, Ctrl-C ends the job immediately. The handlers are installed after Spark's own handler, which
+    # would cancel the running batch.
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: stopping.set())
     try:

@@ -70,7 +70,7 @@ def options(given: argparse.Namespace) -> ClusterOptions:
 
 
 def shipped(name: str) -> dict[str, str]:
-    """Return the settings of a file in conf/; empty, so that built-in defaults apply, if the file does not exist."""
+    """Return the settings in a file of conf/; empty if the file does not exist, so that the built-in defaults apply."""
     return read_settings(CONF / name) if (CONF / name).is_file() else {}
 
 

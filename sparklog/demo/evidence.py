@@ -1,6 +1,6 @@
-"""The comparison of the rows that were read with those written, and of the replicas' files with each other.
+"""The comparison of the rows that were read with the rows that were written, and of the replicas' files.
 
-Rows that a task wrote twice are removed by their row id first, and counted; every other difference is an error.
+Rows that a task wrote twice are counted and removed first, by their row id. Every other difference is an error.
 """
 
 from __future__ import annotations
@@ -28,14 +28,17 @@ _POLL_S = 0.2
 
 @dataclass(frozen=True, slots=True)
 class Duplicates:
-    """Rows that are in the log more than once. ``slices`` are the tasks they come from."""
+    """The number of rows that are in the log more than once. ``slices`` are the tasks that wrote them."""
 
     rows: int
     slices: int
 
 
 def compare_rows(source: pa.Table, found: pa.Table, *, slice_rows: int, story: Story) -> Duplicates:
-    """Compare the rows read with ``source``: by count, by carrier, by the sum of every numeric column, and whole."""
+    """Compare the rows that were read with ``source``.
+
+    The count, the rows by carrier, the sum of each numeric column and all values are compared.
+    """
     unique = _first_of_each(found.select(source.schema.names))
     story.check("rows", expected=source.num_rows, found=unique.num_rows)
     missing = len(np.setdiff1d(_ids(source), _ids(unique)))
@@ -56,10 +59,10 @@ def compare_rows(source: pa.Table, found: pa.Table, *, slice_rows: int, story: S
 
 
 def await_replicas(admin: Admin, topic: str, *, within_s: float) -> float:
-    """Wait until every replica is in sync and ends at its leader's end offset; return how long that took, in seconds.
+    """Wait until every replica is in sync and has its leader's log end offset; return the duration in seconds.
 
     Raises:
-        ClusterError: some replicas were not in sync within ``within_s`` (with their partitions).
+        ClusterError: some replicas were not in sync within ``within_s``; the message names their partitions.
     """
     started = time.monotonic()
     while True:
@@ -73,7 +76,7 @@ def await_replicas(admin: Admin, topic: str, *, within_s: float) -> float:
 
 
 def compare_segments(admin: Admin, topic: str, *, within_s: float, story: Story) -> None:
-    """Compare SHA-256 of all sealed segments, data and index, between the replicas of each partition."""
+    """Compare all sealed segments (data and index) between the replicas of each partition, by SHA-256."""
     deadline = time.monotonic() + within_s
     directories = _directories(admin, topic)
     while not all(_all_sealed(path) for paths in directories.values() for path in paths):
@@ -114,7 +117,7 @@ def _counts(column: pa.ChunkedArray) -> list[tuple[str, int]]:
 
 
 def _digest(counts: list[tuple[str, int]]) -> str:
-    """Return the three largest counts and a checksum of all: short to print, unlikely to be equal by chance."""
+    """Return the three largest counts and a checksum of all counts, which together are short to print."""
     largest = sorted(counts, key=lambda pair: -pair[1])[:3]
     shown = ", ".join(f"{name} {count:,}" for name, count in largest)
     return f"{shown}, ... #{hashlib.sha256(repr(counts).encode()).hexdigest()[:8]}"

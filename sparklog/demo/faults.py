@@ -1,7 +1,7 @@
 """The kills of the demonstration: one executor and one broker, by SIGKILL, in the middle of the write.
 
-A thread follows the end of the log and strikes when the write has come far enough, so that rows are in flight on both
-occasions however fast the machine is.
+A thread watches the end of the log, and kills when a certain number of rows is written. So rows are in flight at both
+times, on fast and slow machines.
 """
 
 from __future__ import annotations
@@ -34,10 +34,10 @@ class Executor:
 
 
 class FaultThread(threading.Thread):
-    """A thread during the write that kills an executor at ``first`` rows in the log and a leader at ``second``.
+    """The thread that kills an executor when the log has ``first`` rows, and a leader when the log has ``second`` rows.
 
-    It ends after both, or when ``finish`` reports that the write is over. ``failure`` holds what went wrong, for the
-    main thread to raise.
+    The thread ends after both, or when the main thread calls ``finish`` after the write. ``failure`` is the error of
+    the thread, which the main thread raises.
     """
 
     def __init__(
@@ -55,7 +55,7 @@ class FaultThread(threading.Thread):
         self.failure: Exception | None = None
 
     def finish(self) -> None:
-        """Wait for the current fault after the write ended, and raise a failure.
+        """Wait for the current fault, after the write has ended, and raise the error of the thread.
 
         Raises:
             ClusterError: the write ended before both kills were done.
@@ -112,7 +112,7 @@ class FaultThread(threading.Thread):
         if not _await(lambda: _leader_epoch(admin, self._topic) > before.leader_epoch, never, within_s=_TURN_S):
             raise ClusterError(f"partition 0 of {self._topic} got no new leader within {_TURN_S:g} s")
         after = admin.describe_topic(self._topic).partitions[0]
-        # If no task sees the end, the broker may be back with its log before its ZooKeeper session expires.
+        # If no supervisor sees the end, the broker may be running again before its ZooKeeper session expires.
         which = "once more, as a new process" if after.leader == before.leader else "now"
         self._story.tell(
             "leader elected",
@@ -131,10 +131,10 @@ def replicated_rows(admin: Admin, topic: str) -> int:
 
 
 def executors(spark: SparkSession) -> list[Executor]:
-    """Return the live executors of a session whose master is ``local-cluster``: children of the driver's JVM.
+    """Return the live executors of a session with the master ``local-cluster``, which are children of the driver's JVM.
 
     Raises:
-        ClusterError: there are none, as under any other master.
+        ClusterError: there are none, as with any other master.
     """
     context = spark.sparkContext
     seen = context._jsc.sc().statusStore().executorList(True)
@@ -165,7 +165,7 @@ def _leader_epoch(admin: Admin, topic: str) -> int:
 
 
 def _await(condition: Callable[[], bool], over: threading.Event, *, within_s: float = float("inf")) -> bool:
-    """Poll until ``condition`` holds; False when ``over`` is set first or the time is up."""
+    """Poll until ``condition`` is true. Return False if ``over`` is set before that, or after a timeout."""
     deadline = time.monotonic() + within_s
     while not condition():
         if over.wait(_POLL_S) or time.monotonic() > deadline:

@@ -13,7 +13,7 @@ from pyarrow import csv
 
 from sparklog.errors import ConfigError
 
-#: Added to every row, to distinguish a row written twice from two equal flights.
+#: The column that is added to every row, to distinguish a row written twice from two equal flights.
 ROW_ID = "row_id"
 KEY_COLUMNS = ("carrier", "flight")
 EVENT_TIME = "time_hour"
@@ -23,24 +23,24 @@ _CSV = csv.ConvertOptions(column_types={EVENT_TIME: pa.timestamp("us", "UTC")}, 
 
 
 def load_flights() -> pa.Table:
-    """Return the 336,776 flights in the package's order, after a column ``row_id``. Raises as ``_data``."""
+    """Return the 336,776 flights in the package's order, with ``row_id`` as the first column. Raises as ``_data``."""
     with zipfile.ZipFile(_data() / "flights.csv.zip") as archive, archive.open("flights.csv") as member:
         table = csv.read_csv(member, convert_options=_CSV)
     return table.add_column(0, ROW_ID, pa.array(np.arange(table.num_rows, dtype=np.int64)))
 
 
 def load_airports() -> pa.Table:
-    """Return the 1,458 airports by ``faa``, the code in the ``dest`` of flights. Raises as ``_data``."""
+    """Return the 1,458 airports. ``faa`` is the code that ``dest`` of flights has. Raises as ``_data``."""
     return csv.read_csv(_data() / "airports.csv", convert_options=_CSV)
 
 
 def load_weather() -> pa.Table:
-    """Return the hourly weather at New York's airports, by ``origin`` and ``time_hour``. Raises as ``_data``."""
+    """Return the hourly weather at New York's airports, with ``origin`` and ``time_hour``. Raises as ``_data``."""
     return csv.read_csv(_data() / "weather.csv", convert_options=_CSV)
 
 
 def _data() -> Path:
-    """Find the package's data without importing it: it needs setuptools' removed ``pkg_resources``.
+    """Find the package's data without importing the package, which needs ``pkg_resources``, removed from setuptools.
 
     Raises:
         ConfigError: the package is not installed.

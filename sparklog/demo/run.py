@@ -1,4 +1,4 @@
-"""The demonstration from start to end: write through Spark, kill twice on the way, read back, compare."""
+"""The demonstration from start to end: write with Spark, kill two processes meanwhile, read back, compare."""
 
 from __future__ import annotations
 
@@ -16,21 +16,22 @@ from sparklog.demo.story import Story
 TOPIC = "flights"
 PARTITIONS = 6
 REPLICAS = 3
-#: Tasks of the write. Many, so that only a few run when an executor dies.
+#: The number of tasks of the write. There are many, so that only a few of them run when an executor is killed.
 SLICES = 48
-#: Small, so that there are sealed segments to compare.
+#: The size of segments: small, so that there are sealed segments to compare.
 SEGMENT_BYTES = 1024 * 1024
 _WAIT_S = 90.0
 _JOB_GROUP = "sparklog-demo-write"
 
 
 def run(spark: SparkSession, bootstrap: str, *, scratch: Path, story: Story) -> bool:
-    """Run the demonstration on the cluster at ``bootstrap``; return whether everything compared is equal.
+    """Run the demonstration on the cluster at ``bootstrap``; return whether all comparisons found no difference.
 
-    ``scratch`` is an empty directory that all executors see. The session's source must know ``bootstrap``.
+    ``scratch`` is an empty directory that all executors see. The Spark session must be configured with ``bootstrap``.
 
     Raises:
-        SparklogError: the run is incomplete: no kill happened, replicas did not catch up, or there is no executor.
+        SparklogError: the run is not complete: a process was not killed, replicas did not catch up, or there is no
+            executor.
     """
     source = load_flights()
     slice_rows = write_slices(source, scratch / "flights", SLICES)
@@ -42,7 +43,7 @@ def run(spark: SparkSession, bootstrap: str, *, scratch: Path, story: Story) -> 
             schema=source.schema,
             key=KEY_COLUMNS,
             event_time=EVENT_TIME,
-            # Retention goes by event time, and these flights left in 2013.
+            # No retention, because it uses the event time and the flights are of 2013.
             config={"segment.bytes": SEGMENT_BYTES, "retention.ms": -1},
         )
         story.tell(
@@ -64,10 +65,10 @@ def run(spark: SparkSession, bootstrap: str, *, scratch: Path, story: Story) -> 
 
 
 def _write(spark: SparkSession, bootstrap: str, slices: Path, *, rows: int, story: Story) -> int:
-    """Write the slices in one Spark job during the kills; return the number of tasks that failed and ran again."""
+    """Write the slices in one Spark job, and kill processes meanwhile; return the number of retried tasks."""
     context = spark.sparkContext
     context.setJobGroup(_JOB_GROUP, "flights into the log")
-    spark.conf.set("spark.sql.files.maxPartitionBytes", "4m")  # Spark counts 4 MB for opening a file: one file a task
+    spark.conf.set("spark.sql.files.maxPartitionBytes", "4m")  # opening a file counts as 4 MB: one file a task
     flights = spark.read.parquet(str(slices))
     faults = FaultThread(spark, bootstrap, TOPIC, first=rows // 6, second=rows // 2, story=story)
     faults.start()

@@ -1,4 +1,4 @@
-"""The events and the comparisons of the demonstration, with their times; printed at the end."""
+"""The events and the comparisons of the demonstration, which are printed with their times."""
 
 from __future__ import annotations
 
@@ -21,9 +21,10 @@ class StoryCheck:
 
 @dataclass(slots=True)
 class Story:
-    """The events in order of time.
+    """The events in the order of time.
 
-    Owned by the demonstration's main thread. Its fault thread also calls ``tell``, which appends only, without a lock.
+    Owner: the main thread of the demonstration. The fault thread also calls ``tell``, which needs no lock because it
+    only appends.
     """
 
     console: Console
@@ -32,7 +33,7 @@ class Story:
     checks: list[StoryCheck] = field(default_factory=list)
 
     def tell(self, what: str, detail: str = "") -> None:
-        """Record an event and show it at once."""
+        """Store an event and print it at once."""
         seconds = time.monotonic() - self.started
         self.events.append((seconds, what, detail))
         self.console.print(f"{seconds:6.1f} s  {what}{': ' if detail else ''}{detail}", highlight=False, markup=False)

@@ -1,5 +1,5 @@
-"""The simulated cluster, in which a seed decides every delay, loss and crash, and the tools of tests on real clusters.
+"""A simulated cluster, in which a random seed decides every delay, loss and crash; tools for tests on real clusters.
 
-The simulation runs the production cores, not models of them; see ``sim_cluster.SimCluster``. Production code imports
-nothing from this package.
+The simulation runs the production code of the replicas and the controller (their *cores*, which do no I/O), not models
+of them; see ``sim_cluster.SimCluster``. Production code imports nothing from this package.
 """

@@ -1,8 +1,8 @@
-"""The checker of a history: it lists the broken promises in words. Pure: entries in, violations out.
+"""The checker of a history: it reports each broken promise of the log. Pure.
 
-The promises of a topic depend on its rules (see ``history.Rules``). For all topics no client may see an uncommitted
-record, or see a record change. The checker compares the final logs of the replicas with each other, and then
-everything else with them.
+The promises of a topic depend on its rules (see ``history.Rules``). In every topic, no client may read an uncommitted
+record, and no record may change. The checker compares the final logs of the replicas with each other. Then it compares
+all reads and writes with the final logs.
 """
 
 from __future__ import annotations
@@ -29,16 +29,16 @@ from sparklog.testing.history import (
 )
 
 HistoryPartition: TypeAlias = tuple[str, int]
-#: The producer and the number of a record.
+#: The name of a record: its producer and its number.
 RecordName: TypeAlias = tuple[str, int]
-#: Violations of one kind that are printed; more of them add no information.
+#: The maximum number of violations of one kind that are printed. More of them add no information.
 _MOST_PRINTED = 20
 
 
 class Violation(NamedTuple):
     """One broken promise.
 
-    ``kind``: lost, duplicate, reordered, unknown, uncommitted, aborted, changed, skipped, repeated, replicas,
+    ``kind`` is one of: lost, duplicate, reordered, unknown, uncommitted, aborted, changed, skipped, repeated, replicas,
     consumer, not healed, unfinished.
     """
 
@@ -51,7 +51,7 @@ class CheckReport(NamedTuple):
     counts: dict[str, int]
 
     def lines(self) -> Iterator[str]:
-        """Yield the lines of the report: the counts, then a readable number of violations of each kind."""
+        """Yield the lines of the report: the counts, then at most ``_MOST_PRINTED`` violations of each kind."""
         yield ", ".join(f"{count} {what}" for what, count in sorted(self.counts.items()))
         printed: Counter[str] = Counter()
         for kind, text in self.violations:
@@ -64,7 +64,7 @@ class CheckReport(NamedTuple):
 
 
 def check(entries: Iterable[Entry]) -> CheckReport:
-    """Check a history and return the report, which has all its faults; raises nothing."""
+    """Check a history; return a report of all violations. Raises nothing."""
     checker = _Checker()
     for entry in entries:
         checker.take(entry)
@@ -79,10 +79,10 @@ class _Checker:
         self._topics: dict[str, TopicUsed] = {}
         self._sent: dict[RecordName, Sent] = {}
         self._ended: dict[RecordName, OperationEnded] = {}
-        #: The destination of every record, by the record's own name, not its batch's.
+        #: The write of every record: the ``Sent`` entry of the record's batch.
         self._destination: dict[RecordName, Sent] = {}
         self._positions: dict[tuple[str, str, int], int] = {}
-        #: The record at each offset, and the reader that saw it first.
+        #: The record at each offset, and the reader that read it first.
         self._seen: dict[HistoryPartition, dict[int, tuple[RecordName, str]]] = defaultdict(dict)
         self._logs: dict[HistoryPartition, list[FinalLog]] = defaultdict(list)
         self._finished = False
@@ -164,7 +164,7 @@ class _Checker:
         self._check_acknowledged(truth)
 
     def _compare_replicas(self, place: HistoryPartition, logs: list[FinalLog]) -> dict[int, RecordName]:
-        """Compare the replicas' logs; return the record names by offset, up to the greatest high watermark."""
+        """Compare the logs of the replicas; return the record names by offset, up to the highest high watermark."""
         topic, partition = place
         first = max(logs, key=lambda log: log.high_watermark)
         digests = {batch.base_offset: batch for batch in first.batches}
@@ -212,7 +212,10 @@ class _Checker:
                 self._wrong("unknown", f"{who}: {_say(name)} at offset {offset}, which was refused: {ended.error}")
 
     def _check_content(self, place: HistoryPartition, log: dict[int, RecordName]) -> None:
-        """Check that all records of a final log were sent; on a strict topic once, and in their producer's order."""
+        """Check that all records of a final log were sent.
+
+        On a strict topic, check that each is there once, in its producer's order.
+        """
         topic, partition = place
         strict = self._rules(topic) == "strict"
         first_at: dict[RecordName, int] = {}

@@ -1,7 +1,7 @@
 """A separate controller process for tests of faults: ``python -m sparklog.testing.controller_process``.
 
-Arguments: ZooKeeper's address, the cluster's id, the settings as JSON, the secret file if there is one.
-The process stands for election until SIGTERM.
+Arguments: the address of ZooKeeper, the cluster id, the settings as JSON, and the secret file if there is one. The
+process is the active or a standby controller until SIGTERM.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """A broker whose disk fails on demand: ``python -m sparklog.testing.failing_disk SWITCH --config FILE``.
 
-While the file SWITCH exists every fsync fails, as on a disk with bad sectors. When it holds ``read-only`` no file can
-be changed either, as after the abort of a file system's journal.
+While the file SWITCH exists, every fsync fails, as on a disk with bad sectors. If the file contains ``read-only``, no
+file can be changed either, as after an error in a file system's journal.
 """
 
 from __future__ import annotations

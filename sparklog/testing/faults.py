@@ -1,7 +1,9 @@
-"""The faults of a real cluster and their repair; at most one broker, one controller and ZooKeeper fail at a time.
+"""Faults to inject into a real cluster, and their repair.
 
-A fault is a pair of actions with a description. ``Faults`` creates them. The caller decides how long each fault lasts,
-and waits for a whole cluster before the next one.
+At most one broker, one controller and ZooKeeper fail at a time.
+
+A fault is a pair of actions, which break and heal, with a description. ``Faults`` creates the faults. The caller
+decides how long each fault lasts. Before the next fault, the caller waits until all replicas are in sync.
 """
 
 from __future__ import annotations
@@ -18,7 +20,7 @@ from sparklog.testing.final_logs import metadata_of
 from sparklog.testing.network import CLIENT, CONTROLLER, ZOOKEEPER, broker_party
 from sparklog.testing.process_cluster import ProcessCluster, wait_until
 
-#: The group that a fault breaks; only one member of a group is broken at a time.
+#: The group of processes of which a fault breaks one. Only one member of a group is broken at a time.
 FaultTarget = Literal["broker", "controller", "zookeeper"]
 Method = Literal["kill", "crash", "pause", "stop"]
 METHODS: tuple[Method, ...] = ("kill", "crash", "pause", "stop")
@@ -27,7 +29,7 @@ _ELECTION_TIMEOUT_S = 60.0
 
 @dataclass(frozen=True, slots=True)
 class Fault:
-    """One fault. ``lasts_s`` is its shortest and its longest sensible duration."""
+    """One fault. ``lasts_s`` is the range of its sensible durations."""
 
     text: str
     group: FaultTarget
@@ -45,7 +47,7 @@ class Fault:
 
 
 class Faults:
-    """Faults of one cluster. ``session_s``: its session timeout, which long pauses outlast."""
+    """The faults of one cluster. ``session_s`` is the ZooKeeper session timeout. Long pauses last longer than that."""
 
     def __init__(self, cluster: ProcessCluster, topics: Sequence[str], *, session_s: float, seed: int = 0) -> None:
         self.cluster = cluster
@@ -59,7 +61,7 @@ class Faults:
         """Wait for a leader of the partition and return its id.
 
         Raises:
-            ClusterError: there is no leader in time.
+            ClusterError: no leader was elected in time.
         """
 
         def found() -> bool:
@@ -71,8 +73,9 @@ class Faults:
     def broker(self, method: Method, broker_id: int, role: str = "") -> Fault:
         """Return a fault of one broker.
 
-        ``kill``: SIGKILL; the registration stays until the session expires. ``crash``: SIGKILL, and a supervisor
-        retires the broker. ``pause``: SIGSTOP. ``stop``: SIGTERM, a controlled shutdown.
+        ``kill``: SIGKILL, after which the registration stays until the session expires. ``crash``: SIGKILL, after which
+        the registration is removed at once, as by a supervisor. ``pause``: SIGSTOP. ``stop``: SIGTERM, a controlled
+        shutdown.
         """
         cluster, name = self.cluster, f"broker {broker_id}{role and f', {role}'}"
 
@@ -100,7 +103,7 @@ class Faults:
     # --- controller and ZooKeeper ---
 
     def controller(self, method: Method) -> Fault:
-        """Return a fault of the active one of the two controller processes; the other one takes over."""
+        """Return a fault of the active controller process. The standby process takes over."""
         cluster = self.cluster
         struck: list[int] = []
 
@@ -161,7 +164,7 @@ class Faults:
         return Fault(f"cut: {text}", group, apply, network.heal, self._random.choice(((0.3, 1.0), self._long)))
 
     def cut_broker(self, broker_id: int) -> Fault:
-        """Return a random kind of network fault that isolates one broker."""
+        """Return a network fault of a random kind, which isolates one broker."""
         me = broker_party(broker_id)
         others = [broker_party(other) for other in self.cluster.slots if other != broker_id]
         other = self._random.choice(others)
@@ -188,7 +191,7 @@ class Faults:
     # --- at random ---
 
     def any_fault(self, groups: Sequence[FaultTarget] = ("broker", "controller", "zookeeper")) -> Fault:
-        """Return a random fault of the given groups; most are of brokers, which hold the log."""
+        """Return a random fault of the given groups. Most faults are of brokers, because they store the log."""
         weights = {"broker": 6, "controller": 2, "zookeeper": 2}
         group = self._random.choices(groups, [weights[group] for group in groups])[0]
         method = self._random.choice(METHODS)
@@ -218,7 +221,10 @@ class Faults:
 
 
 def kill_all(cluster: ProcessCluster) -> Fault:
-    """Return the fault that kills every broker at once; page caches survive, so no acknowledged record may be lost."""
+    """Return the fault that kills every broker at once.
+
+    The page cache survives, so no acknowledged record may be lost.
+    """
 
     def apply() -> None:
         for broker_id in cluster.slots:

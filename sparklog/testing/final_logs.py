@@ -1,4 +1,7 @@
-"""The final logs of a topic's replicas: wait until they are equal, then fetch each of them as it is stored."""
+"""The final logs of a topic's replicas.
+
+Tests wait until the logs are equal, and then fetch each log as it is stored.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +21,7 @@ _FETCH_BYTES = 8 * 1024 * 1024
 
 
 def metadata_of(cluster: ProcessCluster, topic: str) -> tuple[PartitionMetadata, ...]:
-    """Return the topic's metadata from the broker that responds and knows the newest epochs.
+    """Return the topic's metadata from the responding broker that knows the newest epochs.
 
     Raises:
         ClusterError: no broker knows the topic.
@@ -29,7 +32,7 @@ def metadata_of(cluster: ProcessCluster, topic: str) -> tuple[PartitionMetadata,
             try:
                 found.append(cluster.metadata(slot.broker_id, topic).topics[0].partitions)
             except BrokerError:
-                continue  # the broker has just stopped, or is cut off
+                continue  # the broker has just stopped, or is partitioned from this process
     known = max(found, key=lambda partitions: sum(p.leader_epoch for p in partitions), default=())
     if not known:
         raise ClusterError(f"no broker knows topic {topic}")
@@ -37,7 +40,7 @@ def metadata_of(cluster: ProcessCluster, topic: str) -> tuple[PartitionMetadata,
 
 
 def is_whole(cluster: ProcessCluster, topic: str) -> bool:
-    """Return whether every partition has a leader and every replica is in sync, as all brokers report."""
+    """Return whether all brokers report that every partition has a leader and every replica is in sync."""
     try:
         return all(p.leader >= 0 and set(p.isr) == set(p.replicas) for p in metadata_of(cluster, topic))
     except ClusterError:
@@ -48,7 +51,7 @@ def wait_in_sync(cluster: ProcessCluster, topics: Sequence[str], timeout_s: floa
     """Wait until all replicas are in sync.
 
     Raises:
-        ClusterError: time is up; the message has the last state of the partitions.
+        ClusterError: timeout; the message has the last state of the partitions.
     """
     try:
         wait_until(
@@ -65,7 +68,7 @@ def wait_in_sync(cluster: ProcessCluster, topics: Sequence[str], timeout_s: floa
 
 
 def high_watermarks(cluster: ProcessCluster, topic: str) -> dict[int, int]:
-    """Return the high watermark of every partition, as its leader reports it."""
+    """Return the high watermark of every partition, as reported by the partition's leader."""
     leaders = {p.partition: p.leader for p in metadata_of(cluster, topic)}
     marks: dict[int, int] = {}
     for broker_id in sorted(set(leaders.values())):
@@ -76,10 +79,10 @@ def high_watermarks(cluster: ProcessCluster, topic: str) -> dict[int, int]:
 
 
 def wait_whole(cluster: ProcessCluster, topics: Sequence[str], timeout_s: float) -> None:
-    """Wait until all replicas are in sync, have the same log end, and know that everything is committed.
+    """Wait until all replicas are in sync, with the same log end offset, which is also their high watermark.
 
     Raises:
-        ClusterError: time is up; the message has the last differences.
+        ClusterError: timeout; the message has the last differences.
     """
     wait_in_sync(cluster, topics, timeout_s)
     differing: list[str] = []
@@ -109,7 +112,7 @@ def _differing(cluster: ProcessCluster, topic: str) -> Iterator[str]:
 
 
 def read_final_logs(cluster: ProcessCluster, topic: str) -> Iterator[FinalLog]:
-    """Yield every replica's log from its broker, batch by batch as stored, up to the high watermark."""
+    """Yield the log of every replica up to the high watermark, with each batch as the replica's broker stores it."""
     for slot in cluster.slots.values():
         for replica in cluster.describe(slot.broker_id).replicas:
             if replica.topic == topic:

@@ -1,8 +1,8 @@
-"""The history of a cluster under faults: requests and responses of clients, actions on the cluster, and final logs.
+"""The history of a test on a cluster: requests and responses of clients, injected faults, and the final logs.
 
-A history is a file of JSON lines, one entry a line, written as events happen; the first line has the format version.
-The content ``<producer>:<number>`` names a record, and each producer counts up its numbers. Batches, polls and logs
-are written as runs, so that a history of millions of records stays readable. ``checker`` judges a history.
+A history is a file of JSON lines, which are written as the events happen. The first line has the format version. Each
+record contains its name ``<producer>:<number>``; each producer counts its records. Records of batches, polls and logs
+are written as runs (``Run``), so that a history of millions of records stays readable. ``checker`` checks a history.
 """
 
 from __future__ import annotations
@@ -19,13 +19,17 @@ import msgspec
 from sparklog.errors import ConfigError
 
 FORMAT_VERSION = 1
-#: strict: idempotent producers, acks=all. loose: acks 1 or 0, where faults lose and repeat records. remade: deleted
-#: and recreated under load, so that only reads are judged.
+#: What the checker expects of a topic. strict: producers are idempotent with acks=all, so no record is lost or
+#: repeated. loose: acks is 1 or 0, so that faults may lose and repeat records. remade: the topic is deleted and
+#: recreated under load, so that only reads are checked.
 Rules = Literal["strict", "loose", "remade"]
 
 
 class Run(msgspec.Struct, frozen=True, array_like=True):
-    """Records ``first`` to ``first + count - 1`` of one producer at consecutive offsets from ``offset`` on."""
+    """A run of records of one producer, with consecutive numbers and offsets.
+
+    ``first`` and ``offset`` are those of the first record.
+    """
 
     offset: int
     producer: str
@@ -34,7 +38,7 @@ class Run(msgspec.Struct, frozen=True, array_like=True):
 
 
 class ObservedBatch(msgspec.Struct, frozen=True, array_like=True):
-    """A batch as one replica stores it: SHA-256 over header and body, shortened to 16 digits."""
+    """A batch as one replica stores it. ``digest`` is the SHA-256 of header and body, shortened to 16 digits."""
 
     base_offset: int
     count: int
@@ -43,7 +47,7 @@ class ObservedBatch(msgspec.Struct, frozen=True, array_like=True):
 
 
 class _Entry(msgspec.Struct, frozen=True, kw_only=True, tag_field="what"):
-    #: Seconds since the history began.
+    #: The time of the entry, in seconds since the history began.
     at: float = 0.0
 
 
@@ -51,7 +55,7 @@ class Began(_Entry, frozen=True, tag="began"):
     version: int
     seed: int
     brokers: int
-    #: Broker settings, and how the run was asked for.
+    #: The broker settings, and the arguments of the run.
     settings: dict[str, str] = {}
 
 
@@ -62,7 +66,7 @@ class TopicUsed(_Entry, frozen=True, tag="topic"):
 
 
 class Sent(_Entry, frozen=True, tag="sent"):
-    """A produce of one batch was handed to a client."""
+    """A batch was passed to a producer."""
 
     producer: str
     topic: str
@@ -72,10 +76,10 @@ class Sent(_Entry, frozen=True, tag="sent"):
 
 
 class OperationEnded(_Entry, frozen=True, tag="ended"):
-    """The outcome of a produce.
+    """The outcome of a batch.
 
-    ``refused``: nothing was sent. ``unknown``: the batch may be in the log. ``aborted``: with its transaction.
-    ``base_offset`` -1: the client did not learn it.
+    ``refused``: the batch was not sent. ``unknown``: the batch may be in the log. ``aborted``: its transaction was
+    aborted. ``base_offset`` is -1 if the client does not know it.
     """
 
     producer: str
@@ -86,7 +90,7 @@ class OperationEnded(_Entry, frozen=True, tag="ended"):
 
 
 class Positioned(_Entry, frozen=True, tag="positioned"):
-    """A consumer was started, or moved on purpose: its next poll begins at ``offset``."""
+    """A consumer was started or has called ``seek``. Its next poll begins at ``offset``."""
 
     consumer: str
     topic: str
@@ -95,7 +99,7 @@ class Positioned(_Entry, frozen=True, tag="positioned"):
 
 
 class Polled(_Entry, frozen=True, tag="polled"):
-    """The records that one poll of one partition returned: offsets ``[start, end)``."""
+    """The records of one partition that one poll returned, with the offsets ``[start, end)``."""
 
     consumer: str
     topic: str
@@ -108,19 +112,20 @@ class Polled(_Entry, frozen=True, tag="polled"):
 class ConsumerFailed(_Entry, frozen=True, tag="consumer_failed"):
     consumer: str
     error: str
-    #: An error that no fault allows: an offset that a poll returned before is out of range, or a batch is corrupt.
+    #: True for an error that no fault may cause: an offset that a poll has returned is out of range, or a batch is
+    #: corrupt.
     forbidden: bool = False
 
 
 class RecordedFault(_Entry, frozen=True, tag="fault"):
-    """An action on the cluster, in words."""
+    """An injected fault or another action on the cluster, described in words."""
 
     text: str
     error: str = ""
 
 
 class FinalLog(_Entry, frozen=True, tag="final_log"):
-    """One replica's log after all faults have ended, up to its high watermark."""
+    """The log of one replica up to its high watermark, after all faults have ended."""
 
     broker: int
     topic: str
@@ -133,13 +138,16 @@ class FinalLog(_Entry, frozen=True, tag="final_log"):
 
 
 class NotHealed(_Entry, frozen=True, tag="not_healed"):
-    """The report that the cluster did not become whole in time after the faults had ended."""
+    """The report that not all replicas were in sync in time after the faults had ended."""
 
     text: str
 
 
 class Finished(_Entry, frozen=True, tag="finished"):
-    """The last line. A history without it comes from an interrupted run, and does not prove that no record was lost."""
+    """The last entry.
+
+    A history without it comes from an interrupted run, and does not prove that no record was lost.
+    """
 
 
 Entry: TypeAlias = (
@@ -159,7 +167,10 @@ _DECODER = msgspec.json.Decoder(Entry)
 
 
 class HistoryWriter:
-    """A writer that appends entries to a file from any thread, each at once: a history is readable after a crash."""
+    """A writer that appends entries to a file at once, so that the history is readable after a crash.
+
+    Any thread may use it.
+    """
 
     def __init__(self, path: Path, *, seed: int, brokers: int, settings: dict[str, str] | None = None) -> None:
         self.path = path
@@ -174,7 +185,7 @@ class HistoryWriter:
         return time.monotonic() - self._began
 
     def write(self, entry: Entry) -> None:
-        """Append one entry, and set its ``at`` under the lock, so that lines are in the order of their times."""
+        """Append one entry. Its ``at`` is set under the lock, so that the lines are in the order of their times."""
         with self._lock:
             stamped = msgspec.structs.replace(entry, at=round(self.elapsed_s, 4))
             self._file.write(self._encoder.encode(stamped) + b"\n")
@@ -193,10 +204,11 @@ class HistoryWriter:
 
 
 def read_history(path: Path) -> Iterator[Entry]:
-    """Yield the entries in order; skip an incomplete last line, which a crash leaves.
+    """Yield the entries in order. Skip an incomplete last line, which a crash may leave.
 
     Raises:
-        ConfigError: not a history, a newer format, or a line that cannot be understood; names file and line.
+        ConfigError: the file is not a history, has a newer format, or has an invalid line. The message has file and
+            line.
     """
     with path.open("rb") as lines:
         for number, line in enumerate(lines, 1):
@@ -217,7 +229,7 @@ def read_history(path: Path) -> Iterator[Entry]:
 
 
 def runs_of(records: Iterable[tuple[int, str, int]]) -> tuple[Run, ...]:
-    """Return the runs of records (offset, producer, number), which are in the order of offsets."""
+    """Return the runs in ``records``: tuples of offset, producer and number, in the order of offsets."""
     runs: list[Run] = []
     offset, producer, first, count = -1, "", -1, 0
     for at, who, number in records:
@@ -233,12 +245,15 @@ def runs_of(records: Iterable[tuple[int, str, int]]) -> tuple[Run, ...]:
 
 
 def record_value(producer: str, number: int, padding: int = 0) -> bytes:
-    """Return the content that names a record."""
+    """Return the content of a record, which begins with its name."""
     return f"{producer}:{number}:".encode() + b"." * padding
 
 
 def record_name(value: bytes | None) -> tuple[str, int]:
-    """Return producer and number of a record; other content gets number -1, and its first bytes as the producer."""
+    """Return producer and number from the content of a record.
+
+    For other content, return its first bytes as the producer, and the number -1.
+    """
     producer, _, rest = (value or b"").partition(b":")
     number, _, _ = rest.partition(b":")
     if number.isdigit():

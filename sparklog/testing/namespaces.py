@@ -1,12 +1,13 @@
-"""A network that tests can cut, made of kernel features: each party is in its own network namespace.
+"""A network that tests can partition, made of Linux network namespaces: each party has its own namespace.
 
-A namespace with a bridge is the switch. A veth pair connects every party to it; that of the clients ends in the
-namespace of this process. All addresses are configured in advance, without ARP. A cut gives the sender an unused
-hardware address for the receiver: packets of that direction are lost silently, whereas a blackhole route would return
-an error to the sender. After a cut TCP retransmits, the later the longer the cut was.
+One namespace with a bridge is the switch. A veth pair connects each party to the switch. The pair of the clients ends
+in the namespace of this process. All addresses are configured in advance, without ARP. To cut a direction, the sender
+gets an unused hardware address for the receiver, so that the packets are lost silently. (A blackhole route would return
+an error to the sender.) After a cut, TCP retransmits; the longer the cut, the longer this takes.
 
-Only the link in this process' namespace has a name. Open files and processes keep the namespaces alive, so that the
-kernel removes all of them and the link when this process and its children have ended, in whatever way.
+Only the link in the namespace of this process has a name. The namespaces exist as long as open files and processes
+refer to them. So the kernel removes the namespaces and the link when this process and its children have ended, even
+after SIGKILL.
 
 Needs Linux, root and ``ip`` (iproute2).
 """
@@ -28,14 +29,15 @@ from sparklog.errors import ClusterError
 from sparklog.testing.network import CLIENT, CONTROLLER, ZOOKEEPER, PartyAddress, T, broker_party
 
 _CLONE_NEWNET = 0x40000000
-#: The range for measurements between networks (RFC 2544), otherwise unused. The third byte distinguishes clusters.
+#: The address range for network benchmarks (RFC 2544), which is otherwise unused. The third byte distinguishes
+#: clusters.
 _ADDRESSES = "198.18"
 _NOBODY = "02:73:6c:ff:ff:ff"
 _IP_TIMEOUT_S = 10.0
 
 
 class _Place(NamedTuple):
-    """The place of a party: its namespace as an open file, and its link to the switch."""
+    """The place of a party: its namespace, as an open file, and its link to the switch."""
 
     namespace: int
     link: str
@@ -47,9 +49,9 @@ class _Place(NamedTuple):
 
 
 class NamespaceNetwork:
-    """A ``Network`` of namespaces. Owner: one thread, which closes it at the end.
+    """A ``Network`` of namespaces. Owner: one thread, which closes the network at the end.
 
-    Its construction raises ClusterError with the reason on a machine that does not permit namespaces.
+    The constructor raises ClusterError with the reason on a machine that does not permit namespaces.
     """
 
     def __init__(self) -> None:
@@ -57,7 +59,7 @@ class NamespaceNetwork:
             raise ClusterError(f"network namespaces are Linux's; this is {sys.platform}")
         if shutil.which("ip") is None:
             raise ClusterError("network namespaces need `ip` (iproute2), which is not installed")
-        #: The link that is visible in the namespace of this process.
+        #: The name of the link in the namespace of this process.
         self.link = f"sl{secrets.token_hex(4)}"
         self._open: list[int] = []
         self._places: dict[str, _Place] = {}
@@ -100,7 +102,7 @@ class NamespaceNetwork:
         self._cuts.clear()
 
     def close(self) -> None:
-        """Remove the network; a process that still runs inside keeps its namespace, without any link."""
+        """Remove the network. A process that still runs in a namespace keeps it, without any link."""
         try:
             if CLIENT in self._places:
                 _ip(f"link del {self.link}")
@@ -113,7 +115,7 @@ class NamespaceNetwork:
     # --- parties ---
 
     def _add(self, party: str, namespace: int, link: str) -> None:
-        """Connect a party to the switch, and give it and all others each other's addresses."""
+        """Connect a party to the switch, and exchange addresses between this party and all others."""
         place = _Place(namespace, link, len(self._places) + 1)
         end = f"type veth peer name {link} address {place.hardware_address} netns {_path(namespace)}"
         port = f"port{place.number}"
@@ -150,7 +152,10 @@ class NamespaceNetwork:
 
     @staticmethod
     def _in(namespace: int, work: Callable[[], T]) -> T:
-        """Run ``work`` in a thread that enters the namespace, and return its result; child processes inherit it."""
+        """Run ``work`` in a thread that has entered the namespace; return the result.
+
+        Child processes inherit the namespace.
+        """
 
         def enter() -> T:
             _call("setns", namespace, _CLONE_NEWNET)
@@ -175,7 +180,7 @@ def _in_a_thread(work: Callable[[], T]) -> T:
 
 
 def _call(function: str, *arguments: int) -> None:
-    """Call a function of the C library that returns 0 on success; Python has these functions since 3.12."""
+    """Call a function of the C library that returns 0 on success. Python offers these functions only since 3.12."""
     if getattr(ctypes.CDLL(None, use_errno=True), function)(*arguments):
         reason = os.strerror(ctypes.get_errno())
         raise ClusterError(f"this process may not make and enter network namespaces: {function}: {reason}")
@@ -199,7 +204,7 @@ def _free_subnet() -> str:
 
 
 def _ip(*orders: str) -> str:
-    """Run ``ip`` once for each order; return its output."""
+    """Run ``ip`` once for each list of arguments; return the output."""
     said = []
     for order in orders:
         done = subprocess.run(

@@ -1,7 +1,8 @@
-"""The protocol of a network that tests can cut.
+"""The interface of a network that tests can partition.
 
-``proxies.py`` implements it on any machine, ``namespaces.py`` with kernel features where the machine permits them.
-Parties are each broker, the controller (all its processes together), ZooKeeper, and the clients (all others).
+``proxies.py`` implements it with TCP proxies on any machine, ``namespaces.py`` with network namespaces where the
+machine permits them. The parties are: each broker, the controller (all controller processes together), ZooKeeper, and
+the clients (all other processes).
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ def broker_party(broker_id: int) -> str:
 
 
 class PartyAddress(NamedTuple):
-    """The advertised address and the listening address of a broker; one port for both, 0: any free port."""
+    """The advertised host and the listening host of a broker, and the port of both; 0 means any free port."""
 
     host: str
     bind_host: str
@@ -29,9 +30,9 @@ class PartyAddress(NamedTuple):
 
 
 class Network(Protocol):
-    """A network that can be cut.
+    """A network of which tests can cut connections.
 
-    Nothing crosses a cut, not even the close of a connection; after ``heal`` connections continue.
+    Nothing crosses a cut, not even the close of a connection. After ``heal`` the connections continue.
     """
 
     @property
@@ -39,16 +40,16 @@ class Network(Protocol):
         """Return the host on which ZooKeeper must listen."""
 
     def add_broker(self, broker_id: int) -> PartyAddress:
-        """Make a place for a broker that is about to start."""
+        """Prepare the network for a broker that is about to start; return the broker's addresses."""
 
     def add_zookeeper(self, caller: str, target: str) -> str:
         """Return the address at which the processes of one party reach the ZooKeeper that listens at ``target``."""
 
     def inside(self, party: str, work: Callable[[], T]) -> T:
-        """Run ``work`` at the place of ``party``: the threads, processes and sockets that it makes belong there."""
+        """Run ``work`` as ``party``: threads, processes and sockets that ``work`` creates belong to the party."""
 
     def cut(self, sender: str, receiver: str, *, one_way: bool = False) -> None:
-        """Cut the traffic from ``sender`` to ``receiver``, and the reverse direction unless ``one_way``."""
+        """Cut the traffic from ``sender`` to ``receiver``, and the reverse direction too unless ``one_way``."""
 
     def heal(self) -> None:
         """End all cuts."""

@@ -1,10 +1,10 @@
-"""A real cluster without Spark: ZooKeeper, a controller, and broker processes that tests kill, pause and cut off.
+"""A real cluster without Spark: ZooKeeper, a controller, and broker processes that tests can kill, pause and isolate.
 
-It is for tests of behaviour that only real processes show. All files are below one directory. Brokers keep their
-ports, so a restarted broker has its old address. ``stop`` leaves no process, whatever state the processes are in.
+It is for tests of behaviour that only real processes have. All files are below one directory. A restarted broker has
+the same port as before. ``stop`` ends all processes, even paused or hanging ones.
 
-The controller is a thread of this process, or a pair of processes, one active and one standby, for faults of the
-controller.
+The controller is a thread of this process. For tests of controller faults, it is two processes, one active and one
+standby.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ from sparklog.zk.errors import ZkNoNode
 from sparklog.zk.protection import protect
 from sparklog.zk.session import ZkSession
 
-#: For a very busy machine.
+#: The timeout of a start, long enough for a very busy machine.
 _START_TIMEOUT_S = 60.0
 _STOP_TIMEOUT_S = 30.0
 _T = TypeVar("_T")
@@ -60,20 +60,21 @@ class BrokerSlot:
         self.log_file = directory / f"broker-{broker_id}.log"
         self.config_file = directory / f"broker-{broker_id}.json"
         self.control_socket = control_socket
-        #: The module to run, and the arguments before those of a broker.
+        #: The module to run, and the arguments that precede the broker's own arguments.
         self.program: tuple[str, ...] = ("sparklog.broker",)
         #: The advertised host; ``bind_host`` is the host on which the broker listens.
         self.host = "127.0.0.1"
         self.bind_host = ""
         self.port = 0
-        #: The ZooKeeper address of this broker; empty: the cluster's.
+        #: The ZooKeeper address of this broker; if empty, the address of the cluster is used.
         self.zookeeper = ""
-        #: The directory with the sources that this broker runs; empty: the sources of this process.
+        #: The directory with the source code that this broker runs; if empty, the source code of this process.
         self.sources = ""
-        #: Whether the broker gets the cluster's secret; other sources get none, as release 0.1.0 has no secrets.
+        #: Whether the broker gets the cluster secret. A broker with other source code may not know secrets, as release
+        #: 0.1.0.
         self.has_secret = True
         self.process: Process | None = None
-        #: Whether SIGSTOP has paused the broker: the process exists, and answers nothing.
+        #: Whether SIGSTOP has paused the broker: its process exists, but does not respond.
         self.paused = False
 
     @property
@@ -86,7 +87,7 @@ class BrokerSlot:
         return "\n".join(self.log_file.read_text(errors="replace").splitlines()[-lines:])
 
     def command(self, op: str, **fields: Any) -> dict[str, Any]:
-        """Send one line over the control socket, as a supervisor does; return the response."""
+        """Send one command over the control socket, as a supervisor does; return the response."""
         with socket.socket(socket.AF_UNIX) as connection:
             connection.settimeout(5)
             connection.connect(str(self.control_socket))
@@ -97,7 +98,7 @@ class BrokerSlot:
 
 
 class ControllerSlot:
-    """One of two controller processes: its ZooKeeper address, its log file, and its process, if any."""
+    """One of two controller processes: its ZooKeeper address, its log file, and its process, if it runs."""
 
     def __init__(self, number: int, directory: Path) -> None:
         self.number = number
@@ -111,12 +112,12 @@ class ControllerSlot:
 
 
 class ProcessCluster:
-    """A cluster of processes; a context manager, or ``start`` and ``stop``. Owner: one test thread.
+    """A cluster of processes, for one test thread. Use it as a context manager, or call ``start`` and ``stop``.
 
-    ``settings`` apply to every broker. Without ``base_dir`` the cluster makes a temporary directory and removes it at
-    the end. All connections use ``network``, which is closed with the cluster. ``controller_processes`` starts two
-    controller processes instead of a thread here. Without ``with_secret`` the cluster has no secret, and brokers trust
-    every connection as one of the cluster's own.
+    ``settings`` apply to every broker. Without ``base_dir``, the cluster creates a temporary directory, and removes it
+    at the end. All connections use ``network``, which is closed with the cluster. ``controller_processes`` starts two
+    controller processes instead of a thread of this process. Without ``with_secret``, the cluster has no secret, and a
+    broker accepts every connection as one of a broker or controller.
     """
 
     def __init__(
@@ -131,7 +132,7 @@ class ProcessCluster:
     ) -> None:
         self._temporary = tempfile.mkdtemp(prefix="sparklog-")
         self.base_dir = base_dir or Path(self._temporary) / "data"
-        # test records have arbitrary timestamps: only topics with their own retention delete records
+        # Test records have arbitrary timestamps. So only topics with their own retention setting delete records.
         kept = {"internal.topic.replication.factor": str(min(3, brokers)), "retention.ms": "-1"}
         self.settings = {**kept, **(settings or {})}
         self.cluster_id = ""
@@ -158,7 +159,7 @@ class ProcessCluster:
     ) -> None:
         self.stop()
 
-    # --- the whole ---
+    # --- the whole cluster ---
 
     @property
     def zookeeper(self) -> str:
@@ -202,7 +203,7 @@ class ProcessCluster:
         self.wait_ready()
 
     def stop(self) -> None:
-        """Stop the whole cluster: in order where brokers still respond, by force where not."""
+        """Stop the whole cluster: cleanly where brokers still respond, and otherwise with SIGKILL."""
         if self.network is not None:
             self.network.heal()
         self.resume()
@@ -220,7 +221,7 @@ class ProcessCluster:
             shutil.rmtree(self._temporary, ignore_errors=True)
 
     def pause(self) -> None:
-        """Send SIGSTOP to all processes: the cluster takes no processor time until ``resume``."""
+        """Send SIGSTOP to all processes, so that the cluster uses no processor time until ``resume``."""
         for slot in self.slots.values():
             if slot.running:
                 self.kill(slot.broker_id, signal.SIGSTOP)
@@ -230,7 +231,7 @@ class ProcessCluster:
         self.signal_zookeeper(signal.SIGSTOP)
 
     def resume(self) -> None:
-        """Resume after ``pause``. Sessions may have expired or may expire now, so leaders may change."""
+        """Resume the processes after ``pause``. Sessions may have expired or may expire now, so leaders may change."""
         if self._zookeeper is not None:
             self.signal_zookeeper(signal.SIGCONT)
         for controller in self.controllers:
@@ -241,9 +242,9 @@ class ProcessCluster:
                 self.kill(slot.broker_id, signal.SIGCONT)
 
     def stop_brokers(self) -> dict[int, int]:
-        """Stop all brokers as a cluster stop does, and return the exit codes by broker id.
+        """Stop all brokers as ``sparklog cluster stop`` does; return the exit codes by broker id.
 
-        Brokers refuse new writes, followers catch up, every log is made durable, and ISRs stay as they are.
+        Brokers refuse new writes, followers catch up, all logs are flushed, and the ISRs do not change.
         """
         running = [slot for slot in self.slots.values() if slot.running]
         for slot in running:
@@ -266,14 +267,14 @@ class ProcessCluster:
             self._inside(CONTROLLER, self._controller.start)
 
     def signal_zookeeper(self, number: signal.Signals) -> None:
-        """Send a signal to ZooKeeper; after SIGTERM or SIGKILL ``start_zookeeper`` starts it again."""
+        """Send a signal to ZooKeeper. After SIGTERM or SIGKILL, ``start_zookeeper`` can start it again."""
         assert self._zookeeper is not None, "the cluster has not been started"
         send_signal(self._zookeeper.process, number)
         if number in {signal.SIGTERM, signal.SIGKILL}:
-            self._zookeeper.stop()  # the process has its signal: this only waits for its end
+            self._zookeeper.stop()  # this only waits for the end of the process, which has got the signal
 
     def start_zookeeper(self) -> None:
-        """Start ZooKeeper on its data and its port, or adopt the running one."""
+        """Start ZooKeeper with its old data and port, or use the server that is already running."""
         host = "127.0.0.1" if self.network is None else self.network.zookeeper_host
         self._zookeeper = self._inside(
             ZOOKEEPER, lambda: EmbeddedZookeeper.start(self.base_dir / "zookeeper", host=host)
@@ -347,7 +348,7 @@ class ProcessCluster:
         return process.pid
 
     def connect(self, broker_id: int, *, identity: Identity | None = None, **options: Any) -> BlockingConnection:
-        """Open a client's connection, or with ``identity`` one that proves to be of that broker or controller."""
+        """Open a connection as a client, or with ``identity`` as that broker or controller, with authentication."""
         slot = self.slots[broker_id]
         credentials = Credentials(self.keys, lambda: identity) if identity is not None and self.keys else None
         return BlockingConnection(slot.host, slot.port, client_id="test", credentials=credentials, **options)
@@ -369,7 +370,7 @@ class ProcessCluster:
             return reply
 
     def start_broker(self, broker_id: int) -> None:
-        """Start a broker on its directory and port; return when it serves."""
+        """Start a broker with its directory and port; return when it accepts requests."""
         slot = self.slots[broker_id]
         self._await_ready(slot, self._launch(slot))
 
@@ -383,8 +384,8 @@ class ProcessCluster:
     def kill(self, broker_id: int, number: signal.Signals = signal.SIGKILL, *, retire: bool = True) -> None:
         """Send a signal to a broker.
 
-        After SIGKILL this removes the registration, as a supervisor does that has seen the exit. Without ``retire``
-        the registration stays until the session expires.
+        After SIGKILL, this removes the broker's registration, as a supervisor does when it has seen the exit. Without
+        ``retire``, the registration stays until the session expires.
         """
         slot = self.slots[broker_id]
         assert slot.process is not None
@@ -398,7 +399,7 @@ class ProcessCluster:
             self.retire(broker_id, pid)
 
     def retire(self, broker_id: int, pid: int) -> None:
-        """Retire the broker in ZooKeeper, as a supervisor does once it has seen that process end."""
+        """Remove the broker's registration from ZooKeeper, as a supervisor does when the process ``pid`` has ended."""
 
         async def retire(store: ClusterStore) -> None:
             await store.retire_broker(broker_id, pid=pid, boot_id=boot_id())
@@ -406,12 +407,12 @@ class ProcessCluster:
         self.ask_zookeeper(retire)
 
     def restart(self, broker_id: int) -> None:
-        """Stop a broker in order if it runs, then start it."""
+        """Stop a broker by a controlled shutdown if it runs, then start it."""
         if self.slots[broker_id].running:
             self.stop_broker(broker_id)
         self.start_broker(broker_id)
 
-    # --- inside ---
+    # --- internal ---
 
     def _inside(self, party: str, work: Callable[[], _T]) -> _T:
         return work() if self.network is None else self.network.inside(party, work)
@@ -457,7 +458,7 @@ class ProcessCluster:
         slot.config_file.write_bytes(msgspec.json.encode(config))
         command = [sys.executable, "-m", *slot.program, "--config", str(slot.config_file)]
         party = broker_party(slot.broker_id)
-        # Python searches the working directory first for the module to run.
+        # The working directory, because Python first searches it for the module to run.
         slot.process = self._spawn(party, command, slot.log_file, pass_fds=[write_fd], cwd=slot.sources or None)
         os.close(write_fd)
         return ready_fd
@@ -502,10 +503,10 @@ async def _prepare(store: ClusterStore) -> str:
 
 
 def wait_until(true: Callable[[], object], timeout_s: float, what: str) -> None:
-    """Poll until ``true()`` holds.
+    """Call ``true`` repeatedly until it returns True.
 
     Raises:
-        ClusterError: time is up; the message names ``what`` was awaited.
+        ClusterError: timeout; the message says ``what`` was awaited.
     """
     deadline = time.monotonic() + timeout_s
     while not true():

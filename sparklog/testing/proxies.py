@@ -1,12 +1,13 @@
-"""A network that tests can cut, made of TCP proxies in front of brokers and ZooKeeper: it needs no privileges.
+"""A network that tests can partition, made of TCP proxies in front of brokers and ZooKeeper. It needs no privileges.
 
-Each broker listens on one loopback address and is advertised under another, where a proxy of the same port listens.
-The first frame of a connection, the hello, identifies the party: ``replica-<id>`` is a broker, ``controller-<epoch>``
-the controller, any other a client. Each process reaches ZooKeeper through its own proxy.
+Each broker listens on one loopback address and advertises another one, where a proxy listens on the same port. The
+first message of a connection, the Hello, identifies the party that has opened the connection: ``replica-<id>`` is a
+broker, ``controller-<epoch>`` is the controller, and any other client id is a client. Each process reaches ZooKeeper
+through its own proxy.
 
-A cut acts as one below TCP does: the proxy holds the bytes of that direction, connections stay open, and ``heal``
-delivers the held bytes. New connections are accepted and stay silent, as if the response to the hello was lost.
-Needs 127.0.0.0/8 to be local, as on Linux.
+A cut has the effect of a cut below TCP: the proxy keeps the bytes of that direction, and connections stay open.
+``heal`` delivers the kept bytes. A new connection is accepted but gets no response, as if the response to the Hello was
+lost. Needs 127.0.0.0/8 to be local, as on Linux.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ _CALL_TIMEOUT_S = 10.0
 
 
 def party_of(client_id: str) -> str:
-    """Return the party whose hello has this client id."""
+    """Return the party that uses this client id in its Hello."""
     kind, _, number = client_id.partition("-")
     if kind == "replica" and number.isdigit():
         return broker_party(int(number))
@@ -40,8 +41,10 @@ def party_of(client_id: str) -> str:
 
 
 class ProxyNetwork:
-    """A ``Network`` of proxies, on an event loop in its own thread. Any thread may call its methods. Close it at the
-    end."""
+    """A ``Network`` of proxies, which run on an event loop in their own thread.
+
+    Any thread may call the methods. Close the network at the end.
+    """
 
     def __init__(self) -> None:
         self._loop = new_event_loop()
@@ -57,13 +60,13 @@ class ProxyNetwork:
         return "127.0.0.1"
 
     def inside(self, party: str, work: Callable[[], T]) -> T:
-        """Run ``work``: all parties share one place, and their hello identifies them."""
+        """Run ``work``. Parties are not separated here; the Hello of each connection identifies the party."""
         return work()
 
     def add_broker(self, broker_id: int) -> PartyAddress:
         """Open a proxy in front of a broker that is about to start."""
         host, bind_host = f"127.1.0.{broker_id + 1}", f"127.2.0.{broker_id + 1}"
-        with socket.socket() as probe:  # no client connects from the broker's own address, so the port stays free
+        with socket.socket() as probe:  # clients do not use ports of the broker's own address, so the port stays free
             probe.bind((bind_host, 0))
             port: int = probe.getsockname()[1]
         self._listen(host, port, (bind_host, port), broker_party(broker_id), caller=None)
@@ -76,11 +79,11 @@ class ProxyNetwork:
         return f"127.0.0.1:{taken}"
 
     def cut(self, sender: str, receiver: str, *, one_way: bool = False) -> None:
-        """Hold what ``sender`` sends to ``receiver``, and the other way round unless ``one_way``."""
+        """Keep back what ``sender`` sends to ``receiver``, and also the reverse unless ``one_way`` is true."""
         self._change(self._cuts | ({(sender, receiver)} if one_way else {(sender, receiver), (receiver, sender)}))
 
     def heal(self) -> None:
-        """End all cuts, and deliver the held bytes."""
+        """End all cuts, and deliver the bytes that were kept back."""
         self._change(set())
 
     def close(self) -> None:
@@ -132,7 +135,7 @@ class ProxyNetwork:
         party: str,
         caller: str | None,
     ) -> None:
-        """Serve one connection, from accept until one end has closed it and the other end has learned of it."""
+        """Serve one connection, until one end has closed it and the other end sees the close."""
         onward: asyncio.StreamWriter | None = None
         try:
             first = b""
@@ -151,7 +154,7 @@ class ProxyNetwork:
                 here.cancel()
                 await asyncio.gather(there, here, return_exceptions=True)
         except (OSError, EOFError, ProtocolError, msgspec.MsgspecError):
-            pass  # the ends see a closed connection, as they would without a proxy
+            pass  # both ends see a closed connection, as without a proxy
         finally:
             for end in (writer, onward):
                 if end is not None:
@@ -160,7 +163,7 @@ class ProxyNetwork:
                         await end.wait_closed()
 
     async def _pump(self, source: asyncio.StreamReader, sink: asyncio.StreamWriter, sender: str, receiver: str) -> None:
-        """Forward bytes until the source ends and no cut is in the way: a close does not cross a cut."""
+        """Forward bytes until the source has closed the connection. A close is forwarded only when no cut exists."""
         while True:
             chunk = await source.read(_CHUNK_BYTES)
             await self._passable(sender, receiver)
@@ -180,7 +183,7 @@ async def _first_frame(reader: asyncio.StreamReader) -> bytes:
     prefix = await reader.readexactly(PREFIX_BYTES)
     length, _ = PREFIX.unpack(prefix)
     if length > _LONGEST_HELLO:
-        return prefix  # these bytes are no hello: the broker refuses them
+        return prefix  # the bytes are not a Hello, so the broker will refuse them
     return prefix + await reader.readexactly(length + 4 - PREFIX_BYTES)
 
 

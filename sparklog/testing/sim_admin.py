@@ -1,7 +1,7 @@
-"""The operators of a simulated cluster: they create, extend, move and delete topics, and restart brokers in order.
+"""The operators of a simulated cluster. They create, extend, move and delete topics, and restart brokers cleanly.
 
-Each action draws its choices from its own generator, and does nothing where it is impossible. Requests go into
-ZooKeeper, where the admin handlers of a broker put them; the pure checks of those handlers are the production code.
+Each action makes its random choices with its own generator, and does nothing where it is impossible. The requests are
+written to ZooKeeper, as the admin handlers of a broker do. The checks of these handlers are the production code.
 """
 
 from __future__ import annotations
@@ -22,17 +22,17 @@ from sparklog.testing.sim_checks import PartitionChecker
 from sparklog.testing.sim_network import SimNetwork
 from sparklog.testing.sim_zk import SimZk
 
-#: in addition to the permanent topic
+#: The names of the topics in addition to the permanent topic.
 NAMES = ("u", "v")
 MAX_PARTITIONS = 8
-#: the share of these topics that allows unclean elections
+#: The fraction of these topics that allow unclean elections.
 UNCLEAN_SHARE = 0.4
-#: limits of moves in bytes per second; a batch has about ten, and 0 is no limit
+#: The limits of moves in bytes per second; 0 means no limit. A batch has about ten bytes.
 LIMITS = (0, 0, 200, 1000)
 
 
 class OperatedCluster(Protocol):
-    """The parts of the cluster that operators use."""
+    """The interface of the simulated cluster for operators."""
 
     world: SimNetwork
     zk: SimZk
@@ -44,7 +44,7 @@ class OperatedCluster(Protocol):
 
 
 class AdminActions:
-    """The actions of operators on one cluster. Mutable; the ``SimCluster`` owns it."""
+    """The actions of operators on one cluster. Mutable. Owner: the ``SimCluster``."""
 
     def __init__(self, cluster: OperatedCluster) -> None:
         self.cluster = cluster
@@ -71,7 +71,7 @@ class AdminActions:
     # --- brokers ------------------------------------------------------------------------------------------------
 
     def _spared(self, broker: SimBroker) -> bool:
-        """Return whether the other ISR members hold all promised data if this broker stops in order."""
+        """Return whether the other ISR members have all acknowledged data if this broker stops cleanly."""
         return all(
             hosted.checker.spared(broker.broker_id, self.zk.read(tp), leaving=self.zk.stopping)
             for tp, hosted in broker.hosted.items()
@@ -130,7 +130,7 @@ class AdminActions:
             self.zk.deletions[record.name] = record.topic_id
 
     def _create_again(self, chance: Random) -> None:
-        """Delete a topic, and create another one of its name as soon as the name is free."""
+        """Delete a topic, and create another topic with the same name as soon as the name is free."""
         record = self._some_topic(chance)
         if record is None:
             return
@@ -184,7 +184,10 @@ class AdminActions:
         self.zk.put_topic(draft.record)
 
     def _reassign(self, chance: Random) -> None:
-        """Move partitions to at least two replicas; fewer could not commit with min.insync.replicas 2."""
+        """Move partitions to at least two replicas each.
+
+        With fewer, they could not commit with min.insync.replicas=2.
+        """
 
         def target(replicas: tuple[int, ...]) -> tuple[int, ...]:
             return self._replicas(chance, self._factor(chance))
@@ -200,7 +203,7 @@ class AdminActions:
         self.zk.elections[f"e{self._elections}"] = ElectionRequested(PREFERRED)
 
     def _elect_uncleanly(self, chance: Random) -> None:
-        """Ask for unclean elections in a temporary topic; the permanent topic must keep its promises."""
+        """Request unclean elections in a temporary topic. They may lose records, which the permanent topic must not."""
         record = self._some_topic(chance)
         if record is None:
             return

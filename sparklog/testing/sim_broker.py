@@ -1,8 +1,8 @@
-"""The life of a simulated broker: it starts, registers, follows controllers, stops or crashes.
+"""A simulated broker process: its start, registration, handling of controller requests, stop and crash.
 
-``ReplicaPerformer`` carries out the effects of its ``Replica`` cores. The replica cores, the metadata cache and the
-producer tables are the production code. A crash ends the process and keeps the log: all of it, or only its flushed
-part.
+``ReplicaPerformer`` performs the effects of the broker's ``Replica`` cores. The replica cores, the metadata cache and
+the producer tables are the production code. A crash ends the process. The log survives completely, or only its flushed
+part does.
 """
 
 from __future__ import annotations
@@ -24,28 +24,28 @@ FETCH_TIMEOUT_MS = 150
 TICK_MS = 40
 CHECKPOINT_MS = 300
 REGISTER_MS = 50
-#: how long an update waits that is for an incarnation the broker does not know yet
+#: How long a controller's update waits if it is for an incarnation that the broker does not know yet.
 REGISTRATION_MS = 300
 STOP_MS = 500
-#: how long the broker waits before it repeats a stop request, or the withdrawal of one, to ZooKeeper
+#: The time after which the broker repeats a stop request, or its withdrawal, to ZooKeeper.
 TELL_MS = 50
 
 
 class SimBroker(ReplicaPerformer):
-    """A simulated broker process. Mutable; the ``SimCluster`` owns it."""
+    """A simulated broker process. Mutable. Owner: the ``SimCluster``."""
 
     def __init__(self, broker_id: int, cluster: PartitionHost) -> None:
         super().__init__(broker_id, cluster)
         self.stopping = False
-        #: the host's boot id shows that the page cache was lost; no controller has accepted this yet
+        #: True if the page cache was lost, as the host's boot id shows, and no controller has recorded this yet.
         self._lost_page_cache = False
-        #: logs that the checkpoint names and the start did not find; no controller has accepted this yet
+        #: The logs that the checkpoint names but the start has not found, until a controller has recorded the loss.
         self._lost_logs: set[TopicPartition] = set()
 
     # --- life ---------------------------------------------------------------------------------------------------
 
     def start(self) -> None:
-        """Start a new process on the data of the disk; it leads no partition before a controller's update."""
+        """Start a new process with the data of the disk. It leads no partition before a controller's update."""
         self.begin()
         self.incarnation = -1
         self.cache = MetadataCache("simulated", {})
@@ -72,7 +72,7 @@ class SimBroker(ReplicaPerformer):
     def _register(self, session: SimSession) -> None:
         """Read the last incarnation, then register as the next one.
 
-        Starts over when a response is lost, or when another registration (perhaps a late one of an earlier process)
+        This starts again if a response is lost, or if another registration (perhaps a late one of an earlier process)
         came between the two requests.
         """
         if session is not self.session:
@@ -106,9 +106,9 @@ class SimBroker(ReplicaPerformer):
         session.ask(lambda: self.zk.incarnation(broker_id), read, again)
 
     def crash(self, *, lose_page_cache: bool, chance: Random | None = None) -> None:
-        """End the process, and with ``lose_page_cache`` the host.
+        """End the process, and with ``lose_page_cache`` the host as well.
 
-        Only when the host survives do the other brokers see their connections close.
+        The other brokers see that their connections are closed only if the host survives.
         """
         self.end()
         self.world.note(f"b{self.broker_id} crashes, page cache {'lost' if lose_page_cache else 'kept'}")
@@ -126,9 +126,9 @@ class SimBroker(ReplicaPerformer):
             hosted.checker.lost[self.broker_id] = self.zk.incarnation(self.broker_id)
 
     def lose_log(self, tp: TopicPartition) -> None:
-        """Remove this log, as if its directory were missing, torn, or held another log.
+        """Remove this log, as if its directory were missing or damaged, or had another log.
 
-        The next start detects the loss, because the checkpoint names a log from its first record on.
+        The next start detects the loss, because the checkpoint names every log that has a record.
         """
         hosted = self.hosted[tp]
         if hosted.log.log_end_offset > hosted.log.first_segment_offset:
@@ -150,10 +150,10 @@ class SimBroker(ReplicaPerformer):
 
         return lost
 
-    # --- stopping in an orderly way -----------------------------------------------------------------------------
+    # --- controlled shutdown -----------------------------------------------------------------------------
 
     def ask_to_stop(self) -> None:
-        """Ask the controller to move what this broker leads."""
+        """Ask the controller to move this broker's leaderships."""
         if self.session is not None and self.incarnation != -1:
             self.stopping = True
             self.world.note(f"b{self.broker_id} asks to be relieved")
@@ -165,7 +165,10 @@ class SimBroker(ReplicaPerformer):
             self._tell_stopping()
 
     def _tell_stopping(self) -> None:
-        """Send the stop request, or its withdrawal, until ZooKeeper responds; a repetition sends the current wish."""
+        """Send the stop request, or its withdrawal, until ZooKeeper responds.
+
+        Each attempt sends the current one of the two.
+        """
         zk, session, incarnation, stopping = self.zk, self.session, self.incarnation, self.stopping
         if session is None:
             return
@@ -179,7 +182,7 @@ class SimBroker(ReplicaPerformer):
         session.ask(tell, lambda _: None, lambda: self.later(TELL_MS, self._tell_stopping))
 
     def stop_in_order(self, stopped: Callable[[], None]) -> None:
-        """Ask for relief, wait until this broker leads nothing that another broker could lead, flush, and exit."""
+        """Perform a controlled shutdown: move leaderships to other brokers where possible, flush, and exit."""
         self.ask_to_stop()
         end_ms = self.now_ms + STOP_MS
 
@@ -209,7 +212,7 @@ class SimBroker(ReplicaPerformer):
 
     @property
     def movable(self) -> int:
-        """Number of partitions that this broker leads and another live in-sync replica could lead."""
+        """Return the number of partitions that this broker leads and that another live in-sync replica could lead."""
         live, own = self.cache.incarnations, self.broker_id
         return sum(
             hosted.replica is not None
@@ -220,12 +223,12 @@ class SimBroker(ReplicaPerformer):
 
     @property
     def in_sync(self) -> int:
-        """Number of partitions with this broker in the ISR, as far as this broker knows."""
+        """Return the number of partitions that have this broker in the ISR, as far as this broker knows."""
         replicas = [hosted.replica for hosted in self.hosted.values() if hosted.replica is not None]
         return sum(self.broker_id in replica.isr for replica in replicas)
 
     def disk_failed(self, stopped: Callable[[], None]) -> None:
-        """Take all replicas offline, then end the process; one directory is one disk. The logs keep their content."""
+        """Take all replicas offline, because they share one disk, then end the process. The logs keep their content."""
         self.world.note(f"b{self.broker_id} finds its disk failing")
 
         def fail_all() -> None:
@@ -243,7 +246,7 @@ class SimBroker(ReplicaPerformer):
         now_ms = self.now_ms
         for tp, hosted in list(self.hosted.items()):
             fetching = hosted.fetching
-            if fetching is not None:  # a follower waits for nothing but its fetch
+            if fetching is not None:  # a follower that waits for a fetch has no other timer
                 if now_ms - fetching.sent_ms >= FETCH_TIMEOUT_MS:
                     self._fetch(tp, hosted, fetching)
             elif hosted.replica is not None and hosted.replica.deadline_ms <= now_ms:
@@ -261,7 +264,7 @@ class SimBroker(ReplicaPerformer):
     # --- updates of the controller ------------------------------------------------------------------------------
 
     def refusal(self, update: ControlUpdate) -> ErrorCode | None:
-        """Return the error code with which this broker refuses an update; None if it accepts the update."""
+        """Return the error code with which this broker refuses an update, or None if it accepts the update."""
         if update.controller_epoch < self.cache.controller_epoch:
             return ErrorCode.STALE_CONTROLLER_EPOCH
         return ErrorCode.STALE_BROKER_EPOCH if update.incarnation != self.incarnation else None
@@ -288,7 +291,7 @@ class SimBroker(ReplicaPerformer):
             detail = f"broker {self.broker_id} follows controller epoch {update.controller_epoch}"
             raise SimViolation(f"{detail} after {self.cache.controller_epoch}", rule="control requests fenced")
         self._lost_logs.clear()
-        self._lost_page_cache = False  # the controller that sends this update has read the registration
+        self._lost_page_cache = False  # the controller that has sent this update has read the registration
         before = self.cache.incarnations
         self.cache.apply(update)
         if self.cache.incarnations != before:
@@ -314,7 +317,10 @@ class SimBroker(ReplicaPerformer):
                 self.drop(tp)
 
     def _decide(self, decision: PartitionDecision) -> None:
-        """Apply one decision; drop a replica that left this broker, unless an ISR may still count it."""
+        """Apply one decision.
+
+        If the replica has left this broker, drop it, unless the broker may still be in the ISR.
+        """
         topic = self.cache.topic(decision.topic)
         if topic is None or topic.change.topic_id != decision.topic_id:
             raise SimViolation(f"{decision.topic}: topic id {decision.topic_id} came without its topic", rule="TypeOk")
@@ -342,13 +348,13 @@ class SimBroker(ReplicaPerformer):
             self.drop(tp)
 
     def _let_go(self, tp: TopicPartition) -> None:
-        """Drop data that the start kept for the ISR once this broker is neither in the ISR nor a replica."""
+        """Drop data that was kept only because of the ISR, once this broker is neither in the ISR nor a replica."""
         known = self.cache.partition(tp)
         if known is not None and self.broker_id not in (*known.replicas, *known.state.isr):
             self.drop(tp)
 
     def _host(self, tp: TopicPartition, topic_id: str) -> None:
-        """Host the replica of ``tp``, with an empty log if there is none yet; delete data of another topic id."""
+        """Host the replica of ``tp``. Create an empty log if there is none, and delete data of another topic id."""
         hosted = self.hosted.get(tp)
         if hosted is not None and hosted.topic_id != topic_id:
             self.drop(tp)

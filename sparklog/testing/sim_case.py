@@ -1,4 +1,7 @@
-"""One run of the simulator as a value: everything that a replay needs, elsewhere or with fewer actions."""
+"""The parameters of one run of the simulator.
+
+They suffice to play the run again, also in another process or with fewer actions.
+"""
 
 from __future__ import annotations
 
@@ -18,20 +21,20 @@ from sparklog.testing.sim_network import FINE
 from sparklog.testing.sim_schedule import Action, draw_schedule
 from sparklog.testing.sim_trace import about, traced
 
-#: the length of schedules that are searched for an action's number
+#: The length of the schedule in which actions are found by their numbers.
 SCHEDULE_MS = 120_000
 NO_ACTIONS = "none"
 
 
 class Found(NamedTuple):
-    """A broken promise."""
+    """The report of a broken promise."""
 
     at_ms: int
-    #: the description, without seed and trace
+    #: The description, without seed and trace.
     what: str
-    #: the name of the promise
+    #: The name of the promise.
     rule: str
-    #: the partition of the violation; empty if it concerns no single partition
+    #: The partition of the violation; empty if it does not concern a single partition.
     partition: str
 
 
@@ -60,7 +63,10 @@ class _CaseCluster(SimCluster):
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """The parameters of one run, small and picklable. ``mutant`` names a variant; None: the production code."""
+    """The parameters of one run, as a small picklable value.
+
+    ``mutant`` is the name of a deliberately broken variant; None means the production code.
+    """
 
     seed: int
     mutant: str | None = None
@@ -69,13 +75,13 @@ class Case:
     fault_ms: int = 6000
     heal_ms: int = 4000
     page_cache_loss: float | None = None
-    #: the actions to play, by number in the seed's schedule, with their times; None: all, as scheduled
+    #: The actions to play: their numbers in the seed's schedule, and their times. None means all actions, as scheduled.
     only: tuple[tuple[int, int], ...] | None = None
-    #: another network, the same actions
+    #: The seed of the network. Another number plays the same actions with other delays and losses.
     salt: int = 0
-    #: a network that loses and doubles nothing
+    #: True for a network that neither loses nor duplicates messages.
     calm: bool = False
-    #: mean pause between two batches of a partition's producer; None: as the cluster has it
+    #: The mean pause between two batches of a partition's producer; None means the default of the cluster.
     produce_ms: int | None = None
 
     def schedule(self) -> tuple[Action, ...]:
@@ -83,13 +89,13 @@ class Case:
         return self._cluster().schedule(self.fault_ms)
 
     def play(self) -> Found | None:
-        """Play the case and return the violation; None if there was none."""
+        """Play the case; return the violation, or None if there was none."""
         return self._run(self._cluster())
 
     def play_traced(self) -> Play:
-        """Play the case and return also every step of the violated partition's replicas.
+        """Play the case; return the violation and the trace of the partition that it concerns.
 
-        Without a violation the steps are those of all replicas.
+        Without a violation, the trace has the steps of all replicas.
         """
         cluster = self._cluster()
         cluster.world.trace = deque()
@@ -165,7 +171,7 @@ class Case:
 
 @contextmanager
 def _uncollected() -> Iterator[None]:
-    """Disable the cyclic garbage collector: a run makes few cycles, and the search took a fifth of its time."""
+    """Disable the cyclic garbage collector, which took a fifth of a run's time and finds few cycles."""
     enabled = gc.isenabled()
     gc.disable()
     try:
@@ -181,10 +187,10 @@ def format_actions(only: tuple[tuple[int, int], ...]) -> str:
 
 
 def parse_actions(text: str) -> tuple[tuple[int, int], ...]:
-    """Return the actions of a text that ``format_actions`` made.
+    """Return the actions in a text of ``format_actions``.
 
     Raises:
-        ValueError: the text has another form.
+        ValueError: the text has another format.
     """
     if text == NO_ACTIONS:
         return ()

@@ -1,8 +1,8 @@
-"""The invariants of a simulated cluster, checked after every step. A broken one raises ``SimViolation``.
+"""The invariants of a simulated cluster, checked after every step. A broken invariant raises ``SimViolation``.
 
-A checker sees everything at once, which no process does: all logs, all high watermarks, ZooKeeper, and every response
-to a client. There is one checker for each partition of one topic id. Each check examines only what the step has
-changed, so that all invariants hold by induction. The first batches of a log that equal the committed ones stay equal
+A checker sees the state of the whole cluster at once: all logs, all high watermarks, ZooKeeper, and every response to a
+client. There is one checker for each partition of a topic id. Each check examines only what the last step has changed;
+by induction, all invariants hold. For example, the first batches of a log that equal the committed batches stay equal
 until the log is truncated.
 """
 
@@ -19,7 +19,10 @@ _Place = tuple[int, int]
 
 
 class SimViolation(AssertionError):
-    """A broken promise of the log. ``rule`` names the promise; ``partition`` is empty unless it concerns one."""
+    """The error for a broken promise of the log. ``rule`` names the promise.
+
+    ``partition`` is empty if none is concerned.
+    """
 
     def __init__(self, what: str, *, rule: str = "", partition: str = "") -> None:
         super().__init__(what)
@@ -28,49 +31,55 @@ class SimViolation(AssertionError):
 
 
 class PartitionChecker:
-    """The checker of one partition. Mutable; it is called at each append, truncation, response, and write of state."""
+    """The checker of one partition. Mutable.
+
+    The simulation calls it for each append, truncation, response, and write of partition state.
+    """
 
     def __init__(self, name: str, replicas: tuple[int, ...], *, min_isr: int) -> None:
         self.name = name
         self.replicas = replicas
         self.min_isr = min_isr
-        #: the smallest replication factor so far: leaders may learn late of a larger one
+        #: The lowest replication factor so far, because leaders may learn late of a higher one.
         self._fewest = len(replicas)
-        #: the logs of the brokers that host the partition now
+        #: The logs of the brokers that host the partition now.
         self.logs: dict[int, SimLog] = {}
-        #: every batch that any replica ever showed as committed, in offset order, and where each ends
+        #: Every batch that any replica has ever had below its high watermark, in offset order. ``_next_offsets`` has
+        #: their ends.
         self.committed: list[SimBatch] = []
         self.committed_end = 0
         self._next_offsets: list[int] = []
-        #: committed end as each leader epoch left it
+        #: By leader epoch: the end of the committed records when the epoch ended.
         self._ends: dict[int, int] = {}
-        #: acks=all answers: base offset by body
+        #: The responses with acks=all: the base offset by the batch's body.
         self.acked: dict[str, int] = {}
         self.leaders: dict[int, tuple[int, int]] = {}
         self.isr: tuple[int, ...] = ()
-        #: the last write of its state: before and after
+        #: The last write of the partition's state: the states before and after it.
         self._last: tuple[VersionedState | None, VersionedState] | None = None
         self._move: Reassignment | None = None
-        #: ISR writes that may still arrive: expected version and set
+        #: The ISR writes that may still arrive in ZooKeeper: the expected version and the new ISR.
         self.proposed: set[tuple[int, tuple[int, ...]]] = set()
-        #: brokers whose page cache was lost, with the incarnation that lost it; no promise counts on them until a
-        #: later incarnation is in an ISR
+        #: The brokers whose page cache was lost, with the incarnation that lost it. Their logs need not have committed
+        #: records until a later incarnation is in an ISR.
         self.lost: dict[int, int] = {}
-        #: every host lost power, or an election was unclean: the next leader's log becomes the committed one
+        #: True after a power failure of all hosts or an unclean election. The log of the next leader then counts as
+        #: committed.
         self.bereft = False
-        #: an unclean election is allowed, by the topic's setting or by a request
+        #: True if an unclean election is allowed by the topic's setting or by a request.
         self.unclean_allowed = False
-        #: number of unclean elections, and below it the epoch of the last one: later commits of earlier epochs do
-        #: not count
+        #: ``unclean`` is the number of unclean elections, and ``_line`` the epoch of the last one. Later commits in
+        #: earlier epochs do not count.
         self.unclean = 0
         self._line = NO_EPOCH
-        #: each batch ever appended, by (base offset, epoch), with its predecessor's place
+        #: Each batch that was ever appended, by base offset and epoch, with base offset and epoch of the batch before
+        #: it.
         self._places: dict[_Place, tuple[SimBatch, _Place | None]] = {}
-        #: by producer id: epoch and next sequence of what is committed
+        #: By producer id: the epoch and the next sequence after the committed batches.
         self._sequences: dict[int, tuple[int, int]] = {}
 
     def assigned(self, replicas: tuple[int, ...], move: Reassignment | None) -> None:
-        """Accept the replicas and the move of the partition that the topic's record has now."""
+        """Store the replicas and the move of the partition, as the topic's metadata now has them."""
         ended, self._move = self._move, move
         if ended is not None and move is None and set(self.replicas) != set(replicas):
             self._move_ended(ended)
@@ -79,9 +88,9 @@ class PartitionChecker:
         self._fewest = min(self._fewest, factor)
 
     def _move_ended(self, move: Reassignment) -> None:
-        """Check that a move ended with its target in sync, in a new leader epoch, which fences the removed replicas.
+        """Check that the target of an ended move is in sync, in a new leader epoch, which fences the removed replicas.
 
-        The multi wrote the state before the record.
+        ``_last`` is the state write that belongs to the end of the move, because it comes first in the multi.
         """
         assert self._last is not None
         before, after = self._last
@@ -97,8 +106,10 @@ class PartitionChecker:
     # --- logs ---------------------------------------------------------------------------------------------------
 
     def appended(self, broker: int, count: int) -> None:
-        """Check log matching for the last ``count`` batches: in every log an offset and an epoch name one batch with
-        one history."""
+        """Check log matching for the last ``count`` batches of a broker's log.
+
+        If batches of two logs have the same offset and epoch, the batches and their predecessors must be equal.
+        """
         batches = self.logs[broker].batches
         first = len(batches) - count
         before = _place(batches[first - 1]) if first else None
@@ -118,17 +129,17 @@ class PartitionChecker:
             self.holds(broker, self.committed_end, "StrongIsr", "cut its log in the ISR")
 
     def forgot(self, broker: int) -> None:
-        """Check that the broker may delete its log, and forget the log."""
+        """Check that the broker was allowed to delete its log, and remove the log from the checker."""
         self.logs.pop(broker, None)
         self.lost.pop(broker, None)
         if broker in self.isr and self.committed_end:
             self.fail("StrongIsr", f"broker {broker} deleted its log in the ISR {self.isr}")
 
     def spared(self, victim: int, node: VersionedState | None, *, leaving: Collection[int] = ()) -> bool:
-        """Return whether members with their data remain when ``victim`` loses its page cache or leaves.
+        """Return whether enough data remains when ``victim`` loses its page cache or leaves the ISR.
 
-        One must remain in the ISR and in each ISR that may be written next; the log promises nothing otherwise.
-        Brokers that are ``leaving`` the ISR do not count.
+        The ISR, and each ISR that may be written next, must keep a member that has its data. Otherwise the log promises
+        nothing. Brokers that are ``leaving`` the ISR do not count.
         """
         if node is None:
             return True
@@ -136,19 +147,20 @@ class PartitionChecker:
         return all(set(isr) - self.lost.keys() - {victim, *leaving} for isr in sets)
 
     def power_cut(self, incarnation: Callable[[int], int]) -> None:
-        """Accept that every host went down at once, which loses all data that no disk holds."""
+        """Accept that every host lost its power at once, so that all data that is on no disk is lost."""
         self.bereft = True
         self.lost = {broker: incarnation(broker) for broker in self.logs}
 
-    # --- marks and answers --------------------------------------------------------------------------------------
+    # --- high watermarks and responses
+    # --------------------------------------------------------------------------------------
 
     def high_watermark_moved(self, broker: int, mark: int, *, before: int, epoch: int) -> None:
         """Check consistent reads and StrongIsr, and commit the batches below a risen high watermark.
 
-        Consistent reads: every replica shows the same records below its high watermark at all times. StrongIsr: every
-        member of the ISR holds all committed records. A mark lower than ``before`` commits nothing, since the records
-        below it were committed when it rose. After an unclean election a log is truncated step by step. A mark that is
-        being lowered may still be above the offset at which the log diverges from the new leader's.
+        Consistent reads: every replica has the same records below its high watermark at all times. StrongIsr: every
+        member of the ISR has all committed records. A high watermark lower than ``before`` commits nothing, because the
+        records below it are committed already. After an unclean election, a log is truncated in several steps. Until
+        the last step, the high watermark may be above the offset at which the log diverges from the new leader's.
         """
         log = self.logs[broker]
         if mark > log.log_end_offset:
@@ -181,7 +193,7 @@ class PartitionChecker:
         log.verified = len(self.committed)
 
     def _follow_sequence(self, batch: SimBatch) -> None:
-        """Check idempotence: each producer's sequences are committed once and in order, from 0 in each epoch."""
+        """Check idempotence: the sequences of each producer are committed once and in order, from 0 in each epoch."""
         header = batch.header
         if header.producer_id == NO_PRODUCER:
             return
@@ -194,7 +206,7 @@ class PartitionChecker:
         self._sequences[header.producer_id] = (epoch, expected + header.record_count)
 
     def holds(self, broker: int, end: int, rule: str, why: str) -> None:
-        """Check that the broker's log holds all committed records below ``end``."""
+        """Check that the broker's log has all committed records below ``end``."""
         if broker in self.lost or self.bereft or not end:
             return
         log = self.logs.get(broker)
@@ -204,7 +216,7 @@ class PartitionChecker:
             self.fail(rule, f"broker {broker}, {why}, ends at {log.log_end_offset}, or differs; committed end is {end}")
 
     def _same(self, log: SimLog, count: int) -> bool:
-        """Return whether the log's first ``count`` batches equal the committed ones."""
+        """Return whether the first ``count`` batches of the log equal the committed batches."""
         at = log.verified
         if at < count:
             if log.batches[at:count] != self.committed[at:count]:
@@ -216,7 +228,7 @@ class PartitionChecker:
         return bisect_right(self._next_offsets, end)
 
     def answered(self, body: str, acks: int, base_offset: int, *, epoch: int) -> None:
-        """Check that a success with acks=all is committed at the returned offset."""
+        """Check that a batch acknowledged with acks=all is committed at the returned offset."""
         if acks != -1 or self.bereft or epoch < self._line:
             return
         self.acked[body] = base_offset
@@ -228,22 +240,22 @@ class PartitionChecker:
     # --- leaders and states -------------------------------------------------------------------------------------
 
     def became_leader(self, broker: int, process: int, epoch: int) -> None:
-        """Check that one process leads the epoch and holds all commits of earlier ones (leader completeness).
+        """Check that only one process leads in the epoch, and has all records of earlier epochs (leader completeness).
 
-        A leader may learn late of its epoch, when newer epochs have committed more.
+        A leader may learn of its epoch late, when newer epochs have already committed more records.
         """
         holder = self.leaders.setdefault(epoch, (broker, process))
         if holder != (broker, process):
             self.fail("one leader an epoch", f"epoch {epoch} led by broker {broker} process {process}, and by {holder}")
         if epoch < self._line:
-            return  # the leader learns late of its epoch, which a later unclean election has voided
+            return  # the leader learns of its epoch late, after a later unclean election
         if self.bereft:
             self._begin_again(broker)
         end = max((end for earlier, end in self._ends.items() if earlier < epoch), default=0)
         self.holds(broker, end, "leader completeness", f"leading epoch {epoch}")
 
     def _begin_again(self, broker: int) -> None:
-        """Take the log of the first leader after a total power cut or an unclean election as the committed one."""
+        """Count the log of the first leader after a power failure or an unclean election as committed."""
         self.bereft = False
         log = self.logs[broker]
         self.lost.pop(broker, None)
@@ -271,8 +283,8 @@ class PartitionChecker:
     ) -> None:
         """Check a state that was written to ZooKeeper.
 
-        ``controller_epoch`` is the newest epoch in ZooKeeper; ``incarnation`` returns the last registered incarnation
-        of a broker.
+        ``controller_epoch`` is the newest controller epoch in ZooKeeper. ``incarnation`` returns the last registered
+        incarnation of a broker.
         """
         new = after.state
         self._last = before, after
@@ -305,7 +317,7 @@ class PartitionChecker:
         return self.unclean_allowed and new.leader in self.lost and new.isr == (new.leader,) != before.isr
 
     def _elected_uncleanly(self, before: LeaderAndIsr, new: LeaderAndIsr) -> None:
-        """Check an unclean election. It may lose records, and later commits of the old ISR no longer count."""
+        """Check an unclean election. The election may lose records, and later commits of the old ISR do not count."""
         if not self.unclean_allowed:
             self.fail("unclean elections where allowed", f"{new} written after {before}")
         if new.isr != (new.leader,):
@@ -327,7 +339,7 @@ class PartitionChecker:
     # --- the end ------------------------------------------------------------------------------------------------
 
     def settled(self, leader_log: SimLog) -> None:
-        """Check, after the faults, that every replica holds all acknowledged records and all logs are equal."""
+        """Check after the faults that every replica has all acknowledged records, and that all logs are equal."""
         bodies = {batch.body: batch.header.base_offset for batch in leader_log.batches}
         for body, offset in self.acked.items():
             if bodies.get(body) != offset:

@@ -1,8 +1,8 @@
 """Clients of the simulated cluster: idempotent producers that retry, and writers that do not.
 
-A producer has at most five batches in flight. It sends them again in order until each has a response, and gives up
-after its delivery timeout. As the fate of the batches is then unknown, it continues in a new epoch of its producer id
-from sequence 0.
+A producer has at most five batches in flight. It retries them in order until each has a response, and gives up after
+its delivery timeout. It is then unknown whether the batches are in the log, so the producer continues with a new epoch
+of its producer id, from sequence 0.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ DELIVERY_MS = 3000
 
 
 class ServedCluster(Protocol):
-    """The parts of the cluster that a client uses."""
+    """The interface of the simulated cluster for clients."""
 
     world: SimNetwork
     zk: SimZk
@@ -46,7 +46,7 @@ class Write:
 
 
 def find_leader(cluster: ServedCluster, tp: TopicPartition, chance: Random) -> SimBroker:
-    """Return the leader in nine of ten cases, else any broker: clients may have old metadata."""
+    """Return the leader in nine of ten cases, otherwise any broker, because clients may have old metadata."""
     node = cluster.zk.read(tp)
     if node is not None and node.state.leader != NO_LEADER and chance.random() < 0.9:
         return cluster.brokers[node.state.leader]
@@ -59,7 +59,7 @@ def send(cluster: ServedCluster, tp: TopicPartition, produce: SimProduce) -> Non
 
 
 class SimProducer:
-    """An idempotent producer of one partition, for each topic that has the name in turn."""
+    """An idempotent producer of one partition. If the topic is recreated, it writes to the new topic."""
 
     def __init__(self, cluster: ServedCluster, tp: TopicPartition, producer_id: int, *, pause_ms: int) -> None:
         self.cluster = cluster
@@ -67,7 +67,7 @@ class SimProducer:
         self.world = cluster.world
         self.pending: list[Write] = []
         self.acked = 0
-        #: the start time of the last write that this producer gave up
+        #: The start time of the last write that this producer gave up.
         self.gave_up_ms = -1
         self.last_acked_ms = -1
         self.stopped = False
@@ -122,10 +122,10 @@ class SimProducer:
         send(self.cluster, self.tp, produce)
 
     def _answered(self, write: Write, code: ErrorCode | None, *, foremost: bool = False) -> None:
-        """Handle the response to a write; ``code`` None: no response came in time.
+        """Handle the response to a write. ``code`` is None if no response came in time.
 
-        A late or repeated response counts as the first does. ``foremost``: all earlier writes had responses when this
-        one was sent, so that none of them can be missing.
+        A late or repeated response counts like the first one. ``foremost``: all earlier writes had responses when this
+        write was sent, so no earlier write can be missing in the log.
         """
         if write not in self.pending:
             return
@@ -147,7 +147,7 @@ class SimProducer:
             self.world.at(RETRY_MS, self._again)
 
     def _again(self) -> None:
-        """Send all batches in flight again, in order."""
+        """Retry all batches in flight, in order."""
         self._retrying = False
         self.world.happened["write sent again"] += len(self.pending)
         for write in self.pending:
@@ -155,7 +155,7 @@ class SimProducer:
 
 
 class SimWriter:
-    """A writer that sends batches to one partition with any acks, and ignores the responses."""
+    """A client that sends batches to one partition with random acks, and ignores the responses."""
 
     def __init__(self, cluster: ServedCluster, tp: TopicPartition, *, pause_ms: int) -> None:
         self.cluster = cluster

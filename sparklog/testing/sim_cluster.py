@@ -1,16 +1,16 @@
-"""A whole cluster in one thread: production replica and controller cores under a seed's faults, checked at every step.
+"""A simulated cluster in one thread: it runs the production replica and controller cores under random faults.
 
-``SimCluster(seed).run()`` plays a schedule: processes crash, pause and come back, links are cut, disks fill up and
-fail, clocks run fast or slow, operators create, move and delete (``sim_faults``, ``sim_admin``). Then the faults
-stop, and everything must settle: ISRs are full, moves are done, and what was acknowledged is on every replica. A
-failure raises ``SimViolation`` and carries the seed; the same seed fails the same way.
+``SimCluster(seed).run()`` plays a schedule: processes crash, pause and restart, connections are cut, disks fill up and
+fail, clocks run fast or slow, and operators create, move and delete topics (``sim_faults``, ``sim_admin``). All
+invariants are checked after every step (``sim_checks``). Then the faults stop. Within a time, all ISRs must be full,
+all moves complete, and all acknowledged records on every replica. A violation raises ``SimViolation`` with the seed.
+The same seed always fails in the same way.
 
 ::
 
-    clients --produce--> SimBroker (Replica cores, SimLog) --fetch--> SimBroker
-                              |  WriteIsr                       ^ updates
-                              v                                 |
-                            SimZk <-- compare-and-set -- CoreController (Controller core), one of two
+    clients --produce--> SimBroker (Replica cores, SimLog) --fetch--> SimBroker |  WriteIsr                       ^
+    updates v                                 | SimZk <-- compare-and-set -- CoreController (Controller core), one of
+    two
 """
 
 from __future__ import annotations
@@ -34,17 +34,18 @@ from sparklog.testing.sim_network import CONTROLLERS, FINE, WEATHERS, NetworkFau
 from sparklog.testing.sim_schedule import Action, draw_schedule
 from sparklog.testing.sim_zk import SimZk
 
-#: mean pause between two batches of idempotent producers, all together
+#: The mean pause between two batches of all idempotent producers together.
 PRODUCE_MS = 25
 UNCLEAN_KEY = "unclean.leader.election.enable"
-#: the time between the last write of the clients and the end
+#: The time between the last write of the clients and the end of the run.
 QUIET_MS = 1500
 
 
 class SimCluster:
     """A simulated cluster for one run. Mutable.
 
-    Without ``check_cores`` only the checker of behaviour finds faults, not the invariants of the cores.
+    Without ``check_cores``, only the checkers of ``sim_checks`` find violations, and not the assertions inside the
+    cores.
     """
 
     def __init__(
@@ -69,11 +70,11 @@ class SimCluster:
     ) -> None:
         """Create the cluster of a seed.
 
-        The seed chooses ``weather`` and ``restless`` (the activity of operators) if they are not given.
-        ``page_cache_loss`` is the chance that a crash loses unflushed data, where the promise allows that. Without
-        ``accidents`` only the actions of the test happen. Another ``salt`` plays the same schedule over another
-        network. ``produce_ms`` is the mean pause between two batches of a partition's producer; by default the load
-        of the whole cluster is independent of its number of partitions.
+        The seed chooses ``weather`` (the faults of the network) and ``restless`` (the activity of operators) if they
+        are not given. ``page_cache_loss`` is the probability that a crash loses unflushed data, where the promises of
+        the log allow that. Without ``accidents``, only the actions of the test happen. Another ``salt`` plays the same
+        schedule with other delays and losses of messages. ``produce_ms`` is the mean pause between two batches of a
+        partition's producer; by default, the load of the whole cluster does not depend on the number of partitions.
         """
         self.seed = seed
         self.world = SimNetwork(seed, weather=FINE, salt=salt)
@@ -90,7 +91,7 @@ class SimCluster:
         self.checkers: dict[TopicPartition, PartitionChecker] = {}
         self.producers: dict[TopicPartition, SimProducer] = {}
         self.faults_over = False
-        #: the time from which no fault acts and no process is paused
+        #: The time after which no fault has an effect and no process is paused.
         self._sound_ms = 0
         self.restless = self.world.random.choice((0.0, 0.03, 0.15)) if restless is None else restless
         self._accidents = accidents
@@ -148,7 +149,7 @@ class SimCluster:
     # --- the run ------------------------------------------------------------------------------------------------
 
     def schedule(self, fault_ms: int) -> tuple[Action, ...]:
-        """Return the actions on this cluster within ``fault_ms``, as its seed draws them."""
+        """Return the random actions on this cluster within ``fault_ms``, which its seed determines."""
         if not self._accidents:
             return ()
         return draw_schedule(Random(f"schedule {self.seed}"), until_ms=fault_ms, restless=self.restless)

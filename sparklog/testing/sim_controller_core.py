@@ -1,10 +1,10 @@
-"""One controller process in the simulated cluster: the performer of production controller cores, one for each term.
+"""A simulated controller process. It performs the effects of production controller cores, one core for each term.
 
-It does with the simulation what ``cluster/controller_loop.py``, ``controller_term.py`` and ``effect_performer.py`` do
-with kazoo and sockets. Several processes stand for election; each one that is not elected waits until the controller
-node vanishes. Watches are modelled as reads of all levels every few milliseconds. A term may end at any moment without
-the knowledge of its process: another process is elected, starts from the content of ZooKeeper, and its epoch fences the
-old term.
+It does in the simulation what ``cluster/controller_loop.py``, ``controller_term.py`` and ``effect_performer.py`` do
+with kazoo and sockets. Several processes stand for election. A process that is not elected waits until the controller
+node is deleted. Instead of watches, the process reads all watched nodes (``Levels``) every few milliseconds. A term may
+end at any time without the knowledge of its process: another process is elected and starts from the content of
+ZooKeeper, and its epoch fences the old term.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ _Outcome = VersionedState | BadVersion | NodeGone | EpochLost
 
 
 class ControlledCluster(PartitionHost, Protocol):
-    """The parts of the cluster that a controller uses."""
+    """The interface of the simulated cluster for controllers."""
 
     checkers: dict[TopicPartition, PartitionChecker]
     controllers: list[CoreController]
@@ -52,9 +52,9 @@ class ControlledCluster(PartitionHost, Protocol):
 
 
 class CoreController(SimProcess):
-    """A simulated controller process. Mutable; the ``SimCluster`` owns it."""
+    """A simulated controller process. Mutable. Owner: the ``SimCluster``."""
 
-    #: seam for variants that the simulator must catch
+    #: The class of the core. Subclasses replace it by a broken variant, which the simulator must catch.
     core_type: ClassVar[type[Controller]] = Controller
 
     def __init__(self, name: str, cluster: ControlledCluster) -> None:
@@ -63,9 +63,9 @@ class CoreController(SimProcess):
         self.zk = cluster.zk
         self.core: Controller | None = None
         self.session: SimSession | None = None
-        #: the last session expired: missing brokers may be an artefact of that
+        #: True if the last session expired. The sessions of missing brokers may have expired for the same reason.
         self._cautious = False
-        #: the levels that the core has seen last
+        #: The watched nodes as the core has last seen them.
         self._shown: Levels | None = None
         self._deleting: set[str] = set()
 
@@ -98,7 +98,7 @@ class CoreController(SimProcess):
     # --- terms --------------------------------------------------------------------------------------------------
 
     def _stand(self, session: SimSession) -> None:
-        """Stand for election until elected; a claim of this session counts although its response was lost."""
+        """Stand for election until elected. An earlier claim of this session, whose response was lost, counts too."""
         if session is not self.session or self.core is not None:
             return
 
@@ -106,7 +106,7 @@ class CoreController(SimProcess):
             self.later(STAND_MS, lambda: self._stand(session))
 
         if self.zk.controller_session not in {-1, session.session_id}:
-            again()  # the watch on the node has not fired
+            again()  # another session holds the node, so wait
             return
 
         def elected(epoch: int | None) -> None:
@@ -118,7 +118,10 @@ class CoreController(SimProcess):
         session.ask(lambda: self.zk.elect(session.session_id), elected, again)
 
     def _load(self, session: SimSession, epoch: int) -> None:
-        """Read everything at one moment, so that every state is as new as the registrations; then begin the term."""
+        """Read all data at one moment, and begin the term.
+
+        So the partition states are as new as the registrations.
+        """
         if session is not self.session:
             return
 
@@ -185,7 +188,10 @@ class CoreController(SimProcess):
             self.resign()
 
     def _brokers(self, levels: Levels) -> tuple[BrokerRegistration, ...]:
-        """Return the registrations as the controller's store does: a mark, not the registration, tells the trust."""
+        """Return the registrations as the controller's store does.
+
+        Whether a log is trusted comes from a separate node.
+        """
         return tuple(
             _registration(
                 b, incarnation, trusted=b not in levels.untrusted, doubted=tuple(sorted(levels.untrusted.get(b, ())))
@@ -196,12 +202,12 @@ class CoreController(SimProcess):
     # --- watches ------------------------------------------------------------------------------------------------
 
     def _look(self, core: Controller) -> None:
-        """Read the levels and pass the time to the core, again and again while its term lasts."""
+        """Read the watched nodes and pass the time to the core, repeatedly until the term ends."""
         session = self.session
         if core is not self.core or session is None:
             return
         shown = self._shown
-        # No watch fires where nothing changed; notifications are read until they have been deleted.
+        # Without a change, no watch would fire. Notifications are read again until they are deleted.
         if shown is None or shown.isr_changes or not self.zk.shows(shown):
             session.ask(self.zk.levels, lambda levels: self._show(core, session, levels), lambda: None)
         if core.deadline_ms is not None and core.deadline_ms <= self.now_ms:
@@ -209,7 +215,7 @@ class CoreController(SimProcess):
         self.later(PERIOD_MS + int(self.world.random.random() * PERIOD_MS), lambda: self._look(core))
 
     def _show(self, core: Controller, session: SimSession, levels: Levels) -> None:
-        """Pass the changes to the core in the order in which watches fire; after a lost connection pass everything."""
+        """Pass the changes to the core in the order in which watches fire. After a lost connection, pass all nodes."""
         if core is not self.core:
             return
         if levels.controller_session != session.session_id:
@@ -240,7 +246,10 @@ class CoreController(SimProcess):
             self._read_changed(core, levels.isr_changes)
 
     def _read_changed(self, core: Controller, changes: dict[int, tuple[TopicStates, ...]]) -> None:
-        """Read the states that notifications do not carry, pass all of them to the core, delete the notifications."""
+        """Pass the changed states to the core, and delete the notifications.
+
+        If a notification names no partitions, read the states of all partitions.
+        """
         epoch = core.controller_epoch
         told = tuple(said for of_one in changes.values() for said in of_one)
         unsaid = () if all(changes.values()) else tuple(partition.tp for partition in core.state.partitions())
@@ -257,7 +266,7 @@ class CoreController(SimProcess):
     # --- effects ------------------------------------------------------------------------------------------------
 
     def _step(self, core: Controller, event: ev.Event) -> None:
-        """Step the core and carry out its effects; an event for an ended term is dropped."""
+        """Pass an event to the core and perform its effects. Drop the event if the term has ended."""
         if core is not self.core:
             return
         for effect in core.step(event, self.now_ms):
@@ -301,7 +310,7 @@ class CoreController(SimProcess):
     def _check_unclean(self, core: Controller, write: fx.StateWrite) -> None:
         """Check that an unclean election is the last resort.
 
-        The controller must know no live member of the ISR, except ones with a doubtful tail, and none that may return.
+        The controller must not know a live member of the ISR with a trusted log, or a member that may soon return.
         """
         partition, checker = core.state.partition(write.tp), self.cluster.checkers.get(write.tp)
         if partition is None or partition.stored is None or checker is None:
@@ -316,7 +325,7 @@ class CoreController(SimProcess):
     def _ask(
         self, core: Controller, execute: Callable[[], _T], answered: Callable[[_T], None], lost: Callable[[], None]
     ) -> None:
-        """Send one request of this term to ZooKeeper; a result that arrives after the term is dropped."""
+        """Send one request of this term to ZooKeeper. Drop a result that arrives after the end of the term."""
         session = self.session
         assert session is not None
         session.ask(
@@ -424,7 +433,7 @@ class CoreController(SimProcess):
         self._ask(core, lambda: self.zk.delete_topic(name, topic_id, epoch), answered, lost)
 
     def _send(self, core: Controller, order: fx.SendUpdate) -> None:
-        """Send an update to a broker; report its response to the core, or the loss after ``ANSWER_MS``."""
+        """Send an update to a broker. Report the response to the core, or the lack of one after ``ANSWER_MS``."""
         broker = self.cluster.brokers[order.broker.broker_id]
         process = self.process
         waiting = [True]

@@ -1,13 +1,13 @@
 """A disk in memory with the faults of real disks, on demand and by seed.
 
 It implements ``sparklog.storage.disk.Disk``; ``tests/storage/test_disk.py`` holds both implementations to one contract.
-Faults: a full disk (a short write or a part of a copy, then ENOSPC), a read-only disk, and a failing operation. Also
-the death of the process or of the machine between any two operations or inside a write (``die_after``, ``restart``).
-The writes of a failed ``sync`` stay visible until the page cache is dropped, and never reach the disk.
+Faults: a full disk (a short write or a part of a copy, then ENOSPC), a read-only disk, and a failing operation. The
+process or the machine can also die between any two operations or inside a write (``die_after``, ``restart``). The
+writes of a failed ``sync`` stay visible until the page cache is lost, and never reach the disk.
 
-A lost page cache leaves file content as of the last ``sync`` plus any part of the later writes, torn at sectors. It
-leaves each directory entry as of the last ``sync_directory`` or later; a rename never leaves a file without a name.
-Shrinking a file under a live map, which kills real readers by SIGBUS, raises AssertionError.
+After a loss of the page cache, a file has its content at the last ``sync``, and any part of the later writes, in whole
+sectors. A directory entry is as at the last ``sync_directory`` or later; a rename never leaves a file without a name. A
+truncation of a mapped file, which would kill real readers with SIGBUS, raises AssertionError.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ _SECTOR = 512
 
 
 class ProcessDied(BaseException):
-    """The end of the simulated process; not an Exception, so that no handler catches it."""
+    """The end of the simulated process. It is not an Exception, so that no handler of the tested code catches it."""
 
 
 class _Mapping(bytearray):
-    """The memory of one map; alive as long as a view of it is."""
+    """The memory of one mapping. It exists as long as a view of it exists."""
 
     __slots__ = ("__weakref__", "file")
 
@@ -38,14 +38,14 @@ class _Mapping(bytearray):
 
 
 class _File:
-    """One inode. Processes see ``content``; a power cut certainly leaves ``durable``."""
+    """One inode. Processes see ``content``. ``durable`` is what a power failure certainly leaves."""
 
     def __init__(self) -> None:
         self.content = bytearray()
         self.durable = b""
-        #: writes (position, bytes) and truncations (length, None) since the last sync
+        #: The writes (position, bytes) and truncations (length, None) since the last sync.
         self.pending: list[tuple[int, bytes | None]] = []
-        #: a sync has failed: processes still see writes that never reach the disk
+        #: True after a failed sync: processes still see writes that will never reach the disk.
         self.lost = False
         self.mappings: list[weakref.ref[_Mapping]] = []
 
@@ -65,7 +65,7 @@ class _File:
         self.pending.clear()
 
     def fail_to_sync(self) -> None:
-        """Drop the pending writes, so that no later sync writes them."""
+        """Drop the pending writes, so that no later sync makes them durable."""
         self.pending.clear()
         self.lost = True
 
@@ -101,7 +101,7 @@ class SimDisk:
         self.capacity_bytes = capacity_bytes
         self.read_only = False
         self.on_sync_failed: Callable[[OSError], None] = lambda _: None
-        #: number of changing operations so far
+        #: The number of changing operations so far.
         self.changes = 0
         self.dead = False
         self._rng = random.Random(seed)
@@ -122,11 +122,11 @@ class SimDisk:
         self._faults.append((operation, code))
 
     def die_after(self, changes: int) -> None:
-        """Let the process die in the changing operation that follows ``changes`` others; it may write a part."""
+        """Make the process die in the changing operation after ``changes`` others. That operation may write a part."""
         self._dies_at = self.changes + changes
 
     def restart(self, *, page_cache_lost: bool) -> None:
-        """Start the process again without handles and locks, and without the page cache if the machine went down."""
+        """Start the process again. Handles and locks are lost, and the page cache too if the machine went down."""
         self.dead = False
         self._dies_at = -1
         self._faults.clear()
@@ -141,7 +141,7 @@ class SimDisk:
             found = now if now is then or self._rng.random() < 0.5 else then
             if found is not None:
                 names[path] = found
-        # a renamed file has its old name, its new name, or for a moment both, but never none
+        # a renamed file has its old name, its new name, or both for a moment, but always at least one
         lost = set(self._durable_names.values()) - set(names.values())
         names.update((path, file) for path, file in self._files.items() if file in lost)
         for file in dict.fromkeys(names.values()):
@@ -151,7 +151,7 @@ class SimDisk:
 
     @property
     def used_bytes(self) -> int:
-        """Total size of the files that have a name, are open, or are mapped."""
+        """Return the total size of the files that have a name, are open, or are mapped."""
         mapped = [file for file in self._mapped if any(one() is not None for one in file.mappings)]
         files = dict.fromkeys([*self._files.values(), *self._handles.values(), *mapped])
         return sum(len(file.content) for file in files)
@@ -163,7 +163,7 @@ class SimDisk:
         file.sync()
 
     def _before(self, operation: str, *, changes: bool = True) -> bool:
-        """Raise the fault of an operation, if any, and count a change; return whether the process dies in it."""
+        """Raise the fault that is set for an operation, and count a change; return whether the process dies in it."""
         if self.dead:
             raise ProcessDied(operation)
         for number, (name, code) in enumerate(self._faults):
@@ -241,7 +241,7 @@ class SimDisk:
         self._handles[handle].truncate(length)
 
     def reserve(self, handle: int, length: int, at: int) -> None:
-        """Check that the space exists, without reserving it."""
+        """Check that there is enough space, without reserving it."""
         self._before_or_die("reserve")
         assert at == len(self._handles[handle].content), at
         if self.capacity_bytes is not None and self.used_bytes + length > self.capacity_bytes:
@@ -353,7 +353,7 @@ class SimDisk:
         self._locks[path] = handle
         return handle
 
-    # --- inside -------------------------------------------------------------------------------------------------
+    # --- internal -------------------------------------------------------------------------------------------------
 
     def _handle(self, file: _File) -> int:
         handle = self._next_handle
@@ -362,7 +362,7 @@ class SimDisk:
         return handle
 
     def _rename_directory(self, source: Path, target: Path) -> None:
-        """Rename a directory durably at once; the storage renames only directories that it deletes."""
+        """Rename a directory durably at once, which is sufficient: the storage renames only directories to delete."""
         for names in (self._files, self._durable_names):
             for name in [name for name in names if name.is_relative_to(source)]:
                 names[target / name.relative_to(source)] = names.pop(name)

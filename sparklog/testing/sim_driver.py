@@ -1,11 +1,11 @@
-"""The driver of a simulated cluster, which may vanish and return.
+"""The driver of a simulated cluster, which may end and be started again.
 
-While the driver is away no broker has a supervisor, and its controllers are down: all of them, or all but a standby on
-another host. After its return the driver may leave out one of the brokers for a while.
+While there is no driver, no broker has a supervisor, and the driver's controllers are down: all of them, or all but a
+standby on another host. After its return, the driver may leave one broker without a supervisor for a while.
 
-Brokers decide by the production lease how to react. The simulation checks this rule: without a driver every broker
-continues to serve, with or without a controller. An orphan stops only if a live driver leaves it out and no leader
-counts on it.
+A broker without a supervisor is an orphan. The production class ``SupervisorLease`` decides how an orphan reacts. The
+simulation checks these rules: without a driver, every broker continues to serve, with or without a controller. An
+orphan stops only if a live driver has left it out and it is in no ISR.
 """
 
 from __future__ import annotations
@@ -22,16 +22,17 @@ from sparklog.testing.sim_network import SimNetwork
 from sparklog.testing.sim_zk import SimZk
 
 CHECK_MS = 50
-#: longer than a session, so that a controller that died with the driver does not seem alive
+#: How long a broker is an orphan before it reacts. Longer than a session, so that a controller that died with the
+#: driver does not seem alive.
 ORPHAN_MS = 600
-#: the delay after which the returned driver sees that one of its brokers has ended
+#: The time after which the returned driver sees that one of its brokers has ended.
 SEEN_MS = 20
-#: the longest absence of the driver, and the longest time for which it leaves out a broker
+#: The maximum absence of the driver, and the maximum time for which it leaves out a broker.
 AWAY_MS = 2000
 
 
 class DrivenCluster(Protocol):
-    """The parts of the cluster that the driver's end affects."""
+    """The interface of the simulated cluster for the driver."""
 
     world: SimNetwork
     zk: SimZk
@@ -40,7 +41,7 @@ class DrivenCluster(Protocol):
 
 
 class Driver:
-    """The simulated driver. Mutable; the ``SimCluster`` owns it. A present driver costs no simulated events."""
+    """The simulated driver. Mutable. Owner: the ``SimCluster``. A running driver causes no simulated events."""
 
     def __init__(self, cluster: DrivenCluster, *, lease_type: type[SupervisorLease] = SupervisorLease) -> None:
         self.cluster = cluster
@@ -48,11 +49,11 @@ class Driver:
         self._lease_type = lease_type
         self._name = LeaseName(1, 1)
         self._away = False
-        #: the broker that the driver leaves out; -1: none
+        #: The broker that the driver leaves without a supervisor; -1 means none.
         self._left_out = -1
-        #: by broker and process
+        #: The leases, by broker and process.
         self._leases: dict[tuple[int, int], SupervisorLease] = {}
-        #: the brokers that asked for relief as orphans
+        #: The orphans that have asked the controller to move their leaderships, by broker and process.
         self._asked: set[tuple[int, int]] = set()
         self.kinds: dict[str, Callable[[Random], None]] = {"driver away": self._go}
 
@@ -75,7 +76,7 @@ class Driver:
         self.world.at(CHECK_MS, self._check)
 
     def come_back(self, left_out: int = -1) -> None:
-        """Return as a new driver, which adopts all brokers except ``left_out``."""
+        """Return as a new driver, which starts to watch all running brokers except ``left_out``."""
         if not self._away:
             self._adopt_left_out()
             return
@@ -154,7 +155,7 @@ class Driver:
             raise SimViolation(f"{who} and is in sync in {broker.in_sync} partitions", rule="orphans serve on")
 
     def _stopped(self, broker: SimBroker) -> None:
-        """Start a broker again that was stopping when the driver returned, as the driver does with a dead one."""
+        """Restart a broker that was stopping when the driver returned, as the driver restarts every dead broker."""
         process = broker.process
 
         def start() -> None:

@@ -1,7 +1,7 @@
 """The faults of a simulated cluster.
 
-Each fault draws its choices from its own generator and acts on the state of the moment. Each effect is counted: a
-fault that never fires proves nothing.
+Each fault makes its random choices with its own generator, and acts on the current state of the cluster. Every effect
+is counted, because a fault that never has an effect proves nothing.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ from sparklog.testing.sim_process import SimProcess
 from sparklog.testing.sim_zk import SESSION_MS, SimZk
 
 CLOCK_RATES = (0.5, 0.9, 0.97, 1.03, 1.1, 2.0)
-#: the delay after which a supervisor sees the end of its broker
+#: The time after which a supervisor sees the end of its broker.
 SEEN_MS = 20
 
 
 class FaultyCluster(Protocol):
-    """The parts of the cluster that faults use."""
+    """The interface of the simulated cluster for faults."""
 
     world: SimNetwork
     zk: SimZk
@@ -38,7 +38,7 @@ class FaultyCluster(Protocol):
 
 
 class SimFaults:
-    """The faults of one cluster. Mutable; the ``SimCluster`` owns it."""
+    """The faults of one cluster. Mutable. Owner: the ``SimCluster``."""
 
     def __init__(self, cluster: FaultyCluster) -> None:
         self.cluster = cluster
@@ -80,7 +80,7 @@ class SimFaults:
     def _crash(self, chance: Random) -> None:
         """Crash a broker or its host.
 
-        The page cache is lost only if each ISR keeps a member with its data: the log promises nothing otherwise.
+        The page cache is lost only if each ISR keeps a member that has its data. Otherwise the log promises nothing.
         """
         broker = self._broker(chance)
         loss = chance.random()
@@ -97,7 +97,7 @@ class SimFaults:
         self._after_death(broker, incarnation, chance)
 
     def _after_death(self, broker: SimBroker, incarnation: int, chance: Random) -> None:
-        """Let the supervisor perhaps see the end, and start the broker again later; the session expires in time."""
+        """Start the broker again later. The supervisor may see the end before that; otherwise the session expires."""
         process = broker.process
         if chance.random() < 0.5:
             self.world.at(SEEN_MS, lambda: self.zk.retire(broker.broker_id, incarnation))
@@ -113,7 +113,7 @@ class SimFaults:
             process.start()
 
     def _power_cut(self, chance: Random) -> None:
-        """Crash every host at once: all data that no disk holds is lost."""
+        """Crash every host at once, so that all data that is on no disk is lost."""
         self._did("power cut", "every host of a broker")
         for broker in self.cluster.brokers.values():
             incarnation = broker.incarnation
@@ -149,7 +149,10 @@ class SimFaults:
     # --- time ---------------------------------------------------------------------------------------------------
 
     def _pause(self, chance: Random) -> None:
-        """Pause a process, sometimes for longer than its session: it then resumes as a deposed leader or controller."""
+        """Pause a process, sometimes for longer than its session.
+
+        After that, it still believes that it is leader or controller.
+        """
         process = self._some_process(chance)
         pause_ms = chance.randrange(2 * SESSION_MS)
         if process.alive:
@@ -171,7 +174,7 @@ class SimFaults:
     # --- links and sessions -------------------------------------------------------------------------------------
 
     def _cut_link(self, chance: Random) -> None:
-        """Cut one direction or both between any two of brokers, controllers and ZooKeeper."""
+        """Cut one or both directions between any two of the brokers, controllers and ZooKeeper."""
         names = [process.name for process in self._processes]
         one, other = chance.sample(names, 2)
         self._cut_between(chance, one, other, chance.randrange(1000))
@@ -223,7 +226,7 @@ class SimFaults:
         broker.full_until_ms = self.world.now_ms + full_ms
 
     def _failed_write(self, chance: Random) -> None:
-        """Let the next append fail, which takes the log directory of the process offline."""
+        """Make the next append fail, so that the broker takes its log directory offline."""
         broker = self._broker(chance)
 
         def fail(hosted: Hosted, batch: SimBatch) -> None:
@@ -238,7 +241,7 @@ class SimFaults:
         broker.append_fault = fail
 
     def _torn_write(self, chance: Random) -> None:
-        """Let the process die in the next append, with half of the batch, or the unacknowledged whole, on the disk."""
+        """Make the process die in the next append, with half of the batch or the whole batch on the disk."""
         broker = self._broker(chance)
 
         def tear(hosted: Hosted, batch: SimBatch) -> None:
@@ -256,7 +259,7 @@ class SimFaults:
         broker.append_fault = tear
 
     def _damaged(self, chance: Random, count: int) -> tuple[SimBroker, list[TopicPartition]] | None:
-        """End a broker's process and return logs of it to damage; each ISR must keep a member with its data."""
+        """End a broker's process; return the logs to damage. Each ISR must keep a member that has its data."""
         broker = self._broker(chance)
         logs = chance.sample(sorted(broker.hosted), min(count, len(broker.hosted)))
         if not broker.alive or len(logs) < count:
@@ -291,8 +294,8 @@ class SimFaults:
     def end(self) -> int:
         """Start every process that is down, and end all faults; return the time at which the last pause ends.
 
-        Pauses run to their end: messages that wait for it would otherwise be overtaken by later ones of their
-        connection. Until then a paused process may still believe that it leads, and refuse appends.
+        Pauses are not shortened: later messages would overtake earlier messages of their connection, which wait for the
+        end of the pause. Until then, a paused process may still believe that it is leader, and refuse appends.
         """
         for broker in self.cluster.brokers.values():
             broker.append_fault = None

@@ -1,4 +1,4 @@
-"""The state of one partition on one simulated broker, and the protocols of its peers and its cluster."""
+"""The state of one partition on one simulated broker, and the interfaces of the other brokers and of the cluster."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ Told = Callable[[ErrorCode], None]
 
 
 class PeerBroker(SimProcess):
-    """A simulated broker as its peers see it."""
+    """The interface of a simulated broker for the other brokers."""
 
     @abstractmethod
     def fetched(self, asked: Asked) -> None:
@@ -36,11 +36,14 @@ class PeerBroker(SimProcess):
 
     @abstractmethod
     def follower_lost(self, replica_id: int) -> Callable[[], None]:
-        """Return the action that notifies this broker of a follower's closed connection."""
+        """Return the function to call when the connection of a follower is closed."""
 
 
 class SimProduce(msgspec.Struct, frozen=True, gc=False):
-    """One batch of a client. A broker makes a batch without sequence unique, as the network may duplicate it."""
+    """One batch of a client.
+
+    A broker makes a batch without a sequence unique, because the network may duplicate it.
+    """
 
     body: str
     count: int
@@ -48,29 +51,29 @@ class SimProduce(msgspec.Struct, frozen=True, gc=False):
     topic_id: str
     sequence: Sequenced = NOT_IDEMPOTENT
     timeout_ms: int = 500
-    #: called with the response, which crosses the network
+    #: The function to call with the response, which is sent over the network.
     told: Told | None = None
 
 
 @dataclass(slots=True)
 class Fetching:
-    """The follower's fetch loop for one leader and epoch; a later one replaces it."""
+    """The fetch loop of a follower for one leader and leader epoch. The loop for a later epoch replaces it."""
 
     leader: int
     leader_epoch: int
-    #: number of the request in flight; its response or its timeout starts the next one
+    #: The number of the request in flight. The response or the timeout starts the next request.
     request: int = 0
-    #: when the request was sent, by the follower's clock
+    #: The time when the request was sent, by the follower's clock.
     sent_ms: int = 0
-    #: high watermark of the last response
+    #: The high watermark in the last response.
     mark: int = 0
 
 
 class Asked(msgspec.Struct, frozen=True, gc=False):
     """A follower's fetch that waits for its response.
 
-    ``mark`` is the high watermark that the follower knows. The fields after it are the follower's own, by which it
-    recognises the response.
+    ``mark`` is the high watermark that the follower knows. By the fields after ``mark``, the follower recognises the
+    response.
     """
 
     event: ev.FollowerFetched
@@ -80,15 +83,15 @@ class Asked(msgspec.Struct, frozen=True, gc=False):
     tp: TopicPartition
     hosted: Hosted
     fetching: Fetching
-    #: number of the request in its loop
+    #: The number of the request in its fetch loop.
     request: int
 
 
 @dataclass(slots=True)
 class Hosted:
-    """One partition on one broker. ``log`` and ``checkpoint`` are on disk; the other fields die with the process.
+    """One partition on one broker. ``log`` and ``checkpoint`` are on disk. A crash loses the other fields.
 
-    ``replica`` None: the start found the log, and no controller has assigned the replica to this broker yet.
+    ``replica`` is None if the start has found the log but no controller has assigned the replica to this broker yet.
     """
 
     topic_id: str
@@ -96,15 +99,15 @@ class Hosted:
     checker: PartitionChecker
     checkpoint: int = 0
     replica: Replica | None = None
-    #: the replica's last reported or initial high watermark
+    #: The last high watermark that the replica has reported, or its initial one.
     mark: int = 0
     fetching: Fetching | None = None
     produces: dict[int, SimProduce] = field(default_factory=dict)
-    #: long polls, by follower
+    #: The fetches that wait for data (long polls), by follower.
     parked: dict[int, Asked] = field(default_factory=dict)
-    #: a truncation in progress
+    #: The truncation in progress.
     cut: TruncateLog | None = None
-    #: a refused truncation, while the refusal holds
+    #: The truncation that the replica refuses.
     refused: RefuseCut | None = None
 
     def forget_process(self) -> None:
@@ -117,7 +120,7 @@ class Hosted:
 
 
 class PartitionHost(Protocol):
-    """The parts of the cluster that a broker uses."""
+    """The interface of the simulated cluster for brokers."""
 
     world: SimNetwork
     zk: SimZk
@@ -128,9 +131,9 @@ class PartitionHost(Protocol):
     @property
     def brokers(self) -> Mapping[int, PeerBroker]: ...
 
-    #: whether to call ``Replica.check_invariants`` after each event
+    #: Whether to call ``Replica.check_invariants`` after each event.
     check_cores: bool
-    #: chance that an append fails its checks
+    #: The probability that a batch fails the checks before its append.
     append_failure: float
 
     def checker(self, tp: TopicPartition, topic_id: str) -> PartitionChecker: ...

@@ -1,7 +1,7 @@
-"""A log in memory with real batch headers and the production table of producers, on a simulated disk that fails.
+"""A log in memory with real batch headers and the production table of producers. Its simulated disk can fail.
 
-It models ``storage.Log`` without files: the same offsets, epochs, sequences, and truncation at batch boundaries. An
-append writes data, then header; ``recover`` drops an append that the death of the process interrupted. A lost page
+It models ``storage.Log`` without files: offsets, epochs, sequences, and truncation at batch boundaries are the same. An
+append writes the data and then the header. ``recover`` drops an append that a crash has interrupted. A loss of the page
 cache (``lose_page_cache``) loses all unflushed data, or a part of it.
 """
 
@@ -18,7 +18,7 @@ from sparklog.storage.producers import ProducerTable, check_sequence, replay
 
 
 class SimBatch(NamedTuple):
-    """One stored batch; ``body`` names the produced batch, and is the same on every replica."""
+    """One stored batch. ``body`` identifies the produced batch, and is the same on every replica."""
 
     header: BatchHeader
     body: str
@@ -36,26 +36,27 @@ NOT_IDEMPOTENT = Sequenced(NO_PRODUCER, -1, -1)
 
 
 class SimLog:
-    """A simulated log. Mutable; one simulated broker owns it, and it survives the crash of the process."""
+    """A simulated log. Mutable. Owner: one simulated broker. The log survives a crash of the broker's process."""
 
     def __init__(self, start_offset: int = 0) -> None:
         self.log_start_offset = start_offset
-        #: nothing here moves the log start but a restart, or a cut below one that a test has raised
+        #: Only a restart moves the log start, or a truncation below a log start that a test has raised.
         self.first_segment_offset = start_offset
         self.log_end_offset = start_offset
-        #: leader epoch of the last batch
+        #: The leader epoch of the last batch.
         self.last_epoch = NO_EPOCH
-        #: the directory knows of the log from its first batch on
+        #: True if the log directory's checkpoint names the log, as it does from the first batch on.
         self.named = True
         self.batches: list[SimBatch] = []
-        #: where each of them ends
+        #: The end offset of each batch.
         self._ends: list[int] = []
-        #: what an fsync has made safe from the loss of the page cache
+        #: The end of the data that fsync has made durable.
         self.flushed_end = start_offset
         self.producers = ProducerTable()
-        #: first batches known to be the committed ones: the checker's, kept here because cuts lower it
+        #: The number of first batches that the checker has found equal to the committed batches. It is stored here
+        #: because a truncation lowers it.
         self.verified = 0
-        #: data after the log's end without a whole header: an incomplete write
+        #: An incomplete write after the end of the log: its header is not complete.
         self.torn: SimBatch | None = None
 
     def last_stable_offset(self, high_watermark: int) -> int:
@@ -74,14 +75,14 @@ class SimLog:
         """Return the offsets at which the log already has a planned batch of an idempotent producer.
 
         Raises:
-            BrokerError: it does not follow the producer's last one.
+            BrokerError: the batch does not follow the producer's last batch.
         """
         return check_sequence(self.producers.get(header.producer_id), header)
 
     def append(
         self, body: str, count: int, *, leader_epoch: int, now_ms: int, sequence: Sequenced = NOT_IDEMPOTENT
     ) -> SimBatch:
-        """Append a batch that is no duplicate, as leader."""
+        """Append a batch as leader. The batch must not be a duplicate."""
         batch = self.planned(body, count, leader_epoch=leader_epoch, now_ms=now_ms, sequence=sequence)
         self._add(batch)
         return batch
@@ -92,7 +93,7 @@ class SimLog:
         return SimBatch(header, body)
 
     def append_copies(self, batches: Sequence[SimBatch]) -> int:
-        """Append as follower; return the new end. A gap or a lower epoch is a bug of the sender."""
+        """Append batches as follower; return the new end offset. A gap or a lower epoch is a bug of the caller."""
         for batch in batches:
             end, epoch = self.log_end_offset, self.last_epoch
             assert batch.header.base_offset == end, f"batch at {batch.header.base_offset} appended at {end}"
@@ -146,10 +147,10 @@ class SimLog:
             return self.batches[at]
         return None
 
-    # --- cutting ------------------------------------------------------------------------------------------------
+    # --- truncation ------------------------------------------------------------------------------------------------
 
     def truncate(self, offset: int) -> int:
-        """Keep the whole batches that end at or below ``offset``; return the new end."""
+        """Truncate the log to the batches that end at or below ``offset``; return the new end offset."""
         if offset < self.log_end_offset:
             del self.batches[bisect_right(self._ends, offset) :]
             self._cut()
@@ -181,16 +182,16 @@ class SimLog:
         self.flushed_end = self.log_end_offset
 
     def tear(self, batch: SimBatch) -> None:
-        """Leave this batch half written, as the death of the process does."""
+        """Leave this batch half written, as a crash of the process does."""
         self.torn = batch
 
     def lose_page_cache(self, chance: Random) -> None:
-        """Lose unflushed data, as a crash of the host does; a first part of it may have reached the disk."""
+        """Lose unflushed data, as a crash of the host does. The first part of the data may have reached the disk."""
         survives = chance.randint(self.flushed_end, self.log_end_offset) if chance.random() < 0.5 else self.flushed_end
         self.torn = None
         self.truncate(survives)
 
     def recover(self) -> None:
-        """Open the log in a new process: drop a half-written append, and rebuild the producers."""
+        """Open the log in a new process: drop a half-written append, and rebuild the table of producers."""
         self.torn = None
         self.rebuild_producers()

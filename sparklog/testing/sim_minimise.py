@@ -1,8 +1,8 @@
 """The reduction of a failing case to a small one that breaks the same promise: fewer partitions, steps and actions.
 
-The omission of an action changes how the network treats everything after it, so the minimiser tries a smaller case
-under a few networks before it rejects the case. The result is an ordinary ``Case`` and plays again exactly. Source:
-delta debugging, "Simplifying and Isolating Failure-Inducing Input" (Zeller, Hildebrandt).
+If an action is omitted, all later messages have other delays and losses. So the minimiser plays a smaller case with a
+few network seeds (``salt``) before it rejects the case. The result is an ordinary ``Case``, which fails again in the
+same way. Source: delta debugging, "Simplifying and Isolating Failure-Inducing Input" (Zeller, Hildebrandt).
 """
 
 from __future__ import annotations
@@ -13,21 +13,21 @@ from dataclasses import replace
 from sparklog.testing.sim_case import Case, Found
 from sparklog.testing.sim_cluster import PRODUCE_MS
 
-#: number of networks under which each smaller case is tried
+#: The number of network seeds with which each smaller case is played.
 SALTS = 6
-#: number of networks that are tried for an earlier failure of the same actions
+#: The number of network seeds that are tried for an earlier failure with the same actions.
 SOONER_SALTS = 16
-#: total number of runs of the simulator
+#: The maximum number of runs of the simulator.
 BUDGET = 1200
-#: factors by which the pause between records grows
+#: The factors by which the pause between records is extended.
 FEWER_RECORDS = (32, 16, 8, 4, 2)
-#: time of the first action after the minimisation; by then the cluster has its leaders
+#: The time of the first action after the minimisation. The cluster has elected its leaders by then.
 FIRST_ACTION_MS = 150
 GAP_MS = 20
 
 
 class Minimiser:
-    """The minimiser of one case. Mutable. ``case`` is the smallest one so far that breaks the promise of ``rule``."""
+    """The minimiser of one case. Mutable. ``case`` is the smallest case so far that breaks the promise ``rule``."""
 
     def __init__(self, case: Case, found: Found, *, budget: int = BUDGET) -> None:
         self.rule = found.rule
@@ -37,7 +37,7 @@ class Minimiser:
         self._budget = budget
 
     def run(self) -> Case:
-        """Remove everything that is not needed for the failure; return the remaining case."""
+        """Remove what the failure does not need; return the remaining case."""
         self._end_at_failure()
         for partitions in range(1, self.case.partitions):
             if self._take(replace(self.case, partitions=partitions)):
@@ -54,7 +54,10 @@ class Minimiser:
         return self.case
 
     def _take(self, smaller: Case) -> bool:
-        """Accept the smaller case if it fails in the same way under one of a few networks; return whether it does."""
+        """Accept the smaller case if it fails in the same way with one of a few network seeds.
+
+        Return whether it fails.
+        """
         for salt in _salts(smaller.salt):
             if self.runs >= self._budget:
                 return False
@@ -67,12 +70,12 @@ class Minimiser:
         return False
 
     def _end_at_failure(self) -> None:
-        """Remove the steps after the failure, which do not change its time."""
+        """End the case right after the failure."""
         if self.found.at_ms < self.case.fault_ms:
             self._take(replace(self.case, fault_ms=self.found.at_ms + 1, heal_ms=0))
 
     def _fail_sooner(self) -> None:
-        """Play the same actions under other networks, and keep the case with the earliest failure."""
+        """Play the same actions with other network seeds, and keep the case with the earliest failure."""
         for salt in range(1, SOONER_SALTS):
             self.runs += 1
             sooner = replace(self.case, salt=salt)
@@ -82,7 +85,7 @@ class Minimiser:
                 self._end_at_failure()
 
     def _keep_last_actions(self) -> None:
-        """Keep only the last actions, soon after the start, if they suffice; often a few do."""
+        """Keep only the last few actions, moved close to the start, if they suffice for the failure."""
         count = 2
         while count < len(self._only):
             last = replace(self.case, only=self._only[-count:])
@@ -126,7 +129,7 @@ class Minimiser:
     def _produce_less(self) -> None:
         """Produce fewer records, for a shorter trace.
 
-        The fewest come first: a failed attempt with more records does not rule out fewer.
+        The fewest records are tried first, because a case with few records may fail although one with more does not.
         """
         before_ms = self.case.produce_ms or PRODUCE_MS
         for factor in FEWER_RECORDS:
@@ -148,13 +151,13 @@ def _sooner(case: Case, first: int, by_ms: int) -> Case:
 
 
 def _salts(first: int) -> Iterator[int]:
-    """Yield the salt of the current network, then those of others."""
+    """Yield the salt of the current case, then other salts."""
     yield first
     yield from (salt for salt in range(SALTS) if salt != first)
 
 
 def minimised(case: Case, *, budget: int = BUDGET, tell: Callable[[str], None] | None = None) -> Case:
-    """Return the smallest case found that breaks the same promise as ``case``; ``case`` itself if it breaks none."""
+    """Return the smallest case found that breaks the same promise as ``case``, or ``case`` if it breaks none."""
     found = case.play()
     if found is None:
         return case

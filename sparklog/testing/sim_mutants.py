@@ -1,7 +1,7 @@
-"""The table of mutants that the simulator must catch: a simulator that finds nothing proves nothing.
+"""The table of mutants: variants of the code with a bug, which the simulator must find.
 
-Each mutant breaks one rule (``sim_variants``), and runs without the core's own assertions, so that only its behaviour
-reveals it.
+Each mutant breaks one rule (``sim_variants``). It runs without the assertions of the cores, so that only its behaviour
+shows the bug.
 """
 
 from __future__ import annotations
@@ -22,13 +22,17 @@ from sparklog.testing.sim_log import SimLog
 from sparklog.testing.sim_network import NetworkFaults
 from sparklog.testing.sim_schedule import FAULTS
 
-#: module or class, name of a function in it, and the broken function that replaces it
+#: A patch: a module or class, the name of a function in it, and the broken function that replaces this function.
 NOTHING = "nothing"
 Patch = tuple[object, str, Callable[..., Any]]
 
 
 class Caught(NamedTuple):
-    """The broken rule that is reported, a seed that shows it now, and a number of seeds of which one must show it."""
+    """How a mutant is caught.
+
+    These are the rule that is reported as broken, a seed that finds the bug now, and a number of seeds of which at
+    least one must find it.
+    """
 
     rule: str
     seed: int
@@ -38,8 +42,10 @@ class Caught(NamedTuple):
 @dataclass(frozen=True, slots=True)
 class Mutant:
     """A variant that is broken on purpose. ``caught`` says which check catches it.
-    ``weather`` and ``restless`` seek the rare cases where the broken rule is the only one that holds; the others are
-    found in any weather. So does ``page_cache_loss``."""
+
+    Some bugs show only in rare cases. For these, ``weather``, ``restless`` and ``page_cache_loss`` make such cases more
+    likely. Other mutants are caught with any values.
+    """
 
     name: str
     broken: str
@@ -53,18 +59,18 @@ class Mutant:
     weather: NetworkFaults | None = None
     restless: float | None = None
     page_cache_loss: float = 0.3
-    #: weights of faults and operations that are likelier than usual
+    #: The weights of faults and operations that differ from the defaults.
     likely: tuple[tuple[str, float], ...] = ()
     partitions: int = 1
 
     @property
     def sound(self) -> bool:
-        """Return whether nothing is broken, so that no seed may catch the variant."""
+        """Return whether the variant has no bug, so that no seed may find a violation."""
         return self.broken == NOTHING
 
     @contextmanager
     def applied(self) -> Iterator[None]:
-        """Replace the patched functions by the broken ones inside the block."""
+        """Replace the patched functions by the broken functions during a ``with`` block."""
         with ExitStack() as restored:
             for module, name, broken in self.patches:
                 restored.callback(setattr, module, name, getattr(module, name))
@@ -93,7 +99,7 @@ _LEADERS_TO_AND_FRO = (
     ("reassign", 0),
     ("cancel reassignment", 0),
 )
-#: and full disks, so that lost data does not return at once
+#: Only crashes and full disks. Full disks delay the replication of lost data.
 _CRASHES_ALONE = (
     ("crash", 10),
     ("full disk", 30),
@@ -319,11 +325,11 @@ MUTANTS: tuple[Mutant, ...] = (
     ),
 )
 BY_NAME = {mutant.name: mutant for mutant in MUTANTS}
-#: the production code
+#: The production code.
 SOUND = Mutant("sound", NOTHING, Caught("", 0, 0), partitions=6)
-#: the production code, and the driver vanishes now and then
+#: The production code, in a cluster whose driver ends now and then.
 DRIVERLESS = Mutant("sound, without its driver at times", NOTHING, Caught("", 0, 0), partitions=6, likely=_DRIVERLESS)
 BY_NAME[DRIVERLESS.name] = DRIVERLESS
-#: the production code, and directories of logs are lost or swapped
+#: The production code, in a cluster where log directories are lost or swapped.
 LOSING_LOGS = Mutant("sound, losing logs at times", NOTHING, Caught("", 0, 0), partitions=6, likely=_LOSING_LOGS)
 BY_NAME[LOSING_LOGS.name] = LOSING_LOGS

@@ -1,8 +1,8 @@
-"""Simulated time and network: one queue of events, and a seed for all random choices.
+"""The simulated clock and network: one queue of events, and one seed for all random choices.
 
-The network draws the fate of messages from its own generator, so that the same schedule of faults can be played over
-another network (``salt``). Every later event goes through ``put``. Therefore a seed replays exactly, and its trace can
-be kept.
+A separate random generator (``salt``) decides about the delay and loss of messages, so that the same schedule of faults
+can be played with other delays and losses. Every later event goes through ``put``. So the same seed always has the same
+run and the same trace.
 """
 
 from __future__ import annotations
@@ -13,28 +13,28 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Protocol
 
-#: names on the network
+#: The names of processes on the network.
 ZK = "zk"
 CONTROLLERS = ("c1", "c2")
 
 
 @dataclass(frozen=True, slots=True)
 class NetworkFaults:
-    """The faults of the network: probabilities per message, delays in ms."""
+    """The faults of the network: probabilities for each message, and delays in milliseconds."""
 
     loss: float = 0.03
     duplicate: float = 0.05
     slow: float = 0.05
     delay_ms: int = 4
     slow_ms: int = 250
-    #: additional loss of ZooKeeper's responses, which leaves writes of unknown fate
+    #: The additional probability that a response of ZooKeeper is lost, so that the client does not know the outcome.
     zk_answer_loss: float = 0.0
-    #: the longest delay of a second copy of a message
+    #: The maximum delay of the second copy of a duplicated message.
     duplicate_ms: int = 1500
-    #: chance that a controller's update arrives later than all else, by up to ``slow_ms``
+    #: The probability that a controller's update is delayed by up to ``slow_ms``, so that later messages overtake it.
     late_updates: float = 0.0
 
-    #: chance that a message is lost, late or duplicated
+    #: The probability that a message is lost, delayed or duplicated.
     bad: float = field(init=False)
 
     def __post_init__(self) -> None:
@@ -42,7 +42,7 @@ class NetworkFaults:
 
 
 FINE = NetworkFaults(loss=0.0, duplicate=0.0, slow=0.0)
-#: A seed chooses one of these: some faults hide others. Source: "Swarm Testing" (Groce et al.).
+#: A seed chooses one of these, because some faults hide the effects of others. Source: "Swarm Testing" (Groce et al.).
 WEATHERS = (
     NetworkFaults(),
     NetworkFaults(loss=0.0, duplicate=0.0, slow=0.02),
@@ -54,20 +54,20 @@ WEATHERS = (
 
 
 class ProcessEnded(Exception):
-    """The death of a process in the middle of an action."""
+    """The end of a simulated process in the middle of an action."""
 
 
 class Actor(Protocol):
-    """A process as the network sees it: what decides whether an event of the process still takes place."""
+    """The interface of a process for the network: what decides whether an event of the process still happens."""
 
     alive: bool
-    #: counts starts and ends
+    #: A number that each start and each end of the process increases.
     process: int
     paused_until_ms: int
 
 
-#: An action and its process: it runs only in that incarnation of the process, and not while it is paused. None: the
-#: action belongs to no process.
+#: An action, its process, and the process number. The action runs only while the process has that number, and not while
+#: it is paused. A process of None means that the action belongs to no process.
 Deed = tuple[Actor | None, int, Callable[[], None]]
 
 
@@ -79,14 +79,14 @@ class SimNetwork:
         self.weather = weather
         self.now_ms = 0
         self.events = 0
-        #: (from, to) pairs that are cut; the names are those of ``send``
+        #: The cut connections, as pairs (source, target) with the names that ``send`` uses.
         self.cut: set[tuple[object, object]] = set()
-        #: number of events of the cluster, by kind
+        #: The number of events of each kind.
         self.happened: Counter[str] = Counter()
         self._chance = random.Random(f"net {seed} {salt}").random
-        #: actions by their time, in the order of ``put``: times are whole milliseconds, so no heap is needed
+        #: The actions by their time, in the order of ``put``. Times are whole milliseconds, so no heap is needed.
         self._due: dict[int, list[Deed]] = {}
-        #: when the last message of a pair arrives
+        #: The arrival time of the last message of each pair.
         self._last: dict[tuple[object, object], int] = {}
         self.trace: deque[str] = deque(maxlen=trace_length)
 
@@ -102,9 +102,9 @@ class SimNetwork:
             due.append(deed)
 
     def send(self, source: object, target: object, deed: Deed, *, ordered: bool = False) -> None:
-        """Send a message: it may arrive late, twice, after a later one, or never.
+        """Send a message. It may arrive late, twice, after a later message, or never.
 
-        ``ordered``: the message uses one connection, which may break but neither duplicates nor reorders.
+        ``ordered``: the message uses a connection, which may break but does not duplicate or reorder messages.
         """
         weather, pair = self.weather, (source, target)
         if self.cut and pair in self.cut:
@@ -134,7 +134,7 @@ class SimNetwork:
             due_ms = last_ms
         else:
             self.happened["message overtaken"] += 1
-        due = self._due.get(due_ms)  # as ``put``: every message comes by here
+        due = self._due.get(due_ms)  # as in ``put``, but inline, because this code is hot
         if due is None:
             self._due[due_ms] = [deed]
         else:
@@ -157,7 +157,7 @@ class SimNetwork:
                     if owner.paused_until_ms > now_ms:
                         self.put(owner.paused_until_ms, deed)
                         continue
-                try:  # noqa: SIM105  everything comes by here
+                try:  # noqa: SIM105  this code is hot
                     action()
                 except ProcessEnded:
                     pass
@@ -166,5 +166,5 @@ class SimNetwork:
         self.now_ms = end_ms
 
     def note(self, line: str) -> None:
-        """Add a line to the trace, which is shown when the seed fails."""
+        """Add a line to the trace, which is printed when the seed fails."""
         self.trace.append(f"{self.now_ms:>6} {line}")

@@ -1,7 +1,7 @@
-"""The performer of the ``Replica`` cores of one simulated broker, over simulated logs, network and ZooKeeper.
+"""The performer of one simulated broker: it performs the effects of the ``Replica`` cores in the simulation.
 
-It does with ``SimNetwork`` what ``broker/`` does with sockets, files and kazoo: appends as leader and follower, fetch
-loops and long polls, and the compare-and-set of ISRs. ``SimBroker`` starts and ends the process and handles the
+It does in the simulation what ``broker/`` does with sockets, files and kazoo: appends as leader and follower, fetch
+loops and long polls, and conditional writes of ISRs. ``SimBroker`` starts and ends the process and handles the
 controller's updates.
 """
 
@@ -31,18 +31,18 @@ from sparklog.testing.sim_zk import BadVersion, NodeGone
 FETCH_PAUSE_MS = 20
 FETCH_BATCHES = 4
 NOTIFY_MS = 5
-#: how long a throttled copy waits at most before it checks its limit again, which may have been lifted
+#: The maximum time that a throttled copy waits before it checks again whether it is still throttled.
 HOLD_MS = 100
-#: durations of truncations; 0: within the step
+#: The durations of truncations. 0 means that the truncation is done immediately.
 CUTS_MS = (1000, 15, 0)
-#: chance that a truncation that takes time finds no disk space
+#: The probability that a truncation that takes time finds no disk space.
 CUT_FAILURE = 0.4
 
 FetchVerdict = fx.ServeFetch | fx.RefuseFetch | fx.AnswerDiverging
 
 
 class ReplicaPerformer(PeerBroker):
-    """The part of a simulated broker that performs effects. Mutable; the ``SimCluster`` owns it."""
+    """The part of a simulated broker that performs the effects of replicas. Mutable. Owner: the ``SimCluster``."""
 
     def __init__(self, broker_id: int, cluster: PartitionHost) -> None:
         super().__init__(broker_id, cluster.world)
@@ -53,14 +53,15 @@ class ReplicaPerformer(PeerBroker):
         self.incarnation = -1
         self.cache = MetadataCache("simulated", {})
         self.session: SimSession | None = None
-        #: the time of the world's clock until which the disk is full
+        #: The time, by the clock of the simulation, until which the disk is full.
         self.full_until_ms = -1
-        #: called instead of the next append; None: the append succeeds
+        #: The function to call instead of the next append; None means that the append succeeds.
         self.append_fault: Callable[[Hosted, SimBatch], None] | None = None
-        #: the byte budget of throttled moves
+        #: The byte budget of throttled moves.
         self.bucket: TokenBucket | None = None
         self._tickets = 0
-        #: states that this broker wrote and has not reported to the controller, by (topic, topic id) and partition
+        #: The states that this broker has written to ZooKeeper and not yet reported to the controller, by topic, topic
+        #: id and partition.
         self._changed: dict[tuple[str, str], dict[int, VersionedState]] = {}
         self._known: VersionedState | None = None
 
@@ -91,7 +92,7 @@ class ReplicaPerformer(PeerBroker):
         batches: tuple[SimBatch, ...] = (),
         asked: Asked | None = None,
     ) -> None:
-        """Step the core, carry out its effects in order, then step it with the events that they caused."""
+        """Pass an event to the core, perform its effects in order, then pass it the events that the effects caused."""
         hosted = self.hosted[tp]
         replica = hosted.replica
         if replica is None:
@@ -115,9 +116,10 @@ class ReplicaPerformer(PeerBroker):
         batches: tuple[SimBatch, ...],
         asked: Asked | None,
     ) -> ev.Event | None:
-        """Truncate the log immediately, or later if a thread must first copy a segment, for which space may be lacking.
+        """Truncate the log immediately or later.
 
-        The broker has both paths. Only variants of the cores truncate without a leader's response.
+        A real broker has both cases: it truncates later if a thread must first copy a segment, which may fail for lack
+        of space. Only variants of the cores truncate without a response of a leader.
         """
         takes_ms = CUTS_MS[hosted.log.log_end_offset % len(CUTS_MS)] if asked is not None else 0
         if not takes_ms:
@@ -127,12 +129,12 @@ class ReplicaPerformer(PeerBroker):
         return None
 
     def _cut_late(self, tp: TopicPartition, hosted: Hosted, effect: fx.TruncateLog) -> None:
-        """Carry out a delayed truncation, unless the role has changed since it was ordered."""
+        """Perform a delayed truncation, unless the replica's role has changed since then."""
         if self.hosted.get(tp) is not hosted or hosted.cut is not effect:
             return
         assert hosted.replica is not None
         hosted.cut = None
-        may_fail = self.cluster.append_failure > 0  # no failures while the cluster settles
+        may_fail = self.cluster.append_failure > 0  # no failures in the last phase of the run
         if self.full_until_ms > self.world.now_ms or (may_fail and self.world.random.random() < CUT_FAILURE):
             self.world.happened["cut without room"] += 1
             self.handle(tp, ev.TruncationFailed())
@@ -282,7 +284,7 @@ class ReplicaPerformer(PeerBroker):
     def _has_no_room(self) -> bool:
         """Return whether this append fails without effect.
 
-        A short write on a full disk, and a batch that fails its checks, leave nothing in the log.
+        Neither a short write on a full disk nor a batch that fails its checks changes the log.
         """
         if self.full_until_ms > self.world.now_ms:
             self.world.happened["append on a full disk"] += 1
@@ -302,9 +304,9 @@ class ReplicaPerformer(PeerBroker):
     # --- fetching -----------------------------------------------------------------------------------------------
 
     def _fetch(self, tp: TopicPartition, hosted: Hosted, fetching: Fetching) -> None:
-        """Send one request of the fetch loop, from the current log end.
+        """Send one request of the fetch loop, from the current log end offset.
 
-        Every response goes to the core, which recognises stale ones. Only the first response to the latest request
+        Every response goes to the core, which recognises stale responses. Only the first response to the latest request
         continues the loop.
         """
         if hosted.fetching is not fetching:
@@ -351,7 +353,7 @@ class ReplicaPerformer(PeerBroker):
         unused = batches and log.log_end_offset == end_offset
         fetching.mark = answer.high_watermark
         if hosted.cut is not None:
-            return  # after the truncation the fetch loop starts again
+            return  # the fetch loop starts again after the truncation
         if fetching.request == asked.request and hosted.fetching is fetching:
             fetching.request += 1
             refused = answer.diverging is not None and hosted.replica is not None and hosted.replica.refuses_cut
@@ -361,13 +363,15 @@ class ReplicaPerformer(PeerBroker):
                 self._fetch(tp, hosted, fetching)
 
     def limit(self, tp: TopicPartition) -> int:
-        """Return the limit in bytes per second for copying the partition; 0: no limit."""
+        """Return the limit in bytes per second for copying the partition; 0 means no limit."""
         moving = self.cache.moving
         return limit_of(moving[tp], self.broker_id) if tp in moving else 0
 
     def _held_ms(self, tp: TopicPartition) -> int:
-        """Return the delay of a copy in milliseconds, as ``broker/replication/throttle.py`` does: the smallest limit
-        counts."""
+        """Return the delay of a copy in milliseconds.
+
+        As in ``broker/replication/throttle.py``, the lowest limit counts.
+        """
         if not self.cache.moving or not self.limit(tp):
             return 0
         rate, now_s = min(limit for limit in map(self.limit, self.cache.moving) if limit), self.now_ms / 1000
@@ -402,7 +406,7 @@ class ReplicaPerformer(PeerBroker):
         assert replica is not None
         batches: tuple[SimBatch, ...] = ()
         code, diverging = ErrorCode.NONE, None
-        if isinstance(verdict, fx.ServeFetch):  # every fetch comes by here: matching by pattern costs more
+        if isinstance(verdict, fx.ServeFetch):  # isinstance, because this code is hot and ``match`` is slower
             batches = log.read(verdict.offset, FETCH_BATCHES)
             if not batches and replica.high_watermark <= asked.mark:
                 hosted.parked[event.replica_id] = asked
@@ -427,7 +431,7 @@ class ReplicaPerformer(PeerBroker):
         self.reply(follower, asked.process, partial(follower.fetch_answered, asked, answer, batches))
 
     def _wake(self, hosted: Hosted) -> None:
-        """Answer the long polls of this epoch, because the log end or the high watermark moved."""
+        """Respond to the waiting fetches of this epoch, because log end offset or high watermark has changed."""
         if hosted.parked and hosted.replica is not None:
             parked, hosted.parked = list(hosted.parked.values()), {}
             for asked in parked:
@@ -437,10 +441,11 @@ class ReplicaPerformer(PeerBroker):
     # --- ZooKeeper ----------------------------------------------------------------------------------------------
 
     def _write_isr(self, tp: TopicPartition, hosted: Hosted, order: fx.WriteIsr, *_: object) -> None:
-        """Write the ISR by compare-and-set.
+        """Write the ISR to ZooKeeper, with the expected version.
 
-        Without a response in time the fate of the write is unknown: the broker reports that to the core and reads the
-        node until it is known. A later response is ignored, since a lost connection would not deliver it.
+        Without a response in time, the outcome of the write is unknown. Then the broker reports this to the core, and
+        reads the node until the outcome is known. A later response is ignored, because a lost connection would not
+        deliver it.
         """
         expected, incarnation, session = order.expected_version, self.incarnation, self.session
         state = LeaderAndIsr(
@@ -467,7 +472,7 @@ class ReplicaPerformer(PeerBroker):
         session.ask(execute, answered, lost)
 
     def _back(self, tp: TopicPartition, hosted: Hosted, event: ev.Event) -> None:
-        """Pass a result to the replica, unless the broker has dropped the replica since the request."""
+        """Pass the result of a request to the replica, unless the broker has dropped the replica since then."""
         if self.hosted.get(tp) is hosted:
             self.handle(tp, event)
 
@@ -496,7 +501,7 @@ class ReplicaPerformer(PeerBroker):
         session.ask(execute, answered, lost)
 
     def _isr_changed(self, tp: TopicPartition, hosted: Hosted, *_: object) -> None:
-        """Tell the controller, together with whatever else changes in the next moment."""
+        """Notify the controller of a written state soon, together with other states that are written until then."""
         assert self._known is not None and hosted.replica is not None
         assert self._known.version == hosted.replica.version
         if not self._changed:
@@ -515,7 +520,7 @@ class ReplicaPerformer(PeerBroker):
             lambda: self.later(20, lambda: self._send_notice(told)),
         )
 
-    #: by type: half of the simulator's time passes here
+    #: The method for each type of effect. A table, because half of the simulator's time is spent here.
     _PERFORM: ClassVar[dict[type, Callable[..., ev.Event | None]]] = {
         fx.AppendAsLeader: _append_as_leader,
         fx.AnswerProduce: _answer_produce,

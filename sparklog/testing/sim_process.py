@@ -1,7 +1,7 @@
-"""A simulated process: it starts, pauses, ends, and has its own clock, which may run fast or slow.
+"""A simulated process, which can start, pause and end. Its clock may run fast or slow.
 
-Timers of an ended process, messages to it, and responses to its requests never reach a later process of the same
-name: the connections ended with the process.
+Timers of an ended process, messages to it, and responses to its requests never reach a later process with the same
+name, because the connections ended with the process.
 """
 
 from __future__ import annotations
@@ -15,20 +15,20 @@ __all__ = ["ProcessEnded", "SimProcess"]
 
 
 class SimProcess:
-    """The base of brokers, controllers and the ZooKeeper server. Mutable; the ``SimCluster`` owns it."""
+    """The base class of brokers, controllers and the ZooKeeper server. Mutable. Owner: the ``SimCluster``."""
 
     def __init__(self, name: object, world: SimNetwork) -> None:
         self.name = name
         self.world = world
         self.alive = False
-        #: counts starts and ends
+        #: A number that each start and each end of the process increases.
         self.process = 0
         self.paused_until_ms = 0
         self._rate = 1.0
-        #: the world's time and the process' time when the clock's rate was last set
+        #: The time of the simulation, and the time of the process, when the clock's rate was last set.
         self._since_ms = 0
         self._base_ms = 0.0
-        #: the lead over the world's time at rate 1
+        #: How far the clock of the process is ahead of the simulation while its rate is 1.
         self._ahead_ms = 0
 
     def begin(self) -> None:
@@ -48,7 +48,7 @@ class SimProcess:
         return int(self._base_ms + (self.world.now_ms - self._since_ms) * self._rate)
 
     def set_clock(self, rate: float) -> None:
-        """Set the clock's rate: the process' milliseconds in one millisecond of the world."""
+        """Set the clock's rate: the milliseconds of the process in one millisecond of the simulation."""
         elapsed = (self.world.now_ms - self._since_ms) * self._rate
         self._base_ms = float(int(self._base_ms + elapsed))
         self._since_ms, self._rate = self.world.now_ms, rate
@@ -57,12 +57,16 @@ class SimProcess:
     def pause(self, pause_ms: int) -> None:
         """Pause the process for a time, without its knowledge.
 
-        A second pause does not shorten the first one: later events would overtake those that wait for its end.
+        A second pause does not shorten the first one, because later events would overtake events that wait for the end
+        of the first pause.
         """
         self.paused_until_ms = max(self.paused_until_ms, self.world.now_ms + pause_ms)
 
     def run(self, process: int, action: Callable[[], None]) -> None:
-        """Run an action as that incarnation of the process, now or after its pause; never as a later incarnation."""
+        """Run an action of the process with the number ``process``, now or after a pause.
+
+        Do nothing if it has ended.
+        """
         if process != self.process or not self.alive:
             return
         if self.paused_until_ms > self.world.now_ms:
@@ -72,7 +76,7 @@ class SimProcess:
                 action()
 
     def later(self, delay_ms: int, action: Callable[[], None]) -> None:
-        """Run an action after ``delay_ms`` of the process' own clock."""
+        """Run an action after ``delay_ms`` by the clock of the process."""
         world = self.world
         world_ms = delay_ms if self._rate == 1.0 else max(1, int(delay_ms / self._rate))
         world.put(world.now_ms + world_ms, (self, self.process, action))

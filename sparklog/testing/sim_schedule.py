@@ -1,7 +1,7 @@
-"""The actions on a simulated cluster as data: the seed draws them in advance, so that a run can omit some of them.
+"""The actions on a simulated cluster as data. They are drawn in advance, so that a run can omit some of them.
 
-An action has a time, a kind and its own seed. The player draws all choices of the action from that seed, and decides
-by the state of the moment whether the action is possible. So an action stays the same whatever happened before it.
+An action has a time, a kind and its own seed. All random choices of the action come from that seed, so an action does
+not depend on the actions before it. Whether an action is possible is decided by the state of the cluster at its time.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import random
 from collections.abc import Mapping
 from typing import NamedTuple
 
-#: faults: kind to weight
+#: The kinds of faults, with their weights.
 FAULTS = {
     "crash": 6,
     "pause": 3,
@@ -27,11 +27,11 @@ FAULTS = {
     "restart zookeeper": 1,
     "resign": 1,
     "driver away": 0.3,
-    # only in runs that name them
+    # only in runs that set another weight
     "lose a log": 0,
     "exchange logs": 0,
 }
-#: operations: kind to weight
+#: The kinds of operations, with their weights.
 OPERATIONS = {
     "restart broker": 3,
     "withdrawn stop": 2,
@@ -44,16 +44,16 @@ OPERATIONS = {
     "elect preferred": 2,
     "elect uncleanly": 1,
 }
-#: interval at which an operation may happen
+#: The interval at which an operation may happen.
 LOOK_MS = 30
 
 
 class Action(NamedTuple):
-    """One action on the cluster. ``number`` is its position in the whole schedule of its seed."""
+    """One action on the cluster. ``number`` is its position in the complete schedule of the seed."""
 
     at_ms: int
     kind: str
-    #: seed of the generator of its choices
+    #: The seed of the random choices of this action.
     seed: int
     number: int = -1
 
@@ -63,8 +63,8 @@ def draw_schedule(
 ) -> tuple[Action, ...]:
     """Return all actions on a cluster before ``until_ms``, in order of time.
 
-    ``restless`` is the chance of an operation in each ``LOOK_MS``; ``likely`` overrides weights by kind. A shorter
-    schedule is the beginning of a longer one.
+    ``restless`` is the probability of an operation in each ``LOOK_MS``. ``likely`` overrides the weights of some kinds.
+    A shorter schedule of the same seed is the beginning of a longer one.
     """
     faults = {kind: (likely or {}).get(kind, weight) for kind, weight in FAULTS.items()}
     todo = {kind: (likely or {}).get(kind, weight) for kind, weight in OPERATIONS.items()}

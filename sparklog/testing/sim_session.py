@@ -1,7 +1,8 @@
-"""The client's side of a session with the simulated ZooKeeper: pings, requests, and the expiry.
+"""The client side of a session with the simulated ZooKeeper: pings, requests, and the expiry.
 
-It acts as kazoo does. Requests and responses keep their order on one connection. A request without a response has an
-unknown fate. The server ends a session after its timeout without a message; the client learns that when it reconnects.
+It behaves like kazoo. Requests and responses keep their order on one connection. The outcome of a request without a
+response is unknown. The server ends a session if no message arrives within the session timeout. The client learns that
+when it reconnects.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from typing import Generic, TypeVar
 from sparklog.testing.sim_process import SimProcess
 from sparklog.testing.sim_zk import SESSION_MS, SimZk
 
-#: kazoo pings when it has sent nothing for a third of the time-out
+#: The interval of pings: kazoo sends a ping when it has sent nothing for a third of the timeout.
 PING_MS = SESSION_MS // 3
 ANSWER_MS = 120
 
@@ -21,7 +22,7 @@ _T = TypeVar("_T")
 
 
 class SimSession:
-    """One session. Owner: one process of a broker or controller, which opens a new session after the expiry."""
+    """One session. Owner: a process of a broker or controller, which opens a new session after the expiry."""
 
     def __init__(
         self,
@@ -49,7 +50,7 @@ class SimSession:
         answered: Callable[[_T], None],
         lost: Callable[[], None],
     ) -> None:
-        """Send one request; exactly one of ``answered`` and ``lost`` is called while the process lives."""
+        """Send one request. Exactly one of ``answered`` and ``lost`` is called, unless the process ends before that."""
         owner = self.owner
         self._sent_ms = owner.now_ms
         request = _Request(self, owner.process, execute, answered=answered, lost=lost)
@@ -57,7 +58,7 @@ class SimSession:
         owner.later(ANSWER_MS, request.give_up)
 
     def close(self) -> None:
-        """Close the session; the server ends it when the message arrives."""
+        """Close the session. The server ends the session when the message arrives."""
         self.over = True
         session_id, zk = self.session_id, self.zk
         self.owner.send(zk, lambda: zk.end_session(session_id), ordered=True)
@@ -93,7 +94,7 @@ class SimSession:
 
 
 class _Request(Generic[_T]):
-    """One request in flight, which is given up unless its response or refusal arrives in time."""
+    """One request in flight. It counts as lost if no response or error arrives in time."""
 
     __slots__ = ("_answered", "_execute", "_lost", "_process", "_session", "_waiting")
 

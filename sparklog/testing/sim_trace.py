@@ -1,7 +1,8 @@
-"""The trace of one partition's replicas, one line for each event, in the terms of the protocol.
+"""The trace of one partition's replicas, with one line for each event, in the words of the replication protocol.
 
-``traced`` makes a replica core that reports each step and decides nothing, so that a schedule plays as without it.
-``about`` omits lines of other partitions and keeps lines about brokers, links and the controller.
+``traced`` creates a replica core that reports each step and is otherwise unchanged, so that the run is the same as
+without a trace. ``about`` omits lines about other partitions, and keeps lines about brokers, connections and the
+controller.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ _PARTITION = re.compile(r"\b[tuv]-\d+\b")
 
 
 def traced(replica_type: type[Replica], tell: Told) -> type[Replica]:
-    """Return a subclass of the core that calls ``tell`` with a line for each step with a change."""
+    """Return a subclass of the core that calls ``tell`` with a line for each step that changes something."""
 
     class Traced(replica_type):  # type: ignore[valid-type, misc]
         __slots__ = ()
@@ -40,7 +41,7 @@ def about(partition: str, lines: Iterable[str]) -> list[str]:
 
 
 def describe(event: ev.Event, effects: list[fx.Effect]) -> str:
-    """Return one step as a line; an empty text if the step changed nothing and sent no news."""
+    """Return one step as a line; "" if the step changed nothing and sent nothing new."""
     told = [words for words in map(_effect, effects) if words]
     fact = _event(event)
     if not fact:

@@ -1,4 +1,7 @@
-"""Variants of the production code that break one rule each on purpose; ``sim_mutants`` names what catches them."""
+"""Variants of the production code, each of which breaks one rule on purpose.
+
+``sim_mutants`` says which check catches it.
+"""
 
 from __future__ import annotations
 
@@ -39,7 +42,7 @@ class CommittedOnlyReplica(Replica):
 
 
 class ToMarkReplica(Replica):
-    """The rule of Kafka 0.8: a new follower truncates its log to its own high watermark."""
+    """A replica with the rule of Kafka 0.8: a new follower truncates its log to its own high watermark."""
 
     def _become_follower(self, state: LeaderAndIsr) -> list[fx.Effect]:
         effects = super()._become_follower(state)
@@ -65,7 +68,7 @@ class NoFenceReplica(Replica):
 
 
 class AnyOrderReplica(Replica):
-    """A replica that follows the last decision to arrive, not the newest."""
+    """A replica that obeys the decision of the controller that arrived last, even if it is not the newest."""
 
     def _decided(self, event: ev.Decided, now_ms: int) -> list[fx.Effect]:
         if event.version != self.version:
@@ -80,7 +83,7 @@ class AnyOrderReplica(Replica):
 
 
 class Hasty(LeaderRole):
-    """A leader that acts on an ISR change before it is written."""
+    """A leader that uses a new ISR before it is written to ZooKeeper."""
 
     def _propose(self, pending: PendingIsr, effects: list[fx.Effect]) -> None:
         super()._propose(pending, effects)
@@ -94,7 +97,7 @@ class HastyReplica(Replica):
 
 
 class Unbound(LeaderRole):
-    """A leader that adds a broker of any incarnation."""
+    """A leader that adds a broker to the ISR without a check of the broker's incarnation."""
 
     def _order(self, pending: PendingIsr) -> fx.WriteIsr:
         return structs.replace(super()._order(pending), added=())
@@ -113,7 +116,10 @@ class UnboundReplica(Replica):
 
 
 class EarlyRejoin(LeaderRole):
-    """A leader that adds a follower at the high watermark, though earlier leaders committed more (KAFKA-7128)."""
+    """A leader that adds a follower to the ISR too early (KAFKA-7128).
+
+    The follower has reached the high watermark, but earlier leaders may have committed more records.
+    """
 
     def __init__(self, *args: object, **kwargs: object) -> None:
         super().__init__(*args, **kwargs)  # type: ignore[arg-type]
@@ -125,7 +131,7 @@ class EarlyRejoinReplica(Replica):
 
 
 class NoDivergence(LeaderRole):
-    """A leader that accepts any fetch offset without a comparison of the histories."""
+    """A leader that accepts any fetch offset without a check whether the logs diverge."""
 
     def _compare(self, event: ev.FollowerFetched, end: int) -> fx.Effect | None:
         return super()._compare(structs.replace(event, last_epoch=-1), end)
@@ -136,7 +142,7 @@ class NoDivergenceReplica(Replica):
 
 
 class EagerMark(FollowerRole):
-    """A follower that raises its high watermark up to its log end before the histories agree."""
+    """A follower that raises its high watermark although its log may still diverge from the leader's."""
 
     def on_response(self, event: ev.LeaderResponded) -> list[fx.Effect]:
         if event.leader_epoch != self.epoch:
@@ -149,7 +155,7 @@ class EagerMarkReplica(Replica):
 
 
 class BelowMinIsr(LeaderRole):
-    """A leader that commits with an in-sync set of any size."""
+    """A leader that commits although the ISR is smaller than min.insync.replicas."""
 
     def _isr_became(self, isr: IsrState) -> None:
         super()._isr_became(isr)
@@ -161,7 +167,7 @@ class BelowMinIsrReplica(Replica):
 
 
 class AnyIncarnation(LeaderRole):
-    """A leader that counts a late fetch of an earlier incarnation for the current one."""
+    """A leader that accepts a late fetch of an earlier incarnation as a fetch of the current one."""
 
     def fetched(self, event: ev.FollowerFetched, now_ms: int) -> list[fx.Effect]:
         peer = self.progress.get(event.replica_id)
@@ -175,7 +181,7 @@ class AnyIncarnationReplica(Replica):
 
 
 class Kip101Leader(LeaderRole):
-    """A leader that compares log ends only, and ignores that it lacks an epoch of the follower."""
+    """A leader that compares only log end offsets, and ignores that it does not have an epoch of the follower."""
 
     def _compare(self, event: ev.FollowerFetched, end: int) -> fx.Effect | None:
         objection = super()._compare(event, end)
@@ -185,7 +191,7 @@ class Kip101Leader(LeaderRole):
 
 
 class Kip101Follower(FollowerRole):
-    """A follower that truncates at the leader's end offset, without its own end of that epoch."""
+    """A follower that truncates at the leader's end offset of an epoch, although its own end offset may be lower."""
 
     def _truncate(self, diverging: tuple[int, int], event: ev.LeaderResponded) -> list[fx.Effect]:
         return super()._truncate((self.epoch, diverging[1]), event)
@@ -197,7 +203,7 @@ class Kip101Replica(Replica):
 
 
 class Staying(LeaderRole):
-    """A leader that keeps the replicas that the controller orders to leave."""
+    """A leader that keeps replicas in the ISR although the controller has ordered their removal."""
 
     def _leaving_members(self) -> tuple[int, ...]:
         return ()
@@ -208,14 +214,17 @@ class StayingReplica(Replica):
 
 
 class LatchedLeavingReplica(Replica):
-    """A leader whose order to let a replica leave is not withdrawn by a decision that its own ISR write overtook."""
+    """A leader that still removes a replica from the ISR after the controller has withdrawn the order.
+
+    It ignores the withdrawal if its own ISR write was faster than the controller's decision.
+    """
 
     def _overtaken(self, event: ev.Decided, now_ms: int) -> list[fx.Effect]:
         return super()._overtaken(structs.replace(event, leaving=self._view.leaving), now_ms)
 
 
 class SmallFactorReplica(Replica):
-    """A replica that compares min.insync.replicas with one replica less while the partition moves."""
+    """A replica that assumes a replication factor lower by one when it applies min.insync.replicas."""
 
     def _decided(self, event: ev.Decided, now_ms: int) -> list[fx.Effect]:
         return super()._decided(structs.replace(event, factor=max(1, event.factor - 1)), now_ms)
@@ -227,7 +236,7 @@ class SmallFactorReplica(Replica):
 
 
 class Resuming(Controller):
-    """A controller that lets a new incarnation continue in the epoch of an earlier one."""
+    """A controller that lets a new incarnation of a leader continue in the leader epoch of the earlier one."""
 
     def _decide(self, partition: ClusterPartition, liveness: IsrLiveness, now_ms: int) -> Decision | None:
         stored = partition.stored
@@ -241,7 +250,7 @@ class ResumingController(CoreController):
 
 
 class Trusting(Controller):
-    """A controller that trusts the log of every incarnation."""
+    """A controller that trusts the log of every broker, even after a loss of the page cache."""
 
     def _distrust(
         self, broker_id: int, doubted: list[ClusterPartition], *, states_are_newer: bool, in_part: bool
@@ -254,7 +263,7 @@ class TrustingController(CoreController):
 
 
 class Unclean(Controller):
-    """A controller that elects any live replica, though the topic does not allow it."""
+    """A controller that elects any live replica, though the topic does not allow unclean elections."""
 
     def _decide(self, partition: ClusterPartition, liveness: IsrLiveness, now_ms: int) -> Decision | None:
         decision = super()._decide(partition, liveness, now_ms)
@@ -269,7 +278,7 @@ class UncleanController(CoreController):
 
 
 class Hurried(Controller):
-    """A controller that elects uncleanly without a wait for ISR members that have just vanished."""
+    """A controller that does not wait for ISR members that have just disappeared before an unclean election."""
 
     def _decide(self, partition: ClusterPartition, liveness: IsrLiveness, now_ms: int) -> Decision | None:
         if self._leader_rebalance.may_be_unclean(partition):
@@ -282,7 +291,7 @@ class HurriedController(CoreController):
 
 
 class ObedientBroker(SimBroker):
-    """A broker that obeys any controller, deposed or not."""
+    """A broker that also obeys a controller that has been replaced."""
 
     def refusal(self, update: ControlUpdate) -> ErrorCode | None:
         refusal = super().refusal(update)
@@ -290,14 +299,17 @@ class ObedientBroker(SimBroker):
 
 
 class ForgetfulLog(SimLog):
-    """A log that keeps its table of producers when opened or truncated, so that removed batches stay duplicates."""
+    """A log that keeps its table of producers when opened or truncated.
+
+    So a retry of a removed batch still counts as a duplicate.
+    """
 
     def rebuild_producers(self) -> None:
         pass
 
 
 class CredulousLog(SimLog):
-    """A log that accepts any data at its end as a batch."""
+    """A log that accepts incomplete data at its end as a batch."""
 
     def recover(self) -> None:
         torn = self.torn
@@ -307,7 +319,7 @@ class CredulousLog(SimLog):
 
 
 class CredulousBroker(SimBroker):
-    """A broker that treats a lost log as one that never held a record."""
+    """A broker that treats a lost log as a log that never had a record."""
 
     def lose_log(self, tp: TopicPartition) -> None:
         super().lose_log(tp)
@@ -315,7 +327,7 @@ class CredulousBroker(SimBroker):
 
 
 class VotingOut(Controller):
-    """A controller that removes dead and stopping members from the ISR when it elects."""
+    """A controller that removes dead and stopping brokers from the ISR when it elects a leader."""
 
     def _decide(self, partition: ClusterPartition, liveness: IsrLiveness, now_ms: int) -> Decision | None:
         decision = super()._decide(partition, liveness, now_ms)
@@ -331,7 +343,10 @@ class VotingOutController(CoreController):
 
 
 class ImpatientLease(SupervisorLease):
-    """A lease by which an orphan stops when it should ask for relief."""
+    """A lease by which an orphan stops when it should ask the controller to move its leaderships.
+
+    An orphan is a broker without a supervisor.
+    """
 
     def check(self, now_ms: int) -> OrphanStep:
         step = super().check(now_ms)
@@ -339,14 +354,14 @@ class ImpatientLease(SupervisorLease):
 
 
 class ForsakenLease(SupervisorLease):
-    """A lease by which an orphan asks for relief although no live driver leaves it out."""
+    """A lease by which an orphan gives up its leaderships although no live driver has left it out."""
 
     def left_out(self, generation: LeaseName | None) -> bool:
         return True
 
 
 def done_too_early(move: Reassignment, isr: Collection[int], min_isr: int) -> bool:
-    """Let replicas leave a move although its target is not fully in sync."""
+    """Let replicas leave although the target of the move is not completely in sync."""
     return bool(set(move.target).intersection(isr))
 
 

@@ -1,7 +1,7 @@
 """The simulated ZooKeeper: a process with sessions, versioned partition nodes, registrations and requests.
 
-Each method is one atomic operation of the real server (a multi where it checks several nodes) and survives its
-restart. ``SimSession`` models the delay and loss of requests and responses, and the life of the session.
+Each method is one atomic operation of a real server (a multi if it checks several nodes). The data survives a restart
+of the server. ``SimSession`` models the delay and loss of requests and responses, and the session.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ from sparklog.testing.sim_process import SimProcess
 
 SESSION_MS = 400
 _LOOK_MS = 50
-#: expected version of a node that is to be created
+#: The expected version of a node that does not exist and will be created.
 _CREATE = -1
-#: one in this number of notifications names no partitions
+#: One of this number of notifications names no partitions.
 _TOO_MUCH = 10
 
 
@@ -33,35 +33,38 @@ class Registration(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class BadVersion:
-    """A lost compare-and-set, with the content of the node. None: there is no node."""
+    """The result of a write whose expected version was wrong.
+
+    It has the content of the node, or None if there is no node.
+    """
 
     found: VersionedState | None
 
 
 @dataclass(frozen=True, slots=True)
 class NodeGone:
-    """A write without effect, because the topic of that id is deleted."""
+    """The result of a write without effect, because the topic of that id is deleted."""
 
 
 @dataclass(frozen=True, slots=True)
 class EpochLost:
-    """A write without effect, because another controller has been elected."""
+    """The result of a write without effect, because another controller has been elected."""
 
 
 class Levels(NamedTuple):
-    """The nodes that a controller watches, at one moment."""
+    """The content of all nodes that a controller watches, at one moment."""
 
     controller_session: int
     registered: dict[int, int]
-    #: by broker, the logs that it doubts; none: all of them
+    #: By broker: the logs that may lack records. An empty set means all logs.
     untrusted: dict[int, frozenset[TopicPartition]]
     retired: frozenset[int]
     stopping: dict[int, int]
-    #: with the version of the topic's node
+    #: The metadata of each topic, with the version of its node.
     topics: dict[str, tuple[TopicRecord, int]]
     deletions: dict[str, str]
     elections: dict[str, ElectionRequested]
-    #: the states that leaders report as written, by notification; empty: any partition may have changed
+    #: By notification: the states that leaders have reported as written. If empty, any partition may have changed.
     isr_changes: dict[int, tuple[TopicStates, ...]]
     refusals: tuple[TruncationRefused, ...]
 
@@ -70,9 +73,10 @@ Written = Callable[[TopicPartition, VersionedState | None, VersionedState], None
 
 
 class SimZk(SimProcess):
-    """The simulated server. Mutable, shared by all simulated processes.
+    """The simulated ZooKeeper server. Mutable. All simulated processes share it.
 
-    ``on_write`` is called with each new partition state, for the checkers, and ``on_topic`` with each new record.
+    For the checkers, ``on_write`` is called with each new partition state, and ``on_topic`` with new metadata of a
+    topic.
     """
 
     def __init__(self, world: SimNetwork, on_write: Written, on_topic: Callable[[TopicRecord], None]) -> None:
@@ -83,19 +87,19 @@ class SimZk(SimProcess):
         self.deletions: dict[str, str] = {}
         self.elections: dict[str, ElectionRequested] = {}
         self.registered: dict[int, Registration] = {}
-        #: untrusted brokers that no controller has recorded yet, with the logs that they doubt; an empty set means all
-        #: logs
+        #: The untrusted brokers that no controller has recorded yet, with the logs that may lack records. An empty set
+        #: means all logs.
         self.untrusted: dict[int, frozenset[TopicPartition]] = {}
-        #: last incarnation of each broker whose process was seen to end
+        #: The last incarnation of each broker whose process has ended, as a supervisor has seen.
         self.retired: dict[int, int] = {}
-        #: brokers that ask to be relieved, with the incarnation that asked
+        #: The brokers that have asked the controller to move their leaderships, with their incarnation.
         self.stopping: dict[int, int] = {}
         self.isr_changes: dict[int, tuple[TopicStates, ...]] = {}
-        #: by broker and partition: whose session it is, and what is refused
+        #: By broker and partition: the session of the broker, and the refused truncation.
         self.refusals: dict[tuple[int, TopicPartition], tuple[int, TruncationRefused]] = {}
         self.controller_epoch = 0
         self.controller_session = -1
-        #: name of the controller whose term began last
+        #: The name of the controller whose term began last.
         self.last_elected = ""
         self._incarnations: dict[int, int] = {}
         self._on_write = on_write
@@ -104,13 +108,13 @@ class SimZk(SimProcess):
         self._over: set[int] = set()
         self._sessions = 0
         self._notifications = 0
-        #: number of each broker's last notification
+        #: The number of each broker's last notification.
         self._notified: dict[int, int] = {}
 
     # --- sessions -----------------------------------------------------------------------------------------------
 
     def start(self) -> None:
-        """Start the server; sessions survive a restart, and their timeouts start again."""
+        """Start the server. Sessions survive a restart, and their timeouts start again."""
         self.begin()
         self._heard = dict.fromkeys(self._heard, self.now_ms)
         self.later(_LOOK_MS, self._look)
@@ -120,7 +124,7 @@ class SimZk(SimProcess):
         return self._sessions
 
     def touch(self, session_id: int) -> bool:
-        """Record a request of the session; return whether the session lives."""
+        """Record a request of the session; return whether the session exists."""
         if session_id in self._over:
             return False
         self._heard[session_id] = self.now_ms
@@ -162,8 +166,8 @@ class SimZk(SimProcess):
     ) -> int | None:
         """Register the next incarnation and its ephemeral node in one multi, once for each session.
 
-        Returns None when the last incarnation is not ``after``. ``lost_page_cache`` and ``lost_logs`` are losses since
-        ``after``; their mark stays until a controller has accepted it.
+        Return None if the last incarnation is not ``after``. ``lost_page_cache`` and ``lost_logs`` are the losses since
+        ``after``. The broker counts as untrusted until a controller has recorded the losses.
         """
         held = self.registered.get(broker_id)
         if held is not None and held.session_id == session_id:
@@ -181,7 +185,7 @@ class SimZk(SimProcess):
         return incarnation
 
     def ask_to_stop(self, broker_id: int, incarnation: int) -> None:
-        """Record that this incarnation of the broker asks for relief of its leaderships."""
+        """Record that this incarnation of the broker asks the controller to move its leaderships."""
         registration = self.registered.get(broker_id)
         if registration is not None and registration.incarnation == incarnation:
             self.stopping[broker_id] = incarnation
@@ -190,7 +194,7 @@ class SimZk(SimProcess):
         self.stopping.pop(broker_id, None)
 
     def trust(self, broker_id: int, incarnation: int) -> None:
-        """Remove the mark of a lost page cache, unless a later incarnation has registered."""
+        """Delete the record that the broker is untrusted, unless a later incarnation has registered."""
         if self.incarnation(broker_id) == incarnation:
             self.untrusted.pop(broker_id, None)
 
@@ -204,7 +208,7 @@ class SimZk(SimProcess):
         return {broker_id: self._incarnations[broker_id] for broker_id in sorted(away)}
 
     def retire(self, broker_id: int, incarnation: int) -> None:
-        """Delete the registration of a process that is known to have ended, and leave a mark of that."""
+        """Delete the registration of a process that has ended, and store that it has ended."""
         registration = self.registered.get(broker_id)
         if registration is not None and registration.incarnation == incarnation:
             self._unregister(broker_id)
@@ -214,7 +218,10 @@ class SimZk(SimProcess):
     # --- controllers --------------------------------------------------------------------------------------------
 
     def elect(self, session_id: int) -> int | None:
-        """Claim ``/controller`` and return a new epoch; an earlier claim counts. None: another session holds it."""
+        """Create ``/controller`` and return a new epoch, or None if another session has the node.
+
+        If this session has the node already, this counts as success.
+        """
         if self.controller_session not in {-1, session_id}:
             return None
         if self.controller_session == -1:
@@ -266,16 +273,16 @@ class SimZk(SimProcess):
         return tuple(refusal for _, refusal in self.refusals.values())
 
     def refuse_cut(self, session_id: int, refusal: TruncationRefused) -> None:
-        """Record that a replica holds committed records that its leader lacks; the node ends with the session."""
+        """Record that a replica has committed records that its leader lacks. The session's end deletes this record."""
         self.refusals[refusal.broker_id, refusal.tp] = session_id, refusal
 
     def accept_cut(self, broker_id: int, tp: TopicPartition) -> None:
         self.refusals.pop((broker_id, tp), None)
 
     def notify(self, broker_id: int, told: tuple[TopicStates, ...]) -> None:
-        """Add a leader's report of written ISRs to its earlier ones, under a new number.
+        """Add a leader's report of written ISRs to its earlier reports, under a new number.
 
-        Now and then the report is too large for a node, which then names no partitions.
+        Sometimes the report is treated as too large for a node, which then names no partitions.
         """
         earlier = self.isr_changes.pop(self._notified.get(broker_id, -1), None)
         self._notifications += 1
@@ -291,7 +298,7 @@ class SimZk(SimProcess):
     # --- topics -------------------------------------------------------------------------------------------------
 
     def put_topic(self, record: TopicRecord) -> None:
-        """Create a topic, or set its record."""
+        """Create a topic, or replace its metadata."""
         known = self.topics.get(record.name)
         same = known is not None and known.topic_id == record.topic_id
         self.topic_versions[record.name] = self.topic_versions[record.name] + 1 if same else 0
@@ -299,7 +306,7 @@ class SimZk(SimProcess):
         self._on_topic(record)
 
     def write_topic(self, record: TopicRecord, expected_version: int, writes: Sequence[StateWrite]) -> bool:
-        """Write the record and some of its partitions' states, all or nothing; False if a version differs."""
+        """Write a topic's metadata and states of its partitions atomically. Return False if a version differs."""
         if not self.has_topic(record.name, record.topic_id) or self.topic_versions[record.name] != expected_version:
             return False
         nodes = [self.nodes.get(write.tp) for write in writes]
@@ -320,7 +327,10 @@ class SimZk(SimProcess):
         return name in self.topics and self.topics[name].topic_id == topic_id
 
     def delete_topic(self, name: str, topic_id: str, controller_epoch: int) -> bool:
-        """Delete the topic's nodes and its deletion request, idempotently; False if the epoch is lost."""
+        """Delete the topic's nodes and its deletion request. Idempotent.
+
+        Return False if there is a newer controller epoch.
+        """
         if controller_epoch != self.controller_epoch:
             return False
         if self.has_topic(name, topic_id):
@@ -349,7 +359,7 @@ class SimZk(SimProcess):
         leader_incarnation: int,
         added: tuple[tuple[int, int], ...] = (),
     ) -> VersionedState | BadVersion | NodeGone:
-        """Write a state by compare-and-set, in a multi that checks the topic id and each added broker's incarnation."""
+        """Write a state in a multi that checks its version, the topic id and the incarnations of added brokers."""
         if not self.has_topic(tp.topic, topic_id):
             return NodeGone()
         before = self.nodes.get(tp)

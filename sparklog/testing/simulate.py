@@ -1,8 +1,8 @@
 """The command that plays seeds of the simulated cluster: ``python -m sparklog.testing.simulate --seeds 0..500``.
 
-It prints the number of runs and their speed. It reduces the first seed that breaks a promise to a small case that
-breaks the same one, and prints the trace of the case and the command that plays it again. With ``--mutant`` it plays a
-variant that is broken on purpose, and fails if no seed catches the mutant.
+It prints the number of runs and their speed. If a seed breaks a promise, the command searches a small case that breaks
+the same promise, and prints the trace of the case and the command that plays it again. With ``--mutant`` it plays a
+variant that is broken on purpose, and fails if no seed finds the bug.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ from sparklog.testing.sim_minimise import BUDGET, minimised
 from sparklog.testing.sim_mutants import BY_NAME
 
 HEAL_MS = 4000
-#: number of seeds that a process gets at once
+#: The number of seeds that a worker process gets at once.
 CHUNK = 8
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the command; return 0 when no promise was broken (with ``--mutant``: when one was), 1 otherwise."""
+    """Run the command; return 0 if no promise was broken (with ``--mutant``: if one was), otherwise 1."""
     options = _parser().parse_args(arguments)
     cases = [_case(seed, options) for seed in options.seeds]
     broken = _play(cases, options)
@@ -91,7 +91,7 @@ def _case(seed: int, options: argparse.Namespace) -> Case:
 
 
 def _play(cases: Sequence[Case], options: argparse.Namespace) -> list[tuple[Case, Found]]:
-    """Play the cases until one breaks a promise, or all of them with ``--all``; return those that broke one."""
+    """Play the cases until one breaks a promise, or all with ``--all``; return the cases that broke a promise."""
     began = time.perf_counter()
     played, broken = 0, []
     with _results(cases, options.jobs) as results:
@@ -127,7 +127,7 @@ def _results(cases: Sequence[Case], jobs: int) -> Iterator[Iterable[Found | None
 
 
 def _show(case: Case, found: Found, options: argparse.Namespace) -> None:
-    """Print the violation in the smallest case that shows it."""
+    """Print the violation in the smallest case found that has it."""
 
     def tell(line: str) -> None:
         print(line, flush=True)  # noqa: T201

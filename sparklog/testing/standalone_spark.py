@@ -1,7 +1,7 @@
-"""A standalone Spark cluster on this machine: a Master and Workers of the pip package, each a process to kill.
+"""A standalone Spark cluster on this machine: Master and Workers of the pip package, as processes that tests can kill.
 
-One directory holds all files: logs, the Workers' work directories, Spark's local directories, and the Master's state
-of its Workers and applications, from which a restarted Master recovers. ``stop`` leaves no process.
+All files are in one directory: logs, the Workers' work directories, Spark's local directories, and the state from which
+a restarted Master recovers its Workers and applications. ``stop`` ends all processes.
 """
 
 from __future__ import annotations
@@ -25,16 +25,16 @@ from sparklog.errors import ClusterError
 
 _HOST = "127.0.0.1"
 _START_TIMEOUT_S = 60.0
-#: Options for a quick start; these JVMs have little work.
+#: The JVM options for a quick start, because these JVMs have little work.
 _QUICK_JVM = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC -Xshare:auto"
 
 
 class StandaloneSpark:
-    """A standalone cluster; a context manager, or ``start`` and ``stop``. Owner: one thread. Workers count from 0.
+    """A standalone cluster, for one thread. Use it as a context manager, or call ``start`` and ``stop``.
 
-    ``hosts``: addresses that Workers get in turn. Spark treats them as hosts, and starts no second attempt of a task
-    on the host of the first. Without ``keep_state``, which is Spark's default, a restarted Master has no state, and
-    the executors of earlier applications end.
+    Workers are numbered from 0. ``hosts`` are the addresses that Workers get in turn. Spark treats them as hosts, and
+    does not start the second attempt of a task on the host of the first. Without ``keep_state`` (Spark's default), a
+    restarted Master has no state, and the executors of earlier applications end.
     """
 
     def __init__(
@@ -81,7 +81,7 @@ class StandaloneSpark:
         return self
 
     def start_master(self) -> None:
-        """Start the Master, on its earlier port if it had one; return when it listens."""
+        """Start the Master, on the same port as before if it ran before; return when it listens."""
         options = []
         if self._keep_state:
             options += ["-Dspark.deploy.recoveryMode=FILESYSTEM"]
@@ -103,7 +103,7 @@ class StandaloneSpark:
         _end(self._master)
 
     def kill_worker(self, number: int) -> None:
-        """Kill a Worker and the JVMs of its executors, which is all of Spark there; the executors' children survive."""
+        """Kill a Worker and the JVMs of its executors. The child processes of the executors survive."""
         executors = self.executors(number)
         _end(self._workers[number])
         for executor in executors:
@@ -131,7 +131,7 @@ class StandaloneSpark:
         """Wait until the Master's ``state`` meets the condition.
 
         Raises:
-            ClusterError: time is up; the message names ``what`` was awaited.
+            ClusterError: timeout; the message says ``what`` was awaited.
         """
         deadline = time.monotonic() + _START_TIMEOUT_S
         while not condition(state := self.state()):
@@ -142,7 +142,10 @@ class StandaloneSpark:
             time.sleep(0.1)
 
     def stop(self) -> None:
-        """End all processes. Workers end their executors; executors of a killed Worker end when they lose it."""
+        """End all processes. Workers end their executors.
+
+        Executors of a killed Worker end when they lose the connection to it.
+        """
         left = [executor for number in self._workers for executor in self.executors(number)]
         for process in [*self._workers.values(), *([self._master] if self._master else [])]:
             _end(process)
@@ -158,7 +161,7 @@ class StandaloneSpark:
         environment = {
             **os.environ,
             "SPARK_HOME": str(_spark_home()),
-            # For the JVM that only computes the command line.
+            # For the launcher JVM, which only computes the command line.
             "SPARK_LAUNCHER_OPTS": _QUICK_JVM,
             "SPARK_DAEMON_MEMORY": "256m",
             "SPARK_DAEMON_JAVA_OPTS": " ".join(

@@ -1,11 +1,11 @@
-"""The torture test: it breaks a real cluster at random for a given time, and judges the history.
+"""The torture test: it injects random faults into a real cluster for a given time, and checks the history.
 
-    python -m sparklog.testing.torture --minutes 5 [--seed 7] [--brokers 3] [--history FILE] [--beyond]
-    python -m sparklog.testing.torture --check FILE
+    python -m sparklog.testing.torture --minutes 5 [--seed 7] [--brokers 3] [--history FILE] [--beyond] python -m
+    sparklog.testing.torture --check FILE
 
 Processes, sockets and disks are real: ZooKeeper, an active and a standby controller, brokers. The seed decides the
-faults, not the timing of threads and packets. At most one broker, one controller and ZooKeeper are broken at the same
-time; ``--beyond`` also kills all brokers at once now and then. Exit code 1: a promise was broken.
+faults, but not the timing of threads and packets. At most one broker, one controller and ZooKeeper are broken at the
+same time. ``--beyond`` also kills all brokers at once now and then. The exit code is 1 if a promise was broken.
 """
 
 from __future__ import annotations
@@ -59,7 +59,10 @@ _MOST_PARTITIONS = 8
 
 
 class Torture:
-    """One run over a started cluster. Owner: one thread, which breaks and heals; clients have their own threads."""
+    """One run of the test on a started cluster. Owner: one thread, which breaks and heals.
+
+    Clients have their own threads.
+    """
 
     def __init__(self, cluster: ProcessCluster, history: HistoryWriter, *, seed: int, beyond: bool) -> None:
         self.cluster = cluster
@@ -91,7 +94,10 @@ class Torture:
             workload.finish(timeout_s=_HEAL_TIMEOUT_S)
 
     def _one_round(self) -> bool:
-        """Play one fault, one operator's action, or both; then wait for a whole cluster; return whether it is whole."""
+        """Inject a fault, perform an operator's action, or both; then wait until all replicas are in sync.
+
+        Return whether they are.
+        """
         try:
             if self._beyond and self._random.random() < _BEYOND:
                 self._break(kill_all(self.cluster))
@@ -123,12 +129,15 @@ class Torture:
         self._say(f"healed: {fault.text}")
 
     def _break_something_else(self, first: Fault) -> None:
-        """Break a second group, and heal it first: a broker cannot start without ZooKeeper."""
+        """Break a second group during the first fault, and heal it first.
+
+        A broker cannot start again without ZooKeeper.
+        """
         if first.group == "zookeeper":
-            return  # without ZooKeeper the active controller is unknown
+            return  # without ZooKeeper, the active controller is unknown
         second = self.faults.any_fault(("zookeeper",) if first.group == "controller" else ("controller", "zookeeper"))
         if second.text.startswith("cut") and first.text.startswith("cut"):
-            return  # healing one would heal the other
+            return  # the end of one fault would also end the other
         lasts_s = self._random.uniform(*second.lasts_s)
         self._say(f"at the same time: {second.text}, for {lasts_s:.1f} s")
         with second.broken():
@@ -138,7 +147,7 @@ class Torture:
     # --- actions of operators ---
 
     def _operate(self, operations: Sequence[Callable[[], str]]) -> None:
-        """Run one random operation. It may fail while a fault lasts, but only with a typed error."""
+        """Perform one random operation. The operation may fail during a fault, but only with a SparklogError."""
         try:
             self._say(self._random.choice(operations)())
         except SparklogError as error:
@@ -175,7 +184,7 @@ class Torture:
         return f"topic other has {count} partitions"
 
     def _move(self) -> str:
-        """Move a random partition to other brokers if there are spare ones, else change the order of its replicas."""
+        """Move a random partition to other brokers. If there are no other brokers, change the order of its replicas."""
         topic = self._random.choice(self._lasting)
         brokers = sorted(self.cluster.slots)
         with self._admin() as admin:
@@ -214,13 +223,16 @@ def judge(path: Path) -> CheckReport:
     """Check a history file.
 
     Raises:
-        ConfigError: the file is no history.
+        ConfigError: the file is not a history.
     """
     return check(read_history(path))
 
 
 def torture(path: Path, *, minutes: float, seed: int, brokers: int, beyond: bool) -> CheckReport:
-    """Run the torture test and judge its history; keep and print the directory of a cluster that broke a promise."""
+    """Run the torture test and check its history.
+
+    If a promise was broken, keep the cluster's directory and print its name.
+    """
     directory = Path(tempfile.mkdtemp(prefix="sparklog-torture-"))
     settings = {**SETTINGS, "minutes": f"{minutes:g}", "beyond": str(beyond)}
     hurt = ProcessCluster(brokers, base_dir=directory, settings=SETTINGS, network=_network(), controller_processes=True)
@@ -261,8 +273,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if options.check is not None:
             report = judge(options.check)
         else:
-            exit_on_first(signal.SIGTERM)  # so that the cluster is stopped
-            # Clients log warnings about the faults of this run.
+            exit_on_first(signal.SIGTERM)  # so that SIGTERM also stops the cluster
+            # Clients would log warnings about the faults of this run.
             logging.getLogger("sparklog").setLevel(logging.CRITICAL)
             seed = random.SystemRandom().randrange(2**32) if options.seed is None else options.seed
             path = options.history or Path(tempfile.mkstemp(prefix="sparklog-history-", suffix=".jsonl")[1])

@@ -1,8 +1,8 @@
-"""Clients that write and read during the faults of a cluster, and record a history.
+"""Clients that write and read while faults are injected into a cluster, and record a history.
 
-Writers name every record (see ``history.record_value``). Readers record every batch, and now and then go back and read
-a part again. After the faults ``finish`` waits for a whole cluster, for the end of every write and for every reader to
-reach the end, and adds the final logs of all replicas.
+Writers give every record a name (see ``history.record_value``). Readers record every batch. Now and then they seek back
+and read a part again. After the faults, ``finish`` waits until all replicas are in sync, every write has ended, and
+every reader has reached the end. Then it adds the final logs of all replicas to the history.
 """
 
 from __future__ import annotations
@@ -44,16 +44,16 @@ from sparklog.testing.history import (
 )
 from sparklog.testing.process_cluster import ProcessCluster, wait_until
 
-#: Longer than any fault, so that a write of unknown outcome is a rare exception.
+#: The delivery timeout of writers. It is longer than any fault, so that few writes have an unknown outcome.
 _DELIVERY_TIMEOUT_S = 60.0
 _IN_FLIGHT = 8
-#: How long clients wait for the response of a broker, which may be paused.
+#: How long clients wait for a response of a broker, which may be paused.
 _REQUEST_TIMEOUT_S = 3.0
 _FORBIDDEN = frozenset({ErrorCode.OFFSET_OUT_OF_RANGE, ErrorCode.CORRUPT_MESSAGE, ErrorCode.INCONSISTENT_TOPIC_ID})
 
 
 class Topic(NamedTuple):
-    """A topic of the workload. ``acks``: "all", "1" or "0"."""
+    """A topic of the workload. ``acks`` is "all", "1" or "0"."""
 
     name: str
     partitions: int = 2
@@ -66,7 +66,10 @@ class Topic(NamedTuple):
 
 
 class _Client:
-    """A thread that works until ``stopping`` is set; ``join`` raises the unexpected error of the thread, if any."""
+    """A thread that works until ``stopping`` is set.
+
+    ``join`` raises the unexpected error of the thread, if there is one.
+    """
 
     def __init__(self, name: str) -> None:
         self.name = name
@@ -96,7 +99,7 @@ class _Client:
 
 
 class WriterClient(_Client):
-    """Writes batches of a few named records to the partitions of some topics with the same acks."""
+    """A writer of batches of a few named records to the partitions of some topics with the same acks."""
 
     def __init__(
         self, name: str, bootstrap: str, topics: Sequence[Topic], history: HistoryWriter, *, seed: int, pause_s: float
@@ -126,11 +129,11 @@ class WriterClient(_Client):
 
     def join(self, timeout_s: float) -> None:
         super().join(timeout_s)
-        with contextlib.suppress(SparklogError):  # the future of every write has reported its own outcome
+        with contextlib.suppress(SparklogError):  # the future of every write has recorded its outcome already
             self._producer.close(timeout_s)
 
     def flush(self, timeout_s: float) -> bool:
-        """Wait until every write has ended, and return whether it has; call it after the thread's last write."""
+        """Wait until every write has ended; return False after a timeout. Call this after the thread's last write."""
         deadline = time.monotonic() + timeout_s
         taken = 0
         while taken < _IN_FLIGHT and self._room.acquire(timeout=max(0.0, deadline - time.monotonic())):
@@ -150,7 +153,7 @@ class WriterClient(_Client):
         try:
             future = self._producer.write(topic.name, pa.table({"value": values}), partition=partition)
         except SparklogError as error:
-            # The topic is being recreated: nothing has been sent.
+            # The topic is being recreated, so nothing was sent.
             self._history.write(OperationEnded(producer=self.name, first=first, outcome="refused", error=str(error)))
             self._room.release()
             return
@@ -171,7 +174,7 @@ class WriterClient(_Client):
 
 
 class ReaderClient(_Client):
-    """A reader of all partitions of some topics that records every batch, and goes back a little now and then."""
+    """A reader of all partitions of some topics. It records every batch, and seeks back a little now and then."""
 
     def __init__(
         self, name: str, bootstrap: str, topics: Sequence[Topic], history: HistoryWriter, *, seed: int
@@ -197,7 +200,7 @@ class ReaderClient(_Client):
             self.stopping.wait(0.5)
 
     def _read(self) -> None:
-        """Run one consumer for a few seconds, from the positions of the last one."""
+        """Run one consumer for a few seconds, from the positions of the last consumer."""
         with Consumer(self._bootstrap, list(self.positions), start=self.positions, client_id=self.name) as consumer:
             until = time.monotonic() + self._random.uniform(2, 10)
             while not self.stopping.is_set() and time.monotonic() < until:
@@ -226,7 +229,7 @@ class ReaderClient(_Client):
 
 
 class Workload:
-    """Writers and readers over a cluster. Owner: the thread that hurts the cluster."""
+    """The writers and readers of a test. Owner: the thread that injects the faults."""
 
     def __init__(
         self,
@@ -240,8 +243,11 @@ class Workload:
         pause_s: float = 0.01,
         config: Mapping[str, str] | None = None,
     ) -> None:
-        """Create the topics. ``writers`` is their number for each kind of acks; ``pause_s`` is the mean pause between
-        two batches of a writer."""
+        """Create the topics.
+
+        ``writers`` is the number of writers for each kind of acks. ``pause_s`` is the mean pause between two batches of
+        a writer.
+        """
         self.cluster = cluster
         self.history = history
         self.topics = list(topics)
@@ -269,7 +275,7 @@ class Workload:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        """End the clients, without a wait for their writes if ``finish`` was not reached."""
+        """End the clients. If ``finish`` was not called, do not wait for their writes."""
         for client in (*self.writers, *self.readers):
             client.stopping.set()
         if error is not None:
@@ -283,10 +289,10 @@ class Workload:
         return sum(writer.acknowledged for writer in self.writers)
 
     def wait_progress(self, timeout_s: float = 30.0) -> None:
-        """Wait until every writer has more batches acknowledged than now.
+        """Wait until every writer has got at least one more acknowledgement.
 
         Raises:
-            ClusterError: time is up; the message names the writers without progress.
+            ClusterError: timeout; the message names the writers without progress.
         """
         before = {writer: writer.acknowledged for writer in self.writers}
         behind = list(self.writers)
@@ -301,7 +307,7 @@ class Workload:
             raise ClusterError(f"{error} of {[writer.name for writer in behind]}") from None
 
     def finish(self, *, timeout_s: float = 60.0) -> None:
-        """Stop the writers, wait for a whole cluster and for the readers, and record the final logs."""
+        """Stop the writers, wait until all replicas are in sync and the readers are done, and record the final logs."""
         try:
             self._settle(timeout_s)
         except ClusterError as error:
