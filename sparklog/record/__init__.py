@@ -2,9 +2,9 @@
 
 Pure: no I/O, no clock.
 
-schema, layout, schema_cast  the columns that a topic may have, and casts of a producer's columns to them
+schema, layout, schema_cast  the columns that a topic may have, and the cast of a producer's columns to them
 codec, header, checksum      conversion of a batch to bytes and back
-validate                     a leader's checks before an append, by message and flatbuffer, required_columns
-footer                       the parts that make a segment an Arrow file
-keys, partitioner            key bytes, and the partition of a key
+validate                     a leader's checks before an append; it uses message, flatbuffer, required_columns
+footer                       the beginning and the end of a segment, which make it an Arrow file
+keys, partitioner            the bytes of keys, and the partition of a key
 """

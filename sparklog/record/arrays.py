@@ -1,7 +1,7 @@
-"""Arrow arrays of given values, made without ``pa.array``, ``pa.scalar`` and ``Schema.empty_table``.
+"""Functions that make Arrow arrays without ``pa.array``, ``pa.scalar`` and ``Schema.empty_table``.
 
-These functions, and ``Array.to_numpy``, load pandas to recognise its objects. That costs a fifth of a second for a
-process's first table, and 60 MB in a broker without compacted topics.
+Those pyarrow functions, and ``Array.to_numpy``, load pandas, to recognise pandas' objects. That takes a fifth of a
+second for the first table of a process, and 60 MB in a broker that would otherwise not load pandas.
 """
 
 from __future__ import annotations
@@ -13,17 +13,20 @@ import pyarrow as pa
 
 
 def array_of(values: np.ndarray, kind: pa.DataType) -> pa.Array:
-    """Return values of this width as an Arrow array without nulls, in the same memory."""
+    """Return ``values`` as an Arrow array of type ``kind``, without nulls and in the same memory.
+
+    The values must have the width of the type.
+    """
     return pa.Array.from_buffers(kind, len(values), [None, pa.py_buffer(np.ascontiguousarray(values))])
 
 
 def scalar_of(value: int, kind: pa.DataType) -> pa.Scalar:
-    """Return a number, or a time in the type's own unit, for a type as wide as int64."""
+    """Return ``value`` as an Arrow scalar. The type must have 64 bits. A time is given in the type's unit."""
     return array_of(np.array([value], np.int64), kind)[0]
 
 
 def binary_of(values: Sequence[bytes | None], kind: pa.DataType | None = None) -> pa.Array:
-    """Return values of less than 2 GiB in all, as ``kind``, which is binary or string."""
+    """Return ``values``, of less than 2 GiB in total, as an array of ``kind``, which is binary or string."""
     ends = np.zeros(len(values) + 1, np.int64)
     np.cumsum([len(value or b"") for value in values], out=ends[1:])
     assert ends[-1] < 2**31

@@ -1,6 +1,6 @@
-"""The metadata of a RecordBatch message, written without Arrow.
+"""The metadata of a RecordBatch message, encoded without Arrow.
 
-Equal input gives equal bytes with any version of Arrow.
+So the bytes do not depend on the version of Arrow. They have this layout:
 
 ::
 
@@ -39,9 +39,9 @@ def record_batch_metadata(
     codec: int = NOT_COMPRESSED,
     body_length: int = 0,
 ) -> bytes:
-    """Return prefix and flatbuffer of a message of ``rows`` rows.
+    """Return the prefix and the flatbuffer of a message with ``rows`` rows.
 
-    The arguments are as in ``BatchMessage``. Without nodes the batch has no columns, and the result is a whole message.
+    For the arguments see ``BatchMessage``. Without nodes the batch has no columns, and the result is a whole message.
     """
     buffers_at = _HEAD_BYTES + 16 * len(nodes) + 4
     head = _HEAD.pack(

@@ -1,10 +1,10 @@
-"""CRC32C of any buffer without a copy, and arithmetic with CRCs: of two joined pieces, or of the second one alone.
+"""CRC32C of any buffer without a copy, and arithmetic that combines the CRCs of two pieces.
 
-The native function accepts only read-only buffers. It refuses a memoryview, but accepts an Arrow buffer of the same
-memory.
+The native function accepts only read-only buffers. It does not accept a memoryview, but it accepts an Arrow buffer of
+the same memory.
 
-A CRC is a polynomial over GF(2). Each byte that follows multiplies it by x^8. So the CRC of ``AB`` is that of ``A``
-times x^(8 |B|), plus that of ``B``. Source: zlib, crc32_combine().
+A CRC is a polynomial over GF(2). Each byte that is appended multiplies it by x^8. So the CRC of the joined pieces
+``AB`` is the CRC of ``A`` times x^(8 |B|), plus the CRC of ``B``. Source: zlib, crc32_combine().
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import NamedTuple, TypeAlias
 import google_crc32c
 import pyarrow as pa
 
-#: Castagnoli's polynomial and the polynomial 1, with the lowest power in the highest bit, as in the CRCs.
+#: Castagnoli's polynomial, and the polynomial 1. As in a CRC, the highest bit has the lowest power of x.
 _POLYNOMIAL = 0x82F63B78
 _ONE = 1 << 31
 
@@ -28,32 +28,32 @@ def crc32c(data: Buffer) -> int:
 
 
 def crc32c_extended(found: int, data: Buffer) -> int:
-    """Return the CRC32C of bytes with the CRC ``found``, followed by ``data``."""
+    """Return the CRC32C of some bytes followed by ``data``. ``found`` is the CRC of the bytes before ``data``."""
     return int(google_crc32c.extend(found, data if isinstance(data, bytes) else pa.py_buffer(data)))
 
 
 class Following(NamedTuple):
-    """The effect of ``length`` more bytes on the CRC of the bytes before them: a multiplication by ``power``.
+    """The factor by which a CRC is multiplied when a number of bytes is appended: ``power``.
 
-    The power of a new length takes about ten microseconds, as long as a native CRC of 100 kB. Powers are cached by
-    length.
+    To compute the factor for a new number of bytes takes about ten microseconds, as long as the native CRC of 100 kB.
+    So the factors are cached.
     """
 
     power: int
 
     @classmethod
     def of(cls, length: int) -> Following:
-        """Return the effect of ``length`` bytes, which must be below 2^32."""
+        """Return the factor for ``length`` appended bytes. ``length`` must be below 2^32."""
         assert 0 <= length < 1 << 32, length
         return cls(_power(length))
 
     def joined(self, first: int, second: int) -> int:
-        """Return the CRC of two joined pieces from ``first`` and ``second``, the CRCs of the pieces.
+        """Return the CRC of two joined pieces. ``first`` and ``second`` are the CRCs of the pieces.
 
-        The second piece is the one with ``length`` bytes.
+        The second piece has the ``length`` for which this factor was made.
 
-        If ``second`` is the CRC of the joined pieces instead, the result is the CRC of the second piece alone, because
-        addition is its own inverse.
+        If ``second`` is the CRC of the joined pieces, the result is the CRC of the second piece alone, because addition
+        over GF(2) is its own inverse.
         """
         return _product(self.power, first) ^ second
 
@@ -68,7 +68,7 @@ def _power(length: int) -> int:
 
 
 def _product(a: int, b: int) -> int:
-    """Return ``a`` times ``b`` modulo the polynomial. The highest bit is x^0."""
+    """Return ``a`` times ``b`` modulo Castagnoli's polynomial. The highest bit is the coefficient of x^0."""
     found = 0
     while a:
         if a & _ONE:
@@ -80,7 +80,7 @@ def _product(a: int, b: int) -> int:
 
 @cache
 def _powers() -> list[list[int]]:
-    """Return the powers of x for each position and digit of a length in base 256."""
+    """Return the power of x^8 for each digit of a length in base 256, at each of its four positions."""
     tables = []
     step = _ONE >> 8  # x^8
     for _ in range(4):

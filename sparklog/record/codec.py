@@ -1,8 +1,9 @@
 """Conversion of record batches to bytes and back.
 
-The body of a batch is exactly one encapsulated Arrow RecordBatch message. Its length is a multiple of 8 bytes. It is
-compressed inside Arrow or not at all. The result of ``encode_batch`` is sent, stored, replicated and read unchanged.
-``decode_batch`` returns columns inside the received memory if the body is not compressed.
+The body of a batch is exactly one encapsulated Arrow RecordBatch message. Its length is a multiple of 8 bytes. If it is
+compressed, Arrow compresses each buffer inside the message. The body that ``encode_batch`` returns is sent, stored,
+replicated and read unchanged. If the body is not compressed, ``decode_batch`` returns columns that are views of the
+received memory.
 """
 
 from __future__ import annotations
@@ -22,13 +23,13 @@ from sparklog.record.checksum import Buffer, crc32c
 from sparklog.record.header import BatchHeader, Flag
 from sparklog.record.message import ALIGNMENT, read_metadata_length
 
-#: min_timestamp and max_timestamp of a batch without an event time. The leader's append time then counts.
+#: The ``min_timestamp`` and ``max_timestamp`` of a batch without event times. The leader replaces them by its own time.
 NO_TIMESTAMP = -1
 
 COMPRESSIONS: dict[str, Flag] = {"lz4": Flag.LZ4, "zstd": Flag.ZSTD}
 _WRITE_OPTIONS = {name: pa.ipc.IpcWriteOptions(compression=name, use_threads=False) for name in COMPRESSIONS}
 _END_OF_STREAM_BYTES = 8
-#: The bytes that a message may need in addition to its records: metadata, and padding of buffers.
+#: The bytes that a message may have in addition to its values, for metadata and padding.
 _LARGE_BYTES = 4096
 _MAX_COUNT = 2**31 - 1
 _I64_MIN, _I64_MAX = -(2**63), 2**63 - 1
@@ -36,11 +37,10 @@ _UNIT_TO_US = {"s": (1_000_000, 1), "ms": (1_000, 1), "us": (1, 1), "ns": (1, 1_
 
 
 class EncodedBatch(NamedTuple):
-    """A batch ready to be sent.
+    """A batch that is ready to be sent.
 
-    The leader's fields of ``header`` are 0, or -1 for the leader epoch.
-
-    ``body`` is any buffer that ``crc32c`` accepts: bytes if a producer sends one record alone.
+    The fields of ``header`` that the leader sets are 0, and the leader epoch is -1. ``body`` is any buffer that
+    ``crc32c`` accepts. It is ``bytes`` if a producer sends a single record.
     """
 
     header: BatchHeader
@@ -58,7 +58,7 @@ def encode_batch(
     first_sequence: int = -1,
     transactional: bool = False,
 ) -> EncodedBatch:
-    """Encode ``batch``, whose schema is exactly the topic's schema of ``schema_id`` (see ``fit_table``).
+    """Encode ``batch``. Its schema must be exactly the topic's schema with ``schema_id`` (see ``fit_table``).
 
     ``compression`` is None, ``"none"``, ``"lz4"`` or ``"zstd"``. ``event_time`` names the column whose smallest and
     greatest values become the header's timestamps. They are ``NO_TIMESTAMP`` without such a column, or if it has only
@@ -110,10 +110,12 @@ def encode_batch(
 def decode_batch(header: BatchHeader, body: Buffer, schema: pa.Schema, *, verify_crc: bool = True) -> pa.RecordBatch:
     """Return the records of a stored batch.
 
-    ``schema`` is that of ``header.schema_id``. The columns of an uncompressed batch are views of ``body`` and keep it
-    alive. A body that does not begin at a multiple of 8 is copied, because Arrow guarantees that alignment to its
-    readers. ``body`` has ``header.length`` bytes, and then the offset array if there is one. A projected batch has only
-    the columns of ``schema``, and no bytes if there are none.
+    ``schema`` is the schema with the id ``header.schema_id``. For a projected batch it has only the batch's columns.
+    ``body`` has ``header.length`` bytes, and then the offset array if there is one. For a projected batch without
+    columns ``header.length`` is 0.
+
+    The columns of an uncompressed batch are views of ``body`` and keep it alive. A body whose address is not a multiple
+    of 8 is copied first, because code that uses Arrow relies on this alignment.
 
     Raises:
         BrokerError: CORRUPT_MESSAGE if length, CRC, row count or structure differ from the header.
@@ -137,16 +139,16 @@ def decode_batch(header: BatchHeader, body: Buffer, schema: pa.Schema, *, verify
 
 
 def verify_body_crc(header: BatchHeader, body: Buffer) -> None:
-    """Compare the CRC of the body, including its offset array, with the header's.
+    """Check the CRC of the body and the offset array against the header.
 
     Raises:
-        BrokerError: CORRUPT_MESSAGE with both values.
+        BrokerError: CORRUPT_MESSAGE with both values if they differ.
     """
     compare_body_crc(header, crc32c(body))
 
 
 def compare_body_crc(header: BatchHeader, computed: int) -> None:
-    """Compare a computed CRC of the body with the header's, as ``verify_body_crc`` does."""
+    """Check a computed CRC against the header. Raises what ``verify_body_crc`` raises."""
     if computed != header.body_crc:
         raise BrokerError(
             ErrorCode.CORRUPT_MESSAGE,
@@ -155,23 +157,23 @@ def compare_body_crc(header: BatchHeader, computed: int) -> None:
 
 
 def out_of_memory(what: str) -> BrokerError:
-    """Return the error for a lack of memory. The batch is valid, and the client may send it again."""
+    """Return the error for a lack of memory. It is retriable, because the batch may be valid."""
     return BrokerError(ErrorCode.THROTTLING_QUOTA_EXCEEDED, f"{what}: not enough memory is free; try again later")
 
 
 def read_record_batch(buffer: pa.Buffer, schema: pa.Schema) -> pa.RecordBatch:
     """Return one RecordBatch message as a batch of ``schema``.
 
-    Only Arrow's reader checks its structure.
+    Nothing but Arrow's reader checks the structure of the message.
 
     Raises:
-        BrokerError: CORRUPT_MESSAGE if Arrow cannot read it; as ``out_of_memory``.
+        BrokerError: CORRUPT_MESSAGE if Arrow cannot read the message; the error of ``out_of_memory``.
     """
     if buffer.address % ALIGNMENT:
         buffer = pa.py_buffer(buffer.to_pybytes())
     try:
         return pa.ipc.read_record_batch(buffer, schema)
-    except MemoryError:  # Arrow's own error for it is a subclass
+    except MemoryError:  # Arrow's own error for a lack of memory is a subclass of this one.
         raise out_of_memory("a batch cannot be read") from None
     except (pa.ArrowException, OSError, EOFError, ValueError) as error:
         reason = str(error).partition("\n")[0][:200]
@@ -179,7 +181,9 @@ def read_record_batch(buffer: pa.Buffer, schema: pa.Schema) -> pa.RecordBatch:
 
 
 def event_time_range(batch: pa.RecordBatch, event_time: str | None) -> tuple[int, int]:
-    """Return smallest and greatest event time in us since the epoch, as in a header, or NO_TIMESTAMP twice.
+    """Return smallest and greatest event time in us since the epoch, as a header stores them.
+
+    Return NO_TIMESTAMP twice if ``event_time`` is None, or the column has only nulls.
 
     Raises:
         BrokerError: INVALID_RECORD if the column does not exist or has no times, or if a time is out of range.
@@ -207,24 +211,25 @@ def event_time_range(batch: pa.RecordBatch, event_time: str | None) -> tuple[int
 def header_times(earliest: int, latest: int) -> tuple[int, int]:
     """Return smallest and greatest event time as a header stores them.
 
-    NO_TIMESTAMP is also a valid time: the last microsecond of 1969. A batch with only that time stores a smallest time
-    that is one lower. A search by time finds it as before.
+    The value of NO_TIMESTAMP is also a valid time: the last microsecond of 1969. If a batch has only this time, its
+    header stores a smallest time that is one lower, so that it differs from a batch without event times. A search by
+    time still finds the batch.
     """
     return (NO_TIMESTAMP - 1 if earliest == latest == NO_TIMESTAMP else earliest), latest
 
 
 def _holds_more(size: int, batch: pa.RecordBatch) -> bool:
-    """Return whether ``size`` bytes are much more than the records need.
+    """Return whether an encoded batch of ``size`` bytes is much larger than its records need.
 
-    For a slice whose lists are all empty or null, pyarrow 26 writes the offsets of all values of the original columns.
+    If all lists of a slice are empty or null, pyarrow 26 writes the offsets of all lists of the original column.
     """
     if not any(types.is_nested(column.type) and not _has_no_values(column) for column in batch.columns):
-        return False  # the usual case, and a faster check than the size
+        return False  # This is the usual case. The check is faster than ``nbytes``.
     return size > 2 * int(batch.nbytes) + _LARGE_BYTES
 
 
 def _has_no_values(column: pa.Array) -> bool:
-    """Return whether this is a column of lists without any value, such as that of headers."""
+    """Return whether this is a column of lists that are all empty or null, as the headers column usually is."""
     return types.is_list(column.type) and not len(column.values)
 
 
@@ -240,7 +245,7 @@ def _serialize_compressed(batch: pa.RecordBatch, compression: str) -> pa.Buffer:
 def stream_message(
     batch: pa.RecordBatch, custom_metadata: dict[str, str] | None, *, options: pa.ipc.IpcWriteOptions | None = None
 ) -> pa.Buffer:
-    """Return the one RecordBatch message that a stream writer makes of ``batch``, between schema and end."""
+    """Return ``batch`` as a RecordBatch message. A stream writer writes it between the schema and the end of stream."""
     sink = pa.BufferOutputStream()
     with pa.ipc.new_stream(sink, batch.schema, options=options) as writer:
         writer.write_batch(batch, custom_metadata=custom_metadata)
@@ -250,12 +255,12 @@ def stream_message(
 
 
 def _extremes(column: pa.Array) -> tuple[int, int] | None:
-    """Return smallest and greatest value of a column of times in its own unit, or None if there are none."""
+    """Return smallest and greatest value of a column of times, in the column's unit, or None if it has no times."""
     whole = pa.int32() if types.is_date32(column.type) else pa.int64()
     if column.null_count or len(column) == 0:
         smallest, greatest = pc.min_max(column.view(whole)).values()
         return (smallest.as_py(), greatest.as_py()) if smallest.is_valid else None
-    # For a small batch this has less overhead than Arrow's kernels, and most batches have a time in every record.
+    # For a small batch without nulls, which is the usual case, this is faster than Arrow's kernels.
     if len(column) == 1:
         only = int(column[0].value)
         return only, only

@@ -1,18 +1,18 @@
-"""Batches from which a cleaner removed records.
+"""Batches from which the cleaner has removed records.
 
-The other records keep their offsets, in an array of deltas after the body.
+The remaining records keep their offsets. An array of offset deltas after the body has them:
 
 ::
 
     body (one RecordBatch message) | u32 offset delta of each record | zeros up to a multiple of 8
 
-A cleaned batch covers all offsets of its sources, so that batches still follow each other without a gap. Neighbours are
-merged, because small producers leave many batches of one record. A merge never crosses a leader epoch. It never
-includes a batch that must stay alone: the last of a producer, which keeps its sequences, or a marker. Records of an
+A compacted batch covers all offsets of its source batches, so there is no gap between batches. Adjacent batches are
+merged, because otherwise many batches with few records would remain. Batches of different leader epochs are not merged.
+A marker is not merged, and neither is the last batch of a producer, because it must keep its sequences. Records of an
 ended transaction become plain records.
 
-A record without an event time has the greatest time of its batch, before and after the cleaning. So that time is kept,
-and such records are merged only with records of the same time. Pure.
+A record without an event time has the greatest time of its batch. The cleaning must not change this time. So such
+records are merged only with records of the same time. Pure.
 """
 
 from __future__ import annotations
@@ -31,20 +31,23 @@ from sparklog.record.checksum import Buffer, crc32c
 from sparklog.record.codec import NO_TIMESTAMP, decode_batch, encode_batch
 from sparklog.record.header import BatchHeader, Flag
 
-#: The most offsets that one batch covers. The header has 32 bits for it.
+#: The maximum number of offsets that one batch covers. The header has 32 bits for this number.
 MAX_SPAN = 2**31
 _CODECS = int(Flag.LZ4 | Flag.ZSTD)
 
 
 class CompactedBatch(NamedTuple):
-    """A batch without a place in a file: ``header`` lacks position, running maximum, and the first-of-segment flag."""
+    """A batch that has no place in a file yet.
+
+    Its ``header`` does not have the right position, running maximum, and first-of-segment flag yet.
+    """
 
     header: BatchHeader
     body: Buffer
 
 
 class Source(NamedTuple):
-    """A stored batch and its remaining records. ``body`` is the stored one, for the case that all remain."""
+    """A stored batch, and those of its records that remain. ``body`` has all its records."""
 
     header: BatchHeader
     body: memoryview
@@ -56,7 +59,7 @@ class Source(NamedTuple):
         return len(self.offsets) == self.header.record_count
 
     def stamp(self, event_time: str | None) -> int | None:
-        """Return the time of the records that have none in this column, or None if each has one."""
+        """Return the time of the records without an event time, or None if each record has an event time."""
         at = self.records.schema.get_field_index(event_time) if event_time is not None else -1
         return None if at >= 0 and not self.records.column(at).null_count else self.header.max_timestamp
 
@@ -65,7 +68,8 @@ def offsets_of(header: BatchHeader, body: Buffer) -> npt.NDArray[np.int64]:
     """Return the offset of each record of a stored batch.
 
     Raises:
-        BrokerError: CORRUPT_MESSAGE if there are fewer offsets than records, or they do not rise, or exceed the batch.
+        BrokerError: CORRUPT_MESSAGE if there are fewer offsets than records, or the offsets do not ascend or are not
+            all in the batch.
     """
     if not header.flags & Flag.OFFSET_ARRAY:
         return np.arange(header.base_offset, header.base_offset + header.record_count, dtype=np.int64)
@@ -85,7 +89,7 @@ def offsets_of(header: BatchHeader, body: Buffer) -> npt.NDArray[np.int64]:
 def cut_front(header: BatchHeader, body: memoryview, start: int, *, schema: pa.Schema) -> CompactedBatch:
     """Return the part of a stored batch from offset ``start`` on, for a follower whose log ends there.
 
-    ``start`` lies inside the batch.
+    ``start`` must be inside the batch.
     """
     records = decode_batch(header, body[: header.length + header.offset_array_length], schema)
     offsets = offsets_of(header, body)
@@ -98,16 +102,19 @@ def cut_front(header: BatchHeader, body: memoryview, start: int, *, schema: pa.S
 
 
 class BatchMerger:
-    """Merges the remaining records of one segment's batches, for one new segment, from front to end."""
+    """A merger of the remaining records of batches into new batches, for one new segment.
+
+    The caller passes the batches in the order of their offsets.
+    """
 
     def __init__(
         self, schema: pa.Schema, *, target_bytes: int, event_time: str | None, keep_times: bool = True
     ) -> None:
         """Create a merger.
 
-        ``target_bytes`` is the uncompressed size of a merged batch. ``event_time`` is the column of the records' times;
-        None: they have the times of the sources. ``keep_times``: False if no reader sees the times of records without
-        an event time. Such records may then be merged whatever their times are.
+        ``target_bytes`` is the uncompressed size up to which batches are merged. ``event_time`` is the event-time
+        column, or None if records have the times of their batches. ``keep_times`` is False if no reader uses the time
+        of a record without an event time. Then records with different times may be merged.
         """
         self._schema = schema
         self._target_bytes = target_bytes
@@ -115,19 +122,19 @@ class BatchMerger:
         self._keep_times = keep_times
         self._parts: list[Source] = []
         self._bytes = 0
-        #: The ``Source.stamp`` of all parts.
+        #: The ``Source.stamp`` of all parts, which is the same.
         self._stamp: int | None = None
-        #: The first source since the last batch. It determines codec and epoch.
+        #: The first source of the next batch. It determines the batch's codec and leader epoch.
         self._first: BatchHeader | None = None
         self._begin = -1
-        #: The offset at which the next batch begins. -1: at that of its first source.
+        #: The offset at which the next batch begins. -1: at the base offset of its first source.
         self.begin_at = -1
         self._end = -1
 
     def add(self, source: Source, *, alone: bool) -> list[CompactedBatch]:
-        """Add the next batch with its remaining records, and return the batches that are complete.
+        """Add the next source batch, and return the new batches that are complete.
 
-        ``alone``: keep its producer fields, and merge nothing with it.
+        With ``alone`` the source batch keeps its producer id and sequence, and is not merged.
         """
         header = source.header
         made: list[CompactedBatch] = []
@@ -157,11 +164,11 @@ class BatchMerger:
         return made
 
     def flush(self) -> list[CompactedBatch]:
-        """Return the sources since the last batch as a batch, or nothing if there are none."""
+        """Return the last new batch, or no batch if all sources are already in complete batches."""
         return [] if self._first is None else [self._build_batch(keep_producer=False)]
 
     def verbatim(self, header: BatchHeader, body: memoryview) -> list[CompactedBatch]:
-        """Add a batch that stays unchanged: a marker."""
+        """Add a batch that must not be changed, such as a marker. Return the batches that are complete."""
         flags = header.flags & ~Flag.FIRST_OF_SEGMENT | Flag.CLEANED
         return [*self.flush(), CompactedBatch(header._replace(flags=int(flags)), body)]
 
@@ -195,7 +202,10 @@ class BatchMerger:
         return CompactedBatch(header, whole)
 
     def _body(self, parts: Sequence[Source], first: BatchHeader, stamp: int | None) -> tuple[Buffer, BatchHeader]:
-        """Return the message, and a header with its codec and its times. ``stamp`` is that of all ``parts``."""
+        """Return the message of a new batch, and a header with its codec and its times.
+
+        ``stamp`` is the ``Source.stamp`` of all ``parts``.
+        """
         if not parts:
             body = empty_batch(self._schema).serialize()
             shape = first._replace(flags=0, min_timestamp=NO_TIMESTAMP, max_timestamp=NO_TIMESTAMP)
@@ -220,7 +230,7 @@ class BatchMerger:
 
 
 def offset_array(offsets: npt.NDArray[np.int64], base_offset: int) -> bytes:
-    """Return the offset array. It is empty if the offsets have no gap from the batch's first offset on."""
+    """Return the offset array. It is empty if the offsets begin at ``base_offset`` and have no gaps."""
     if not len(offsets) or offsets[-1] - base_offset == len(offsets) - 1:
         return b""
     deltas = (offsets - base_offset).astype("<u4").tobytes()

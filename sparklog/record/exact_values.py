@@ -1,7 +1,7 @@
-"""Single Python values in the form in which pyarrow stores them exactly in a column, or their refusal.
+"""Conversion of single Python values to a form that pyarrow stores exactly. Other values are refused.
 
 A value is never converted to another kind of value: a number is not a time, a bool is not a number, and text is not a
-list. ``None``, ``pandas.NA`` and every ``NaT`` are null. A datetime without a time zone is UTC.
+list. ``None``, ``pandas.NA`` and every ``NaT`` are null. A datetime without a time zone is in UTC.
 """
 
 from __future__ import annotations
@@ -32,16 +32,16 @@ UNIT_NS = {
     "D": 86_400 * 10**9,
     "W": 7 * 86_400 * 10**9,
 }
-#: More digits than any numeric column can hold.
+#: No numeric column can have this many digits.
 _MOST_DIGITS = 400
 _SHOWN_CHARACTERS = 100
 
 
 class ValueRefusedError(Exception):
-    """A value that its column cannot hold exactly.
+    """A value that its column cannot store exactly.
 
-    ``path`` leads from the column to the value and is "" for the value itself. ``row`` is the row number, starting at
-    0.
+    ``path`` is the path from the column to the value inside a nested value. It is "" if the value is not nested.
+    ``row`` is the row number, starting at 0.
     """
 
     def __init__(self, reason: str, value: Any, *, path: str = "", row: int = 0) -> None:
@@ -52,7 +52,7 @@ class ValueRefusedError(Exception):
         self.row = row
 
     def inside(self, part: str) -> ValueRefusedError:
-        """Return this error as seen from the value that contains ``value``."""
+        """Return this error with the path as seen from the value that contains ``value``. ``part`` is the next step."""
         return ValueRefusedError(self.reason, self.value, path=part + self.path, row=self.row)
 
     def __str__(self) -> str:
@@ -63,7 +63,7 @@ def shown(value: Any) -> str:
     """Return ``value`` with its type, short enough for an error message."""
     try:
         text = repr(value)
-    except Exception as error:  # the value's own method may fail
+    except Exception as error:  # The value's own ``__repr__`` may fail.
         text = f"<{error!r}>"
     if len(text) > _SHOWN_CHARACTERS:
         text = text[:_SHOWN_CHARACTERS] + "..."
@@ -201,7 +201,7 @@ def _exact_decimal(value: Any, kind: pa.DataType) -> decimal.Decimal:
         raise _no(value, kind, f"it has {-exponent} decimal places, at most {kind.scale} expected")
     if len(whole) + exponent > kind.precision - kind.scale:
         raise _no(value, kind, f"expected at most {kind.precision - kind.scale} digits before the point")
-    # Give the number the column's scale, so that pyarrow does not infer one from the neighbouring values.
+    # Give the number the column's scale, so that pyarrow does not infer a scale from other values.
     return decimal.Decimal((sign, (*map(int, whole), *(0,) * (exponent + kind.scale)), -kind.scale))
 
 
@@ -259,14 +259,14 @@ def _exact_timestamp(value: Any, kind: pa.DataType) -> int:
 
 
 def datetime_ns(value: dt.datetime) -> int:
-    """Return the nanoseconds from 1970 to ``value``, which is UTC when it has no time zone.
+    """Return the nanoseconds from 1970 to ``value``. A value without a time zone is in UTC.
 
     Raises:
         ValueError: ``value`` is ``pandas.NaT``.
     """
     if is_missing(value):
         raise ValueError(f"{value!r} found, expected a datetime")
-    # Only a pandas timestamp has this attribute. Its own arithmetic ends in the year 2262.
+    # Only a pandas timestamp has this attribute. Do not use its own arithmetic, which ends in the year 2262.
     nanosecond = int(getattr(value, "nanosecond", 0))
     if hasattr(value, "to_pydatetime"):
         value = value.to_pydatetime(warn=False)
@@ -276,13 +276,13 @@ def datetime_ns(value: dt.datetime) -> int:
 
 
 def datetime_us(value: dt.datetime) -> int:
-    """Return the microseconds from 1970 to ``value``, which is UTC when it has no time zone.
+    """Return the microseconds from 1970 to ``value``. A value without a time zone is in UTC.
 
     Raises:
         ValueError: ``value`` has nanoseconds, or is ``pandas.NaT``.
     """
     if type(value) is dt.datetime and value.tzinfo in _PLAIN_ZONES:
-        # The usual case. Only pandas' subclass can have nanoseconds.
+        # This is the usual case. Only pandas' subclass of datetime can have nanoseconds.
         since = value - (_EPOCH if value.tzinfo is not None else _NAIVE_EPOCH)
         return (since.days * 86_400 + since.seconds) * 1_000_000 + since.microseconds
     us, rest = divmod(datetime_ns(value), 1000)

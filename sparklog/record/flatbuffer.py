@@ -1,8 +1,8 @@
-"""A reader of flatbuffer tables that trusts no byte: it checks every access against the bounds first.
+"""A reader of flatbuffer tables from untrusted bytes: it checks every access against the bounds first.
 
 Arrow describes its messages in flatbuffers. A broker must know what a batch declares (row counts, buffers, sizes after
-decompression) before a native library uses the batch, so it reads these few fields itself. The reader builds and copies
-nothing, and has no schemas: callers name a field by its index in Arrow's ``.fbs`` files.
+decompression) before a native library uses the batch. So the broker reads these few fields with this module. It copies
+nothing and has no schemas: a caller names a field by its index in Arrow's ``.fbs`` files.
 
 The layout, all little-endian:
 
@@ -26,7 +26,7 @@ from sparklog.errors import BrokerError, ErrorCode
 _U16 = struct.Struct("<H")
 _U32 = struct.Struct("<I")
 _I32 = struct.Struct("<i")
-#: No table that callers read has more fields.
+#: The maximum number of fields in the tables that this module is used for.
 _MAX_FIELDS = 8
 _VTABLES = [struct.Struct(f"<{1 + fields}H") for fields in range(_MAX_FIELDS + 1)]
 
@@ -39,16 +39,14 @@ ReadOnly: TypeAlias = "bytes | memoryview"
 
 
 class Vector(NamedTuple):
-    """The position of a vector's items. ``start + items * item size`` is inside the bytes."""
+    """The position and the number of a vector's items. All of them are inside the bytes."""
 
     start: int
     items: int
 
 
 class Table:
-    """One table inside ``source``.
-
-    It lives as long as one parse, reads lazily, and checks each access.
+    """One table inside ``source``. It reads a field only when the field is requested, and checks each access.
 
     Raises:
         BrokerError: CORRUPT_MESSAGE from the constructor and every method, if an offset is out of bounds.
@@ -63,11 +61,11 @@ class Table:
         vtable_bytes = _read(_U16, source, vtable)
         if vtable_bytes < 4 or vtable_bytes % 2 or vtable + vtable_bytes > len(source):
             raise malformed(f"a vtable of {vtable_bytes} bytes at {vtable} in {len(source)} bytes")
-        # A later version of Arrow may have more fields than callers read.
+        # A later version of Arrow may have more fields. They are ignored.
         fields = min(vtable_bytes // 2 - 2, _MAX_FIELDS)
         entries: tuple[int, ...] = _VTABLES[fields].unpack_from(source, vtable + 2)
         self._bytes = entries[0]
-        #: The table's bytes, then the position of each field. Field 0 is at index 1.
+        #: The size of the table, and then the position of each field. Field 0 is at index 1.
         self._entries = entries
         if self._bytes < 4 or at + self._bytes > len(source):
             raise malformed(f"a table of {self._bytes} bytes at {at} in {len(source)} bytes")
@@ -97,7 +95,7 @@ class Table:
         return Vector(start, count)
 
     def tables(self, index: int) -> list[Table]:
-        """Return the tables in the vector that field ``index`` points to, or none if it is absent."""
+        """Return the tables in the vector that field ``index`` points to, or an empty list if it is absent."""
         found = self.vector(index, _U32.size)
         if found is None:
             return []
@@ -105,7 +103,7 @@ class Table:
         return [Table(self.source, place + _read(_U32, self.source, place)) for place in places]
 
     def text(self, index: int) -> bytes:
-        """Return the bytes of the string in field ``index``, without the final zero, or no bytes if it is absent."""
+        """Return the bytes of the string in field ``index``, without the final zero. Return b"" if it is absent."""
         found = self.vector(index, 1)
         return b"" if found is None else bytes(self.source[found.start : found.start + found.items])
 
@@ -129,18 +127,18 @@ def root_table(source: ReadOnly) -> Table:
     """Return the table that the first four bytes point to.
 
     Raises:
-        BrokerError: CORRUPT_MESSAGE as ``Table``.
+        BrokerError: CORRUPT_MESSAGE if an offset is out of bounds.
     """
     return Table(source, _read(_U32, source, 0))
 
 
 def malformed(detail: str) -> BrokerError:
-    """Return the error for Arrow metadata that contradict themselves."""
+    """Return the error for invalid Arrow metadata."""
     return BrokerError(ErrorCode.CORRUPT_MESSAGE, f"Arrow metadata: {detail}")
 
 
 def _read(kind: struct.Struct, source: ReadOnly, at: int) -> int:
-    # unpack_from counts a negative position from the end, so the check must refuse it.
+    # A negative position must be refused: ``unpack_from`` would count it from the end.
     if not 0 <= at <= len(source) - kind.size:
         raise malformed(f"{kind.size} bytes at {at} in {len(source)} bytes")
     value: int = kind.unpack_from(source, at)[0]

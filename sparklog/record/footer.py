@@ -1,11 +1,11 @@
-"""The front and the end that make a segment an ordinary Arrow IPC file.
+"""The beginning and the end of a segment's data file, which make it an ordinary Arrow IPC file.
 
 ::
 
     ARROW1 0 0 | schema message | batches ... | end of stream | footer | i32 footer bytes | ARROW1
     '--- arrow_prelude --------'               '--- arrow_footer -----------------------------'
 
-The footer is a flatbuffer that this module lays out itself:
+The footer is a flatbuffer, which this module writes without Arrow:
 
 ::
 
@@ -22,10 +22,10 @@ The footer is a flatbuffer that this module lays out itself:
     60   u32 count         the vector of record batches: blocks of 24 bytes from 64 on
     ..   the flatbuffer of the Schema message, verbatim
 
-Equal schema bytes and equal batches give equal footers with any version of pyarrow. That matters because each follower
-seals alone, and the files must be identical. So the schema is not rebuilt: the footer points into a copy of the topic's
-schema message. Offsets in flatbuffers are relative, so a copy at a multiple of 8 stays valid. Source: format/File.fbs
-of Arrow.
+Each replica seals its own segments, and the files of all replicas must be identical. So the same schema bytes and the
+same batches must give the same footer with any version of pyarrow. Therefore the schema in the footer is not encoded
+again: the footer points into a copy of the topic's schema message. Offsets in flatbuffers are relative, so a copy at a
+multiple of 8 stays valid. Source: format/File.fbs of Arrow.
 """
 
 from __future__ import annotations
@@ -44,8 +44,8 @@ MAGIC = b"ARROW1"
 _PRELUDE_MAGIC = MAGIC + bytes(2)
 END_OF_STREAM = struct.pack("<Ii", CONTINUATION, 0)
 
-#: One Block of the footer: a batch's file position, the bytes of its metadata with prefix and padding, the bytes of its
-#: body.
+#: One Block of the footer, which describes a batch: its file position, the size of its metadata (with prefix and
+#: padding), and the size of its body.
 BLOCK_DTYPE = np.dtype([("offset", "<i8"), ("metadata_length", "<i4"), ("padding", "<i4"), ("body_length", "<i8")])
 
 _TABLE = 32
@@ -56,14 +56,12 @@ assert _HEAD.size == _BLOCKS and BLOCK_DTYPE.itemsize == 24
 
 @lru_cache(maxsize=256)
 def arrow_prelude(schema_message: bytes) -> bytes:
-    """Return the bytes at the beginning of a segment file.
+    """Return the bytes before the first batch of a segment's data file.
 
-    Their length is the position of the first batch.
-
-    The result is cached: a starting broker needs it for each of its logs, and thousands have the same schema.
+    The result is cached: a starting broker needs it for each of its logs, and thousands of them have the same schema.
 
     Raises:
-        BrokerError: CORRUPT_MESSAGE if ``schema_message`` is not one message of a multiple of 8 bytes.
+        BrokerError: CORRUPT_MESSAGE if ``schema_message`` is not exactly one message.
     """
     _flatbuffer(schema_message)
     return _PRELUDE_MAGIC + schema_message
@@ -83,10 +81,10 @@ def schema_of_prelude(prelude: bytes) -> bytes:
 
 
 def arrow_footer(schema_message: bytes, blocks: Sequence[tuple[int, int, int]] | npt.NDArray[np.void]) -> bytes:
-    """Return the bytes at the end of a sealed segment file, after its last batch.
+    """Return the bytes after the last batch of a sealed segment's data file.
 
-    ``blocks`` has (file position, metadata length, body length) of each batch in file order, or is an array of
-    ``BLOCK_DTYPE`` (see ``blocks_of``).
+    ``blocks`` has (file position, metadata length, body length) of each batch, in the order of the file. It may also be
+    an array of ``BLOCK_DTYPE`` (see ``blocks_of``).
 
     Raises:
         BrokerError: CORRUPT_MESSAGE if ``schema_message`` is not a Schema message.
@@ -113,11 +111,10 @@ def arrow_footer(schema_message: bytes, blocks: Sequence[tuple[int, int, int]] |
 def blocks_of(
     positions: npt.NDArray[np.int64], lengths: npt.NDArray[np.integer], file: bytes | memoryview
 ) -> npt.NDArray[np.void]:
-    """Return the blocks of the batches at ``positions`` of a segment ``file``.
+    """Return the blocks of the batches at ``positions`` of a segment's data ``file``.
 
-    It reads only the front of each batch.
-
-    ``lengths`` are the bodies' lengths from the batch headers. Positions are multiples of 8.
+    ``lengths`` are the lengths of the bodies, from the batch headers. Positions are multiples of 8. Only the first
+    bytes of each batch are read.
     """
     sizes = np.frombuffer(file, dtype="<i4", count=len(file) // 4)
     blocks = np.zeros(len(positions), dtype=BLOCK_DTYPE)
@@ -128,12 +125,10 @@ def blocks_of(
 
 
 def block_of(position: int, body: bytes | memoryview) -> tuple[int, int, int]:
-    """Return the block of one batch at ``position`` of its file.
-
-    ``body`` is its whole message.
+    """Return the block of the batch at ``position`` of its file. ``body`` is the batch's whole message.
 
     Raises:
-        BrokerError: CORRUPT_MESSAGE if ``body`` does not begin like a message.
+        BrokerError: CORRUPT_MESSAGE if ``body`` does not begin with the prefix of a message.
     """
     metadata_length = read_metadata_length(body)
     return position, metadata_length, len(body) - metadata_length

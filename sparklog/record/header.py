@@ -1,7 +1,7 @@
-"""The fixed-width batch header: everything the log knows about a batch without reading its Arrow bytes.
+"""The batch header of fixed size: all that the log knows about a batch without reading the batch's Arrow message.
 
-One header is 96 bytes, little-endian. An ``.index`` file is an array of them. A request or reply has the headers before
-the batches.
+A header has 96 bytes, little-endian. An ``.index`` file is an array of headers. A request or reply has the headers
+before the batches.
 
 ::
 
@@ -24,10 +24,10 @@ the batches.
     90  flags                u16   see Flag; bits 12 to 15 are the format version
     92  header_crc           u32   CRC32C of bytes 0 to 92
 
-The producer fills the fields that it knows. At the append the leader fills base_offset, position, running_max,
-append_time, leader_epoch and the first-of-segment flag, and seals the header with its CRC. After that the header never
-changes: followers store it verbatim, so replicas are byte-identical. Batches that a cleaner writes (``Flag.CLEANED``)
-belong to one replica. There the replicas have the same records at the same offsets.
+The producer sets the fields that it knows. At the append the leader sets base_offset, position, running_max,
+append_time, leader_epoch and the first-of-segment flag, and then the CRC. After that the header does not change:
+followers store it unchanged, so replicas are byte-identical. But each replica compacts its own log. Compacted batches
+(``Flag.CLEANED``) may differ between replicas; records that both replicas have are the same, at the same offsets.
 """
 
 from __future__ import annotations
@@ -80,7 +80,7 @@ assert HEADER_DTYPE.itemsize == HEADER_BYTES
 
 
 class Flag(IntFlag):
-    """Bits of ``BatchHeader.flags``."""
+    """The bits of ``BatchHeader.flags``."""
 
     LZ4 = 1
     ZSTD = 2
@@ -88,14 +88,15 @@ class Flag(IntFlag):
     TRANSACTIONAL = 8
     FIRST_OF_SEGMENT = 16
     OFFSET_ARRAY = 32
-    #: Only in responses to readers, never stored: the body has some of the columns, see ``projection``.
+    #: The body has only some of the columns, see ``projection``. Only batches in replies to consumers have this flag.
     PROJECTED = 64
-    #: A cleaner wrote the batch, or it was appended after such a batch: its position differs from the leader's.
+    #: The cleaner wrote the batch, or a follower appended the batch after such a one. Its position may differ from the
+    #: position in the leader's segment.
     CLEANED = 128
 
 
 class BatchHeader(NamedTuple):
-    """One decoded header. The module's docstring gives units and meaning. ``flags`` is without the version bits."""
+    """One decoded header. The module's docstring describes the fields. ``flags`` does not have the version bits."""
 
     base_offset: int
     position: int
@@ -121,12 +122,12 @@ class BatchHeader(NamedTuple):
 
     @property
     def stored_bytes(self) -> int:
-        """Return the bytes of the batch in the .arrow file: body, offset array, padding to 8."""
+        """Return the size of the batch in the ``.arrow`` file: body and offset array, padded to a multiple of 8."""
         array_bytes = self.offset_array_length
         return self.length + -(-array_bytes // 8) * 8 if array_bytes else self.length
 
     def pack(self) -> bytes:
-        """Return the 96 bytes, with format version and CRC."""
+        """Return the encoded header of 96 bytes, with format version and CRC."""
         head = _FIELDS.pack(*self[:-1], self.flags | _VERSION_BITS)
         return head + _CRC.pack(google_crc32c.value(head))
 
@@ -134,9 +135,10 @@ class BatchHeader(NamedTuple):
 def pack_placed(
     header: BatchHeader, *, base_offset: int, position: int, running_max: int, append_time: int, leader_epoch: int
 ) -> bytes:
-    """Pack a producer's header as its leader stores it, if neither times nor flags change.
+    """Return a producer's header as its leader stores it, if the leader changes neither timestamps nor flags.
 
-    The result equals ``pack`` of a header with these fields replaced, but no such header is made.
+    The result is the same as from ``pack`` on a header with these fields, but this function is faster because it
+    does not create that header.
     """
     head = _FIELDS.pack(
         base_offset,
@@ -179,7 +181,7 @@ def unpack_headers(source: bytes | bytearray | memoryview) -> list[BatchHeader]:
     """Decode and verify a whole number of headers.
 
     Raises:
-        BrokerError: CORRUPT_MESSAGE as ``unpack_header``, or if the length is not a multiple of 96.
+        BrokerError: CORRUPT_MESSAGE, see ``unpack_header``; also if the length is not a multiple of 96.
     """
     if len(source) % HEADER_BYTES:
         raise BrokerError(
@@ -189,5 +191,5 @@ def unpack_headers(source: bytes | bytearray | memoryview) -> list[BatchHeader]:
 
 
 def header_array(source: bytes | bytearray | memoryview) -> np.ndarray:
-    """Return bytes as a numpy array of headers, without copying or verifying."""
+    """Return the bytes as a numpy array of headers, without copying or verifying them."""
     return np.frombuffer(source, dtype=HEADER_DTYPE)

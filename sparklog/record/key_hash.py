@@ -1,15 +1,15 @@
-"""Hashes of whole key columns, 128 bits for each key.
+"""Hashes of 128 bits for the keys of a whole column.
 
-The cleaner distinguishes keys by them without storing the keys.
+The cleaner compares these hashes, so that it need not store the keys.
 
-Multilinear hashing: a key is its 32-bit words (padded with zeros) and its length. Each of four hashes is the upper half
-of a sum of products with random 64-bit numbers, modulo 2^64. Two different keys agree in one hash with a probability of
-at most 2^-32, whatever the keys are, and in all four with 2^-128. Each cleaning draws new numbers from ``seed``, so
-that no user can prepare keys that collide. Among a billion keys a collision happens in one of 10^20 cleanings, which is
-far less likely than an error that the batches' checksums miss. A null has the hash of the empty key; check the column
-for nulls.
+This is multilinear hashing: a key is a sequence of 32-bit words (padded with zeros) and its length. A hash has four
+parts of 32 bits. Each part is the upper half of a sum of products with random 64-bit numbers, modulo 2^64. For any two
+different keys, one part is equal with a probability of at most 2^-32, and all four are equal with 2^-128. Each cleaning
+has another ``seed``, from which the random numbers are made, so that no user can prepare keys that collide. Among a
+billion keys, a collision happens in one of 10^20 cleanings. That is far less likely than an error that the checksums of
+the batches do not detect. A null has the hash of the empty key, so the caller must check the column for nulls.
 
-Source: Lemire and Kaser, "Strongly universal string hashing is fast". Pure; no loop over keys, only over key lengths.
+Source: Lemire and Kaser, "Strongly universal string hashing is fast". Pure. Loops run over key lengths, not over keys.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ import pyarrow as pa
 
 from sparklog.record.partitioner import key_spans
 
-#: The bytes of keys that are gathered at a time. Their positions take eight times as much.
+#: The bytes of keys that are copied together at a time. Their positions take eight times as much memory.
 _GATHER_BYTES = 1 << 20
 _HASHES = 4
 #: Up to this number of words in a key, a loop over words is faster than a matrix product.
@@ -35,21 +35,21 @@ _KEPT = np.array([0, 0xFF, 0xFFFF, 0xFFFFFF, 0xFFFFFFFF], "<u4")
 
 
 class KeyHashes(NamedTuple):
-    """The two halves of each key's hash."""
+    """The hashes of keys: the upper and the lower half of each."""
 
     high: npt.NDArray[np.uint64]
     low: npt.NDArray[np.uint64]
 
 
 class KeyHash:
-    """One family of hashes. Compare only hashes of the same family."""
+    """The hash function with one seed. Compare only hashes from functions with the same seed."""
 
     def __init__(self, seed: int) -> None:
         self._random = np.random.Generator(np.random.PCG64(seed))
         #: The constants for the sum and for the length.
         self._constant = self._draw(1)[0]
         self._of_length = self._draw(1)[0]
-        #: A row for each word of a key. It grows with the longest key seen.
+        #: The random numbers, one row for each word of a key. There are enough rows for the longest key so far.
         self._of_words = self._draw(16)
 
     def _draw(self, rows: int) -> npt.NDArray[np.uint64]:
@@ -85,7 +85,7 @@ class KeyHash:
         lengths: npt.NDArray[np.int64],
         count: int,
     ) -> npt.NDArray[np.uint64]:
-        """Return the sums for keys that all have ``count`` words."""
+        """Return the sums of products for keys that all have ``count`` words."""
         if not count:
             return np.zeros((_HASHES, len(starts)), np.uint64)
         width = 4 * count
@@ -97,7 +97,7 @@ class KeyHash:
         else:
             gathered = _windows(content, int(starts.max()) + width, width)[starts]
         words = gathered.view("<u4")
-        words[:, -1] &= _KEPT[lengths - (width - 4)]  # for a key that begins before another's end
+        words[:, -1] &= _KEPT[lengths - (width - 4)]  # clears the bytes of the next key
         if count > _FEW_WORDS:
             product: npt.NDArray[np.uint64] = (words.astype(np.uint64) @ self._of_words[:count]).T
             return product
@@ -110,7 +110,7 @@ class KeyHash:
 
 
 def _windows(content: npt.NDArray[np.uint8], end: int, width: int) -> npt.NDArray[np.uint8]:
-    """Return the ``width`` bytes from each position, padded with zeros after the content."""
+    """Return, for each position, the ``width`` bytes from there on. After the content there are zeros."""
     if end > len(content):
         content = np.concatenate([content, np.zeros(end - len(content), np.uint8)])
     return np.lib.stride_tricks.sliding_window_view(content, width)
@@ -119,7 +119,7 @@ def _windows(content: npt.NDArray[np.uint8], end: int, width: int) -> npt.NDArra
 def _pieces(
     words: npt.NDArray[np.int64], count: int, step: int, *, alone: bool
 ) -> Iterator[slice | npt.NDArray[np.intp]]:
-    """Yield the rows of the keys with ``count`` words, ``step`` at a time. ``alone``: all keys have that many."""
+    """Yield the rows of the keys with ``count`` words, ``step`` at a time. ``alone`` means that all keys have these."""
     if alone:
         yield from (slice(first, first + step) for first in range(0, len(words), step))
     else:
@@ -132,7 +132,7 @@ def _is_run(starts: npt.NDArray[np.int64], lengths: npt.NDArray[np.int64]) -> bo
 
 
 def _distinct(counts: npt.NDArray[np.int64]) -> list[int]:
-    """Return the distinct values. For small values this counts, which is many times faster than sorting."""
+    """Return the distinct values. Small values are counted, which is many times faster than sorting them."""
     if not len(counts):
         return []
     greatest = int(counts.max())

@@ -1,14 +1,15 @@
-"""The key bytes of records in typed topics, for murmur2 and for the cleaner.
+"""The encoding of the keys of typed topics as bytes, for the partitioner (murmur2) and for the cleaner.
 
-One key column:
+A key of one column is encoded by its type:
 
-- text and bytes: unchanged, so that they equal those of Kafka's StringSerializer and ByteArraySerializer;
-- numbers, dates, times, decimals: their fixed width in big-endian two's complement or IEEE 754, as Kafka's Short-,
-  Integer-, Long-, Float- and DoubleSerializer; -0.0 is 0.0 and there is one NaN;
+- text and bytes: unchanged, as Kafka's StringSerializer and ByteArraySerializer do it;
+- numbers, dates, times, decimals: big-endian, with the width of the type, in two's complement or IEEE 754, as Kafka's
+  Short-, Integer-, Long-, Float- and DoubleSerializer do it; -0.0 becomes 0.0, and all NaNs become the same one;
 - booleans: one byte, 0 or 1.
 
-Several key columns: for each, in order, its length as big-endian i32 and its bytes, or the length -1 for a null. A key
-is null if all its columns are. The encoding never changes: a change would move keys between partitions.
+A key of several columns has for each column, in order, its length as a big-endian i32 and its bytes, or the length -1
+for a null. A key is null if all its columns are null. The encoding must never change, because a change would move keys
+to other partitions.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ _NULL_LENGTH = (-1).to_bytes(4, "big", signed=True)
 
 
 def partitions_of(batch: pa.RecordBatch, key_columns: Sequence[str], n: int) -> npt.NDArray[np.int32]:
-    """Return the partition of each record among ``n``, or NO_PARTITION for a null key or without key columns.
+    """Return the partition of each record, of ``n`` partitions. It is NO_PARTITION if the record has no key.
 
     Raises:
         BrokerError: SCHEMA_MISMATCH if a key column is missing or nested.
@@ -41,7 +42,7 @@ def partitions_of(batch: pa.RecordBatch, key_columns: Sequence[str], n: int) -> 
 
 
 def encode_keys(batch: pa.RecordBatch, key_columns: Sequence[str]) -> pa.Array:
-    """Return the key of each record as binary (or large binary), null for a null key.
+    """Return the key of each record, as binary or large binary. A null key is null.
 
     Raises:
         BrokerError: SCHEMA_MISMATCH if a key column is missing or nested.
@@ -60,7 +61,7 @@ def encode_keys(batch: pa.RecordBatch, key_columns: Sequence[str]) -> pa.Array:
 
 
 def absent_keys(batch: pa.RecordBatch, key_columns: Sequence[str]) -> int:
-    """Return the number of records without a key: nulls in all key columns."""
+    """Return the number of records without a key. These are the records with nulls in all key columns."""
     nulls = [batch.column(name).null_count for name in key_columns]
     if not nulls or 0 in nulls:
         return 0 if nulls else batch.num_rows
@@ -71,10 +72,10 @@ def absent_keys(batch: pa.RecordBatch, key_columns: Sequence[str]) -> int:
 
 
 def tombstones(batch: pa.RecordBatch, key_columns: Sequence[str]) -> npt.NDArray[np.bool_] | None:
-    """Return which records delete their key, or None if none does.
+    """Return which records are tombstones, or None if there are none.
 
-    With Kafka's columns those are the records without a value, otherwise those with nulls in all other columns. A topic
-    with only key columns has no tombstones.
+    In a default topic a record without a value is a tombstone. In a typed topic it is a record with nulls in all
+    columns that are not key columns. A topic with only key columns has no tombstones.
     """
     others = [name for name in batch.schema.names if name not in key_columns]
     if batch.schema.equals(DEFAULT_SCHEMA):

@@ -1,8 +1,8 @@
 """The Arrow types that a topic may have, and the layout of a schema's columns in a record batch message.
 
-A type is allowed if every reader of a segment file can be expected to support it, and if its rows take space. A column
-of ``null`` or of empty structs would let a batch of a few bytes represent four billion records. Dictionaries are not
-allowed: an Arrow file has one dictionary per column, but every batch of a log is independent.
+A type is allowed if all programs that read a segment file should support it, and if each row takes space. With a column
+of type ``null`` or of empty structs, a batch of a few bytes could have four billion records. Dictionary types are not
+allowed, because an Arrow file has one dictionary for all batches of a column, but the batches of a log are independent.
 """
 
 from __future__ import annotations
@@ -12,22 +12,22 @@ from typing import NamedTuple
 import pyarrow as pa
 from pyarrow import types
 
-#: The limit of columns and nested columns of one schema.
+#: The maximum number of columns and nested columns of one schema.
 MAX_NODES = 10_000
-#: The limit of nesting levels. Arrow's own readers stop at 64.
+#: The maximum number of nesting levels. Arrow's own readers accept 64.
 MAX_DEPTH = 16
-#: The limit of rows in an element of a fixed-size list, and of bytes in a fixed-size binary.
+#: The maximum length of a fixed-size list, and of a fixed-size binary in bytes.
 _MAX_FIXED_SIZE = 1 << 20
 
 _EXTENSION_KEY = b"ARROW:extension:name"
 
 
 class LayoutNode(NamedTuple):
-    """One column or nested column of a batch message, in the order of the message: depth first."""
+    """One column or nested column of a batch message. A message has them depth first."""
 
     path: str
     nullable: bool
-    #: The number of buffers without those of its children.
+    #: The number of its own buffers, without the buffers of nested columns.
     buffers: int
     #: True for a column of the schema, False for a nested column.
     top: bool
@@ -39,7 +39,7 @@ class Layout(NamedTuple):
     nodes: tuple[LayoutNode, ...]
     #: The number of buffers of all nodes.
     buffers: int
-    #: Numbers of the columns in which a null is forbidden, at the top or nested.
+    #: The numbers of the columns that are not nullable, or have a nested column that is not nullable.
     required: tuple[int, ...]
 
 
@@ -48,12 +48,11 @@ _MAX_LAYOUTS = 1024
 
 
 def layout_of(schema: pa.Schema) -> Layout:
-    """Return the layout of ``schema``, which must satisfy ``refusals``.
+    """Return the layout of ``schema``, for which ``refusals`` must be empty.
 
-    The result is cached for this object.
-
-    Hashing a schema costs more than all comparisons with a layout, and ``parse_schema`` returns the same object for the
-    same bytes. So the object's id is the key. The cache holds the object, so that no other object gets its id.
+    The result is cached by the id of the schema object, because hashing a schema takes longer than the comparison of a
+    batch with a layout. This works because ``parse_schema`` returns the same object for the same bytes. The cache keeps
+    the object alive, so that no other object gets the same id.
     """
     known = _LAYOUTS.get(id(schema))
     if known is not None:
@@ -70,14 +69,14 @@ def layout_of(schema: pa.Schema) -> Layout:
 
 
 def has_required(kind: pa.DataType) -> bool:
-    """Return whether a part of ``kind`` is not nullable, except for the keys of maps, which Arrow checks."""
+    """Return whether ``kind`` has a nested part that is not nullable. Keys of maps do not count: Arrow checks them."""
     if types.is_map(kind):
         return not kind.item_field.nullable or has_required(kind.item_type)
     return any(not child.nullable or has_required(child.type) for child in children_of(kind))
 
 
 def refusals(schema: pa.Schema) -> list[str]:
-    """Return the reasons why a topic cannot have ``schema``, one sentence per column; empty if it can."""
+    """Return the reasons why a topic cannot have this schema, one for each column. Empty: a topic can have it."""
     if len(schema) == 0:
         return ["a topic needs at least one column"]
     names = schema.names
@@ -96,19 +95,19 @@ def refusals(schema: pa.Schema) -> list[str]:
 
 
 def is_variable_binary(kind: pa.DataType) -> bool:
-    """Return whether the type has validity, offsets and bytes."""
+    """Return whether the type is text or bytes of variable length: its buffers are validity, offsets and bytes."""
     return bool(
         types.is_binary(kind) or types.is_string(kind) or types.is_large_binary(kind) or types.is_large_string(kind)
     )
 
 
 def is_list(kind: pa.DataType) -> bool:
-    """Return whether the type is a list with offsets. Maps are not."""
+    """Return whether the type is a list with an offsets buffer. A map is not a list here."""
     return bool(types.is_list(kind) or types.is_large_list(kind))
 
 
 def children_of(kind: pa.DataType) -> list[pa.Field]:
-    """Return the fields inside a nested type, as in a message; none for other types."""
+    """Return the nested fields of a type, as a message has them, or an empty list if the type is not nested."""
     if types.is_map(kind):
         return [pa.field("entries", pa.struct([kind.key_field, kind.item_field]), nullable=False)]
     if types.is_struct(kind):

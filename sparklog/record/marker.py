@@ -1,9 +1,9 @@
 """Control markers: the end of a transaction in a partition's log.
 
 A marker is a batch with ``Flag.CONTROL``, one offset and no records. Its body is a RecordBatch message of the topic's
-schema with zero rows. So a sealed segment stays an ordinary Arrow file without extra rows. The content is JSON in the
-message's custom metadata, under ``sparklog.marker``: the producer ids, with their epochs, whose transactions committed
-and whose aborted. Pure.
+schema with zero rows, so a sealed segment is an ordinary Arrow file without extra rows. The content of the marker is
+JSON in the message's custom metadata, under ``sparklog.marker``. It has the producer ids and epochs of the committed
+and of the aborted transactions. Pure.
 """
 
 from __future__ import annotations
@@ -24,10 +24,7 @@ MARKER_KEY = "sparklog.marker"
 
 
 class Marker(msgspec.Struct, frozen=True):
-    """The producers whose transactions are committed, and those whose transactions are aborted.
-
-    Each is (producer id, producer epoch).
-    """
+    """The content of a marker: (producer id, producer epoch) of each committed and of each aborted transaction."""
 
     committed: tuple[tuple[int, int], ...] = ()
     aborted: tuple[tuple[int, int], ...] = ()
@@ -66,7 +63,7 @@ def decode_marker(header: BatchHeader, body: Buffer) -> Marker:
     """Return the content of a stored marker.
 
     Raises:
-        BrokerError: CORRUPT_MESSAGE if it is not a marker, contradicts its header, or has a newer format.
+        BrokerError: CORRUPT_MESSAGE if the batch is not a marker, does not fit its header, or has a newer format.
     """
     buffer = pa.py_buffer(body)
     if not header.flags & Flag.CONTROL or buffer.size != header.length:

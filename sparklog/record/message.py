@@ -1,12 +1,12 @@
-"""Encapsulated Arrow IPC messages, parsed without Arrow: the position of metadata and body, and the declared content.
+"""A parser, without Arrow, of encapsulated Arrow IPC messages: their layout, and the content that they declare.
 
 ::
 
     u32 0xFFFFFFFF | i32 n | n bytes of flatbuffer, zeros up to 8 | body, a multiple of 8
     '---- metadata_length = 8 + n ----------------------------'
 
-The broker thus knows sizes and positions before any native code uses them. Source: Arrow columnar format, "Encapsulated
-message format"; format/Message.fbs and Schema.fbs of Arrow.
+With this parser the broker checks sizes and positions before native code uses them. Source: Arrow columnar format,
+"Encapsulated message format"; format/Message.fbs and Schema.fbs of Arrow.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ _PREFIX = struct.Struct("<Ii")
 _PAIR = struct.Struct("<qq")
 _I64 = struct.Struct("<q")
 
-#: Arrow's MetadataVersion V5, current since Arrow 1.0. V4 encodes "compressed" differently.
+#: Arrow's MetadataVersion V5, which is current since Arrow 1.0. V4 encodes compression in another way.
 METADATA_V5 = 4
-#: The largest metadata that are cached: those of about twenty columns.
+#: Metadata of at most this size are cached. A batch of about twenty columns has this size.
 _SMALL_METADATA_BYTES = 2048
 
 # Message: version, header type, header, body length, custom metadata
@@ -46,7 +46,10 @@ ZSTD = 1
 
 
 class BatchMessage(NamedTuple):
-    """The content that a RecordBatch message declares. Sizes are bytes. Every buffer lies inside the body, in order."""
+    """The content that a RecordBatch message declares. Sizes are in bytes.
+
+    All buffers are inside the body, in order and without overlap.
+    """
 
     rows: int
     #: (length, null count) of every column and nested column, depth first.
@@ -65,8 +68,8 @@ def read_batch_message(source: ReadOnly) -> BatchMessage:
     """Read ``source``, which must be exactly one RecordBatch message, padded to a multiple of 8 bytes.
 
     Raises:
-        BrokerError: CORRUPT_MESSAGE if it is another message, or if its length differs from the declared one. The same
-            if a buffer is outside the body, is not aligned to 8 bytes, or overlaps the previous one.
+        BrokerError: CORRUPT_MESSAGE if it is another kind of message, or has another length than it declares; also if a
+            buffer is outside the body, is not aligned to 8 bytes, or overlaps another one.
     """
     metadata_length = read_metadata_length(source)
     read = _read_small if metadata_length <= _SMALL_METADATA_BYTES else _read
@@ -79,7 +82,7 @@ def _read(flatbuffer: bytes, metadata_length: int, message_length: int) -> Batch
     if metadata_length + body_length != message_length:
         raise malformed(f"metadata of {metadata_length} and body of {body_length} bytes in {message_length} bytes")
     if body_length % ALIGNMENT:
-        # It would move every later batch of the file to a position where Arrow cannot read it.
+        # Otherwise every later batch of the file would begin at a position where Arrow cannot read it.
         raise malformed(f"a body of {body_length} bytes, expected a multiple of {ALIGNMENT}")
     batch = message.table(_HEADER)
     if batch is None:
@@ -95,15 +98,15 @@ def _read(flatbuffer: bytes, metadata_length: int, message_length: int) -> Batch
     )
 
 
-#: Batches with the same number of records of the same sizes have equal metadata. Equal bytes are parsed only once.
+#: Batches with the same number of records of the same sizes have the same metadata, which are parsed only once.
 _read_small = lru_cache(maxsize=256)(_read)
 
 
 def read_message_length(source: ReadOnly) -> int:
-    """Return the declared length of the RecordBatch message at the beginning of ``source``.
+    """Return the length that the RecordBatch message at the beginning of ``source`` declares.
 
     Raises:
-        BrokerError: CORRUPT_MESSAGE if it begins with something else, or the message ends outside.
+        BrokerError: CORRUPT_MESSAGE if ``source`` does not begin with such a message, or is shorter than the message.
     """
     metadata_length = read_metadata_length(source)
     body_length = _message_of(bytes(source[PREFIX_BYTES:metadata_length]), RECORD_BATCH).scalar(_BODY_LENGTH, LONG)
@@ -116,17 +119,17 @@ def read_custom_metadata(source: ReadOnly) -> dict[bytes, bytes]:
     """Return the keys and values of a RecordBatch message's custom metadata.
 
     Raises:
-        BrokerError: CORRUPT_MESSAGE as ``read_batch_message``.
+        BrokerError: CORRUPT_MESSAGE, see ``read_batch_message``.
     """
     message = _message_of(source[PREFIX_BYTES : read_metadata_length(source)], RECORD_BATCH)
     return {pair.text(_KEY): pair.text(_VALUE) for pair in message.tables(_CUSTOM_METADATA)}
 
 
 def read_metadata_length(source: ReadOnly) -> int:
-    """Return the bytes of prefix, flatbuffer and padding of the message at the beginning of ``source``.
+    """Return the total size of prefix, flatbuffer and padding of the message at the beginning of ``source``.
 
     Raises:
-        BrokerError: CORRUPT_MESSAGE if the prefix is not that of a message, or the metadata end outside.
+        BrokerError: CORRUPT_MESSAGE if ``source`` does not begin with a message, or is shorter than its metadata.
     """
     if len(source) < PREFIX_BYTES:
         raise malformed(f"{len(source)} bytes found, at least {PREFIX_BYTES} expected")
@@ -142,7 +145,7 @@ def schema_table_position(flatbuffer: ReadOnly) -> int:
     """Return the position of the Schema table in the flatbuffer of a Schema message.
 
     Raises:
-        BrokerError: CORRUPT_MESSAGE if it is not the flatbuffer of a Schema message.
+        BrokerError: CORRUPT_MESSAGE if ``flatbuffer`` is not that of a Schema message.
     """
     schema = _message_of(flatbuffer, _SCHEMA).table(_HEADER)
     if schema is None:
@@ -151,10 +154,10 @@ def schema_table_position(flatbuffer: ReadOnly) -> int:
 
 
 def counted_bytes(message: BatchMessage, source: ReadOnly) -> int:
-    """Return the size that ``max.message.bytes`` limits, for producers and leaders.
+    """Return the size that ``max.message.bytes`` limits, at the producer and at the leader.
 
-    It is the greater of the size of ``source`` and the declared size after decompression. Kafka limits only the former,
-    but a reader needs memory for the latter.
+    It is the size of ``source``, or the declared size after decompression if that is greater. Kafka limits only the
+    compressed size, but a reader needs memory for the decompressed batch.
 
     Raises:
         BrokerError: CORRUPT_MESSAGE if a compressed buffer's size cannot be read.
@@ -170,14 +173,14 @@ def buffer_uncompressed_bytes(body: ReadOnly, offset: int, length: int) -> int:
     """Return the declared uncompressed size of one buffer of a compressed body, without decompressing it.
 
     Raises:
-        BrokerError: CORRUPT_MESSAGE if the buffer is too short for its size, or the size is negative.
+        BrokerError: CORRUPT_MESSAGE if the buffer is too short to have this size, or the size is negative.
     """
     if length == 0:
         return 0
     if length < _I64.size:
         raise malformed(f"a compressed buffer of {length} bytes")
     declared = int(_I64.unpack_from(body, offset)[0])
-    if declared == -1:  # Arrow's mark for a buffer that compression would have made larger
+    if declared == -1:  # The buffer is not compressed, because compression would have made it larger.
         return length - _I64.size
     if declared < 0:
         raise malformed(f"a compressed buffer of {declared} bytes uncompressed")
@@ -204,11 +207,11 @@ def _pairs(batch: Table, index: int) -> tuple[tuple[int, int], ...]:
 
 
 def _checked_buffers(buffers: tuple[tuple[int, int], ...], body_length: int) -> tuple[tuple[int, int], ...]:
-    # Overlapping buffers would let a small body represent a large batch.
+    # If buffers could overlap, a small body could be decoded to a very large batch.
     end = 0
     for number, (offset, length) in enumerate(buffers):
         if length == 0:
-            # pyarrow makes a view at the offset even for an empty buffer
+            # pyarrow creates a view at this offset even if the buffer is empty.
             if not 0 <= offset <= body_length:
                 raise malformed(f"empty buffer {number} at {offset} in a body of {body_length} bytes")
             continue

@@ -1,7 +1,8 @@
 """The partitions of keys: Kafka's murmur2, computed for whole columns.
 
-A key gets the same partition as with Kafka's default partitioner, so both can produce to one topic. All keys advance
-together, four bytes at a step, without a Python loop over records. ``keys.py`` defines the key bytes of typed columns.
+A key gets the same partition as from Kafka's default partitioner, so producers of both kinds can write to one topic.
+Each step of the computation processes four bytes of all keys, without a Python loop over records. ``keys.py`` defines
+the bytes of keys in typed columns.
 """
 
 from __future__ import annotations
@@ -15,22 +16,22 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from pyarrow import types
 
-#: The result for a null key, which has no partition. The producer uses the partition that it is filling.
+#: The result for a null key. The producer then chooses the partition: the one that it is filling.
 NO_PARTITION = -1
 
 _SEED = 0x9747B28C
 _M = 0x5BD1E995
 _MASK = 0xFFFFFFFF
-#: With fewer long keys than this, a numpy step for all of them costs more than a Python step for each.
+#: If fewer keys than this have more bytes, a step with numpy takes longer than a Python loop over these keys.
 _FEW = 16
 
 _Keys: TypeAlias = "pa.Array | pa.ChunkedArray"
 
 
 def partitions_for_keys(keys: _Keys, n: int) -> npt.NDArray[np.int32]:
-    """Return the partition of each key among ``n``, as int32, or NO_PARTITION for a null key.
+    """Return the partition of each key, of ``n`` partitions. It is NO_PARTITION for a null key.
 
-    ``keys`` are binary or string, with offsets of any width, fixed-size or views.
+    ``keys`` may have any binary or string type.
     """
     assert n > 0
     positive = murmur2_column(keys) & np.uint32(0x7FFFFFFF)
@@ -41,13 +42,13 @@ def partitions_for_keys(keys: _Keys, n: int) -> npt.NDArray[np.int32]:
 
 
 def partition_for_key(key: bytes, n: int) -> int:
-    """Return the partition of one key among ``n``. For a few keys this loop is faster than the setup of numpy."""
+    """Return the partition of one key, of ``n`` partitions. For a few keys this is faster than numpy."""
     assert n > 0
     return (murmur2(key) & 0x7FFFFFFF) % n
 
 
 def murmur2(key: bytes) -> int:
-    """Return the hash of one key as Kafka's ``Utils.murmur2``: a signed 32-bit number."""
+    """Return the hash of one key, as Kafka's ``Utils.murmur2`` does: a signed 32-bit number."""
     count = len(key) // 4
     state = _SEED ^ len(key)
     for word in struct.unpack_from(f"<{count}I", key):
@@ -84,7 +85,7 @@ def _hash(
     state: npt.NDArray[np.uint32] = np.uint32(_SEED) ^ lengths.astype(np.uint32)
     words = _words(content)
     steps = int(lengths[0]) // 4 if len(lengths) else 0
-    # The keys that still have a whole word at a step are a prefix of the arrays.
+    # The keys are sorted by length, so those that have a word for a step are at the beginning of the arrays.
     active_at = np.searchsorted(-lengths, np.arange(-4, -4 * steps - 1, -4), side="right").tolist()
     for step, active in enumerate(active_at):
         if active < _FEW:
@@ -103,7 +104,7 @@ def _hash(
 
 
 def _longest_first(lengths: npt.NDArray[np.int64]) -> npt.NDArray[np.intp] | None:
-    """Return the order by falling length, or None if the keys already have it."""
+    """Return the order by descending length, or None if all keys have the same length."""
     if len(lengths) == 0:
         return None
     longest = lengths.max()
@@ -151,7 +152,7 @@ def _add_tails(
 
 
 def _words(content: npt.NDArray[np.uint8]) -> npt.NDArray[np.uint32]:
-    """Return the little-endian word at each byte, because keys begin at any position."""
+    """Return the little-endian word that begins at each byte. Keys may begin at any position."""
     count = max(len(content) - 3, 0)
     words: npt.NDArray[np.uint32] = np.ndarray(
         shape=(count,), dtype="<u4", buffer=content.data if count else bytes(0), strides=(1,)

@@ -1,16 +1,17 @@
-"""Projection: a batch reduced to some of its columns, without decoding a value, for readers that want few columns.
+"""Projection: a batch with only some of its columns, made without decoding values, for consumers that need few columns.
 
-In the body of a RecordBatch message the buffers of a column are neighbours, and each is compressed alone or not at all.
-So a projection takes the bytes of the chosen columns unchanged, one run for neighbouring columns, and writes a new
-message in front of them (``batch_metadata``). It does not copy long runs.
+In the body of a RecordBatch message the buffers of a column are adjacent, and each buffer is compressed separately or
+not at all. So a projection takes the bytes of the chosen columns unchanged, and puts new metadata before them
+(``batch_metadata``). Adjacent columns form one run. Long runs are not copied.
 
-A projected batch has its own header, with ``Flag.PROJECTED``, its length and its CRC. It is never stored: no follower
-receives one, and no producer may send one. Pure.
+A projected batch has its own header, with ``Flag.PROJECTED``, its length and its CRC. It is never stored: followers do
+not receive it, and producers must not send it. Pure.
 
-The projection's CRC covers bytes that were verified against the producer's CRC. The bytes of a short batch are verified
-and then read a second time. For a long batch, the verifying pass records running CRCs at the edges of its columns. The
-CRC of any choice of columns follows from them by arithmetic. A caller that keeps them needs no pass for the next
-choice, and reads no byte of the columns. If the bytes have changed since, the reader finds that the CRC differs.
+The CRC of a projected batch must cover only bytes that were verified against the producer's CRC. The bytes of a short
+batch are first verified and then read again for the new CRC. For a long batch, the verification also records running
+CRCs: the CRC of all bytes up to the beginning and the end of each column. From these, arithmetic gives the CRC of any
+choice of columns. If the caller keeps the running CRCs, the next projection need not read the columns at all. If the
+bytes have changed on disk since then, the consumer detects a wrong CRC.
 """
 
 from __future__ import annotations
@@ -37,26 +38,26 @@ from sparklog.record.message import (
     read_metadata_length,
 )
 
-#: Messages up to this size are joined into one piece. That costs less than sending their pieces.
+#: A message of at most this size is joined into one piece, because sending several pieces takes longer.
 _ONE_PIECE_BYTES = 64 * 1024
-#: Runs from this size on are not read a second time for the new CRC. Arithmetic is faster.
+#: A run of at least this size is not read again for the new CRC, because arithmetic is faster.
 _LONG_BYTES = 256 * 1024
-#: Shorter batches keep no running CRCs: verifying them again is as fast.
+#: For a shorter batch no running CRCs are kept, because to verify the batch again is as fast.
 _KEPT_BYTES = 256 * 1024
-#: Nor do batches whose columns are shorter than this on average: the CRCs at a column's edges cost as much.
+#: If the columns of a batch are shorter than this on average, no running CRCs are kept: they would take as long.
 _COLUMN_BYTES = 16 * 1024
-#: The arithmetic for one run takes as long as verifying this many bytes.
+#: The arithmetic for one run takes as long as the verification of this many bytes.
 RUN_BYTES = 128 * 1024
 
-#: CRCs of a stored batch from its beginning to each of these positions: the end of its message's metadata, the
-#: beginning and the end of each column, the end of the message. The header has the CRC of the whole batch.
+#: The CRCs of a stored batch from its beginning up to these positions: the end of the message's metadata, the
+#: beginning and the end of each column, and the end of the message. (The header has the CRC of the whole batch.)
 RunningCrcs: TypeAlias = "array[int]"
 
 
 class ColumnSpan(NamedTuple):
-    """Neighbouring columns of a schema and their place in its messages.
+    """Adjacent columns of a schema, and their place in its messages.
 
-    The fields are half-open ranges of columns, nodes and buffers.
+    Each field is a range of numbers, of which the end is exclusive.
     """
 
     columns: tuple[int, int]
@@ -68,12 +69,12 @@ class Projection(NamedTuple):
     """The chosen columns of one schema, in the schema's order."""
 
     spans: tuple[ColumnSpan, ...]
-    #: Their numbers in the schema.
+    #: The numbers of the chosen columns in the schema.
     columns: tuple[int, ...]
-    #: The number of nodes and buffers of a whole message.
+    #: The number of nodes and of buffers of a message with all columns.
     nodes: int
     buffers: int
-    #: The first buffer of each column of the schema, and after the last one the number of buffers.
+    #: The number of the first buffer of each column of the schema, and at the end the number of buffers.
     first_buffers: tuple[int, ...]
 
 
@@ -89,7 +90,7 @@ class _Piece(NamedTuple):
 
 
 class ProjectedBatch(NamedTuple):
-    """A batch to be sent: a sealed header, and ``header.stored_bytes`` bytes in pieces.
+    """A projected batch: its complete header, and ``header.stored_bytes`` bytes in pieces.
 
     The pieces may be views of the stored batch.
     """
@@ -98,25 +99,22 @@ class ProjectedBatch(NamedTuple):
     pieces: tuple[bytes | memoryview, ...]
     #: The running CRCs of the stored batch, if they are worth keeping.
     running: RunningCrcs | None = None
-    #: Positions and lengths, in the stored batch, of bytes that are sent and were not read.
+    #: The positions and lengths, in the stored batch, of the bytes that will be sent and were not read yet.
     unread: tuple[tuple[int, int], ...] = ()
 
     @property
     def body(self) -> bytes:
-        """Return the pieces joined."""
+        """Return all pieces, joined."""
         return b"".join(self.pieces)
 
 
 def projected_schema(schema: pa.Schema, columns: Collection[str]) -> pa.Schema:
-    """Return the fields of ``schema`` that are among ``columns``, in the schema's order.
-
-    Projected batches have only these.
-    """
+    """Return the schema of projected batches: the fields that are in ``columns``, in the order of ``schema``."""
     return pa.schema([field for field in schema if field.name in columns])
 
 
 def plan_projection(schema: pa.Schema, columns: Collection[str]) -> Projection:
-    """Return the nodes and buffers of ``columns``. Ignore names that ``schema`` does not have."""
+    """Return the plan of a projection to ``columns``. Names that ``schema`` does not have are ignored."""
     layout = layout_of(schema)
     starts: list[tuple[int, int]] = []
     buffers = 0
@@ -142,14 +140,14 @@ def project_batch(
 ) -> ProjectedBatch:
     """Return the batch with only the columns of ``plan``.
 
-    Without columns it has its header and its offset array.
+    If the plan has no columns, only the header and the offset array remain.
 
     ``body`` is the stored batch of ``header.stored_bytes`` bytes. ``kept`` is ``running`` of an earlier projection of
-    the batch with this header, by a plan of the same schema. With it the columns are not read: only the message's
-    metadata are verified, or the whole batch if the metadata have changed.
+    this batch, with a plan of the same schema. With ``kept`` the columns are not read, and only the message's metadata
+    are verified. If the metadata have changed, the whole batch is verified.
 
     Raises:
-        BrokerError: CORRUPT_MESSAGE if the stored batch fails its CRC or contradicts its schema.
+        BrokerError: CORRUPT_MESSAGE if the stored batch has a wrong CRC or does not fit its schema.
     """
     checked = body[: header.length + header.offset_array_length]
     offset_array = body[header.length : header.stored_bytes]
@@ -163,7 +161,7 @@ def project_batch(
         whole = read_batch_message(stored)
         message = _project_message(whole, stored, plan)
     except BrokerError:
-        verify_body_crc(header, checked)  # for a damaged batch, report the CRC
+        verify_body_crc(header, checked)  # If the batch is damaged, raise the error of the CRC instead.
         raise
     if kept is not None:
         unread = tuple((piece.start, len(piece.content)) for piece in message if piece.start >= 0)
@@ -186,10 +184,10 @@ def _is_worth_keeping(header: BatchHeader, plan: Projection) -> bool:
 
 
 def _is_of(kept: RunningCrcs, header: BatchHeader, stored: memoryview, plan: Projection) -> bool:
-    """Return whether ``kept`` belongs to this message and is worth using.
+    """Return whether ``kept`` belongs to this message, and using it is faster than verifying the batch.
 
-    The metadata must have the recorded CRC, and the number of CRCs must fit the schema. With many runs the arithmetic
-    would take longer than verifying.
+    The metadata must have the recorded CRC, and the number of CRCs must fit the schema. If the plan has many runs, the
+    arithmetic would take longer than the verification.
     """
     return (
         len(kept) == 2 * len(plan.first_buffers)
@@ -199,10 +197,10 @@ def _is_of(kept: RunningCrcs, header: BatchHeader, stored: memoryview, plan: Pro
 
 
 def _places(header: BatchHeader, whole: BatchMessage, plan: Projection) -> list[int]:
-    """Return the positions of ``RunningCrcs`` in the stored batch.
+    """Return the positions in the stored batch up to which ``RunningCrcs`` are computed.
 
-    A column without bytes begins where the next column with bytes begins, and ends where the previous one ends. So the
-    edges of a run are those of its outer columns.
+    A column without bytes begins where the next column with bytes begins, and ends where the previous one ends. So a
+    run begins where its first column begins, and ends where its last column ends.
     """
     starts: list[int] = []
     ends: list[int] = []
@@ -217,7 +215,10 @@ def _places(header: BatchHeader, whole: BatchMessage, plan: Projection) -> list[
 
 
 def _edges_of(kept: RunningCrcs, header: BatchHeader, message: Sequence[_Piece], plan: Projection) -> dict[int, int]:
-    """Return the CRCs up to both edges of each run of ``message`` and up to the stored message's end, by position."""
+    """Return the running CRCs up to the beginning and the end of each run, and up to the end of the stored message.
+
+    The keys of the result are positions in the stored batch.
+    """
     found = {header.length: kept[-1]}
     for span, piece in zip(plan.spans, (piece for piece in message if piece.start >= 0), strict=True):
         if len(piece.content):
@@ -227,7 +228,7 @@ def _edges_of(kept: RunningCrcs, header: BatchHeader, message: Sequence[_Piece],
 
 
 def _verify(header: BatchHeader, checked: memoryview, places: Iterable[int]) -> dict[int, int]:
-    """Verify ``checked``, and return the CRCs up to ``places`` from the same pass.
+    """Verify ``checked``, and return the running CRCs up to ``places``. The bytes are read once.
 
     Raises:
         BrokerError: CORRUPT_MESSAGE.
@@ -244,14 +245,14 @@ def _verify(header: BatchHeader, checked: memoryview, places: Iterable[int]) -> 
 def read_columns(
     header: BatchHeader, body: memoryview, schema: pa.Schema, plan: Projection
 ) -> tuple[pa.RecordBatch, int]:
-    """Return the columns of ``plan`` from a batch in a mapped file, and the number of bytes that were read for them.
+    """Return the columns of ``plan`` from a batch in a mapped file, and the number of bytes that were read.
 
-    It reads the message's metadata and these columns, nothing else. ``schema`` is that of the whole batch. The checksum
-    covers the whole batch, so it is not verified. Damage may show as wrong values, but does no other harm, because the
-    columns are validated. Uncompressed columns are views of ``body``.
+    Only the message's metadata and these columns are read. ``schema`` is the schema of the whole batch. The checksum is
+    not verified, because it covers the whole batch. Damaged columns may have wrong values, but do no other harm,
+    because the columns are validated. Uncompressed columns are views of ``body``.
 
     Raises:
-        BrokerError: CORRUPT_MESSAGE if the message or a column contradicts itself, the header or the schema.
+        BrokerError: CORRUPT_MESSAGE if the message or a column is invalid, or does not fit the header or the schema.
     """
     stored = body[: header.length]
     whole = read_batch_message(stored)
@@ -276,7 +277,7 @@ def read_columns(
 
 
 def header_alone(header: BatchHeader) -> ProjectedBatch:
-    """Return the batch without any column. Only for batches without gaps between offsets."""
+    """Return the batch without any columns. It must have no offset array."""
     assert not header.offset_array_length, header
     return _sealed(header, [], memoryview(b""), {})
 
@@ -316,11 +317,11 @@ def _sealed(
     *,
     unread: bool = False,
 ) -> ProjectedBatch:
-    """Return the projected batch with its CRC and sealed header.
+    """Return the projected batch with its CRC and complete header.
 
-    ``running`` has CRCs of the stored batch up to some positions. The CRC of the bytes between two of them follows from
-    these. All other bytes are read, so they must have just been verified. ``unread``: no byte was read, and short
-    pieces are not joined either, because they may have to come from the disk first.
+    ``running`` has CRCs of the stored batch up to some positions. If it has both ends of a piece, the piece's CRC is
+    computed from them. Other pieces are read, so they must just have been verified. ``unread`` means that the pieces
+    were not read, and perhaps are not in memory. Then short pieces are not joined either.
     """
     crc = 0
     for piece in message:
@@ -346,6 +347,6 @@ def _sealed(
 def _joined(crc: int, before: int, after: int, length: int) -> int:
     """Return ``crc`` extended by a piece of ``length`` bytes.
 
-    That piece took the stored batch's CRC from ``before`` to ``after``.
+    ``before`` and ``after`` are the running CRCs of the stored batch at the beginning and the end of the piece.
     """
     return Following.of(length).joined(crc ^ before, after)

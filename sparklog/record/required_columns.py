@@ -1,6 +1,6 @@
-"""A check for nulls in columns that are not nullable, which Arrow's own validation does not make.
+"""A check for nulls in columns that are not nullable. Arrow's own validation does not check this.
 
-A reader that relies on ``not null``, as Spark's generated code does, would read such a null as zero.
+Code that relies on ``not null``, as Spark's generated code does, would read such a null as zero.
 """
 
 from __future__ import annotations
@@ -12,10 +12,10 @@ from sparklog.record.layout import has_required
 
 
 def misplaced_null(array: pa.Array, field: pa.Field) -> str | None:
-    """Return the path of a column or nested column with a null that ``field`` forbids, or None.
+    """Return the path of a column or nested column that has nulls and is not nullable, or None if there is none.
 
-    ``array`` has exactly the type of ``field`` and has passed validation. Values below a null struct or list do not
-    exist and are not checked.
+    ``array`` must have exactly the type of ``field``, and must be validated. The values inside a null struct or list do
+    not count and are not checked.
     """
     return _misplaced(array, field, field.name)
 
@@ -38,7 +38,7 @@ def _misplaced(array: pa.Array, field: pa.Field, path: str) -> str | None:
 
 
 def _items(array: pa.MapArray) -> pa.Array:
-    """Return the items of a map column without nulls. ``MapArray.items`` ignores that the column is a slice."""
+    """Return the items of a map column without nulls. ``MapArray.items`` would return too many for a slice."""
     if len(array) == 0:
         return array.items.slice(0, 0)
     first, last = array.offsets[0].as_py(), array.offsets[-1].as_py()

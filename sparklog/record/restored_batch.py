@@ -1,8 +1,7 @@
-"""Batches whose records already have offsets, for restoring a topic from its archive.
+"""Batches whose records already have offsets, to restore a topic from its archive.
 
-Pure. Like a cleaned batch, such a batch may cover offsets without a record: before its first record, between records,
-and after the last (transaction markers, aborted records, compacted records). So batches follow each other without a
-gap.
+Pure. As a compacted batch, such a batch may cover offsets that have no record: of markers, of aborted records, and of
+records that were compacted away. So there is no gap between batches.
 """
 
 from __future__ import annotations
@@ -29,13 +28,13 @@ def place_batch(
     schema_id: int,
     compression: str | None,
 ) -> EncodedBatch:
-    """Return a batch of ``records`` (at least one) at ``offsets``.
+    """Return a batch with ``records`` (at least one) at ``offsets``, which covers the offsets [begin, end).
 
-    It covers [begin, end). ``offsets`` rise and lie within that range. ``times`` are the least and greatest of the
-    records, in us. A record without an event time has the greatest.
+    The ``offsets`` ascend and are inside this range. ``times`` are the smallest and the greatest time of the records,
+    in us. A record without an event time has the greatest one.
 
     Raises:
-        BrokerError: as ``encode_batch``.
+        BrokerError: see ``encode_batch``.
     """
     header, body = encode_batch(records, schema_id=schema_id, compression=compression, event_time=None)
     array = offset_array(offsets, begin)
@@ -54,7 +53,7 @@ def place_batch(
 
 
 def place_nothing(schema: pa.Schema, *, begin: int, end: int, schema_id: int) -> list[EncodedBatch]:
-    """Return batches without a record that cover the offsets [begin, end), or none if the range is empty."""
+    """Return batches without records that cover the offsets [begin, end). Return none if the range is empty."""
     if begin >= end:
         return []
     body = empty_batch(schema).serialize()

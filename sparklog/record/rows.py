@@ -1,12 +1,12 @@
 """Conversion of rows, given as mappings of Python values, to the columns of a topic.
 
 A value is stored exactly or refused. It is never converted to another kind of value: a number is not a time, a bool is
-not a number, and text is not a list. The rules of ``fit_table`` for the columns of a table apply to Python values too.
-``None``, ``pandas.NA`` and every ``NaT`` are null. A datetime without a time zone is UTC.
+not a number, and text is not a list. The rules of ``fit_table`` for the columns of a table also apply to Python values.
+``None``, ``pandas.NA`` and every ``NaT`` are null. A datetime without a time zone is in UTC.
 
-``pyarrow.array`` alone is not enough: it drops fractions, nanoseconds and time zones, and ignores unknown fields of
-structs. So this module checks the types of a column's values first. It passes a column to pyarrow only if pyarrow
-stores or refuses all of these types exactly. It converts the values of any other column one by one
+``pyarrow.array`` alone does not suffice: it drops fractions, nanoseconds and time zones, and ignores unknown fields of
+structs. So this module first checks the types of a column's values. It passes the column to pyarrow only if pyarrow
+stores or refuses values of all these types exactly. It converts the values of any other column one by one
 (``exact_values.py``).
 """
 
@@ -28,14 +28,14 @@ from sparklog.record.exact_values import ValueRefusedError, exact
 from sparklog.record.layout import children_of, is_list, layout_of
 from sparklog.record.required_columns import misplaced_null
 
-#: Returns the array of the values, or None if pyarrow may not store one of their types exactly. May raise anything.
+#: Returns the array of the values, or None if pyarrow may not store one of their types exactly. May raise any error.
 _Builder: TypeAlias = "Callable[[Sequence[Any]], pa.Array | None]"
 
 _NONE = type(None)
 
 
 class RowColumns:
-    """Converter from rows to the columns of one schema. Immutable; any thread may use it."""
+    """A converter from rows to the columns of one schema. It is immutable, and any thread may use it."""
 
     def __init__(self, schema: pa.Schema) -> None:
         self._schema = schema
@@ -43,9 +43,7 @@ class RowColumns:
         self._required = layout_of(schema).required
 
     def batch(self, rows: Sequence[Mapping[str, Any]]) -> pa.RecordBatch:
-        """Return ``rows`` as a batch.
-
-        A column that a row lacks is null.
+        """Return ``rows`` as a batch. If a row does not have a column, its value is null.
 
         Raises:
             ValueRefusedError: a value does not fit; the error names the column, the row and the value.
@@ -77,7 +75,7 @@ def _null_refused(array: pa.Array, field: pa.Field, path: str) -> ValueRefusedEr
 
 
 class ColumnOfValues:
-    """Converter from Python values to one column. Immutable; any thread may use it."""
+    """A converter from Python values to one column. It is immutable, and any thread may use it."""
 
     def __init__(self, kind: pa.DataType) -> None:
         self.kind = kind
@@ -104,7 +102,7 @@ class ColumnOfValues:
         except ValueRefusedError as error:
             error.row = len(stored)
             raise
-        except Exception as error:  # a value's own methods may fail
+        except Exception as error:  # A method of the value may fail.
             raise ValueRefusedError(_reason(error), value, row=len(stored)) from error
         return pa.array(stored, self.kind)
 
@@ -131,14 +129,14 @@ def _builder_of(kind: pa.DataType) -> _Builder:
     make = pa.array
 
     def build(values: Sequence[Any]) -> pa.Array | None:
-        # Comparing two sets is faster than one set with each type.
+        # One comparison of two sets is faster than a look-up of each value's type.
         return make(values, kind) if set(map(type, values)) <= allowed else None
 
     return build
 
 
 def _exact_types(kind: pa.DataType) -> set[type]:
-    """Return the types whose values pyarrow stores exactly in ``kind`` or refuses."""
+    """Return the Python types whose values pyarrow either stores exactly in a column of ``kind``, or refuses."""
     if types.is_boolean(kind):
         return {bool}
     if types.is_integer(kind):
@@ -168,7 +166,7 @@ _MAPPINGS = frozenset({_NONE, dict})
 
 
 def _build_narrow(kind: pa.DataType, allowed: frozenset[type], values: Sequence[Any]) -> pa.Array | None:
-    """Build floats that are narrower than Python's. Return None if a value does not survive."""
+    """Build an array of floats that are narrower than Python's. Return None if a value would change."""
     if not set(map(type, values)) <= allowed:
         return None
     array = pa.array(values, kind)
@@ -259,7 +257,7 @@ def _builder_of_maps(kind: pa.DataType) -> _Builder:
 def _with_empty(values: Sequence[Any], kinds: set[type], empty: Any) -> Sequence[Any]:
     """Return ``values`` with ``empty`` in place of None.
 
-    ``kinds`` are their types. Return ``values`` itself if it has no None.
+    ``kinds`` are the types of the values. Return ``values`` itself if it has no None.
     """
     return [empty if value is None else value for value in values] if _NONE in kinds else values
 

@@ -1,8 +1,9 @@
 """Schemas of topics: the allowed Arrow schemas, their bytes, and how they may be extended.
 
 A topic's schema is sent and stored as the bytes of one Arrow IPC Schema message. The client that creates or extends the
-topic writes it once, and it is copied unchanged from then on. So no code compares the bytes of two pyarrow versions.
-Metadata of schemas and fields (pandas' index, Spark's comments) are not part of a topic's schema and are removed.
+topic encodes the schema once. From then on its bytes are copied unchanged, so bytes of different pyarrow versions are
+never compared. Metadata of schemas and fields (pandas' index, Spark's comments) are removed, because they are not part
+of a topic's schema.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ DEFAULT_EVENT_TIME = "timestamp"
 #: The key column of topics created without a schema.
 DEFAULT_KEY_COLUMNS = ("key",)
 
-#: A schema must fit into a ZooKeeper node (1 MB, base64) together with the topic's assignment.
+#: A schema must fit into one ZooKeeper node (1 MB, in base64) together with the topic's assignment.
 MAX_SCHEMA_BYTES = 256 * 1024
 
 
@@ -41,7 +42,7 @@ def schema_message(schema: pa.Schema) -> bytes:
     """Return the encapsulated IPC Schema message of ``schema``, without metadata.
 
     Raises:
-        BrokerError: SCHEMA_MISMATCH naming each column whose type cannot be stored.
+        BrokerError: SCHEMA_MISMATCH with each column whose type cannot be stored.
     """
     check_schema(schema)
     message: bytes = _without_metadata(schema).serialize().to_pybytes()
@@ -56,9 +57,8 @@ def schema_message(schema: pa.Schema) -> bytes:
 def parse_schema(message: bytes) -> pa.Schema:
     """Return the schema of an IPC Schema message.
 
-    The result is cached: equal bytes give the same object.
-
-    The default schema is always the object ``DEFAULT_SCHEMA``, so special code for it need not compare columns.
+    The result is cached: the same bytes give the same object. For the default schema the result is the object
+    ``DEFAULT_SCHEMA`` itself, so callers can recognise this schema by ``is`` and need not compare columns.
 
     Raises:
         BrokerError: CORRUPT_MESSAGE if the bytes are not exactly one Schema message, SCHEMA_MISMATCH if it has types
@@ -76,21 +76,21 @@ def parse_schema(message: bytes) -> pa.Schema:
         bare = _without_metadata(schema)
         return DEFAULT_SCHEMA if bare.equals(DEFAULT_SCHEMA, check_metadata=True) else bare
     except (pa.ArrowException, OSError, EOFError, ValueError, TypeError) as error:
-        # ValueError may come after the read, because pyarrow decodes names at their first use.
+        # ValueError may be raised after ``read_schema``, because pyarrow decodes names when they are first used.
         raise malformed(f"not a schema: {_first_line(error)}") from None
 
 
 def check_schema(schema: pa.Schema) -> None:
-    """Raise BrokerError SCHEMA_MISMATCH, naming the columns, if ``schema`` cannot be a topic's."""
+    """Raise BrokerError SCHEMA_MISMATCH, with the reasons, if a topic cannot have this schema."""
     if found := refusals(schema):
         raise BrokerError(ErrorCode.SCHEMA_MISMATCH, "; ".join(found[:20]))
 
 
 def check_extension(old: pa.Schema, new: pa.Schema) -> None:
-    """Check that ``new`` only adds nullable columns after those of ``old``.
+    """Check that ``new`` differs from ``old`` only by nullable columns that are added at the end.
 
     Raises:
-        BrokerError: SCHEMA_MISMATCH with the differences, column by column.
+        BrokerError: SCHEMA_MISMATCH with all other differences.
     """
     check_schema(new)
     found = []
@@ -118,7 +118,7 @@ def check_case(existing: Sequence[str], added: Sequence[str]) -> None:
     By default Spark cannot distinguish such columns, and a topic's columns can never be removed.
 
     Raises:
-        BrokerError: SCHEMA_MISMATCH naming the columns.
+        BrokerError: SCHEMA_MISMATCH with the names of both columns.
     """
     by_lower = {name.lower(): name for name in reversed(existing)}
     for name in added:
@@ -142,7 +142,7 @@ def check_event_time(schema: pa.Schema, event_time: str | None) -> None:
 
 
 def check_key_columns(schema: pa.Schema, key_columns: Sequence[str]) -> None:
-    """Raise BrokerError SCHEMA_MISMATCH unless all ``key_columns`` exist once and are not nested."""
+    """Raise BrokerError SCHEMA_MISMATCH unless all ``key_columns`` exist, are different, and are not nested."""
     for name in key_columns:
         kind = _column_type(schema, name, "key column")
         if types.is_nested(kind):
@@ -154,11 +154,10 @@ def check_key_columns(schema: pa.Schema, key_columns: Sequence[str]) -> None:
 
 
 def plain_schema(schema: pa.Schema) -> pa.Schema:
-    """Return ``schema`` with the plain equivalents of types that cannot be stored.
+    """Return ``schema`` with similar types in place of types that cannot be stored. Used to create a topic from data.
 
-    Dictionaries become their values, extension types their storage, and views and list views the types with offsets.
-    Metadata are removed. This is for creating a topic from a data frame. ``check_schema`` refuses types without a plain
-    equivalent.
+    A dictionary type becomes the type of its values, an extension type its storage type, and a view type the type with
+    offsets. Metadata are removed. ``check_schema`` refuses types that have no such replacement.
     """
     return pa.schema([field.remove_metadata().with_type(_plain_type(field.type)) for field in schema])
 

@@ -1,9 +1,9 @@
-"""Casts of a producer's columns to a topic's schema: order, types, missing nullable columns.
+"""The cast of a producer's columns to a topic's schema: order, types, missing nullable columns.
 
-Data frames have the types of their library: categoricals, views, large strings, nanoseconds. They are cast to the
-topic's types if no value changes. Otherwise they are refused, and the error names every column that does not fit. A
-value is never converted to another kind: text is not parsed into numbers, and numbers are not times. Timestamps without
-a time zone are UTC.
+The columns of a data frame have the types of its library: categoricals, views, large strings, nanoseconds. They are
+cast to the topic's types if no value changes. Otherwise the table is refused, and the error names every column that
+does not fit. A value is never converted to another kind of value: text is not parsed into numbers, and numbers are not
+times. Timestamps without a time zone are in UTC.
 """
 
 from __future__ import annotations
@@ -18,27 +18,27 @@ from sparklog.errors import BrokerError, ErrorCode
 from sparklog.record.layout import is_list
 from sparklog.record.required_columns import misplaced_null
 
-#: A larger column of large strings is cast in parts, because the offsets of ``string`` end at 2 GB.
+#: A larger array is cast in parts, because a ``string`` array cannot have more than 2 GB, but ``large_string`` can.
 _CAST_AT_ONCE_BYTES = 1 << 30
 _MAX_NAMED = 20
 
 
 class _DoesNotFitError(Exception):
-    """A column that cannot become what the topic requires. The text gives the reason."""
+    """A column that cannot be cast to the topic's type. The text is the reason."""
 
 
-#: Arrow may also raise ValueError, OverflowError and TypeError, for values that its message cannot show.
+#: Arrow may also raise ValueError, OverflowError and TypeError, for values that its error message cannot show.
 _DOES_NOT_FIT = (_DoesNotFitError, pa.ArrowException, ValueError, OverflowError, TypeError)
 
 
 def fit_table(table: pa.Table | pa.RecordBatch, schema: pa.Schema) -> pa.Table | pa.RecordBatch:
-    """Return ``table`` with exactly the columns of ``schema``: a table for a table, a batch for a batch.
+    """Return ``table`` with exactly the columns of ``schema``. The result for a batch is a batch.
 
-    Columns are found by name. Missing nullable columns are filled with nulls. Data that already fit are not copied.
+    Columns are found by name. Missing nullable columns are filled with nulls. Columns that already fit are not copied.
 
     Raises:
-        BrokerError: SCHEMA_MISMATCH naming each column that is missing, unknown, duplicated or of another type, or that
-            holds values or nulls that the topic's column cannot hold.
+        BrokerError: SCHEMA_MISMATCH with each column that is missing, unknown, duplicated or of another type, or has
+            values or nulls that the topic's column cannot have.
     """
     problems = _name_problems(table.schema, schema)
     columns = []
@@ -98,24 +98,27 @@ def _fit_column(column: pa.Array | pa.ChunkedArray, field: pa.Field) -> pa.Array
 
 
 def _of_first_row(array: pa.Array, target: pa.DataType, rows_before: int, error: Exception) -> str:
-    """Return why ``array`` cannot become ``target``, with the first unfitting row if the reason depends on values."""
+    """Return why ``array`` cannot be cast to ``target``.
+
+    If this depends on the values, the reason has the first row that does not fit.
+    """
 
     def refusal(part: pa.Array) -> Exception | None:
         try:
-            # A copy, because a slice of lists has the values of all lists.
+            # Convert a copy, because a slice of lists still has the values of all lists.
             _convert(part.take(pa.array(np.arange(len(part)))), target)
         except _DOES_NOT_FIT as found:
             return found
         return None
 
     if refusal(array.slice(0, 0)) is not None:
-        return str(error)  # the types alone do not fit
+        return str(error)  # The types do not fit, whatever the values are.
     row = _first_row(array, lambda part: refusal(part) is not None)
     return f"row {rows_before + row}, {_shown(array[row])}: {refusal(array.slice(row, 1)) or error}"
 
 
 def _first_row(array: pa.Array, refused: Callable[[pa.Array], bool]) -> int:
-    """Return the first row of ``array`` that is ``refused``. There must be one."""
+    """Return the first row of ``array`` that is ``refused``. There must be such a row."""
     low, high = 0, len(array)
     while high - low > 1:
         middle = (low + high) // 2
@@ -142,7 +145,7 @@ def _in_parts(array: pa.Array, target: pa.DataType) -> list[pa.Array]:
 
 
 def _convert(array: pa.Array, target: pa.DataType) -> pa.Array:
-    """Return ``array`` as ``target``, a type that topics allow. Nested types are converted recursively."""
+    """Return ``array`` converted to ``target``, a type that a topic may have. Nested types are converted too."""
     source = array.type
     if source == target:
         return array
@@ -195,7 +198,7 @@ def _convert_map(array: pa.Array, target: pa.DataType) -> pa.Array:
 def _convert_list(array: pa.Array, target: pa.DataType) -> pa.Array:
     source = array.type
     if types.is_list_view(source) or types.is_large_list_view(source):
-        # pyarrow 26's cast from a list view can drop the last list, so this rebuilds the list from its sizes.
+        # The cast of pyarrow 26 from a list view may drop the last list, so build the lists from their sizes.
         array = _list_of_view(array)
     elif not (is_list(source) or types.is_fixed_size_list(source)):
         raise _DoesNotFitError("it is not a list")
@@ -208,7 +211,7 @@ def _convert_leaf(array: pa.Array, target: pa.DataType) -> pa.Array:
     if not _same_nature(source, target):
         raise _DoesNotFitError("the types are of different kinds")
     if types.is_integer(source) and types.is_decimal(target):
-        # A direct cast makes pyarrow require the precision of the integer's type instead of that of its values.
+        # For a direct cast pyarrow would require enough precision for all values of the integer type.
         array = array.cast(pa.decimal128(20, 0))
         source = array.type
     elif _is_half_float(source) and types.is_decimal(target):
@@ -218,7 +221,7 @@ def _convert_leaf(array: pa.Array, target: pa.DataType) -> pa.Array:
     fitted = array.cast(target)
     if _may_round(source, target):
         back = fitted.cast(source)
-        # imported here, because it takes longer to load than most importers of this module run
+        # Imported here, because this import takes longer than most programs that import this module run.
         import pyarrow.compute as pc
 
         changed = pc.not_equal(back, array)
@@ -230,7 +233,7 @@ def _convert_leaf(array: pa.Array, target: pa.DataType) -> pa.Array:
 
 
 def _may_round(source: pa.DataType, target: pa.DataType) -> bool:
-    """Return whether Arrow's cast may round silently. Between other types it refuses a loss."""
+    """Return whether Arrow's cast between these types may round silently. Other casts fail if a value would change."""
     if types.is_floating(source):
         return bool(types.is_decimal(target) or (types.is_floating(target) and target.bit_width < source.bit_width))
     if types.is_integer(source):
@@ -270,14 +273,14 @@ def _is_number(kind: pa.DataType) -> bool:
 
 
 def _same_kind(target: pa.DataType, value_field: pa.Field) -> pa.DataType:
-    """Return the list type of ``target``'s kind with the value type of the source."""
+    """Return the kind of list that ``target`` is, but with ``value_field`` as its value type."""
     if types.is_fixed_size_list(target):
         return pa.list_(value_field, target.list_size)
     return pa.large_list(value_field) if types.is_large_list(target) else pa.list_(value_field)
 
 
 def _with_children(array: pa.Array, target: pa.DataType, child: pa.Array) -> pa.Array:
-    """Return the lists or maps of ``array`` with other values at the same positions."""
+    """Return the lists or maps of ``array`` with ``child`` as their values."""
     own = array.buffers()[: 1 if types.is_fixed_size_list(target) else 2]
     return pa.Array.from_buffers(target, len(array), own, array.null_count, array.offset, [child])
 
@@ -297,9 +300,10 @@ def _null_mask(array: pa.Array) -> pa.Array | None:
 
 
 def _nulls(count: int, kind: pa.DataType) -> pa.Array:
-    """Return ``count`` nulls.
+    """Return an array of ``count`` nulls.
 
-    The lists of ``pa.nulls`` have children without rows and the bytes of ``count`` rows, and every slice of such a
-    column is written with all these bytes. For no rows ``take`` is avoided, because it loads ``pyarrow.compute``.
+    ``pa.nulls`` would give a list column the bytes of ``count`` rows even though its values have no rows, and every
+    slice of the column would be written with all these bytes. If ``count`` is 0, ``take`` is not used, because it loads
+    ``pyarrow.compute``.
     """
     return pa.nulls(0, kind).take(pa.nulls(count, pa.int64())) if count else pa.nulls(0, kind)

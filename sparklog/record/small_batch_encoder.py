@@ -1,9 +1,9 @@
-"""Encoder for batches of a few records of the default schema, without Arrow.
+"""An encoder, without Arrow, for batches of a few records of the default schema.
 
-Making Arrow arrays of one record and serialising them costs more than everything else that a producer does for it. Up
-to some hundreds of records Arrow stays more expensive than this encoder. It supports only records without headers. Its
-columns and buffers equal those of ``encode_batch``, byte for byte; a test compares the two. A single record is placed
-between bytes that are the same for all records of its sizes.
+To create Arrow arrays of one record and to serialise them takes longer than all other work of a producer for this
+record. Up to some hundreds of records this encoder is faster than Arrow. It supports only records without headers. Its
+columns and buffers are the same as those of ``encode_batch``, byte for byte; a test compares the two. For a single
+record, the bytes around key, value and timestamp depend only on the lengths of key and value, so they are cached.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from sparklog.record.codec import NO_TIMESTAMP, EncodedBatch, header_times
 from sparklog.record.header import BatchHeader
 from sparklog.record.message import ALIGNMENT
 
-#: Key, value, no headers, timestamp in microseconds. Text is stored as UTF-8.
+#: Key, value, headers (not used: there must be none), and timestamp in microseconds. Text is stored as UTF-8.
 SmallBatchRecord: TypeAlias = "tuple[bytes | str | None, bytes | str | None, Any, int]"
 
 _ZEROS = bytes(ALIGNMENT)
@@ -31,9 +31,9 @@ _TIME = struct.Struct("<q")
 
 
 def encode_small_batch(records: Sequence[SmallBatchRecord], *, schema_id: int, timed: bool) -> EncodedBatch:
-    """Encode like ``encode_batch`` without compression.
+    """Encode records as ``encode_batch`` does without compression.
 
-    ``timed``: the timestamp is the topic's event time.
+    ``timed`` means that the timestamp column is the topic's event-time column.
 
     Raises:
         OverflowError: a timestamp has more than 64 bits.
@@ -94,8 +94,8 @@ def _several_records_body(records: Sequence[SmallBatchRecord]) -> bytes:
     return b"".join((metadata, *_padded(buffers)))
 
 
-#: The buffers inside a headers column without headers: structs, their keys, their values, each empty. A column of
-#: variable length has one offset even if it has no values.
+#: The buffers of the nested columns of a headers column without headers: the structs, their keys and their values. All
+#: are empty, but an offsets buffer has one offset even if there are no values.
 _INSIDE_NO_HEADERS = (b"", b"", bytes(4), b"", b"", bytes(4), b"")
 
 
@@ -118,7 +118,7 @@ def _binary(values: Sequence[bytes | str | None]) -> tuple[int, tuple[bytes, byt
     content = cast("Sequence[bytes]", given)
     try:
         joined = b"".join(content)
-    except TypeError:  # some values are text
+    except TypeError:  # Some values are text.
         content = [_content(value) or b"" for value in given]
         joined = b"".join(content)
     offsets = struct.pack(f"<{len(values) + 1}i", *accumulate(map(len, content), initial=0))
@@ -126,7 +126,7 @@ def _binary(values: Sequence[bytes | str | None]) -> tuple[int, tuple[bytes, byt
 
 
 def _validity(values: Sequence[object]) -> bytes:
-    """Return one bit for each value, from the lowest bit of the first byte on: 0 for a null."""
+    """Return a validity bitmap, with one bit for each value: 0 for a null. It begins with the lowest bit."""
     bits = sum(1 << place for place, value in enumerate(values) if value is not None)
     return bits.to_bytes(-(-len(values) // 8), "little")
 
@@ -135,7 +135,7 @@ def _validity(values: Sequence[object]) -> bytes:
 
 
 class _Frame(NamedTuple):
-    """The bytes around the key, the value and the time of one record."""
+    """The bytes before the key, before the value and before the timestamp of a batch of one record."""
 
     before_key: bytes
     before_value: bytes
@@ -168,7 +168,7 @@ def single_record_body(key: bytes | str | None, value: bytes | str | None, time_
 def single_record_header(
     body: bytes, time_us: int, schema_id: int, timed: bool, number: tuple[int, int, int]
 ) -> BatchHeader:
-    """Return the header for a ``single_record_body``. ``number``: producer id, producer epoch and sequence."""
+    """Return the header for a ``single_record_body``. ``number`` is (producer id, producer epoch, sequence)."""
     earliest = latest = time_us if timed else NO_TIMESTAMP
     if timed and time_us == NO_TIMESTAMP:
         earliest, latest = header_times(time_us, time_us)
@@ -180,7 +180,7 @@ def single_record_header(
 
 @lru_cache(maxsize=256)
 def _frame(key_length: int | None, value_length: int | None) -> _Frame:
-    """Return the frame for one record of these sizes, from an encoded message of such a record."""
+    """Return the bytes around the values of a record with these lengths, by encoding such a record."""
     key = None if key_length is None else bytes(key_length)
     value = None if value_length is None else bytes(value_length)
     message = _several_records_body([(key, value, None, 0)])
@@ -194,9 +194,9 @@ def _frame(key_length: int | None, value_length: int | None) -> _Frame:
 
 
 def small_batch_buffer_sizes(rows: int, nulls: tuple[int, int], lengths: tuple[int, int]) -> tuple[int, ...]:
-    """Return the size of every buffer of a batch without headers: key, value, headers, their content, timestamp.
+    """Return the size of each buffer of a batch without headers, in the order of the columns.
 
-    ``nulls`` and ``lengths`` are those of key and value.
+    ``nulls`` and ``lengths`` are the number of nulls and the total length of the keys and of the values.
     """
     bitmap, offsets = -(-rows // 8), 4 * (rows + 1)
     key, value = ((bitmap if found else 0, offsets, length) for found, length in zip(nulls, lengths, strict=True))
@@ -205,7 +205,7 @@ def small_batch_buffer_sizes(rows: int, nulls: tuple[int, int], lengths: tuple[i
 
 @lru_cache(maxsize=256)
 def small_batch_metadata(rows: int, nulls: tuple[int, int], sizes: tuple[int, ...]) -> bytes:
-    """Return the metadata of a batch with buffers of these sizes. All its headers are null."""
+    """Return the metadata of a batch with buffers of these sizes. The headers of all records are null."""
     places = buffer_positions(sizes)
     return record_batch_metadata(
         rows,
@@ -217,12 +217,12 @@ def small_batch_metadata(rows: int, nulls: tuple[int, int], sizes: tuple[int, ..
 
 @lru_cache(maxsize=1)
 def small_batch_metadata_bytes() -> int:
-    """Return the size of the metadata, which is the same for all these batches."""
+    """Return the size of the metadata, which is the same for all batches of this encoder."""
     return len(small_batch_metadata(1, (1, 1), small_batch_buffer_sizes(1, (1, 1), (0, 0))))
 
 
 def buffer_positions(sizes: Iterable[int]) -> list[tuple[int, int]]:
-    """Return offset and length of every buffer. Each begins at the next multiple of 8 after the one before."""
+    """Return offset and length of each buffer. A buffer begins at the first multiple of 8 after the previous one."""
     places, end = [], 0
     for size in sizes:
         places.append((end, size))

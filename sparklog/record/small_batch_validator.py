@@ -1,9 +1,9 @@
-"""Full validation of a small batch of the default schema without Arrow.
+"""The full validation of a small batch of the default schema, without Arrow.
 
-For one record, a leader spends more time on making and validating Arrow's objects than on everything else. This module
-only accepts batches whose metadata equal, byte for byte, those of ``small_batch_encoder``. The positions of all
-offsets, bits and times are then known, and only a few numbers remain to be checked. Arrow validates every other batch.
-A test compares both validations on batches with damage at every position.
+For a batch of one record, creating and validating Arrow's objects takes a leader longer than everything else. This
+module accepts only batches whose metadata are the same, byte for byte, as those of ``small_batch_encoder``. Then the
+positions of all offsets, bits and times are known, and only a few numbers must be checked. Arrow validates all other
+batches. A test compares both validations, with batches that are damaged at each position.
 """
 
 from __future__ import annotations
@@ -33,31 +33,31 @@ _TIMES = [struct.Struct(f"<{count}q") for count in range(MOST_RECORDS + 1)]
 
 
 class _Binary(NamedTuple):
-    """A column of bytes in a batch of several records. Positions are relative to the message."""
+    """A binary column in a batch of several records. Positions are relative to the beginning of the message."""
 
     nulls: int
     validity_at: int
     offsets_at: int
-    #: The bytes of all its values.
+    #: The total length of all values, in bytes.
     length: int
 
 
 class _Shape(NamedTuple):
-    """The positions in messages with these metadata."""
+    """What must be checked in messages with the same metadata, and where."""
 
     rows: int
     message_bytes: int
-    #: Extracts the parts of a message that have only one valid content.
+    #: Extracts the parts of a message that can have only one valid content.
     fixed: struct.Struct
-    #: That content.
+    #: The only valid content of these parts.
     expected: tuple[bytes, ...]
-    #: The columns that need further checks, besides the times. A batch of one record needs none.
+    #: The columns that need further checks. A batch of one record needs none.
     columns: tuple[_Binary, ...]
     times_at: int
 
 
 def small_batch_times(message: bytes, record_count: int) -> tuple[int, int] | None:
-    """Return smallest and greatest timestamp of a sound batch, or None if Arrow must check it."""
+    """Return the smallest and the greatest timestamp of a valid batch, or None if Arrow must validate the batch."""
     if len(message) < METADATA_BYTES:
         return None
     shape = _shape(message[:METADATA_BYTES])
@@ -73,9 +73,10 @@ def small_batch_times(message: bytes, record_count: int) -> tuple[int, int] | No
 
 
 def _sound(message: bytes, column: _Binary, rows: int) -> bool:
-    """Return whether the offsets and the nulls of a column are sound.
+    """Return whether the offsets and the nulls of a column are valid.
 
-    Offsets begin at 0, never decrease and end with the values. The number of nulls is the declared one.
+    The offsets must begin at 0, never decrease, and end at the total length of the values. The number of nulls must be
+    the declared one.
     """
     offsets = _OFFSETS[rows].unpack_from(message, column.offsets_at)
     if offsets[0] != 0 or offsets[-1] != column.length or list(offsets) != sorted(offsets):
@@ -89,7 +90,10 @@ def _sound(message: bytes, column: _Binary, rows: int) -> bool:
 
 @lru_cache(maxsize=256)
 def _shape(metadata: bytes) -> _Shape | None:
-    """Return None if ``small_batch_encoder`` does not write these metadata for their rows, nulls and bytes."""
+    """Return what to check in messages with these metadata.
+
+    Return None if ``small_batch_encoder`` would write other metadata for the same rows, nulls and lengths.
+    """
     numbers = _PAIRS.unpack_from(metadata, _NODES_AT)
     rows, nulls = numbers[0], (numbers[1], numbers[3])
     lengths = numbers[2 * _NODES + 5], numbers[2 * _NODES + 11]
@@ -118,7 +122,7 @@ def _shape(metadata: bytes) -> _Shape | None:
 
 
 def _extractor(parts: list[tuple[int, bytes]]) -> struct.Struct:
-    """Return a struct that extracts the parts at these rising positions of a message."""
+    """Return a struct that extracts the parts at these positions of a message. The positions ascend."""
     form, end = "<", 0
     for at, expected in parts:
         form += f"{at - end}x{len(expected)}s"
@@ -127,6 +131,6 @@ def _extractor(parts: list[tuple[int, bytes]]) -> struct.Struct:
 
 
 def _single_value_parts(column: _Binary) -> list[tuple[int, bytes]]:
-    """Return the parts that a column with one value needs checked."""
+    """Return the parts of a column with one value that can have only one valid content."""
     offsets = column.offsets_at, _OFFSETS[1].pack(0, column.length)
     return [offsets, (column.validity_at, b"\0")] if column.nulls else [offsets]

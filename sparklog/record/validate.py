@@ -1,12 +1,11 @@
 """A leader's checks of a producer's batch before the append.
 
-A batch that passes cannot harm a reader.
+A batch that passes the checks cannot harm a reader.
 
-The order matters. The checksum comes first, because most bad batches are accidents. Then come the metadata, read
-without Arrow and with bounds checks: rows, buffers, bytes after decompression. Only then does Arrow receive the bytes.
-Its full validation checks every offset and every character. All checks work on batches and columns, without a loop over
-records. The exception are batches so small that checking each record costs less than calling Arrow
-(``small_batch_validator``).
+The checksum is checked first, because most bad batches are accidents. Then the metadata are checked, without Arrow and
+with bounds checks: rows, buffers, sizes after decompression. Only then is the batch passed to Arrow. Arrow's full
+validation checks every offset and every character. All checks work on batches and columns, without a loop over
+records. Only for small batches a check of each record is faster than Arrow (``small_batch_validator``).
 """
 
 from __future__ import annotations
@@ -46,11 +45,11 @@ from sparklog.record.small_batch_validator import small_batch_times
 
 #: The flags that a producer may set. The leader and the cleaner set the others.
 _PRODUCER_FLAGS = int(Flag.LZ4 | Flag.ZSTD | Flag.TRANSACTIONAL)
-#: The flags that a restore may set.
+#: The flags that a batch of RestoreRecords may have.
 _PLACED_FLAGS = int(Flag.LZ4 | Flag.ZSTD | Flag.OFFSET_ARRAY)
 _COMPRESSION_FLAGS = int(Flag.LZ4 | Flag.ZSTD)
 _CODEC_FLAGS = {NOT_COMPRESSED: 0, LZ4_FRAME: int(Flag.LZ4), ZSTD: int(Flag.ZSTD)}
-#: Up to this size a copy costs less than it saves.
+#: A body of at most this size is copied to ``bytes``, because the checks are then faster.
 _SMALL_BYTES = 64 * 1024
 #: The event-time settings of a topic with the default schema.
 _TIMES_OF_DEFAULT = frozenset({None, DEFAULT_EVENT_TIME})
@@ -69,11 +68,11 @@ def validate_batch(
 ) -> None:
     """Check a producer's batch against the topic's newest schema and its limits.
 
-    Producer id, epoch and sequence are not checked here: the caller finds duplicates before.
+    Producer id, epoch and sequence are not checked here, because the caller has already looked for duplicates.
 
     Raises:
-        BrokerError: CORRUPT_MESSAGE for bytes that contradict themselves, the header or Arrow's format.
-            MESSAGE_TOO_LARGE if the batch takes more than ``max_message_bytes``, as sent or after decompression.
+        BrokerError: CORRUPT_MESSAGE for bytes that are invalid or do not fit the header. MESSAGE_TOO_LARGE if the batch
+            has more than ``max_message_bytes``, as sent or after decompression.
             SCHEMA_OUTDATED for a schema id other than ``schema_id``. SCHEMA_MISMATCH for columns that differ from the
             schema's. INVALID_RECORD for nulls in columns that are not nullable, and for a record with nulls in all
             columns of ``required_key``. INVALID_RECORD also for timestamps that differ from the header's, for a batch
@@ -102,14 +101,14 @@ def validate_placed_batch(
     event_time: str | None,
     required_key: Sequence[str] = (),
 ) -> None:
-    """Check a batch whose records already have offsets and times, as ``validate_batch`` does.
+    """Check a batch whose records already have offsets and times, as ``validate_batch`` does for other batches.
 
-    ``body`` is the stored form: the message, then the offset array if there is one. The batch may have no records, only
-    the offsets of removed ones. The header's times enclose those of ``event_time``. For records without an event time,
-    the greatest of them is the time that they had.
+    ``body`` has the message, and then the offset array if there is one. The batch may have no records but cover
+    offsets. The event times must be between the two times of the header. A record without an event time has the greater
+    one.
 
     Raises:
-        BrokerError: as ``validate_batch``; also CORRUPT_MESSAGE for a wrong offset array, and INVALID_RECORD for times
+        BrokerError: see ``validate_batch``; also CORRUPT_MESSAGE for a wrong offset array, and INVALID_RECORD for times
             that such a batch cannot have.
     """
     _check_placed_header(header, len(body), max_message_bytes)
@@ -129,11 +128,9 @@ def validate_placed_batch(
 
 
 def _sound_without_arrow(header: BatchHeader, body: bytes, event_time: str | None) -> bool:
-    """Check the batch without Arrow.
+    """Check the batch without Arrow. Return False if Arrow must check it.
 
-    Return False if Arrow must check it.
-
-    Raises BrokerError INVALID_RECORD for timestamps that differ from the header's.
+    Raises BrokerError INVALID_RECORD if the timestamps are not those of the header.
     """
     if header.flags & _COMPRESSION_FLAGS or event_time not in _TIMES_OF_DEFAULT:
         return False
@@ -147,14 +144,14 @@ def _sound_without_arrow(header: BatchHeader, body: bytes, event_time: str | Non
 def _validate_by_arrow(
     header: BatchHeader, buffer: pa.Buffer, schema: pa.Schema, *, max_message_bytes: int, event_time: str | None
 ) -> pa.RecordBatch:
-    """Run the remaining checks, except those of keys, for any batch."""
+    """Make the remaining checks with Arrow, except those of the keys, and return the records."""
     records = _sound_records(header, buffer, schema, max_message_bytes)
     _check_times(event_time_range(records, event_time), header, event_time)
     return records
 
 
 def _sound_records(header: BatchHeader, buffer: pa.Buffer, schema: pa.Schema, max_message_bytes: int) -> pa.RecordBatch:
-    """Return the records after checking their bytes, columns and nulls."""
+    """Check the bytes, the columns and the nulls of a batch, and return its records."""
     source = memoryview(buffer)
     message = read_batch_message(source)
     _check_columns(message, schema, header.record_count)
@@ -221,12 +218,12 @@ def _check_placed_header(header: BatchHeader, found_bytes: int, max_message_byte
 def _check_schema_id(header: BatchHeader, schema_id: int) -> None:
     if header.schema_id == schema_id:
         return
-    # A later id may be one that the producer received before this broker. This broker will receive it soon.
+    # If the id is later than this broker's, the broker will soon receive the new schema. The error is retriable.
     raise BrokerError(ErrorCode.SCHEMA_OUTDATED, f"schema id {header.schema_id} found, {schema_id} expected")
 
 
 def _check_columns(message: BatchMessage, schema: pa.Schema, record_count: int) -> None:
-    """Compare rows, nodes and buffers with those of the schema, without reading the body."""
+    """Check the number of rows, nodes and buffers against the header and the schema, without reading the body."""
     if message.rows != record_count:
         raise _corrupt(f"{message.rows} records found, {record_count} declared in the header")
     nodes, buffers, _ = layout_of(schema)
