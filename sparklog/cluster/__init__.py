@@ -1,1 +1,1 @@
-"""Brokers on Spark's executors: barrier job, supervision and adoption, the controller's loop, embedded ZooKeeper."""
+"""Brokers on Spark's executors: the barrier job that supervises them, the controller's loop, the embedded ZooKeeper."""

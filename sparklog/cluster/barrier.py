@@ -1,9 +1,10 @@
-"""Driver side of the barrier job: it submits one generation of tasks after the other, until the cluster stops.
+"""The driver's side of the barrier job, whose tasks supervise the brokers.
 
-A generation fails as a whole when an executor fails. The next one is submitted immediately, sized to the available
-slots; the brokers keep running and are adopted. When executors return and brokers are missing, the driver ends the
-generation and submits a larger one. This module never cancels a Spark job, because Spark would kill the tasks without
-notice.
+A *generation* is one run of the barrier job. The driver submits one generation after the other until the cluster stops.
+When an executor fails, the whole generation fails. The driver immediately submits the next one, with as many tasks as
+slots are available. Brokers are separate processes that keep running, and the tasks of the next generation *adopt*
+them, that is, supervise them from then on. When executors return and brokers are missing, the driver ends the
+generation and submits a larger one. It never cancels a Spark job, because Spark would kill the tasks without notice.
 """
 
 from __future__ import annotations
@@ -37,22 +38,25 @@ T = TypeVar("T")
 
 POOL = "sparklog"
 _TICK_S = 0.2
-#: Minimum life of a generation after which the next is submitted immediately; shorter ones need a pause.
+#: If a failed generation ran for less than this, the driver pauses before it submits the next one.
 _SHORT_LIFE_S = 5.0
 _LONGEST_PAUSE_S = 10.0
-#: Maximum wait for a job after Spark has stopped: Spark forgets a job that waits for slots, whose thread then never
-#: ends.
+#: The maximum wait for a job's thread after Spark has stopped. If the job was waiting for slots, Spark drops it and the
+#: thread never ends.
 _FAREWELL_S = 5.0
-#: Failed generations, and seconds without any slot, after which the driver stops the brokers of this host itself.
+#: The number of failed generations during a stop, and the seconds without a slot, after which the driver stops the
+#: brokers of this host itself.
 _STOP_ATTEMPTS = 2
 _SLOTS_FOR_STOP_S = 5.0
-#: ZooKeeper ends a session one or two ticks after its time-out.
+#: ZooKeeper ends a session one or two ticks after the session's time-out.
 _EXPIRY_S = 2.0
 
 
 class Generations:
-    """Sequence of generations. Owner: the driver. Life cycle: ``start``, ``wait_ready``, ``stop``. A thread submits
-    jobs."""
+    """The sequence of generations. The driver owns it and calls ``start``, ``wait_ready`` and ``stop``.
+
+    A thread of this object submits the jobs.
+    """
 
     def __init__(
         self, context: SparkContext, registration: DriverRegistration, spec: GenerationSpec, *, sizing: Sizing
@@ -66,37 +70,39 @@ class Generations:
         self._report: GenerationReport | None = None
         self._known: dict[int, ServingBroker] = {}
         self._failure: BaseException | None = None
-        #: Number of the last submitted generation.
+        #: The number of the last submitted generation.
         self.generation = 0
-        #: Number of the newest generation named in a directive.
+        #: The number of the newest generation that the driver has announced in ZooKeeper.
         self._called_for = 0
         #: Whether a generation's tasks have stopped the brokers cleanly.
         self._stopped_in_order = False
 
     @property
     def report(self) -> GenerationReport | None:
-        """Return the report of the newest generation that has formed."""
+        """Return the report of the newest generation that has reported."""
         return self._report
 
     @property
     def brokers(self) -> tuple[ServingBroker, ...]:
-        """Return every broker that has served under this driver, as last reported; some may be down."""
+        """Return all brokers that have served under this driver, as last reported. Some may be down."""
         return tuple(broker for _, broker in sorted(self._known.items()))
 
     @property
     def failure(self) -> BaseException | None:
-        """Return why no further generations are submitted although no stop was requested: the brokers then run without
-        a supervisor."""
+        """Return the error after which no further generations are submitted, or None.
+
+        The brokers then run without a supervisor.
+        """
         return self._failure
 
     def start(self) -> None:
         self._thread.start()
 
     def wait_ready(self, *, timeout_s: float, given_up: Callable[[], bool] = never) -> GenerationReport | None:
-        """Return the first report; None if the start was cancelled.
+        """Wait for the first report and return it. Return None if the start was cancelled.
 
         Raises:
-            ClusterError: no generation formed in time, or the thread ended.
+            ClusterError: no generation reported in time, or the thread ended.
         """
         deadline = time.monotonic() + timeout_s
         while self._report is None:
@@ -110,9 +116,11 @@ class Generations:
         return self._report
 
     def stop(self, *, timeout_s: float = 60.0) -> str:
-        """Stop all brokers cleanly and end the thread. Without Spark, the driver stops the brokers of this host itself.
+        """Stop all brokers cleanly and end the thread.
 
-        Return which brokers keep running, and why, as a text for the user; empty if none does.
+        If Spark is gone, the driver stops the brokers of this host itself.
+
+        Return a message for the user about brokers that keep running, or an empty string.
         """
         self._stopping.set()
         if self._thread.is_alive():
@@ -124,8 +132,10 @@ class Generations:
         return self._stop_from_here()
 
     def _missed_by_tasks(self) -> str:
-        """Return brokers on hosts without a task: a task only stops the brokers of its host, and Spark may have placed
-        none on some host."""
+        """Return a message about brokers on hosts without a task, or an empty string.
+
+        A task stops only the brokers of its own host, and Spark may have placed no task on a host.
+        """
         try:
             left = self._still_there()
         except ClusterError as error:
@@ -149,8 +159,10 @@ class Generations:
         return ""
 
     def _still_there(self) -> list[int]:
-        """Return the ids of brokers that still run after a stop. A broker that was killed on another host stays
-        registered until its session ends: wait that long, and for ZooKeeper to respond.
+        """Return the ids of brokers that still run after a stop.
+
+        A broker that was killed on another host stays registered until its session expires. Therefore this waits up to
+        that time, also for ZooKeeper to respond.
 
         Raises:
             ClusterError: ZooKeeper does not respond.
@@ -180,7 +192,7 @@ class Generations:
             log.exception("no further generations are submitted")
 
     def _submit_until_stopped(self) -> None:
-        """Submit generations until the brokers are stopped cleanly, or no generation can do that.
+        """Submit generations until the brokers are stopped cleanly, or until no generation can stop them.
 
         Raises:
             ClusterError: Spark stopped although no stop was requested, or its workers cannot run brokers.
@@ -212,8 +224,10 @@ class Generations:
             self._stopping.wait(pause_s)
 
     def _call_for_next_generation(self) -> None:
-        """Announce the next generation, so that brokers without a supervisor know while no slot is free that one
-        follows."""
+        """Announce the next generation while no slot is free.
+
+        Brokers without a supervisor then know that a supervisor will follow.
+        """
         if self._called_for <= self.generation:
             directive = Directive(self._registration.epoch, self.generation + 1, Phase.RUN)
             with contextlib.suppress(ClusterError):
@@ -223,15 +237,17 @@ class Generations:
     def _tasks(self) -> int:
         """Return the number of tasks of the next generation.
 
-        Spark starts a barrier stage only if all of its tasks fit at once, and assigns slots that become free one by one
-        to other jobs. The first generation finds slots; later, user jobs may occupy all of them.
+        Spark starts a barrier stage only if all of its tasks fit at once, and gives slots that become free one by one
+        to other jobs. At the first generation slots are free; later, user jobs may occupy all of them.
         """
         wanted = self._sizing.tasks_later if self._report is not None else 0
         return min(wanted or self._sizing.tasks, self._slots())
 
     def _one_generation(self, tasks: int) -> bool:
-        """Submit a job of ``tasks`` and direct it until it ends. Return whether it failed or did not stop all
-        brokers."""
+        """Submit a job with ``tasks`` tasks and control it until it ends.
+
+        Return whether it failed or left brokers running.
+        """
         self.generation += 1
         sent = Phase.STOP if self._stopping.is_set() else Phase.RUN
         if not self._send_phase(sent):
@@ -273,10 +289,13 @@ class Generations:
                 self._missing,
             )
             return Phase.REGROUP
-        return sent  # let a regrouping generation end; a stop then needs another generation
+        return sent  # Let a generation that was ordered to regroup end. The stop then needs another generation.
 
     def _send_phase(self, phase: Phase) -> bool:
-        """Send the phase to the tasks. Return False if ZooKeeper is not available; the caller retries."""
+        """Write the phase for the tasks to ZooKeeper.
+
+        Return False if ZooKeeper is not available; the caller then retries.
+        """
         try:
             self._registration.direct(Directive(self._registration.epoch, self.generation, phase))
         except ClusterError as error:
@@ -307,15 +326,14 @@ class Generations:
         return self._spec.brokers - len(report.brokers) if report and report.generation == self.generation else 0
 
     def _should_grow(self, tasks: int) -> bool:
-        """Return whether a larger generation would help: only if there were too few tasks, not if a broker itself
-        fails."""
+        """Return whether brokers are missing and the next generation could have more tasks."""
         return self._missing > 0 and self._tasks() > tasks
 
     def _slots(self) -> int:
         try:
             return concurrent_tasks(self._context)
         except Exception:
-            # py4j's errors have no common base class; a dead JVM has no slots.
+            # py4j's errors have no common base class. If the JVM is dead, there are no slots.
             if self._spark_is_alive():
                 raise
             return 0
@@ -329,8 +347,10 @@ class Generations:
 
 
 def in_loop(work: Coroutine[Any, Any, T]) -> T:
-    """Run ``work`` in a new event loop and return its result. In a notebook this thread already runs a loop, so a loop
-    in another thread is used."""
+    """Run ``work`` in a new event loop and return its result.
+
+    In a notebook this thread already runs an event loop, so the new loop runs in another thread.
+    """
     try:
         asyncio.get_running_loop()
     except RuntimeError:
@@ -342,14 +362,17 @@ def in_loop(work: Coroutine[Any, Any, T]) -> T:
 
 
 def _has_ended_here(broker: BrokerRegistration) -> bool:
-    """Return whether the process of a registered broker has ended: a killed broker stays registered until its session
-    ends. The pid says nothing about a broker in another or unknown container of this machine."""
+    """Return whether the process of a registered broker on this host has ended.
+
+    A killed broker stays registered until its session expires. If the broker runs in another or unknown container, its
+    pid has no meaning here.
+    """
     is_here = (broker.boot_id, broker.pid_namespace) == (boot_id(), pid_namespace()) and broker.pid_namespace != 0
     return is_here and identify(broker.pid) is None
 
 
 class _Job(threading.Thread):
-    """One barrier job, in its own thread because ``collect`` blocks for the life of the generation."""
+    """One barrier job. It runs in its own thread, because ``collect`` blocks until the generation ends."""
 
     def __init__(self, context: SparkContext, spec: GenerationSpec, tasks: int) -> None:
         super().__init__(name=f"sparklog-generation-{spec.generation}", daemon=True)

@@ -1,11 +1,12 @@
 """One task of the barrier job, which runs in an executor's Python worker.
 
-All tasks of a generation take the same steps at the same gathers: survey the host, share the directories, adopt or
-start the brokers, report, then follow the driver's directive. All tasks stop together, because a broker may only stop
-when no other broker needs it as leader or follower.
+All tasks of a generation (one run of the barrier job) take the same steps and synchronize with ``allGather``: list the
+host's log directories, assign them to tasks, adopt or start the brokers, report, then wait for the driver's directive
+in ZooKeeper. All tasks stop their brokers together, because a broker may stop only when no other broker needs it as
+leader or follower.
 
-This module and its imports are loaded before the first gather, because an executor's temporary directories, including a
-shipped environment, disappear with the application.
+This module and all its imports are loaded at the start, because an executor's temporary directories, including a
+shipped Python environment, disappear when the application ends.
 """
 
 from __future__ import annotations
@@ -45,13 +46,13 @@ from sparklog.zk.session import Node, ZkSession
 
 log = logging.getLogger(__name__)
 
-#: Maximum wait until every broker of a generation serves or has failed.
+#: The maximum wait until every broker of a generation serves or has failed.
 SETTLE_TIMEOUT_S = 60.0
-#: Maximum wait for followers to catch up once writes are refused.
+#: The maximum wait for followers to catch up after writes are refused.
 CATCH_UP_S = 3.0
-#: Maximum wait for a broker to flush and mark its directory as clean.
+#: The maximum wait until a broker has flushed its logs, marked its directory as clean and exited.
 FINISH_S = 20.0
-#: Result of a stop that left brokers of the task's host running.
+#: The result of a task whose stop left brokers of its host running.
 STOPPED_IN_PART = "stopped in part"
 
 Gather = Callable[[str], Awaitable[list[str]]]
@@ -63,7 +64,7 @@ class _TaskReport(msgspec.Struct, frozen=True):
 
 
 def run_task(spec: GenerationSpec, _rows: Iterator[object]) -> Iterator[str]:
-    """Run a task of the barrier stage and yield how it ended, see ``supervise``."""
+    """Run one task of the barrier stage and yield the result of ``supervise``."""
     context = BarrierTaskContext.get()
     output = logging.StreamHandler(sys.stderr)
     output.setFormatter(LineFormatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))
@@ -77,12 +78,12 @@ def run_task(spec: GenerationSpec, _rows: Iterator[object]) -> Iterator[str]:
 
 
 async def alone(message: str) -> list[str]:
-    """Gather in a generation of one task, outside Spark."""
+    """Do what ``allGather`` does, for a single task outside Spark."""
     return [message]
 
 
 async def supervise(spec: GenerationSpec, *, task: int, gather: Gather) -> str:
-    """Run one task's part of a generation. Return how it ended: a phase, ``STOPPED_IN_PART`` or "superseded".
+    """Run one task of a generation. Return how it ended: a phase, ``STOPPED_IN_PART`` or "superseded".
 
     Raises:
         ClusterError: ZooKeeper is not available; the job then fails and is submitted again, while the brokers keep
@@ -112,7 +113,7 @@ async def supervise(spec: GenerationSpec, *, task: int, gather: Gather) -> str:
 
 
 def retire_through(store: ClusterStore) -> Retire:
-    """Return a function that retires a registration, retrying until ZooKeeper has it."""
+    """Return a function that retires a broker's registration. It retries until ZooKeeper has responded."""
 
     async def retire(broker_id: int, process: ProcessIdentity) -> bool:
         return await store.session.patiently(
@@ -123,7 +124,7 @@ def retire_through(store: ClusterStore) -> Retire:
 
 
 class _PhaseWatch:
-    """Watcher of the driver's directive for this generation."""
+    """The watch of the driver's directive for this generation."""
 
     def __init__(self, session: ZkSession, spec: GenerationSpec) -> None:
         self._own = (spec.driver_epoch, spec.generation)
@@ -151,8 +152,7 @@ class _PhaseWatch:
         await self._event.wait()
 
     async def changed(self, group: _TaskGroup) -> str:
-        """Wait for the end of the generation, and return its cause: a directive, or a newer generation of the
-        brokers."""
+        """Wait until the generation must end; return the cause: the directive's phase, or "superseded"."""
         waiting = {asyncio.create_task(self.wait()), asyncio.create_task(group.superseded())}
         try:
             done, _ = await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
@@ -169,7 +169,7 @@ class _PhaseWatch:
 
 
 class _TaskGroup:
-    """Supervisors of a task, their directory locks and their common steps."""
+    """The supervisors of one task with their directory locks, and the steps that they take together."""
 
     def __init__(self, spec: GenerationSpec, store: ClusterStore, *, host: str) -> None:
         self._spec = spec
@@ -179,17 +179,18 @@ class _TaskGroup:
         self._supervisors: list[BrokerSupervisor] = []
         self._tasks: list[asyncio.Task[None]] = []
         self._problems: list[str] = []
-        #: Directories whose brokers a stop must end: this task's share, and others with a broker on this host.
+        #: The directories whose brokers a stop must end: those of this task, and others with a running broker on this
+        #: host.
         self._to_stop: list[str] = []
 
     async def form(self, *, task: int, gather: Gather) -> None:
-        """Survey, share, claim, and start a supervisor for each directory of this task's share."""
+        """Find this task's log directories, lock each of them, and start a supervisor for it."""
         spec = self._spec
         survey = await survey_host(spec, task=task, host=f"{socket.gethostname()} {boot_id()}")
         surveys = [msgspec.json.decode(text, type=HostSurvey) for text in await gather(_text(survey))]
         if survey.problem and task == min(other.task for other in surveys if other.host == survey.host):
             self._problems.append(survey.problem)
-        if spec.adopt_only:  # adopt all running brokers; the cluster may have been larger
+        if spec.adopt_only:  # Adopt all running brokers, also if the cluster had more brokers before.
             shares = share_slots(surveys, brokers=sum(len(other.slots) for other in surveys), per_task=0)
         else:
             shares = share_slots(surveys, brokers=spec.brokers, per_task=spec.brokers_per_task)
@@ -219,7 +220,7 @@ class _TaskGroup:
         await asyncio.gather(*pending, return_exceptions=True)
 
     async def report(self, gather: Gather) -> GenerationReport:
-        """Return the report of all tasks, equal in each of them."""
+        """Return the report about the brokers of all tasks. It is equal in all tasks."""
         own = _TaskReport(
             brokers=tuple(broker for supervisor in self._supervisors if (broker := supervisor.serving) is not None),
             problems=(*self._problems, *(s.problem for s in self._supervisors if s.problem)),
@@ -233,22 +234,23 @@ class _TaskGroup:
         )
 
     async def superseded(self) -> None:
-        """Wait until every broker of this task has a newer supervisor; a task without brokers waits forever."""
+        """Wait until every broker of this task has a newer supervisor. A task without brokers waits forever."""
         if self._tasks:
             # Not asyncio.gather, which would cancel the supervisors if this is cancelled.
             done, _ = await asyncio.wait(self._tasks, return_when=asyncio.FIRST_EXCEPTION)
             for task in done:
-                task.result()  # a failed supervisor fails the generation; the next one adopts its broker
+                task.result()  # A failed supervisor fails the generation, and the next generation adopts its broker.
         if not self._supervisors or not all(supervisor.superseded for supervisor in self._supervisors):
             await asyncio.Event().wait()
 
     async def stop(self, gather: Gather) -> list[str]:
-        """Refuse writes on all brokers, let followers catch up, and only then stop the brokers, all at once.
+        """Make all brokers refuse writes, let followers catch up, and then stop all brokers at the same time.
 
         If brokers stopped one after the other, each would leave the in-sync sets of the rest, and the last one would be
         the only one in sync.
 
-        Return the directories of this host whose brokers keep running: no task locked them, or that task is superseded.
+        Return the directories of this host whose brokers keep running, because no task locked them or because a newer
+        supervisor has them.
         """
         await asyncio.gather(*(supervisor.quiesce() for supervisor in self._supervisors))
         await asyncio.gather(*(supervisor.caught_up(timeout_s=CATCH_UP_S) for supervisor in self._supervisors))
@@ -258,7 +260,7 @@ class _TaskGroup:
         return [path for path in self._to_stop if await is_live(Path(path))]
 
     async def disband(self) -> None:
-        """End supervision; running brokers keep running."""
+        """End the supervision. Running brokers keep running."""
         for supervisor, task in zip(self._supervisors, self._tasks, strict=True):
             await supervisor.leave(task)
         for claim in self._claims:

@@ -1,6 +1,6 @@
-"""Controller's connections to brokers: one per broker, opened on demand and dropped on failure.
+"""The controller's connections to brokers: one per broker, opened on demand and closed on failure.
 
-This module queues nothing: the core has at most one update in flight per broker and decides when to retry.
+This module has no queue, because ``Controller`` has at most one update in flight per broker and decides when to retry.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ from sparklog.protocol.messages import Reply, Request
 log = logging.getLogger(__name__)
 
 
-#: Time-out of a response; long, because a broker may have to create thousands of logs first.
+#: The time-out of a response. It is long, because a broker may have to create thousands of logs first.
 _ANSWER_TIMEOUT_S = 30.0
 
 
 class BrokerConnections:
-    """Connections to brokers. Owner: one controller term, on its loop. ``close`` closes all."""
+    """The connections to brokers. One controller term owns them, on its event loop. ``close`` closes all."""
 
     def __init__(
         self, *, client_id: str, cluster_id: str, connect_timeout_s: float, credentials: Credentials | None = None
@@ -38,8 +38,8 @@ class BrokerConnections:
         """Send a request to this incarnation of the broker and return the reply.
 
         Raises:
-            BrokerError: the broker is unreachable, the connection is lost, or the request timed out; the connection is
-                dropped.
+            BrokerError: the broker is unreachable, the connection was lost, or the request timed out. The connection is
+                then closed.
         """
         connection = await self._connection(broker)
         try:

@@ -1,4 +1,4 @@
-"""Start of a broker's process, independent of the task that starts it."""
+"""The start of a broker's process, which is independent of the task that starts it."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ from sparklog.errors import ClusterError
 from sparklog.protocol.proof import KeyRing
 from sparklog.storage.disk import private_opener
 
-#: Command for each slot, followed by ``--config <file>``.
+#: The command of a broker, to which ``--config <file>`` is appended.
 BROKER_PROGRAM = (sys.executable, "-m", "sparklog.broker")
 
 
 def spawn_broker(
     slot: Slot, spec: GenerationSpec, *, host: str, words: LastWords, program: tuple[str, ...] = BROKER_PROGRAM
 ) -> ProcessIdentity:
-    """Start a process for ``slot`` and record its identity. Blocks for the time of a fork.
+    """Start a broker process for ``slot`` and record its identity. Blocks until the process is started.
 
     Raises:
         ClusterError: the process ended immediately.
@@ -52,9 +52,9 @@ def spawn_broker(
     config_file = runtime_directory.process_config(slot.path)
     config_file.write_bytes(msgspec.json.format(msgspec.json.encode(config)))
     with open(words.out, "wb", opener=private_opener) as output:
-        # A new session, so that signals of a terminal or to the executor's process group do not reach the broker. Its
-        # own output files, because a pipe to the executor would block the broker once the executor ends. Another
-        # working directory than the executor's, which is deleted with the application.
+        # The broker gets a new process session, so that it does not receive signals of a terminal or to the executor's
+        # process group. It gets output files, because a pipe to the executor could block it after the executor has
+        # ended. It gets another working directory than the executor's, which is deleted with the application.
         child = subprocess.Popen(
             [*program, "--config", str(config_file)],
             start_new_session=True,
@@ -64,7 +64,7 @@ def spawn_broker(
             cwd="/",
             env=broker_environment(os.environ),
         )
-    # Popen's finalizer would warn of a running child, which is intended here; ``reap`` collects it.
+    # Otherwise Popen's finalizer would warn that the child still runs, which is intended here. ``reap`` collects it.
     child.returncode = 0
     process = identify(child.pid)
     if process is None:
@@ -74,7 +74,7 @@ def spawn_broker(
 
 
 def reap(pid: int) -> int | None:
-    """Collect an ended process and return its exit code (negative: the signal); None if it is not our child."""
+    """Collect an ended child process; return its exit code (negative for a signal), or None if it is not our child."""
     try:
         _, status = os.waitpid(pid, 0)
     except ChildProcessError:
@@ -83,7 +83,7 @@ def reap(pid: int) -> int | None:
 
 
 def broker_environment(inherited: Mapping[str, str]) -> dict[str, str]:
-    """Return a worker's environment without Spark's variables, in which this package is importable."""
+    """Return a worker's environment without Spark's variables. This package is importable in it."""
     keep = {key: value for key, value in inherited.items() if not key.startswith(("PYSPARK_", "SPARK_", "_SPARK"))}
     paths = [str(Path(__file__).parents[2])]
     paths += [path for path in inherited.get("PYTHONPATH", "").split(os.pathsep) if path and not _is_sparks(path)]
@@ -97,11 +97,13 @@ def _is_sparks(path: str) -> bool:
 
 
 class LastWords:
-    """Explanation of the end of a process of ``log_dir``: its output on stderr, otherwise the most severe line that it
-    logged since this object was created."""
+    """The explanation why a broker process of ``log_dir`` ended.
+
+    This is its output on stderr, or else the most severe line that it has logged since this object was created.
+    """
 
     def __init__(self, log_dir: Path) -> None:
-        #: Standard output and error: empty unless Python itself failed.
+        #: The file with standard output and error. It is empty unless Python itself failed.
         self.out = log_dir / "broker.out"
         self.log = log_dir / "broker.log"
         self._log_bytes = self.log.stat().st_size if self.log.exists() else 0

@@ -1,7 +1,8 @@
-"""Driver's part of a cluster: ZooKeeper, the driver's registration, the controller, the generations of brokers.
+"""The driver's part of a cluster: ZooKeeper, the driver's registration, the controller, and the barrier job.
 
-The order matters. Start: ZooKeeper, registration, controller, brokers. Stop: the controller first, so that it does not
-treat a stopping broker as dead; then all brokers together; ZooKeeper last, because brokers need it until their end.
+The order matters. ZooKeeper starts first, then the driver registers, then the controller and the brokers start. The
+controller stops first, so that it does not treat a stopping broker as dead; then all brokers stop together; ZooKeeper
+stops last, because brokers need it until they end.
 """
 
 from __future__ import annotations
@@ -31,15 +32,17 @@ from sparklog.zk.session import ZkSession
 
 log = logging.getLogger(__name__)
 
-#: On a busy machine, executors may take over a minute.
+#: The maximum wait for brokers. On a busy machine executors may take over a minute to start.
 SLOTS_TIMEOUT_S = 120.0
 READY_TIMEOUT_S = 120.0
 _AGAIN = "start the cluster again to adopt or stop them"
 
 
 class ClusterDriver:
-    """Driver of a cluster. Life cycle: ``register`` (needs no Spark), ``start_brokers``, then ``stop``. Owner: one
-    thread."""
+    """The driver of a cluster, owned by one thread.
+
+    The thread calls ``register`` (which does not need Spark), ``start_brokers``, and then ``stop``.
+    """
 
     def __init__(self, options: ClusterOptions) -> None:
         self._options = options.checked()
@@ -48,10 +51,10 @@ class ClusterDriver:
         self._registration: DriverRegistration | None = None
         self._controller: ControllerLoop | None = None
         self._generations: Generations | None = None
-        #: What the last stop left running and why; and the embedded ZooKeeper that it left running.
+        #: The message about what the last ``stop`` left running, and the embedded ZooKeeper that it left running.
         self._left = ""
         self._left_zookeeper: EmbeddedZookeeper | None = None
-        #: The cluster's secret, from when the driver has registered.
+        #: The cluster's secrets. They are set when the driver registers.
         self._keys = KeyRing()
         self.zookeeper = options.zookeeper
 
@@ -69,12 +72,14 @@ class ClusterDriver:
         return self._generations.report if self._generations is not None else None
 
     def register(self, *, zookeeper_host: str = LOOPBACK) -> None:
-        """Start or adopt ZooKeeper unless one was given, and register as the cluster's driver.
+        """Start the embedded ZooKeeper, or take over a running one, and register as the cluster's driver.
+
+        If the options name a ZooKeeper, that one is used.
 
         Raises:
             ClusterError: ZooKeeper does not respond, or another driver runs the cluster.
         """
-        self._left = ""  # a new start takes it over again
+        self._left = ""  # A new start takes the embedded ZooKeeper over again.
         if not self._options.zookeeper:
             server = EmbeddedZookeeper.start(
                 self.data_dir.resolve() / "zookeeper", host=zookeeper_host, settings=self._options.zookeeper_settings
@@ -90,21 +95,21 @@ class ClusterDriver:
                 owns_zookeeper=self._embedded is not None,
             )
         except BaseException:
-            # Another registered driver needs a server that we adopted. No process needs a server that we have just
-            # started.
+            # If the server was already running, another driver needs it. If this driver has just started it, no process
+            # needs it.
             self._end_zookeeper(leave=self._embedded is not None and self._embedded.server.adopted)
             raise
 
     def start_brokers(self, context: SparkContext, *, given_up: Callable[[], bool] = never) -> GenerationReport | None:
-        """Start or adopt the brokers. Return once all of them serve, or None once ``given_up`` returns true.
+        """Start the brokers, or adopt running ones, and wait until all serve. Return None if ``given_up`` returns true.
 
         Raises:
-            ClusterError: there are too few task slots, or a broker does not start (with the reason). Call ``stop`` even
-                then.
+            ClusterError: there are too few task slots, or a broker does not start (with the reason). Call ``stop`` in
+                this case as well.
         """
         options, master = self._options, master_of(context)
         choose_worker_python(context)
-        # For a standby controller on this host.
+        # A standby controller on this host reads this copy.
         keep_on_host(self.registration.cluster_id, self._keys)
         spec = self._spec(master)
         size = sizing(options, master)
@@ -160,12 +165,12 @@ class ClusterDriver:
 
     @property
     def brokers(self) -> tuple[ServingBroker, ...]:
-        """Return the brokers that have served under this driver; see ``Generations.brokers``."""
+        """Return the brokers that have served under this driver, as ``Generations.brokers`` does."""
         return self._generations.brokers if self._generations is not None else ()
 
     @property
     def failure(self) -> str:
-        """Return why this driver can no longer manage its brokers, which keep running; empty while it can."""
+        """Return why this driver can no longer manage its brokers, or an empty string. The brokers keep running."""
         if self._registration is not None and self._registration.lost.is_set():
             return "another driver has taken over the cluster"
         if self._controller is not None and (status := self._controller.status).state == "failed":
@@ -174,10 +179,12 @@ class ClusterDriver:
         return str(failure or type(failure).__name__) if failure is not None else ""
 
     def stop(self) -> str:
-        """Stop everything cleanly. Idempotent. If another driver took over the cluster, only release it.
+        """Stop the cluster cleanly. Idempotent.
 
-        Return what keeps running, and why, as a text for the user; empty if nothing does. A later call does not retry
-        to stop the rest, because another driver may own it by then; it returns the same text until the rest has ended.
+        If another driver has taken over the cluster, stop only this driver's part.
+
+        Return a message for the user about what keeps running and why, or an empty string. A later call does not retry,
+        because another driver may manage these processes by then. It returns the same message until they have ended.
         """
         if self._left:
             self._left = self._left if self._runs_on() else ""
@@ -192,7 +199,7 @@ class ClusterDriver:
         self._generations = None
         is_lost = (
             self._registration is not None and self._registration.lost.is_set()
-        )  # the attempt to stop may have set it
+        )  # The attempt to stop may have set this event.
         self._end_registration()
         self._end_zookeeper(leave=is_lost or is_needed or bool(left))
         if is_lost:
@@ -202,8 +209,10 @@ class ClusterDriver:
         return f"{left}: {_AGAIN}" if left else ""
 
     def _brokers_may_run(self) -> bool:
-        """Return whether brokers of an earlier driver may run, which only a generation can stop. They are registered,
-        or may register again with an adopted server."""
+        """Return whether brokers of an earlier driver may run. Only a generation of tasks can stop them.
+
+        They are registered, or may register again if ZooKeeper was already running.
+        """
         if self._embedded is not None and self._embedded.server.adopted:
             return True
         try:
@@ -212,8 +221,11 @@ class ClusterDriver:
             return True
 
     def _runs_on(self) -> bool:
-        """Return whether what a stop left running may still run. The embedded ZooKeeper is stopped after the brokers,
-        so its stop proves their end; a server that crashed or does not respond proves nothing."""
+        """Return whether processes that ``stop`` left running may still run.
+
+        The embedded ZooKeeper is always stopped after the brokers. So if it was stopped deliberately, the brokers have
+        ended. A server that crashed or does not respond proves nothing.
+        """
         try:
             if self._left_zookeeper is not None:
                 return not self._left_zookeeper.has_been_stopped
@@ -222,7 +234,7 @@ class ClusterDriver:
             return True
 
     def leave(self) -> None:
-        """End this driver's part; brokers and ZooKeeper keep running, and the next driver adopts them."""
+        """End this driver's part. Brokers and ZooKeeper keep running, and the next driver takes them over."""
         self._end_controller()
         self._generations = None
         self._end_registration()
@@ -250,7 +262,7 @@ class ClusterDriver:
 
 
 async def _registered(zookeeper: str, *, session_timeout_ms: int) -> tuple[BrokerRegistration, ...]:
-    """Return the registered brokers. Raises ClusterError if ZooKeeper does not respond for a session time-out."""
+    """Return the registered brokers. Raises ClusterError if ZooKeeper does not respond within a session time-out."""
     session = await ZkSession.open(
         zookeeper, session_timeout_ms=session_timeout_ms, connect_timeout_ms=session_timeout_ms
     )

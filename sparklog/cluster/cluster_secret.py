@@ -1,11 +1,11 @@
-"""Distribution of the cluster's secret from the driver to the brokers.
+"""The distribution of the cluster's secret from the driver to the brokers.
 
 The driver creates the secret at the first start and stores it as ``cluster.secret`` in its data directory, outside the
 log directories. It passes the secret to the barrier tasks in the pickled ``GenerationSpec``, through Spark's own
-channel: it is in no command line, environment or log. Each host has a copy in the runtime directory of the brokers'
-user, which its broker processes read. Running brokers receive the secret over their control sockets.
+channel, so it is in no command line, environment or log. Each host has a copy in the runtime directory of the brokers'
+user, and its broker processes read this copy. Running brokers receive the secret over their control sockets.
 
-A driver without the file creates a new secret, and sends it to the brokers that it adopts in the same way.
+A driver without the file creates a new secret, and sends it to running brokers in the same way.
 """
 
 from __future__ import annotations
@@ -37,20 +37,23 @@ def driver_keys(data_dir: Path) -> KeyRing:
     if not path.exists():
         made = path.with_name(f".{_NAME}.{secrets.token_hex(8)}")
         write_secret_file(made, KeyRing([new_secret()]))
-        with contextlib.suppress(FileExistsError):  # another driver was faster
+        with contextlib.suppress(FileExistsError):  # Another driver has created the file first.
             os.link(made, path)
         made.unlink()
     return read_secret_file(path)
 
 
 def keep_on_host(cluster_id: str, keys: KeyRing) -> Path:
-    """Write this host's copy and return its path. Raises ClusterError as ``runtime_directory``, and OSError."""
+    """Write this host's copy of the secrets and return its path.
+
+    Raises OSError, and ClusterError as ``runtime_directory``.
+    """
     path = runtime_directory.secret_file(cluster_id)
     write_secret_file(path, keys)
     return path
 
 
 def found_on_host(cluster_id: str) -> KeyRing:
-    """Return the secrets in this host's copy; empty if there is no copy. Raises ConfigError as ``driver_keys``."""
+    """Return the secrets of this host's copy, or none if there is no copy. Raises ConfigError as ``driver_keys``."""
     path = runtime_directory.secret_file(cluster_id)
     return read_secret_file(path) if path.exists() else KeyRing()

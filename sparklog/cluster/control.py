@@ -1,7 +1,7 @@
-"""Supervisor's end of a broker's control socket: one JSON line per request, one per response.
+"""The supervisor's side of a broker's control socket. Requests and responses are lines of JSON.
 
-A connection that has sent hello is the supervisor's lease on the broker, which lasts while the connection is open. The
-broker's control socket is the other end.
+A connection on which the supervisor has sent ``hello`` is its *lease* on the broker: while the connection is open, the
+broker knows that it is supervised.
 """
 
 from __future__ import annotations
@@ -26,8 +26,10 @@ _LINE_BYTES = 1024 * 1024
 
 
 class BrokerStatus(msgspec.Struct, frozen=True):
-    """Response of a broker to its supervisor. A supervisor also adopts running brokers of other versions, so fields
-    that their responses lack get defaults."""
+    """The response of a broker to its supervisor.
+
+    The fields have defaults, because brokers of other releases may omit some.
+    """
 
     ok: bool
     broker_id: int = -1
@@ -35,7 +37,7 @@ class BrokerStatus(msgspec.Struct, frozen=True):
     pid: int = -1
     port: int = -1
     state: str = ""
-    #: Led partitions whose in-sync followers have not caught up yet.
+    #: The number of partitions that the broker leads and whose in-sync followers have not caught up yet.
     lagging: int = 0
     leading: int = 0
     superseded_by: tuple[int, int] | None = None
@@ -43,12 +45,14 @@ class BrokerStatus(msgspec.Struct, frozen=True):
 
 
 class Superseded(ClusterError):
-    """Refusal of a broker that has a newer generation of supervisors."""
+    """A broker's refusal of a command, because it has a newer supervisor."""
 
 
 class ControlConnection:
-    """Connection to a broker. Owner: one task of a supervisor's loop; calls do not overlap. The kernel reports
-    ``peer``."""
+    """A connection to a broker's control socket, owned by one task of a supervisor's event loop.
+
+    ``peer`` is the process at the other end, as the kernel reports it.
+    """
 
     def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, peer: ProcessIdentity) -> None:
         self._reader = reader
@@ -58,24 +62,23 @@ class ControlConnection:
 
     @classmethod
     async def open(cls, path: Path, *, timeout_s: float = 2.0) -> ControlConnection | None:
-        """Connect. Return None if no process listens at ``path``."""
+        """Connect to the socket at ``path``. Return None if no process listens there."""
         try:
             reader, writer = await asyncio.wait_for(asyncio.open_unix_connection(path, limit=_LINE_BYTES), timeout_s)
         except (FileNotFoundError, ConnectionRefusedError, asyncio.TimeoutError):
             return None
         peer = peer_of(writer.get_extra_info("socket"))
-        if peer is None:  # the process died after it began to listen
+        if peer is None:  # The process has ended since it began to listen.
             writer.close()
             return None
         return cls(reader, writer, peer)
 
     async def call(self, op: str, *, timeout_s: float, **fields: Any) -> BrokerStatus:
-        """Send one command, and return the broker's status after it.
+        """Send one command, and return the broker's status after the command.
 
         Raises:
-            asyncio.TimeoutError: no response in time; the connection can no longer be used.
-            ConnectionError: the broker closed the connection.
-            Superseded: a newer generation supervises the broker.
+            asyncio.TimeoutError: the broker did not respond in time. The connection can no longer be used.
+            ConnectionError: the broker closed the connection. Superseded: a newer generation supervises the broker.
             ClusterError: the broker refused the command.
         """
         async with self._busy:
@@ -97,7 +100,7 @@ class ControlConnection:
 
 
 class ControlLink:
-    """Supervisor's lease on one broker, over one connection at a time. Owner: ``BrokerSupervisor``, on its loop.
+    """The supervisor's lease on one broker, over one connection at a time. A ``BrokerSupervisor`` owns it.
 
     The supervisor opens the first connection of a process and gives it to ``keep``. If that connection is lost, the
     link opens the next one.
@@ -108,28 +111,31 @@ class ControlLink:
         self._spec = spec
         self._connection: ControlConnection | None = None
         self._reaching = asyncio.Lock()
-        #: Last status of the broker while it serves.
+        #: The last status of the broker, or None if it does not serve.
         self.status: BrokerStatus | None = None
         #: Whether a command was refused because the broker has a newer supervisor.
         self.superseded = False
 
     @property
     def hung_after_s(self) -> float:
-        """Return twice ZooKeeper's session time-out: by then other brokers lead its partitions, and its watchdog
-        failed."""
+        """Return the seconds without a response after which the broker counts as hung.
+
+        This is over twice ZooKeeper's session time-out. By then other brokers lead its partitions, and the broker's own
+        watchdog has failed.
+        """
         return 2 * self._spec.session_timeout_ms / 1000 + 2
 
     @property
     def peer(self) -> ProcessIdentity | None:
-        """Return the process at the other end; None without a connection."""
+        """Return the process at the other end, or None without a connection."""
         return self._connection.peer if self._connection is not None else None
 
     async def open(self) -> ControlConnection | None:
-        """Open a connection without a lease. Return None if the broker does not listen."""
+        """Open a connection without sending ``hello``. Return None if the broker does not listen."""
         return await ControlConnection.open(runtime_directory.control_socket(self._slot.path))
 
     async def hello(self, connection: ControlConnection) -> BrokerStatus:
-        """Send hello; close the connection if that fails."""
+        """Send ``hello`` over a connection and return the broker's status. Close the connection if that fails."""
         try:
             return await connection.call(
                 "hello",
@@ -147,12 +153,12 @@ class ControlLink:
         async with self._reaching:
             if self._connection is None:
                 self._connection = connection
-            else:  # a stop was faster and has its own connection
+            else:  # A concurrent stop has opened a connection first.
                 await connection.close()
         self.status = status
 
     async def poll(self) -> None:
-        """Ask the broker for its status.
+        """Request the broker's status and keep it in ``status``.
 
         Raises:
             asyncio.TimeoutError: the broker hangs; the connection is closed.
@@ -170,7 +176,7 @@ class ControlLink:
             await self.close()
 
     async def send(self, op: str) -> BrokerStatus | None:
-        """Send a command and return the response; None if there is none, or if the broker refuses the command."""
+        """Send a command and return the response, or None if the broker does not respond or refuses the command."""
         try:
             connection = await self._reach()
             return await connection.call(op, timeout_s=self.hung_after_s) if connection is not None else None
@@ -180,7 +186,7 @@ class ControlLink:
             return None
 
     async def _reach(self) -> ControlConnection | None:
-        """Return the connection to the broker, a new one if the last was lost; None if the broker does not listen."""
+        """Return the connection to the broker, opened again if it was lost, or None if the broker does not listen."""
         async with self._reaching:
             if self._connection is None:
                 connection = await self.open()
@@ -190,7 +196,7 @@ class ControlLink:
             return self._connection
 
     async def close(self) -> None:
-        """Close the connection; the next call opens another one."""
+        """Close the connection. The next command opens another one."""
         connection, self._connection = self._connection, None
         if connection is not None:
             await connection.close()

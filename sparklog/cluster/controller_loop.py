@@ -1,8 +1,8 @@
-"""Controller in the driver: a thread with an event loop that takes part in elections, term after term.
+"""The controller's thread: it takes part in elections and serves one term after the other.
 
-The process that creates the ephemeral ``/controller`` is the active controller; all others stand by until the node
-disappears. After its session expires, the controller takes part again, because a driver that was suspended must not
-leave the cluster without a controller.
+The process that creates the ephemeral node ``/controller`` is the active controller. All others stand by until the node
+disappears. After its session has expired, a controller takes part in elections again: a driver that was only suspended
+must not leave the cluster without a controller.
 """
 
 from __future__ import annotations
@@ -32,20 +32,20 @@ from sparklog.zk.session import SessionState, ZkSession
 
 log = logging.getLogger(__name__)
 
-#: Pause after a transient failure; it grows with consecutive immediate failures.
+#: The pause after a failed term. It grows if terms fail soon after their start several times in a row.
 _RETRY_S = 0.2
-#: Minimum length of a term that does not count as an immediate failure.
+#: A term that lasted longer than this resets the pause.
 _LASTING_S = 30.0
 _STOP_TIMEOUT_S = 20.0
 
 
 class _OtherCluster(ClusterError):
-    """Mismatch between the cluster in ZooKeeper and the one that this controller was started for."""
+    """ZooKeeper has another cluster than the one that this controller was started for."""
 
 
 @dataclass(frozen=True, slots=True)
 class ControllerStatus:
-    """State of this controller: connecting, standby, active, stopped or failed (see ``detail``)."""
+    """The state of this controller: connecting, standby, active, stopped or failed. ``detail`` has the reason."""
 
     state: str = "connecting"
     controller_epoch: int = -1
@@ -56,8 +56,10 @@ class ControllerStatus:
 
 
 class ControllerLoop:
-    """Controller in its own thread, with a thread-safe interface. ``on_change`` is called in the controller's thread
-    and must return quickly."""
+    """A controller in its own thread, with a thread-safe interface.
+
+    ``on_change`` is called in the controller's thread and must return quickly.
+    """
 
     def __init__(
         self,
@@ -69,8 +71,10 @@ class ControllerLoop:
         on_change: Callable[[ControllerStatus], None] | None = None,
         keys: KeyRing | None = None,
     ) -> None:
-        """``cluster_id`` empty: use the existing cluster, or create one. ``settings`` have Kafka's keys. ``keys``: the
-        cluster's secrets; brokers that have them refuse a controller without them.
+        """Read the settings.
+
+        If ``cluster_id`` is empty, the controller uses the cluster in ZooKeeper, or creates one. ``settings`` have
+        Kafka's keys. ``keys`` are the cluster's secrets. Brokers that have secrets refuse a controller without them.
 
         Raises:
             ConfigError: a setting is unknown or out of range.
@@ -81,7 +85,7 @@ class ControllerLoop:
         self._keys = keys
         self._session_timeout_ms = session_timeout_ms or config.session_timeout_ms
         self._connect_timeout_ms = config.zk_connection_timeout_ms
-        #: Settings of every term's core.
+        #: The settings of the ``Controller`` of every term.
         self.settings = ControllerSettings(
             session_timeout_ms=self._session_timeout_ms,
             unclean_recovery_timeout_ms=config.unclean_recovery_timeout_ms,
@@ -94,13 +98,13 @@ class ControllerLoop:
         self._on_change = on_change
         self.controller_id = f"{socket.gethostname()}-{os.getpid()}-{uuid.uuid4().hex[:8]}"
         self._status = ControllerStatus()
-        #: Whether ZooKeeper had the expected cluster before.
+        #: Whether this thread has found the expected cluster in ZooKeeper before.
         self._found = False
         self._changed = threading.Condition()
         self._loop: asyncio.AbstractEventLoop | None = None
         self._stopping: asyncio.Event | None = None
         self._thread: threading.Thread | None = None
-        #: The current session, which tests end.
+        #: The current session. It is public so that tests can end it.
         self.session: ZkSession | None = None
 
     @property
@@ -188,7 +192,8 @@ class ControllerLoop:
             pauses = growing_pauses(_RETRY_S)
             while True:
                 await session.connected()
-                # Not the first session: the last one expired, and brokers' sessions may have expired too.
+                # If this is not the first session, the last one has expired, and brokers' sessions may have expired as
+                # well.
                 cautious = generation not in (0, session.generation)
                 generation = session.generation
                 began = time.monotonic()
@@ -208,7 +213,7 @@ class ControllerLoop:
                     log.error("the controller restarts: %s", error, exc_info=unforeseen)
                     detail = f"{type(error).__name__}: {error}" if unforeseen else str(error)
                     self._set(replace(self._status, state="connecting", detail=detail))
-                    await self._resign(store)  # another controller may succeed
+                    await self._resign(store)  # Another controller may succeed where this one failed.
                     failed = True
                 if time.monotonic() - began > _LASTING_S:
                     pauses = growing_pauses(_RETRY_S)
@@ -237,13 +242,15 @@ class ControllerLoop:
             return None
 
     async def _one_round(self, store: ControllerStore, *, cautious: bool) -> bool:
-        """Be elected and serve one term, or stand by until ``/controller`` disappears. Return whether the term
-        failed."""
+        """Serve one term if elected; otherwise stand by until ``/controller`` disappears.
+
+        Return whether the term failed.
+        """
         await store.cluster.prepare()
         found = await store.cluster.cluster_id()
         if self._cluster_id and found != self._cluster_id:
             detail = f"ZooKeeper at {self._zookeeper} has cluster {found!r}; expected {self._cluster_id}"
-            # If the cluster was the expected one before, its id was changed, and may be restored.
+            # If the id was right before, it was changed and may be restored, so retry.
             raise ClusterError(detail) if self._found else _OtherCluster(detail)
         self._found = True
         epoch = await store.elect(self.controller_id)
@@ -272,7 +279,7 @@ class ControllerLoop:
         return term.failed
 
     async def _resign(self, store: ControllerStore) -> None:
-        """Delete our own node, which would prevent the election of others and our next term."""
+        """Delete the ``/controller`` node of this process, because while it exists no controller can be elected."""
         if store.session.state is not SessionState.CONNECTED:
             return
         try:

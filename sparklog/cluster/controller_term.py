@@ -1,8 +1,9 @@
-"""One controller term: it passes facts from ZooKeeper and brokers to the core, and performs the core's effects.
+"""One controller term: it passes events from ZooKeeper and brokers to a ``Controller`` and performs its effects.
 
-This module decides nothing. Everything runs on one loop: the term steps the core synchronously, and the results of
-effects return to the core as events. The term ends when the core resigns, the session expires, or ``/controller``
-belongs to another controller.
+The ``Controller`` is the *core* of the term.
+
+This module makes no decisions. Everything runs on one event loop. The results of effects return to the core as events.
+The term ends when the core resigns, the session expires, or ``/controller`` belongs to another controller.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ from sparklog.zk.session import SessionState
 
 
 class ControllerTerm:
-    """One term of the controller. Owner: ``ControllerLoop``. Life cycle: ``run`` returns when the term is over."""
+    """One term of the controller, owned by ``ControllerLoop``. ``run`` returns when the term is over."""
 
     def __init__(
         self,
@@ -70,15 +71,15 @@ class ControllerTerm:
 
     @property
     def counters(self) -> Counter[str]:
-        """Return the counts of events of this term, by metric name."""
+        """Return the counters of this term, by metric name."""
         return self.runner.counters
 
     async def run(self, *, cautious: bool) -> str:
-        """Read the cluster's state, then follow its changes until the term is over. Return the reason for the end.
+        """Read the cluster's state, then handle its changes until the term is over. Return the reason for the end.
 
         Raises:
-            ZkUnreachable: the connection to ZooKeeper was lost before everything was read.
-            ZkError: a node that every cluster has is missing, or ZooKeeper refused a request.
+            ZkUnreachable: the connection to ZooKeeper was lost before the whole state was read. ZkError: a node that
+            every cluster has is missing, or ZooKeeper refused a request.
         """
         unwatch: Callable[[], None] | None = None
         try:

@@ -1,7 +1,7 @@
-"""Runner of a term's core: it steps the core, sets the timer of the core's deadline, and owns the term's tasks.
+"""The runner of a term's core, a ``Controller``: it calls ``step``, sets the timer, and owns the term's tasks.
 
-The runner does no I/O of its own. The parts of a term that read ZooKeeper or perform effects run their work as its
-tasks and give it the resulting events. The term ends when the core resigns or when any step or task fails.
+The runner itself does no I/O. The parts of a term that read ZooKeeper or perform effects start their work as tasks of
+the runner, and pass the resulting events to it. The term ends when the core resigns, or when any step or task fails.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ def _now_ms() -> int:
 
 
 class CoreRunner:
-    """Runner of the core of one term. Owner: ``ControllerTerm``, on its loop. Life cycle: until ``close``."""
+    """The runner of the core of one term. A ``ControllerTerm`` owns it, on its event loop, until ``close``."""
 
     def __init__(
         self,
@@ -45,7 +45,7 @@ class CoreRunner:
         #: Whether the term ended with an unexpected error.
         self.failed = False
         self.counters: Counter[str] = Counter()
-        #: Done with the reason once the term is over.
+        #: A future that is done, with the reason, when the term is over.
         self.over: asyncio.Future[str] = asyncio.get_running_loop().create_future()
         self._session = session
         self._unreadable = unreadable
@@ -61,10 +61,10 @@ class CoreRunner:
         return frozenset(self._tasks)
 
     def step(self, event: Event) -> None:
-        """Step the core with ``event``; end the term if that fails.
+        """Pass ``event`` to the core; end the term if that fails.
 
-        Timers and watches also call this method and cannot handle an error. A new term is safer than one that continues
-        with part of the state.
+        The callers include timers and watches, which cannot handle an error. A new term is safer than one that
+        continues with an incomplete state.
         """
         if self.over.done():
             return
@@ -74,7 +74,10 @@ class CoreRunner:
             self.fail(type(event).__name__, error)
 
     def advance(self, event: Event) -> None:
-        """Step the core with ``event`` and perform its effects. Raises any error of the step or of an effect."""
+        """Pass ``event`` to the core and perform the resulting effects.
+
+        Raises any error of the step or of an effect.
+        """
         for effect in self.core.step(event, _now_ms()):
             self._perform(effect)
         self._set_timer()
@@ -135,8 +138,10 @@ class CoreRunner:
             self.fail(task.get_name(), error)
 
     async def retry(self, operation: Callable[[], Awaitable[None]]) -> None:
-        """Carry out an idempotent operation: retry until it succeeds, after a lost connection, a refusal or an
-        unreadable node."""
+        """Carry out an idempotent operation. Retry until it succeeds.
+
+        It may fail because of a lost connection, a refusal by ZooKeeper, or an unreadable node.
+        """
         for pause_s in growing_pauses(PAUSE_S):
             await self._session.connected()
             try:

@@ -1,4 +1,4 @@
-"""Assignment of a log directory to one broker of this host: its supervision lock, broker id and port.
+"""The assignment of a log directory to one broker: the lock of its supervisor, the broker id and the port.
 
 A new directory gets an id from ZooKeeper and the first free port. Both are written to its ``meta.json`` before the
 broker starts, and never change, so that clients find the broker again.
@@ -23,14 +23,15 @@ from sparklog.storage.disk import RealDisk
 
 log = logging.getLogger(__name__)
 
-#: Tasks of the generation before are killed by Spark, or end by themselves, well within this.
+#: The maximum wait for the lock. The tasks of the previous generation end, or are killed by Spark, well within this
+#: time.
 LOCK_TIMEOUT_S = 20.0
-#: Ports tried for a new directory.
+#: The number of ports that are tried for a new directory.
 _PORTS_TRIED = 1000
 
 
 async def survey_host(spec: GenerationSpec, *, task: int, host: str) -> HostSurvey:
-    """Return the log directories of this host. ``problem`` names a directory that cannot be used."""
+    """Return the log directories of this host. ``problem`` describes directories that cannot be used."""
     found, empty, problem = [], [], ""
     standing, possible = candidates(spec)
     for path in standing:
@@ -47,7 +48,7 @@ async def survey_host(spec: GenerationSpec, *, task: int, host: str) -> HostSurv
 
 
 async def is_live(log_dir: Path) -> bool:
-    """Return whether a broker process uses this directory, or is starting to."""
+    """Return whether a broker process uses this directory or is starting on it."""
     connection = await ControlConnection.open(runtime_directory.control_socket(log_dir))
     if connection is not None:
         await connection.close()
@@ -62,8 +63,8 @@ async def claim_slot(
     """Lock a directory for supervision, and assign it to a broker if it is new.
 
     Raises:
-        ClusterError: another process supervises it for longer than an ending generation would; another process uses its
-            port; no port is free.
+        ClusterError: another process keeps the directory's lock for longer than an ending generation would, another
+            process uses its port, or no port is free.
         StorageError: the directory cannot be used for a broker's data.
     """
     claim = await _claim(Path(found.path), spec)
@@ -102,7 +103,7 @@ async def _make_broker(
 
 
 def _free_port(spec: GenerationSpec) -> int:
-    """Return a free port. Call with the host's lock: ports that other tasks just took are in their ``meta.json``."""
+    """Return a free port. The caller holds the host's lock, so ports of other new directories are already recorded."""
     standing, _ = candidates(spec)
     metas = [read_meta(RealDisk(), path, cluster_id=spec.cluster_id) for path in standing]
     kept = {meta.port for meta in metas if meta is not None}

@@ -1,7 +1,7 @@
-"""``driver.json`` in the data directory: the process that runs the cluster there, and the addresses of its brokers.
+"""The file ``driver.json`` in the data directory: the driver's process, and the addresses of the brokers and ZooKeeper.
 
-The driver writes it once the cluster is ready, and removes it. The file of a killed driver names an ended process,
-which the start time distinguishes from a running one.
+The driver writes the file when the cluster is ready, and removes it when it ends. If a driver was killed, the start
+time in its file shows that the process has ended, even if another process has its pid.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ _NAME = "driver.json"
 
 class DriverPidfile(msgspec.Struct, frozen=True):
     process: ProcessIdentity
-    #: ``host:port,...`` of the brokers, and of ZooKeeper with the chroot.
+    #: The addresses ``host:port,...`` of the brokers, and of ZooKeeper with the chroot.
     bootstrap: str
     zookeeper: str
     version: int = 1
@@ -41,8 +41,10 @@ def forget_driver(data_dir: Path) -> None:
 
 
 def noted_driver(data_dir: Path) -> DriverPidfile | None:
-    """Return the driver that runs the cluster of this data directory on this host; None if there is none, or it is not
-    ready."""
+    """Return the driver that runs the cluster of this data directory on this host.
+
+    Return None if no driver runs or it is not ready yet.
+    """
     found = _read(data_dir)
     return found if found is not None and is_alive(found.process) else None
 

@@ -1,8 +1,8 @@
-"""Registration of the driver in ZooKeeper, which it also uses to direct generations.
+"""The registration of the driver in ZooKeeper, and its messages with the tasks of the barrier job.
 
-A cluster has one driver at a time: it holds the ephemeral ``/driver`` and a new driver epoch. Through the registration
-it writes directives for a generation and reads the reports of its tasks. Owner: the driver. Any of its threads may
-call; one thread with its own event loop does the work.
+A cluster has one driver at a time: the process that holds the ephemeral node ``/driver`` and the newest driver epoch.
+Over the same session the driver writes directives for a generation of the barrier job and reads the reports of its
+tasks. All methods may be called from any thread of the driver; a separate thread with its own event loop does the work.
 """
 
 from __future__ import annotations
@@ -35,8 +35,10 @@ T = TypeVar("T")
 
 
 class DriverRegistration:
-    """Driver's registration. Life cycle: ``take``, use, ``close``. ``lost`` is set once another driver has the
-    cluster."""
+    """The driver's registration. ``take`` creates it, and ``close`` deletes it.
+
+    The event ``lost`` is set when another driver has taken over the cluster.
+    """
 
     def __init__(
         self, zookeeper: str, *, session_timeout_ms: int, keys: KeyRing | None = None, owns_zookeeper: bool = False
@@ -63,11 +65,13 @@ class DriverRegistration:
         keys: KeyRing | None = None,
         owns_zookeeper: bool = False,
     ) -> DriverRegistration:
-        """Connect, and become the driver. ``keys``: the cluster's secrets. A ZooKeeper that this driver owns refuses
-        clients that do not know them, unless brokers of release 0.1.0 may need it.
+        """Connect to ZooKeeper and become the driver.
+
+        ``keys`` are the cluster's secrets. If this driver owns the ZooKeeper, it protects it against writes by clients
+        without the secrets, unless brokers of release 0.1.0 may still use it.
 
         Raises:
-            ClusterError: ZooKeeper does not respond, or another driver is alive (with its address).
+            ClusterError: ZooKeeper does not respond, or another driver is alive. The error names its host.
         """
         registration = cls(zookeeper, session_timeout_ms=session_timeout_ms, keys=keys, owns_zookeeper=owns_zookeeper)
         try:
@@ -87,16 +91,17 @@ class DriverRegistration:
         self._loop.close()
 
     def direct(self, directive: Directive) -> None:
-        """Write a directive to ZooKeeper for the tasks of its generation. Raises ZkError if ZooKeeper is not
-        available."""
+        """Write a directive for the tasks of its generation. Raises ZkError if ZooKeeper is not available."""
         self._call(self._direct(directive))
 
     def live_brokers(self) -> tuple[BrokerRegistration, ...]:
         return self._call(self._store.live_brokers())
 
     def report(self, generation: int) -> GenerationReport | None:
-        """Return the report of this driver's ``generation``; None if there is none yet, or ZooKeeper is not
-        available."""
+        """Return the report of this driver's ``generation``.
+
+        Return None if there is no report yet or ZooKeeper is not available.
+        """
         return self._call(self._report(generation))
 
     # --- in the loop ---------------------------------------------------------------------------------------------
@@ -127,12 +132,16 @@ class DriverRegistration:
     async def _protect(self) -> None:
         if not self._keys or not self._owns_zookeeper:
             return
-        # Brokers of release 0.1.0 write to ZooKeeper too, and do not know the secret.
+        # Brokers of release 0.1.0 write to ZooKeeper and do not know the secret. So protect it only if there are none.
         if await self._zk.exists(paths.PROOF_REQUIRED) or await is_fresh(self._zk):
             await protect(self._zk, self._keys)
 
     async def _claim(self) -> int:
-        """Claim the node, waiting for the end of a killed driver's session; it ends sooner if the driver ran here."""
+        """Create the driver's node and return the new driver epoch.
+
+        The node of a killed driver disappears when its session expires. If that driver ran on this host, its node is
+        removed at once.
+        """
         deadline = time.monotonic() + self._session_timeout_ms / 1000 + 2
         own = _own_process()
         while True:
@@ -150,8 +159,11 @@ class DriverRegistration:
             await asyncio.sleep(0.1)
 
     async def _holder_is_alive_here(self) -> bool:
-        """Return whether a running driver on this host holds the registration. A dead driver's node is removed. The pid
-        alone is not enough: after a boot, or in a container, another process may have it, often the new driver."""
+        """Return whether a running driver on this host holds the registration; remove the node of a dead one.
+
+        The pid alone does not identify the driver: after a reboot, or in a container, another process may have the same
+        pid, often the new driver itself.
+        """
         try:
             node = await self._zk.get(paths.DRIVER)
         except ZkNoNode:
@@ -160,9 +172,9 @@ class DriverRegistration:
         if holder.host != socket.gethostname():
             return False
         if holder.boot_id and holder.boot_id != boot_id():
-            return False  # an earlier boot, or another host with the same name: wait for its session to end
+            return False  # Another boot, or another host with this name: wait until its session expires.
         if holder.pid_namespace and holder.pid_namespace != pid_namespace():
-            return False  # the pid of another container has no meaning here: wait for its session to end
+            return False  # The pid is of another container: wait until its session expires.
         found = identify(holder.pid)
         noted = ProcessIdentity(holder.pid, holder.start_time, holder.boot_id) if holder.boot_id else found
         if found is not None and found == noted:
@@ -176,7 +188,7 @@ class DriverRegistration:
             self._reclaiming = self._loop.create_task(self._reclaim())
 
     async def _reclaim(self) -> None:
-        """Create the node again after the session expired, unless a newer driver has registered meanwhile."""
+        """Create the driver's node again in a new session, unless a newer driver has registered."""
         own = _own_process()
         holder = codecs.DriverNode(
             self.epoch,
@@ -205,12 +217,15 @@ class DriverRegistration:
             except ZkMultiFailed as error:
                 if isinstance(error.cause, ZkNodeExists) and await self._holds_it():
                     return
-            except ZkError as error:  # no other code retries, and without the node any driver could register
+            except ZkError as error:  # Retry, because without the node another driver could register.
                 log.error("could not register the driver again, retrying: %s", error)
             await asyncio.sleep(0.2)
 
     async def _holds_it(self) -> bool:
-        """Return whether the node belongs to the current session. False also if the node or ZooKeeper disappeared."""
+        """Return whether the node exists and belongs to the current session.
+
+        Return False if ZooKeeper does not respond.
+        """
         try:
             return (await self._zk.get(paths.DRIVER)).ephemeral_owner == self._zk.session_id
         except (ZkNoNode, ZkUnreachable):

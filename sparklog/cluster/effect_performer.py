@@ -1,6 +1,6 @@
-"""Performer of the effects of a term's core: writes and reads in ZooKeeper, and requests to brokers.
+"""The performer of the effects of a term's ``Controller``: reads and writes in ZooKeeper, and requests to brokers.
 
-It decides nothing. The results of effects return to the core as events.
+It makes no decisions. The results of effects return to the controller as events.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ log = logging.getLogger(__name__)
 
 
 class EffectPerformer:
-    """Performer of a core's effects. Owner: one controller term, on its loop. Its tasks end with the term."""
+    """The performer of the effects of one controller term. Its tasks end with the term."""
 
     def __init__(
         self,

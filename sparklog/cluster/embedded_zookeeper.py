@@ -1,9 +1,9 @@
-"""Embedded ZooKeeper server from pyspark's jars: one Java process beside the driver.
+"""The embedded ZooKeeper server: a Java process on the driver's host, with the jars of pyspark.
 
-It is detached and outlives the driver, so brokers keep their sessions, and the next driver adopts it on the port of its
-first start. A file (pid, start time, boot) identifies the running server, which is checked with ZooKeeper's ``srvr``
-command. A lock protects the start, so two drivers never start two servers in one directory.
-It does not support ensembles: use ``zookeeper.connect`` for an existing one.
+The process is independent of the driver and keeps running after it, so brokers keep their sessions. The next driver
+takes the server over. A restarted server keeps the port of its first start. A file identifies the running process (pid,
+start time, boot), and ZooKeeper's ``srvr`` command checks it. A lock protects the start, so two drivers never start two
+servers in one directory. An ensemble is not supported: set ``zookeeper.connect`` to use an existing one.
 """
 
 from __future__ import annotations
@@ -30,14 +30,15 @@ from sparklog.model import host_and_port
 from sparklog.storage.disk import PRIVATE_DIRECTORY, RealDisk, read_file, replace_file
 
 FORMAT_VERSION = 1
-#: ZooKeeper ends a session at the first tick after its time-out. The usual tick of one or two seconds would add that
-#: much to the detection of a lost host.
+#: ZooKeeper ends a session at the first tick after its time-out. With the usual tick of one or two seconds, the
+#: detection of a lost host would take that much longer.
 TICK_MS = 200
 _SHORTEST_SESSION_MS = 1000
 START_TIMEOUT_S = 30.0
-#: Maximum wait for the kernel to end a killed process.
+#: The maximum wait until the kernel has ended a killed process.
 _KILL_S = 5.0
-#: The jars of pyspark that the server needs. All 300 on the class path would triple the start-up time.
+#: The jars of pyspark that the server needs. With all 300 jars on the class path the start would take three times as
+#: long.
 _JARS = re.compile(
     r"(zookeeper|zookeeper-jute|slf4j-api|log4j-(api|core|slf4j2-impl)|metrics-core|snappy-java|commons-(io|cli|lang3)"
     r"|netty-(handler|buffer|common|transport|codec|codec-base|resolver|transport-native-unix-common"
@@ -49,13 +50,13 @@ _SYSTEM_PROPERTIES = (
     "-Djava.awt.headless=true",
     "-Dorg.apache.logging.log4j.level=WARN",
     "-Dzookeeper.admin.enableServer=false",
-    # Kilobytes allocated ahead for each transaction log; the default of 64 MB is meant for dedicated disks.
+    # The kilobytes that are preallocated for each transaction log. The default of 64 MB is meant for dedicated disks.
     "-Dzookeeper.preAllocSize=4096",
 )
 
 
 class _Note(msgspec.Struct, frozen=True):
-    """``server.json``: the last server started in this directory, and its permanent address."""
+    """The content of ``server.json``: the last server that was started in this directory, and its permanent address."""
 
     version: int
     host: str
@@ -64,8 +65,11 @@ class _Note(msgspec.Struct, frozen=True):
 
 
 class EmbeddedZookeeper:
-    """Running server. ``start`` creates it, ``stop`` ends it, ``leave`` leaves it running, and ``start_again`` replaces
-    a dead one."""
+    """A running server.
+
+    ``start`` starts it or takes over a running one. ``stop`` ends it, ``leave`` leaves it running, and ``start_again``
+    replaces a dead one.
+    """
 
     def __init__(
         self, directory: Path, host: str, port: int, process: ProcessIdentity, *, settings: Mapping[str, str]
@@ -74,7 +78,7 @@ class EmbeddedZookeeper:
         self.connect = host_and_port(host, port)
         self.process = process
         self._settings = settings
-        #: Whether it was already running.
+        #: Whether the server was already running before ``start``.
         self.adopted = True
         self._child: subprocess.Popen[bytes] | None = None
 
@@ -82,17 +86,18 @@ class EmbeddedZookeeper:
     def start(
         cls, directory: Path, *, host: str = "127.0.0.1", port: int = 0, settings: Mapping[str, str] | None = None
     ) -> EmbeddedZookeeper:
-        """Start the server of ``directory``, or adopt the running one. Blocks until it responds.
+        """Start the server of ``directory``, or take over the running one. Blocks until the server responds.
 
-        ``host`` is the address to listen on and for clients. ``port`` 0: the recorded one, or any free one at the first
-        start. ``settings`` are lines of zoo.cfg that override the defaults.
+        The server listens on ``host``, and clients connect to it there. If ``port`` is 0, the server uses the recorded
+        port, or any free port at the first start. ``settings`` are lines of zoo.cfg that override the defaults.
 
         Raises:
             ClusterError: Java is missing, another program uses the recorded port, or the server did not start (with the
                 end of its output).
             ConfigError: Spark, whose jars include the server, is not installed.
         """
-        # Private to this user: another user who can read the lock file could hold the lock and prevent a start.
+        # The directory is private to this user: another user who could read the lock file could hold the lock and
+        # prevent a start.
         directory.mkdir(PRIVATE_DIRECTORY, parents=True, exist_ok=True)
         with contextlib.suppress(PermissionError):
             directory.chmod(PRIVATE_DIRECTORY)
@@ -106,8 +111,9 @@ class EmbeddedZookeeper:
             return server
 
     def start_again(self) -> EmbeddedZookeeper | None:
-        """Return the successor of this server, which has ended: started on the same port and data, or adopted if
-        another driver was faster. None if this server was stopped deliberately.
+        """Start a server on the port and data of this one, which has ended, and return the new one.
+
+        If another driver has already started one, return that. Return None if this server was stopped deliberately.
 
         Raises:
             ClusterError: as ``start``.
@@ -155,7 +161,8 @@ class EmbeddedZookeeper:
         try:
             _write_note(directory, _Note(FORMAT_VERSION, host, port, process))
         except BaseException:
-            # For example on a full disk: the server could not be identified later, and would keep its port in use.
+            # The file could not be written, for example because the disk is full. Stop the server, because it could not
+            # be identified later and would keep its port in use.
             child.kill()
             child.wait()
             raise
@@ -185,21 +192,21 @@ class EmbeddedZookeeper:
         raise ClusterError(f"{found}: {_last_words(self.directory)}")
 
     def leave(self) -> None:
-        """Leave the server running, and release it."""
+        """Leave the server running, without further control by this object."""
         if self._child is not None:
-            # Popen's finalizer would warn of a running child, which is intended here.
+            # Otherwise Popen's finalizer would warn that the child still runs, which is intended here.
             self._child.returncode = 0
             self._child = None
 
     def stop(self, *, timeout_s: float = 5.0) -> None:
-        """Stop the server with SIGTERM, and SIGKILL after ``timeout_s``. Its data is safe in both cases."""
+        """Stop the server with SIGTERM, or with SIGKILL after ``timeout_s``. Its data is safe in both cases."""
         if not self.directory.is_dir():
             self._end(timeout_s=timeout_s)
             return
         with _lock(self.directory):
             self._end(timeout_s=timeout_s)
             note = _read_note(self.directory)
-            # Recorded under the lock, so that another driver does not mistake the stop for a crash and restart the
+            # Record the stop under the lock, so that another driver does not mistake it for a crash and restart the
             # server.
             if note is not None and note.process == self.process:
                 _write_note(self.directory, msgspec.structs.replace(note, process=None))
@@ -222,11 +229,12 @@ class EmbeddedZookeeper:
 
     @property
     def has_been_stopped(self) -> bool:
-        """Return whether any process stopped the server deliberately or deleted its directory. False if it crashed or
-        was replaced by another server.
+        """Return whether the server was stopped deliberately, by any process, or its directory was deleted.
+
+        Return False if the server crashed or another one has replaced it.
 
         Raises:
-            ClusterError: its file cannot be read.
+            ClusterError: ``server.json`` cannot be read.
         """
         if not self.directory.is_dir():
             return not self.is_alive
@@ -279,7 +287,7 @@ def _configuration(data: Path, host: str, port: int, settings: Mapping[str, str]
         "autopurge.snapRetainCount": "3",
         "autopurge.purgeInterval": "1",
         **settings,
-        # What this module relies on.
+        # These lines cannot be overridden, because this module relies on them.
         "4lw.commands.whitelist": "srvr,ruok,mntr",
         "dataDir": str(data),
         "clientPortAddress": host,
@@ -289,11 +297,10 @@ def _configuration(data: Path, host: str, port: int, settings: Mapping[str, str]
 
 
 def _class_path() -> str:
-    """Return the class path of ZooKeeper's server, which is among Spark's jars.
+    """Return the class path of ZooKeeper's server, with jars of Spark.
 
     Raises:
-        ClusterError: none of Spark's directories has the server.
-        ConfigError: there is none because Spark is not installed.
+        ClusterError: none of Spark's jar directories has ZooKeeper's server. ConfigError: Spark is not installed.
     """
     directories = _jar_directories()
     for directory in directories:
@@ -308,8 +315,11 @@ def _class_path() -> str:
 
 
 def _jar_directories() -> list[Path]:
-    """Return directories that may have Spark's jars. In ``--deploy-mode cluster`` pyspark is a zip file without jars:
-    they are in Spark's home, or on YARN in the container's working directory."""
+    """Return the directories in which Spark's jars may be.
+
+    In ``--deploy-mode cluster`` pyspark is a zip file without jars. The jars are then in Spark's home, or on YARN in
+    the container's working directory.
+    """
     spec = find_spec("pyspark")
     found = [Path(spec.origin).parent / "jars"] if spec is not None and spec.origin is not None else []
     if home := os.environ.get("SPARK_HOME"):
@@ -357,7 +367,7 @@ def _read_note(directory: Path) -> _Note | None:
 
 
 def _write_note(directory: Path, note: _Note) -> None:
-    """Write the file durably, because clients find the server again only by the port in it."""
+    """Write ``server.json`` durably, because clients find a restarted server only if it keeps the port in the file."""
     replace_file(_DISK, directory / "server.json", msgspec.json.encode(note))
 
 

@@ -1,8 +1,8 @@
-"""Messages between driver and barrier tasks about one generation of the barrier job. Values only.
+"""The messages between the driver and the tasks of one generation, that is, of one run of the barrier job.
 
 ``GenerationSpec`` is pickled with the job. While the job runs, the driver writes directives (continue, regroup, stop)
-to one ZooKeeper node, and the tasks write reports (the serving brokers) to another. So neither needs a connection to
-the other, and nothing depends on Spark's cancel, which kills without notice.
+to one ZooKeeper node, and the tasks write reports (the serving brokers) to another. So the driver and the tasks need no
+connection to each other, and no Spark job has to be cancelled, which would kill its tasks without notice.
 """
 
 from __future__ import annotations
@@ -19,18 +19,20 @@ REPORT = paths.GENERATION
 
 
 class Phase(Enum):
-    """Action that a directive orders from the tasks of a generation."""
+    """What a directive orders the tasks of a generation to do."""
 
     RUN = "run"
-    #: End the job but not the brokers: the next generation has another size.
+    #: End the job but not the brokers, because the next generation has another number of tasks.
     REGROUP = "regroup"
     #: Stop all brokers of the cluster cleanly, then end the job.
     STOP = "stop"
 
 
 class Directive(msgspec.Struct, frozen=True):
-    """Order of the driver to the tasks of one generation, in a ZooKeeper node. A task of an older generation ends
-    immediately."""
+    """An order of the driver to the tasks of one generation, in a ZooKeeper node.
+
+    When a task of an older generation reads it, the task ends.
+    """
 
     driver_epoch: int
     generation: int
@@ -39,36 +41,38 @@ class Directive(msgspec.Struct, frozen=True):
 
 
 class GenerationSpec(msgspec.Struct, frozen=True, kw_only=True):
-    """Settings of one generation of the barrier job, with which its tasks start and supervise brokers."""
+    """The settings with which the tasks of one generation start and supervise brokers."""
 
     cluster_id: str
     zookeeper: str
     driver_epoch: int
     generation: int
-    #: Target number of brokers of the whole cluster.
+    #: The number of brokers that the whole cluster should have.
     brokers: int
-    #: Maximum number of new log directories per task; existing ones are always supervised.
+    #: The maximum number of log directories per task above which no new one is created. Existing ones are always
+    #: supervised.
     brokers_per_task: int
-    #: Log directories on every host, one broker per directory; empty: ``slot-0``, ``slot-1``, ... in ``data_dir``.
+    #: The log directories on every host, one broker per directory. If empty, they are ``slot-0``, ``slot-1``, ... in
+    #: ``data_dir``.
     log_dirs: tuple[str, ...]
     data_dir: str
-    #: First port to try for a new log directory.
+    #: The first port to try for a new log directory.
     port: int
-    #: Advertised address; empty: the host name of the task.
+    #: The advertised address. If empty, it is the host name of the task.
     advertised_host: str
-    #: Address to listen on.
+    #: The address on which brokers listen.
     bind_host: str
     #: Broker and topic settings with Kafka's keys.
     settings: dict[str, str]
     session_timeout_ms: int
-    #: The cluster's secrets, the newest first; see ``cluster_secret``. They are never shown.
+    #: The cluster's secrets, the newest first; see ``cluster_secret``. They are never logged or printed.
     secrets: tuple[Secret, ...] = ()
-    #: Start no broker: only adopt running ones, for a stop.
+    #: Whether to start no broker, but only adopt running ones in order to stop them.
     adopt_only: bool = False
 
 
 class ServingBroker(msgspec.Struct, frozen=True):
-    """Broker that responded to its supervisor."""
+    """A broker that has responded to its supervisor."""
 
     broker_id: int
     host: str
@@ -76,16 +80,16 @@ class ServingBroker(msgspec.Struct, frozen=True):
     pid: int
     incarnation: int
     log_dir: str
-    #: Whether it was already running when this generation began.
+    #: Whether the broker was already running when this generation began.
     adopted: bool
 
 
 class GenerationReport(msgspec.Struct, frozen=True):
-    """Report of a generation's tasks, once each of their brokers serves or has failed."""
+    """The report of a generation's tasks. They write it when each of their brokers serves or has failed."""
 
     driver_epoch: int
     generation: int
     brokers: tuple[ServingBroker, ...]
-    #: Reasons why brokers are missing, one sentence each.
+    #: The reasons why brokers are missing, one sentence each.
     problems: tuple[str, ...]
     version: int = 1

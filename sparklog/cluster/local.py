@@ -1,13 +1,13 @@
 """``sparklog.LocalCluster``: brokers in an existing Spark session, for the duration of a ``with`` block.
 
-It uses the same parts as the cluster job, in the user's own application: a barrier job supervises the brokers beside
-the user's jobs, so it leaves a task slot for them.
+It does in the user's application what the cluster job does in its own: a barrier job supervises the brokers. The
+barrier job leaves at least one task slot for the user's jobs.
 """
 
 from __future__ import annotations
 
 import atexit
-import concurrent.futures.thread  # noqa: F401 - its hook must be registered before ours, so that ours is called first
+import concurrent.futures.thread  # noqa: F401 - registers its exit hook before ours, so that ours is called first
 import logging
 import shutil
 import signal
@@ -32,14 +32,14 @@ log = logging.getLogger(__name__)
 
 
 class LocalCluster:
-    """Cluster of ``brokers`` in ``spark``, which may run on ``local[N]``, ``local-cluster`` or a Spark cluster.
+    """A cluster of ``brokers`` brokers in the session ``spark``, on ``local[N]``, ``local-cluster`` or a Spark cluster.
 
-    Without ``data_dir`` the data is in a temporary directory that is deleted at the end; otherwise the next cluster in
-    ``data_dir`` keeps it. ``zookeeper`` is an existing server; by default the cluster starts one. ``settings`` are
+    Without ``data_dir`` the data is in a temporary directory that is deleted at the end. Data in ``data_dir`` stays for
+    the next cluster there. ``zookeeper`` is an existing server; by default the cluster starts one. ``settings`` are
     broker settings and topic defaults with Kafka's keys. Inside the block ``spark.read.format("sparklog")`` needs no
     bootstrap servers.
 
-    Owner: the thread that created it. Usable once.
+    Only the thread that created the object may use it. It can be started once.
     """
 
     def __init__(
@@ -80,10 +80,11 @@ class LocalCluster:
         """Start the cluster, and return once every broker serves.
 
         Raises:
-            ClusterError: there are too few task slots (with their number, and what to change), or a broker does not
-                start.
+            ClusterError: there are too few task slots (the error says how many, and what to change), or a broker does
+                not start.
         """
-        # Brokers outlive their supervisors by design; a program that ends without a stop must not leave them running.
+        # Brokers keep running without their supervisors. So stop them also if the program ends without a call of
+        # ``stop``.
         _when_python_ends(lambda: self._stop(is_ended_otherwise=True))
         try:
             self.data_dir.mkdir(parents=True, exist_ok=True)
@@ -98,20 +99,23 @@ class LocalCluster:
         return self
 
     def stop(self) -> None:
-        """Stop the cluster cleanly; the Spark session continues. Idempotent.
+        """Stop the cluster cleanly. The Spark session continues. Idempotent.
 
         Raises:
-            ClusterError: brokers could not be stopped (with the reason) and keep running, with their ZooKeeper and
-                ``data_dir``, even a temporary one; the next cluster there adopts them. A further call does not retry,
-                and raises until they have ended.
+            ClusterError: brokers could not be stopped (the error has the reason). They keep running, and their
+                ZooKeeper and ``data_dir`` stay, even a temporary one. The next cluster in this directory takes the
+                brokers over. A further call does not retry, and raises until they have ended.
         """
         self._stop(is_ended_otherwise=False)
 
     def _stop(self, *, is_ended_otherwise: bool) -> None:
-        """Stop the cluster. ``is_ended_otherwise``: an error, which must not be hidden, or the end of the program."""
+        """Stop the cluster.
+
+        With ``is_ended_otherwise`` (an error in the block, or the end of the program) only log problems.
+        """
         left = self._driver.stop()
         if left:
-            self._temporary = False  # running brokers store their data in it
+            self._temporary = False  # Running brokers still store their data in it.
             left = f"the cluster in {self.data_dir}: {left}"
             if not is_ended_otherwise:
                 raise ClusterError(left)
@@ -129,7 +133,7 @@ class LocalCluster:
         return self._driver.zookeeper
 
     def admin(self) -> Admin:
-        """Return a new admin client; the caller closes it."""
+        """Return a new admin client. The caller must close it."""
         return Admin(self.bootstrap)
 
     def broker_pids(self) -> dict[int, int]:
@@ -142,7 +146,7 @@ class LocalCluster:
         return found
 
     def kill_broker(self, broker_id: int) -> int:
-        """Kill a broker of this machine with SIGKILL, like a crash; its supervisor restarts it. Return its pid.
+        """Kill a broker of this machine with SIGKILL, to simulate a crash. Return its pid. Its supervisor restarts it.
 
         Raises:
             ClusterError: the broker does not run on this machine.
@@ -156,6 +160,9 @@ class LocalCluster:
 
 
 def _when_python_ends(work: Callable[[], None]) -> None:
-    """Call ``work`` when the program ends while threads can still be handed work: a stop needs them, and by the time of
-    ``atexit`` every executor refuses. Python has that hook for its own executors only, under a private name."""
+    """Call ``work`` when the program ends, before Python's thread pools shut down.
+
+    A stop needs these pools, and when ``atexit`` handlers run they accept no more work. Python has this hook only for
+    its own executors, under a private name.
+    """
     getattr(threading, "_register_atexit", atexit.register)(work)

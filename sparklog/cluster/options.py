@@ -1,4 +1,4 @@
-"""Options for the start of a cluster, and the values derived from them for a given Spark master."""
+"""The options of a cluster, and the values that follow from them for a given Spark master."""
 
 from __future__ import annotations
 
@@ -14,50 +14,51 @@ from sparklog.config import broker_config
 from sparklog.errors import ConfigError
 
 DEFAULT_PORT = 9092
-#: Listen address of everything that no other machine needs.
+#: The listen address of services that only this machine needs.
 LOOPBACK = "127.0.0.1"
-#: Default session time-out with the embedded ZooKeeper, which is near and responds quickly.
+#: The default session time-out with the embedded ZooKeeper. It is short, because that server is near and responds
+#: quickly.
 EMBEDDED_SETTINGS = {"zookeeper.session.timeout.ms": "2000"}
-#: Default replication factor of topics, if there are that many brokers.
+#: The default replication factor of topics, if the cluster has that many brokers.
 DEFAULT_REPLICATION_FACTOR = 3
 
 
 class Sizing(NamedTuple):
-    """Number of tasks of the barrier job."""
+    """The number of tasks of the barrier job."""
 
     tasks: int
-    #: Slots left for other jobs of the same application.
+    #: The number of slots that the barrier job leaves for other jobs of the same application.
     spare: int
-    #: Tasks of later generations; 0: the same number.
+    #: The number of tasks of generations after the first; 0 for the same number.
     tasks_later: int = 0
 
 
 class ClusterOptions(msgspec.Struct, frozen=True, kw_only=True):
-    """Options of a cluster; ``checked`` validates them."""
+    """The options of a cluster. ``checked`` validates them."""
 
     data_dir: Path
     brokers: int = 3
-    #: Maximum new brokers per barrier task; 0: one, or one per log directory.
+    #: The maximum number of new brokers per barrier task; 0 for one, or for one per log directory.
     brokers_per_executor: int = 0
-    #: Log directories on each host, one broker per directory; empty: created in ``data_dir``.
+    #: The log directories on each host, one broker per directory. If empty, they are created in ``data_dir``.
     log_dirs: tuple[Path, ...] = ()
-    #: First port to try for a new log directory.
+    #: The first port to try for a new log directory.
     port: int = DEFAULT_PORT
-    #: Advertised address; empty: loopback with a local master, otherwise each host's name.
+    #: The advertised address. If empty, it is loopback with a local master, otherwise the name of each host.
     advertised_host: str = ""
-    #: ``host:port[,host:port][/chroot]``; empty: the embedded ZooKeeper.
+    #: The ZooKeeper to use, ``host:port[,host:port][/chroot]``. If empty, the embedded ZooKeeper is used.
     zookeeper: str = ""
     settings: dict[str, str] = {}
-    #: Lines of zoo.cfg for the embedded ZooKeeper.
+    #: The lines of zoo.cfg for the embedded ZooKeeper.
     zookeeper_settings: dict[str, str] = {}
-    #: Task slots that must remain for other jobs of the same Spark application.
+    #: The number of task slots that must remain for other jobs of the same Spark application.
     spare_slots: int = 0
 
     def checked(self) -> ClusterOptions:
         """Return the options with derived settings. Idempotent.
 
         Raises:
-            ConfigError: a value is out of range; settings as ``config.broker_config``.
+            ConfigError: a value is out of range, or ``config.broker_config`` refuses the settings.
         """
         if self.brokers < 1:
             raise ConfigError(f"brokers={self.brokers}: expected at least 1")
@@ -85,27 +86,28 @@ def brokers_per_task(options: ClusterOptions, master: str) -> int:
         return options.brokers
     if options.brokers_per_executor:
         return options.brokers_per_executor
-    # Executors of local-cluster share the machine's directories; on other masters each host has all named directories.
+    # With local-cluster all executors share the directories of one machine. With other masters each host has all named
+    # directories.
     return max(len(options.log_dirs), 1) if not is_one_machine(master) else 1
 
 
 def is_in_driver(master: str) -> bool:
-    """Return whether the master is local or local[N]: with one JVM, one task supervises all brokers."""
+    """Return whether the master is local or local[N], so that the executor runs in the driver's JVM."""
     return is_one_machine(master) and not master.startswith("local-cluster")
 
 
 def sizing(options: ClusterOptions, master: str) -> Sizing:
     tasks = math.ceil(options.brokers / brokers_per_task(options, master))
-    # On one machine one task can supervise every broker, and one slot becomes free even if user jobs occupy all of
-    # them.
+    # On one machine a single task can supervise all brokers, and a single slot becomes free even if user jobs occupy
+    # all slots.
     return Sizing(tasks, options.spare_slots, tasks_later=1 if is_one_machine(master) else 0)
 
 
 def read_settings(path: Path) -> dict[str, str]:
-    """Read a file of ``key = value`` lines; # begins a comment line.
+    """Read a file of ``key = value`` lines. Lines that begin with # are comments.
 
     Raises:
-        ConfigError: the file cannot be read, or a line has no value or repeats a key (with the line number).
+        ConfigError: the file cannot be read, or a line has no value or repeats a key. The error has the line number.
     """
     settings: dict[str, str] = {}
     try:

@@ -1,7 +1,7 @@
-"""Partition states between a term's core and ZooKeeper: ordered writes, their outcomes, and reads with retries.
+"""The writes and reads of partition states in ZooKeeper that a term's core (its ``Controller``) orders.
 
-A new topic may have thousands of partitions. Therefore the writes of a step are spread over several turns of the loop,
-and all outcomes of a turn reach the core together.
+A new topic may have thousands of partitions. Therefore the writes of one step are spread over several iterations of the
+event loop, and all outcomes that arrive in one iteration are passed to the core together.
 """
 
 from __future__ import annotations
@@ -21,22 +21,23 @@ from sparklog.model import TopicPartition, VersionedState
 from sparklog.zk.controller_store import ControllerStore, EpochLost, FateUnknown, NodeGone, StateOutcome, Written
 from sparklog.zk.errors import ZkUnreachable
 
-#: Maximum time for which one turn of the loop writes states, and maximum number of outcomes in one step of the core.
+#: The maximum time for which one iteration of the event loop sends writes, and the maximum number of outcomes in one
+#: step of the core.
 _TURN_S = 0.03
 _OUTCOMES_AT_ONCE = 2000
 
 
 class PartitionStateIo:
-    """Writes and reads of partition states. Owner: one controller term, on its loop. Its tasks end with the term."""
+    """The writes and reads of partition states of one controller term. Its tasks end with the term."""
 
     def __init__(self, runner: CoreRunner, store: ControllerStore) -> None:
         self._runner = runner
         self._store = store
         self._loop = asyncio.get_running_loop()
         self._to_write: deque[StateWrite] = deque()
-        #: Outcomes that the core has not received yet, each with its write.
+        #: The outcomes that the core has not received yet, each with its write.
         self._outcomes: dict[TopicPartition, tuple[StateWrite, StateOutcome | None]] = {}
-        #: Partitions whose states cannot be read; the term reads them again with pauses.
+        #: The partitions whose states could not be read. They are read again after pauses.
         self._unread: dict[TopicPartition, None] = {}
 
     # --- writes ----------------------------------------------------------------------------------------------------
@@ -49,9 +50,11 @@ class PartitionStateIo:
             self._write_more()
 
     def _write_more(self) -> None:
-        """Write states for a part of this turn of the loop: a new topic may have thousands of partitions. Skip writes
-        of topics that have been deleted, or whose deletion has begun, since the core ordered these writes. Otherwise
-        they would put nodes into a topic whose nodes are being deleted."""
+        """Send writes for a limited time; continue in the next iteration of the event loop.
+
+        Skip a write if the deletion of its topic has begun since the core ordered it. Otherwise it could create nodes
+        in a topic whose nodes are being deleted.
+        """
         ends_s = time.monotonic() + _TURN_S
         while self._to_write and not self._runner.over.done():
             write = self._to_write.popleft()
@@ -67,7 +70,8 @@ class PartitionStateIo:
                     on_outcome=partial(self._on_outcome, write),
                 )
             except Exception as error:
-                # The loop calls this method and would only log the error. The other writes would wait forever.
+                # The event loop calls this method and would only log an error, and the remaining writes would wait
+                # forever.
                 self._runner.fail(f"write of {write.tp}", error)
                 return
             if self._to_write and time.monotonic() >= ends_s:
@@ -75,13 +79,16 @@ class PartitionStateIo:
                 return
 
     def _is_pending(self, write: StateWrite) -> bool:
-        """Return whether the core waits for the outcome of this write. It does not wait if the topic was deleted, even
-        if the same partition of a new topic with this name waits for another write."""
+        """Return whether the core waits for the outcome of this write.
+
+        If the topic was deleted, the core does not wait, even if a new topic with this name waits for a write of the
+        same partition.
+        """
         partition = self._runner.core.state.partition(write.tp)
         return partition is not None and partition.pending is write
 
     def _on_outcome(self, write: StateWrite, tp: TopicPartition, outcome: StateOutcome | None) -> None:
-        """Collect an outcome. Many arrive in one turn of the loop, and the core receives all of a turn together."""
+        """Collect an outcome. The core receives all outcomes of one iteration of the event loop together."""
         if not self._outcomes:
             self._loop.call_soon(self._report_outcomes)
         self._outcomes[tp] = (write, outcome)
@@ -135,7 +142,7 @@ class PartitionStateIo:
     # --- reads -----------------------------------------------------------------------------------------------------
 
     async def read(self, tps: Sequence[TopicPartition]) -> None:
-        """Read states that the core ordered to read. After a lost connection, report the states as unknown."""
+        """Read states for a ReadStates of the core. If the connection is lost, report the states as unknown."""
         try:
             await self._store.session.connected()
             await self.read_changed(tps)
@@ -143,7 +150,9 @@ class PartitionStateIo:
             self._runner.step(StatesUnknown(tuple(tps)))
 
     async def read_changed(self, tps: Sequence[TopicPartition]) -> None:
-        """Read states for the core. Retry unreadable ones with pauses; the core decides nothing about them until then.
+        """Read states and pass them to the core. Retry unreadable ones after pauses.
+
+        Until then the core makes no decisions about these partitions.
 
         Raises:
             ZkUnreachable: the connection was lost.

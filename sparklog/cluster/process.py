@@ -1,6 +1,6 @@
-"""Reliable identification of processes: another process may have the pid by the time it is used.
+"""The reliable identification of processes. A pid alone is not enough, because another process may get it.
 
-An identity is a pid with the kernel's start time, on one boot. All functions work for processes that are not our
+An identity is a pid with the process's start time and the boot id. All functions work for processes that are not our
 children, because an adopted broker is not a child of its supervisor. Linux only: it reads /proc and uses pidfds.
 """
 
@@ -18,10 +18,10 @@ import msgspec
 
 
 class ProcessIdentity(msgspec.Struct, frozen=True):
-    """Unique identity of one process."""
+    """The unique identity of one process."""
 
     pid: int
-    #: Clock ticks after boot. Source: proc_pid_stat(5), field 22.
+    #: The start time in clock ticks after boot. Source: proc_pid_stat(5), field 22.
     start_time: int
     boot_id: str
 
@@ -31,7 +31,7 @@ def boot_id() -> str:
 
 
 def identify(pid: int) -> ProcessIdentity | None:
-    """Return the process that currently has ``pid``; None if there is none, or only a zombie."""
+    """Return the process that currently has ``pid``. Return None if there is none, or only a zombie."""
     try:
         stat = Path(f"/proc/{pid}/stat").read_bytes()
     except (FileNotFoundError, ProcessLookupError):
@@ -48,9 +48,9 @@ def is_alive(identity: ProcessIdentity) -> bool:
 
 
 def send_signal(identity: ProcessIdentity, number: signal.Signals) -> bool:
-    """Send a signal to exactly this process. Return False if it has ended.
+    """Send a signal to exactly this process. Return False if the process has ended.
 
-    The pidfd is opened before the identity is compared: a pid reused in between would fail the comparison.
+    The pidfd is opened before the identity is compared. So if the pid has been reused, the comparison fails.
     """
     try:
         descriptor = os.pidfd_open(identity.pid)
@@ -68,7 +68,7 @@ def send_signal(identity: ProcessIdentity, number: signal.Signals) -> bool:
 
 
 async def exited(identity: ProcessIdentity) -> None:
-    """Wait until the process has ended, whatever its parent is."""
+    """Wait until the process has ended. It need not be a child of this process."""
     try:
         descriptor = os.pidfd_open(identity.pid)
     except ProcessLookupError:
@@ -95,7 +95,7 @@ def peer_of(connection: socket.socket) -> ProcessIdentity | None:
 def port_taken(host: str, port: int) -> bool:
     """Return whether a process listens on ``port`` of the address ``host``."""
     with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as probe:
-        # As servers do: a port with connections only in TIME_WAIT is free.
+        # Servers set this as well: a port whose connections are all in TIME_WAIT is free.
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
             probe.bind((host, port))
@@ -107,7 +107,10 @@ def port_taken(host: str, port: int) -> bool:
 
 
 def host_name() -> str:
-    """Return a name of this host for other hosts: the full name if it resolves to more than loopback."""
+    """Return a name of this host for other hosts.
+
+    This is the fully qualified name, or else the host name, if it resolves. If neither does, it is ``localhost``.
+    """
     for name in (socket.getfqdn(), socket.gethostname()):
         if name.split(".")[0] == "localhost":
             continue

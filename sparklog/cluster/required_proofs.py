@@ -1,8 +1,8 @@
-"""Mark in ZooKeeper after which every broker must prove that it knows the cluster's secret; it is never removed.
+"""The mark in ZooKeeper after which every broker must prove that it knows the cluster's secret.
 
-Adopted brokers of release 0.1.0 take part without a proof. Once every broker that is alive, or that has replicas and
-may return, has registered with a proof, the controller sets the mark. From then on a registration without a proof does
-not count: its broker leads no partition, and other brokers do not learn of it.
+Running brokers of release 0.1.0 take part without a proof. When all live brokers, and all absent ones that have
+replicas, have registered with a proof, the controller sets the mark. It is never removed. From then on the controller
+ignores registrations without a proof: such a broker leads no partition, and other brokers do not learn of it.
 """
 
 from __future__ import annotations
@@ -21,15 +21,17 @@ log = logging.getLogger(__name__)
 
 
 class RequiredProofs:
-    """Check of required proofs. Owner: one controller term, on its loop. ``enabled`` false: this controller knows no
-    secret, and ignores proofs."""
+    """The check of required proofs, for one controller term.
+
+    If ``enabled`` is false, this controller knows no secret and does not require proofs.
+    """
 
     def __init__(self, session: ZkSession, *, enabled: bool) -> None:
         self._session = session
         self._enabled = enabled
         self._refused: set[tuple[int, int]] = set()
         self._awaited: frozenset[int] = frozenset()
-        #: Whether every broker must prove itself.
+        #: Whether every broker must prove that it knows the secret.
         self.required = False
 
     async def load(self) -> None:
@@ -38,7 +40,7 @@ class RequiredProofs:
             self.required = await self._session.exists(paths.PROOF_REQUIRED)
 
     def admitted(self, brokers: Iterable[BrokerRegistration]) -> tuple[BrokerRegistration, ...]:
-        """Return the registrations that count."""
+        """Return the registrations that the controller accepts."""
         if not self.required:
             return tuple(brokers)
         counted = []
@@ -60,8 +62,11 @@ class RequiredProofs:
     async def settle(
         self, live: Collection[BrokerRegistration], *, retired: Collection[int], hosting: Callable[[], set[int]]
     ) -> None:
-        """Set the mark if no broker without a proof is left. ``retired``: brokers that are known to have ended;
-        ``hosting`` returns the brokers that have replicas, which may return. Raises ZkError."""
+        """Set the mark if no broker without a proof is left. Raises ZkError.
+
+        ``retired`` are brokers that are known to have ended. ``hosting`` returns the brokers that have replicas and so
+        may return.
+        """
         if not self._enabled or self.required or not live:
             return
         awaited = {broker.broker_id for broker in live if not broker.proves}
@@ -82,7 +87,7 @@ class RequiredProofs:
         return {broker_id for broker_id, last in zip(brokers, found, strict=True) if last is None or not last.proves}
 
     async def _last_registration(self, broker_id: int) -> BrokerRegistration | None:
-        """Return a broker's last registration; None if there is none that can be read."""
+        """Return a broker's last registration, or None if there is none or it is unreadable."""
         path = paths.incarnation(broker_id)
         try:
             node = await self._session.get(path)

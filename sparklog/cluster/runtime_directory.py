@@ -1,7 +1,7 @@
-"""Directory of a host with the control sockets and process files of brokers, by log directory.
+"""The directory with the control sockets and process files of a host's brokers.
 
-The path of a Unix socket has at most 108 bytes, so these files cannot be in the log directories. The log directory
-alone determines their names, so a supervisor of any generation and driver finds them. The directory is in /tmp, not
+The path of a Unix socket has at most 108 bytes, so these files cannot be in the log directories. Their names depend
+only on the log directory, so every supervisor finds them, also under another driver. The directory is in /tmp, not
 TMPDIR, which cluster managers set to a directory that is deleted with the container.
 """
 
@@ -26,11 +26,11 @@ _BASE = Path("/tmp")
 
 
 def runtime_directory() -> Path:
-    """Return this user's directory; create it if it does not exist.
+    """Return the directory of this user; create it if it does not exist.
 
     Raises:
-        ClusterError: the path is not a directory that only this user can enter; another user's sockets there would be
-            trusted.
+        ClusterError: the path is not a directory that only this user can enter. Otherwise sockets of another user there
+            would be trusted.
     """
     path = _BASE / f"sparklog-{os.geteuid()}"
     with contextlib.suppress(FileExistsError):
@@ -54,7 +54,7 @@ def control_socket(log_dir: Path) -> Path:
 
 @contextlib.contextmanager
 def host_lock(*, timeout_s: float = 10.0) -> Iterator[None]:
-    """Hold this user's lock of the host, so that new log directories get their ports one by one.
+    """Hold the lock of this user on this host, so that only one new log directory at a time gets a port.
 
     Raises:
         ClusterError: the lock is not available within ``timeout_s``.
@@ -64,7 +64,7 @@ def host_lock(*, timeout_s: float = 10.0) -> Iterator[None]:
 
 
 def note_process(log_dir: Path, identity: ProcessIdentity) -> None:
-    """Record the process started for ``log_dir``, for a supervisor that gets no response from its socket."""
+    """Record the process that was started for ``log_dir``. Supervisors use it if the process has no socket."""
     target = runtime_directory() / f"{_stem(log_dir)}.json"
     with tempfile.NamedTemporaryFile(dir=target.parent, delete=False) as file:
         file.write(msgspec.json.encode(identity))
@@ -96,8 +96,10 @@ def forget(log_dir: Path) -> None:
 
 
 def forget_vanished() -> None:
-    """Remove the files of processes whose log directories were deleted. The next process of an existing directory
-    reuses or overwrites its files."""
+    """Remove the files of processes whose log directories were deleted.
+
+    Files of existing directories are used again or overwritten by the next process.
+    """
     for config in runtime_directory().glob("*.config.json"):
         try:
             log_dir = Path(msgspec.json.decode(config.read_bytes(), type=_Configured).log_dir)
@@ -110,7 +112,7 @@ def forget_vanished() -> None:
 
 
 class _Configured(msgspec.Struct):
-    """Location in a broker's configuration file."""
+    """The log directory in a broker's configuration file."""
 
     log_dir: str
 

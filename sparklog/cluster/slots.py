@@ -1,8 +1,9 @@
-"""Broker slots: the assignment of log directories to the tasks of a generation.
+"""The assignment of log directories (slots) to the tasks of a generation.
 
 One log directory belongs to one broker. The assignment does not depend on a task's index, because executors change and
-two tasks may share a host. Every task surveys its host and gathers all surveys, and ``share_slots`` returns the same
-result in every task. Only the directory's ``meta.json`` stores a broker's id and port.
+two tasks may share a host. Every task lists the log directories of its host and receives the lists of all tasks.
+``share_slots`` then returns the same result in every task. A broker's id and port are stored only in the ``meta.json``
+of its directory.
 """
 
 from __future__ import annotations
@@ -19,28 +20,31 @@ from sparklog.cluster.generation import GenerationSpec
 
 
 class FoundSlot(msgspec.Struct, frozen=True):
-    """Log directory of a host. ``broker_id`` and ``port`` are -1 if it never belonged to a broker."""
+    """A log directory of a host. ``broker_id`` and ``port`` are -1 if the directory has never belonged to a broker."""
 
     path: str
     broker_id: int = -1
     port: int = -1
-    #: Whether a broker process currently responds there.
+    #: Whether a broker process responds in this directory.
     live: bool = False
 
 
 class HostSurvey(msgspec.Struct, frozen=True):
-    """Survey of a host by one task. ``host`` is equal exactly for tasks that see the same directories."""
+    """The log directories of a host, as one task found them.
+
+    ``host`` is equal for tasks that see the same directories, and only for them.
+    """
 
     task: int
     host: str
     slots: tuple[FoundSlot, ...]
-    #: Directories that could be created for new brokers, best first.
+    #: The directories that could be created for new brokers, the preferred one first.
     vacancies: tuple[str, ...]
     problem: str = ""
 
 
 class Slot(NamedTuple):
-    """Locked log directory of one broker."""
+    """The log directory of one broker, which this process has locked."""
 
     path: Path
     broker_id: int
@@ -48,18 +52,18 @@ class Slot(NamedTuple):
 
 
 class Share(msgspec.Struct, frozen=True):
-    """Directories whose brokers one task supervises."""
+    """The directories whose brokers one task supervises."""
 
     slots: tuple[FoundSlot, ...]
 
 
 def share_slots(surveys: Sequence[HostSurvey], *, brokers: int, per_task: int) -> dict[int, Share]:
-    """Assign the directories to tasks. Pure, and independent of the order of ``surveys``.
+    """Assign the directories to tasks. The result does not depend on the order of ``surveys``.
 
-    Directories with a broker come first, live ones before others, lower ids before higher ones. So a running broker
-    keeps a supervisor, and a broker with data restarts before an empty one is created. Their number may exceed
-    ``per_task``, because there may be fewer executors than before. New directories fill tasks up to ``per_task``, least
-    loaded first.
+    Directories that have a broker come first: live brokers before others, lower ids before higher ones. So a running
+    broker keeps a supervisor, and a broker with data restarts before a new one is created. A task may get more than
+    ``per_task`` of them, because there may be fewer executors than before. New directories are then assigned, the least
+    loaded task first, until tasks have ``per_task`` directories.
     """
     hosts: dict[str, list[HostSurvey]] = defaultdict(list)
     for survey in sorted(surveys, key=lambda survey: survey.task):
@@ -94,7 +98,7 @@ def _least_loaded(tasks: Sequence[HostSurvey], load: dict[int, list[FoundSlot]])
 
 
 def candidates(spec: GenerationSpec) -> tuple[list[Path], list[Path]]:
-    """Return the log directories of this host: existing ones, and ones that could be created."""
+    """Return the log directories of this host: those that exist, and those that could be created."""
     if spec.log_dirs:
         paths = [Path(path) for path in spec.log_dirs]
         return [path for path in paths if path.is_dir()], [path for path in paths if not path.is_dir()]

@@ -1,9 +1,9 @@
-"""Access to the ports of a Spark that runs on one machine: its shared secret, and a warning about open ports.
+"""The protection of the ports of a Spark that runs on one machine: its secret, and a warning about open ports.
 
-A client that Spark accepts can run programs through any port of the driver, Master, Workers and executors.
+A client that Spark accepts can run programs over the ports of the driver, Master, Workers and executors.
 ``spark_environment`` binds these ports to loopback before Spark's JVM starts, and authentication excludes other users
-of the machine. Spark generates the secret itself on ``local`` and on YARN; every other master needs one in the
-configuration.
+of the machine. With ``local`` and YARN Spark generates the secret itself. With every other master the configuration
+must have one.
 
 A secret in PYSPARK_SUBMIT_ARGS or in the settings of a session builder would be in the command line of Spark's JVM,
 which every user of the machine can read. This module passes the secret to the JVM over py4j's authenticated connection.
@@ -23,8 +23,10 @@ _SECRET_BYTES = 32
 
 
 def share_secret() -> None:
-    """Start Spark's JVM unless it runs, and set a new secret if the JVM needs one and has none. Call this before the
-    process creates its SparkContext or SparkSession."""
+    """Start Spark's JVM unless it runs, and set a new secret if the JVM needs one and has none.
+
+    Call this before the process creates its SparkContext or SparkSession.
+    """
     SparkContext._ensure_initialized()
     assert SparkContext._jvm is not None
     properties = SparkContext._jvm.java.lang.System
@@ -35,8 +37,11 @@ def share_secret() -> None:
 
 
 def exposure(context: SparkContext) -> str:
-    """Return a warning that names who else can run programs through the ports of ``context``, and the settings that
-    prevent it. It is empty if only this user can, or if Spark also runs on other machines."""
+    """Return a warning if other users or hosts can run programs over the ports of ``context``.
+
+    It names them, and the settings that prevent it. It is empty if only this user can, or if Spark also runs on other
+    machines.
+    """
     assert context.master is not None and context._jvm is not None
     if not is_one_machine(context.master):
         return ""

@@ -1,7 +1,7 @@
-"""Default Spark settings of the cluster job, set before Spark's JVM starts.
+"""The default Spark settings of the cluster job, which are set before Spark's JVM starts.
 
-The settings go to the front of PYSPARK_SUBMIT_ARGS. The user's arguments come later and override them. Settings made on
-a session from Python would override the user's.
+The settings are put at the front of PYSPARK_SUBMIT_ARGS, so the user's arguments, which come later, override them.
+Settings of a session builder in Python would override the user's arguments.
 """
 
 from __future__ import annotations
@@ -17,17 +17,18 @@ from sparklog.cluster.options import LOOPBACK, is_in_driver, is_one_machine
 from sparklog.cluster.process import identify
 from sparklog.errors import ClusterError
 
-#: Brokers are separate processes that the JVMs only start, so a JVM's start-up time matters and its peak speed does
-#: not. The options would slow down Spark SQL, so only the cluster job uses them.
+#: Options that make JVMs start fast. In the cluster job the JVMs only start brokers, which are separate processes, so
+#: the speed of the JVMs after their start does not matter. The options would slow down Spark SQL, so only the cluster
+#: job uses them.
 _QUICK_JVM = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
-#: Environment variable with the port of the JVM that started this process; spark-submit sets it.
+#: The environment variable with the port of the JVM that started this process. spark-submit sets it.
 _GATEWAY = "PYSPARK_GATEWAY_PORT"
 #: Spark's default master.
 _SPARKS_OWN_MASTER = "local[*]"
 
 
 def submitted_master(environment: Mapping[str, str]) -> str | None:
-    """Return the master that the user set by option or in a configuration file; None if there is none."""
+    """Return the master that the user set by option or in a configuration file, or None."""
     found: str | None = None
     properties: str | None = None
     arguments = _options(shlex.split(environment.get("PYSPARK_SUBMIT_ARGS", "")))
@@ -50,7 +51,7 @@ def submitted_master(environment: Mapping[str, str]) -> str | None:
 
 
 def _running_master() -> str:
-    """Return the master of the JVM that started this process. Only that JVM's configuration has it."""
+    """Return the master of the JVM that started this process. Only the configuration of that JVM has it."""
     from py4j.protocol import Py4JError
     from pyspark import SparkConf, SparkContext
 
@@ -96,9 +97,11 @@ def prepare(environment: dict[str, str] | os._Environ[str], *, brokers: int, dat
 
 
 def close_to_others(environment: dict[str, str] | os._Environ[str]) -> None:
-    """Set in ``environment`` the settings that close Spark's ports to other hosts and users. This is for a job that
-    otherwise uses Spark with the existing settings. Do nothing if Spark may use other machines, or if its JVM already
-    runs."""
+    """Set in ``environment`` the settings that close Spark's ports to other hosts and users.
+
+    It is for jobs that change no other Spark settings. It does nothing if Spark may use other machines, or if its JVM
+    already runs.
+    """
     if _GATEWAY in environment:
         return
     # Spark uses this variable if no option or file sets the master.
@@ -107,18 +110,18 @@ def close_to_others(environment: dict[str, str] | os._Environ[str]) -> None:
 
 
 def _closed_to_others(environment: dict[str, str] | os._Environ[str], master: str) -> dict[str, str]:
-    """Return the settings that close the ports of a Spark on one machine to others; none for other masters.
+    """Return the settings that close the ports of a Spark on one machine to others, or none for other masters.
 
     A process that reaches a port of Spark's driver, Master, Workers or executors can run programs as their user, and
-    Spark's web pages can end jobs and applications. ``SPARK_LOCAL_IP`` sets the address of all these ports; this
-    function keeps an address that the user has set. Loopback excludes other hosts, and authentication excludes other
-    users of this machine. On ``local-cluster``, authentication needs a secret; see ``spark_access``.
+    Spark's web pages can end jobs and applications. ``SPARK_LOCAL_IP`` sets the address of all these ports. An address
+    that the user has set is kept. Loopback excludes other hosts, and authentication excludes other users of this
+    machine. On ``local-cluster``, authentication needs a secret; see ``spark_access``.
     """
     if not is_one_machine(master):
         return {}
     address = environment.setdefault("SPARK_LOCAL_IP", LOOPBACK)
     return {
-        # By default, Spark binds to the address that the host name of this address resolves to.
+        # Otherwise Spark resolves the host name of this address and binds to the result.
         "spark.driver.host": address,
         "spark.driver.bindAddress": address,
         "spark.authenticate": "true",
@@ -135,11 +138,11 @@ def _submit(environment: dict[str, str] | os._Environ[str], settings: Mapping[st
 
 
 def spark_home(directory: Path, real: str | None = None) -> Path:
-    """Create and return a Spark home that consists of links to the real one, with a separate ``work`` directory.
+    """Create and return a Spark home with links to the real one, but with its own ``work`` directory.
 
     The executors of local-cluster run in ``$SPARK_HOME/work``, and Spark has no setting for this path. With pyspark
-    from pip it is in site-packages, which may not be writable and would grow. Each driver process has one home, named
-    by its pid, and removes those of dead processes. Call ``remove_spark_home`` at the end.
+    from pip this is in site-packages, which may not be writable and would grow. Each driver process has a Spark home
+    named after its pid, and removes the homes of dead processes. Call ``remove_spark_home`` at the end.
     """
     source = Path(real) if real else _pyspark_home()
     directory.mkdir(parents=True, exist_ok=True)
@@ -156,7 +159,7 @@ def spark_home(directory: Path, real: str | None = None) -> Path:
 
 
 def remove_spark_home(data_dir: Path) -> None:
-    """Remove this driver's Spark home with the files of its executors; links are removed, but not their targets."""
+    """Remove this driver's Spark home with the files of its executors. Links are removed, but not their targets."""
     shutil.rmtree(data_dir / "spark" / str(os.getpid()), ignore_errors=True)
 
 

@@ -1,4 +1,4 @@
-"""Start, run and stop of a cluster, called by ``jobs/cluster.py``.
+"""The start, run and stop of a cluster by ``jobs/cluster.py``.
 
 ZooKeeper and Spark's JVM start in parallel, because each takes seconds. Then the main thread waits for a signal, and
 another thread manages executors and brokers.
@@ -37,17 +37,18 @@ from sparklog.cluster.task_slots import cause_of
 from sparklog.errors import ClusterError, SparklogError
 from sparklog.escaping import escaped
 
-#: Time within which a refused registration usually fails; in that case Spark is not started.
+#: The time to wait for the registration before Spark is started. If another driver runs the cluster, the registration
+#: usually fails within it.
 _REFUSAL_S = 0.5
-#: Maximum wait for the JVM's end, which usually takes a fraction of it: a JVM that hangs must not delay the stop after
-#: the brokers have ended.
+#: The maximum wait for the end of Spark's JVM. It usually takes a fraction of this. A JVM that hangs must not delay the
+#: end of this process after the brokers have ended.
 _JVM_END_S = 3.0
-#: Log lines kept until the driver has registered: usually a few, and more if ZooKeeper does not respond.
+#: The maximum number of log lines that are kept until the driver has registered.
 _LINES_KEPT = 1000
 
 
 def run_cluster(options: ClusterOptions, *, tell: Callable[[str], None]) -> int:
-    """Run a cluster until Ctrl-C or SIGTERM; return the exit code. ``tell`` receives the lines for the user."""
+    """Run a cluster until Ctrl-C or SIGTERM; return the exit code. ``tell`` prints messages for the user."""
     stop = _StopSignals()
     try:
         options.checked()
@@ -69,7 +70,7 @@ def _run(
     *,
     registered: Callable[[], None] = lambda: None,
 ) -> int:
-    """Start the cluster, wait for its end, and return the exit code. Call ``registered`` once registered."""
+    """Start the cluster, wait for its end, and return the exit code. Call ``registered`` after the registration."""
     cluster = ClusterDriver(options)
     master = prepare(os.environ, brokers=options.brokers, data_dir=options.data_dir.resolve())
     registering = _Registration(
@@ -82,7 +83,7 @@ def _run(
         registering.check()
         if not stop.asked.is_set():
             context = _start_spark()
-            stop.install()  # Spark has installed a handler of Ctrl-C that cancels jobs
+            stop.install()  # Replace Spark's handler of Ctrl-C, which cancels jobs.
         registering.join()
         registering.check()
         if context is None or stop.asked.is_set():
@@ -103,14 +104,14 @@ def _run(
         stop.install()
         began = time.monotonic()
         if registering.is_alive():
-            registering.join()  # it may be starting ZooKeeper, which would outlive this process
+            registering.join()  # It may be starting ZooKeeper, which would keep running after this process.
         left = cluster.stop()
         if context is not None:
             end_spark(context)
         remove_spark_home(options.data_dir.resolve())
         forget_driver(options.data_dir)
         if left and sys.exc_info()[0] is None:
-            raise ClusterError(left)  # exit code 0 would mean that everything has stopped
+            raise ClusterError(left)  # The exit code 0 would mean that everything has stopped.
         if left:
             tell(escaped(left))
         elif stop.asked.is_set():
@@ -126,26 +127,29 @@ def _start_spark() -> SparkContext:
 
 
 def active_here(spark: SparkSession) -> SparkSession:
-    """Make ``spark`` the active session of this thread too, and return it. The JVM searches for data sources in the
-    calling thread's active session, which by default only the creating thread has."""
+    """Make ``spark`` the active session of this thread as well, and return it.
+
+    The JVM searches for data sources in the active session of the calling thread. By default only the thread that
+    created a session has an active one.
+    """
     SparkSession._get_j_spark_session_class(spark._jvm).setActiveSession(spark._jsparkSession)
     return spark
 
 
 def end_spark(context: SparkContext) -> None:
-    """Stop Spark and wait until its JVM has ended; otherwise the JVM would end shortly after this process."""
-    with contextlib.suppress(OSError):  # its JVM has already ended
+    """Stop Spark and wait until its JVM has ended. Otherwise the JVM would end only after this process."""
+    with contextlib.suppress(OSError):  # The JVM has already ended.
         context.stop()
     jvm = getattr(SparkContext._gateway, "proc", None)
     if jvm is None:
         return
     with contextlib.suppress(OSError, subprocess.TimeoutExpired):
-        jvm.stdin.close()  # pyspark's JVM ends when its standard input is closed
+        jvm.stdin.close()  # pyspark's JVM ends when its standard input is closed.
         jvm.wait(_JVM_END_S)
 
 
 class _Registration(threading.Thread):
-    """Thread that starts ZooKeeper and registers the driver while Spark's JVM starts."""
+    """The thread that starts ZooKeeper and registers the driver while Spark's JVM starts."""
 
     def __init__(self, cluster: ClusterDriver, *, host: str, registered: Callable[[], None]) -> None:
         super().__init__(name="sparklog-seating", daemon=True)
@@ -167,8 +171,10 @@ class _Registration(threading.Thread):
 
 
 class _StopSignals:
-    """Handlers that turn Ctrl-C and SIGTERM into an event. A second signal ends the process without a clean stop, and
-    the brokers keep running."""
+    """Handlers that set an event on Ctrl-C and SIGTERM.
+
+    A second signal ends the process without a clean stop, and the brokers keep running.
+    """
 
     def __init__(self) -> None:
         self.asked = StopRequest()
@@ -189,8 +195,8 @@ class _StopSignals:
 def _write_to_stderr(words: bytes) -> None:
     """Write to standard error from a signal handler.
 
-    The handler must not call ``tell``, which the signal may have interrupted. Write nothing if the reader of the output
-    has ended or does not read.
+    The handler must not call ``tell``, because the signal may have interrupted a call of it. If standard error cannot
+    be written at once, nothing is written.
     """
     with contextlib.suppress(OSError, ValueError):
         if select.select([], [2], [], 0)[1]:
@@ -216,13 +222,13 @@ def _ready(cluster: ClusterDriver, options: ClusterOptions) -> str:
 
 
 def _command() -> str:
-    """Return the path of this environment's sparklog program, as a user can type it in the current directory."""
+    """Return the path of this environment's sparklog program, as the user can type it in the current directory."""
     beside = os.path.join(os.path.dirname(sys.executable), "sparklog")  # noqa: PTH118, PTH120  as a user types it
     return os.path.relpath(beside) if os.path.exists(beside) else "sparklog"  # noqa: PTH110
 
 
 def _process_age_s() -> float:
-    """Return the age of this process, including its imports."""
+    """Return the seconds since this process started, including the time of its imports."""
     own = identify(os.getpid())
     with open("/proc/uptime") as file:  # noqa: PTH123
         uptime_s = float(file.read().split()[0])
@@ -230,8 +236,11 @@ def _process_age_s() -> float:
 
 
 class _DriverLog(logging.Handler):
-    """Handler that writes ``driver.log`` after ``open``. Before this process is the cluster's driver, another driver
-    may be writing the file. ``open`` first writes the last lines logged before it."""
+    """A log handler that writes ``driver.log`` after ``open``.
+
+    Until this process is the cluster's driver, another driver may be writing the file. So lines are kept until
+    ``open``, which writes the last of them first.
+    """
 
     def __init__(self, path: Path) -> None:
         super().__init__()
@@ -263,7 +272,7 @@ class _DriverLog(logging.Handler):
 
 
 def _log_to(options: ClusterOptions) -> _DriverLog:
-    """Log warnings and the events of generations and brokers to the terminal, and everything to ``driver.log``."""
+    """Log warnings and events of generations and brokers to the terminal, and all lines to ``driver.log``."""
     everything = _DriverLog(options.data_dir / "driver.log")
     terminal = logging.StreamHandler()
     terminal.setFormatter(LineFormatter("%(asctime)s %(message)s", datefmt="%H:%M:%S"))

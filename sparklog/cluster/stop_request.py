@@ -1,6 +1,7 @@
-"""Requests by signals to end this process.
+"""The handling of signals that request the end of this process.
 
-An event that signal handlers may set, a handler that raises an exception, and work that no signal interrupts.
+The module has an event that signal handlers may set, a handler that raises an exception, and a way to run work that no
+signal interrupts.
 """
 
 from __future__ import annotations
@@ -14,17 +15,17 @@ from types import FrameType
 from typing import TypeVar
 
 _Result = TypeVar("_Result")
-#: Interval of checks whether the work has ended or a stop was requested.
+#: The interval of checks whether the work has ended or a stop was requested.
 _POLL_S = 0.1
-#: Time after a signal in which further signals have no effect; a cluster takes less time to stop.
+#: The time after a signal in which further signals have no effect. A cluster takes less time to stop.
 _PATIENCE_S = 60.0
 
 
 class StopRequest:
-    """Event that a signal handler may set.
+    """An event that a signal handler may set.
 
-    A handler must not call ``set`` of a ``threading.Event``. Python runs handlers in the main thread, between any two
-    instructions, and that thread may hold the event's lock, for example in ``wait``. Then ``set`` would wait for its
+    A handler must not call ``set`` of a ``threading.Event``: Python runs handlers in the main thread, between any two
+    instructions, and that thread may hold the event's lock, for example in ``wait``. ``set`` would then wait for its
     own thread. A handler may call ``SimpleQueue.put`` at any time. Source: Python's documentation of queue.
     """
 
@@ -46,13 +47,14 @@ class StopRequest:
                 self._told.get(timeout=timeout_s)
             except Empty:
                 return self._asked
-            self._told.put(None)  # other threads may wait too
+            self._told.put(None)  # Other threads may wait as well.
         return self._asked
 
 
 def exit_on_first(*numbers: int, stop: StopRequest | None = None) -> None:
-    """Install a handler of these signals. The first one raises SystemExit(128 + its number) in the main thread, or sets
-    ``stop`` if it is given.
+    """Install a handler of these signals.
+
+    The first signal raises SystemExit(128 + its number) in the main thread, or sets ``stop`` if it is given.
 
     Further signals have no effect for a minute, because they would interrupt the stop (``timeout`` sends two). After
     that, a signal raises SystemExit, at most once a minute: a finalizer may have lost the exception, or the stop may
@@ -75,10 +77,10 @@ def exit_on_first(*numbers: int, stop: StopRequest | None = None) -> None:
 
 
 def unless_asked(stop: StopRequest, work: Callable[[], _Result]) -> _Result:
-    """Run ``work`` in a new thread, and return or raise its outcome.
+    """Run ``work`` in a new thread; return its result or raise its exception.
 
-    In the main thread, a signal could raise an exception between a call to the JVM and its response. Then the next call
-    would receive that response, or wait for a busy JVM thread.
+    In the main thread, a signal could raise an exception between a request to the JVM and the response. The next call
+    would then receive the response of this one, or wait for a busy JVM thread.
 
     Raises:
         SystemExit: 128 + SIGTERM, if ``stop`` is set. The work then continues until it fails or the process ends.

@@ -1,10 +1,11 @@
-"""Supervisor of one broker process: it adopts or starts the process, detects its end, and restarts it.
+"""The supervisor of one broker process: it adopts or starts the process, detects its end, and restarts it.
 
-It runs in a barrier task, but does not need Spark. The broker is independent of it: it has its own session and output
-files and outlives this supervisor, and the next supervisor adopts it over its control socket.
+It runs in a barrier task, but does not need Spark. The broker process is independent: it has its own process session
+and output files and keeps running after its supervisor has ended. The next supervisor then adopts it over its control
+socket.
 
-Invariants: only the process that holds the directory's lock runs a supervisor. A process is signalled only after its
-start time was compared. A supervisor retires a registration only after it has seen the end of the process.
+Invariants: only the process that holds the directory's lock runs a supervisor. Before a process is signalled, its start
+time is compared. A supervisor deletes the registration of a broker only after it has seen the process end.
 """
 
 from __future__ import annotations
@@ -27,27 +28,29 @@ from sparklog.errors import ClusterError
 
 log = logging.getLogger(__name__)
 
-#: Interval of checks of a broker's status.
+#: The interval of checks of a broker's status.
 STATUS_INTERVAL_S = 1.0
-#: Time after which a running process without a socket counts as hung in its start.
+#: The time after which a process that does not serve yet counts as hung.
 START_TIMEOUT_S = 60.0
 FIRST_DELAY_S, LONGEST_DELAY_S = 0.2, 30.0
-#: Minimum service time after which a broker restarts without a pause.
+#: A broker that has served for this long restarts without a pause.
 STEADY_S = 60.0
-#: Time after which a broker restarts even if its end is not recorded in ZooKeeper yet.
+#: The time after which a broker restarts even if the end of its process is not recorded in ZooKeeper yet.
 RETIRE_WAIT_S = 1.0
-#: Interval of attempts to reach a broker that does not listen yet.
+#: The interval of attempts to reach a broker that does not listen yet.
 ASK_AGAIN_S = 0.1
 
-#: Records in ZooKeeper that this process of the broker has ended, retrying as needed. False: another one has
-#: registered.
+#: A function that records in ZooKeeper that this process of the broker has ended. It retries as needed, and returns
+#: False if another process has registered.
 Retire = Callable[[int, ProcessIdentity], Awaitable[bool]]
 
 
 class BrokerSupervisor:
-    """Supervisor of a broker. Owner: one barrier task's loop. Life cycle: ``run`` as a task; ``settled`` once the
-    broker serves or has failed once; then ``quiesce``, ``caught_up``, ``finish`` for a stop of the cluster, or
-    ``leave`` for another supervisor."""
+    """The supervisor of a broker, on the event loop of one barrier task.
+
+    The task starts ``run``. ``settled`` is set when the broker serves or has failed once. To stop the cluster the task
+    then calls ``quiesce``, ``caught_up`` and ``finish``; to leave the broker to another supervisor it calls ``leave``.
+    """
 
     def __init__(
         self,
@@ -64,17 +67,17 @@ class BrokerSupervisor:
         self._host = host
         self._retire = retire
         self._link = ControlLink(slot, spec)
-        #: The broker's process, once found or started: a stop must end it even while it is starting.
+        #: The broker's process, from the time it is found or started. A stop must end it even while it is starting.
         self._process: ProcessIdentity | None = None
         self._spawning: asyncio.Task[ProcessIdentity] | None = None
         self._retiring: asyncio.Task[bool] | None = None
         self._ending = False
         self._adopted = False
-        #: Whether the process ended for a requested restart: not a crash, so no pause is needed.
+        #: Whether the process ended because a restart was requested. Then the restart needs no pause.
         self._restart_asked = False
         self._delay_s = 0.0
         self.settled = asyncio.Event()
-        #: Why the broker does not serve; empty while it serves.
+        #: The reason why the broker does not serve, or an empty string.
         self.problem = "the broker has not started yet"
 
     @property
@@ -102,7 +105,7 @@ class BrokerSupervisor:
         )
 
     async def run(self) -> None:
-        """Supervise the broker until the generation ends, or a newer one supervises it."""
+        """Supervise the broker until the generation ends or the broker has a newer supervisor."""
         try:
             while not self._ending:
                 began = time.monotonic()
@@ -126,7 +129,7 @@ class BrokerSupervisor:
             self.settled.set()
 
     def _next_delay(self, served_s: float) -> float:
-        """Return the pause before a restart: none after a long life, otherwise doubling."""
+        """Return the pause before a restart: none if the broker served for long, otherwise twice the last pause."""
         delay_s = 0.0 if served_s >= STEADY_S else self._delay_s
         self._delay_s = min(max(delay_s * 2, FIRST_DELAY_S), LONGEST_DELAY_S)
         return delay_s
@@ -140,7 +143,7 @@ class BrokerSupervisor:
             await self._start()
         self._process = process = self._link.peer
         assert process is not None
-        self._stop_retiring()  # the new registration replaces the old one
+        self._stop_retiring()  # The new registration replaces the old one.
         self.problem = ""
         log.info(
             "broker %d %s: pid %d, port %d",
@@ -159,7 +162,7 @@ class BrokerSupervisor:
     # --- adopting and starting -----------------------------------------------------------------------------------
 
     async def _adopt(self) -> bool:
-        """Adopt a running process. Return False if there is none, or if it was unusable and has been killed."""
+        """Adopt a running process. Return False if there is none, or if it hung and was killed."""
         noted = runtime_directory.noted_process(self._slot.path)
         if noted is not None and is_alive(noted):
             self._process = noted
@@ -171,7 +174,7 @@ class BrokerSupervisor:
                 if await self._greet(connection, connection.peer):
                     return True
                 continue
-            # No socket: a broker that another supervisor has just started will have one soon.
+            # There is no socket. If another supervisor has just started the broker, the socket will appear soon.
             if noted is None or not is_alive(noted):
                 return False
             if time.monotonic() > deadline:
@@ -196,7 +199,7 @@ class BrokerSupervisor:
                 if await self._greet(connection, process):
                     return
             elif connection is not None:
-                await connection.close()  # the socket of another process, which our process is about to replace
+                await connection.close()  # The socket is of another process. Ours will replace it.
             if time.monotonic() > deadline:
                 await self._kill(process, f"did not serve within {START_TIMEOUT_S:g} s")
                 break
@@ -206,8 +209,10 @@ class BrokerSupervisor:
         )
 
     async def _greet(self, connection: ControlConnection, process: ProcessIdentity) -> bool:
-        """Send hello until the broker serves, and keep the connection as the lease. Return False if the process ended
-        or was killed."""
+        """Send ``hello``, wait until the broker serves, and keep the connection.
+
+        Return False if the process ended or was killed.
+        """
         deadline = time.monotonic() + START_TIMEOUT_S
         try:
             status = await self._link.hello(connection)
@@ -236,7 +241,7 @@ class BrokerSupervisor:
     # --- watching ------------------------------------------------------------------------------------------------
 
     async def _watch(self, process: ProcessIdentity) -> None:
-        """Wait until the process has ended; kill it if it hangs."""
+        """Wait until the process has ended. Kill it if it hangs."""
         end = asyncio.create_task(exited(process))
         try:
             while not end.done():
@@ -255,16 +260,19 @@ class BrokerSupervisor:
             await self._kill(process, f"did not answer for {self._link.hung_after_s:g} s")
 
     async def _retire_ended(self) -> None:
-        """Record immediately that the broker is dead, so that its partitions get new leaders before its session ends.
-        If ZooKeeper is not available, retry until it is back, or another process of the broker serves."""
+        """Record in ZooKeeper that the broker is dead, so that its partitions get new leaders at once.
+
+        Otherwise they would get them only after its session expires. If ZooKeeper is not available, retry until it is,
+        or until another process of the broker serves.
+        """
         status, process, self._link.status = self._link.status, self._process, None
-        # An adopted process is not our child, so its exit code is unknown. Its first end needs no pause in any case.
+        # An adopted process is not our child, so its exit code is unknown. The first restart has no pause anyway.
         code = reap(process.pid) if process is not None else None
         if code == EXIT_RESTART and not self._ending:
             self._restart_asked = True
             self.problem = f"broker {self._slot.broker_id} is restarting on request"
             log.info("%s", self.problem)
-            return  # after a clean stop the broker has removed its registration itself
+            return  # After a clean stop the broker has removed its registration.
         if status is None or process is None:
             return
         self._stop_retiring()
@@ -278,7 +286,7 @@ class BrokerSupervisor:
     async def _record_end(self, process: ProcessIdentity) -> bool:
         try:
             return await self._retire(self._slot.broker_id, process)
-        except ClusterError as error:  # the end of its session removes the registration later
+        except ClusterError as error:  # The registration disappears when the session expires.
             log.warning("broker %d: could not retire its registration: %s", self._slot.broker_id, error)
             return False
 
@@ -300,7 +308,7 @@ class BrokerSupervisor:
     # --- ending --------------------------------------------------------------------------------------------------
 
     async def quiesce(self) -> None:
-        """Make the broker refuse writes. A broker that does not respond takes no part in the clean stop."""
+        """Make the broker refuse writes. If it does not respond, it is only killed later."""
         self._ending = True
         await self._link.send("quiesce")
 
@@ -315,8 +323,10 @@ class BrokerSupervisor:
         return True
 
     async def finish(self, *, timeout_s: float) -> None:
-        """Make the broker flush, mark its directory as clean and exit; kill it if it does not. A broker with a newer
-        supervisor is left to that supervisor."""
+        """Make the broker flush its logs, mark its directory as clean and exit. Kill it if it does not.
+
+        If the broker has a newer supervisor, do nothing.
+        """
         self._ending = True
         if self._spawning is not None:
             with contextlib.suppress(OSError, ClusterError):
@@ -331,7 +341,7 @@ class BrokerSupervisor:
         runtime_directory.forget(self._slot.path)
 
     async def _finished(self, process: ProcessIdentity, *, timeout_s: float) -> bool:
-        """Order the broker to finish and wait for its end; retry while the broker is still starting."""
+        """Order the broker to finish and wait for its end. Retry while the broker is still starting."""
         deadline = time.monotonic() + timeout_s
         end = asyncio.create_task(exited(process))
         sent = False
@@ -346,10 +356,10 @@ class BrokerSupervisor:
                 await end
 
     async def leave(self, run: asyncio.Task[None]) -> None:
-        """End ``run`` without touching the broker."""
+        """End ``run``. The broker keeps running."""
         self._ending = True
         while not run.done():
-            # Repeat: ``asyncio.wait_for`` loses a cancellation that arrives together with its result.
+            # Repeat the cancellation, because ``asyncio.wait_for`` loses one that arrives together with its result.
             run.cancel()
             await asyncio.wait({run}, timeout=0.1)
         await asyncio.gather(run, return_exceptions=True)

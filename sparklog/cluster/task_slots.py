@@ -1,7 +1,7 @@
-"""Spark's task slots: their number, the error if there are too few, and the cause of a failed job.
+"""Spark's task slots: their number, the error if there are too few, and the cause of a failed barrier job.
 
-The driver checks the slots before every submission of a barrier job. Spark's own check repeats for ten minutes and
-cannot be cancelled.
+The driver checks the number of slots before it submits a barrier job, because Spark's own check repeats for ten minutes
+and cannot be cancelled.
 """
 
 from __future__ import annotations
@@ -17,11 +17,12 @@ from sparklog.cluster.options import Sizing
 from sparklog.errors import ClusterError
 
 _TICK_S = 0.2
-#: The last line of a Python traceback within a Java error, or the line that reports that Python could not be started.
+#: Matches the last line of a Python traceback within a Java error, or the line that reports that Python could not be
+#: started.
 _RAISED_IN_PYTHON = re.compile(
     r"Traceback \(most recent call last\):\n(?:\s.*\n)+(?P<raised>\S.*)|(?P<missing>Cannot run program .*)"
 )
-#: Errors that a retry does not fix.
+#: Matches errors that a retry does not fix.
 _NO_FITTING_PYTHON = re.compile(r"^(ModuleNotFoundError|ImportError)\b|PYTHON_VERSION_MISMATCH|Cannot run program")
 
 
@@ -31,7 +32,7 @@ def never() -> bool:
 
 def concurrent_tasks(context: SparkContext) -> int:
     """Return the number of tasks that the registered executors can run at the same time."""
-    scala_context = context._jsc.sc()  # Spark's own count has no Python API
+    scala_context = context._jsc.sc()  # Spark's method has no Python API.
     profile = scala_context.resourceProfileManager().defaultResourceProfile()
     return int(scala_context.maxNumConcurrentTasks(profile))
 
@@ -46,7 +47,7 @@ def require_slots(
     """Wait until enough executors have registered, or ``given_up`` returns true.
 
     Raises:
-        ClusterError: there are too few slots (with their number, and what to change).
+        ClusterError: there are too few slots. The error has their number and says what to change.
     """
     needed = sizing.tasks + sizing.spare
     deadline = time.monotonic() + timeout_s
@@ -61,7 +62,7 @@ def require_slots(
 
 
 def most_slots(master: str) -> int:
-    """Return the maximum number of slots of ``master``, if its name limits them; otherwise ``sys.maxsize``."""
+    """Return the maximum number of slots if the name of ``master`` limits them; otherwise ``sys.maxsize``."""
     if cluster := re.fullmatch(r"local-cluster\[\s*(\d+)\s*,\s*(\d+)\s*,\s*\d+\s*\]", master):
         return int(cluster[1]) * int(cluster[2])
     if threads := re.fullmatch(r"local\[\s*(\d+)\s*(?:,\s*\d+\s*)?\]", master):
@@ -85,8 +86,11 @@ def too_few_slots(found: int, sizing: Sizing, *, brokers: int, master: str) -> s
 
 
 def cause_of(error: BaseException) -> str:
-    """Return one line of a Java error. It is the exception of a Python worker, or the reason why none started.
-    Otherwise it is the first line that names an exception, without py4j's own line."""
+    """Return one line of a Java error that explains it.
+
+    This is the exception of a Python worker, or the reason why no worker started. Otherwise it is the first line that
+    names an exception, except py4j's own.
+    """
     if raised := _RAISED_IN_PYTHON.search(str(error)):
         return str(raised["raised"] or raised["missing"]).strip()[:300]
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]

@@ -1,7 +1,8 @@
-"""Topics between a term's core and ZooKeeper: watches of all records, and the core's ordered reads, writes, deletions.
+"""The topics in ZooKeeper, for a term's ``Controller``: watches, and the reads, writes and deletions it orders.
 
-One watch reports the names, and one watch per topic reports its record. The watch of a record ends when its node is
-gone. Otherwise ZooKeeper would keep a watch for each deleted topic, whose name may never be used again.
+One watch reports the names of all topics, and one watch per topic reports its record. The watch of a record ends when
+its node is deleted. Otherwise ZooKeeper would keep a watch for each deleted topic, although its name may never be used
+again.
 """
 
 from __future__ import annotations
@@ -28,25 +29,26 @@ from sparklog.zk.session import Node, ZkSession
 
 
 class TopicIo:
-    """Watches, reads and writes of topics. Owner: one controller term, on its loop. Its tasks end with the term."""
+    """The watches, reads and writes of topics of one controller term. Its tasks end with the term."""
 
     def __init__(self, runner: CoreRunner, store: ControllerStore) -> None:
         self._runner = runner
         self._store = store
-        self._deleting: dict[str, str] = {}  # names by topic id: a recreated topic of the same name may be deleted too
+        self._deleting: dict[str, str] = {}  # Topic id to name: a recreated topic may be deleted as well.
 
     def follow(self) -> Callable[[], None]:
-        """Report every topic and every change to the core. Return the function that ends this."""
+        """Report every topic, and then every change, to the core. Return a function that ends this."""
         return TopicWatcher(self._store.session, found=self._found, gone=self._unlisted).close
 
     def _found(self, name: str, node: Node) -> None:
-        # The snapshot has no states, because partitions of a topic that is new to the core usually have none. If an
-        # earlier controller has written some, ZooKeeper refuses the core's write, and the refusal returns them.
+        # The snapshot has no partition states, because partitions of a topic that is new to the core usually have none.
+        # If an earlier controller has written some, ZooKeeper refuses the core's write, and the core learns them from
+        # the refusal.
         path = paths.topic(name)
         try:
             record = codecs.decode_topic(path, node.data, name)
         except ZkFormatError as error:
-            # The core keeps the earlier record. The watcher calls this method again when the node changes.
+            # The core keeps the last readable record. The watcher calls this method again when the node changes.
             self._store.unreadable.skip(path, error)
             self._runner.report_change()
             return
@@ -58,8 +60,8 @@ class TopicIo:
     async def check_unlisted(self, name: str) -> None:
         """Read a topic that is no longer listed, and report it as gone if it has no node.
 
-        Brokers drop the logs of a topic that is reported as gone, and the topic may have been recreated in the
-        meantime. If this term deletes the topic, the deleting task reports it.
+        The node is read first because the topic may have been recreated, and brokers stop using the logs of a topic
+        that is reported as gone. If this term itself deletes the topic, the task that deletes it makes the report.
         """
         found: tuple[TopicRecord, int] | None = None
 
@@ -73,8 +75,10 @@ class TopicIo:
                 await self._report_gone(name)
 
     async def _report_gone(self, name: str) -> None:
-        """Report the topic as gone, and whether ZooKeeper lists it as deleted: only then may brokers delete its
-        logs."""
+        """Report the topic as gone, and whether ZooKeeper lists it as deleted.
+
+        Only if ZooKeeper lists it may brokers delete its logs.
+        """
         known = self._runner.core.state.topics.get(name)
         topic_ids = () if known is None else (known.record.topic_id,)
         deleted = False
@@ -88,7 +92,7 @@ class TopicIo:
         self._runner.step(TopicGone(name, deleted, topic_ids[0] if topic_ids else ""))
 
     async def read(self, name: str) -> None:
-        """Read a topic for the core. Retry until the connection lasts long enough, because no other code retries."""
+        """Read a topic for the core. Retry until the read succeeds, because no other code retries."""
         found: tuple[TopicRecord, int] | None = None
 
         async def read() -> None:
@@ -142,19 +146,22 @@ class TopicIo:
 
 
 class TopicWatcher:
-    """Watches of all topics. Owner: the term. Life cycle: active until ``close``."""
+    """The watches of all topics of a term, until ``close``."""
 
     def __init__(self, session: ZkSession, *, found: Callable[[str, Node], None], gone: Callable[[str], None]) -> None:
-        """Start to watch. ``found`` receives a topic's name and node, first the present one and then each changed one.
-        ``gone`` receives a name that is no longer listed. For a topic that is recreated immediately after its deletion,
-        only ``found`` may be called."""
+        """Start the watches.
+
+        ``found`` is called with a topic's name and node, first with the current node and then after each change.
+        ``gone`` is called with a name that is no longer listed. If a topic is recreated immediately after its deletion,
+        only ``found`` may be called.
+        """
         self._session = session
         self._found = found
         self._gone = gone
-        #: For each listed name, the function that ends its watch.
+        #: For each listed topic, the function that ends its watch.
         self._unwatch: dict[str, Callable[[], None]] = {}
-        #: The listed names whose node was missing: either the list is out of date, or the topic was recreated since
-        #: then.
+        #: The listed topics whose node was missing when it was read. Either the list is outdated, or the topic has been
+        #: recreated since.
         self._missing: set[str] = set()
         self._unwatch_names = session.watch_children(paths.TOPICS, self._listed)
 
@@ -165,8 +172,7 @@ class TopicWatcher:
     def _listed(self, names: tuple[str, ...] | None) -> None:
         """Watch new and recreated topics, and report names that are no longer listed.
 
-        After the deletion of a listed topic a newer list always arrives, because the deletion changes the list and a
-        session's responses arrive in the order of its requests.
+        If a listed topic is deleted, a newer list always follows, because the deletion changes the list.
         """
         present = {name for name in names or () if not check_topic_name(name)}
         for name in present - (self._unwatch.keys() - self._missing):

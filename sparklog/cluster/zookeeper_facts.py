@@ -1,7 +1,7 @@
-"""Facts that a term's core learns from ZooKeeper: the cluster's state at the start, and then each change.
+"""The reads and watches that tell a term's core the cluster's state at the start, and then each change.
 
-Facts are levels. After a change of a node's children, and after every reconnection, the term reads the complete level
-again and gives it to the core.
+After a change of a node's children, and after every reconnection, the term reads all children again and passes their
+complete current values to the core.
 """
 
 from __future__ import annotations
@@ -37,9 +37,9 @@ log = logging.getLogger(__name__)
 
 
 class ZookeeperFacts:
-    """Reader and watcher of ZooKeeper for a core. Owner: one controller term, on its loop.
+    """The reader and watcher of ZooKeeper for the core of one controller term.
 
-    Life cycle: ``load``, ``follow``, then ``close``.
+    The term calls ``load``, then ``follow``, and at the end ``close``.
     """
 
     def __init__(
@@ -62,8 +62,8 @@ class ZookeeperFacts:
 
     async def load(self, *, cautious: bool) -> Loaded:
         """Return the cluster's complete state. Raises ZkError."""
-        # Read brokers first. Then every state is newer than the registrations, so the core sees each claim of an
-        # untrusted broker.
+        # Read the brokers first. Then every state is newer than the registrations, so the states contain each ISR
+        # membership that an untrusted broker still has.
         await self._proofs.load()
         brokers, retired = await self._brokers()
         absent = self._proofs.admitted(await self._store.levels.absent({found.broker_id for found in brokers}))
@@ -106,11 +106,12 @@ class ZookeeperFacts:
         )
 
     def follow(self) -> None:
-        """Report every change to the core from now on."""
+        """Report every change to the core from this call on."""
         self._unwatch.append(self._session.watch_data(paths.CONTROLLER, self._on_controller))
         self._unwatch.append(self._topics.follow())
         self._start(paths.BROKER_IDS, self._read_brokers, "live brokers")
-        # A registration may already be gone when its process is proved dead. Then only the mark of retirement changes.
+        # Watch this as well: if a registration is already gone when its process is proved dead, only the mark in
+        # ``/brokers/retired`` changes.
         self._start(paths.RETIRED, self._read_brokers, "retired brokers")
         self._start(paths.STOPPING, self.read_stopping, "stopping brokers")
         self._start(paths.DELETE_TOPICS, self._read_deletions, "topic deletions")
@@ -138,8 +139,8 @@ class ZookeeperFacts:
                 if self._session.state is SessionState.CLOSED:
                     return
                 log.info("reading %s again after %s", path, error)
-                # Without the pause, a cause that breaks every connection, such as a response that is too large, would
-                # break connections in a tight loop.
+                # If every read breaks the connection, for example because its response is too large, the pause prevents
+                # a tight loop of reconnections.
                 await asyncio.sleep(PAUSE_S)
                 continue
             await changed.wait()
@@ -149,7 +150,7 @@ class ZookeeperFacts:
             self._runner.step(Fenced("/controller is not this controller's any more"))
 
     async def _read_brokers(self) -> None:
-        async with self._reading_brokers:  # otherwise an older, slower read could overwrite a newer one
+        async with self._reading_brokers:  # Only one read at a time: an older, slower one could overwrite a newer one.
             brokers, retired = await self._brokers()
             self._runner.step(BrokersRead(brokers, retired))
             await self._proofs.settle(brokers, retired=retired, hosting=self._hosting)
@@ -161,8 +162,8 @@ class ZookeeperFacts:
         """Read the brokers that request a controlled shutdown."""
         stopping = await self._store.levels.stopping()
         if not self._runner.core.brokers.stopping <= stopping.keys():
-            # A broker that no longer stops may have ended. Read the registrations first: otherwise the core would treat
-            # the ended broker as live for a moment, and carry out what it postponed during the stop.
+            # A broker that no longer requests a shutdown may have ended. Read the registrations first. Otherwise the
+            # core would treat the ended broker for a moment as live and not stopping.
             await self._read_brokers()
         self._runner.step(StoppingRead(stopping))
 
@@ -176,7 +177,10 @@ class ZookeeperFacts:
         self._runner.step(RefusalsRead(await self._refusals()))
 
     async def _read_isr_changes(self) -> None:
-        """Read notifications of ISR changes until none is left: an addition to a node fires no watch on its parent."""
+        """Read notifications of ISR changes until none is left.
+
+        A write to an existing notification fires no watch of its parent.
+        """
         while True:
             nodes, reported, named = await self._store.levels.isr_changes()
             if not nodes:

@@ -1,10 +1,10 @@
-"""Supervisor of the embedded ZooKeeper: it restarts a server that died, on the same port and data.
+"""The supervisor of the embedded ZooKeeper: it restarts a dead server with the same port and data.
 
-It is a thread of the driver. Without it, a killed ZooKeeper would be missing until an operator restarts the cluster.
-Brokers would continue to serve, but no leader would be elected, no in-sync set would change, and no topic would be
-created. Sessions survive a restart within their time-out. The supervisor does not replace a server that runs but does
-not respond. Brokers can serve without responses, and the cause of the stall, such as a slow disk, would also stall a
-new server.
+It is a thread of the driver. Without it, ZooKeeper would be missing after a crash until an operator restarts the
+cluster: brokers would continue to serve, but no leader could be elected, no ISR could change and no topic could be
+created. Sessions survive a restart that is shorter than their time-out. The supervisor does not replace a server that
+runs but does not respond: brokers can serve without ZooKeeper for a while, and the cause, such as a slow disk, would
+slow a new server as well.
 """
 
 from __future__ import annotations
@@ -19,13 +19,15 @@ from sparklog.errors import ClusterError
 log = logging.getLogger(__name__)
 
 _TICK_S = 0.1
-#: Pauses between attempts. A server that ran for longer than the longest pause is restarted immediately.
+#: The pauses between restarts. A server that ran for longer than the longest pause is restarted immediately.
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.2, 10.0
 
 
 class ZookeeperSupervisor:
-    """Supervisor thread of a server. Owner: one thread. Life cycle: created with a running server, then ``stop`` or
-    ``leave``."""
+    """The supervisor thread of a server.
+
+    It is created with a running server. One thread calls ``stop`` or ``leave`` at the end.
+    """
 
     def __init__(self, server: EmbeddedZookeeper) -> None:
         self._server = server
@@ -35,16 +37,16 @@ class ZookeeperSupervisor:
 
     @property
     def server(self) -> EmbeddedZookeeper:
-        """Return the server that runs now, or ran last."""
+        """Return the server that runs now, or the last one that ran."""
         return self._server
 
     def stop(self) -> None:
-        """End the server."""
+        """End the supervision and stop the server."""
         self._end()
         self._server.stop()
 
     def leave(self) -> None:
-        """Leave the server running, without supervision."""
+        """End the supervision and leave the server running."""
         self._end()
         self._server.leave()
 
@@ -68,7 +70,7 @@ class ZookeeperSupervisor:
                 return
 
     def _start_again(self) -> bool:
-        """Restart the server. Return False if another driver stopped it, so that supervision ends."""
+        """Restart the server. Return False if it was stopped deliberately; supervision then ends."""
         ended = self._server
         try:
             follower = ended.start_again()
