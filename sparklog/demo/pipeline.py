@@ -39,9 +39,8 @@ def run(spark: SparkSession, *, scratch: Path, flights: int | None, tell: Callab
     Spark session.
     """
     spark.conf.set("spark.sql.adaptive.enabled", "false")  # streams do not support it, and warn
-    spark.conf.set(
-        "spark.sql.shuffle.partitions", "3"
-    )  # each shuffle partition is a task of the sink in every micro-batch
+    # Each shuffle partition is a task of the sink in every micro-batch.
+    spark.conf.set("spark.sql.shuffle.partitions", "3")
     rows = load_flights().slice(0, flights)
     airports, weather = (_table(spark, scratch / name, table()) for name, table in _TABLES.items())
     feed(spark, rows, scratch, tell)

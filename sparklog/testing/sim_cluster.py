@@ -8,9 +8,10 @@ The same seed always fails in the same way.
 
 ::
 
-    clients --produce--> SimBroker (Replica cores, SimLog) --fetch--> SimBroker |  WriteIsr                       ^
-    updates v                                 | SimZk <-- compare-and-set -- CoreController (Controller core), one of
-    two
+    clients --produce--> SimBroker (Replica cores, SimLog) --fetch--> SimBroker
+                              |  WriteIsr                       ^ updates
+                              v                                 |
+                            SimZk <-- compare-and-set -- CoreController (Controller core), one of two
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """The torture test: it injects random faults into a real cluster for a given time, and checks the history.
 
-    python -m sparklog.testing.torture --minutes 5 [--seed 7] [--brokers 3] [--history FILE] [--beyond] python -m
-    sparklog.testing.torture --check FILE
+    python -m sparklog.testing.torture --minutes 5 [--seed 7] [--brokers 3] [--history FILE] [--beyond]
+    python -m sparklog.testing.torture --check FILE
 
 Processes, sockets and disks are real: ZooKeeper, an active and a standby controller, brokers. The seed decides the
 faults, but not the timing of threads and packets. At most one broker, one controller and ZooKeeper are broken at the

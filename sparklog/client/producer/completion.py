@@ -39,7 +39,7 @@ class CompletionLatch:
             callback()
 
     def end(self) -> None:
-        """Complete the latch. Idempotent: after an interrupt inside it, ``end`` is called again.
+        """Open the latch. Idempotent, because after an interrupt it is called again.
 
         The callbacks run in reverse order. The first callback that was added removes this object from the open writes,
         so it must run last: until then, ``end`` can be repeated after an interrupt.
@@ -51,13 +51,13 @@ class CompletionLatch:
             self._callbacks.clear()
 
     def wait(self, timeout_s: float | None = None) -> bool:
-        """Wait for the completion. Return False if it does not come within ``timeout_s``."""
+        """Wait until the latch opens. Return False if it does not open within ``timeout_s``."""
         ended = threading.Event()
         self.then(ended.set)
         try:
             return ended.wait(None if timeout_s is None else min(timeout_s, threading.TIMEOUT_MAX))
         finally:
-            with contextlib.suppress(ValueError):  # the latch completed in the meantime
+            with contextlib.suppress(ValueError):  # the latch has opened in the meantime
                 self._callbacks.remove(ended.set)
 
 

@@ -87,7 +87,7 @@ class DirectSender:
         self._routes: dict[tuple[str, int], _Route] = {}
         #: The version of the metadata from which all routes were made.
         self._version = -1
-        #: The number of prepared requests, or more.
+        #: The number of prepared requests. It may be too high, but not too low.
         self._prepared = 0
 
     def try_send(self, topic: ProducerTopic, partition: int | None, record: Record, size: int) -> RecordFuture | None:
@@ -235,7 +235,7 @@ class SingleRecordCompletion:
         has added the listener. This thread, the other thread, or both call ``resolve``, perhaps at the same time.
         """
         outcome = self._outcome
-        if outcome is None:  # a listener that is notified now must not be added: the two would refer to each other
+        if outcome is None:  # otherwise no append, which would leave a reference cycle
             self._listeners.append(resolve)
             outcome = self._outcome
         if outcome is not None:

@@ -123,7 +123,7 @@ class LoopHandoff:
             self._recalled.set()
 
     def borrow(self, allowed: Callable[[], bool]) -> None:
-        """Ask the I/O thread to lend the loop, and wait for its decision; then see ``lent``.
+        """Ask the I/O thread to lend the loop, and wait for its decision, which is then in ``lent``.
 
         The I/O thread lends the loop if no other work was posted and ``allowed``, which it calls, returns True.
         """

@@ -143,7 +143,7 @@ class Producer:
 
         Args:
             acks: ``"all"`` in-sync replicas, 1 for the leader alone, or 0 for none. With 0, the results have no offset
-                and the producer does not detect losses. Only with ``"all"`` do retries write no duplicates.
+                and the producer does not detect losses. Unless ``acks`` is ``"all"``, retries may write duplicates.
             linger_ms: the maximum time that a record waits for more records while earlier ones are in flight. The
                 actual wait is half of a round trip if that is less. Without records in flight, a record is sent at
                 once.
@@ -156,17 +156,19 @@ class Producer:
                 metadata.
             request_timeout_s: how long the producer waits for a broker's response before it sends the batch again.
             delivery_timeout_s: a record that is not acknowledged within this time fails with ClientTimeout.
-            idempotent: number the batches, so that a retry is not a duplicate. No effect unless acks is ``"all"``.
+            idempotent: whether to number the batches, so that retries write no duplicates. Has no effect unless
+                ``acks`` is ``"all"``.
             transactional_id: the name of the producer in transactions, which ``begin`` and ``commit`` need. A new
                 producer with the same id fences the earlier one and aborts its open transaction.
             transaction_timeout_s: the coordinator aborts an open transaction if it gets no request of its producer for
                 this time.
-            in_transaction: write in a transaction that another process begins and ends (``sink_transaction.join``).
+            in_transaction: the transaction of another process in which to write (the result of
+                ``sink_transaction.join``). That process begins and ends it.
             metadata_max_age_ms: the maximum age of metadata. The producer finds new partitions and columns within this
                 time, or at once when it writes to them.
 
         Raises:
-            ConfigError: names the argument, its value and the expected values.
+            ConfigError: an argument is invalid; the message has its name, its value and the expected values.
         """
         acks_code = {"all": ACKS_ALL, "-1": ACKS_ALL, "1": 1, "0": 0}.get(str(acks))
         if acks_code is None:

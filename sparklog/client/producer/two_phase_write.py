@@ -73,10 +73,11 @@ def join(
     """Join the transaction for ``version`` of ``key`` as run ``run_id``. Several tasks of one run may join.
 
     Args:
-        version: 0 or more, increasing from transaction to transaction. run_id: the id of the run. A new run fences the
-        earlier ones, and aborts their open transactions. timeout_s: the coordinator aborts the transaction if it gets
-            no request of any task for this time. max_block_s: how long to retry. by_topic: each topic has its own last
-            committed version. Then the result is never AlreadyCommitted.
+        version: 0 or more; higher in each later transaction.
+        run_id: the id of the run. A new run fences earlier runs, and aborts their open transactions.
+        timeout_s: the coordinator aborts the transaction if it gets no request of any task for this time.
+        max_block_s: how long to retry.
+        by_topic: each topic has its own last committed version. Then the result is never AlreadyCommitted.
 
     Raises:
         ProducerFenced: a later run has begun.
