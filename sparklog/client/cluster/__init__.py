@@ -1,1 +1,1 @@
-"""Connections to a cluster: metadata, routing to leaders, coordinators, retries. Shared by all clients."""
+"""The part that all clients share: connections, metadata, routing of requests to leaders, coordinators, retries."""

@@ -6,10 +6,10 @@ from typing import NamedTuple
 
 
 class Backoff(NamedTuple):
-    """Exponential delays with jitter: ``first_ms * factor**n``, capped, then spread over +-``jitter``.
+    """Exponential delays with jitter: ``first_ms * factor**n``, at most ``max_ms``, changed by up to +-``jitter``.
 
-    Jitter keeps the clients of a failed leader from coming back in step. Source: Kafka's ``retry.backoff.ms``,
-    ``retry.backoff.max.ms`` and its 20 % jitter (KIP-580).
+    Because of the jitter, the clients of a failed leader do not all retry at the same time. Source: Kafka's
+    ``retry.backoff.ms``, ``retry.backoff.max.ms`` and its 20 % jitter (KIP-580).
     """
 
     first_ms: float = 25.0
@@ -18,8 +18,11 @@ class Backoff(NamedTuple):
     jitter: float = 0.2
 
     def delay_ms(self, attempt: int, roll: float) -> float:
-        """Return the milliseconds before try ``attempt`` + 1; the first try is attempt 0. ``roll`` is in [0, 1)."""
+        """Return the delay, in ms, between attempt number ``attempt`` (the first one is 0) and the next attempt.
+
+        ``roll`` is a random number in [0, 1).
+        """
         assert attempt >= 0 and 0 <= roll < 1
-        # 2**64 ms is past any cap: bounding the exponent keeps a long outage from overflowing the float.
+        # Limit the exponent, because the float would overflow after many attempts. 2**64 ms exceeds any maximum.
         base = min(self.max_ms, self.first_ms * self.factor ** min(attempt, 64))
         return base * (1 - self.jitter + 2 * self.jitter * roll)

@@ -1,7 +1,8 @@
 """Blocking connections to the brokers of one cluster, with metadata and retries, for Admin, Consumer and readers.
 
-It has no thread and no loop: everything happens in the caller's thread, and connections are opened when they are
-needed. It performs what ``RoutingCore`` and ``Retry`` decide. It does not know what a request means.
+The client has no thread and no event loop. It works in the caller's thread, and opens connections when they are needed.
+``RoutingCore`` and ``Retry`` make the decisions, and this module performs them. It does not depend on the content of
+requests.
 """
 
 from __future__ import annotations
@@ -38,7 +39,7 @@ from sparklog.protocol.messages import Metadata, MetadataReply, Reply, Request, 
 T = TypeVar("T")
 R = TypeVar("R", bound=Reply)
 
-#: How long each broker has to name the leader, when a leader is doubted.
+#: The maximum time that ``confirm`` waits for each broker.
 _DOUBT_TIMEOUT_S = 2.0
 
 
@@ -54,7 +55,7 @@ class Deadline:
 
 
 class BlockingCluster:
-    """The client of one cluster, with connections by broker id. Owner: one thread. ``close`` ends the connections."""
+    """A blocking client of one cluster, with one connection to each broker. One thread owns it."""
 
     def __init__(
         self,
@@ -69,9 +70,9 @@ class BlockingCluster:
     ) -> None:
         """Create the client without connecting.
 
-        ``timeout_s`` bounds each call including retries. ``request_timeout_s`` bounds one wait for a broker, so that a
-        broker that hangs does not use up the call's time. ``first_contact_s`` bounds calls until a broker has responded
-        once: it is for users who may have given a wrong address.
+        ``timeout_s`` limits each call including its retries. ``request_timeout_s`` limits one wait for a broker, so
+        that a broker that hangs does not use up the whole time of the call. ``first_contact_s`` limits calls as long as
+        no broker has ever responded, because the user may have given a wrong address.
 
         Raises:
             ConfigError: ``bootstrap`` has no address.
@@ -83,7 +84,7 @@ class BlockingCluster:
         self._client_id = client_id
         self._first_contact_s = first_contact_s
         if first_contact_s is not None:
-            # Addresses are tried in sequence, and one that drops packets must not use up the time.
+            # Addresses are tried one after the other. An address that does not respond must not use up the whole time.
             connect_timeout_s = min(connect_timeout_s, max(first_contact_s / len(self.core.bootstrap), 0.3))
         self._connect_timeout_s = connect_timeout_s
         self._backoff = backoff
@@ -92,7 +93,7 @@ class BlockingCluster:
         forks.watch(self)
 
     def close(self) -> None:
-        """Close the client permanently. A later request, perhaps from a late thread, raises ConfigError."""
+        """Close the client permanently. A later request, perhaps of another thread, raises ConfigError."""
         self._closed = True
         connections, self._connections = self._connections, {}
         for connection in connections.values():
@@ -109,10 +110,12 @@ class BlockingCluster:
     # --- asking ---
 
     def run(self, steps: Steps[T], *, over: BlockingConnection | None = None) -> T:
-        """Perform steps of the core and return their result. ``over`` replaces the client's own connections.
+        """Perform the effects that ``steps`` yields, and return its result.
+
+        With ``over`` this connection is used instead of the client's own connections.
 
         Raises:
-            BrokerError: as the steps.
+            BrokerError: the error that ``steps`` raises.
         """
         try:
             effect = next(steps)
@@ -153,32 +156,32 @@ class BlockingCluster:
         return None
 
     def ask_any(self, request: Request, expected: type[R]) -> R:
-        """Ask any reachable broker, once. It may use the whole request timeout."""
+        """Send a request once, to any reachable broker. The broker may use the whole request timeout."""
         return self.run(self.core.ask_any(request, expected, is_long=True))
 
     def ask_broker(self, broker_id: int, request: Request, expected: type[R]) -> R:
-        """Ask one broker, once."""
+        """Send a request once, to this broker."""
         return self.run(self.core.ask(broker_id, request, expected))
 
     def ask_metadata(self, request: Metadata, broker_id: int | None = None) -> MetadataReply:
-        """Return the complete metadata of one broker, or of any reachable one, without merging it."""
+        """Return the complete metadata of this broker, or of any reachable one. They are not merged into the cache."""
         return self.run(self.core.ask_metadata(request, broker_id))
 
     def broker_timeout_ms(self, timeout_s: float | None = None) -> int:
-        """Return the time that a broker may use of a call's timeout, so that its response arrives in time.
+        """Return the timeout, in ms, to send in a request, so that the broker's response arrives in time.
 
-        ``timeout_s`` None means the client's default timeout.
+        It is a part of the call's ``timeout_s``. None means the client's default timeout.
         """
         return max(1, int(min(self.timeout_s if timeout_s is None else timeout_s, self.request_timeout_s) * 800))
 
     def retrying(self, what: str, attempt: Callable[[], T], *, timeout_s: float | None = None) -> T:
         """Call ``attempt`` until it succeeds, fails permanently, or the time is up.
 
-        ``attempt`` itself refreshes the metadata, because it knows the topics.
+        ``attempt`` itself must refresh the metadata, because it knows which topics it needs.
 
         Raises:
-            BrokerError: one that is not retriable, or an unknown topic that stayed unknown for the grace period.
-            ClientTimeout: names ``what`` and the last error.
+            BrokerError: an error that is not retriable; also if a topic was unknown for the whole grace period.
+            ClientTimeout: the time is up. The message has ``what`` and the last error.
         """
         retry = Retry(
             now_s=time.monotonic(),
@@ -200,11 +203,11 @@ class BlockingCluster:
                 return result
 
     def refresh(self, topics: Iterable[str] | None = ()) -> MetadataReply:
-        """Request metadata from any broker once and merge it. None requests all topics, () only the brokers."""
+        """Request metadata once, from any broker, and merge them. None requests all topics, () only the brokers."""
         return self.run(self.core.refresh(None if topics is None else tuple(topics)))
 
     def topic(self, name: str, *, timeout_s: float | None = None, refresh: bool = False) -> TopicMetadata:
-        """Return the topic from the cache. Request it if ``refresh`` is set or it is unknown.
+        """Return the topic from the cache. If it is unknown or ``refresh`` is set, request it first.
 
         Raises:
             BrokerError: UNKNOWN_TOPIC_OR_PARTITION, INVALID_TOPIC_EXCEPTION.
@@ -217,7 +220,7 @@ class BlockingCluster:
         return self.retrying(what, lambda: self.run(self.core.fetch_topic(name)), timeout_s=timeout_s)
 
     def leader(self, tp: TopicPartition, *, refresh: bool = False) -> Leader:
-        """Return the leader of a partition from the cache, or after one refresh if it is requested or needed.
+        """Return the leader of a partition from the cache. If it is unknown or ``refresh`` is set, refresh once.
 
         Raises:
             BrokerError: UNKNOWN_TOPIC_OR_PARTITION, LEADER_NOT_AVAILABLE, NETWORK_EXCEPTION: all retriable.
@@ -225,14 +228,14 @@ class BlockingCluster:
         return self.run(self.core.leader(tp, refresh=refresh))
 
     def confirm(self, tp: TopicPartition, leader: Leader) -> None:
-        """Check that ``leader`` still leads, before its log end offset is trusted.
+        """Check that ``leader`` is still the leader, before its log end offset is trusted.
 
-        A leader that is cut off from the cluster may be deposed without knowing it, and a client that knows no later
-        epoch cannot tell. So all other brokers are asked, among them a possible successor.
+        A leader that is cut off from the cluster may not know that it has a successor, and a client that does not know
+        a later epoch cannot detect that. So this asks all other brokers, which include the possible successor.
 
         Raises:
-            BrokerError: retriable. FENCED_LEADER_EPOCH if ``leader`` no longer leads; BROKER_NOT_AVAILABLE unless more
-                than half of the brokers, including ``leader``, confirm it.
+            BrokerError: retriable. FENCED_LEADER_EPOCH if there is another leader; BROKER_NOT_AVAILABLE unless more
+                than half of the brokers, including ``leader``, confirm the leader.
         """
         others = [broker_id for broker_id in self.metadata.brokers if broker_id != leader.broker_id]
         confirmed = 1
@@ -259,10 +262,10 @@ class BlockingCluster:
     # --- connections ---
 
     def connection(self, broker_id: int) -> BlockingConnection:
-        """Return the open connection to a broker, or a new one.
+        """Return the open connection to a broker, or open one.
 
         Raises:
-            BrokerError: BROKER_NOT_AVAILABLE if its address is unknown, NETWORK_EXCEPTION.
+            BrokerError: BROKER_NOT_AVAILABLE if the broker's address is unknown, NETWORK_EXCEPTION.
         """
         open_one = self._connections.get(broker_id)
         if open_one is not None and not open_one.closed:
@@ -272,12 +275,12 @@ class BlockingCluster:
         return connection
 
     def open_connection(self, broker_id: int, *, at_most_s: float | None = None) -> BlockingConnection:
-        """Return a new connection that the caller owns, for requests that stay in flight beside others.
+        """Return a new connection that the caller owns, for example for long requests that must not delay others.
 
-        ``at_most_s`` bounds each wait for the broker, in addition to the client's own timeouts.
+        ``at_most_s`` limits each wait for the broker, in addition to the client's own timeouts.
 
         Raises:
-            BrokerError: as ``connection``.
+            BrokerError: see ``connection``.
         """
         endpoint = self.metadata.endpoint(broker_id)
         if endpoint is None:
@@ -291,15 +294,15 @@ class BlockingCluster:
         return connection
 
     def any_connection(self) -> BlockingConnection:
-        """Return an open connection, else one to a known broker, else one to a bootstrap address.
+        """Return an open connection. If there is none, connect to a known broker, or else to a bootstrap address.
 
         Raises:
-            BrokerError: NETWORK_EXCEPTION with all addresses that were tried, or a worse error of one of them.
+            BrokerError: NETWORK_EXCEPTION with all addresses that were tried, or another error of one of them.
         """
         return self._connections[self.run(self.core.any_broker())]
 
     def _keep(self, broker_id: int, connection: BlockingConnection) -> None:
-        """Keep a new connection instead of an earlier one."""
+        """Store a new connection, and close the earlier one to the same broker."""
         earlier = self._connections.get(broker_id)
         self._connections[broker_id] = connection
         self.core.on_connected(broker_id)

@@ -1,6 +1,6 @@
-"""The coordinators of groups and transactions, over blocking connections.
+"""Requests to the coordinators of groups and transactions, over blocking connections.
 
-``loop_coordinator`` is the same for an event loop.
+``loop_coordinator`` does the same for clients on an event loop.
 """
 
 from __future__ import annotations
@@ -15,36 +15,37 @@ R = TypeVar("R", bound=Reply)
 
 
 class BlockingCoordinator:
-    """The coordinator of one key. Owner: the thread that owns the cluster client."""
+    """The coordinator of one group or transactional id. The thread that owns the cluster client also owns this."""
 
     def __init__(self, cluster: BlockingCluster, kind: str, key: str) -> None:
         self._cluster = cluster
         self._search = CoordinatorSearch(cluster.core, kind, key)
 
     def ask(self, request: Request, expected: type[R], *, timeout_s: float | None = None) -> R:
-        """Ask until there is a response, for ``timeout_s`` (None: the client's default).
+        """Repeat a request until it succeeds, for at most ``timeout_s`` (None: the client's default).
 
-        Retries cover a change of coordinators, and the time in which a new one loads its state.
+        A retry is also necessary if the coordinator changes, or if a new coordinator is loading its state.
 
         Raises:
-            BrokerError: one that is not retriable.
-            ClientTimeout: no response in time; the request may have had an effect, or may still have one.
+            BrokerError: an error that is not retriable.
+            ClientTimeout: there was no response in time. The request may have had an effect, or may have one later.
         """
         what = self._search.describe(request)
         return self._cluster.retrying(what, lambda: self.ask_once(request, expected), timeout_s=timeout_s)
 
     def ask_once(self, request: Request, expected: type[R]) -> R:
-        """Find the coordinator unless it is known, and ask it. Raises BrokerError."""
+        """Find the coordinator unless it is known, and send the request once. Raises BrokerError."""
         return self._cluster.run(self._search.ask(request, expected))
 
 
 def ask_all_brokers(cluster: BlockingCluster, what: str, request: Request, expected: type[R]) -> list[R]:
     """Return the responses of all live brokers.
 
-    If a broker ends in the meantime, all are asked again, because other brokers become the coordinators of its keys.
+    If a broker ends in the meantime, all brokers are asked again, because other brokers become the coordinators of its
+    groups and transactions.
 
     Raises:
-        BrokerError: one that is not retriable.
+        BrokerError: an error that is not retriable.
         ClientTimeout: a live broker did not respond.
     """
 

@@ -27,7 +27,7 @@ def parse_bootstrap(bootstrap: str | Iterable[str]) -> tuple[Address, ...]:
     The port is optional, and an IPv6 host needs brackets.
 
     Raises:
-        ConfigError: there is no address, or a part is not an address; the error has the part.
+        ConfigError: there is no address, or a part is not an address. The message has that part.
     """
     parts = bootstrap.split(",") if isinstance(bootstrap, str) else list(bootstrap)
     addresses = tuple(_parse(part.strip()) for part in parts if part.strip())

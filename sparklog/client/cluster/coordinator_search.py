@@ -1,4 +1,4 @@
-"""The search for the coordinator of a group or a transaction: find it, ask it, find it again after a change. Pure."""
+"""The search for the coordinator of a group or transaction, and the requests to the coordinator. Pure."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from sparklog.protocol.messages import FindCoordinator, FindCoordinatorReply, Re
 R = TypeVar("R", bound=Reply)
 
 GROUP, TRANSACTION = "group", "transaction"
-#: A broker that knows no coordinator waits 5 s for an election: it does not hang.
+#: A broker may wait 5 s for the election of a coordinator. So a reply to FindCoordinator is awaited longer than that.
 _FIND_S = 6.0
 
 
 class CoordinatorSearch:
-    """The coordinator of one key, by the last response. Owner: the owner of the cluster client."""
+    """The last known coordinator of one key. The owner of the cluster client also owns this."""
 
     def __init__(self, core: RoutingCore, kind: str, key: str) -> None:
         self._core = core
@@ -27,9 +27,10 @@ class CoordinatorSearch:
         self._found: BrokerEndpoint | None = None
 
     def ask(self, request: Request, expected: type[R], *, patience_s: float = math.inf) -> Steps[R]:
-        """Find the coordinator unless it is known, and ask it once. Raises BrokerError.
+        """Find the coordinator unless it is known, and send the request once. Raises BrokerError.
 
-        It need not be in the metadata. After an error that another broker could avoid, it is found again.
+        The coordinator need not be in the metadata. After an error that another coordinator might not return, the next
+        call searches again.
         """
         try:
             broker = self._found
@@ -45,5 +46,5 @@ class CoordinatorSearch:
             raise
 
     def describe(self, request: Request) -> str:
-        """Return the name of a request in errors."""
+        """Return the description of a request for error messages."""
         return f"{type(request).__name__}, coordinator of {self._kind} {self._key!r}"

@@ -1,8 +1,9 @@
 """The handling of clients in a forked child process.
 
-A forked child has copies of its parent's clients. Their threads do not run there, and their sockets are the parent's
-connections. So that neither process harms the other, every client of the parent raises ClientForked in the child. The
-check costs nothing without a fork: the fork handler changes the clients' class in the child.
+A forked child has copies of its parent's clients. The clients' threads do not run in the child, and their sockets are
+the parent's connections. So every client of the parent raises ClientForked in the child, and neither process disturbs
+the other. To do this, the fork handler changes the class of the clients in the child. So the check takes no time in a
+process that does not fork.
 """
 
 from __future__ import annotations
@@ -15,12 +16,12 @@ from sparklog.client.errors import ClientForked
 
 #: All clients of this process.
 _clients: weakref.WeakSet[Any] = weakref.WeakSet()
-#: The parent's clients. The child keeps them, because collecting them could close the parent's sockets.
+#: The parent's clients. The child keeps them alive, because their garbage collection could close the parent's sockets.
 _inherited: list[Any] = []
 
 
 class InheritedClient:
-    """What a client becomes in a forked child. ``close`` does nothing; everything else raises ClientForked."""
+    """The class of a client in a forked child. ``close`` does nothing; all other methods raise ClientForked."""
 
     kind = "client"
 
@@ -43,7 +44,7 @@ class InheritedClient:
 
 
 def watch(client: Any) -> None:
-    """Make ``client`` unusable in forked children. An ``after_fork`` method of it runs there first."""
+    """Make ``client`` unusable in forked children. If it has a method ``after_fork``, the child calls that first."""
     _clients.add(client)
 
 

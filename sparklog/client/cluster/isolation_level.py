@@ -1,4 +1,4 @@
-"""The isolation levels of readers: by name in the API, by number on the wire."""
+"""The isolation levels of consumers. The API uses their names, and requests use their numbers."""
 
 from __future__ import annotations
 
@@ -6,16 +6,16 @@ from typing import Literal
 
 from sparklog.errors import ConfigError
 
-#: ``read_committed``: records of committed transactions and without a transaction, up to the first open transaction.
-#: ``read_uncommitted``: all replicated records, whatever the outcome of their transaction.
+#: ``read_committed``: records of committed transactions, and records without a transaction, up to the first open
+#: transaction. ``read_uncommitted``: all records below the high watermark, even of open and aborted transactions.
 Isolation = Literal["read_committed", "read_uncommitted"]
 
-#: The names by their number on the wire; see ``messages.Fetch``.
+#: The names, by their number in requests; see ``messages.Fetch``.
 _NAMES = ("read_uncommitted", "read_committed")
 
 
 def wire_isolation(isolation: Isolation | int) -> int:
-    """Return the number on the wire; a valid number is returned unchanged. Raises ConfigError for other values."""
+    """Return the number of an isolation level. A number is returned unchanged. Raises ConfigError for other values."""
     if isolation in _NAMES:
         return _NAMES.index(isolation)
     if isinstance(isolation, int) and isolation in {0, 1}:

@@ -1,4 +1,4 @@
-"""Requests about many partitions, sent to the leader of each, with retries until every partition has a result."""
+"""Requests about many partitions: each is sent to its leader, and retried until every partition has a result."""
 
 from __future__ import annotations
 
@@ -27,11 +27,11 @@ def ask_leaders(
 ) -> dict[TopicPartition, P]:
     """Return the result of each partition.
 
-    ``ask`` sends one request to one broker and returns the results in the order of its partitions. ``check`` raises a
-    BrokerError for a result without an error that must not be used. A failed partition does not repeat the others.
+    ``ask`` sends one request to one broker and returns the results in the order of its partitions. ``check`` may raise
+    a BrokerError for a successful result that must not be used. Only failed partitions are requested again.
 
     Raises:
-        BrokerError: one that is not retriable; UNKNOWN_TOPIC_OR_PARTITION.
+        BrokerError: an error that is not retriable; UNKNOWN_TOPIC_OR_PARTITION.
         ClientTimeout: a leader did not respond in time.
     """
     found: dict[TopicPartition, P] = {}
@@ -51,7 +51,7 @@ def ask_leaders(
                     raise no_leader(cluster.metadata, group[0])
                 for piece in pieces(group):
                     ask_one(broker_id, piece)
-            except BrokerError as error:  # noqa: PERF203 - the other leaders are asked nevertheless
+            except BrokerError as error:  # noqa: PERF203 - continue with the other leaders
                 stale = stale or error.refresh_metadata
                 if not error.retriable:
                     raise
@@ -60,7 +60,7 @@ def ask_leaders(
             raise problem
 
     def ask_one(broker_id: int, piece: Sequence[TopicPartition]) -> None:
-        """Keep the results of one request, then raise the last error among its partitions."""
+        """Send one request and store its results. Then raise the last error of a partition, if there is one."""
         leaders = {tp: leader for tp in piece if (leader := cluster.metadata.leader(tp))}
         problem: BrokerError | None = None
         for (tp, leader), result in zip(leaders.items(), ask(broker_id, leaders), strict=True):

@@ -1,8 +1,8 @@
 """The asyncio client of a cluster: connections to its brokers, and metadata that is kept up to date.
 
-Its methods return known metadata immediately, request missing metadata, and call ``changed`` when metadata has changed.
-So a caller decides synchronously and never waits in the middle of a decision. ``RoutingCore`` decides which broker gets
-a request, and when metadata is requested again. Every method is called on the client's loop.
+A method returns known metadata immediately. Missing metadata is requested in the background, and ``changed`` is called
+when metadata has changed. So a caller never has to wait in the middle of a decision. ``RoutingCore`` decides which
+broker gets a request, and when metadata is requested again. All methods are called on the client's event loop.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ R = TypeVar("R", bound=Reply)
 
 
 class LoopCluster:
-    """The client of one cluster. Owner: one event loop. ``close`` ends its connections and tasks."""
+    """An asyncio client of one cluster. One event loop owns it. ``close`` ends its connections and tasks."""
 
     def __init__(
         self,
@@ -54,8 +54,8 @@ class LoopCluster:
     ) -> None:
         """Create the client without connecting.
 
-        ``changed`` is called after a connection was opened or lost, and after new metadata. ``loop`` allows a thread
-        that acts for this loop to call methods while no thread runs it.
+        ``changed`` is called after a connection was opened or lost, and after new metadata were merged. If ``loop`` is
+        given, the methods may also be called while this loop is not running.
 
         Raises:
             ConfigError: ``bootstrap`` has no address.
@@ -71,11 +71,11 @@ class LoopCluster:
         self._connect_timeout_s = connect_timeout_s
         self._backoff = backoff
         self._connections: dict[int, AsyncConnection] = {}
-        #: Brokers without a connection that are being connected to, or will be after a delay that a timer ends.
+        #: The brokers to which a connection is being opened, or to which none may be opened before a delay ends.
         self._connecting: set[int] = set()
         #: The number of failed attempts in a row to connect to a broker.
         self._failures: dict[int, int] = {}
-        #: Work that needs a running loop: a connection that is being opened, a metadata request.
+        #: The running tasks: connections that are being opened, metadata requests.
         self.tasks: set[asyncio.Task[None]] = set()
         self._refreshing = False
         self._closed = False
@@ -88,9 +88,9 @@ class LoopCluster:
     # --- connections ---
 
     def connection(self, broker_id: int) -> AsyncConnection | None:
-        """Return the open connection to a broker, or None.
+        """Return the open connection to a broker.
 
-        In the latter case a connection is being opened, unless that has just failed.
+        If there is none, return None and begin to open one, unless the last attempt has just failed.
         """
         connection = self._connections.get(broker_id)
         if connection is not None and not connection.closed:
@@ -106,8 +106,8 @@ class LoopCluster:
             check_broker(address, found=self._keep(await self._open(address)), expected=broker_id)
         except BrokerError as error:
             self.last_problem = str(error)
-            # A timer ends the delay, not a comparison with the clock. When the timer fires, the loop's clock may be
-            # just before the timer's time, and then no event would end the delay.
+            # A timer must end the delay. A comparison with the clock does not work: when a timer fires, the loop's
+            # clock may be slightly before the timer's time, and then nothing would end the delay.
             failures = self._failures.get(broker_id, 0)
             self._failures[broker_id] = failures + 1
             self._loop().call_later(self.pause_s(failures), self._resume, broker_id)
@@ -121,11 +121,11 @@ class LoopCluster:
         self._notify()
 
     def _keep(self, connection: AsyncConnection) -> int:
-        """Keep a new connection unless there is one, and return its broker's id."""
+        """Store a new connection, or close it if there already is one to this broker. Return the broker's id."""
         broker_id = connection.hello.broker_id if connection.hello else -1
         earlier = self._connections.get(broker_id)
         if self._closed or (earlier is not None and not earlier.closed):
-            connection.close()  # two connections were opened at the same time
+            connection.close()  # The client is closed, or two connections were opened at the same time.
         else:
             self._connections[broker_id] = connection
             self._failures.pop(broker_id, None)
@@ -136,7 +136,8 @@ class LoopCluster:
     def _connection_lost(self) -> None:
         """Handle a lost connection.
 
-        The broker is gone, or it closed the connection because a producer without acks sent records to a former leader.
+        Either the broker has ended, or it has closed the connection because it is no longer the leader and got records
+        with acks=0, for which it cannot send an error.
         """
         self.request_metadata(self.metadata.topic_names())
         self._notify()
@@ -153,12 +154,12 @@ class LoopCluster:
     # --- requests ---
 
     async def run(self, steps: Steps[T] | BackgroundSteps[T]) -> T:
-        """Perform steps of the core and return their result.
+        """Perform the effects that ``steps`` yields, and return its result.
 
         Raises:
-            BrokerError: as the steps.
-            CancelledError: the client was closed. A cancelled wait may end with the connection's error instead, and a
-                caller that retries would not end.
+            BrokerError: the error that ``steps`` raises.
+            CancelledError: the client was closed. (A cancelled wait may end with a connection error instead. If this
+                error were raised, a caller that retries would never end.)
         """
         event: Any = None
         failed: BrokerError | None = None
@@ -210,7 +211,7 @@ class LoopCluster:
         return reply
 
     async def ask_any(self, request: Request, expected: type[R]) -> R:
-        """Ask any broker once, and give up early if it hangs. Raises BrokerError."""
+        """Send a request once, to any broker. Do not wait long if the broker hangs. Raises BrokerError."""
         return await self.run(self.core.ask_any(request, expected))
 
     def pause_s(self, count: int) -> float:
@@ -220,7 +221,10 @@ class LoopCluster:
     # --- metadata ---
 
     def request_metadata(self, topics: Iterable[str]) -> None:
-        """Request these topics' metadata: at once after a quiet time, with a growing delay if it is repeated."""
+        """Request the metadata of these topics in the background.
+
+        The request is sent at once if the last one was long ago. Otherwise it is delayed, by more each time.
+        """
         self.core.wanted.update(topics)
         if self.core.wanted and not self._refreshing and not self._closed:
             self._refreshing = True
@@ -233,7 +237,7 @@ class LoopCluster:
             self._refreshing = False
 
     async def refresh_once(self, topic: str) -> None:
-        """Request one topic's metadata from any broker now, and merge the response. Raises BrokerError."""
+        """Request the metadata of one topic now, from any broker, and merge the response. Raises BrokerError."""
         self._report(await self.run(self.core.refresh_noting_errors((topic,))))
 
     def progress(self) -> None:
@@ -241,7 +245,7 @@ class LoopCluster:
         self.core.on_progress()
 
     def merge_leader(self, tp: TopicPartition, leader: int, epoch: int) -> bool:
-        """Merge the leader that a former leader named. Return True if it is news about a known broker."""
+        """Merge the leader that a former leader has named. Return whether it is new and its address is known."""
         return self.metadata.merge_leader(tp, leader, epoch)
 
     def _report(self, problem: str) -> None:
@@ -259,7 +263,7 @@ class LoopCluster:
             connection.close()
 
     async def closed(self) -> None:
-        """Wait for the end of the tasks that ``close`` cancelled."""
+        """Wait until the tasks that ``close`` has cancelled are done."""
         await asyncio.gather(*self.tasks, return_exceptions=True)
 
     def _notify(self) -> None:
@@ -275,7 +279,7 @@ class LoopCluster:
     def _ended(self, task: asyncio.Task[None]) -> None:
         self.tasks.discard(task)
         if not task.cancelled():
-            task.result()  # our bug: pass the error to the loop's exception handler
+            task.result()  # An error here is a bug. Raise it, so that the loop's exception handler reports it.
 
     def _now(self) -> float:
         return self._loop().time()

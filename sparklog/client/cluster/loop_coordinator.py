@@ -1,7 +1,7 @@
-"""The coordinator of a group or a transaction, for clients on an event loop.
+"""Requests to the coordinator of a group or a transaction, for clients on an event loop.
 
-A request is repeated until it succeeds, fails permanently, or its time is up. The caller handles the response. A client
-does not wait for a coordinator that hangs: the other brokers name the successor.
+A request is repeated until it succeeds, fails permanently, or its time is up. The caller handles the response. The
+client does not wait long for a coordinator that hangs, because the other brokers can name its successor.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ R = TypeVar("R", bound=Reply)
 
 
 class LoopCoordinator:
-    """The coordinator of one key. Owner: the loop that owns the cluster client."""
+    """The coordinator of one group or transactional id. The loop that owns the cluster client also owns this."""
 
     def __init__(self, cluster: LoopCluster, kind: str, key: str, *, request_timeout_s: float) -> None:
         self.cluster = cluster
@@ -33,20 +33,20 @@ class LoopCoordinator:
         return LoopCoordinator(self.cluster, kind, key, request_timeout_s=self._request_timeout_s)
 
     async def ask_once(self, request: Request, expected: type[R], *, patience_s: float) -> R:
-        """Find the coordinator unless it is known, and ask it. Raises BrokerError."""
+        """Find the coordinator unless it is known, and send the request once. Raises BrokerError."""
         return await self.cluster.run(self.search.ask(request, expected, patience_s=patience_s))
 
     def pause_s(self, count: int) -> float:
-        """Return the delay after failure number ``count``, with jitter."""
+        """Return the delay after failure number ``count`` (from 0), with jitter."""
         return self.cluster.pause_s(count)
 
     def patience_s(self, silences: int) -> float:
-        """Return how long to wait for one response after ``silences`` requests without one."""
+        """Return how long to wait for a response. ``silences`` is the number of earlier requests without a response."""
         return next_patience_s(silences, self._request_timeout_s)
 
 
 class Attempts:
-    """A request that is repeated until its time is up. Several requests may share the time."""
+    """The attempts of a request, until its time is up. Several requests may share the time."""
 
     def __init__(self, coordinator: LoopCoordinator, *, timeout_s: float) -> None:
         self._coordinator = coordinator
@@ -67,11 +67,11 @@ class Attempts:
 
     @property
     def patience_s(self) -> float:
-        """Return the maximum wait of the next attempt for its response, in seconds."""
+        """Return how long the next attempt waits for its response, in seconds."""
         return max(0.001, min(self._coordinator.patience_s(self._retry.silences), self.left_s))
 
     async def ask(self, request: Request, expected: type[R]) -> R:
-        """Repeat the request until it succeeds. Raises BrokerError if it is not retriable, and ClientTimeout."""
+        """Repeat the request until it succeeds. Raises a BrokerError that is not retriable, or ClientTimeout."""
         coordinator = self._coordinator
         while True:
             try:

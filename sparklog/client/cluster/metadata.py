@@ -1,9 +1,10 @@
 """A client's metadata: brokers, topics and leaders. Pure.
 
-Responses of different brokers may arrive out of order, so they are merged. For each partition the greatest leader epoch
-wins, and for each broker the greatest incarnation. Of two topics with one name the later one wins. A deleted topic
-stays known if the controller epoch shows that the response is older than the known state. A broker that started without
-a controller knows no topic until there is one, which says nothing about topics.
+Responses of different brokers may arrive out of order. So a response is merged into the known metadata. For each
+partition the greatest leader epoch wins, and for each broker the greatest incarnation. Of two topics with the same name
+the newer one wins. If a response does not have a known topic, the topic is dropped, unless the response's controller
+epoch shows that the response is older. A broker that has not heard of any controller yet knows no topics. Its response
+does not mean that the topics do not exist.
 """
 
 from __future__ import annotations
@@ -17,19 +18,19 @@ from sparklog.errors import BrokerError, ErrorCode
 from sparklog.model import NO_LEADER, BrokerEndpoint, TopicPartition, TopicSchema
 from sparklog.protocol.messages import Metadata, MetadataReply, PartitionMetadata, TopicMetadata
 
-#: The maximum number of pieces of one response, with tens of thousands of partitions each.
+#: The maximum number of pieces in which a response may come. Each piece has tens of thousands of partitions.
 _MOST_PIECES = 1000
 
 
 class Leader(NamedTuple):
-    """The leader of a partition, and its epoch."""
+    """The leader of a partition, and the leader epoch."""
 
     broker_id: int
     epoch: int
 
 
 class MetadataCache:
-    """The metadata of one client. Not safe for threads."""
+    """The metadata of one client. Only one thread may use it."""
 
     def __init__(self) -> None:
         self.cluster_id = ""
@@ -38,28 +39,27 @@ class MetadataCache:
         self.version = 0
         #: The registered brokers by id.
         self.brokers: dict[int, BrokerEndpoint] = {}
-        #: Unregistered brokers that are leaders: they may still serve although ZooKeeper and the controller miss them.
+        #: Brokers that are leaders but no longer registered. They may still serve requests although ZooKeeper and the
+        #: controller have lost contact with them.
         self._departed: dict[int, BrokerEndpoint] = {}
         self._topics: dict[str, TopicMetadata] = {}
-        #: Dropped topics in their last state, so that the leader epochs do not go back if a topic reappears.
+        #: The last state of dropped topics, so that the leader epochs do not decrease if a topic reappears.
         self._dropped: dict[str, TopicMetadata] = {}
         self._partitions: dict[TopicPartition, PartitionMetadata] = {}
 
     def endpoint(self, broker_id: int) -> BrokerEndpoint | None:
-        """Return the address of a broker that is registered, or was and still leads a partition."""
+        """Return the address of a broker that is registered, or that was registered and still leads a partition."""
         return self.brokers.get(broker_id) or self._departed.get(broker_id)
 
     def is_stale(self, reply: MetadataReply) -> bool:
-        """Return whether the broker lacks the newest known controller's update, or any.
+        """Return whether the broker that replied has no update of the newest known controller, or of any controller.
 
-        Topics that it does not know may exist.
-
-        The result is the same before and after ``update``.
+        Then topics that are not in the reply may exist. The result is the same before and after ``update``.
         """
         return reply.controller_epoch < max(self.controller_epoch, 0)
 
     def update(self, reply: MetadataReply) -> None:
-        """Merge a response. A topic that it reports as unknown is dropped, unless the response is stale."""
+        """Merge a response. A topic that the response reports as unknown is dropped, unless the response is stale."""
         self.version += 1
         if not self.cluster_id:
             self.cluster_id = reply.cluster_id
@@ -96,14 +96,17 @@ class MetadataCache:
         return self._partitions.get(tp)
 
     def leader(self, tp: TopicPartition) -> Leader | None:
-        """Return the leader, if there is one with a known address."""
+        """Return the leader, or None if there is no leader or its address is unknown."""
         known = self._partitions.get(tp)
         if known is None or known.leader == NO_LEADER or self.endpoint(known.leader) is None:
             return None
         return Leader(known.leader, known.leader_epoch)
 
     def merge_leader(self, tp: TopicPartition, leader: int, epoch: int) -> bool:
-        """Merge the successor that a former leader named (KIP-951). Return True if it is news about a known broker."""
+        """Merge a new leader that a former leader has named (KIP-951).
+
+        Return whether the leader is new and its address is known.
+        """
         known = self._partitions.get(tp)
         if known is None or epoch <= known.leader_epoch or self.endpoint(leader) is None:
             return False
@@ -116,7 +119,7 @@ class MetadataCache:
         return next((schema for schema in topic.schemas if schema.schema_id == schema_id), None) if topic else None
 
     def group_by_leader(self, partitions: Iterable[TopicPartition]) -> dict[int | None, list[TopicPartition]]:
-        """Return the partitions by leader, with those without a known leader under None."""
+        """Return the partitions by the broker id of their leader. Partitions without a known leader are under None."""
         groups: dict[int | None, list[TopicPartition]] = {}
         for tp in partitions:
             leader = self.leader(tp)
@@ -129,7 +132,7 @@ class MetadataCache:
             known = self.brokers.get(broker_id)
             if known is not None and known.incarnation > broker.incarnation:
                 named[broker_id] = known
-        if stale:  # an older state may add a broker, but must not remove one that has come since
+        if stale:  # An older response may add a broker, but must not remove one that was registered later.
             self.brokers = {**self.brokers, **named}
         else:
             leaders = {part.leader for part in self._partitions.values()}
@@ -144,7 +147,7 @@ class MetadataCache:
         if other is not None and other.topic_id != topic.topic_id:
             ordered = topic.order > 0 and other.order > 0
             if topic.order < other.order if ordered else stale:
-                return  # from a broker that does not know the newer topic yet
+                return  # The broker that replied does not know the newer topic yet.
             self.drop(topic.name)
             known = None
         left = self._dropped.pop(topic.name, None)
@@ -158,7 +161,7 @@ class MetadataCache:
             self._partitions[tp] = partition
             merged.append(partition)
         if known is not None:
-            # Partitions and schemas are only ever added: keep those that a slower broker does not know yet.
+            # Partitions and schemas are never removed. So keep those that the broker that replied does not know yet.
             merged += known.partitions[len(merged) :]
             if len(known.schemas) > len(topic.schemas):
                 topic = msgspec.structs.replace(topic, schemas=known.schemas)
@@ -167,10 +170,13 @@ class MetadataCache:
 
 
 class MetadataPieces:
-    """A metadata response that may come in pieces. Send ``request`` until it is None; then ``reply`` is complete.
+    """A metadata response that may come in pieces.
 
-    A change between two pieces has the same effect as a later response: partitions are ordered by their leader epochs,
-    whatever response they come in.
+    The caller sends ``request`` and passes the response to ``add``, until ``request`` is None. Then ``reply`` is
+    complete.
+
+    The metadata may change between two pieces. This does no harm, because only the leader epoch decides which state of
+    a partition is newer.
     """
 
     def __init__(self, request: Metadata) -> None:
@@ -184,8 +190,8 @@ class MetadataPieces:
         """Add the response to ``request``.
 
         Raises:
-            BrokerError: INVALID_REQUEST for too many pieces; a retriable one if a topic was replaced between its
-                pieces.
+            BrokerError: INVALID_REQUEST for too many pieces; a retriable error if a topic was recreated between two of
+                its pieces.
         """
         assert self.request is not None, "it is whole"
         start = self.request.start
@@ -193,7 +199,7 @@ class MetadataPieces:
         if start is not None and start[1] > 0:
             self._join_split_topic(start[0], topics)
         self._topics += topics
-        # Topics that the oldest state does not know may exist.
+        # Use the lowest controller epoch of all pieces, because topics that the oldest piece does not have may exist.
         known = piece.controller_epoch if self._last is None else self._controller_epoch
         self._controller_epoch = min(known, piece.controller_epoch)
         self._last = piece
@@ -203,10 +209,10 @@ class MetadataPieces:
         self.request = None if piece.next is None else msgspec.structs.replace(self.request, start=piece.next)
 
     def _join_split_topic(self, name: str, topics: list[TopicMetadata]) -> None:
-        """Join the topic that was split with its continuation in ``topics``, if it still exists."""
+        """Join the last topic of the previous piece with its continuation in ``topics``, if the topic still exists."""
         first = self._topics.pop()
         if not topics or topics[0].name != name or topics[0].code != ErrorCode.NONE:
-            return  # deleted in the meantime
+            return  # The topic was deleted in the meantime.
         if topics[0].topic_id != first.topic_id:
             raise BrokerError(
                 ErrorCode.LEADER_NOT_AVAILABLE, f"topic {name!r} was recreated between two pieces of its metadata"
@@ -224,9 +230,10 @@ class MetadataPieces:
 
 
 def _newer(known: PartitionMetadata, received: PartitionMetadata) -> PartitionMetadata:
-    """Return the newer state.
+    """Return the newer state of a partition.
 
-    A leader does not change within an epoch: a broker that reports no leader for a known epoch has missed its election.
+    A leader epoch has only one leader. So a broker that reports the same epoch without a leader does not know about the
+    election yet.
     """
     if known.leader_epoch > received.leader_epoch:
         return known

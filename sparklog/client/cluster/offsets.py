@@ -1,4 +1,7 @@
-"""Requests for offsets by position or time, with retries while a leader's high watermark is not known yet."""
+"""Requests for the earliest or latest offset, or the offset of a time, with retries.
+
+A new leader may not know its high watermark yet. Then the request is retried too.
+"""
 
 from __future__ import annotations
 
@@ -21,14 +24,16 @@ from sparklog.protocol.messages import (
 )
 from sparklog.record.exact_values import datetime_us
 
-#: A position in a log: an end of it, or a time (datetime, or microseconds since the epoch).
+#: A position in a log: its beginning, its end, or a time (a datetime, or microseconds since the epoch).
 OffsetQuery = Literal["earliest", "latest"] | dt.datetime | int
 
 _HIGHEST_OFFSET = (1 << 63) - 1
 
 
 def checked_offset(tp: TopicPartition, offset: object, *, expected: str = "an offset") -> int:
-    """Return ``offset``, of any integer type, as a position in ``tp``. ``expected`` names what the caller takes.
+    """Check an offset of any integer type, and return it as an int.
+
+    ``tp`` and ``expected``, the values that the caller accepts, are for error messages.
 
     Raises:
         TypeError: ``offset`` is neither an integer nor text.
@@ -54,10 +59,10 @@ def list_offsets(
     known: Mapping[TopicPartition, int] | None = None,
     timeout_s: float | None = None,
 ) -> dict[TopicPartition, int]:
-    """Return the offset of each position. A time after the last record gives the latest offset.
+    """Return the offset of each position. For a time after the last record it is the latest offset.
 
-    ``known``: log end offsets that the caller has seen before. If a leader returns less, the other brokers must confirm
-    it as leader, because it may be deposed without knowing it.
+    ``known`` has offsets that the caller has already seen in the logs. If a leader returns a lower latest offset, the
+    other brokers must confirm that it is still the leader.
 
     Raises:
         BrokerError: UNKNOWN_TOPIC_OR_PARTITION.
@@ -81,16 +86,16 @@ def listed_offsets(
     known: Mapping[TopicPartition, int] | None = None,
     timeout_s: float | None = None,
 ) -> dict[TopicPartition, ListedOffset]:
-    """Return the leaders' results with their epochs, and with offset -1 for a time after the last record.
+    """Return the results of the leaders, with leader epochs. For a time after the last record the offset is -1.
 
-    ``known`` and the errors are as for ``list_offsets``.
+    For ``known`` and the errors see ``list_offsets``.
     """
     times = {tp: wire_time(query) for tp, query in queries.items()}
     return _ask_all(cluster, times, isolation, known=known or {}, timeout_s=timeout_s)
 
 
 def wire_time(query: OffsetQuery) -> int:
-    """Return the value of ``ListOffsetsPartition.timestamp_us`` for a position. A datetime without a zone is UTC."""
+    """Return the ``timestamp_us`` of ListOffsets for a position. A datetime without a time zone is in UTC."""
     if query == "earliest":
         return EARLIEST
     if query == "latest":

@@ -1,4 +1,4 @@
-"""The choice of the replica that a reader fetches from: the nearest one that is in sync. Pure."""
+"""The choice of the replica that a reader fetches from: the nearest in-sync replica. Pure."""
 
 from __future__ import annotations
 
@@ -7,18 +7,19 @@ from typing import Literal
 
 from sparklog.model import BrokerEndpoint
 
-#: Whether reads may, may not, or must use files of this host.
+#: Whether a reader may read the segment files of a broker on this host, must not, or must.
 LocalReads = Literal["auto", "never", "require"]
 
 
 def nearest(
     leader: int, in_sync: Iterable[int], brokers: Mapping[int, BrokerEndpoint], *, is_here: Callable[[str], bool]
 ) -> int:
-    """Return the in-sync replica to read from: one on this host, else one in a rack with brokers of this host.
+    """Return the broker to fetch from.
 
-    The leader is preferred among equally near replicas.
+    An in-sync replica on this host is preferred, and then one in the rack of a broker on this host. Of equally near
+    replicas the leader is preferred.
     """
-    # the request to a leader that is gone fails, and refreshes the metadata
+    # If the leader's address is unknown, return it nevertheless: the failing request will refresh the metadata.
     if leader not in brokers or is_here(brokers[leader].host):
         return leader
     racks = {broker.rack for broker in brokers.values() if broker.rack is not None and is_here(broker.host)}

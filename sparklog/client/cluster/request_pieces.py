@@ -1,4 +1,4 @@
-"""The split of long lists into pieces that fit into one request."""
+"""A function that splits a long list into pieces, each of which fits into one request."""
 
 from __future__ import annotations
 
@@ -11,6 +11,6 @@ _T = TypeVar("_T")
 
 
 def pieces(entries: Sequence[_T], size: int = IN_ONE_REQUEST) -> Iterator[Sequence[_T]]:
-    """Yield ``entries`` in order, at most ``size`` at a time; one empty piece if there are none."""
+    """Yield ``entries`` in order, in pieces of at most ``size``. Without entries yield one empty piece."""
     for first in range(0, max(len(entries), 1), size):
         yield entries[first : first + size]

@@ -1,6 +1,6 @@
-"""The decision whether a failed call is tried again, when, and with which error it ends. Pure.
+"""The decision whether and when a failed call is tried again, and which error it raises at the end. Pure.
 
-Times are seconds of any clock that does not go back. The caller passes them.
+The caller passes the current time, in seconds of any monotonic clock.
 """
 
 from __future__ import annotations
@@ -10,14 +10,14 @@ from sparklog.client.cluster.routing_core import NoResponse
 from sparklog.client.errors import ClientTimeout
 from sparklog.errors import BrokerError, ErrorCode
 
-#: How long "unknown topic" may mean that the broker does not know a new topic yet.
+#: The grace period in which an unknown topic is retried, because the broker may not know a new topic yet.
 UNKNOWN_TOPIC_GRACE_S = 2.0
-#: After these errors it is certain that the request had no effect. After other retriable ones it may have had one.
+#: After these errors the request certainly had no effect. After other retriable errors it may have had one.
 _NOTHING_DONE = frozenset({ErrorCode.COORDINATOR_LOAD_IN_PROGRESS, ErrorCode.CONCURRENT_TRANSACTIONS})
 
 
 class Retry:
-    """The attempts of one call, or of several that share its time."""
+    """The state of the attempts of one call. Several calls may use one object; then they share its time."""
 
     def __init__(
         self,
@@ -27,9 +27,9 @@ class Retry:
         backoff: Backoff = Backoff(),  # noqa: B008 - an immutable value
         first_contact_s: float | None = None,
     ) -> None:
-        """Begin the time of the call. ``first_contact_s`` limits it until a broker has responded once."""
+        """Begin the call's time. ``first_contact_s`` is the limit as long as no broker has ever responded."""
         self.deadline_s = now_s + timeout_s
-        #: The number of failed attempts without a response in time.
+        #: The number of attempts that failed because there was no response in time.
         self.silences = 0
         #: True if a failed attempt may have had an effect.
         self.uncertain = False
@@ -43,11 +43,13 @@ class Retry:
         return max(0.0, self.deadline_s - now_s)
 
     def delay_s(self, what: str, error: BrokerError, *, now_s: float, roll: float, contacted: bool = True) -> float:
-        """Return the seconds before the next attempt. ``contacted``: a broker has responded to this client.
+        """Return the delay before the next attempt, in seconds.
+
+        ``contacted`` is whether a broker has ever responded to this client.
 
         Raises:
-            BrokerError: ``error``, if it is not retriable, or the topic stayed unknown for the grace period.
-            ClientTimeout: the time is up. It names ``what`` and the error.
+            BrokerError: ``error`` itself, if it is not retriable, or the topic was unknown for the whole grace period.
+            ClientTimeout: the time is up. The message has ``what`` and the error.
         """
         self.uncertain = self.uncertain or may_have_acted(error)
         self.silences += isinstance(error, NoResponse)

@@ -1,12 +1,13 @@
-"""The decisions of a client about its requests: which broker gets one, how long it may take, what errors mean. Pure.
+"""The decisions of a client about its requests: which broker gets a request, and how long to wait for it. Pure.
 
-The methods that return ``Steps`` are generators. They yield effects, which are orders to a driver. The driver sends the
-event of each effect back: its result, or its error, which it throws at the ``yield``. The return value of the generator
-is the result of the whole. ``BlockingCluster`` and ``LoopCluster`` are the drivers: they own connections and clocks.
-``retry`` decides whether a failed call is tried again.
+The methods that return ``Steps`` are generators. A generator yields effects, which a driver performs. The driver sends
+the result of each effect, its event, back into the generator, or throws the effect's error into it. The generator's
+return value is the result of the method. ``BlockingCluster`` and ``LoopCluster`` are the drivers. They own connections
+and clocks. ``retry`` decides whether a failed call is tried again.
 
-One turn counter selects among brokers and addresses. It moves by one before a request that follows a failure, or a
-metadata response that did not help. So each broker gets a request within as many tries as there are brokers.
+If several brokers or addresses are possible, a counter selects one. The counter is increased before a request that
+follows a failure, or a metadata response that did not help. So each broker gets a request after at most as many
+attempts as there are brokers.
 """
 
 from __future__ import annotations
@@ -26,20 +27,21 @@ from sparklog.protocol.messages import Metadata, MetadataReply, Reply, Request, 
 T = TypeVar("T")
 R = TypeVar("R", bound=Reply)
 
-#: The time without a response after which a client suspects the broker. It asks another one if any broker can respond;
-#: for such requests the time doubles with each request without response, up to the request timeout.
+#: How long to wait for the response to a request that any broker could serve. Then another broker gets the request.
+#: With each request without a response the time doubles, up to the request timeout.
 PATIENCE_S = 1.0
-#: The time without input after which a broker with open requests may hang. A client that asked it for a new leader,
-#: perhaps for its own successor, would lose ``PATIENCE_S``.
+#: If a broker with open requests has sent nothing for this time, it may hang. Then metadata requests prefer other
+#: brokers, because a wait for this broker could take ``PATIENCE_S``.
 SUSPICIOUS_S = 0.5
-#: The number of failures in a row after which all brokers asked so far may be out of date.
+#: After this number of failures in a row, all connected brokers may be out of date.
 ASK_OTHERS_AFTER = 3
-#: The backoff of metadata requests that did not help. Its maximum delays a client that waits for a new leader.
+#: The backoff between metadata requests that do not help. Its maximum is short, because it delays a client that waits
+#: for a new leader.
 METADATA_BACKOFF = Backoff(max_ms=200.0)
 
 
 class NoResponse(BrokerError):
-    """A request without a response in time. The code is NETWORK_EXCEPTION."""
+    """The error of a request that got no response in time. The code is NETWORK_EXCEPTION."""
 
     def __init__(self, address: str, waited_s: float) -> None:
         super().__init__(ErrorCode.NETWORK_EXCEPTION, f"{address}: no response within {waited_s:g} s")
@@ -50,21 +52,24 @@ class NoResponse(BrokerError):
 
 @dataclass(frozen=True, slots=True)
 class ListOpen:
-    """List the open connections. Event: for each broker, how long it has sent nothing although a request is open."""
+    """List the brokers with an open connection.
+
+    The event is a dict by broker id: how long the broker has sent nothing although a request is open, in seconds.
+    """
 
 
 @dataclass(frozen=True, slots=True)
 class Connect:
-    """Open a connection and keep it. Event: the id of the broker with this address, or BrokerError."""
+    """Open a connection and store it. The event is the id of the broker at this address, or a BrokerError."""
 
     address: Address
 
 
 @dataclass(frozen=True, slots=True)
 class Prepare:
-    """Connect to a broker of the metadata for later requests.
+    """Connect to a broker that is in the metadata, for later requests.
 
-    The event has no value, and may arrive before the connection is open.
+    The event has no value. The driver may send it before the connection is open.
     """
 
     broker_id: int
@@ -72,7 +77,7 @@ class Prepare:
 
 @dataclass(frozen=True, slots=True)
 class Ask:
-    """Send a request to a broker. Event: the reply, or BrokerError; NoResponse after ``patience_s``."""
+    """Send a request to a broker. The event is the reply, or a BrokerError; NoResponse after ``patience_s``."""
 
     broker_id: int
     request: Request
@@ -88,26 +93,26 @@ class Disconnect:
 
 @dataclass(frozen=True, slots=True)
 class WaitUntil:
-    """Wait until a time; a past time is allowed. Event: the current time."""
+    """Wait until a time, which may be in the past. The event is the current time."""
 
     at_s: float
 
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """Notify the user that the metadata has changed, or that ``problem`` prevented it. The event has no value."""
+    """Report new metadata, or, in ``problem``, why they could not be requested. The event has no value."""
 
     problem: str
 
 
 Effect = ListOpen | Connect | Prepare | Ask | Disconnect
 Steps = Generator[Effect, Any, T]
-#: Steps that go on in the background of a client.
+#: Steps that a client performs in the background.
 BackgroundSteps = Generator[Effect | WaitUntil | Report, Any, T]
 
 
 class RoutingCore:
-    """The metadata of one cluster, and the recent failures of its brokers as one client saw them. Owner: one driver."""
+    """The metadata of one cluster, and which of its brokers have recently failed. One driver owns it."""
 
     def __init__(self, bootstrap: str | Iterable[str], *, request_timeout_s: float, roll: Callable[[], float]) -> None:
         """Create the state without metadata. ``roll`` returns random numbers in [0, 1).
@@ -123,11 +128,11 @@ class RoutingCore:
         self.topic_errors: dict[str, TopicMetadata] = {}
         self._request_timeout_s = request_timeout_s
         self.roll = roll
-        #: Selects one of several brokers. It differs between clients.
+        #: The counter that selects one of several brokers. Clients begin with different numbers.
         self._turn = int(roll() * (1 << 16))
         #: True if the next request should go to the next broker.
         self._turn_is_due = False
-        #: Brokers whose last response is missing, or lacks the current controller's update. Others are asked first.
+        #: Brokers that have not responded to the last request, or whose last metadata are stale. Others are preferred.
         self._doubted: set[int] = set()
         #: The number of requests in a row without a response in time.
         self._silences = 0
@@ -142,24 +147,24 @@ class RoutingCore:
         self._doubted.discard(broker_id)
 
     def on_useless(self) -> None:
-        """Note a failure that new metadata could have prevented."""
+        """Count a failure that newer metadata could have prevented."""
         self._useless += 1
         self._turn_is_due = True
 
     def on_progress(self) -> None:
-        """Note a success with the current metadata."""
+        """Record that a request has succeeded with the current metadata."""
         self._useless = 0
 
     # --- one request ---
 
     def any_broker(self) -> Steps[int]:
-        """Return a connected broker for a request that every broker can serve.
+        """Return the id of a connected broker, for a request that every broker can serve.
 
-        If the connected brokers may be out of date, connect to another one. If none is connected, try the addresses of
-        the metadata, then those of the bootstrap.
+        If the connected brokers may be out of date, also connect to another one. If none is connected, try the
+        addresses in the metadata, and then the bootstrap addresses.
 
         Raises:
-            BrokerError: NETWORK_EXCEPTION with all addresses that were tried, or a worse error of one of them.
+            BrokerError: NETWORK_EXCEPTION with all addresses that were tried, or another error of one of them.
         """
         self._turn += self._turn_is_due
         self._turn_is_due = False
@@ -170,7 +175,7 @@ class RoutingCore:
             if others:
                 yield Prepare(others[self._turn % len(others)])
                 silent_s = yield ListOpen()
-        # If the brokers asked so far knew no broker, others may know some.
+        # If the response of the connected brokers had no brokers, try other addresses.
         if silent_s and (self.metadata.brokers or (is_any_trusted and not self.metadata.version)):
             return self._choose(silent_s)
         brokers = self._rotated(self.metadata.brokers.values())
@@ -190,7 +195,7 @@ class RoutingCore:
         raise BrokerError(ErrorCode.NETWORK_EXCEPTION, f"no broker can be reached: {'; '.join(failures)}")
 
     def _choose(self, silent_s: Mapping[int, float]) -> int:
-        """Return a broker: preferably a trusted one, and of these one that does not seem to hang."""
+        """Return a connected broker. Prefer brokers that are not doubted, and among these one that does not hang."""
         fit = [broker_id for broker_id in silent_s if broker_id not in self._doubted] or list(silent_s)
         fit = [broker_id for broker_id in fit if silent_s[broker_id] < SUSPICIOUS_S] or fit
         return fit[self._turn % len(fit)]
@@ -204,18 +209,18 @@ class RoutingCore:
         """Connect to a broker unless it is connected.
 
         Raises:
-            BrokerError: NETWORK_EXCEPTION; BROKER_NOT_AVAILABLE if another broker has its address.
+            BrokerError: NETWORK_EXCEPTION; BROKER_NOT_AVAILABLE if another broker replies at this address.
         """
         if broker.broker_id not in (yield ListOpen()):
             address = Address(broker.host, broker.port)
             check_broker(address, found=(yield Connect(address)), expected=broker.broker_id)
 
     def ask(self, broker_id: int, request: Request, expected: type[R], *, patience_s: float = math.inf) -> Steps[R]:
-        """Ask a broker once. Raises BrokerError."""
+        """Send a request once, to this broker. Raises BrokerError."""
         reply = yield Ask(broker_id, request, patience_s)
         if isinstance(reply, expected):
             return reply
-        yield Disconnect(broker_id)  # its later replies may not belong to their requests either
+        yield Disconnect(broker_id)  # The broker's later replies may also be of a wrong type.
         raise BrokerError(
             ErrorCode.INVALID_REQUEST,
             f"broker {broker_id} responded to {type(request).__name__} with {type(reply).__name__}",
@@ -224,10 +229,10 @@ class RoutingCore:
     def ask_any(
         self, request: Request, expected: type[R], *, is_long: bool = False, longest_s: float = math.inf
     ) -> Steps[R]:
-        """Ask any broker once. Raises BrokerError.
+        """Send a request once, to any broker. Raises BrokerError.
 
-        ``is_long``: another broker would take as long, because the controller carries out the request. ``longest_s``
-        limits a request for which the broker may wait.
+        ``is_long`` means that the request takes long at every broker, because the controller carries it out. Then wait
+        for the whole request timeout. Otherwise ``longest_s`` limits the wait.
         """
         broker_id = yield from self.any_broker()
         if is_long:
@@ -237,9 +242,10 @@ class RoutingCore:
     def _ask_replaceable(
         self, broker_id: int, request: Request, expected: type[R], *, longest_s: float = math.inf
     ) -> Steps[R]:
-        """Ask a broker that another one could replace: do not wait long, and doubt a broker that does not respond.
+        """Send a request that another broker could serve too. So do not wait long.
 
-        Its connection stays open up to the request timeout, because it may be busy with other requests.
+        A broker that does not respond in time is doubted. Its connection is closed only after the whole request
+        timeout, because the broker may be busy with other requests.
         """
         limit_s = next_patience_s(self._silences, min(self._request_timeout_s, longest_s))
         try:
@@ -261,7 +267,7 @@ class RoutingCore:
     # --- metadata ---
 
     def ask_metadata(self, request: Metadata, broker_id: int | None = None) -> Steps[MetadataReply]:
-        """Return the complete metadata of one broker, or of any, without merging it. Raises BrokerError."""
+        """Return the complete metadata of this broker, or of any broker. They are not merged. Raises BrokerError."""
         if broker_id is None:
             broker_id = yield from self.any_broker()
         pieces = MetadataPieces(request)
@@ -272,7 +278,7 @@ class RoutingCore:
         return pieces.reply
 
     def refresh(self, topics: tuple[str, ...] | None) -> Steps[MetadataReply]:
-        """Request metadata from any broker once and merge it. None requests all topics, () only the brokers."""
+        """Request metadata once, from any broker, and merge them. None requests all topics, () only the brokers."""
         reply = yield from self.ask_metadata(Metadata(0, topics))
         self.metadata.update(reply)
         return reply
@@ -288,7 +294,7 @@ class RoutingCore:
         raise error or BrokerError(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, f"topic {name!r}")
 
     def leader(self, tp: TopicPartition, *, refresh: bool) -> Steps[Leader]:
-        """Return the known leader, or the leader after one refresh if ``refresh`` is set or none is known.
+        """Return the leader of a partition. If it is unknown or ``refresh`` is set, refresh the metadata once.
 
         Raises:
             BrokerError: UNKNOWN_TOPIC_OR_PARTITION, LEADER_NOT_AVAILABLE, NETWORK_EXCEPTION: all retriable.
@@ -302,7 +308,10 @@ class RoutingCore:
         return leader
 
     def refresh_wanted(self) -> BackgroundSteps[None]:
-        """Request the wanted topics until none is left: at once after a quiet time, with growing delays if repeated."""
+        """Request the metadata of the ``wanted`` topics until there are none.
+
+        The first request is sent at once if the last one was long ago. Each further request is delayed more.
+        """
         while self.wanted:
             self._refreshed_at_s = yield WaitUntil(self._refreshed_at_s + self.refresh_pause_s())
             topics = tuple(sorted(self.wanted))
@@ -317,15 +326,18 @@ class RoutingCore:
                     self.metadata.version += 1
             if is_final:
                 self.wanted.difference_update(topics)
-            self.on_useless()  # until progress shows that it was useful
+            self.on_useless()  # ``on_progress`` resets the count if a request then succeeds with the new metadata.
             yield Report(problem)
 
     def refresh_pause_s(self) -> float:
-        """Return the minimum delay between the last metadata request and the next. It grows until progress follows."""
+        """Return the minimum delay between two metadata requests. It grows until ``on_progress`` is called."""
         return METADATA_BACKOFF.delay_ms(self._useless, self.roll()) / 1000
 
     def refresh_noting_errors(self, topics: tuple[str, ...]) -> Steps[str]:
-        """Refresh topics and note their errors in ``topic_errors``. Return a problem that says nothing of a topic."""
+        """Request the metadata of topics, merge them, and store the topics' errors in ``topic_errors``.
+
+        If the broker's metadata are stale, an error may be wrong. Then return it as text and do not store it.
+        """
         reply = yield from self.refresh(topics)
         problem = ""
         for topic in reply.topics:
@@ -341,7 +353,7 @@ class RoutingCore:
     def _error(self, topic: TopicMetadata, reply: MetadataReply) -> BrokerError | None:
         """Return the error of a topic in a response, or None.
 
-        A broker that lacks the current controller's update may not know an existing topic.
+        If the response is stale, an unknown topic may exist. Then return a retriable error.
         """
         error = topic_error(topic)
         if error is None or error.code != ErrorCode.UNKNOWN_TOPIC_OR_PARTITION or not self.metadata.is_stale(reply):
@@ -351,12 +363,15 @@ class RoutingCore:
 
 
 def next_patience_s(silences: int, most_s: float) -> float:
-    """Return how long to wait for one response after ``silences`` requests without one, at most ``most_s``."""
+    """Return how long to wait for a response, at most ``most_s``.
+
+    ``silences`` is the number of earlier requests without a response.
+    """
     return min(most_s, PATIENCE_S * 2.0 ** min(silences, 10))
 
 
 def check_broker(address: object, *, found: int, expected: int) -> None:
-    """Raise BrokerError BROKER_NOT_AVAILABLE if an address belongs to another broker than the expected one."""
+    """Raise BrokerError BROKER_NOT_AVAILABLE if another broker than the expected one has replied at an address."""
     if found != expected:
         raise BrokerError(ErrorCode.BROKER_NOT_AVAILABLE, f"{address} is broker {found}; expected {expected}")
 
