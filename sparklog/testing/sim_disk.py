@@ -1,9 +1,9 @@
 """A disk in memory with the faults of real disks, on demand and by seed.
 
-It implements ``sparklog.storage.disk.Disk``; ``tests/storage/test_disk.py`` holds both implementations to one contract.
-Faults: a full disk (a short write or a part of a copy, then ENOSPC), a read-only disk, and a failing operation. The
-process or the machine can also die between any two operations or inside a write (``die_after``, ``restart``). The
-writes of a failed ``sync`` stay visible until the page cache is lost, and never reach the disk.
+It implements ``sparklog.storage.disk.Disk``; ``tests/storage/test_disk.py`` runs the same tests on both
+implementations. Faults: a full disk (a short write or a part of a copy, then ENOSPC), a read-only disk, and a failing
+operation. The process or the machine can also die between any two operations or inside a write (``die_after``,
+``restart``). The writes of a failed ``sync`` stay visible until the page cache is lost, and never reach the disk.
 
 After a loss of the page cache, a file has its content at the last ``sync``, and any part of the later writes, in whole
 sectors. A directory entry is as at the last ``sync_directory`` or later; a rename never leaves a file without a name. A

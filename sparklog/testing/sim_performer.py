@@ -406,7 +406,7 @@ class ReplicaPerformer(PeerBroker):
         assert replica is not None
         batches: tuple[SimBatch, ...] = ()
         code, diverging = ErrorCode.NONE, None
-        if isinstance(verdict, fx.ServeFetch):  # isinstance, because this code is hot and ``match`` is slower
+        if isinstance(verdict, fx.ServeFetch):  # not ``match``, which is slower: every fetch runs this
             batches = log.read(verdict.offset, FETCH_BATCHES)
             if not batches and replica.high_watermark <= asked.mark:
                 hosted.parked[event.replica_id] = asked

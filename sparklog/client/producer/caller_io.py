@@ -26,7 +26,10 @@ _RESPONSE_S = 0.005
 
 
 class CallerIo:
-    """The work that callers do for the I/O thread while its loop is lent. Any thread may call the methods."""
+    """The work that callers do in place of the I/O thread, while it lends them its event loop.
+
+    Any thread may call the methods.
+    """
 
     def __init__(self, handoff: LoopHandoff, sender: SendLoop, thread: IoThread) -> None:
         """Create the object for one producer.
@@ -71,7 +74,7 @@ class CallerIo:
         return self._waits > _WAITS_IN_SEQUENCE
 
     def act(self, work: Callable[..., None], *arguments: Any) -> bool:
-        """Run ``work`` in the calling thread if the loop is lent. Return whether it ran."""
+        """Run ``work`` in the calling thread if the I/O thread has lent the event loop. Return whether it ran."""
         return self._act(work, arguments, only_waiting=False)
 
     def _act(self, work: Callable[..., None], arguments: tuple[Any, ...], *, only_waiting: bool) -> bool:

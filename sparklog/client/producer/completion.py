@@ -1,6 +1,6 @@
 """The completion of a producer's writes: a latch that waiting threads use, and functions that resolve futures.
 
-An interrupt may stop any of these functions, so each of them can be called again.
+An interrupt (KeyboardInterrupt) may stop any of these functions, so each of them can be called again.
 """
 
 from __future__ import annotations

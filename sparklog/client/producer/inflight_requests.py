@@ -52,7 +52,7 @@ class SentRequest:
         #: When to check whether the leader hangs.
         check_at_ms = now_ms + _SUSPECT_AFTER_S * 1000
         self.check_at_ms = check_at_ms if check_at_ms < deadline_ms else deadline_ms
-        #: True if the request is so old that its leader may hang. Metadata with another leader ends it.
+        #: True if the request is so old that its leader may hang. Then metadata with another leader ends the request.
         self.suspected = False
 
 

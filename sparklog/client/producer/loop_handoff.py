@@ -118,7 +118,7 @@ class LoopHandoff:
             work(*arguments)
 
     def recall(self) -> None:
-        """Make the I/O thread run a lent loop again, because work needs a running loop."""
+        """Make the I/O thread run the loop again if the loop is lent, because some work needs a running loop."""
         if self.lent:
             self._recalled.set()
 

@@ -430,7 +430,7 @@ class Producer:
         self._transactional().commit()
 
     def abort(self) -> None:
-        """Abort the transaction: discard its records. Records that were not sent are not sent.
+        """Abort the transaction: discard all its records, including records that were not sent yet.
 
         Raises:
             TransactionStateError: no transaction is open.

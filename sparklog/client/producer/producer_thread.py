@@ -72,12 +72,15 @@ class ProducerThread:
                 raise
 
     def on_chunk_opened(self) -> None:
-        """Start to send a new chunk: in the calling thread if the loop is lent, else in the I/O thread."""
+        """Start to send a new chunk.
+
+        The calling thread does this if the I/O thread has lent it the event loop. Otherwise the I/O thread does.
+        """
         if not self.handoff.lent or not self.caller_io.act(self._sender.run_once):
             self.wake()
 
     def recall_loop(self) -> None:
-        """Make the I/O thread run a lent loop again, because the calling thread is about to wait without running it."""
+        """Give the event loop back to the I/O thread, because the caller is about to wait without running it."""
         self.handoff.recall()
 
     def wait_helping(self, finished: Callable[[], bool]) -> None:

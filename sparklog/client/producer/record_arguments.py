@@ -36,7 +36,7 @@ def as_bytes(what: str, found: Any) -> bytes:
     """Return bytes or text as bytes; text becomes UTF-8. ``what`` names the value in errors.
 
     Raises:
-        TypeError: another type.
+        TypeError: ``found`` has another type.
         ValueError: text that is not valid Unicode.
     """
     if isinstance(found, str):

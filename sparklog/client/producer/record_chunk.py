@@ -29,7 +29,7 @@ _DEFAULT_TYPES = [DEFAULT_SCHEMA.field(name).type for name in ("key", "value", "
 Header: TypeAlias = "dict[str, str | bytes | None]"
 #: The index of a record in its chunk, and the callback that receives the record's outcome.
 _Listener: TypeAlias = "tuple[int, Callable[[RecordMetadata | BaseException], None]]"
-#: Key, value, headers, timestamp in microseconds.
+#: A record: its key, value, headers, and timestamp in microseconds.
 Record: TypeAlias = "tuple[bytes | str | None, Any, list[Header] | None, int]"
 
 
@@ -49,7 +49,7 @@ class IoThread(Protocol):
         """Do the I/O in the calling thread until ``finished()`` is true. May return before that."""
 
     def recall_loop(self) -> None:
-        """Make the I/O thread run a lent loop again, because the calling thread is about to wait without running it."""
+        """Give the event loop back to the I/O thread, because the caller is about to wait without running it."""
 
     def on_io_thread(self) -> bool:
         """Return whether the calling thread runs the event loop, and so must not wait for it."""

@@ -29,7 +29,7 @@ class RecordOutcomes(Protocol):
         """
 
     def recall_loop(self) -> None:
-        """Make the I/O thread run a lent loop again, because the calling thread is about to wait without running it."""
+        """Give the event loop back to the I/O thread, because the caller is about to wait without running it."""
 
     def outcome(self, index: int) -> RecordMetadata | BaseException | None: ...
 
@@ -70,7 +70,7 @@ class RecordFuture(Future[RecordMetadata]):
         if isinstance(outcome, RecordMetadata):
             return outcome
         if outcome is not None:
-            resolve(self, outcome)  # no thread resolves it in a forked child
+            resolve(self, outcome)  # in a forked child no other thread resolves it
         try:
             return super().result(timeout)
         finally:
@@ -94,7 +94,7 @@ class RecordFuture(Future[RecordMetadata]):
         if isinstance(outcome, RecordMetadata):
             return None
         if outcome is not None:
-            resolve(self, outcome)  # no thread resolves it in a forked child
+            resolve(self, outcome)  # in a forked child no other thread resolves it
         error = super().exception(timeout)
         self._saw_error()
         return error
