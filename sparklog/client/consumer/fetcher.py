@@ -122,7 +122,8 @@ class Fetcher:
         self.woken = False
         if self._deferred is not None:
             error, self._deferred = self._deferred, None
-            raise error
+            if not self._is_outdated(error):
+                raise error
         while True:
             now = time.monotonic()
             self._refresh_when_due(now)
@@ -135,6 +136,13 @@ class Fetcher:
     def defer(self, error: Exception) -> None:
         """Let the next ``advance`` raise an error that followed records, which are returned first."""
         self._deferred = self._deferred or error
+
+    def _is_outdated(self, error: Exception) -> bool:
+        """Return whether a truncation was found at a position that is no longer read: after a seek or a revocation."""
+        if not isinstance(error, LogTruncated):
+            return False
+        cursor = self.cursors.get(error.tp)
+        return cursor is None or cursor.position != error.position
 
     # --- sending ---
 
