@@ -176,9 +176,9 @@ class LeaderAndIsr(msgspec.Struct, frozen=True, array_like=True, gc=False):
 
     ``lossy_epoch`` is the leader epoch of the last election that may have lost committed records: an unclean one, or
     one in which all members of the ISR may have lost the ends of their logs. ``NO_LOSS`` means that there was no such
-    election since the topic was created, and ``UNKNOWN_LOSS`` that an earlier release wrote the state. ``disputed``:
-    replicas hold contradictory committed records, and the partition has no leader until an operator requests an unclean
-    election.
+    election since the topic was created, and ``UNKNOWN_LOSS`` that an earlier release wrote the state. ``disputed`` is
+    true if replicas have contradictory committed records. Then the partition has no leader until an operator requests
+    an unclean election.
     """
 
     leader: Int31

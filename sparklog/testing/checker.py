@@ -1,4 +1,4 @@
-"""The checker of a history: it reports each broken promise of the log. Pure.
+"""The checker of a history: it reports each broken promise of the log, such as a lost record. Pure.
 
 The promises of a topic depend on its rules (see ``history.Rules``). In every topic, no client may read an uncommitted
 record, and no record may change. The checker compares the final logs of the replicas with each other. Then it compares

@@ -151,8 +151,7 @@ class PartitionChecker:
         self.bereft = True
         self.lost = {broker: incarnation(broker) for broker in self.logs}
 
-    # --- high watermarks and responses
-    # --------------------------------------------------------------------------------------
+    # --- high watermarks and responses --------------------------------------------------------------------------
 
     def high_watermark_moved(self, broker: int, mark: int, *, before: int, epoch: int) -> None:
         """Check consistent reads and StrongIsr, and commit the batches below a risen high watermark.

@@ -1,4 +1,4 @@
-"""A disk in memory with the faults of real disks, on demand and by seed.
+"""A disk in memory with the faults of real disks, which tests request or a seed chooses.
 
 It implements ``sparklog.storage.disk.Disk``; ``tests/storage/test_disk.py`` runs the same tests on both
 implementations. Faults: a full disk (a short write or a part of a copy, then ENOSPC), a read-only disk, and a failing

@@ -1,4 +1,4 @@
-"""The driver of a simulated cluster, which may end and be started again.
+"""The Spark driver of a simulated cluster, which may end and be started again.
 
 While there is no driver, no broker has a supervisor, and the driver's controllers are down: all of them, or all but a
 standby on another host. After its return, the driver may leave one broker without a supervisor for a while.

@@ -1,8 +1,8 @@
 """The performer of one simulated broker: it performs the effects of the ``Replica`` cores in the simulation.
 
-It does in the simulation what ``broker/`` does with sockets, files and kazoo: appends as leader and follower, fetch
-loops and long polls, and conditional writes of ISRs. ``SimBroker`` starts and ends the process and handles the
-controller's updates.
+A core decides and returns effects: the actions to perform. This module does in the simulation what ``broker/`` does
+with sockets, files and kazoo: appends as leader and follower, fetch loops and long polls, and conditional writes of
+ISRs. ``SimBroker`` starts and ends the process and handles the controller's updates.
 """
 
 from __future__ import annotations
