@@ -126,7 +126,7 @@ class TransactionDescription:
 
 @dataclass(frozen=True, slots=True)
 class HangingTransaction:
-    """A transaction that is open in a partition, and that no coordinator knows and could end."""
+    """A transaction that is open in a partition but unknown to every coordinator, so that none will end it."""
 
     partition: TopicPartition
     producer_id: int

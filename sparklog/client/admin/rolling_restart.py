@@ -2,7 +2,7 @@
 
 Each broker is restarted only when the cluster is whole (see ``cluster_health``). So with f+1 replicas, any f-1 other
 brokers may fail during a restart. After the restart, the broker is elected again for the partitions whose preferred
-leader it is. Otherwise the last broker would have no leaderships at the end, and the first one too many.
+leader it is. Otherwise, at the end, the last broker would lead no partition.
 """
 
 from __future__ import annotations

@@ -45,7 +45,7 @@ class SetAsideDescription:
 
 @dataclass(frozen=True, slots=True)
 class RestoredTopic:
-    """A topic that was recreated from set-aside logs. ``findings``: known defects of the topic."""
+    """A topic that was recreated from set-aside logs. ``findings`` are the known defects of the topic."""
 
     name: str
     partitions: int
