@@ -1,4 +1,5 @@
-"""The Spark data source ``sparklog``: batch reads and writes of topics on Arrow batches, without a loop over rows.
+"""The Spark data source ``sparklog``: reads and writes of topics as Arrow batches, without loops over rows.
 
-pyspark imports ``pyspark_sparklog`` to find it; ``source`` is the way in. Nothing here starts brokers.
+pyspark finds it by importing ``pyspark_sparklog``. ``source`` has the class that Spark instantiates. This package does
+not start brokers.
 """

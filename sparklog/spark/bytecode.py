@@ -2,10 +2,10 @@
 pyspark.
 
 Spark's JVM puts its own ``pyspark.zip`` first on the path of every Python process that it starts. The archive has only
-sources, and Python stores no bytecode for modules from an archive. So each process compiles everything that it imports:
-0.75 s of CPU time at every start of a streaming read. Processes that plan and commit also read the archive's directory
-a dozen times, once for each package that they load from it, so unused names are removed from the directory. This only
-saves time, so an archive that cannot be written is left unchanged.
+sources, and Python stores no bytecode for modules from an archive. So each process compiles all modules that it
+imports, which takes 0.75 s of CPU time at every start of a streaming read. Processes that plan and commit also read the
+archive's directory a dozen times, once for each package that they load from it, so names that no process uses are
+removed from the directory. All this only saves time, so an archive that cannot be written is left unchanged.
 """
 
 from __future__ import annotations
@@ -23,19 +23,20 @@ from pathlib import Path
 
 import pyspark
 
-#: Flag of bytecode that is not checked against its source, which is in the same archive. Source: PEP 552.
+#: The flag of bytecode that Python does not compare with its source code. Source: PEP 552.
 _UNCHECKED = 0b01
 _HEADER = struct.Struct("<4sI8x")
-#: Directory of pyspark's own tests, which no process of Spark loads: more than half of the names.
+#: The directory of pyspark's own tests, which are more than half of the names. No process of Spark loads them.
 _TESTS = "tests/"
 
 
 def add_bytecode(archive: Path) -> bool:
-    """Add this Python's bytecode to the modules in ``archive``, and remove tests from its directory. Return False if
-    the archive needed no change.
+    """Add this Python's bytecode to the modules in ``archive``, and remove tests from its directory.
 
-    The archive is replaced as a whole, and its old content keeps its position, so a process that has read the old
-    directory can continue. Bytecode is not compressed, because decompressing it takes longer than reading it.
+    Return False if the archive needed no change.
+
+    The archive file is replaced as a whole. Its old content keeps its position in the file, so a process that has read
+    the old directory can continue. Bytecode is not compressed, because decompressing it takes longer than reading it.
 
     Raises:
         OSError: the archive cannot be read or replaced.
@@ -54,7 +55,7 @@ def add_bytecode(archive: Path) -> bool:
                 target.filelist.remove(target.NameToInfo.pop(entry.filename))
             names = set(target.namelist())
             for name in [name for name in target.namelist() if name.endswith(".py") and f"{name}c" not in names]:
-                with contextlib.suppress(SyntaxError):  # syntax of another Python version
+                with contextlib.suppress(SyntaxError):  # The module has syntax of another Python version.
                     target.writestr(f"{name}c", _bytecode(archive / name, target.read(name)))
         Path(scratch).replace(archive)
     finally:
@@ -67,7 +68,7 @@ def _is_bytecode(entry: zipfile.ZipInfo) -> bool:
 
 
 def _is_left_out(entry: zipfile.ZipInfo) -> bool:
-    """Return whether ``entry`` is a test, or compressed bytecode, which is replaced by uncompressed bytecode."""
+    """Return whether ``entry`` is left out, because it is a test or compressed bytecode."""
     return _TESTS in entry.filename or (_is_bytecode(entry) and entry.compress_type != zipfile.ZIP_STORED)
 
 

@@ -1,8 +1,8 @@
 """Tables in Spark's catalog: ``CREATE TABLE t USING sparklog OPTIONS (subscribe 'flights')``, without columns.
 
-Spark passes the options of such a table once, to ``schema()`` at its creation, and never again (pyspark 4.2.0). So the
-metadata of the table's first column stores them. All columns of a table are nullable, so that an INSERT can omit the
-columns that only a read fills.
+Spark passes the options of such a table once, to ``schema()`` at its creation, and never again (pyspark 4.2.0).
+Therefore the metadata of the table's first column stores the options. All columns of a table are nullable, so that an
+INSERT can omit the columns that only reads fill, such as the offset.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from pyspark.sql.types import StructField, StructType
 from sparklog.spark.options import BOOTSTRAP_OPTIONS, SELECTIONS, known_options
 
 _KEY = "sparklog.options"
-#: Option that is present only while a table is created.
+#: An option that Spark passes only while a table is created.
 _CREATING = "provider"
 
 
@@ -24,7 +24,7 @@ def is_creation(options: Mapping[str, str]) -> bool:
 
 
 def table_columns(columns: StructType, options: Mapping[str, str]) -> StructType:
-    """Return ``columns`` as those of a table created with ``options``."""
+    """Return the columns of a table that is created with ``options``, which their metadata stores."""
     kept = msgspec.json.encode(known_options(options)).decode()
     fields = [StructField(column.name, column.dataType, nullable=True) for column in columns.fields]
     fields[0] = StructField(fields[0].name, fields[0].dataType, nullable=True, metadata={_KEY: kept})
@@ -32,15 +32,18 @@ def table_columns(columns: StructType, options: Mapping[str, str]) -> StructType
 
 
 def read_options_of(options: Mapping[str, str], schema: StructType) -> Mapping[str, str]:
-    """Return the options of a read: the given ones override those of the table that is read, if there is one."""
+    """Return the options of a read. If a table is read, ``options`` override those of the table."""
     if any(name.lower() in options for name in SELECTIONS):
         return options
     return _over(_kept(schema), options)
 
 
 def write_options_of(options: Mapping[str, str], schema: StructType) -> Mapping[str, str]:
-    """Return the options of a write. A table's options provide the brokers, but not the topic: otherwise a write
-    without a topic option would write rows back to the table that they were read from."""
+    """Return the options of a write.
+
+    A table's options provide the brokers but not the topic. Otherwise a write without the option topic would write rows
+    back to the topic that they were read from.
+    """
     kept = {name: text for name, text in _kept(schema).items() if name in BOOTSTRAP_OPTIONS}
     return options if any(name in options for name in BOOTSTRAP_OPTIONS) else _over(kept, options)
 

@@ -1,4 +1,4 @@
-"""Coalescing of a task's Arrow batches: each batch costs Spark's JVM, or the log, a fixed time. Pure."""
+"""The coalescing of small Arrow batches of a task, because each batch takes Spark's JVM, or the log, a fixed time."""
 
 from __future__ import annotations
 
@@ -6,13 +6,15 @@ from collections.abc import Iterator
 
 import pyarrow as pa
 
-#: Number of rows that makes a batch large enough, whatever its bytes.
+#: A batch with this number of rows is large enough, regardless of its bytes.
 _ENOUGH_ROWS = 1 << 18
 
 
 def gathered(batches: Iterator[pa.RecordBatch], enough_bytes: int) -> Iterator[pa.RecordBatch]:
-    """Yield the same rows in the same order, in batches of at least ``enough_bytes`` or enough rows, except for the
-    last one. No batch is split or empty, and a batch that is large enough is not copied."""
+    """Yield the same rows in the same order, in batches of at least ``enough_bytes`` or enough rows.
+
+    Only the last batch may be smaller. No batch is split or empty, and a batch that is large enough is not copied.
+    """
     held: list[pa.RecordBatch] = []
     held_bytes = held_rows = 0
     for batch in batches:
@@ -21,7 +23,7 @@ def gathered(batches: Iterator[pa.RecordBatch], enough_bytes: int) -> Iterator[p
         held.append(batch)
         held_bytes += batch.nbytes
         held_rows += batch.num_rows
-        # A batch without columns has only a number of rows, which concatenation loses.
+        # A batch without columns has only a number of rows, and concatenation would lose it.
         if held_bytes >= enough_bytes or held_rows >= _ENOUGH_ROWS or not batch.num_columns:
             yield _one(held)
             held, held_bytes, held_rows = [], 0, 0

@@ -1,9 +1,8 @@
-"""Conversion of stored batches to the batches that Spark expects: columns are selected, cast and added as a whole.
+"""The conversion of stored batches to those that Spark expects: whole columns are selected, cast and added.
 
 Spark compares the schema of the first batch (names, types, nullability) with its own, and passes all later batches to
-the JVM unchecked, so every batch must have exactly that schema. The driver plans and tasks assemble: the parts of
-Arrow that only tasks need take long to load, so only tasks load them.
-Pure: Arrow in, Arrow out.
+the JVM unchecked, so every batch must have exactly that schema. The driver plans the columns, and tasks convert
+batches. The parts of Arrow that only tasks need take long to load, so only tasks load them. The module does no I/O.
 """
 
 from __future__ import annotations
@@ -21,14 +20,14 @@ from sparklog.record.arrays import array_of, null_of, scalar_of
 from sparklog.record.header import BatchHeader
 from sparklog.spark.schema import CAST_ERROR_COLUMN, DEFAULT_COLUMNS, LOG_COLUMNS, TopicShape
 
-#: Values of timestampType. Source: Kafka, org.apache.kafka.common.record.TimestampType.
+#: The values of timestampType. Source: Kafka, org.apache.kafka.common.record.TimestampType.
 CREATE_TIME = 0
 LOG_APPEND_TIME = 1
 
 _UTC_US = pa.timestamp("us", tz="UTC")
-#: Maximum bytes of one array of strings, whose offsets have 32 bits.
+#: The maximum bytes of one array of strings, because its offsets have 32 bits.
 _MOST_TEXT_BYTES = 2**31 - 1
-#: Computed columns whose value is the same in all records of a topic, so records do not store it.
+#: Columns that have the same value in all records of a topic, so that an archive does not store them.
 _TOLD_BY_TOPIC = ("_topic", "timestampType")
 _MADE = {*LOG_COLUMNS.fieldNames(), CAST_ERROR_COLUMN.name}
 _DEFAULT_NAMES = {"topic": "_topic", "partition": "_partition", "offset": "_offset", "timestamp": "_timestamp"}
@@ -36,11 +35,11 @@ _DEFAULT_NAMES = {"topic": "_topic", "partition": "_partition", "offset": "_offs
 
 @dataclass(frozen=True, slots=True)
 class ColumnPlan:
-    """Source of each output column. Created on the driver, pickled to tasks.
+    """The plan where the values of each output column come from. The driver creates it, and it is pickled to tasks.
 
-    ``sources`` and ``made`` run parallel to ``target``. Where ``made`` is true the source is one of ``_topic``,
-    ``_partition``, ``_offset``, ``_timestamp``, ``timestampType`` and ``_cast_error``, otherwise the name of a stored
-    column.
+    ``sources`` and ``made`` have one item per column of ``target``. If ``made`` is true, the column is computed, and
+    its source is one of ``_topic``, ``_partition``, ``_offset``, ``_timestamp``, ``timestampType`` and ``_cast_error``.
+    Otherwise its source is the name of a stored column.
     """
 
     shape: TopicShape
@@ -50,7 +49,7 @@ class ColumnPlan:
 
     @property
     def stored_columns(self) -> tuple[str, ...]:
-        """Return the columns to read from the log, each once. Empty if batch headers are enough."""
+        """Return the columns to read from the log, each once. They are empty if batch headers are enough."""
         wanted = {name for name, made in zip(self.sources, self.made, strict=True) if not made}
         if self._needs_event_time:
             wanted.add(str(self.shape.event_time))
@@ -67,14 +66,15 @@ class ColumnPlan:
         """Return the output batch for rows of ``batch``, whose offsets are ``offsets`` (int64, without nulls).
 
         Raises:
-            BrokerError: SCHEMA_MISMATCH when a value does not fit the declared column, unless ``_cast_error`` is among
-                the columns; then SCHEMA_OUTDATED when the batch may have columns that this plan does not know.
+            BrokerError: SCHEMA_MISMATCH if a value does not fit the declared column and ``_cast_error`` is not among
+                the columns. SCHEMA_OUTDATED if ``_cast_error`` is, and the batch may have columns that this plan does
+                not know.
         """
         arrays: list[pa.Array | None] = []
         errors = self._cast_errors(header, rows=len(offsets), partition=partition)
         for field, name, made in zip(self.target, self.sources, self.made, strict=True):
             if made and name == CAST_ERROR_COLUMN.name:
-                arrays.append(None)  # filled in from the errors of all other columns
+                arrays.append(None)  # Filled in below, from the errors of all other columns.
                 continue
             if made:
                 array = self._make(name, header, batch, partition=partition, offsets=offsets)
@@ -93,8 +93,9 @@ class ColumnPlan:
         return tuple(dict.fromkeys(name for name in self.sources if name not in _TOLD_BY_TOPIC))
 
     def assemble_archived(self, batch: pa.RecordBatch, *, topic: str) -> pa.RecordBatch:
-        """Return the output batch for rows of the topic's Delta table, which uses the source's column names. A column
-        that the topic gained later is null.
+        """Return the output batch for rows of the topic's Delta table, which has the topic's column names.
+
+        Columns that were added to the topic later are null.
 
         Raises:
             BrokerError: SCHEMA_MISMATCH when a value does not fit the declared column.
@@ -115,8 +116,10 @@ class ColumnPlan:
         return LOG_APPEND_TIME if self.shape.stamped_by_log else CREATE_TIME
 
     def _cast_errors(self, header: BatchHeader, *, rows: int, partition: TopicPartition) -> _CastErrors | None:
-        """Return a collector of cast errors. Return None if cast errors must fail the read: ``_cast_error`` is not
-        read, or is a column of the topic."""
+        """Return a collector of cast errors, or None if a cast error must fail the read.
+
+        It must if ``_cast_error`` is not read, or is a column of the topic itself.
+        """
         if not any(made and name == CAST_ERROR_COLUMN.name for name, made in zip(self.sources, self.made, strict=True)):
             return None
         if header.schema_id > self.shape.schema_id >= 0:
@@ -140,8 +143,11 @@ class ColumnPlan:
                 return self._timestamps(header, batch, rows=len(offsets))
 
     def _timestamps(self, header: BatchHeader, batch: pa.RecordBatch, *, rows: int) -> pa.Array:
-        """Return event times. A record without one gets the maximum of its batch, which is the leader's append time if
-        no record has an event time. So a lookup by any shown time finds the batch."""
+        """Return the timestamps of the records.
+
+        A record without an event time gets the maximum of its batch. If no record has an event time, this is the
+        leader's append time. So a lookup by any returned time finds the batch.
+        """
         index = batch.schema.get_field_index(self.shape.event_time) if self._needs_event_time else -1
         if index < 0:
             return _repeated(header.max_timestamp, _UTC_US, rows)
@@ -150,12 +156,12 @@ class ColumnPlan:
 
 
 def plan_timestamps(shape: TopicShape) -> ColumnPlan:
-    """Return a plan of the timestamp only, whatever names the topic's columns have."""
+    """Return a plan of the timestamp alone. It does not depend on the topic's columns."""
     return ColumnPlan(shape, pa.schema([pa.field("timestamp", _UTC_US)]), ("_timestamp",), made=(True,))
 
 
 def plan_columns(declared: StructType, shape: TopicShape) -> ColumnPlan:
-    """Return the sources of the columns of ``declared``, which were checked against the topic's columns."""
+    """Return the plan for the columns of ``declared``, which have been checked against the topic's columns."""
     own = set(shape.schema.names)
     sources, made = [], []
     for name in declared.fieldNames():
@@ -170,13 +176,13 @@ def plan_columns(declared: StructType, shape: TopicShape) -> ColumnPlan:
 
 
 def _stored(batch: pa.RecordBatch, name: str, rows: int, *, field: pa.Field) -> pa.Array:
-    """Return a stored column; nulls if the topic gained it after this batch was written."""
+    """Return a stored column, or nulls if the column was added after this batch was written."""
     index = batch.schema.get_field_index(name)
     return batch.column(index) if index >= 0 else pa.nulls(rows, field.type)
 
 
 def _null_if_empty(headers: pa.Array) -> pa.Array:
-    """Return ``headers`` with null for empty lists, which writers may store; Spark's Kafka source shows null too."""
+    """Return ``headers`` with null instead of empty lists, as Spark's Kafka source does."""
     import pyarrow.compute as pc
 
     is_empty = pc.equal(pc.list_value_length(headers), 0)
@@ -197,11 +203,11 @@ def _cast(array: pa.Array, field: pa.Field, partition: TopicPartition | str) -> 
 
 
 class _CastErrors:
-    """Cast errors of one batch, by row; the values that cannot be cast become null."""
+    """The cast errors of one batch, by row. Values that cannot be cast become null."""
 
     def __init__(self, rows: int) -> None:
         self._rows = rows
-        #: Messages by row; most batches have none, and then cost no time per record.
+        #: The messages by row. Most batches have none, and then no time per record is needed.
         self._errors: dict[int, list[str]] = {}
 
     def cast(self, array: pa.Array, field: pa.Field) -> pa.Array:
@@ -232,7 +238,7 @@ def _to_utc(times: pa.Array) -> pa.Array:
 
 
 def _truncated(array: pa.Array, target: pa.DataType) -> pa.Array:
-    """Return ``array`` cast to ``target``; only times may lose precision. Raises pyarrow.ArrowException."""
+    """Return ``array`` cast to ``target``. Only times may lose precision. Raises pyarrow.ArrowException."""
     import pyarrow.compute as pc
 
     return pc.cast(array, options=pc.CastOptions(target, allow_time_truncate=True))
@@ -250,6 +256,6 @@ def _repeated(value: int, kind: pa.DataType, rows: int) -> pa.Array:
 def _repeated_text(text: str, rows: int) -> pa.Array:
     encoded = text.encode()
     if rows * len(encoded) > _MOST_TEXT_BYTES:
-        return pa.repeat(pa.scalar(text, pa.string()), rows)  # raises an error with a clear message
+        return pa.repeat(pa.scalar(text, pa.string()), rows)  # Raises an error with a clear message.
     ends = np.arange(rows + 1, dtype=np.int32) * len(encoded)
     return pa.Array.from_buffers(pa.string(), rows, [None, pa.py_buffer(ends), pa.py_buffer(encoded * rows)])

@@ -1,11 +1,11 @@
-"""``gc.freeze()`` in Spark's Python workers: the garbage collector skips loaded modules after every task.
+"""``gc.freeze()`` in Spark's Python workers, so that their garbage collections skip loaded modules.
 
 Between two tasks a worker runs a full garbage collection before it takes the next task. With pyspark, Arrow and this
 package loaded, the collection visits hundreds of thousands of objects that are never freed: about 40 ms of CPU time,
 for which the next task waits. Source: manager() of pyspark/daemon.py.
 
-Processes that plan and commit spend as much after each of their steps. Planning a write spends it a second time while
-creating its result, because Arrow and numpy are then loaded.
+Processes that plan and commit need the same time after each of their steps. Planning a write needs it twice, because a
+second collection runs while its result is created, after Arrow and numpy are loaded.
 """
 
 from __future__ import annotations
@@ -18,22 +18,27 @@ from pyspark import TaskContext
 
 
 def freeze_worker() -> None:
-    """Freeze all loaded objects. Call once per worker, at the end of a task, when all modules are loaded and the task's
-    objects are freed; later objects are collected as usual."""
+    """Freeze all objects that exist now. Call it once per worker, at the end of a task.
+
+    Then all modules are loaded and the task's objects are freed. Later objects are collected as usual.
+    """
     if TaskContext.get() is not None:
         _freeze()
 
 
-@functools.cache  # once a process
+@functools.cache  # Once per process.
 def freeze_planner() -> None:
-    """Freeze all loaded objects if Spark forked this process for planning or committing; otherwise do nothing. Call at
-    the beginning of planning or committing, when there is no garbage worth collecting yet."""
+    """Freeze all objects that exist now, if Spark forked this process for planning or committing.
+
+    Call it at the beginning of a planning or committing step, when there is little garbage. In other processes it does
+    nothing.
+    """
     program = getattr(sys.modules["__main__"], "__spec__", None)
     if program is not None and program.name == "pyspark.daemon" and TaskContext.get() is None:
         gc.freeze()
 
 
-@functools.cache  # cached, because gc.get_freeze_count() counts all frozen objects: 8 ms per task
+@functools.cache  # Cached, because gc.get_freeze_count() counts all frozen objects, which takes 8 ms per task.
 def _freeze() -> None:
-    gc.collect()  # otherwise current garbage would stay forever; the worker's own collection then has nothing to do
+    gc.collect()  # Otherwise current garbage would stay forever. The worker's own collection then has little to do.
     gc.freeze()

@@ -1,8 +1,8 @@
-"""A topic's archive and log, as seen by the planning of a read. Each is queried only on demand.
+"""A topic's archive (its Delta table) and log, for the planning of a read. Each is queried only on demand.
 
-The archive advances while it is read, and retention may follow it closely. So the table is read first and then the log,
-and both again if there is a gap between them. Records are lost if the gap remains although nothing was archived in
-between.
+The archive grows while it is read, and retention may delete archived records from the log soon after. Therefore the
+table is read first and then the log. If there is a gap between them, both are read again. Records are lost if the gap
+remains although the table has not changed.
 """
 
 from __future__ import annotations
@@ -25,31 +25,31 @@ from sparklog.spark.range_read import ArchivePlace, RangeRead
 from sparklog.spark.topics import SelectedTopic, TopicLogEnds
 
 _ALL = Span()
-#: Columns of the table of a topic without a schema, in addition to those of position and time.
+#: The columns that the table of a topic without a schema must have, in addition to those of position and time.
 _DEFAULT_OWN = ("key", "value", "headers")
-#: Maximum number of retries because the archive advanced between two reads with a gap.
+#: The maximum number of reads of both stores, if the archive grows between reads and there is a gap.
 _LOOKS = 10
 
-#: Query for the ends of the log, which is expected to reach the given offsets.
+#: A function that returns the ends of the log. Its argument has offsets that the log is expected to reach.
 AskEnds = Callable[[Mapping[TopicPartition, int]], dict[TopicPartition, TopicLogEnds]]
 
 
 class History:
-    """Archive of one topic. Used by one thread of a planning process; keeps its last snapshot."""
+    """The archive of one topic, with its last snapshot. One thread of a planning process uses it."""
 
     def __init__(self, path: str, topic: str) -> None:
         self._path = path
         self._topic = topic
         self._table: str | None = None
         self._snapshot: TableSnapshot | None = None
-        #: First archived offsets, cached because an archive grows only at its end. For a partition without archived
-        #: rows, the seam up to which that is known.
+        #: ``_first`` has the first archived offsets. They are cached, because an archive grows only at its end.
+        #: ``_rowless`` has partitions without archived rows, each with the end offset up to which that is known.
         self._first: dict[int, int] = {}
         self._rowless: dict[int, int] = {}
         self._topic_id = ""
 
     def snapshot(self, topic: SelectedTopic, *, fresh: bool = False) -> TableSnapshot:
-        """Return the last snapshot; take a new one if there is none, the topic was recreated, or ``fresh`` is set.
+        """Return the last snapshot, or a new one if there is none, the topic was recreated, or ``fresh`` is set.
 
         Raises:
             ConfigError, ArchiveProgressError: as ``take_snapshot``.
@@ -68,8 +68,9 @@ class History:
         *,
         positions: Mapping[TopicPartition, int] | None = None,
     ) -> BothEnds:
-        """Return the ends of both stores for a query at ``positions`` (None: at the beginning). A query past the seam
-        reads the log only, and then gets the previous snapshot.
+        """Return the ends of both stores for a query at ``positions``, or at the beginning if they are None.
+
+        If the query needs only the log, the previous snapshot is used.
 
         Raises:
             ConfigError, ArchiveProgressError: as ``take_snapshot``; BrokerError, ClientTimeout: as ``ask``.
@@ -104,8 +105,11 @@ class History:
 
 
 def _check_columns(snapshot: TableSnapshot, topic: SelectedTopic) -> None:
-    """Raise ConfigError if the archive parsed values into columns, or if Delta, which ignores case, has a column under
-    another name. A column of a typed topic that the archive lacks was added later."""
+    """Raise ConfigError if the table's columns do not fit the topic.
+
+    They do not fit if the archive parsed values into columns, or if the table has a column whose name differs only in
+    case (Delta ignores case). A column of a typed topic that the table lacks is no error, because it was added later.
+    """
     there = {name.lower(): name for name in snapshot.columns}
     own = _DEFAULT_OWN if topic.shape.is_default else topic.shape.schema.names
     if topic.shape.is_default and not there.keys() >= set(own):
@@ -131,8 +135,11 @@ def tasks_of_both(
     times: Span = _ALL,
     apart: bool = False,
 ) -> list[InputPartition]:
-    """Return the tasks that read ``pieces``, each of which is on one side of the seam. Pieces of the archive are
-    grouped by file, so that each file is read once. With ``apart``, each piece has one or more separate tasks."""
+    """Return the tasks that read ``pieces`` from the archive and the log.
+
+    Pieces of the archive are grouped by file, so that each file is read once. With ``apart``, each piece has one or
+    more tasks of its own.
+    """
     archived, logged = split_at_seam(pieces, snapshot.seam.ends)
     groups = [[piece] for piece in archived] if apart or not archived else [archived]
     of_archive = [
@@ -151,8 +158,10 @@ def _spans(pieces: Sequence[PartitionRange]) -> dict[int, Span]:
 
 
 def as_new_as_log(snapshot: TableSnapshot, topic: SelectedTopic, starts: Mapping[TopicPartition, int]) -> TableSnapshot:
-    """Return ``snapshot``, or a newer one if the log now begins after its seam: a lookup by time in the log may then
-    have skipped records that were archived meanwhile. ``starts`` must be queried after that lookup.
+    """Return ``snapshot``, or a newer one if the log now begins after the end of the snapshot.
+
+    A lookup by time in the log may then have skipped records that were archived meanwhile. ``starts`` must be queried
+    after that lookup.
 
     Raises:
         ConfigError, ArchiveProgressError: as ``take_snapshot``.
@@ -166,8 +175,10 @@ def as_new_as_log(snapshot: TableSnapshot, topic: SelectedTopic, starts: Mapping
 def records_of_both(
     snapshot: TableSnapshot, times: Mapping[TopicPartition, int], in_log: Mapping[TopicPartition, int | None]
 ) -> dict[TopicPartition, int | None]:
-    """Return the offset of the first record at or after each time (us): the archive's if it has one, otherwise that of
-    the log, which counts from the seam on."""
+    """Return the offset of the first record at or after each time (us).
+
+    It is the archive's, if the archive has such a record, otherwise the log's, from the end of the archive on.
+    """
     archived = first_offsets(snapshot, {tp.partition: time_us for tp, time_us in times.items()})
     found: dict[TopicPartition, int | None] = {}
     for tp in times:

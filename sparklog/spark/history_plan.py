@@ -1,7 +1,8 @@
-"""Division of a read between the archive and the log, and the files to read. Pure.
+"""The division of a read between the archive and the log, and the choice of files to read.
 
-The seam of a snapshot is the first offset that is not archived. Offsets below the seam are read from the archive, later
-ones from the log. Both use the same offsets, so a range means the same records for every version of the table.
+The *seam* of a snapshot is, for each partition, the first offset that is not archived. Offsets below the seam are read
+from the archive, later ones from the log. Both have the same offsets, so a range means the same records for every
+version of the table. The module does no I/O.
 """
 
 from __future__ import annotations
@@ -16,14 +17,17 @@ from sparklog.spark.offsets import PartitionRange
 from sparklog.spark.topics import TopicLogEnds
 
 _ALL = Span()
-#: Bytes of files per task: small enough to divide a large table among tasks, large enough to combine small files.
+#: The maximum bytes of the files of one task: small enough to divide a large table among tasks, large enough to combine
+#: small files.
 _TASK_BYTES = 64 * 1024 * 1024
 
 
 @dataclass(frozen=True, slots=True)
 class BothEnds:
-    """Archive and log of one topic, read in this order: the seam is within the log, unless records are lost. ``log``
-    has the ends of the log, ``first`` the first archived offset of each partition that has any.
+    """The ends of a topic's archive and log.
+
+    The archive was read first, so the seam is within the log unless records are lost. ``log`` has the ends of the log.
+    ``first`` has the first archived offset of each partition that has one.
     """
 
     snapshot: TableSnapshot
@@ -35,7 +39,7 @@ class BothEnds:
 
     @property
     def ends(self) -> dict[TopicPartition, TopicLogEnds]:
-        """Return where history begins and ends."""
+        """Return the ends of archive and log together."""
         return {
             tp: TopicLogEnds(
                 min(found.start, self.first.get(tp.partition, found.start)), max(found.end, self.seam(tp)), found.epoch
@@ -49,11 +53,11 @@ class BothEnds:
         return any(not found.start <= self.seam(tp) <= found.end for tp, found in self.log.items())
 
     def is_archive_needed(self, positions: Mapping[TopicPartition, int]) -> bool:
-        """Return whether a query at ``positions``, and at the beginning of other partitions, needs the archive."""
+        """Return whether a query at ``positions`` (by default at the beginning of a partition) needs the archive."""
         return any(positions.get(tp, 0) < max(found.start, self.seam(tp)) for tp, found in self.log.items())
 
     def losses(self, ranges: Iterable[PartitionRange]) -> list[str]:
-        """Return descriptions of the parts of ``ranges`` that neither store has."""
+        """Return a message for each part of ``ranges`` that neither the archive nor the log has."""
         archive = f"the archive {self.snapshot.table} (version {self.snapshot.version})"
         found = []
         for tp, start, end in ranges:
@@ -69,7 +73,7 @@ class BothEnds:
 def split_at_seam(
     pieces: Iterable[PartitionRange], seam: Mapping[int, int]
 ) -> tuple[list[PartitionRange], list[PartitionRange]]:
-    """Return the parts of ``pieces`` to read from the archive, and those from the log; no part is empty."""
+    """Return the parts of ``pieces`` that are in the archive, and those that are in the log. No part is empty."""
     archived, logged = [], []
     for tp, start, end in pieces:
         middle = seam.get(tp.partition, 0)
@@ -83,7 +87,7 @@ def split_at_seam(
 def pack_files(
     files: Sequence[DataFile], ranges: Collection[PartitionRange], times: Span = _ALL
 ) -> list[tuple[DataFile, ...]]:
-    """Return the files that may hold records of ``ranges`` and ``times``, one tuple per task."""
+    """Return the files that may have records of ``ranges`` and ``times``, in one tuple per task."""
     packs: list[tuple[DataFile, ...]] = []
     open_pack: list[DataFile] = []
     open_bytes = 0

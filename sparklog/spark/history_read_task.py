@@ -1,4 +1,4 @@
-"""Task that reads ranges of offsets of an archive, from some files of one version of the table."""
+"""The task that reads ranges of offsets from files of an archive."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from sparklog.spark.offsets import PartitionRange
 from sparklog.spark.range_read import RangeRead
 
 _ALL = Span()
-#: Of a batch for Spark: as in ``task``.
+#: The bytes of a batch for Spark, as in ``read_task``.
 _ENOUGH_BYTES = 256 * 1024
 
 
 @dataclass(frozen=True)
 class FilesRead(InputPartition):
-    """Records of ``ranges`` (offsets by partition) and ``times`` (us) in ``files``, as ``columns``."""
+    """The plan of a task: read records of ``ranges`` (offsets by partition) and ``times`` (us) in ``files``."""
 
     table: str
     topic: str
@@ -45,7 +45,7 @@ def read_files(wanted: FilesRead) -> Iterator[pa.RecordBatch]:
 def _assembled(wanted: FilesRead) -> Iterator[pa.RecordBatch]:
     from sparklog.delta.rows import read_rows
 
-    # A batch without columns would not have its number of rows.
+    # A batch without columns would lose its number of rows, so read at least one.
     names = wanted.columns.archived_columns or ("_offset",)
     for file in wanted.files:
         for batch in read_rows(wanted.table, file, names, ranges=wanted.ranges, times=wanted.times):
@@ -53,8 +53,9 @@ def _assembled(wanted: FilesRead) -> Iterator[pa.RecordBatch]:
 
 
 def taken_over(wanted: RangeRead, position: int) -> tuple[int, Iterator[pa.RecordBatch]]:
-    """Return the end of the part of the range from ``position`` that is now archived, and its records. Retention that
-    follows the archive may delete records from the log before a task has read them.
+    """Return the end of the archived part of the range from ``position`` on, and the records of this part.
+
+    It is for records that were archived, and then deleted from the log, before the task had read them.
 
     Raises:
         ConfigError, ArchiveProgressError: as ``take_snapshot``.

@@ -1,4 +1,4 @@
-"""Size of a micro-batch: limits by rows and time, and their distribution over partitions. Pure.
+"""The size of a micro-batch: limits by rows and time, and the distribution of the rows over partitions.
 
 Source: Spark's KafkaMicroBatchStream (rateLimit, delayBatch), with the same results.
 """
@@ -16,23 +16,28 @@ from sparklog.model import OffsetRange, TopicPartition
 
 @dataclass(frozen=True, slots=True)
 class TriggerLimits:
-    """Limits ``most`` and ``least`` of a batch's offsets, None for no limit; ``least`` holds for at most
-    ``max_delay_ms``."""
+    """The maximum (``most``) and minimum (``least``) number of offsets in a batch; None for no limit.
+
+    The minimum is ignored after ``max_delay_ms``.
+    """
 
     most: int | None = None
     least: int | None = None
     max_delay_ms: int = 15 * 60 * 1000
 
     def default_read_limit(self) -> ReadLimit:
-        """Return the limit to report to Spark. Spark accepts only one limit (pyspark 4.2.0), so ``least`` may be
-        omitted. The limit that Spark passes back distinguishes Once, which ignores limits, from other triggers."""
+        """Return the limit to report to Spark.
+
+        Spark accepts only one limit (pyspark 4.2.0), so ``least`` is not reported if ``most`` is set. Spark passes the
+        limit back when it plans a batch, except for the trigger Once, which ignores limits.
+        """
         if self.most is not None:
             return ReadMaxRows(self.most)
         return ReadAllAvailable() if self.least is None else ReadMinRows(self.least)
 
 
 class TriggerClock:
-    """Time of the last planned batch with rows, from which maxTriggerDelay counts. One per run of a query."""
+    """The time of the last planned batch with rows, from which maxTriggerDelay counts. Each run of a query has one."""
 
     def __init__(self) -> None:
         self._last_ms: float | None = None
@@ -48,8 +53,11 @@ class TriggerClock:
 
 
 def spread(available: Mapping[TopicPartition, OffsetRange], limit: int | None) -> dict[TopicPartition, int]:
-    """Return the end offset of each partition, for about ``limit`` offsets in total. Each partition gets a share in
-    proportion to its available offsets, and at least one offset, so that small partitions do not starve."""
+    """Return the end offset of each partition in a batch of about ``limit`` offsets.
+
+    Each partition gets a share in proportion to its available offsets. A partition with a share below one gets one
+    offset, so that small partitions do not starve.
+    """
     total = sum(found.end - found.start for found in available.values())
     if limit is None or total <= limit:
         return {tp: found.end for tp, found in available.items()}

@@ -1,8 +1,8 @@
-"""Ranges of a micro-batch: the position of a query compared with the current logs. Pure.
+"""The planning of a micro-batch: the comparison of a query's position with the current logs, and the ranges to read.
 
-A partition that is new to the query is read from its beginning. Records that the query has seen must still exist. A
-topic that was deleted or recreated, deleted records, and a log shorter than the query's position are losses. Offsets
-that never had a record are not.
+A partition that is new to the query is read from its beginning. These count as losses: a topic that was deleted or
+recreated, deleted records that the query has not read, and a log that ends before the query's position. Offsets that
+never had a record are no loss.
 """
 
 from __future__ import annotations
@@ -18,8 +18,10 @@ from sparklog.spark.stream_offset import Position, StreamOffset
 
 
 class Withheld(NamedTuple):
-    """Content of a partition's log. Readers see offsets below ``readable``; ``end`` is the end of all committed
-    ones."""
+    """The ends of a partition's log. Readers can read offsets below ``readable``.
+
+    ``end`` is the end of all committed records, including those of open transactions.
+    """
 
     topic_id: str
     start: int
@@ -30,8 +32,10 @@ class Withheld(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class StreamPosition:
-    """Start of the next batch in every partition, and a description of lost records. Partitions in ``begun`` do not
-    start at the end of the last batch."""
+    """The start of the next batch in every partition, and messages about lost records.
+
+    ``begun`` has the partitions that do not start at the end of the last batch.
+    """
 
     begins: Mapping[TopicPartition, Position]
     begun: Mapping[TopicPartition, Position]
@@ -50,8 +54,10 @@ def stand(
     *,
     unseen: Collection[TopicPartition] = (),
 ) -> StreamPosition:
-    """Compare the end of the last batch with the logs. ``unseen``: partitions that exist but that the queried broker
-    does not know yet; they wait."""
+    """Compare the end of the last batch with the logs; return the start of the next batch.
+
+    ``unseen`` are partitions that exist but that the queried broker does not know yet. They keep their position.
+    """
     begins, begun, losses = {}, {}, []
     for tp in sorted(set(last) | set(held)):
         before, now = last.get(tp), held.get(tp)
@@ -88,7 +94,7 @@ def _begin(tp: TopicPartition, before: Position | None, now: Withheld) -> tuple[
 
 
 def waiting(standing: StreamPosition, held: Mapping[TopicPartition, Withheld]) -> dict[TopicPartition, OffsetRange]:
-    """Return the available offsets of each partition; a range can be empty if its end was held back."""
+    """Return the offsets that are available in each partition. A range may be empty."""
     return {
         tp: OffsetRange(begin.offset, max(begin.offset, held[tp].readable if tp in held else 0))
         for tp, begin in standing.begins.items()
@@ -98,7 +104,7 @@ def waiting(standing: StreamPosition, held: Mapping[TopicPartition, Withheld]) -
 def end_of_batch(
     standing: StreamPosition, held: Mapping[TopicPartition, Withheld], *, limit: int | None
 ) -> StreamOffset:
-    """Return the end of a batch of about ``limit`` offsets (None: all available)."""
+    """Return the end of a batch of about ``limit`` offsets, or of all available ones if it is None."""
     ends = spread(waiting(standing, held), limit)
     positions = {}
     for tp, begin in standing.begins.items():
@@ -108,7 +114,7 @@ def end_of_batch(
 
 
 class BatchRange(NamedTuple):
-    """Non-empty range of offsets ``[begin.offset, end)`` of one partition."""
+    """A non-empty range of offsets ``[begin.offset, end)`` of one partition."""
 
     partition: TopicPartition
     begin: Position
@@ -116,11 +122,12 @@ class BatchRange(NamedTuple):
 
 
 def batch_ranges(start: StreamOffset | None, end: StreamOffset) -> list[BatchRange]:
-    """Return the ranges of a batch, from its two offsets alone, so that a replay reads the same. ``start`` None: the
-    marker.
+    """Return the ranges of a batch. They depend only on its two offsets, so that a replay reads the same.
+
+    ``start`` is None if it is the marker with which a query begins.
 
     Raises:
-        ConfigError: the offsets do not match each other.
+        ConfigError: the end does not follow from the start.
     """
     before = start.positions if start is not None else {}
     ranges = []
@@ -136,8 +143,10 @@ def batch_ranges(start: StreamOffset | None, end: StreamOffset) -> list[BatchRan
 def held_back(
     held: Mapping[TopicPartition, Withheld], target: Mapping[TopicPartition, Withheld]
 ) -> dict[TopicPartition, Withheld]:
-    """Return the content ``held`` of the logs, limited to what they held at ``target``: without later records,
-    partitions and topics. A query with the trigger AvailableNow reads no more."""
+    """Return the ends ``held`` of the logs, limited to the earlier ends ``target``.
+
+    Later records, partitions and topics are left out, because a query with the trigger AvailableNow does not read them.
+    """
     capped = {}
     for tp, now in held.items():
         then = target.get(tp)

@@ -1,6 +1,6 @@
-"""Offsets of a read: the user's offsets and times, resolved against the logs, and split into tasks.
+"""The offsets of a read: parsing of the user's offsets and times, resolution to offsets of the logs, and tasks.
 
-Pure: log ends and offsets of times are passed in as values. The formats are those of Spark's Kafka source:
+The module does no I/O: callers pass log ends and offsets of times. The formats are those of Spark's Kafka source:
 ``earliest``, ``latest``, JSON ``{"topic": {"0": 23, "1": -1}}`` with -2 for earliest and -1 for latest, or times in
 milliseconds. JSON by partition must name every partition of the read, because a forgotten partition would silently be
 read from another offset.
@@ -23,13 +23,16 @@ EARLIEST = -2
 LATEST = -1
 
 _NAMES = {"earliest": EARLIEST, "latest": LATEST}
-#: Maximum milliseconds that fit into 64 bits as microseconds.
+#: The maximum number of milliseconds that fits into 64 bits as microseconds.
 _MAX_MS = (2**63 - 1) // 1000
 
 
 @dataclass(frozen=True, slots=True)
 class ByOffset:
-    """EARLIEST or LATEST for all partitions, or an offset (or one of the two) for each partition."""
+    """A start or end given by offset.
+
+    This is EARLIEST or LATEST for all partitions, or an offset, EARLIEST or LATEST for each partition.
+    """
 
     option: str
     offsets: int | Mapping[TopicPartition, int]
@@ -37,9 +40,11 @@ class ByOffset:
 
 @dataclass(frozen=True, slots=True)
 class ByTime:
-    """First record at or after a time (us since the epoch): one time for all partitions, or one for each.
+    """A start or end given by time: the first record at or after a time (us since the epoch).
 
-    ``or_latest``: use the end of the log if there is no such record; otherwise that is an error.
+    There is one time for all partitions, or one for each.
+
+    If there is no such record, the end of the log is used with ``or_latest``; otherwise this is an error.
     """
 
     option: str
@@ -50,12 +55,12 @@ class ByTime:
         return self.times if isinstance(self.times, int) else self.times[partition]
 
 
-#: Start or end of a read.
+#: The start or end of a read.
 StartPlace = ByOffset | ByTime
 
 
 class PartitionRange(NamedTuple):
-    """Offsets ``[start, end)`` of one partition, read by one task."""
+    """The offsets ``[start, end)`` of one partition, which one task reads."""
 
     partition: TopicPartition
     start: int
@@ -114,7 +119,7 @@ def _by_partition(option: str, text: str, expected: str) -> dict[TopicPartition,
 
 
 def asked_offsets(*places: StartPlace) -> dict[TopicPartition, int]:
-    """Return the highest offset given for each partition."""
+    """Return the highest offset that the user gave for each partition."""
     named: dict[TopicPartition, int] = {}
     for place in places:
         if isinstance(place, ByOffset) and not isinstance(place.offsets, int):
@@ -124,7 +129,7 @@ def asked_offsets(*places: StartPlace) -> dict[TopicPartition, int]:
 
 
 def times_to_ask(place: StartPlace, partitions: Collection[TopicPartition]) -> dict[TopicPartition, int]:
-    """Return the time (us) to look up for each partition; empty for a place by offset.
+    """Return the time (us) to look up for each partition; empty for a start or end given by offset.
 
     Raises:
         ConfigError: as ``settle``.
@@ -140,14 +145,15 @@ def settle(
     *,
     strict: bool = True,
 ) -> dict[TopicPartition, int]:
-    """Return the offset of ``place`` in each partition of ``held``, which has the earliest offset and the readable end.
+    """Return the offset of ``place`` in each partition of ``held``, which has the ends of the logs.
 
-    ``at_times`` has the offsets for ``times_to_ask``, None if no record is at or after the time. Without ``strict``, an
-    offset outside the log is moved to its nearer end.
+    ``held`` has the earliest offset and the readable end. ``at_times`` has the offsets of the times from
+    ``times_to_ask``, or None if no record is at or after the time. Without ``strict``, an offset outside the log is
+    moved to the nearer end of the log.
 
     Raises:
-        ConfigError: the place names other partitions.
-        BrokerError: OFFSET_OUT_OF_RANGE if an offset is outside the log, or no record is at or after a time.
+        ConfigError: the user did not give exactly the partitions of the read. BrokerError: OFFSET_OUT_OF_RANGE if an
+        offset is outside the log, or no record is at or after a time.
     """
     _check_partitions(place, held)
     if isinstance(place, ByTime):
@@ -196,7 +202,7 @@ def _at_offset(place: ByOffset, partition: TopicPartition, held: OffsetRange, *,
 
 
 def settle_ranges(starts: Mapping[TopicPartition, int], ends: Mapping[TopicPartition, int]) -> list[PartitionRange]:
-    """Return the ranges to read, ordered by partition, without empty ones.
+    """Return the non-empty ranges to read, ordered by partition.
 
     Raises:
         ConfigError: a start is after its end.
@@ -210,8 +216,10 @@ def settle_ranges(starts: Mapping[TopicPartition, int], ends: Mapping[TopicParti
 def cut_ranges(
     ranges: Sequence[PartitionRange], *, at_least: int = 0, max_records: int | None = None
 ) -> list[PartitionRange]:
-    """Split ranges by ``maxRecordsPerPartition``, and then by ``minPartitions`` if there are too few, as Spark's Kafka
-    source does."""
+    """Split ranges into tasks, as Spark's Kafka source does.
+
+    First apply ``maxRecordsPerPartition``. If there are then fewer ranges than ``minPartitions``, split further.
+    """
     if max_records is not None:
         ranges = [
             piece for found in ranges for piece in split_ranges([found], -((found.start - found.end) // max_records))
@@ -222,7 +230,7 @@ def cut_ranges(
 def split_ranges(ranges: Sequence[PartitionRange], at_least: int) -> list[PartitionRange]:
     """Split the largest ranges until there are ``at_least`` of them, in pieces of nearly equal size per partition.
 
-    Pieces stay in order and cover exactly the given ranges; a piece has at least one offset.
+    The pieces stay in order and cover exactly the given ranges. Each piece has at least one offset.
     """
     total = sum(found.end - found.start for found in ranges)
     spare = min(at_least, total) - len(ranges)

@@ -1,4 +1,4 @@
-"""Options of the data source: one table of names, and parsers of their values.
+"""The options of the data source: one table of names, and parsers of the values.
 
 Options that Spark's Kafka source also has keep their names and meanings. Spark passes option names in lower case and
 adds its own options, which are accepted. Any other unknown name is refused with the most similar known name, because
@@ -16,13 +16,13 @@ from sparklog.client.cluster.bootstrap import parse_bootstrap
 from sparklog.errors import ConfigError
 from sparklog.model import check_topic_name
 
-#: Client name in brokers' logs and metrics.
+#: The client name in brokers' logs and metrics.
 CLIENT_ID = "sparklog-spark"
 BOOTSTRAP_VARIABLE = "SPARKLOG_BOOTSTRAP_SERVERS"
-#: Environment variable of the command line; it has precedence, as on the command line.
+#: The environment variable of the command line. It takes precedence over the other one, as on the command line.
 _SHORT_VARIABLE = "SPARKLOG_BOOTSTRAP"
 
-#: Canonical names with their meanings; Spark passes the lower-case form.
+#: The canonical names of the options, with their meanings. Spark passes them in lower case.
 READ_OPTIONS: dict[str, str] = {
     "subscribe": "comma-separated topics to read",
     "subscribePattern": "regular expression that must match whole topic names",
@@ -70,11 +70,11 @@ COMMON_OPTIONS: dict[str, str] = {
 }
 OPTIONS: dict[str, str] = {**COMMON_OPTIONS, **READ_OPTIONS, **WRITE_OPTIONS}
 
-#: Options that select the topics of a read; exactly one must be set.
+#: The options that select the topics of a read. Exactly one must be set.
 SELECTIONS = ("subscribe", "subscribePattern", "assign")
 BOOTSTRAP_OPTIONS = ("bootstrap.servers", "kafka.bootstrap.servers")
 
-#: Unsupported options of Spark's Kafka source, in lower case -> what to do instead.
+#: The options of Spark's Kafka source that are not supported, in lower case, with what to do instead.
 _KAFKA_ONLY: dict[str, str] = {
     "kafka.group.id": "reads do not join a consumer group; groupId stores progress in a group",
     "groupidprefix": "reads do not join a consumer group; groupId stores progress in a group",
@@ -84,7 +84,7 @@ _KAFKA_ONLY: dict[str, str] = {
     "kafka.compression.type": "use the write option compression",
 }
 
-#: Options that Spark itself adds (table properties, the path of ``load(path)``, streaming's checkpoint).
+#: The options that Spark itself adds (table properties, the path of ``load(path)``, a stream's checkpoint).
 _SPARKS_OWN = frozenset(
     {"provider", "owner", "path", "checkpointlocation", "location", "external", "comment", "is_managed_location"}
 )
@@ -94,7 +94,7 @@ _UNIT_MS = {"us": 0.001, "ms": 1, "": 1, "s": 1e3, "m": 6e4, "min": 6e4, "h": 3.
 
 
 def known_options(options: Mapping[str, str]) -> dict[str, str]:
-    """Return canonical name -> text, without options that Spark added. Raises ConfigError for an unknown name."""
+    """Return the options by canonical name, without those that Spark added. Raises ConfigError for an unknown name."""
     given = {}
     for name, text in options.items():
         lower = name.lower()
@@ -106,7 +106,7 @@ def known_options(options: Mapping[str, str]) -> dict[str, str]:
 
 
 def _unknown(name: str) -> str:
-    import difflib  # only needed for an unknown option
+    import difflib  # Only an unknown option needs it.
 
     if hint := _KAFKA_ONLY.get(name.lower()):
         return f"option {name!r} of Spark's Kafka source is not supported: {hint}"
@@ -120,8 +120,10 @@ def _unknown(name: str) -> str:
 
 
 def find_bootstrap(given: Mapping[str, str], defaults: Mapping[str, str]) -> str:
-    """Return the bootstrap servers: the option, its alias, the configured default, or the environment of the planning
-    process, in this order.
+    """Return the bootstrap servers.
+
+    They come from the option, its alias, the configured default, or the environment of the planning process, in this
+    order.
 
     Raises:
         ConfigError: none is set, option and alias differ, or an address is not valid.
@@ -139,7 +141,7 @@ def find_bootstrap(given: Mapping[str, str], defaults: Mapping[str, str]) -> str
 
 
 def either(given: Mapping[str, str], name: str) -> str | None:
-    """Return the text of an option that the Kafka source calls ``kafka.<name>``."""
+    """Return the text of an option that may be given as ``<name>`` or, as in Spark's Kafka source, ``kafka.<name>``."""
     own, alias = given.get(name), given.get(f"kafka.{name}")
     if own is not None and alias is not None and own != alias:
         raise ConfigError(f"{name}={own!r} and kafka.{name}={alias!r} contradict each other")
@@ -159,7 +161,7 @@ def parse_boolean(given: Mapping[str, str], name: str, *, default: bool) -> bool
 
 
 def parse_positive(given: Mapping[str, str], name: str, *, at_most: int = 2**63 - 1) -> int | None:
-    """Parse a positive whole number; None if the option is not set."""
+    """Parse an option that is a positive integer; return None if it is not set."""
     if name not in given:
         return None
     text = given[name].strip()
@@ -169,7 +171,7 @@ def parse_positive(given: Mapping[str, str], name: str, *, at_most: int = 2**63 
 
 
 def parse_duration_ms(given: Mapping[str, str], name: str, *, default: str) -> int:
-    """Parse a duration in Spark's format: a number of ms, or a number with a unit, such as 500ms, 30s, 15m, 1h."""
+    """Parse a duration in Spark's format: a number of ms, or one with a unit, such as 500ms, 30s, 15m, 1h."""
     text = given.get(name, default)
     match = _DURATION.fullmatch(text.lower())
     if match is None or match[2] not in _UNIT_MS:

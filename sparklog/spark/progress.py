@@ -1,8 +1,8 @@
-"""``groupId``: progress of a query, stored as a consumer group's offsets for monitoring. It never determines where a
-query starts.
+"""The option ``groupId``: a query's progress is stored as offsets of a consumer group, for monitoring only.
 
-Spark reports to a source that a batch is complete only when it builds the next one, and never for the last one. But the
-start of a batch is the end of the last completed batch, so that is stored.
+These offsets never determine where a query starts. Spark informs a source about a completed batch only when it plans
+the next one, and not at all about the last one. When a batch is planned, its start is the end of the last completed
+batch, so this start is stored.
 """
 
 from __future__ import annotations
@@ -19,13 +19,14 @@ from sparklog.spark.stream_offset import Position
 
 _LOG = logging.getLogger(__name__)
 
-#: Only monitoring needs the stored progress, so a query waits briefly, and not in every batch if no broker responds.
+#: The maximum wait of a query for a broker, and the pause after a failure before it stores offsets again. Only
+#: monitoring needs the offsets, so a query must not wait long, or in every batch.
 _TIMEOUT_S = 5.0
 _PAUSE_S = 30.0
 
 
 class GroupProgress:
-    """Writer of one query's positions to one group. Owner: the query's planning thread."""
+    """The writer of one query's positions to one consumer group. The query's planning thread owns it."""
 
     def __init__(self, group: str) -> None:
         self._group = group
@@ -33,7 +34,7 @@ class GroupProgress:
         self._silent_until = 0.0
 
     def store(self, link: BlockingCluster, positions: Mapping[TopicPartition, Position]) -> None:
-        """Set the group's offsets to ``positions``; an error is logged, and the query continues."""
+        """Set the group's offsets to ``positions``. An error is logged, and the query continues."""
         if positions == self._stored or time.monotonic() < self._silent_until:
             return
         offsets = [
@@ -41,7 +42,7 @@ class GroupProgress:
             for tp, found in positions.items()
             if found != self._stored.get(tp)
         ]
-        from sparklog.client.admin.groups import commit_offsets  # only for queries with a group
+        from sparklog.client.admin.groups import commit_offsets  # Only queries with a group need it.
 
         try:
             commit_offsets(link, self._group, offsets, timeout_s=_TIMEOUT_S)

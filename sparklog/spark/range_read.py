@@ -1,4 +1,4 @@
-"""Plan of a task that reads a range of offsets, created on the driver and pickled, and the error for lost records."""
+"""The plan of a task that reads a range of offsets, and the error for lost records."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ _LOG = logging.getLogger(__name__)
 
 
 class DataLoss(SparklogError):
-    """Loss, or possible loss, of records to be read. With failOnDataLoss=false they are skipped."""
+    """Records to be read are lost, or may be lost. With failOnDataLoss=false the read skips them."""
 
     def __init__(self, detail: str) -> None:
         super().__init__(f"{detail}; set option failOnDataLoss=false to skip them with a warning")
 
 
 def report_losses(losses: Sequence[str], *, fail: bool) -> None:
-    """Raise DataLoss for the first loss, or log a warning for each."""
+    """Raise DataLoss for the first loss, or log a warning for each loss if they are allowed."""
     if losses and fail:
         raise DataLoss(losses[0] + (f" (and {len(losses) - 1} more)" if len(losses) > 1 else ""))
     for loss in losses:
@@ -34,8 +34,10 @@ def report_losses(losses: Sequence[str], *, fail: bool) -> None:
 
 
 class ArchivePlace(NamedTuple):
-    """Location of the topic's archive, for records that were archived since a read of history was planned; ``origin``
-    identifies the topics whose archive it may be."""
+    """The location of the topic's archive, for records that are archived after a read was planned.
+
+    ``origin`` identifies the topics whose archive it may be.
+    """
 
     table: str
     origin: ArchiveOrigin
@@ -43,10 +45,10 @@ class ArchivePlace(NamedTuple):
 
 @dataclass(frozen=True)
 class RangeRead(InputPartition):
-    """Offsets ``[start, end)`` of one partition of the topic with this id, as ``columns``; pickled to its task.
+    """The plan of a task: read the offsets ``[start, end)`` of one partition as ``columns``. The driver pickles it.
 
-    ``last_epoch`` and ``local``: as for PartitionReader. ``times``: only records of these times (us). ``archive``: for
-    a read of history.
+    ``last_epoch`` and ``local`` have the meaning of PartitionReader's parameters. With ``times`` only records of these
+    times (us) are read. ``archive`` is set if the read includes the archive.
     """
 
     bootstrap: str

@@ -1,6 +1,6 @@
-"""``sparklog.read``: a DataFrame of a topic, with columns and ranges selected before planning.
+"""``sparklog.read``, which returns a DataFrame of a topic with selected columns and ranges.
 
-In pyspark 4.2.0 a Python source cannot accept filters from Spark without losing rows in other scans, so the arguments
+In pyspark 4.2.0 a Python source cannot accept filters from Spark without losing rows in other scans. So the arguments
 of this function select columns, and ranges of partitions, offsets and times.
 """
 
@@ -27,8 +27,9 @@ def read(
     where: str | None = None,
     **options: str | int | bool,
 ) -> DataFrame:
-    """Return the records of ``topic`` (one topic, several separated by commas, or a list) as a new DataFrame. Each call
-    plans a new read, which ends at the current end of the logs.
+    """Return the records of ``topic`` (one topic, several separated by commas, or a list) as a new DataFrame.
+
+    Each call plans a new read, which ends at the current end of the logs.
 
     Args:
         columns: the columns to read, in this order; other columns are not read.
@@ -42,7 +43,7 @@ def read(
     given = option_texts(options)
     given["subscribe"] = topic if isinstance(topic, str) else ",".join(topic)
     if where is not None:
-        parse_where(where)  # raise the error here rather than in a process of Spark
+        parse_where(where)  # Raise the error here rather than in a process of Spark.
         given["where"] = where
     reader = spark.read.format("sparklog")
     if columns is None:
@@ -52,12 +53,15 @@ def read(
 
 
 def option_texts(options: Mapping[str, str | int | bool]) -> dict[str, str]:
-    """Return options as the texts that Spark accepts."""
+    """Return the options in the form that Spark accepts."""
     return {name: str(value).lower() if isinstance(value, bool) else str(value) for name, value in options.items()}
 
 
 def chosen_columns(offered: StructType, columns: Iterable[str]) -> StructType:
-    """Return these of the ``offered`` columns. Raises ConfigError for an unknown column or an empty list."""
+    """Return the fields of ``offered`` that ``columns`` names.
+
+    Raises ConfigError for an unknown column or an empty list.
+    """
     if isinstance(columns, str):
         raise ConfigError(f"columns={columns!r}: expected a list of names")
     chosen = StructType()

@@ -1,11 +1,11 @@
-"""``where``: partitions, offsets and times of a batch read, as text that is evaluated before the read.
+"""The parser of ``where``, a text with conditions on partition, offset and time that limits a batch read.
 
     partition = 1                       partition in (0, 2)
     offset >= 5 and offset < 10         offset between 5 and 9
     timestamp >= '2024-05-01T00:00:00Z' and timestamp < 1714608000000
 
-Conditions are joined by ``and``; the names of typed topics (``_offset``) are accepted too. Times are ISO 8601 with a
-time zone, or milliseconds since 1970. Use ``DataFrame.filter`` for any other condition; here it is an error. Pure.
+Conditions are joined by ``and``. The column names of typed topics (``_offset``) are accepted as well. Times are ISO
+8601 with a time zone, or milliseconds since 1970. Any other condition is an error: use ``DataFrame.filter`` for it.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _ALL = Span()
 
 @dataclass(frozen=True, slots=True)
 class Bounds:
-    """Bounds of a read. Times are in us. ``listed``: the only partitions to read; None: all."""
+    """The bounds of a read. Times are in us. Only the partitions in ``listed`` are read; None means all."""
 
     partition: Span = _ALL
     offset: Span = _ALL
@@ -67,7 +67,7 @@ def read_time(text: str) -> dt.datetime:
 
 
 class _FilterParser:
-    """Recursive descent parser over tokens: (kind, text, position)."""
+    """A recursive descent parser of tokens (kind, text, position)."""
 
     def __init__(self, text: str) -> None:
         self._text = text

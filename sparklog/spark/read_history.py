@@ -1,9 +1,9 @@
-"""``sparklog.read_history``: a topic's archive and log as one DataFrame, with each record once. ``locate_moment`` finds
-the offsets of a time in both.
+"""``sparklog.read_history``, which returns a topic's archive and log as one DataFrame with each record once.
 
-Spark's own Delta reader reads the archive, so that filters of the DataFrame skip its files and row groups; the source
-reads the log. The call fixes a version of the table, its seam (the first offset that is not archived), and the ends of
-the log. The archive job, OPTIMIZE and producers can continue meanwhile.
+Spark's own Delta reader reads the archive, so that filters of the DataFrame skip files and row groups. The source reads
+the log. The call fixes a version of the table, its seam (the first offset that is not archived, for each partition),
+and the ends of the log. The archive job, OPTIMIZE and producers may continue. ``locate_moment`` finds the offsets of a
+time in archive and log.
 """
 
 from __future__ import annotations
@@ -31,13 +31,13 @@ if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, SparkSession
     from pyspark.sql.types import StructField, StructType
 
-#: Session setting for the path of archives.
+#: The session setting with the path of archives.
 HISTORY_SETTING = "spark.sparklog.history"
 
-#: A time, as datetime or ISO 8601 with a time zone, or offsets by partition.
+#: A start or end: a time, as datetime or ISO 8601 text with a time zone, or offsets by partition.
 Border = dt.datetime | str | Mapping[int, int]
 _ALL = Span()
-#: As in the protocol.
+#: The protocol's value of read_committed.
 _COMMITTED = 1
 _EPOCH = dt.datetime(1970, 1, 1, tzinfo=dt.timezone.utc)
 _BORDER_OPTIONS = ("starting", "ending")
@@ -66,10 +66,10 @@ def read_history(
         options: further options of ``format("sparklog")`` for reading the log.
 
     Raises:
-        ConfigError: ``history`` has no archive of the topic, or one that does not keep history; an argument is not
-            valid; the session does not support Delta.
-        DataLoss: there is a gap between the archive and the log.
-        BrokerError: the topic does not exist, or neither store has the offsets.
+        ConfigError: ``history`` has no archive of the topic or one without its history, an argument is not valid, or
+            the session does not support Delta.
+        DataLoss: there is a gap between the archive and the log. BrokerError: the topic does not exist, or neither the
+        archive nor the log has the offsets.
     """
     asked = _asked(spark, topic, history, where, options)
     asked = replace(asked, starting=_border("start", topic, start), ending=_border("end", topic, end))
@@ -95,8 +95,11 @@ def read_history(
 
 
 class Located(NamedTuple):
-    """Position of a time in one partition: ``offset`` of the first record at or after it, and the store that has it.
-    "ahead": there is no such record yet, and ``offset`` is the end of the log. ``version`` is the table's."""
+    """The position of a time in one partition.
+
+    ``offset`` is that of the first record at or after the time, and ``store`` is where the record is. If there is no
+    such record yet, ``store`` is "ahead" and ``offset`` is the end of the log. ``version`` is the version of the table.
+    """
 
     store: Literal["archive", "log", "ahead"]
     offset: int
@@ -111,15 +114,17 @@ def locate_moment(
     history: str | None = None,
     **options: str | int | bool,
 ) -> dict[int, Located]:
-    """Return the position of ``moment`` in each partition of ``topic``; arguments and errors as for
-    ``read_history``."""
+    """Return the position of ``moment`` in each partition of ``topic``.
+
+    Arguments and errors are those of ``read_history``.
+    """
     asked = _asked(spark, topic, history, None, options)
     assert asked.history is not None
     return find_moment(asked.bootstrap, topic, moment, history=asked.history)
 
 
 def find_moment(bootstrap: str, topic: str, moment: dt.datetime | str, *, history: str) -> dict[int, Located]:
-    """Return the result of ``locate_moment``, without a session."""
+    """Return what ``locate_moment`` returns. This function needs no Spark session."""
     time_us = _time_us("moment", moment)
     with SourceTopic(bootstrap) as view:
         selected = view.select(Subscribe((topic,)))
@@ -206,7 +211,7 @@ def _archived(
     snapshot = found.both.snapshot
     try:
         frame = spark.read.format("delta").option("versionAsOf", snapshot.version).load(snapshot.table)
-    except Exception as error:  # pyspark 4.2.0 passes the JVM's error on unconverted
+    except Exception as error:  # pyspark 4.2.0 raises the JVM's error without converting it.
         if "DATA_SOURCE_NOT_FOUND" not in str(error):
             raise
         raise ConfigError(
@@ -220,7 +225,7 @@ def _archived(
 
 
 def _selected_columns(frame: DataFrame, plan: ColumnPlan, schema: StructType, *, topic: str) -> list[Column]:
-    """Return the source's columns, computed from the table's."""
+    """Return the columns of the read, computed from those of the table."""
     from pyspark.sql import functions as sf
 
     there = {field.name: field.dataType for field in frame.schema.fields}
@@ -239,8 +244,10 @@ def _selected_columns(frame: DataFrame, plan: ColumnPlan, schema: StructType, *,
 
 
 def _cast_back(column: Column, field: StructField) -> Column:
-    """Return ``column`` cast to the topic's type. A table that was created manually may have another type, to which the
-    archive cast without loss."""
+    """Return ``column`` cast to the topic's type.
+
+    A table that was created manually may have another type, to which the archive job cast the values without loss.
+    """
     from pyspark.sql import functions as sf
 
     cast = column.try_cast(field.dataType)
@@ -251,7 +258,10 @@ def _cast_back(column: Column, field: StructField) -> Column:
 
 
 def _condition(found: HistoryRanges, times: Span) -> Column | None:
-    """Return the filter for rows of the archive; None: no filter. All rows of a version are below its seam."""
+    """Return the filter for rows of the archive, or None if no filter is needed.
+
+    All rows of a table version are below its seam.
+    """
     from pyspark.sql import functions as sf
 
     partitions: dict[str, list[int]] = {}
@@ -260,7 +270,7 @@ def _condition(found: HistoryRanges, times: Span) -> Column | None:
     every = sorted(number for number, end in found.both.snapshot.seam.ends.items() if end)
     conditions = []
     if partitions != {"": every}:
-        # As text: Spark balances a long chain of ORs only if it parses it.
+        # Build a text, because Spark balances a long chain of ORs only if it parses the chain.
         either = " or ".join(
             f"_partition in ({', '.join(map(str, numbers))}){bounds}" for bounds, numbers in partitions.items()
         )
@@ -288,8 +298,10 @@ def _logged(
     where: str | None,
     options: Mapping[str, str | int | bool],
 ) -> DataFrame:
-    """Return a DataFrame of exactly these ranges, even if partitions are added before they are read. Records that are
-    archived meanwhile are read from the archive."""
+    """Return a DataFrame of exactly these ranges of the log, even if partitions are added before they are read.
+
+    If records are archived and deleted from the log before they are read, they are read from the archive.
+    """
     (topic,) = {part.partition.topic for part in ranges}
     given = {**option_texts(options), "history": table}
     given["assign"] = _json({topic: [part.partition.partition for part in ranges]})

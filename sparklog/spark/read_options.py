@@ -1,7 +1,7 @@
-"""Options of a read: topics, start and end, splitting into tasks, and triggers of a stream.
+"""The options of a read: topics, start and end, splitting into tasks, and triggers of a stream.
 
-One parser serves batches and streams. As in Spark's Kafka source, a stream refuses an end, and a batch ignores options
-that only apply to streams (limits of a trigger, groupId). Pure.
+Batches and streams have the same parser. As in Spark's Kafka source, a stream refuses an end, and a batch ignores
+options that apply only to streams (limits of a trigger, groupId).
 """
 
 from __future__ import annotations
@@ -38,21 +38,21 @@ _UNLIMITED = TriggerLimits()
 
 @dataclass(frozen=True, slots=True)
 class Subscribe:
-    """Selection of all partitions of the named topics."""
+    """The selection of all partitions of the named topics."""
 
     topics: tuple[str, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class SubscribePattern:
-    """Selection of all partitions of the topics whose whole name matches."""
+    """The selection of all partitions of the topics whose whole name matches a pattern."""
 
     pattern: str
 
 
 @dataclass(frozen=True, slots=True)
 class Assign:
-    """Selection of exactly these partitions."""
+    """The selection of exactly these partitions."""
 
     partitions: tuple[TopicPartition, ...]
 
@@ -62,24 +62,24 @@ TopicSelection = Subscribe | SubscribePattern | Assign
 
 @dataclass(frozen=True, slots=True)
 class ReadOptions:
-    """Parsed options of a read, not yet checked against the cluster."""
+    """The parsed options of a read. They have not been checked against the cluster."""
 
     bootstrap: str
     selection: TopicSelection
     starting: StartPlace
-    #: Only for batches.
+    #: The end of the read; only for batches.
     ending: StartPlace
     include_headers: bool = False
     fail_on_data_loss: bool = True
-    #: As in the protocol: 1 reads committed records only.
+    #: The isolation level as in the protocol: with 1 only committed records are read.
     isolation: int = 1
     min_partitions: int = 0
     max_records_per_partition: int | None = None
     where: Bounds = _EVERYTHING
     local_reads: LocalReads = "auto"
-    #: The Delta table of the read's only topic, or the directory of all archives.
+    #: The path of the Delta table of the read's only topic, or of the directory of all archives.
     history: str | None = None
-    #: Only for streams.
+    #: The limits of a trigger, and the consumer group for a stream's progress. Both are only for streams.
     limits: TriggerLimits = _UNLIMITED
     group_id: str | None = None
 
@@ -92,7 +92,7 @@ class ReadOptions:
 def parse_read_options(
     options: Mapping[str, str], defaults: Mapping[str, str], *, streaming: bool = False
 ) -> ReadOptions:
-    """Parse options as Spark passes them; they override ``defaults`` (canonical names) of a configured source.
+    """Parse options as Spark passes them. They override ``defaults`` (by canonical name) of a configured source.
 
     Raises:
         ConfigError: an option is unknown, a value is not valid, none or several of subscribe, subscribePattern and
@@ -121,7 +121,7 @@ def parse_read_options(
 
 @dataclass(frozen=True, slots=True)
 class SchemaOptions:
-    """Options that determine the columns of a read, batch or stream."""
+    """The options that determine the columns of a read, for batches and streams."""
 
     bootstrap: str
     selection: TopicSelection
@@ -130,7 +130,7 @@ class SchemaOptions:
 
 
 def parse_schema_options(options: Mapping[str, str], defaults: Mapping[str, str]) -> SchemaOptions:
-    """Parse options as ``parse_read_options`` does, before it is known whether the read is a batch or a stream."""
+    """Parse the options that determine columns, when it is not known yet whether the read is a batch or a stream."""
     given = known_options(options)
     return SchemaOptions(
         find_bootstrap(given, defaults),
@@ -159,8 +159,10 @@ def _ending(given: Mapping[str, str]) -> StartPlace:
 
 
 def _sensible(place: ByOffset, senseless: int) -> ByOffset:
-    """Return ``place``. Raises ConfigError for a batch that starts at latest or ends at earliest: it would have no
-    rows, and Spark's Kafka source refuses it too."""
+    """Return ``place``. Raises ConfigError for a batch that starts at latest or ends at earliest.
+
+    Such a batch would have no rows. Spark's Kafka source refuses it as well.
+    """
     offsets = [place.offsets] if isinstance(place.offsets, int) else place.offsets.values()
     if senseless in offsets:
         name = "latest" if senseless == LATEST else "earliest"
@@ -198,7 +200,7 @@ def _history(given: Mapping[str, str]) -> str | None:
 
 
 def history_topic(selection: TopicSelection) -> str | None:
-    """Return the only selected topic; None for several topics or a pattern."""
+    """Return the selected topic, or None if several topics or a pattern are selected."""
     match selection:
         case Subscribe(topics):
             names = set(topics)

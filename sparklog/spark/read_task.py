@@ -1,9 +1,9 @@
-"""Read of one task: a range of offsets of one partition, in full or not at all.
+"""The read of one task: a range of offsets of one partition, in full or not at all.
 
-A range belongs to a topic id and to the history of its log. The task fails if the topic was deleted or recreated, if
-records of the range were deleted, or if the log was truncated. With failOnDataLoss=false it reads the remaining records
-and logs the missing offsets. Offsets without a record (markers, aborted transactions, compacted batches) are no loss.
-The driver only creates ranges, so it does not load the code that reads them.
+A range is of a topic with a given id and a log with a given history. The task fails if the topic was deleted or
+recreated, if records of the range were deleted, or if the log was truncated. With failOnDataLoss=false it reads the
+remaining records and logs the missing offsets. Offsets without a record (markers, aborted transactions, compacted
+batches) are no loss. Only tasks load this module: the driver only plans ranges.
 """
 
 from __future__ import annotations
@@ -35,12 +35,12 @@ _LOG = logging.getLogger(__name__)
 
 _GONE = {ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, ErrorCode.INCONSISTENT_TOPIC_ID}
 _LOSSES = {*_GONE, ErrorCode.OFFSET_OUT_OF_RANGE}
-#: Bytes of a batch for Spark; in larger batches the rows dominate the cost.
+#: The bytes that make a batch for Spark large enough. In larger batches the fixed time per batch does not matter.
 _ENOUGH_BYTES = 256 * 1024
 
 
 def read_task(partition: InputPartition) -> Iterator[pa.RecordBatch]:
-    """Yield the batches of a task; none for the placeholder that Spark passes if there are no tasks.
+    """Yield the batches of a task. If there are no tasks, Spark passes a placeholder, for which nothing is yielded.
 
     Raises as ``read_range`` or ``read_files``.
     """
@@ -54,8 +54,9 @@ def read_task(partition: InputPartition) -> Iterator[pa.RecordBatch]:
 
 
 def read_range(wanted: RangeRead) -> Iterator[pa.RecordBatch]:
-    """Yield the range as batches of the wanted columns. Small stored batches are combined, because each batch costs the
-    JVM as much time as thousands of rows.
+    """Yield the range as batches of the wanted columns.
+
+    Small stored batches are combined, because a batch takes the JVM as much time as thousands of rows.
 
     Raises:
         DataLoss: the range cannot be read in full.
@@ -74,12 +75,13 @@ def _assembled(wanted: RangeRead) -> Iterator[pa.RecordBatch]:
                 for found in _fetched(link, wanted, position, end=end, last_epoch=epoch, keep=assembler.keep):
                     offsets = _offsets(found)
                     made = assembler.assemble(found, offsets)
-                    # Set before the yield: if the generator's consumer raises, the batch must not be read again.
+                    # Set the position before the yield: if the consumer of this generator raises, the batch must not be
+                    # read again.
                     position = int(offsets[-1].as_py()) + 1
                     if made.num_rows:
                         yield made
                 return
-            except BrokerError as error:  # noqa: PERF203 - rarely more than once
+            except BrokerError as error:  # noqa: PERF203 - it rarely runs more than once
                 if error.code not in _LOSSES:
                     raise
                 if wanted.archive is not None and _is_trimmed(error):
@@ -97,7 +99,7 @@ def _assembled(wanted: RangeRead) -> Iterator[pa.RecordBatch]:
 
 
 def _is_trimmed(error: BrokerError) -> bool:
-    """Return whether the error means that the log begins later, or ends earlier, than expected."""
+    """Return whether the error means that the log begins later or ends earlier than expected."""
     return error.code == ErrorCode.OFFSET_OUT_OF_RANGE and not isinstance(error, LogTruncated)
 
 
@@ -128,7 +130,7 @@ def _fetched(
 
 
 def _stored_columns(wanted: RangeRead) -> list[str]:
-    """Return the columns to fetch: the wanted ones, and those that filter rows. Empty: batch headers are enough."""
+    """Return the columns to fetch: the wanted ones and those that filter rows. If empty, batch headers are enough."""
     needed = set(wanted.columns.stored_columns)
     if wanted.times is not None:
         needed.update(plan_timestamps(wanted.columns.shape).stored_columns)
@@ -138,7 +140,7 @@ def _stored_columns(wanted: RangeRead) -> list[str]:
 def _behind_loss(
     link: BlockingCluster, wanted: RangeRead, position: int, *, end: int, error: BrokerError
 ) -> tuple[int, int]:
-    """Return the part of the range that can still be read, after logging a warning."""
+    """Log a warning about lost records, and return the part of the range that can still be read."""
     if error.code in _GONE:
         low = high = end
     else:
@@ -148,7 +150,7 @@ def _behind_loss(
         high = min(end, latest)
         low = min(max(position, earliest), high)
         if low == position and high == end and not isinstance(error, LogTruncated):
-            raise error  # no records are missing: skipping would loop forever
+            raise error  # No records are missing, so skipping them would loop forever.
     _LOG.warning(
         "%s: records were lost: of offsets %d to %d only %d to %d can be read: %s",
         *(wanted.partition, position, end, low, high, error),
@@ -163,7 +165,7 @@ def _offsets(found: FetchedBatch) -> pa.Array:
 
 
 class _Assembler:
-    """Conversion of log batches to batches for Spark, without records of other times."""
+    """The conversion of batches of the log to batches for Spark, without records of other times."""
 
     def __init__(self, wanted: RangeRead) -> None:
         self._wanted = wanted

@@ -1,4 +1,4 @@
-"""Batch read: the driver fixes offset ranges when the DataFrame is planned, and splits them into tasks."""
+"""The batch read: when the DataFrame is planned, the driver fixes offset ranges and splits them into tasks."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ _LOG = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class ReadPlan:
-    """State of a reader after planning; small, pickled."""
+    """The state of a reader after planning. It is small and is pickled."""
 
     options: ReadOptions
     selected: Selected
@@ -46,10 +46,11 @@ class ReadPlan:
 
 
 def plan_read(view: SourceTopic, options: ReadOptions, *, schema: StructType) -> ReadPlan:
-    """Look up the topics and plan the source of each column of ``schema``.
+    """Look up the topics, and plan where the values of each column of ``schema`` come from.
 
     Raises:
-        BrokerError: SCHEMA_MISMATCH with the columns that the topics do not have; as ``SourceTopic.select``.
+        BrokerError: SCHEMA_MISMATCH with the columns that the topics do not have, and the errors of
+        ``SourceTopic.select``.
     """
     selected = view.select(options.selection)
     columns = {name: project(name, topic.shape, schema) for name, topic in selected.topics.items()}
@@ -57,8 +58,10 @@ def plan_read(view: SourceTopic, options: ReadOptions, *, schema: StructType) ->
 
 
 def project(topic: str, shape: TopicShape, schema: StructType) -> ColumnPlan:
-    """Return the plan of the columns of ``schema`` for one topic: where the values of each column come from. Raises
-    BrokerError SCHEMA_MISMATCH with the columns that the topic does not have."""
+    """Return, for one topic, the plan where the values of each column of ``schema`` come from.
+
+    Raises BrokerError SCHEMA_MISMATCH with the columns that the topic does not have.
+    """
     with_errors = CAST_ERROR_COLUMN.name in schema.fieldNames() and CAST_ERROR_COLUMN.name not in shape.schema.names
     try:
         offered = topic_columns(shape, include_headers=True, include_cast_errors=with_errors)
@@ -69,8 +72,9 @@ def project(topic: str, shape: TopicShape, schema: StructType) -> ColumnPlan:
 
 
 class BatchReader(DataSourceReader):
-    """Reader of a batch. The driver creates it and calls ``partitions`` once per ``load()``; tasks call ``read`` on
-    copies.
+    """The reader of a batch.
+
+    The driver creates it and calls ``partitions`` once per ``load()``. Tasks call ``read`` on copies.
 
     It deliberately has no ``pushFilters``: see ``source``.
     """
@@ -79,10 +83,10 @@ class BatchReader(DataSourceReader):
         self._plan = plan
 
     def partitions(self) -> list[InputPartition]:
-        """Return the ranges to read from the current logs: ``latest`` means the current readable end.
+        """Return the tasks, which cover ranges of the current logs. ``latest`` means the current readable end.
 
         Raises:
-            DataLoss: a part of the ranges is neither in the log nor in the archive.
+            DataLoss: some of the records are neither in the log nor in the archive.
         """
         options, selected = self._plan.options, self._plan.selected
         with SourceTopic(options.bootstrap) as view:
@@ -127,7 +131,7 @@ class BatchReader(DataSourceReader):
         )
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        """Yield the range as batches of the declared columns; raises as ``read_range``."""
+        """Yield the range of a task as batches of the declared columns. Raises as ``read_range``."""
         return read_task(partition)
 
 
@@ -147,8 +151,7 @@ def asked_ranges(
     *,
     archive: TableSnapshot | None = None,
 ) -> list[PartitionRange]:
-    """Return the ranges of a batch in logs with these ends, or in history, which starts in ``archive``. Raises as
-    ``settle``."""
+    """Return the ranges of a batch, for logs (or archive and log) with these ends. Raises as ``settle``."""
     starts = settle_place(view, options.starting, ends, options=options, selected=selected, archive=archive)
     stops = settle_place(view, options.ending, ends, options=options, selected=selected, archive=archive)
     ranges = [found for found in settle_ranges(starts, stops) if options.where.takes(found.partition.partition)]
@@ -159,7 +162,10 @@ def asked_ranges(
 
 @dataclass(frozen=True, slots=True)
 class HistoryRanges:
-    """Ranges of a batch over history: below the seam in the archive, from the seam on in the log."""
+    """The ranges of a batch over archive and log.
+
+    The archive has the offsets below the seam, the log those from the seam on.
+    """
 
     both: BothEnds
     archived: list[PartitionRange]
@@ -167,11 +173,11 @@ class HistoryRanges:
 
 
 def ranges_of_both(view: SourceTopic, path: str, options: ReadOptions, selected: Selected) -> HistoryRanges:
-    """Return the ranges in the archive at ``path`` and in the log of the only topic of ``selected``.
+    """Return the ranges of the topic of ``selected`` in its archive at ``path`` and in its log.
 
     Raises:
-        DataLoss: a part of the requested records is neither in the archive nor in the log.
-        ConfigError, ArchiveProgressError: ``path`` has no archive of the topic; BrokerError: as ``settle``.
+        DataLoss: some of the requested records are neither in the archive nor in the log. ConfigError,
+        ArchiveProgressError: ``path`` has no archive of the topic. BrokerError: as ``settle``.
     """
     from sparklog.spark.history import History
     from sparklog.spark.history_plan import split_at_seam
@@ -187,13 +193,16 @@ def ranges_of_both(view: SourceTopic, path: str, options: ReadOptions, selected:
 def _from_first_time(
     view: SourceTopic, options: ReadOptions, ranges: list[PartitionRange], *, is_archived: bool = False
 ) -> list[PartitionRange]:
-    """Return ranges without batches at their start that are too old. ``is_archived``: records that retention deletes
-    meanwhile are in the archive."""
+    """Return the ranges without the batches at their start whose records are all too old.
+
+    ``is_archived`` means that records that retention deletes during the call are in the archive.
+    """
     first_us = options.where.timestamp.low
     if first_us < 0 or not ranges:
         return ranges
     found = view.batches_at({part.partition: first_us for part in ranges}, options.isolation)
-    # Query the starts after the lookup by time: a log that begins at or below a range now had the whole range then.
+    # Query the log starts after the lookup by time: if a log now begins at or below a range, it had the whole range at
+    # the lookup.
     starts = view.starts(found) if is_archived else {}
     return narrow(ranges, found, starts)
 
@@ -203,10 +212,12 @@ def narrow(
     firsts: Mapping[TopicPartition, int | None],
     starts: Mapping[TopicPartition, int],
 ) -> list[PartitionRange]:
-    """Return ``ranges`` that start at ``firsts``, the first matching offsets in the log (None: no match). The ends
-    stay, because times are not ordered and later records may match. A range also stays unchanged if its log now begins
-    after the range's start (``starts``): matching records may have been archived and deleted before the lookup.
-    Pure."""
+    """Return ``ranges`` with their starts moved to ``firsts``, the first matching offsets in the log (None: no match).
+
+    The ends do not change, because times are not ordered and later records may match. A range whose log now begins
+    after the range's start (``starts``) does not change either: matching records may have been archived and deleted
+    before the lookup.
+    """
     narrowed = []
     for tp, start, end in ranges:
         first = start if starts.get(tp, 0) > start else firsts[tp]
@@ -224,7 +235,7 @@ def settle_place(
     selected: Selected,
     archive: TableSnapshot | None = None,
 ) -> dict[TopicPartition, int]:
-    """Return the offset of ``place`` in every partition; raises as ``offsets.settle``."""
+    """Return the offset of ``place`` in every partition. Raises as ``offsets.settle``."""
     times = times_to_ask(place, ends)
     at_times = view.records_at(times, selected, ends=ends, isolation=options.isolation) if times else {}
     if archive is not None and times:

@@ -1,5 +1,8 @@
-"""Route of rows into a topic, as planned by ``route_plan``. Does not load Arrow: a writer is also unpickled, with its
-routes, in the process that commits, which does not need Arrow and would spend most of its time loading it."""
+"""The route of rows into a topic, which ``route_plan`` plans.
+
+This module does not load Arrow: routes are also unpickled, with their writer, in the process that commits. That process
+does not need Arrow and would spend most of its time loading it.
+"""
 
 from __future__ import annotations
 
@@ -19,18 +22,21 @@ TOPIC_COLUMNS = ("topic", "_topic")
 
 @dataclass(frozen=True, slots=True)
 class TopicRoute:
-    """Route of rows into one topic: the columns to send, and the column that names the partition, if there is one.
-    ``topic_id``: of the topic at its lookup."""
+    """The route of rows into one topic.
+
+    ``payload`` has the columns to send. ``partition_column`` is the column with the number of the partition, if there
+    is one. ``topic_id`` is the topic's id when it was looked up.
+    """
 
     topic: str
     payload: tuple[str, ...]
     partition_column: str | None
     topic_id: str = ""
-    #: The topic's names of the columns in ``payload``, in the same order; empty if they are the same.
+    #: The names that the topic has for the columns in ``payload``, in the same order. Empty if they are the same.
     stored_as: tuple[str, ...] = ()
 
     def split(self, batch: pa.RecordBatch) -> Iterator[tuple[int | None, pa.RecordBatch]]:
-        """Yield the rows of ``batch`` by partition, in order; None if the key or the producer chooses the partition."""
+        """Yield the rows of ``batch`` by partition. The partition is None if the key or the producer chooses it."""
         rows = batch.select(list(self.payload))
         if self.stored_as:
             rows = rows.rename_columns(list(self.stored_as))
@@ -47,7 +53,7 @@ class TopicRoute:
 
 
 def find_topic_column(columns: StructType) -> str:
-    """Return the column that names each row's topic, if no option does.
+    """Return the column with the name of each row's topic. It is used if the option topic is not set.
 
     Raises:
         ConfigError: there is no such column, or its type is not string.
@@ -67,8 +73,8 @@ def find_topic_column(columns: StructType) -> str:
 
 
 def rows_by_value(rows: pa.RecordBatch, values: pa.Array) -> Iterator[tuple[Any, pa.RecordBatch]]:
-    """Yield ``rows`` grouped by ``values``, in order of appearance; each group keeps its order. Null is a value."""
-    import pyarrow.compute as pc  # only tasks call this, and have it loaded
+    """Yield ``rows`` in groups of equal ``values``, in order of first appearance. Nulls form a group."""
+    import pyarrow.compute as pc  # Only tasks call this, and have it loaded.
 
     distinct = values.unique()
     if len(distinct) == 1:

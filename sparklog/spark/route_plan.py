@@ -1,9 +1,9 @@
-"""Division of a DataFrame's columns into data and destination, checked by name before any task starts.
+"""The planning of a write: which columns of a DataFrame are data, and which ones choose the topic and partition.
 
-A column that the topic has is data. Of the others, ``topic`` (``_topic``) and ``partition`` (``_partition``) choose the
-destination of a row. The remaining columns of a read (``offset``, ``timestampType``, ``_offset``, ``_timestamp``) are
-dropped, so that the rows of a read can be written back. Any other column is an error, because rows would silently lose
-it.
+Columns are checked by name before any task starts. A column that the topic has is data. Of the others, ``topic``
+(``_topic``) and ``partition`` (``_partition``) choose the destination of a row. The remaining columns of a read
+(``offset``, ``timestampType``, ``_offset``, ``_timestamp``) are dropped, so that the rows of a read can be written to
+another topic. Any other column is an error, because its values would silently be lost.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _LEFT_BEHIND = frozenset({"offset", "timestampType", "_offset", "_timestamp", *T
 
 
 def plan_route(topic: str, shape: TopicShape, columns: StructType) -> TopicRoute:
-    """Return the route of a DataFrame of ``columns`` into ``topic``.
+    """Return the route of a DataFrame with ``columns`` into ``topic``.
 
     Raises:
         BrokerError: SCHEMA_MISMATCH with every column that the topic does not have, that is required but missing, or
@@ -68,8 +68,11 @@ def plan_route(topic: str, shape: TopicShape, columns: StructType) -> TopicRoute
 
 
 def with_topic_names(own: Sequence[str], columns: StructType) -> StructType:
-    """Return ``columns`` with the topic's names ``own`` if only the case differs, as Spark resolves names unless
-    ``spark.sql.caseSensitive`` is set. Exact matches have precedence. A name that matches several columns stays."""
+    """Return ``columns`` renamed to the topic's names ``own`` where only the case differs.
+
+    Spark resolves names like this unless ``spark.sql.caseSensitive`` is set. Exact matches take precedence. A name that
+    matches several columns is not changed.
+    """
     exact = set(own) & set(columns.fieldNames())
     free = Counter(name.lower() for name in own if name not in exact)
     by_lower = {name.lower(): name for name in own if name not in exact}
@@ -85,14 +88,17 @@ def with_topic_names(own: Sequence[str], columns: StructType) -> StructType:
 
 
 def data_columns(shape: TopicShape, columns: StructType) -> StructType:
-    """Return the columns of a DataFrame that are data for a topic of this shape."""
+    """Return the columns of a DataFrame that are data for a topic with this shape."""
     own = set(shape.schema.names)
     return StructType([column for column in columns.fields if column.name in own or column.name not in _LEFT_BEHIND])
 
 
 def schema_diff(topic: pa.Schema, written: pa.Schema) -> str:
-    """Return the differences, one column per line: ``-`` for the topic's, ``+`` for the written one. A nullable column
-    that is not written, or a written column that is only narrower or not nullable, does not count as a difference."""
+    """Return the differences, one column per line: ``-`` for the topic's column, ``+`` for the written one.
+
+    A nullable column that is not written is no difference. Nor is a written column that is only narrower or not
+    nullable.
+    """
     lines = []
     for field in topic:
         index = written.get_field_index(field.name)
@@ -117,8 +123,10 @@ def _line(field: pa.Field) -> str:
 
 
 def _zone_complaints(shape: TopicShape, columns: StructType, payload: Sequence[str]) -> list[str]:
-    """Return complaints about timestamps with and without time zone. Spark converts one to the other by the session's
-    time zone, but the log would use UTC."""
+    """Return error messages for timestamps with a time zone in place of ones without, and the reverse.
+
+    Spark converts one to the other by the session's time zone, but the log would use UTC.
+    """
     complaints = []
     for name in payload:
         index = shape.schema.get_field_index(name)

@@ -1,9 +1,9 @@
-"""Conversion of schemas between a topic's Arrow types and Spark's types.
+"""The conversion of schemas between a topic's Arrow types and Spark's types.
 
 A topic without a schema has the columns of Spark's Kafka source. A typed topic has its own columns, then ``_topic,
-_partition, _offset, _timestamp``; a column of the topic with one of these names hides ours. Arrow types that Spark
-lacks become the smallest Spark type that holds all their values. Nanoseconds are truncated to microseconds, the only
-loss. Columns that cannot be converted are refused by name before a task starts.
+_partition, _offset, _timestamp``; if the topic has a column with one of these names, that column is read instead. An
+Arrow type that Spark lacks becomes the smallest Spark type that holds all its values. The only loss is that nanoseconds
+are truncated to microseconds. Columns that cannot be converted cause an error with their names before a task starts.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 
 HEADERS_TYPE = ArrayType(StructType([StructField("key", StringType()), StructField("value", BinaryType())]))
 
-#: Columns of Spark's Kafka source, with the same nullability. Source: KafkaRecordToRowConverter.
+#: The columns of Spark's Kafka source, with the same nullability. Source: KafkaRecordToRowConverter.
 DEFAULT_COLUMNS = StructType(
     [
         StructField("key", BinaryType()),
@@ -62,14 +62,14 @@ LOG_COLUMNS = StructType(
     ]
 )
 
-#: If this column is read, a value that Spark's type cannot hold becomes null and is described here; otherwise it fails
-#: the read.
+#: If this column is read, a value that Spark's type cannot hold becomes null, and this column describes the error.
+#: Otherwise such a value fails the read.
 CAST_ERROR_COLUMN = StructField("_cast_error", StringType())
 
-#: Maximum digits of Spark's decimals.
+#: The maximum number of digits of Spark's decimals.
 _MAX_PRECISION = 38
 
-#: Arrow types without a Spark type of their own -> the Arrow type they are cast to.
+#: The Arrow types without a Spark type of their own, with the Arrow type that they are cast to.
 _WIDER: dict[pa.DataType, pa.DataType] = {
     pa.uint8(): pa.int16(),
     pa.uint16(): pa.int32(),
@@ -84,10 +84,10 @@ _WIDER: dict[pa.DataType, pa.DataType] = {
 
 @dataclass(frozen=True, slots=True)
 class TopicShape:
-    """Properties of a topic that determine its columns. Pickled to tasks.
+    """The properties of a topic that determine its columns. It is pickled to tasks.
 
-    ``schema`` is the topic's newest one, ``schema_id`` its number, -1 if unknown; ``stamped_by_log``: the topic uses
-    the leader's append time.
+    ``schema`` is the topic's newest schema, and ``schema_id`` its number, or -1 if unknown. ``stamped_by_log`` means
+    that the topic uses the leader's append time.
     """
 
     schema: pa.Schema
@@ -108,11 +108,11 @@ def topic_shape(topic: TopicMetadata) -> TopicShape:
 
 
 def arrow_schema(columns: StructType) -> pa.Schema:
-    """Return the Arrow schema of a typed topic for these Spark columns; timestamps are in UTC.
+    """Return the Arrow schema of a typed topic for these Spark columns. Timestamps are in UTC.
 
     Raises:
-        BrokerError: SCHEMA_MISMATCH with the columns whose type a topic does not support: as ``arrow_columns``, and
-            columns of the null type.
+        BrokerError: SCHEMA_MISMATCH with the columns whose type a topic does not support: those of ``arrow_columns``,
+            and columns of the null type.
     """
     schema = arrow_columns(columns)
     check_schema(schema)
@@ -120,8 +120,9 @@ def arrow_schema(columns: StructType) -> pa.Schema:
 
 
 def arrow_columns(columns: StructType) -> pa.Schema:
-    """Return the Arrow schema in which these Spark columns reach a sink, except for the time zone of timestamps, which
-    is then the session's.
+    """Return the Arrow schema in which a sink receives these Spark columns.
+
+    Only the time zone of timestamps differs: a sink receives that of the session.
 
     Raises:
         BrokerError: SCHEMA_MISMATCH with the columns whose Arrow type cannot be stored: year-month and calendar
@@ -134,8 +135,11 @@ def arrow_columns(columns: StructType) -> pa.Schema:
 
 
 def _arrow_type(kind: DataType) -> pa.DataType | None:
-    """Return the Arrow type; None if topics do not support it. Only Arrow field metadata distinguishes variants and
-    geometries, and a topic's schema does not keep it: they would be read back as plain structs."""
+    """Return the Arrow type of a Spark type, or None if topics do not support it.
+
+    Variants and geometries are not supported: only metadata of an Arrow field identifies them, which a topic's schema
+    does not keep, so they would be read back as plain structs.
+    """
     if _holds_tagged_type(kind):
         return None
     try:
@@ -157,8 +161,10 @@ def _holds_tagged_type(kind: DataType) -> bool:
 
 
 def topic_columns(shape: TopicShape, *, include_headers: bool = False, include_cast_errors: bool = False) -> StructType:
-    """Return the columns that a topic has in Spark. With ``include_cast_errors`` all of the topic's columns are
-    nullable, because each may hold a value that cannot be converted.
+    """Return the columns that a topic has in Spark.
+
+    With ``include_cast_errors`` all columns of the topic are nullable, because each may have a value that cannot be
+    converted.
 
     Raises:
         BrokerError: SCHEMA_MISMATCH with the columns that have no Spark type.
@@ -180,7 +186,7 @@ def topic_columns(shape: TopicShape, *, include_headers: bool = False, include_c
 
 
 def spark_type(kind: pa.DataType) -> DataType | None:
-    """Return the Spark type that holds every value of an Arrow type, or None."""
+    """Return the Spark type that holds every value of an Arrow type, or None if there is none."""
     try:
         return from_arrow_type(_crossing(kind))
     except PySparkException:
@@ -188,7 +194,7 @@ def spark_type(kind: pa.DataType) -> DataType | None:
 
 
 def _crossing(kind: pa.DataType) -> pa.DataType:
-    """Return the Arrow type in which values of ``kind`` are passed to Spark, including child types."""
+    """Return the Arrow type in which values of ``kind`` are passed to Spark. Child types are converted as well."""
     if kind in _WIDER:
         return _WIDER[kind]
     if pat.is_decimal(kind) and kind.precision <= _MAX_PRECISION:
@@ -209,8 +215,9 @@ def _crossing_field(field: pa.Field) -> pa.Field:
 
 
 def check_projection(declared: StructType, offered: StructType, *, with_errors: bool = False) -> None:
-    """Check a schema given to ``.schema(...)``: a selection of the offered columns, in any order. ``with_errors``: the
-    selection includes cast errors, so values may become null.
+    """Check a schema given to ``.schema(...)``, which must select from the offered columns, in any order.
+
+    ``with_errors`` means that it includes cast errors, so that values may become null.
 
     Raises:
         BrokerError: SCHEMA_MISMATCH with the columns that the topic does not have or has with another type, or that
@@ -236,8 +243,10 @@ def check_projection(declared: StructType, offered: StructType, *, with_errors: 
 
 
 def _same_kind(left: DataType, right: DataType) -> bool:
-    """Return whether both types are equal except for nullability, string collation and the fields of a day-time
-    interval, which Arrow does not store."""
+    """Return whether both types are equal in all that Arrow stores.
+
+    Nullability, string collation and the fields of a day-time interval may differ.
+    """
     match left, right:
         case (ArrayType(), ArrayType()):
             return _same_kind(left.elementType, right.elementType)
@@ -276,7 +285,7 @@ def _children_promise_less(left: DataType, right: DataType) -> bool:
 
 
 def one_shape(shapes: Mapping[str, TopicShape]) -> TopicShape:
-    """Return the shape that all topics of a read share.
+    """Return the shape of the topics of a read, which must have the same columns.
 
     Raises:
         BrokerError: SCHEMA_MISMATCH with two topics whose columns differ.

@@ -1,18 +1,19 @@
-"""Exactly-once writes: the identity of a write (key, version, run), the messages of tasks, and the driver's decision.
+"""Exactly-once writes: the identity of a write (key, version, run), the messages of tasks, and the commit or abort.
 
 A run is one writer object that Spark created on the driver. All its task attempts take part in one transaction, each
-with its own producer id. The messages that Spark passes to ``commit`` name the successful attempts; the same decision
+with its own producer id. The messages that Spark passes to ``commit`` name the successful attempts. The commit also
 aborts the rows of all other attempts: failed, killed or late ones.
 
 A streaming batch is identified by the query's id and the batch's number. Only tasks know them, so the driver learns
-them from the tasks' messages. A batch write has a new key, or the one that its user gave it. Spark's own ids are not
-used, because all writes in one ``foreachBatch`` have the same.
+them from the tasks' messages. A batch write has a new key, or one from the name that its user gave it. Spark's own ids
+are not used for it, because all writes in one ``foreachBatch`` have the same ids.
 
-A name given by a user identifies one sequence of writes per topic. If the option ``topic`` names the topic, the
-sequence has its own key. If rows name the topics, the write is one transaction over all their topics, and it checks for
-each topic, when its first row appears, whether the topic already has the version. So a topic's versions are under two
-keys. Two runs with the same name, one of each kind, never both commit. Each begins under its own key first and then
-settles the other's. So the run that settles later finds that the other has begun, and fences it.
+A name that a user gives identifies one sequence of writes per topic. If the option ``topic`` names the topic, this
+topic's sequence has its own transactional key. If rows name the topics, the write is one transaction over all their
+topics under another key. When the first row for a topic appears, the write checks whether the topic already has the
+version. So a topic's versions may be under either key. Two runs with the same name, one of each kind, never both
+commit: each run first begins a transaction under its own key and then sends SettleVersion for the other key. The one
+that settles later finds that the other has begun, and fences it.
 """
 
 from __future__ import annotations
@@ -34,19 +35,22 @@ from sparklog.spark.write_options import NamedWrite
 
 _log = logging.getLogger(__name__)
 
-#: Properties that Spark sets for the tasks of a micro-batch. Source: MicroBatchExecution.
+#: The local properties that Spark sets for the tasks of a micro-batch. Source: MicroBatchExecution.
 _QUERY_ID = "sql.streaming.queryId"
 _BATCH_ID = "streaming.sql.batchId"
-#: How long a task waits for the coordinator, and the driver for the decision: long enough for several elections.
+#: The maximum wait of a task for the coordinator, and of the driver for the commit. It is long enough for several
+#: elections.
 _PATIENCE_S = 120.0
 _ABORT_PATIENCE_S = 10.0
 
 
 @dataclass(frozen=True, slots=True)
 class SinkRun:
-    """One run of one version of a write. ``key`` is the transactional key of the write. ``app_id`` is the name that the
-    user gave the write, or empty. ``topic_id`` is the id of the topic that the option names, empty if rows name their
-    topics."""
+    """One run of one version of a write.
+
+    ``key`` is the transactional key of the write. ``app_id`` is the name that the user gave the write, or empty.
+    ``topic_id`` is the id of the topic that the option names, or empty if rows name their topics.
+    """
 
     key: str
     version: int
@@ -56,7 +60,7 @@ class SinkRun:
 
     @property
     def is_by_topic(self) -> bool:
-        """Return whether rows name their topics; versions are then checked for each topic."""
+        """Return whether rows name their topics. Versions are then checked for each topic."""
         return bool(self.app_id) and not self.topic_id
 
     def __str__(self) -> str:
@@ -65,12 +69,13 @@ class SinkRun:
 
 @dataclass(frozen=True)
 class WrittenRows(WriterCommitMessage):
-    """Result of one task: the number of appended rows, and the offset ranges that contain them and possibly records of
-    other producers.
+    """The result of one task: the number of appended rows, and the offset ranges that contain them.
 
-    ``run`` None: not exactly once. ``producer_id`` None: the rows of this version were committed before; ``rows`` were
-    only counted. ``topic_ids``: of the written topics, by name. ``known_rows``: rows that were not written because
-    their topics already have this version.
+    The ranges may also contain records of other producers.
+
+    ``run`` is None if the write is not exactly once. ``producer_id`` is None if this version was committed before; the
+    rows were then only counted. ``topic_ids`` has the ids of the written topics, by name. ``known_rows`` is the number
+    of rows that were not written because their topics already have this version.
     """
 
     rows: int
@@ -90,12 +95,13 @@ def new_run_id() -> str:
 
 
 def batch_run(run_id: str, named: NamedWrite | None = None, *, topic_id: str = "") -> SinkRun:
-    """Return a run of a new write, or of the write that its user named, to the topic with this id, or to those in its
-    rows.
+    """Return a run of a new write, or of a write that its user named.
+
+    The write goes to the topic with this id, or to the topics that its rows name.
 
     The same name for two topics means two sequences of writes, and a recreated topic begins a new one. Otherwise a
-    write could be mistaken for one committed to another topic, and its rows would be skipped. Source: Delta Lake, which
-    does this per table.
+    write could be mistaken for one that was committed to another topic, and its rows would be skipped. Source: Delta
+    Lake, where names are per table.
     """
     if named is None:
         return SinkRun(f"write:{run_id}", 0, run_id)
@@ -107,7 +113,7 @@ def _named_key(app_id: str, topic_id: str = "") -> str:
 
 
 def stream_run(run_id: str) -> SinkRun:
-    """Return the run of this task's micro-batch. Raises ClusterError outside of a micro-batch."""
+    """Return the run of this task's micro-batch. Raises ClusterError outside a micro-batch."""
     context = TaskContext.get()
     query_id = context.getLocalProperty(_QUERY_ID) if context is not None else None
     batch_id = context.getLocalProperty(_BATCH_ID) if context is not None else None
@@ -117,8 +123,9 @@ def stream_run(run_id: str) -> SinkRun:
 
 
 def join_run(bootstrap: str, run: SinkRun, *, timeout_s: float) -> Joined | None:
-    """Join the run's transaction. Return None if its version is already committed, which for a write by topic is only
-    checked later.
+    """Join the run's transaction. Return None if its version is already committed.
+
+    If rows name their topics, this is checked later, for each topic.
 
     Raises:
         ProducerFenced: a later run has begun.
@@ -137,8 +144,9 @@ def join_run(bootstrap: str, run: SinkRun, *, timeout_s: float) -> Joined | None
 
 
 def is_known(bootstrap: str, run: SinkRun, topic_id: str) -> bool:
-    """Return whether this topic already has the version of a named write, written with rows that name the topic or with
-    the option. Call after joining ``run``; all its tasks get the same result.
+    """Return whether this topic already has the version of a named write, of either kind.
+
+    Call it after joining ``run``. All tasks of the run get the same result.
 
     Raises as ``join_run``.
     """
@@ -152,13 +160,13 @@ def is_known(bootstrap: str, run: SinkRun, topic_id: str) -> bool:
 
 
 def commit_run(bootstrap: str, messages: Sequence[WriterCommitMessage | None]) -> None:
-    """Commit the rows of the tasks of ``messages``, all or none.
+    """Commit the rows of the tasks that sent ``messages``, all or none.
 
     Raises:
-        ClusterError: a task sent no message, so its rows may be missing.
-        BrokerError: INCONSISTENT_TOPIC_ID, a topic was recreated between two tasks.
-        ProducerFenced, TransactionStateError: another run has taken over; no row of this run is committed.
-        CommitOutcomeUnknown: no coordinator responded; running the version again determines the outcome.
+        ClusterError: a task sent no message, so its rows may be missing. BrokerError: INCONSISTENT_TOPIC_ID if a topic
+        was recreated between two tasks. ProducerFenced, TransactionStateError: another run has taken over, and no row
+        of this run is committed. CommitOutcomeUnknown: no coordinator responded. Run the same version again to learn or
+        complete the outcome.
     """
     written = [message for message in messages if isinstance(message, WrittenRows)]
     if missing := len(messages) - len(written):
@@ -173,8 +181,11 @@ def commit_run(bootstrap: str, messages: Sequence[WriterCommitMessage | None]) -
 
 
 def _require_same_topics(run: SinkRun, written: Sequence[WrittenRows]) -> None:
-    """Raise if tasks wrote to two topics with the same name. If this were committed, the rows in the deleted topic
-    would be lost, and the next run would skip them because the version is known."""
+    """Raise BrokerError if tasks wrote to two topics with the same name.
+
+    If this were committed, the rows in the deleted topic would be lost, and the next run would skip them because the
+    version is committed.
+    """
     first: dict[str, str] = {}
     for topic, topic_id in (named for message in written for named in message.topic_ids):
         if first.setdefault(topic, topic_id) != topic_id:
@@ -188,11 +199,11 @@ def _commit(bootstrap: str, run: SinkRun, written: Sequence[WrittenRows]) -> Non
     known = sum(part.rows if part.is_replay else part.known_rows for part in written)
     if known or any(part.is_replay for part in written):
         _log.warning("%s was already committed: skipped %d rows", run, known)
-    # An attempt without rows has registered no partition to commit.
+    # Leave out attempts without rows, which have registered no partition.
     winners = [part.producer_id for part in written if part.producer_id is not None and part.rows]
     if not winners and (run.is_by_topic or all(part.is_replay for part in written)):
         if run.app_id:
-            abort_run(bootstrap, run)  # the transaction may be open: it begins before its rows are found to be known
+            abort_run(bootstrap, run)  # It may still be open without any rows.
         return
     decide(
         bootstrap,
@@ -205,8 +216,10 @@ def _commit(bootstrap: str, run: SinkRun, written: Sequence[WrittenRows]) -> Non
 
 
 def abort_run(bootstrap: str, run: SinkRun | None) -> None:
-    """Abort the run if possible now; otherwise the next run or the transaction's time-out aborts it. Committed rows
-    stay: Spark also calls abort if only the response to a commit was lost."""
+    """Abort the run now if possible. Otherwise the next run or the transaction's time-out aborts it.
+
+    Committed rows stay, because Spark also calls abort if only the response to a commit was lost.
+    """
     if run is None:
         return
     try:
@@ -225,5 +238,5 @@ def abort_run(bootstrap: str, run: SinkRun | None) -> None:
 
 
 def known_run(messages: Sequence[WriterCommitMessage | None]) -> SinkRun | None:
-    """Return the run of a batch from any message of its tasks; None if there is none."""
+    """Return the run of a batch, which is in every message of its tasks, or None if there is none."""
     return next((message.run for message in messages if isinstance(message, WrittenRows)), None)

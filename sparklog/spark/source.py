@@ -1,9 +1,9 @@
-"""``format("sparklog")``: the class that Spark instantiates in a new process for each planning step.
+"""The class of ``format("sparklog")``, which Spark instantiates in a new process for each planning step.
 
-It keeps only its options; every step queries the cluster again. Nothing here runs in a task. Each step imports only the
-modules that it needs, because importing the rest takes longer than querying the cluster.
-It deliberately has no ``pushFilters``: pyspark 4.2.0 shares one read function among all scans of a DataFrame, so rows
-that one scan filters out would be missing from every other scan.
+It keeps only its options, so every step queries the cluster again. No task runs this module. Each step imports only the
+modules that it needs, because importing the rest takes longer than querying the cluster. The reader deliberately has no
+``pushFilters``: pyspark 4.2.0 shares one read function among all scans of a DataFrame, so rows that one scan filters
+out would be missing from the other scans.
 """
 
 from __future__ import annotations
@@ -26,10 +26,12 @@ from sparklog.spark.gc_freeze import freeze_planner
 
 
 class SparklogSource(DataSource):
-    """Data source that reads and writes topics, as batches and streams. ``sparklog.configure`` creates subclasses with
-    other ``defaults``."""
+    """The data source that reads and writes topics, as batches and streams.
 
-    #: Options by canonical name that apply if a query does not set them.
+    ``sparklog.configure`` creates subclasses with other ``defaults``.
+    """
+
+    #: The options, by canonical name, that apply if a query does not set them.
     defaults: ClassVar[Mapping[str, str]] = {}
 
     def __init__(self, options: dict[str, str]) -> None:
@@ -41,7 +43,7 @@ class SparklogSource(DataSource):
         return "sparklog"
 
     def schema(self) -> StructType:
-        """Return the columns of the topics. Spark does not call this if the user gave a schema, or for a write."""
+        """Return the columns of the topics. Spark does not call it if the user gives a schema, or for a write."""
         from sparklog.spark.read_options import parse_schema_options
         from sparklog.spark.topics import SourceTopic
 
@@ -54,7 +56,7 @@ class SparklogSource(DataSource):
         return table_columns(columns, self.options) if is_creation(self.options) else columns
 
     def reader(self, schema: StructType) -> DataSourceReader:
-        """Return a reader of the columns in ``schema``: all columns, or the user's selection."""
+        """Return a batch reader of the columns in ``schema``: all columns, or those that the user selected."""
         from sparklog.spark.read_options import parse_read_options
         from sparklog.spark.reader import BatchReader, plan_read
         from sparklog.spark.topics import SourceTopic
@@ -64,8 +66,10 @@ class SparklogSource(DataSource):
             return BatchReader(plan_read(view, options, schema=schema))
 
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:  # noqa: N802 - pyspark's name
-        """Return a reader for a stream. Spark calls this for each planning run and again for tasks, so it does not
-        query the cluster."""
+        """Return a reader for a stream.
+
+        Spark calls it for each run of a query and again for its tasks, so it does not query the cluster.
+        """
         from sparklog.spark.read_options import parse_read_options
         from sparklog.spark.stream import StreamReader
 
@@ -73,7 +77,7 @@ class SparklogSource(DataSource):
         return StreamReader(options, schema)
 
     def writer(self, schema: StructType, overwrite: bool) -> DataSourceWriter:
-        """Return a writer that appends rows of ``schema``, after checking it against the topic, before any task."""
+        """Return a batch writer for rows of ``schema``, which is checked against the topic before any task starts."""
         from sparklog.spark.write_options import parse_write_options
         from sparklog.spark.write_plan import plan_write
         from sparklog.spark.writer import BatchWriter
@@ -86,8 +90,11 @@ class SparklogSource(DataSource):
         return BatchWriter(plan_write(options, schema=schema, now=True))
 
     def streamWriter(self, schema: StructType, overwrite: bool) -> DataSourceStreamWriter:  # noqa: N802
-        """Return a writer of one micro-batch. Spark calls this three times per batch, so it does not query the cluster.
-        ``overwrite`` is set for output mode complete: each batch appends the whole result, as in the Kafka sink."""
+        """Return a writer of one micro-batch.
+
+        Spark calls it three times per batch, so it does not query the cluster. ``overwrite`` is set in output mode
+        complete, in which each batch appends the whole result, as with the Kafka sink.
+        """
         from sparklog.spark.write_options import parse_write_options
         from sparklog.spark.write_plan import plan_write
         from sparklog.spark.writer import StreamWriter

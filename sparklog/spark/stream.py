@@ -1,7 +1,7 @@
-"""Streaming read: the calls that Spark makes for each micro-batch. ``micro_batch_plan`` has the decisions.
+"""The streaming read: the methods that Spark calls for each micro-batch. ``micro_batch_plan`` plans the batches.
 
-Spark keeps one reader for planning while a query runs, and creates another for ``read``. The reader does not query the
-cluster before Spark asks for the first offset.
+Spark keeps one reader for planning while a query runs, and creates another one for ``read``. The reader does not query
+the cluster before Spark requests the first offset.
 """
 
 from __future__ import annotations
@@ -47,12 +47,12 @@ if TYPE_CHECKING:
 
 _LOG = logging.getLogger(__name__)
 
-#: Maximum retries because a topic was deleted between listing it and querying its offsets.
+#: The maximum number of attempts if topics are deleted between the lookup of topics and the query of their offsets.
 _ATTEMPTS = 5
 
 
 class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
-    """Reader of one run of a query. Used by one thread of Spark's planning process; tasks only call ``read``."""
+    """The reader of one run of a query. One thread of Spark's planning process uses it; tasks only call ``read``."""
 
     def __init__(self, options: ReadOptions, schema: StructType) -> None:
         self._options = options
@@ -62,14 +62,14 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._clock = TriggerClock()
         self._progress = GroupProgress(options.group_id) if options.group_id else None
         self._selected = Selected({}, ())
-        #: For a query over history: the archive of its topic, and the ends of archive and log when they were last read.
+        #: For a query that reads the archive: the archive of its topic, and the last known ends of archive and log.
         self._history: History | None = None
         self._both: BothEnds | None = None
-        #: Column plans by topic and topic id.
+        #: The column plans by topic and topic id.
         self._columns: dict[tuple[str, str], ColumnPlan] = {}
-        #: Start of the first batch, once it is decided in this run.
+        #: The start of the first batch, after this run has determined it.
         self._first: StreamPosition | None = None
-        #: Under AvailableNow: the logs' content when the run began.
+        #: With the trigger AvailableNow: the ends of the logs when the run began.
         self._target: dict[TopicPartition, Withheld] | None = None
         self._available_now = False
         self._latest: dict[str, Any] | None = None
@@ -85,11 +85,12 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def prepareForTriggerAvailableNow(self) -> None:  # noqa: N802
         self._available_now = True
-        # latestOffset handles a deleted topic, because it knows whether the topic existed before.
+        # A missing topic is no error here. ``latestOffset`` handles it, because that knows whether the topic existed
+        # before.
         _, self._target = self._read_topics(known=(), positions={})
 
     def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:  # noqa: N802
-        """Return the end of the batch that begins at ``start``; ``start`` itself if there are no or too few records.
+        """Return the end of the batch that begins at ``start``, or ``start`` itself if there are no or too few records.
 
         Raises:
             DataLoss: records after ``start`` are lost or may be lost, and the options do not allow that.
@@ -104,7 +105,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         if not isinstance(limit, ReadAllAvailable) and not self._available_now:
             ready = sum(found.end - found.start for found in waiting(standing, held).values())
             if self._clock.is_too_early(self._options.limits, ready, time.monotonic() * 1000):
-                # The first batch never waits, because it records where the query began.
+                # The first batch never waits, because its end stores where the query began.
                 assert last is not None
                 return start
         end = end_of_batch(standing, held, limit=limit.max_rows if isinstance(limit, ReadMaxRows) else None)
@@ -113,7 +114,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return end.to_json()
 
     def reportLatestOffset(self) -> dict[str, Any] | None:  # noqa: N802
-        """Return the readable ends when the last batch was planned, from which Spark computes the query's lag."""
+        """Return the readable ends as of the planning of the last batch. Spark computes the query's lag from them."""
         return self._latest
 
     # --- batches ---
@@ -125,7 +126,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             DataLoss: a replayed batch needs a topic that no longer exists.
         """
         first = None if is_marker(start) else parse_stream_offset(start)
-        # Two markers are an empty batch.
+        # If both offsets are the marker, the batch is empty.
         last = first if is_marker(end) else parse_stream_offset(end)
         found = batch_ranges(first, last) if last is not None else []
         ranges = {part.partition: part for part in found if self._is_there(part)}
@@ -164,7 +165,8 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         if self._target is not None:
             held = held_back(held, self._target)
         if last is not None:
-            # Under AvailableNow, partitions created since the run began are neither held nor known to the query.
+            # With AvailableNow, partitions that were created after the run began are in neither ``held`` nor
+            # ``positions``.
             standing = stand(positions, held, unseen=self._unseen(positions, held))
             return self._with_losses_between(standing, held), held
         if self._first is None:
@@ -177,7 +179,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return self._first, held
 
     def _with_losses_between(self, standing: StreamPosition, held: Mapping[TopicPartition, Withheld]) -> StreamPosition:
-        """Return ``standing`` with the records that neither the archive nor the log has."""
+        """Return ``standing`` with messages about records that neither the archive nor the log has."""
         if self._both is None:
             return standing
         ahead = [
@@ -188,19 +190,20 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def _read_topics(
         self, *, known: set[str] | tuple[()] | None, positions: Mapping[TopicPartition, Position]
     ) -> tuple[Selected, dict[TopicPartition, Withheld]]:
-        """Return topics and the content of their logs. ``known`` None: all topics in the options must exist."""
+        """Return the topics and the ends of their logs. If ``known`` is None, all topics in the options must exist."""
         known_ends = {tp: found.offset for tp, found in positions.items()}
         known_ends = known_ends or asked_offsets(self._options.starting)
         for attempt in range(_ATTEMPTS):
             selected = self._view.select(self._options.selection, known=known)
             try:
                 ends = self._ends(selected, known_ends, positions=positions)
-                # A query that read uncommitted records before may be past the end that it can read now.
+                # A query that read uncommitted records before may be past the end that it can read now. So compare it
+                # with the end of all records.
                 beyond = [tp for tp in ends if tp in positions and positions[tp].offset > ends[tp].end]
                 all_ends = self._view.ends(beyond, 0, known=known_ends) if self._options.isolation and beyond else {}
                 break
             except BrokerError as error:
-                # The topic was deleted between the two calls: the next lookup will not list it.
+                # The topic was deleted between the two calls. The next lookup will not return it.
                 if error.code != ErrorCode.UNKNOWN_TOPIC_OR_PARTITION or attempt == _ATTEMPTS - 1:
                     raise
         held = {}
@@ -216,7 +219,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         *,
         positions: Mapping[TopicPartition, Position],
     ) -> Mapping[TopicPartition, TopicLogEnds]:
-        """Return the ends of the logs, or of history, which begins in the archive."""
+        """Return the ends of the logs, or of archive and log together."""
 
         def ask(believed: Mapping[TopicPartition, int]) -> dict[TopicPartition, TopicLogEnds]:
             reached = {tp: max(known.get(tp, 0), believed.get(tp, 0)) for tp in {*known, *believed}}
@@ -245,7 +248,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         ((name, topic),) = self._selected.topics.items()
         columns = self._plan_of(name, topic.topic_id)
         assert columns is not None, "of a topic that was found"
-        # Use the snapshot from planning the batch; a replay is not planned again, and uses the newest.
+        # Use the snapshot from the planning of the batch. A replay is not planned again, and uses the newest one.
         snapshot = self._opened(path, name).snapshot(topic)
         archived, logged = split_at_seam(wanted, snapshot.seam.ends)
         pieces = self._cut([*archived, *logged])
@@ -258,8 +261,10 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def _unseen(
         self, positions: Mapping[TopicPartition, Position], held: Mapping[TopicPartition, Withheld]
     ) -> set[TopicPartition]:
-        """Return partitions that the broker does not know yet. A topic never loses partitions, so a missing one is
-        new."""
+        """Return the partitions of the query that the queried broker does not know yet.
+
+        A topic never loses partitions, so if one is missing, the broker's metadata is outdated.
+        """
         if isinstance(self._options.selection, Assign):
             return set()
         topics = self._selected.topics
@@ -274,7 +279,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             self._plan_of(name, self._selected.topics[name].topic_id)
 
     def _plan_of(self, name: str, topic_id: str) -> ColumnPlan | None:
-        """Return the plan of a topic; None if no topic with this id exists."""
+        """Return the column plan of a topic, or None if no topic with this id exists."""
         plan = self._columns.get((name, topic_id))
         if plan is None:
             topic = self._selected.topics.get(name)
@@ -285,7 +290,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def _is_there(self, part: BatchRange) -> bool:
         tp, topic_id = part.partition, part.begin.topic_id
         if self._plan_of(tp.topic, topic_id) is None:
-            # A replay, before the first lookup.
+            # This is a replay before the first lookup, or the topic no longer exists.
             self._selected = self._view.select(self._options.selection, known={tp.topic})
         if self._plan_of(tp.topic, topic_id) is not None:
             return True
@@ -310,7 +315,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         )
 
     def _report_losses(self, losses: tuple[str, ...]) -> None:
-        """Raises DataLoss for the first, or warns of each once."""
+        """Raise DataLoss for the first loss, or log a warning for each loss once."""
         if losses and self._options.fail_on_data_loss:
             more = f" (and {len(losses) - 1} more)" if len(losses) > 1 else ""
             raise DataLoss(losses[0] + more)

@@ -1,15 +1,15 @@
-"""Position of a streaming query, as the JSON that Spark stores in the checkpoint. Pure.
+"""The position of a streaming query, as the JSON that Spark stores in the checkpoint.
 
     {"from": {...}, "topics": {"flights": {"epochs": {"0": 3}, "id": "...", "offsets": {"0": 23}}}, "version": 1}
 
 ``offsets`` are the next offsets to read. ``epochs`` are the leader epochs in which the partition was known to reach
-that offset; they reveal a log that was truncated since. ``from`` has the same form as ``topics``. It records where a
-batch began in partitions that the previous batch did not know, or after lost records. So a replay of the batch begins
-at the same offsets.
+that offset; by them a log that was truncated later is detected. ``from`` has the same form as ``topics``. It stores
+where the batch began in partitions that the previous batch did not have, or after lost records, so that a replay of the
+batch begins at the same offsets.
 
-Spark compares offsets as text, so each position has exactly one text: keys sorted, partitions by number. The first
-batch begins at a marker instead of an offset. Spark asks for the initial offset again when it replays that batch, and
-"latest" has then advanced. The end of the batch has ``from``.
+Spark compares offsets as text, so each position has exactly one text: keys are sorted, partitions by number. The first
+batch begins at a marker instead of an offset, because Spark requests the initial offset again when it replays that
+batch, and "latest" may then be another offset. The end of the batch has the start in ``from``.
 """
 
 from __future__ import annotations
@@ -25,12 +25,15 @@ from sparklog.model import NO_EPOCH, TopicPartition
 
 VERSION = 1
 
-#: The initial offset of every query.
+#: The marker: the initial offset of every query.
 MARKER: dict[str, Any] = {"start": "as the options say", "version": VERSION}
 
 
 class Position(NamedTuple):
-    """Next offset to read in a partition of the topic with this id; NO_EPOCH: the log's history is not compared."""
+    """The next offset to read in a partition of the topic with this id.
+
+    If ``epoch`` is NO_EPOCH, a truncation of the log is not detected.
+    """
 
     topic_id: str
     offset: int
@@ -39,13 +42,13 @@ class Position(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class StreamOffset:
-    """End of a batch. ``begun``: start positions of the batch that differ from the end of the previous batch."""
+    """The end of a batch. ``begun`` has the starts of the batch that differ from the end of the previous batch."""
 
     positions: Mapping[TopicPartition, Position]
     begun: Mapping[TopicPartition, Position] = field(default_factory=dict)
 
     def to_json(self) -> dict[str, Any]:
-        """Return the value for Spark; ``json.dumps`` keeps the order of these dictionaries."""
+        """Return the value for Spark. ``json.dumps`` keeps the order of these dictionaries."""
         begun = {"from": _grouped(self.begun)} if self.begun else {}
         return {**begun, "topics": _grouped(self.positions), "version": VERSION}
 

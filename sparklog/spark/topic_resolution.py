@@ -1,7 +1,7 @@
-"""Lookup of the topics of a write; depending on the options, it creates topics or adds missing columns.
+"""The lookup of the topics of a write. Depending on the options, it creates topics or adds missing columns.
 
-Tasks of one write, and other writers, may do this at the same time: a topic or column that another one has created
-meanwhile is used. The code that creates topics is loaded only on demand, because planning a write does little else.
+Tasks of one write, and other writers, may do this at the same time. If another one has created the topic or column
+first, it is used. The code that creates topics is loaded only on demand, to keep the planning of writes fast.
 """
 
 from __future__ import annotations
@@ -28,13 +28,13 @@ _DEFAULT_SHAPE = TopicShape(DEFAULT_SCHEMA, "timestamp")
 
 
 def look_up_route(topic: str, columns: StructType, options: WriteOptions) -> TopicRoute:
-    """Return the route as ``settle_route`` does, from the cluster in the options."""
+    """Connect to the cluster of the options and return the route, as ``settle_route`` does."""
     with BlockingCluster(options.bootstrap, client_id=CLIENT_ID) as link:
         return settle_route(link, topic, columns, options)
 
 
 def settle_route(link: BlockingCluster, topic: str, columns: StructType, options: WriteOptions) -> TopicRoute:
-    """Return the route of a DataFrame of ``columns`` into ``topic``, which then exists with matching columns.
+    """Return the route of a DataFrame with ``columns`` into ``topic``. The topic then exists and has matching columns.
 
     Raises:
         BrokerError: UNKNOWN_TOPIC_OR_PARTITION without ``createTopic``; SCHEMA_MISMATCH with what differs.
@@ -54,24 +54,25 @@ def settle_route(link: BlockingCluster, topic: str, columns: StructType, options
         if lacking:
             from sparklog.client.admin import topics
 
-            # New columns must be nullable, whatever the DataFrame declares: existing rows have no values in them.
+            # New columns must be nullable, even if those of the DataFrame are not, because existing rows have no values
+            # in them.
             added = [field.with_nullable(True) for field in arrow_schema(StructType(lacking))]
             extended = replace(shape, schema=pa.schema([*shape.schema, *added]))
-            route = plan_route(topic, extended, columns)  # raises before the topic is changed
+            route = plan_route(topic, extended, columns)  # It raises an error before the topic is changed.
             topics.add_columns(link, topic, pa.schema(added), timeout_s=link.timeout_s)
             return _under_own_names(replace(route, topic_id=found.topic_id), given, columns)
     return _under_own_names(replace(plan_route(topic, shape, columns), topic_id=found.topic_id), given, columns)
 
 
 def _under_own_names(route: TopicRoute, given: StructType, columns: StructType) -> TopicRoute:
-    """Return ``route``, planned for ``columns``, for rows with the names ``given`` at the same positions."""
+    """Return ``route``, which was planned for ``columns``, for rows whose columns have the names ``given``."""
     own_of = dict(zip(columns.fieldNames(), given.fieldNames(), strict=True))
     payload = tuple(own_of[name] for name in route.payload)
     return route if payload == route.payload else replace(route, payload=payload, stored_as=route.payload)
 
 
 def _found(link: BlockingCluster, topic: str, columns: StructType, options: WriteOptions) -> TopicMetadata:
-    # Do not look up the topic itself: the client waits for a topic that may just have been created.
+    # Use the client's lookup, which waits for a topic that may just have been created.
     if options.new_topic is not None and not _is_there(link, topic):
         with _somebody_was_faster():
             return _made(link, topic, columns, options.new_topic, keys=options.key_columns or ())
@@ -100,8 +101,11 @@ def _somebody_was_faster() -> Iterator[None]:
 def _made(
     link: BlockingCluster, topic: str, columns: StructType, new: NewTopic, *, keys: tuple[str, ...]
 ) -> TopicMetadata:
-    """Create the topic: with Kafka's columns for a DataFrame of those, otherwise with the DataFrame's own columns,
-    nullable as in Spark's tables, because later rows may have nulls."""
+    """Create the topic.
+
+    For a DataFrame with the columns of Spark's Kafka source the topic has no schema. Otherwise it has the DataFrame's
+    own columns, nullable as in Spark's tables, because later rows may have nulls.
+    """
     from sparklog.client.admin import topics
 
     kafka_like = _is_kafka_like(topic, columns) and keys in {(), ("key",)}

@@ -1,7 +1,7 @@
-"""Lookup of a read's topics in the cluster: ids, columns, partitions, and the ends of logs.
+"""The lookup of a read's topics in the cluster: ids, columns, partitions, and the ends of logs.
 
-Every planning step repeats the lookup, because Spark runs each step in a new process. Only a stream keeps its view, and
-thereby its connections, from one micro-batch to the next.
+Every planning step repeats the lookup, because Spark runs each step in a new process. Only a stream keeps its
+``SourceTopic``, and so its connections, from one micro-batch to the next.
 """
 
 from __future__ import annotations
@@ -27,16 +27,19 @@ from sparklog.spark.options import CLIENT_ID
 from sparklog.spark.read_options import Assign, Subscribe, SubscribePattern, TopicSelection
 from sparklog.spark.schema import TopicShape, one_shape, topic_columns, topic_shape
 
-#: Prefix of internal topics, which no pattern matches.
+#: The prefix of internal topics, which no pattern matches.
 _INTERNAL = "__"
-#: Maximum wait of a planning step for an election.
+#: The maximum wait of a planning step for an election.
 _TIMEOUT_S = 60.0
 
 
 @dataclass(frozen=True, slots=True)
 class SelectedTopic:
-    """One topic of a read. ``topic_id`` distinguishes it from a later topic of the same name; ``restored_from`` is the
-    value of its setting."""
+    """One topic of a read.
+
+    ``topic_id`` distinguishes it from a later topic with the same name. ``restored_from`` is the value of the topic's
+    setting.
+    """
 
     topic_id: str
     shape: TopicShape
@@ -49,7 +52,7 @@ class SelectedTopic:
 
 @dataclass(frozen=True, slots=True)
 class Selected:
-    """Topics of a read by name, and its partitions in order."""
+    """The topics of a read by name, and its partitions in order."""
 
     topics: Mapping[str, SelectedTopic]
     partitions: tuple[TopicPartition, ...]
@@ -61,7 +64,7 @@ class Selected:
 
 
 class TopicLogEnds(NamedTuple):
-    """Earliest offset and readable end of a log, and the epoch of the leader that reported them."""
+    """The earliest offset and readable end of a log, and the epoch of the leader that returned them."""
 
     start: int
     end: int
@@ -73,10 +76,10 @@ class TopicLogEnds(NamedTuple):
 
 
 class SourceTopic:
-    """Connections to a cluster for planning. Use from one thread; close it, or use it in a ``with`` block."""
+    """The connections to a cluster for planning. Use it from one thread, in a ``with`` block, or call ``close``."""
 
     def __init__(self, bootstrap: str) -> None:
-        """Create the view without connecting."""
+        """Create the object without connecting."""
         self.link = BlockingCluster(bootstrap, client_id=CLIENT_ID, timeout_s=_TIMEOUT_S)
 
     def close(self) -> None:
@@ -93,11 +96,12 @@ class SourceTopic:
     def select(self, selection: TopicSelection, *, known: Collection[str] | None = None) -> Selected:
         """Look up the topics of ``selection``.
 
-        ``known``: topics that existed before; deleted ones are then omitted. None: a missing topic is an error.
+        ``known`` are topics that existed before. If it is given, deleted topics are omitted; if it is None, a missing
+        topic is an error.
 
         Raises:
-            BrokerError: UNKNOWN_TOPIC_OR_PARTITION with the missing topics or partitions.
-            ConfigError: a pattern matches no topic, so there are no columns.
+            BrokerError: UNKNOWN_TOPIC_OR_PARTITION with the missing topics or partitions. ConfigError: the pattern
+            matches no topic, so the columns are unknown.
         """
         match selection:
             case Subscribe(topics):
@@ -125,8 +129,9 @@ class SourceTopic:
     def ends(
         self, partitions: Iterable[TopicPartition], isolation: int, *, known: Mapping[TopicPartition, int]
     ) -> dict[TopicPartition, TopicLogEnds]:
-        """Return the ends of logs. ``known``: offsets that the logs should reach; a leader that reports less may have
-        been replaced.
+        """Return the ends of logs.
+
+        ``known`` has offsets that the logs should reach. If a leader returns less, another broker may have replaced it.
 
         Raises:
             BrokerError: UNKNOWN_TOPIC_OR_PARTITION.
@@ -135,20 +140,22 @@ class SourceTopic:
         wanted = list(partitions)
         latest = listed_offsets(self.link, dict.fromkeys(wanted, "latest"), isolation=isolation, known=known)
         earliest = listed_offsets(self.link, dict.fromkeys(wanted, "earliest"))
-        # In this order, retention between the two queries could make the end lower than the start.
+        # If retention deletes records between the two queries, the end could be lower than the start.
         return {
             tp: TopicLogEnds(earliest[tp].offset, max(earliest[tp].offset, latest[tp].offset), latest[tp].leader_epoch)
             for tp in wanted
         }
 
     def starts(self, partitions: Iterable[TopicPartition]) -> dict[TopicPartition, int]:
-        """Return the current earliest offsets. Raises as ``ends``."""
+        """Return the earliest offsets of logs. Raises as ``ends``."""
         found = listed_offsets(self.link, dict.fromkeys(partitions, "earliest"))
         return {tp: answer.offset for tp, answer in found.items()}
 
     def batches_at(self, times: Mapping[TopicPartition, int], isolation: int) -> dict[TopicPartition, int | None]:
-        """Return an offset at or shortly before the first record at or after each time (us); None if there is no such
-        record."""
+        """Return an offset at or shortly before the first record at or after each time (us).
+
+        It is None if there is no such record.
+        """
         found = listed_offsets(self.link, dict(times), isolation=isolation)
         return {tp: None if answer.offset < 0 else answer.offset for tp, answer in found.items()}
 
@@ -160,8 +167,10 @@ class SourceTopic:
         ends: Mapping[TopicPartition, TopicLogEnds],
         isolation: int,
     ) -> dict[TopicPartition, int | None]:
-        """Return the offset of the first record at or after each time (us). Brokers only resolve batches, so this reads
-        one batch per partition."""
+        """Return the offset of the first record at or after each time (us).
+
+        Brokers find only the batch, so this reads one batch per partition.
+        """
         found = self.batches_at(times, isolation)
         return {
             tp: None
@@ -177,7 +186,7 @@ class SourceTopic:
 
         plan = plan_timestamps(topic.shape)
         if not plan.stored_columns:
-            return offset  # all records of the batch have the same time
+            return offset  # All records of the batch have the same time.
         with PartitionReader(
             self.link,
             tp,
@@ -186,7 +195,7 @@ class SourceTopic:
             columns=plan.stored_columns,
             keep=lambda header: header.max_timestamp >= time_us,
             topic_id=topic.topic_id,
-            isolation=0,  # only times matter: the broker's lookup ignores transactions too
+            isolation=0,  # Only times matter here. The broker's lookup ignores transactions as well.
             max_bytes=1,
         ) as reader:
             for found in reader.fetched():
@@ -199,8 +208,10 @@ class SourceTopic:
         return None
 
     def _describe(self, names: Iterable[str], *, lenient: bool) -> list[TopicMetadata]:
-        """Look up all topics in one request, then one by one those that the queried broker does not know, because its
-        metadata may be stale."""
+        """Look up all topics in one request; look up those that the broker does not know again, one by one.
+
+        The metadata of the broker may be outdated.
+        """
         wanted = list(names)
         reply = self.link.retrying("metadata", lambda: self.link.refresh(wanted))
         listed = {topic.name: topic for topic in reply.topics if not topic.code}
@@ -208,7 +219,7 @@ class SourceTopic:
         for name in wanted:
             try:
                 found.append(listed.get(name) or self.link.topic(name, refresh=True))
-            except BrokerError as error:  # noqa: PERF203 - each topic has its own
+            except BrokerError as error:  # noqa: PERF203 - each topic has its own error
                 if not lenient or error.code != ErrorCode.UNKNOWN_TOPIC_OR_PARTITION:
                     raise
         return found
@@ -223,7 +234,7 @@ class SourceTopic:
         ]
         if not found and known is None:
             raise ConfigError(f"option subscribePattern={pattern!r} matches no topic")
-        # A topic missing from a list is not necessarily deleted.
+        # A topic that is missing from the list is not necessarily deleted.
         missing = set(known or ()) - {topic.name for topic in found}
         return found + self._describe(sorted(name for name in missing if matches(name)), lenient=True)
 

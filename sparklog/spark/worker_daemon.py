@@ -1,28 +1,30 @@
-"""``python -m sparklog.spark.worker_daemon``: pyspark's daemon, loading the modules of tasks before it forks workers.
+"""``python -m sparklog.spark.worker_daemon``: pyspark's daemon, which loads modules before it forks workers.
 
-Workers that are idle for a minute end, and each new worker would load all modules again. This would cost half a second
+Workers that are idle for a minute end, and each new worker would load all modules again. This would take half a second
 of CPU time before the first row of every query after a pause. The loaded objects are frozen (``gc_freeze``), so that
 workers share their memory and their garbage collections skip them.
 
-Workers also do not read directories of archives again that have not changed. A worker invalidates Python's import
-caches, because its job may bring new files. Before Python 3.13 every importer of an archive then reads its directory
-again, once for each package of pyspark and once for the jar of ``spark-core``: 0.05 to 0.1 s. The daemon drops these
-importers before the fork; needed ones are created again from the directory already read.
+Workers also do not read the directories of unchanged archives again. A worker invalidates Python's import caches,
+because its job may have brought new files. Before Python 3.13 every importer of an archive then reads the archive's
+directory again, once for each package of pyspark and once for the jar of ``spark-core``, which takes 0.05 to 0.1 s. The
+daemon drops these importers before the fork. Those that a worker needs are created again from the directory that was
+already read.
 
 Workers keep freed memory (docs/adr/0014). pyspark reads each of Spark's batches into newly allocated memory. glibc
 returns freed memory to the kernel every few batches, and gets cleared pages for the next ones, with one page fault
-each. In a task that writes rows of 100 B, this is half of the kernel's time. Settings that the user gave to glibc stay.
+each. In a task that writes rows of 100 B, this is half of the kernel's time. Settings of glibc that the user has made
+are kept.
 
 A worker whose socket the JVM closes ends without a traceback. Spark closes the socket of a worker that was idle for a
-minute, and of a worker whose rows are no longer needed, as after a LIMIT. The worker then ends as it should, but its
-final message cannot be sent, and pyspark 4.2 shows that like a failure.
+minute, and of a worker whose rows are no longer needed, as after a LIMIT. The worker then ends as intended, but its
+final message cannot be sent, and pyspark 4.2 prints a traceback as for a failure.
 
-A fork has its parent's memory but only one of its threads. So no module may have a thread before the fork that it needs
-afterwards. For this reason pyspark's daemon loads almost nothing. Arrow's jemalloc, which is not the allocator in use,
-would start a thread, and is configured not to. numpy's OpenBLAS starts OMP_NUM_THREADS threads, which Spark sets to
-``spark.task.cpus``: with 1 it starts none, and it stops additional threads before a fork and starts them again on
-demand. numpy's random generator would continue from the same state in each worker, so workers seed it again; Python's
-own generator does that itself. ``conf/spark-defaults.conf`` names this module.
+A fork has its parent's memory but only one of its threads. So no module may start a thread before the fork that it
+needs afterwards. For this reason pyspark's own daemon loads almost no modules. Arrow's jemalloc, which is not the
+allocator in use, would start a thread, and is configured not to. numpy's OpenBLAS starts OMP_NUM_THREADS threads, which
+Spark sets to ``spark.task.cpus``: with 1 it starts none, and it stops additional threads before a fork and starts them
+again on demand. numpy's random generator would continue from the same state in each worker, so workers seed it again;
+Python's own generator does that itself. ``conf/spark-defaults.conf`` names this module.
 """
 
 from __future__ import annotations
@@ -41,11 +43,11 @@ from pathlib import Path
 from pyspark import daemon
 
 _LOADED = (
-    "encodings.idna",  # loaded by looking up a broker's address
+    "encodings.idna",  # The lookup of a broker's address loads it.
     "pyspark.worker",
     "pyspark.sql.worker.write_into_data_source",
     "pyspark.sql.worker.plan_data_source_read",
-    "pandas",  # loaded by pyspark at the end of a write, through the next two
+    "pandas",  # pyspark loads it at the end of a write, through the next two.
     "pyarrow.pandas_compat",
     "pyarrow.vendored.version",
     "pyarrow.compute",
@@ -62,35 +64,38 @@ _LOADED = (
     "uvloop",
 )
 _ARROWS_JEMALLOC = "JE_ARROW_MALLOC_CONF"
-#: Variable with the bound of a worker's address space (``spark.executor.pyspark.memory``), of which the loaded modules
-#: take 250 MB. Source: pyspark/worker_util.py.
+#: The environment variable with the limit of a worker's address space (``spark.executor.pyspark.memory``). The loaded
+#: modules would take 250 MB of it. Source: pyspark/worker_util.py.
 _BOUNDED = "PYSPARK_EXECUTOR_MEMORY_MB"
-#: Parameters of glibc's mallopt(3) and their values, in bytes. Blocks smaller than the first value come from heaps, as
-#: glibc itself does once a larger block was freed. The second value may stay free at the end of each heap.
+#: Parameters of glibc's mallopt(3) with their values in bytes. Blocks smaller than the first value are allocated from
+#: heaps. (glibc itself raises this limit when a larger block is freed.) At the end of each heap, free memory up to the
+#: second value is kept.
 _MMAP_THRESHOLD = (-3, 32 << 20)
 _TRIM_THRESHOLD = (-1, 64 << 20)
-#: Settings that disable glibc's own adaptation: the user has chosen values.
+#: Environment variables with which the user sets such values. They disable glibc's own adaptation.
 _MALLOC_IS_TOLD = ("MALLOC_TRIM_THRESHOLD_", "MALLOC_MMAP_THRESHOLD_", "MALLOC_TOP_PAD_", "MALLOC_MMAP_MAX_")
 _GLIBC_IS_TOLD = "GLIBC_TUNABLES"
 
 _worker = daemon.worker
-#: Archives and their state before the first import.
+#: The archives, each with its state before the first import.
 _archives: dict[str, tuple[int, ...] | None] = {}
 
 
 def load() -> None:
-    """Load the modules of tasks. If a module cannot be loaded, the task that needs it raises the error; other tasks
-    work without it."""
+    """Load the modules of tasks.
+
+    If a module cannot be loaded, the task that needs it raises the error. Other tasks work without the module.
+    """
     if _BOUNDED in os.environ:
         return
     _archives.update((path, _identity(path)) for path in sys.path if Path(path).is_file())
     given = os.environ.get(_ARROWS_JEMALLOC)
     os.environ[_ARROWS_JEMALLOC] = ",".join(filter(None, [given, "background_thread:false"]))
-    with contextlib.redirect_stdout(sys.stderr):  # the JVM reads the daemon's port from stdout
+    with contextlib.redirect_stdout(sys.stderr):  # The JVM reads the daemon's port from stdout.
         for name in _LOADED:
             with contextlib.suppress(Exception):
                 importlib.import_module(name)
-    if given is None:  # do not pass the setting on to processes that workers start
+    if given is None:  # Do not pass the setting on to processes that workers start.
         del os.environ[_ARROWS_JEMALLOC]
     else:
         os.environ[_ARROWS_JEMALLOC] = given
@@ -100,13 +105,14 @@ def load() -> None:
 
 
 def keep_memory() -> None:
-    """Keep freed memory, in this process and in those that it forks. Does nothing without glibc."""
+    """Make this process, and those that it forks, keep freed memory. Without glibc it does nothing."""
     told = any(name in os.environ for name in _MALLOC_IS_TOLD) or "glibc.malloc." in os.environ.get(_GLIBC_IS_TOLD, "")
     if told or _BOUNDED in os.environ:
         return
-    with contextlib.suppress(OSError, MemoryError):  # a Python that cannot call C functions: tasks work without it
+    with contextlib.suppress(OSError, MemoryError):  # Some Pythons cannot call C functions.
         mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
-        # If glibc refuses the first value, as on 32 bits, the second alone would only disable glibc's own adaptation.
+        # If glibc refuses the first value, as on 32-bit systems, the second alone would only disable glibc's own
+        # adaptation.
         if mallopt is not None and mallopt(*_MMAP_THRESHOLD) == 1:
             mallopt(*_TRIM_THRESHOLD)
 
@@ -118,13 +124,15 @@ def _forget_archives() -> None:
             del sys.path_importer_cache[path]
 
 
-@functools.cache  # once per worker, when it invalidates import caches for its job's files
+@functools.cache  # Once per worker, when it invalidates import caches for its job's files.
 def _read_changed_archives() -> None:
-    """Read directories of changed archives again: otherwise modules would be read from the new file at old
-    positions."""
+    """Read the directories of changed archives again.
+
+    Otherwise modules would be read from the new file at the old positions.
+    """
     for archive, seen in _archives.items():
         if _identity(archive) != seen:
-            with contextlib.suppress(zipimport.ZipImportError):  # the archive was deleted
+            with contextlib.suppress(zipimport.ZipImportError):  # The archive was deleted.
                 zipimport.zipimporter(archive).invalidate_caches()
 
 
@@ -137,8 +145,11 @@ def _identity(path: str) -> tuple[int, ...] | None:
 
 
 def worker(sock: socket.socket, authenticated: bool) -> int:
-    """Run pyspark's worker, which reports exceptions of tasks to the JVM and returns. An exception that reaches this
-    function means that the JVM no longer listens."""
+    """Run pyspark's worker.
+
+    The worker sends exceptions of tasks to the JVM and then returns. A ConnectionError that reaches this function means
+    that the JVM has closed the socket.
+    """
     _draw_other_numbers()
     _read_changed_archives()
     try:
@@ -147,7 +158,7 @@ def worker(sock: socket.socket, authenticated: bool) -> int:
         return 1
 
 
-@functools.cache  # once per worker: a seed that a task sets must stay
+@functools.cache  # Once per worker, because a seed that a task sets must stay.
 def _draw_other_numbers() -> None:
     if "numpy.random" in sys.modules:
         sys.modules["numpy.random"].seed()

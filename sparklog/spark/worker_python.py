@@ -1,4 +1,4 @@
-"""Choice of the Python for Spark's workers: one that has sparklog, otherwise a warning that says how to set one."""
+"""The choice of the Python for Spark's workers, which must have sparklog."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ _SETTING = "spark.pyspark.python"
 def choose_worker_python(context: SparkContext) -> None:
     """Make workers on this machine use the program's own Python, unless the user sets one.
 
-    By default they run the ``python3`` of the search path, which often differs from the program's, for example if the
-    program was started by the path of its virtual environment. Other hosts may not have the program's Python: a warning
-    says what to set.
+    By default workers run the ``python3`` of the search path. This often differs from the program's Python, for example
+    if the program was started by the path of its virtual environment. Other hosts may not have the program's Python, so
+    a warning then says what to set.
     """
     if os.environ.get(_VARIABLE):
         return

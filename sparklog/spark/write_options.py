@@ -1,6 +1,6 @@
-"""Options of a write: topic, durability, and creation or extension of topics.
+"""The options of a write: topic, durability, and the creation of topics and columns.
 
-Batches and streams have the same options, except for the pair that names a batch write.
+Batches and streams have the same options, except that only a batch write can be named (txnAppId, txnVersion).
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ from sparklog.spark.options import (
 _COMPRESSIONS: dict[str, str | None] = {"none": None, "lz4": "lz4", "zstd": "zstd"}
 _ACKS = {"all": "all", "-1": "all", "1": "1", "0": "0"}
 _MAX_VERSION = 2**62
-#: As ``transaction.max.timeout.ms`` of brokers, by default.
+#: The default of the brokers' ``transaction.max.timeout.ms``.
 _MAX_TIMEOUT_S = 86_400.0
 
 
 @dataclass(frozen=True, slots=True)
 class NewTopic:
-    """Properties of a topic to create; None: the brokers' default."""
+    """The properties of a topic to create. None means the brokers' default."""
 
     partitions: int | None
     replication_factor: int | None
@@ -37,8 +37,10 @@ class NewTopic:
 
 @dataclass(frozen=True, slots=True)
 class NamedWrite:
-    """Name of a batch write that is recognised when it runs again: ``txnAppId`` and ``txnVersion``. Source: Delta
-    Lake."""
+    """The name of a batch write, by which it is recognised when it runs again: ``txnAppId`` and ``txnVersion``.
+
+    Source: Delta Lake.
+    """
 
     app_id: str
     version: int
@@ -46,18 +48,18 @@ class NamedWrite:
 
 @dataclass(frozen=True, slots=True)
 class WriteOptions:
-    """Parsed options of a write. ``topic`` None: a column of the DataFrame names the topic."""
+    """The parsed options of a write. If ``topic`` is None, a column of the DataFrame names the topic."""
 
     bootstrap: str
     topic: str | None
     compression: str | None
-    #: False: at least once, by a plain producer with ``acks``.
+    #: If False, rows are written at least once, by a producer without transactions, with ``acks``.
     exactly_once: bool = True
     acks: str = "all"
     timeout_s: float = 900.0
     named: NamedWrite | None = None
     new_topic: NewTopic | None = None
-    #: None: not set, the topic's key columns are not checked.
+    #: The requested key columns. If None, those of the topic are not checked.
     key_columns: tuple[str, ...] | None = None
     merge_schema: bool = False
 
@@ -65,7 +67,7 @@ class WriteOptions:
 def parse_write_options(
     options: Mapping[str, str], defaults: Mapping[str, str], *, streaming: bool = False
 ) -> WriteOptions:
-    """Parse options as Spark passes them; they override ``defaults`` (canonical names) of a configured source.
+    """Parse options as Spark passes them. They override ``defaults`` (by canonical name) of a configured source.
 
     Raises:
         ConfigError: an option is unknown, a value is not valid, or two options contradict each other.
@@ -77,7 +79,7 @@ def parse_write_options(
     compression = given.get("compression", "none").strip().lower()
     if compression not in _COMPRESSIONS:
         raise ConfigError(f"option compression={compression!r}: expected {', '.join(_COMPRESSIONS)}")
-    parse_boolean(given, "failOnDataLoss", default=True)  # may be set on a view that both reads and inserts
+    parse_boolean(given, "failOnDataLoss", default=True)  # It may be set on a view that both reads and inserts.
     exactly_once = parse_boolean(given, "exactlyOnce", default=True)
     return WriteOptions(
         bootstrap=find_bootstrap(given, defaults),

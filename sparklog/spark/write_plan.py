@@ -1,4 +1,4 @@
-"""Plan of a write: the columns, checked on the driver, and the routes of rows. Pickled to every task."""
+"""The plan of a write: the columns, which the driver has checked, and the routes of rows."""
 
 from __future__ import annotations
 
@@ -15,7 +15,10 @@ from sparklog.spark.write_options import WriteOptions
 
 @dataclass(frozen=True, slots=True)
 class WritePlan:
-    """State that a task needs; small, pickled. Missing routes are created when their topics appear."""
+    """The state that a task needs. It is small and is pickled to every task.
+
+    If a route is missing, the task plans it when the first row for its topic appears.
+    """
 
     options: WriteOptions
     columns: StructType
@@ -23,17 +26,17 @@ class WritePlan:
     topic_column: str | None
 
     def run(self, run_id: str) -> SinkRun:
-        """Return the run of a batch write, whose topic, if it has one, has been looked up."""
+        """Return the run of a batch write. If an option names the topic, it has been looked up."""
         topic = self.options.topic
         return batch_run(run_id, self.options.named, topic_id=self.routes[topic].topic_id if topic is not None else "")
 
 
 def plan_write(options: WriteOptions, *, schema: StructType, now: bool) -> WritePlan:
-    """Check the columns of a DataFrame; with ``now``, also against the topic, if an option names it.
+    """Check the columns of a DataFrame. With ``now``, also check them against the topic, if an option names it.
 
     Raises:
-        ConfigError: neither an option nor a column names the topic, or two columns have the same name.
-        BrokerError: SCHEMA_MISMATCH with the columns; UNKNOWN_TOPIC_OR_PARTITION.
+        ConfigError: neither an option nor a column names the topic, or two columns have the same name. BrokerError:
+        SCHEMA_MISMATCH with the columns that do not match, or UNKNOWN_TOPIC_OR_PARTITION.
     """
     names = schema.fieldNames()
     if twice := sorted({name for name in names if names.count(name) > 1}):

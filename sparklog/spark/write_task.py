@@ -1,7 +1,6 @@
-"""One attempt of one task of a write: it sends its rows, batch by batch, with a new producer until all are
-acknowledged.
+"""One attempt of one task of a write: it sends its rows with its own producer and waits for all acknowledgements.
 
-``writer`` loads this module in tasks only.
+``writer`` loads this module only in tasks.
 """
 
 from __future__ import annotations
@@ -28,11 +27,12 @@ if TYPE_CHECKING:
     from sparklog.spark.write_plan import WritePlan
 
 #: Spark splits a task's rows into batches of at most 10,000. This number of bytes is encoded together, and stored as
-#: one batch per partition, because each batch costs three brokers a millisecond in addition to its bytes.
+#: one batch per partition, because each batch takes three brokers a millisecond in addition to the time for its bytes.
 _BATCH_BYTES = 4 * 1024 * 1024
-#: Bytes that are enough for that; Spark's own batches of that size are slightly smaller or larger.
+#: The bytes that are enough not to wait for more rows. They are fewer, because Spark's own batches of that size vary
+#: slightly.
 _ENOUGH_BYTES = _BATCH_BYTES * 7 // 8
-#: Maximum wait of a batch for its acknowledgement: long enough for several elections.
+#: The maximum wait of a batch for its acknowledgement. It is long enough for several elections.
 _DELIVERY_TIMEOUT_S = 120.0
 
 
@@ -49,7 +49,7 @@ def _written(plan: WritePlan, run: SinkRun | None, batches: Iterator[pa.RecordBa
         joined = join_run(plan.options.bootstrap, run, timeout_s=plan.options.timeout_s)
         if joined is None:
             return WrittenRows(_count(batches), (), run)
-    with _producer(plan, joined) as producer:  # sends heartbeats from here on
+    with _producer(plan, joined) as producer:  # From here on it keeps the transaction alive.
         if run is not None and run.topic_id and is_known(plan.options.bootstrap, run, run.topic_id):
             return WrittenRows(_count(batches), (), run)
         destinations = _Destinations(plan, run)
@@ -73,22 +73,24 @@ def _count(batches: Iterator[pa.RecordBatch]) -> int:
 
 
 class _Destinations:
-    """Topics named by the rows of one attempt of one task."""
+    """The topics that the rows of one attempt of one task name."""
 
     def __init__(self, plan: WritePlan, run: SinkRun | None) -> None:
         self._plan = plan
         self._run = run
         self._routes = dict(plan.routes)
-        #: Topics that already have this version of a named write.
+        #: The topics that already have this version of a named write.
         self.known: set[str] = set()
 
     def route(self, topic: str) -> TopicRoute:
-        """Return the route of a topic, which is looked up or created on first use. Rows of topics in ``known`` are not
-        written."""
+        """Return the route of a topic. The topic is looked up or created on first use.
+
+        Rows of topics in ``known`` are not written.
+        """
         found = self._routes.get(topic)
         if found is None:
             from sparklog.spark.topic_resolution import (
-                look_up_route,  # a write to one topic gets its route from planning
+                look_up_route,  # A write to one topic has its route from planning.
             )
 
             options = self._plan.options
@@ -102,7 +104,7 @@ class _Destinations:
         return found
 
     def topic_ids(self) -> tuple[tuple[str, str], ...]:
-        """Return topic ids by name, in order of names."""
+        """Return the topic ids by name, in the order of names."""
         return tuple((topic, self._routes[topic].topic_id) for topic in sorted(self._routes))
 
 
@@ -119,10 +121,13 @@ def _producer(plan: WritePlan, joined: Joined | None) -> Producer:
 
 
 class _Appender:
-    """Sender of rows to one producer, which tracks their acknowledgements. Owner: the task."""
+    """The sender of rows to one producer. It tracks their acknowledgements."""
 
     def __init__(self, producer: Producer, *, named: bool) -> None:
-        """``named``: the write is identified by its topic's id, so no row may go to another topic of the same name."""
+        """Keep the producer. ``named`` means that no row may go to another topic with the same name.
+
+        A named write is identified by its topic's id.
+        """
         self._producer = producer
         self._named = named
         self._topic_ids: dict[str, str] = {}
@@ -134,7 +139,10 @@ class _Appender:
             self._acknowledged.expect(self._producer.write(route.topic, payload, partition=partition))
 
     def finish(self) -> tuple[int, tuple[tuple[TopicPartition, OffsetRange], ...]]:
-        """Wait until all rows are acknowledged. Raises BrokerError INCONSISTENT_TOPIC_ID, see ``named``."""
+        """Wait until all rows are acknowledged.
+
+        Raises BrokerError INCONSISTENT_TOPIC_ID if a named write's topic was recreated.
+        """
         self._producer.flush()
         found = self._acknowledged.all()
         if self._named:
@@ -142,7 +150,7 @@ class _Appender:
         return found
 
     def _require_same_topics(self) -> None:
-        """Raise if a topic was recreated. One check at the end is enough, because ids are never reused."""
+        """Raise BrokerError if a topic was recreated. One check at the end is enough, because ids are never reused."""
         for topic, expected in self._topic_ids.items():
             found = self._producer.topic_id(topic)
             if found != expected:
@@ -153,7 +161,7 @@ class _Appender:
 
 
 class _Acknowledged:
-    """Results of the tables sent to a producer, in order; a failure is raised soon after it happens."""
+    """The results of the tables that were sent to a producer, in order. A failure is raised soon after it happens."""
 
     def __init__(self) -> None:
         self._open: deque[Future[WriteResult]] = deque()

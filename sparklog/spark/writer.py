@@ -1,10 +1,10 @@
-"""Writers: every task appends its rows with its own producer, and the driver commits them together.
+"""The writers: every task appends its rows with its own producer, and the driver commits all rows together.
 
 Writes are exactly-once unless the options say otherwise; see ``sink``. The driver checks a batch write before any task.
 A streaming writer is created three times per micro-batch, in processes without state, so its tasks look up the topics
-themselves. Spark plans a write in one process and commits it in another, which do little else: neither loads modules
-that only tasks need, and the one that commits does not load Arrow. (Planning loads ``pyarrow.compute`` to check whether
-columns with other types than the topic's can be cast.)
+themselves. Spark plans a write in one process and commits it in another. To start fast, neither loads modules that only
+tasks need, and the one that commits does not load Arrow. (Planning loads ``pyarrow.compute`` to check whether columns
+with other types than the topic's can be cast.)
 """
 
 from __future__ import annotations
@@ -23,17 +23,20 @@ if TYPE_CHECKING:
 
 
 class BatchWriter(DataSourceArrowWriter):
-    """Writer of a batch. The driver creates it and calls ``commit`` or ``abort``; tasks call ``write`` on copies."""
+    """The writer of a batch. The driver creates it and calls ``commit`` or ``abort``.
+
+    Tasks call ``write`` on copies.
+    """
 
     def __init__(self, plan: WritePlan) -> None:
         self._plan = plan
         self._run = plan.run(new_run_id()) if plan.options.exactly_once else None
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
-        """Append all rows for a later commit. Returns once all in-sync replicas have every row.
+        """Append all rows, to be committed later. Return when all in-sync replicas have every row.
 
         Raises:
-            BrokerError: the first error that persists after retries, such as ProducerFenced.
+            BrokerError: an error persists after retries, such as ProducerFenced.
         """
         from sparklog.spark.write_task import write_rows
 
@@ -50,17 +53,21 @@ class BatchWriter(DataSourceArrowWriter):
 
 
 class StreamWriter(DataSourceStreamArrowWriter):
-    """Writer of a micro-batch. Spark creates one for its tasks and another for its end, so the only shared state is in
-    the tasks' messages."""
+    """The writer of a micro-batch.
+
+    Spark creates one for its tasks and another for its commit, so they share only the tasks' messages.
+    """
 
     def __init__(self, plan: WritePlan) -> None:
         self._plan = plan
-        #: Run of the tasks that get this writer.
+        #: The run id of the tasks that get this writer.
         self._run_id = new_run_id()
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
-        """Append rows as ``BatchWriter.write`` does; rows of a micro-batch that is already committed are only
-        counted."""
+        """Append rows as ``BatchWriter.write`` does.
+
+        Rows of a micro-batch that is already committed are only counted.
+        """
         from sparklog.spark.write_task import write_rows
 
         run = stream_run(self._run_id) if self._plan.options.exactly_once else None
@@ -72,5 +79,5 @@ class StreamWriter(DataSourceStreamArrowWriter):
         commit_run(self._plan.options.bootstrap, messages)
 
     def abort(self, messages: Sequence[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803
-        """Abort the rows of tasks that sent a message. The next run of the query aborts those of failed tasks."""
+        """Abort the rows of tasks that sent a message. The next run of the query aborts the rows of failed tasks."""
         abort_run(self._plan.options.bootstrap, known_run(messages))
