@@ -326,7 +326,9 @@ def test_settings_change_at_runtime_and_are_validated_at_once(cluster: ProcessCl
     )
     at = ["-b", cluster.bootstrap]
     assert run(["topics", "alter", "tuned", "-c", "retention.ms=7000", "-u", "segment.bytes", *at]) == 0
-    assert admin.describe_topic("tuned").config["retention.ms"] == "7000"
+    wait_until(  # the command and this client may ask different brokers
+        lambda: admin.describe_topic("tuned").config.get("retention.ms") == "7000", PATIENCE_S, "the new setting"
+    )
     assert run(["topics", "alter", "tuned", "-c", "retention.ms=-7", *at]) == 1
     assert run(["topics", "alter", "tuned", *at]) == 2
     # min.insync.replicas applies to the next write
