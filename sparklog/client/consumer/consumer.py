@@ -1,10 +1,11 @@
-"""The consumer: reads topics as Arrow batches, from any position and without an end.
+"""The consumer: a client that reads topics as Arrow batches, from any position on and without an end.
 
-It returns plain ``pyarrow.RecordBatch``es with the topic's columns, exactly as written and without a copy.
-``sparklog.origin(batch)`` returns the position of a batch, and ``log_columns=True`` adds it as columns. Order holds
-within a partition. The position of a partition is the offset of the next record to return.
+It returns plain ``pyarrow.RecordBatch``es with the topic's columns, exactly as they were written and without a copy.
+``sparklog.origin(batch)`` returns the position of a batch, and ``log_columns=True`` adds it as columns. The records of
+a partition are returned in the order of their offsets. The position of a partition is the offset of the next record to
+return.
 
-With ``group=`` the consumers of the group share the partitions, and positions are committed to the group.
+With ``group=`` the consumers of a group share the partitions, and positions are committed to the group.
 """
 
 from __future__ import annotations
@@ -82,37 +83,42 @@ class Consumer:
         """Connect and look up the start positions. With a group, begin to join it.
 
         Args:
-            topics: one topic, several, or an assignment of ``TopicPartition``s. Of a topic all partitions are read, and
-                partitions that are added later from their beginning. In a group: topics, which need not exist yet.
+            topics: one topic, several topics, or an assignment of ``TopicPartition``s. All partitions of a topic are
+                read. Partitions that are added later are read from their beginning. In a group only topics are allowed;
+                they need not exist yet.
             group: share the topics' partitions with all consumers of this group.
-            pattern: (group) read all topics whose whole name matches this regular expression (RE2), now or later.
-            start: ``"earliest"``, ``"latest"``, a datetime (without a time zone: UTC), or offsets by partition. In a
-                group it applies to partitions without a committed offset, and offsets by partition are not allowed.
-            columns: fetch only these, in this order. Records older than a column have nulls.
+            pattern: (group) read all topics whose whole name matches this regular expression (RE2), including topics
+                that are created later.
+            start: ``"earliest"``, ``"latest"``, a datetime (in UTC if it has no time zone), or offsets by partition. In
+                a group it applies to partitions without a committed offset, and offsets by partition are not allowed.
+            columns: fetch only these columns, in this order. Records that are older than a column have nulls in it.
             log_columns: add ``_topic``, ``_partition`` and ``_offset`` after the topic's columns.
-            on_out_of_range: what to do if retention deleted the position, or an unclean election truncated the log
-                below it: raise, or continue from an end of the log. After a truncation, the consumer continues at its
-                offset.
-            max_bytes: the size of one response of one broker. A larger batch is returned alone.
-            max_records: the maximum of one ``poll``, and of one batch of an iteration; None: no limit.
+            on_out_of_range: what to do if retention has deleted the record at the position, or an unclean election has
+                truncated the log below the position: ``"raise"`` an error, or continue from the ``"earliest"`` or
+                ``"latest"`` offset. After a truncation, the consumer continues at the offset of the truncation.
+            max_bytes: the maximum size of one response of one broker. A larger batch is returned alone.
+            max_records: the maximum number of records of one ``poll``, and of one batch in an iteration. None means no
+                limit.
             isolation: ``"read_committed"`` returns the records of a transaction after its commit, stops at the first
                 open transaction, and never returns aborted records. ``"read_uncommitted"`` returns all replicated
                 records.
-            timeout_s: the time after which a call fails, also for a partition that cannot be read.
-            first_contact_s: the time after which a call fails while no broker has ever responded; None: as
-                ``timeout_s``.
+            timeout_s: the time after which a call fails. A partition that cannot be read also raises after this time.
+            first_contact_s: the time after which a call fails if no broker has ever responded. None: ``timeout_s``.
             auto_commit_interval_ms: (group) commit positions at this interval during polls, before partitions are
                 revoked, and on close. Records count as processed at the ``poll`` after the one that returned them.
-                None: only ``commit`` commits.
-            on_assign, on_revoke, on_lost: (group) callbacks that run within ``poll``, ``close`` or an iteration. They
-                receive partitions that are read from now on; that will be revoked, with time for a last ``commit``; or
-                that other members may have read for some time (default: ``on_revoke``).
-            session_timeout_ms: (group) the time without a heartbeat after which the other members take over.
-            heartbeat_interval_ms: (group) the maximum time between heartbeats, which do not depend on user code.
-            max_poll_interval_ms: (group) the time without a ``poll`` after which the consumer leaves until its next
-                one. It is also the time limit for giving up revoked partitions.
+                None: positions are committed only by ``commit``.
+            on_assign: (group) a callback with the partitions that are read from now on. The callbacks run within
+                ``poll``, ``close`` or an iteration.
+            on_revoke: (group) a callback with the partitions that will be revoked. It may ``commit`` their positions.
+            on_lost: (group) a callback with the partitions that the consumer has lost, and that other members may
+                already have read. Default: ``on_revoke``.
+            session_timeout_ms: (group) the time without a heartbeat after which other members take over the partitions.
+            heartbeat_interval_ms: (group) the maximum time between heartbeats. A thread of the consumer sends them, so
+                they do not depend on user code.
+            max_poll_interval_ms: (group) the time without a ``poll`` after which the consumer leaves the group. It
+                joins again at its next ``poll``. Revoked partitions must also be given up within this time.
             instance_id: (group) the name of a static member. A consumer that returns with the same name within the
-                session timeout gets the same partitions without a rebalance. It fences another consumer that still has
+                session timeout gets the same partitions without a rebalance. It fences another consumer that still uses
                 the name.
             rack: (group) prefer partitions with a replica in this rack.
             metadata_max_age_ms: (without a group) the time within which the consumer begins to read new partitions. In
@@ -195,10 +201,10 @@ class Consumer:
             raise
 
     def close(self) -> None:
-        """Close the connections. Positions are lost.
+        """Close the connections. The positions are lost.
 
-        A consumer in a group leaves it at once. It commits its positions only with ``auto_commit_interval_ms``.
-        Idempotent. Does nothing in a forked child.
+        A consumer in a group leaves the group at once. It commits its positions only with ``auto_commit_interval_ms``.
+        A second call does nothing. A call in a forked child does nothing.
         """
         self._close(processed=True)
 
@@ -221,23 +227,23 @@ class Consumer:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        """Close the consumer. If the block failed, commit nothing, so that its records are read again."""
+        """Close the consumer. If the ``with`` block has failed, commit nothing, so that its records are read again."""
         self._close(processed=kind is None)
 
     # --- reading ---
 
     def __iter__(self) -> Iterator[pa.RecordBatch]:
-        """Yield batches without end. Leaving the loop loses no records. Raises as ``poll``."""
+        """Yield batches without end. If the caller leaves the loop, no records are lost. See ``poll`` for errors."""
         while True:
             self._wait(1.0)
             for found in self._buffer.consume(None, batch_records=self._max_records):
                 yield self._columns.to_user_batch(found)
                 self._polling(False)
-                if self._group_consumer is not None:  # news of the coordinator comes before the rest
+                if self._group_consumer is not None:  # Handle changes of the assignment before the other batches.
                     break
 
     def poll(self, timeout_s: float = 1.0) -> list[pa.RecordBatch]:
-        """Return the available batches, after a wait of at most ``timeout_s``; an empty list if there are none.
+        """Wait for records for at most ``timeout_s``, and return the available batches, or an empty list.
 
         Raises:
             LogTruncated: records that were read before are no longer in the log (depends on ``on_out_of_range``).
@@ -254,12 +260,12 @@ class Consumer:
     ) -> pa.Table:
         """Return all records from the positions to the offsets ``until`` (exclusive) as one table.
 
-        By default ``until`` is the current end of each partition. Records of older schemas get nulls for later columns.
+        By default ``until`` is the current end of each partition. Records that are older than a column have nulls.
 
         Raises:
-            ClientTimeout: no progress for ``timeout_s`` (by default the consumer's).
-            BrokerError: as ``poll``, so OFFSET_OUT_OF_RANGE for a position beyond the end; SCHEMA_MISMATCH if the
-                topics have different columns.
+            ClientTimeout: no progress for ``timeout_s`` (by default the consumer's ``timeout_s``).
+            BrokerError: the errors of ``poll``, such as OFFSET_OUT_OF_RANGE for a position beyond the end;
+                SCHEMA_MISMATCH if the topics have different columns.
         """
         if self._group is not None:
             raise ConfigError(
@@ -270,23 +276,23 @@ class Consumer:
             self._cursor(tp)
         self._columns.schema(ends)
         before = self.positions()
-        self._fetcher.ends = ends  # records of other partitions and later ones would only accumulate in the buffer
+        self._fetcher.ends = ends  # Do not fetch other records, because they would only accumulate in the buffer.
         try:
             taken = self._buffer.consume_until(ends, self._more_for_table(ends, timeout_s))
             batches = [self._columns.to_user_batch(found) for found in taken]
         except BaseException:
-            for tp, position in before.items():  # the table is not returned, so its records are read again
+            for tp, position in before.items():  # The table is not returned, so its records must be read again.
                 self.seek(tp, position)
             raise
         finally:
             self._fetcher.ends = None
-        schema = self._columns.schema(ends)  # a second time: the reads may have found columns that were added since
+        schema = self._columns.schema(ends)  # Look the schema up again: columns may have been added in the meantime.
         return pa.Table.from_batches([fit_table(batch, schema) for batch in batches], schema)
 
     def _more_for_table(
         self, ends: Mapping[TopicPartition, int], timeout_s: float | None
     ) -> Callable[[Mapping[TopicPartition, int]], None]:
-        """Return a function that waits for records up to ``ends``.
+        """Return a function that waits for more records below ``ends``.
 
         The function raises ClientTimeout after ``timeout_s`` without progress.
         """
@@ -334,12 +340,12 @@ class Consumer:
         return self._buffer.positions()
 
     def seek(self, partition: TopicPartition | tuple[str, int], to: int | Literal["earliest", "latest"]) -> None:
-        """Set the position to an offset, or to an end of the partition.
+        """Set the position to an offset, or to the earliest or latest offset of the partition.
 
         Raises:
             KeyError: the partition is not assigned.
-            ClientTimeout: the leader did not return the end.
-            ValueError: an offset below 0 or of over 63 bits, or another word.
+            ClientTimeout: the leader did not return the earliest or latest offset.
+            ValueError: the offset is below 0 or has more than 63 bits, or ``to`` is another string.
             TypeError: ``to`` is neither an integer nor a string.
         """
         cursor = self._cursor(TopicPartition(*partition))
@@ -355,7 +361,10 @@ class Consumer:
         cursor.end_failures()
 
     def pause(self, partitions: Iterable[TopicPartition | tuple[str, int]]) -> None:
-        """Return no records of these until ``resume``; they stay assigned. Raises KeyError if one is not assigned."""
+        """Return no records of these partitions until ``resume``. They stay assigned.
+
+        Raises KeyError if one of them is not assigned.
+        """
         for tp in [TopicPartition(*found) for found in partitions]:
             cursor, at = self._cursor(tp), self.position(tp)
             self._buffer.drop({tp})
@@ -363,7 +372,7 @@ class Consumer:
             self._fetcher.paused.add(tp)
 
     def resume(self, partitions: Iterable[TopicPartition | tuple[str, int]]) -> None:
-        """Return records of these again, after ``pause``."""
+        """Return records of these partitions again, after ``pause``."""
         self._fetcher.paused.difference_update(TopicPartition(*tp) for tp in partitions)
 
     @property
@@ -378,17 +387,17 @@ class Consumer:
         Raises:
             CommitRefused: the partitions are no longer assigned to this consumer. Other members continue from the
                 committed offsets.
-            TypeError, ValueError: an invalid offset, as for ``seek``; nothing is committed.
+            TypeError, ValueError: an offset is invalid, see ``seek``; nothing is committed.
             ClientTimeout: the coordinator did not respond; the offsets may be committed.
             BrokerError: any other error of the coordinator.
         """
         self.commit_async(offsets).result()
 
     def commit_async(self, offsets: Mapping[TopicPartition, int] | None = None) -> Future[None]:
-        """Commit without waiting. The future raises the errors of ``commit``, unless this call can raise them at once.
+        """Commit without waiting for the response.
 
-        Commits take effect in their order. The future's callbacks run on the group's own thread and must not wait for
-        this consumer.
+        The errors of ``commit`` are raised by this call or by the future. Commits take effect in the order of the
+        calls. The future's callbacks run on a thread of the consumer and must not wait for this consumer.
         """
         named = None if offsets is None else {TopicPartition(*tp): offset for tp, offset in offsets.items()}
         return self._of_group().commit(named)
@@ -396,7 +405,7 @@ class Consumer:
     def group_metadata(self) -> GroupMetadata:
         """Return the identity of this member for ``Producer.send_offsets``.
 
-        With it, a transaction commits only offsets that this consumer may commit.
+        The coordinator uses it to check that the transaction commits only offsets that this member may commit.
 
         Raises:
             CommitRefused: the consumer was removed from the group since its last poll.
@@ -406,7 +415,7 @@ class Consumer:
     def committed(
         self, partitions: Iterable[TopicPartition | tuple[str, int]] | None = None
     ) -> dict[TopicPartition, int]:
-        """Return the group's committed offsets of ``partitions``, by default of the assigned ones.
+        """Return the group's committed offsets of ``partitions``, by default of the assigned partitions.
 
         Partitions without a committed offset are left out.
 
@@ -430,12 +439,12 @@ class Consumer:
 
     @property
     def member_id(self) -> str:
-        """Return the member id in the group; empty without a group. A removed consumer gets a new one."""
+        """Return the member id in the group, or "" without a group. A removed consumer gets a new member id."""
         return self._session.member_id if self._session is not None else ""
 
     @property
     def member_epoch(self) -> int:
-        """Return the last known member epoch; 0 while this consumer is not a member."""
+        """Return the last known member epoch, or 0 while this consumer is not a member."""
         return self._session.epoch if self._session is not None else 0
 
     def _of_group(self) -> GroupConsumer:
@@ -444,7 +453,10 @@ class Consumer:
         return self._group_consumer
 
     def start_reading(self, starts: Mapping[AssignedPartition, int | None]) -> None:
-        """Start to read partitions, for ``GroupConsumer``. None: from ``start``, because no offset is committed."""
+        """Start to read partitions at these offsets. Called by ``GroupConsumer``.
+
+        None means that the group has no committed offset. Then the partition is read from ``start`` on.
+        """
         where: OffsetQuery = self._start if not isinstance(self._start, Mapping) else "earliest"
         for name in dict.fromkeys(one.topic for one in starts):
             self._cluster.topic(name)
@@ -459,7 +471,7 @@ class Consumer:
             self._fetcher.cursors[one.tp] = PartitionCursor(one.tp, one.topic_id, position)
 
     def stop_reading(self, partitions: Iterable[TopicPartition]) -> None:
-        """Stop reading partitions, for ``GroupConsumer``."""
+        """Stop reading partitions. Called by ``GroupConsumer``."""
         gone = set(partitions)
         for tp in gone:
             self._fetcher.cursors.pop(tp, None)
@@ -468,7 +480,7 @@ class Consumer:
         self._buffer.drop(gone)
 
     def end_offsets(self) -> dict[TopicPartition, int]:
-        """Return the offset of the next record that will become visible in each partition, by ``isolation``.
+        """Return the end offset of each partition: the high watermark, or the last stable offset by ``isolation``.
 
         Raises:
             ClientTimeout: a leader did not respond.
@@ -478,10 +490,10 @@ class Consumer:
     # --- inside ---
 
     def _wait(self, timeout_s: float, *, or_moved: bool = False) -> None:
-        """Fill the buffer unless it has batches.
+        """Wait until the buffer has batches, for at most ``timeout_s``.
 
-        ``or_moved``: also return after positions moved past records that are not returned, such as markers and aborted
-        records.
+        With ``or_moved`` also return after positions have moved past records that are not returned, such as markers and
+        aborted records.
         """
         if self._group_consumer is not None:
             self._wait_in_group(self._group_consumer, timeout_s)
@@ -491,7 +503,7 @@ class Consumer:
             self._wait_for_assigned(timeout_s, or_moved=or_moved)
 
     def _wait_for_assigned(self, timeout_s: float, *, or_moved: bool) -> None:
-        """Wait in slices, so that partitions that are added in the meantime are read in time."""
+        """Wait for batches, but look for new partitions from time to time, so that these are read in time."""
         deadline = time.monotonic() + timeout_s
         while True:
             self._assignment.add_new_partitions()
@@ -534,9 +546,9 @@ class Consumer:
                 self._ends.reset_positions()
 
     def _defer_deleted_topics(self) -> bool:
-        """Defer topics that were deleted or recreated. Return whether there are any.
+        """Delay the next fetches of topics that were deleted or recreated. Return whether there are such topics.
 
-        The group's coordinator will change the assignment.
+        The group's coordinator will soon change the assignment.
         """
         gone = [
             cursor

@@ -1,4 +1,7 @@
-"""The columns that a consumer returns: the chosen ones of each topic, and the log's own columns."""
+"""The columns that a consumer returns: the chosen columns of each topic, and ``_topic``, ``_partition``, ``_offset``.
+
+The latter three are added only if the user requests them.
+"""
 
 from __future__ import annotations
 
@@ -17,25 +20,25 @@ from sparklog.record.schema import parse_schema
 
 
 class ConsumerProjection:
-    """The projection. Owner: its ``Consumer``."""
+    """The columns that one consumer returns. The ``Consumer`` owns the object."""
 
     def __init__(
         self, cluster: BlockingCluster, columns: Sequence[str] | None, *, log_columns: bool, event_times: bool
     ) -> None:
-        """Create the projection of one consumer. ``columns`` None: all.
+        """Create the projection of one consumer. ``columns`` None means all columns.
 
-        ``log_columns``: with ``_topic``, ``_partition`` and ``_offset``. ``event_times``: the consumer itself needs the
-        event time columns.
+        With ``log_columns`` the columns ``_topic``, ``_partition`` and ``_offset`` are added. With ``event_times`` the
+        event-time columns are fetched even if they are not returned, because the consumer itself needs them.
         """
         self._cluster = cluster
         self._columns = list(columns) if columns is not None else None
         self._log_columns = log_columns
         self._event_times = event_times
-        #: Projections by topic; empty if all columns are requested.
+        #: The projections by topic. Empty if all columns are requested.
         self._choices: dict[str, TopicProjection] = {}
 
     def choose(self, name: str) -> None:
-        """Choose the columns of a topic, before it is fetched. Raises BrokerError SCHEMA_MISMATCH."""
+        """Choose the columns of a topic, before the topic is fetched. Raises BrokerError SCHEMA_MISMATCH."""
         if self._columns is None:
             return
         topic = self._cluster.topic(name)
@@ -44,7 +47,7 @@ class ConsumerProjection:
         self._choices[name] = TopicProjection(name, self._columns, newest, also=also)
 
     def wire(self, topic: str) -> tuple[str, ...] | None:
-        """Return the columns to request, as ``TopicProjection.wire``."""
+        """Return the columns of a topic to request from brokers. None means all columns."""
         choice = self._choices.get(topic)
         return None if choice is None else choice.wire
 
@@ -59,9 +62,9 @@ class ConsumerProjection:
         return with_origin(batch, place)
 
     def schema(self, partitions: Iterable[TopicPartition]) -> pa.Schema:
-        """Return the schema of a table of these partitions, by the newest schemas.
+        """Return the schema of a table with the records of these partitions, by the newest schemas of their topics.
 
-        Raises BrokerError SCHEMA_MISMATCH.
+        Raises BrokerError SCHEMA_MISMATCH if the topics have different columns.
         """
         found: dict[str, pa.Schema] = {}
         for name in dict.fromkeys(tp.topic for tp in partitions):

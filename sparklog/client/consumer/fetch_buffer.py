@@ -1,4 +1,4 @@
-"""The batches that were fetched but not returned, and the positions of a consumer that follow from them."""
+"""The batches that a consumer has fetched and not returned yet, and the consumer's positions."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from sparklog.model import TopicPartition
 
 
 class FetchBuffer:
-    """The buffer. Owner: its ``Consumer``."""
+    """The batches that one consumer has fetched and not returned yet. The ``Consumer`` owns the buffer."""
 
     def __init__(self, fetcher: Fetcher, decoder: FetchDecoder, timestamp_seek: TimestampSeek) -> None:
         #: The buffered batches; those of one partition are in order.
@@ -29,11 +29,11 @@ class FetchBuffer:
     def fill(self, timeout_s: float, *, or_moved: bool = False) -> None:
         """Wait until batches arrive, or the fetcher is woken, for at most ``timeout_s``.
 
-        Positions move past these batches, and past records that are not returned (markers, aborted records). With
-        ``or_moved`` the function also returns after such a move.
+        The fetcher moves past these batches, and past records that are not returned (markers, aborted records). With
+        ``or_moved`` this method also returns after it has moved past such records.
 
         Raises:
-            BrokerError, ClientTimeout: as ``Fetcher.advance`` and ``FetchDecoder.decode``.
+            BrokerError, ClientTimeout: see ``Fetcher.advance`` and ``FetchDecoder.decode``.
         """
         deadline = time.monotonic() + timeout_s
         while True:
@@ -43,14 +43,14 @@ class FetchBuffer:
                 return
 
     def _decode(self, completed: Sequence[CompletedFetch]) -> None:
-        """Decode the fetches. If one fails, the batches before its error and those of the others are returned first."""
+        """Decode fetches. If there is an error, first return all other batches, and raise the error afterwards."""
         found: list[ConsumedBatch] = []
         failure: Exception | None = None
         for fetch in completed:
             tp = fetch.cursor.tp
             try:
                 for batch in self._decoder.decode(fetch):
-                    found.append(ConsumedBatch(tp, batch))  # noqa: PERF401 - those before an error are kept
+                    found.append(ConsumedBatch(tp, batch))  # noqa: PERF401 - keep the batches before an error
             except Exception as error:
                 failure = failure or error
         self.ready.extend(self._timestamp_seek.cut(found) if self._timestamp_seek else found)
@@ -71,7 +71,10 @@ class FetchBuffer:
         self.ready = deque(found for found in self.ready if found.tp not in partitions)
 
     def consume(self, limit: int | None, *, batch_records: int | None) -> Iterator[ConsumedBatch]:
-        """Yield buffered batches, of at most ``limit`` records in total, or else of at most ``batch_records`` each."""
+        """Yield buffered batches, with at most ``limit`` records in total.
+
+        If ``limit`` is None, each batch has at most ``batch_records`` records.
+        """
         left = limit
         while self.ready and left != 0:
             found = self.ready.popleft()
@@ -88,10 +91,10 @@ class FetchBuffer:
         ends: Mapping[TopicPartition, int],
         more: Callable[[Mapping[TopicPartition, int]], None],
     ) -> list[ConsumedBatch]:
-        """Return all records below these offsets; the records above them stay in the buffer.
+        """Return all records below these offsets. The other records stay in the buffer.
 
-        ``more`` receives the current positions of these partitions, and waits for batches. If it raises, all buffered
-        batches are dropped.
+        ``more`` is called with the current positions of these partitions and waits for more batches. If it raises, all
+        buffered batches are dropped.
         """
         taken: list[ConsumedBatch] = []
         kept: deque[ConsumedBatch] = deque()
@@ -117,7 +120,7 @@ class FetchBuffer:
 def _cut(
     found: ConsumedBatch, ends: Mapping[TopicPartition, int], taken: list[ConsumedBatch], kept: deque[ConsumedBatch]
 ) -> None:
-    """Split a batch at the end of its partition's range: the head is taken, the tail is kept for later."""
+    """Split a batch at its partition's end offset: the records below it go to ``taken``, the others to ``kept``."""
     if found.tp not in ends:
         kept.append(found)
         return

@@ -1,6 +1,6 @@
-"""The decoding of completed fetches by their topics' schemas.
+"""The decoding of completed fetches with the schemas of their topics.
 
-A batch that cannot be decoded is never skipped: its cursor moves back to it.
+A batch that cannot be decoded is never skipped: the partition's cursor moves back to this batch.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from sparklog.record.schema import parse_schema
 
 
 class FetchDecoder:
-    """The decoder of one reader, used by the reader's thread."""
+    """The decoder of the fetches of one consumer or reader. It is used in the same thread."""
 
     def __init__(self, cluster: BlockingCluster, *, columns: ColumnsOf, counters: ReadCounters) -> None:
         self._cluster = cluster
@@ -31,10 +31,10 @@ class FetchDecoder:
     def decode(
         self, fetch: CompletedFetch, *, end: int | None = None, keep: Callable[[BatchHeader], bool] | None = None
     ) -> Iterator[FetchedBatch]:
-        """Yield the records from the fetch's start to ``end``; ``keep`` filters batches by their header.
+        """Yield the records between the fetch's start and ``end``. ``keep`` filters batches by their header.
 
-        On an error, move the cursor back to the first batch that was not yielded. If this batch is damaged, and only
-        some of its columns were fetched, end without an error: the next fetch lets the broker verify the batch.
+        After an error, the cursor moves back to the first batch that was not yielded. If this batch is damaged, and
+        only some of its columns were fetched, end without an error: the next fetch asks the broker to verify the batch.
 
         Raises:
             BrokerError: CORRUPT_MESSAGE; SCHEMA_MISMATCH for a schema that the topic does not have.
@@ -62,7 +62,7 @@ class FetchDecoder:
 
 
 class _TopicSchemas:
-    """The Arrow schemas of one topic by schema id, from the metadata, with a refresh for an unknown id."""
+    """The Arrow schemas of one topic, by schema id. For an unknown id the metadata are refreshed once."""
 
     def __init__(self, cluster: BlockingCluster, topic: str) -> None:
         self._cluster = cluster

@@ -1,6 +1,7 @@
-"""The partitions that one fetch names, and their order. Pure.
+"""The choice of the partitions in a fetch request, and their order. Pure.
 
-A request's header has a maximum size, and a full response leaves out the partitions at the end.
+The header of a request has a maximum size, so a request may not have room for all partitions. When a response is full,
+it has no batches of the last partitions of the request. So each request begins with another partition.
 """
 
 from __future__ import annotations
@@ -12,28 +13,28 @@ from sparklog.model import TopicPartition
 from sparklog.protocol.fields import MAX_ENTRIES
 from sparklog.protocol.header_limits import MAX_HEADER_BYTES
 
-#: An upper bound of a partition's bytes in a request, without its topic and columns.
+#: The maximum size of a partition in a request, in bytes, without the names of its topic and columns.
 _ENTRY_BYTES = 80
-#: A number of partitions that fit into one request whatever their topics' names.
+#: This number of partitions fits into one request, however long their topics' names are.
 _FEW = 100
 
 
 class FetchTurns:
-    """The turns of the partitions at each broker.
+    """For each broker, the partition with which the next request begins.
 
-    If brokers shared one turn and were asked one after the other, each request to a broker could begin with the same
-    partition.
+    If all brokers shared one counter, and requests went to the brokers in turn, each request to the same broker might
+    begin with the same partition.
     """
 
     def __init__(self, columns: ColumnsOf) -> None:
         self._columns = columns
-        #: By broker, the place in its group of the partition with which its next request begins.
+        #: By broker id: the index, in the broker's partitions, of the one with which the next request begins.
         self._turns: dict[int, int] = {}
 
     def next(self, broker_id: int, group: list[TopicPartition]) -> list[TopicPartition]:
-        """Return the partitions of ``group`` for the broker's next request, as many as the request may have.
+        """Return the partitions of ``group`` for the next request to the broker, as many as fit into the request.
 
-        Another partition is the first one each time.
+        Each request begins with another partition.
         """
         count = len(group)
         named = min(count, self._most_at_once({tp.topic for tp in group})) if count > _FEW else count
@@ -42,7 +43,7 @@ class FetchTurns:
         return (group[at:] + group[:at])[:named]
 
     def _most_at_once(self, topics: Collection[str]) -> int:
-        """Return the number of partitions of these topics that one request may have."""
+        """Return how many partitions of these topics fit into one request."""
         largest = max(
             len(topic) + sum(len(column.encode()) + 3 for column in self._columns(topic) or ()) for topic in topics
         )

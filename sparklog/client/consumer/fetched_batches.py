@@ -1,8 +1,8 @@
-"""The decoding of fetched bytes into Arrow batches, cut to the requested offsets. Pure.
+"""The decoding of fetched bytes into Arrow batches with the requested offsets. Pure.
 
-A fetch returns whole batches: the first may start before the requested offset, and the last may end after the range.
-Control markers are dropped, and so are the batches of transactions that the response lists as aborted. Nothing is
-copied: uncompressed columns are views of the received frame.
+A fetch returns whole batches. The first one may begin before the requested offset, and the last one may end after the
+range, so their other records are removed. Markers are dropped, and so are the batches of transactions that the response
+lists as aborted. Uncompressed columns are not copied: they are views of the received frame.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ from sparklog.record.projection import Projection, plan_projection, projected_sc
 
 
 class PartitionBytes(NamedTuple):
-    """One partition's part of a fetch response: decoded headers, and their bodies back to back."""
+    """The part of a fetch response for one partition: decoded headers, and the bodies without gaps."""
 
     answer: FetchedPartition
     headers: list[BatchHeader]
     bodies: memoryview
-    #: True if ``bodies`` is a part of a mapped file, of which only the accessed parts are read.
+    #: True if ``bodies`` is a part of a memory-mapped file. Then only the bytes that are used are read from the disk.
     mapped: bool = False
 
     @property
@@ -38,7 +38,10 @@ class PartitionBytes(NamedTuple):
 
 
 class FetchedBatch(NamedTuple):
-    """Records ``[first_offset, ...)`` of one batch. ``offsets`` is set only if they have gaps (compacted batches)."""
+    """Records of one batch, from ``first_offset`` on.
+
+    ``offsets`` has the offset of each record if there are gaps between them, as in compacted batches.
+    """
 
     header: BatchHeader
     batch: pa.RecordBatch
@@ -53,7 +56,7 @@ class FetchedBatch(NamedTuple):
         return self._replace(batch=self.batch.slice(0, rows), offsets=offsets)
 
     def tail(self, rows: int) -> FetchedBatch:
-        """Return the batch without its first ``rows`` records. It must have more than these."""
+        """Return the batch without its first ``rows`` records. The batch must have more records than that."""
         if self.offsets is None:
             return self._replace(batch=self.batch.slice(rows), first_offset=self.first_offset + rows)
         offsets = self.offsets[rows:]
@@ -68,10 +71,10 @@ class ConsumedBatch(NamedTuple):
 
 
 def split_partitions(answers: Sequence[FetchedPartition], body: memoryview) -> Iterator[PartitionBytes]:
-    """Split the body of a fetch response by its partitions.
+    """Split the body of a fetch response into the parts of its partitions.
 
     Raises:
-        BrokerError: CORRUPT_MESSAGE if lengths do not add up or a header fails its checksum.
+        BrokerError: CORRUPT_MESSAGE if the lengths do not add up, or a header has a wrong checksum.
     """
     at = 0
     for answer in answers:
@@ -104,13 +107,13 @@ def decode_partition(
     keep: Callable[[BatchHeader], bool] | None = None,
     columns: Collection[str] | None = None,
 ) -> Iterator[FetchedBatch]:
-    """Yield the records with offsets in ``[start, end)``, batch by batch, without empty batches.
+    """Yield the records with offsets in ``[start, end)``, batch by batch. Empty batches are left out.
 
-    ``keep`` filters batches by their header. ``columns`` are the requested ones; None: all. Of a mapped file only the
-    bytes of these columns are read. The checksum covers all columns, so it is verified only if all are read.
+    ``keep`` filters batches by their header. ``columns`` are the requested columns; None means all. Of a mapped file
+    only the bytes of these columns are read. The checksum covers all columns, so it is verified only if all are read.
 
     Raises:
-        BrokerError: CORRUPT_MESSAGE if a checksum fails or the bytes are not an Arrow batch.
+        BrokerError: CORRUPT_MESSAGE if a checksum is wrong, or the bytes are not an Arrow batch.
     """
     at = 0
     tp = TopicPartition(fetched.answer.topic, fetched.answer.partition)
@@ -135,7 +138,10 @@ def decode_partition(
 
 
 class _SchemaProjection(NamedTuple):
-    """The full ``schema`` of batches, the ``projected`` one, and the ``plan`` between them; None: they are the same."""
+    """The projection of batches of one schema: from ``schema`` to the ``projected`` schema.
+
+    ``plan`` is None if both are the same.
+    """
 
     schema: pa.Schema
     projected: pa.Schema
@@ -143,7 +149,7 @@ class _SchemaProjection(NamedTuple):
 
 
 class _SchemaProjections:
-    """The projections of one fetch, by schema."""
+    """The projections of the batches of one fetch, by schema id."""
 
     def __init__(self, schema_of: Callable[[int], pa.Schema], columns: Collection[str] | None) -> None:
         self._schema_of = schema_of
@@ -164,7 +170,7 @@ class _SchemaProjections:
 def _decoded(
     header: BatchHeader, body: memoryview, choice: _SchemaProjection, *, mapped: bool
 ) -> tuple[pa.RecordBatch, int]:
-    """Return the batch, and the number of bytes that were read."""
+    """Decode a batch. Return its records, and the number of bytes that were read."""
     schema = choice.projected
     if not header.flags & Flag.PROJECTED and choice.plan is not None:
         if mapped:
@@ -176,7 +182,7 @@ def _decoded(
 def _ranges_by_producer(aborted: Sequence[AbortedRange]) -> dict[int, list[AbortedRange]]:
     """Return the aborted ranges by producer id.
 
-    A fetch may list thousands of ranges, but rarely two of one producer id, which serves one transaction.
+    A fetch may list thousands of ranges, but rarely two of the same producer id, which is used for one transaction.
     """
     found: dict[int, list[AbortedRange]] = {}
     for one in aborted:

@@ -1,8 +1,9 @@
-"""The fetches of consumers and of bounded reads: one long poll per broker, also while the last response is used.
+"""The fetches of consumers and of bounded reads.
 
-Single-threaded. ``advance`` sends the missing fetches, waits for the first responses and checks them. The next fetch to
-a broker is sent before its response is decoded, unless the response reached the end of the log. A response counts only
-for partitions whose position is still the requested one, so a seek invalidates it.
+One fetch to each broker is in flight, also while the caller uses the records of the last response. One thread does all
+the work. ``advance`` sends fetches to the brokers that have none in flight, waits for the first responses, and checks
+them. The next fetch to a broker is sent before the last response is decoded, unless that response reached the end of
+the log. If the position of a partition has changed since the request, for example by a seek, its batches are dropped.
 """
 
 from __future__ import annotations
@@ -30,25 +31,25 @@ from sparklog.net.descriptors import is_this_host
 from sparklog.protocol.messages import CONSUMER, Fetch, FetchedPartition, FetchPartition, FetchReply
 
 _MAX_WAIT_MS = 500
-#: The maximum wait of a fetch while other partitions of the broker wait for the next request.
+#: The maximum wait of a fetch that has no room for all partitions of the broker.
 _SHORT_WAIT_MS = 250
-#: The time without a response or without progress after which the leader may be deposed without knowing it.
+#: After this time without a response or without progress, the leader may have a successor without knowing it.
 _SUSPECT_AFTER_S = PATIENCE_S + _MAX_WAIT_MS / 1000
-#: A response of this size takes a while to use, and more records arrive meanwhile.
+#: While a response of this size is used, more records are likely to arrive.
 _LARGE_BYTES = 256 * 1024
 
 
 class _FetchInFlight:
-    """A fetch at one broker: the requested partitions and offsets."""
+    """A fetch request in flight at one broker, with the requested partitions and offsets."""
 
     __slots__ = ("asked", "broker_id", "connection", "leaders", "sent_at")
 
     def __init__(self, broker_id: int, asked: dict[TopicPartition, int], leaders: dict[TopicPartition, Leader]) -> None:
         self.broker_id = broker_id
         self.asked = asked
-        #: The leaders and epochs by which the broker was chosen.
+        #: The leaders and leader epochs of the partitions when the request was made.
         self.leaders = leaders
-        #: Set when the request was sent.
+        #: Set before the request is sent.
         self.connection: BlockingConnection
         self.sent_at = time.monotonic()
 
@@ -57,7 +58,7 @@ class _FetchInFlight:
 
 
 class Fetcher:
-    """The fetches of one reader, used by its thread. ``cursors`` may be changed between calls."""
+    """The fetches of one consumer or reader, in its thread. The caller may change ``cursors`` between calls."""
 
     def __init__(
         self,
@@ -72,8 +73,8 @@ class Fetcher:
         """Create the fetcher.
 
         Args:
-            max_bytes: the size of one response.
-            timeout_s: the time for which all fetches of a partition may fail; None: the cluster client's timeout.
+            max_bytes: the maximum size of one response.
+            timeout_s: the time for which all fetches of a partition may fail. None: the cluster client's timeout.
             from_followers: fetch from the nearest in-sync replica instead of the leader.
         """
         self.counters = ReadCounters()
@@ -87,18 +88,19 @@ class Fetcher:
         #: The followers that failed, which are not used again.
         self._avoided: set[int] = set()
         self._connections: dict[int, BlockingConnection] = {}
-        #: By broker, whatever its response is for.
+        #: The fetch in flight at each broker, by broker id.
         self._in_flight: dict[int, _FetchInFlight] = {}
         self._stale: set[str] = set()
         self._refresh_at = 0.0
         self._turns = FetchTurns(columns)
-        #: The offsets up to which to fetch. Other partitions are not fetched. None: all, without an end.
+        #: The offsets up to which to fetch (exclusive). Partitions that are not in it are not fetched. None: all
+        #: partitions are fetched, without an end.
         self.ends: Mapping[TopicPartition, int] | None = None
-        #: The partitions that are assigned, but neither fetched nor returned.
+        #: Assigned partitions that are not fetched, and whose records are not returned.
         self.paused: set[TopicPartition] = set()
-        #: ``advance`` returns when this descriptor is readable. Its owner reads from it.
+        #: A file descriptor. ``advance`` returns when it is readable. The descriptor's owner must read from it.
         self.wake_fd: int | None = None
-        #: Whether the last ``advance`` found the descriptor readable.
+        #: Whether the descriptor was readable in the last ``advance``.
         self.woken = False
         self._deferred: Exception | None = None
 
@@ -109,13 +111,13 @@ class Fetcher:
         self._in_flight.clear()
 
     def advance(self, timeout_s: float) -> list[CompletedFetch]:
-        """Return responses with batches as soon as some arrive, at most ``timeout_s`` from now.
+        """Wait for responses with batches, for at most ``timeout_s``, and return them.
 
-        Cursors move past these batches.
+        The cursors move past the returned batches.
 
         Raises:
             LogTruncated: records that were read before are no longer in the log.
-            BrokerError: OFFSET_OUT_OF_RANGE and all errors that a retry does not fix. Positions are unchanged.
+            BrokerError: OFFSET_OUT_OF_RANGE and all errors that are not retriable. Positions are unchanged.
             ClientTimeout: all fetches of a partition have failed for the fetcher's ``timeout_s``.
         """
         deadline = time.monotonic() + timeout_s
@@ -134,7 +136,7 @@ class Fetcher:
                 return completed
 
     def defer(self, error: Exception) -> None:
-        """Let the next ``advance`` raise an error that followed records, which are returned first."""
+        """Store an error that the next ``advance`` raises, after the records before the error have been returned."""
         self._deferred = self._deferred or error
 
     def _is_outdated(self, error: Exception) -> bool:
@@ -154,7 +156,7 @@ class Fetcher:
                 self._send(broker_id, group)
 
     def _send_ahead(self, broker_id: int) -> None:
-        """Send the next fetch while this response is used. An error is raised after the batches of the response."""
+        """Send the next fetch to a broker before its response is used. An error is raised by the next ``advance``."""
         group = self._group_by_source(self._sendable(time.monotonic())).get(broker_id)
         if group:
             try:
@@ -173,7 +175,7 @@ class Fetcher:
         ]
 
     def _group_by_source(self, partitions: Iterable[TopicPartition]) -> dict[int | None, list[TopicPartition]]:
-        """Return the partitions by the broker to fetch them from, with those without a known leader under None."""
+        """Return the partitions by the broker to fetch them from. Those without a known leader are under None."""
         if not self._from_followers:
             return self._cluster.metadata.group_by_leader(partitions)
         groups: dict[int | None, list[TopicPartition]] = {}
@@ -182,9 +184,9 @@ class Fetcher:
         return groups
 
     def _nearest(self, tp: TopicPartition) -> int | None:
-        """Return the broker to fetch from.
+        """Return the broker to fetch from, or None if the partition has no known leader.
 
-        Only the leader can tell whether the log up to a bound of an epoch is unchanged.
+        If only a bound of the last epoch is known, it must be the leader: only the leader can check for a truncation.
         """
         metadata = self._cluster.metadata
         leader, partition = metadata.leader(tp), metadata.partition(tp)
@@ -237,7 +239,7 @@ class Fetcher:
         )
 
     def _connection(self, broker_id: int) -> BlockingConnection:
-        """Return the connection for fetches. It carries no other requests, which would wait for a long poll."""
+        """Return the connection for fetches. It is not used for other requests, because a fetch would delay them."""
         connection = self._connections.get(broker_id)
         if connection is None or connection.closed:
             connection = self._connections[broker_id] = self._cluster.open_connection(broker_id)
@@ -296,10 +298,10 @@ class Fetcher:
         return completed
 
     def _checked(self, fetch: _FetchInFlight, part: PartitionBytes) -> PartitionCursor | None:
-        """Check one partition's part of a response. Return its cursor if it has batches for the cursor's position.
+        """Check one partition of a response. Return its cursor if the response has batches for the cursor's position.
 
-        If it raises, the batches of other partitions are dropped. Their positions are unchanged, so they are fetched
-        again.
+        If this raises, the batches of the other partitions are dropped. Their positions have not changed, so these
+        batches are fetched again.
         """
         tp = TopicPartition(part.answer.topic, part.answer.partition)
         cursor = self.cursors.get(tp)
@@ -324,13 +326,17 @@ class Fetcher:
         return cursor
 
     def _check_empty(self, fetch: _FetchInFlight, cursor: PartitionCursor, answer: FetchedPartition) -> None:
-        """Check the leader if it has not returned records for long, although the log has some up to a known end."""
+        """Handle a response without batches.
+
+        If the log is known to have more records, and the leader has not returned them for a long time, check whether it
+        is still the leader.
+        """
         now = time.monotonic()
         waiting_s = cursor.on_empty(water_marks(answer), now)
         if self.ends is not None and waiting_s > _SUSPECT_AFTER_S:
             cursor.waiting_since = now
             self._leave_follower(fetch, cursor)
-            # Whatever the error, the next fetch goes to the leader in the metadata.
+            # Ignore the error: ``confirm`` has updated the metadata, and the next fetch goes to the leader there.
             with contextlib.suppress(BrokerError):
                 self._cluster.confirm(cursor.tp, fetch.leaders[cursor.tp])
 
@@ -343,20 +349,21 @@ class Fetcher:
                 self._partition_failed(fetch, cursor, error)
 
     def _partition_failed(self, fetch: _FetchInFlight, cursor: PartitionCursor, error: BrokerError) -> None:
-        if not self._leave_follower(fetch, cursor):  # only the leader's error counts
+        if not self._leave_follower(fetch, cursor):  # Only the error of a leader counts.
             self._failed(cursor, self._doubt(fetch, cursor, error) or error)
 
     def _leave_follower(self, fetch: _FetchInFlight, cursor: PartitionCursor) -> bool:
-        """Stop using the follower that was asked. Return False if it was the leader."""
+        """Do not fetch from this follower any more. Return False if the fetch was sent to the leader."""
         is_follower = fetch.is_from_follower(cursor.tp)
         if is_follower:
             self._avoided.add(fetch.broker_id)
         return is_follower
 
     def _doubt(self, fetch: _FetchInFlight, cursor: PartitionCursor, error: BrokerError) -> BrokerError | None:
-        """Return the reason not to trust the leader's error, or None. The leader may be deposed without knowing it.
+        """Return the reason not to trust the leader's error, or None.
 
-        A truncation below a record that was read is certain.
+        The leader may have a successor without knowing it, so for some errors the other brokers must confirm it. If the
+        error reports a truncation below records whose epoch is known, no confirmation is needed.
         """
         if isinstance(error, LogTruncated) and not cursor.epoch_is_bound:
             return None
@@ -369,7 +376,7 @@ class Fetcher:
         return None
 
     def _failed(self, cursor: PartitionCursor, error: BrokerError) -> None:
-        """Retry later. Raises as ``PartitionCursor.on_error``."""
+        """Retry later. Raises the errors of ``PartitionCursor.on_error``."""
         cursor.on_error(
             error,
             time.monotonic(),
@@ -386,7 +393,7 @@ class Fetcher:
             return
         topics, self._stale = self._stale, set()
         self._refresh_at = now + self._cluster.core.refresh_pause_s()
-        self._cluster.core.on_useless()  # until a fetch shows that it was useful
+        self._cluster.core.on_useless()  # ``on_progress`` resets the count after a successful fetch.
         try:
             self._cluster.refresh(sorted(topics))
         except BrokerError as error:
@@ -411,7 +418,11 @@ class Fetcher:
             self._failed(cursor, no_leader(self._cluster.metadata, cursor.tp))
 
     def _suspect_silent(self, now: float) -> None:
-        """Check the leaders of old fetches: a leader that hangs does not report it. Close those that were deposed."""
+        """Check the fetches without a response, because a leader may hang.
+
+        If the partition has another leader by now, or the request timeout is over, close the connection. Otherwise
+        refresh the metadata.
+        """
         for broker_id, fetch in list(self._in_flight.items()):
             silent_s = now - fetch.sent_at
             if silent_s < _SUSPECT_AFTER_S or _readable(fetch.connection):
@@ -425,12 +436,12 @@ class Fetcher:
                 self._stale.update(tp.topic for tp in fetch.asked)
 
     def _is_deposed(self, fetch: _FetchInFlight) -> bool:
-        """Return whether a partition has another leader than the one by which the broker was chosen."""
+        """Return whether a partition now has another leader than when the request was made."""
         leaders = [(self._cluster.metadata.leader(tp), fetch.leaders[tp]) for tp in fetch.asked if tp in self.cursors]
         return any(now is not None and now.broker_id != asked.broker_id for now, asked in leaders)
 
     def _next_check_s(self, now: float) -> float:
-        """Return how long only a response can change something."""
+        """Return the time until something must be done even if no response arrives, in seconds."""
         times = [cursor.retry_at for cursor in self.cursors.values() if cursor.retry_at > now]
         if self._stale:
             times.append(self._refresh_at)
@@ -438,15 +449,15 @@ class Fetcher:
 
 
 def water_marks(answer: FetchedPartition) -> str:
-    """Return the reason why a response has no records."""
+    """Return a text for error messages that explains why a response has no records."""
     return f"the high watermark is {answer.high_watermark}, the last stable offset {answer.last_stable_offset}"
 
 
 def _more_follows(parts: Sequence[PartitionBytes]) -> bool:
     """Return whether to send the next fetch before the batches of this response are used.
 
-    At the end of the log it is useless, because the broker would only wait. It would even do harm: the broker that the
-    request wakes may preempt this consumer.
+    If the response reached the end of the log, this would not help, because the broker would only wait. It would even
+    do harm: the request wakes the broker process, which may take the processor away from this consumer.
     """
     if any(part.next_offset < part.answer.high_watermark for part in parts):
         return True
@@ -454,7 +465,7 @@ def _more_follows(parts: Sequence[PartitionBytes]) -> bool:
 
 
 def _readable(connection: BlockingConnection) -> bool:
-    """Return whether a response has begun to arrive. The caller may not have polled for a long time."""
+    """Return whether a response has arrived, perhaps long ago, while the user did not call the consumer."""
     poller = select.poll()
     poller.register(connection.fileno(), select.POLLIN)
     return bool(poller.poll(0))

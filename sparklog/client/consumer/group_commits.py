@@ -1,4 +1,4 @@
-"""The commits of a group member: one request at a time, in the order of the calls."""
+"""The offset commits of a group member. They are sent one request at a time, in the order of the calls."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from sparklog.errors import BrokerError, ErrorCode
 from sparklog.model import TopicPartition
 from sparklog.protocol.messages import CommitOffsets, CommitOffsetsReply, GroupOffset
 
-#: Errors after which the member is removed, and joins again.
+#: Errors which show that the member was removed from the group. Then it joins again.
 REMOVED = frozenset({ErrorCode.UNKNOWN_MEMBER_ID, ErrorCode.FENCED_MEMBER_EPOCH})
 #: Errors after which a commit is refused permanently.
 FENCED = frozenset({*REMOVED, ErrorCode.STALE_MEMBER_EPOCH, ErrorCode.FENCED_INSTANCE_ID})
@@ -23,7 +23,7 @@ REMOVED_SINCE = "this consumer was removed from the group, and others may have r
 
 
 class AssignedPartition(NamedTuple):
-    """A partition that the coordinator assigned, of a topic with this id."""
+    """A partition that the coordinator has assigned. It belongs to the topic with this id."""
 
     topic: str
     topic_id: str
@@ -35,9 +35,10 @@ class AssignedPartition(NamedTuple):
 
 
 class Commit(NamedTuple):
-    """A commit with the member epoch of its call.
+    """A commit, with the member epoch at the time of the call.
 
-    Under a newer epoch, a late commit could be accepted for partitions that were revoked and assigned again in between.
+    The commit must be sent with this epoch. With a newer epoch, a late commit might be accepted although its partitions
+    were revoked and assigned again in the meantime.
     """
 
     incarnation: int
@@ -47,7 +48,7 @@ class Commit(NamedTuple):
 
 
 class GroupCommits:
-    """The queue of commits. Owner: the ``GroupSession``, on its thread, except for ``put``."""
+    """The queue of a member's commits. The ``GroupSession`` owns it, on its thread. Any thread may call ``put``."""
 
     def __init__(
         self,
@@ -67,7 +68,7 @@ class GroupCommits:
         self._ending = False
 
     def put(self, commit: Commit) -> None:
-        """Queue a commit from any thread. Afterwards, call ``wake`` on the session's thread."""
+        """Add a commit to the queue. Any thread may call this. Then ``wake`` must be called on the session's thread."""
         self._waiting.append(commit)
 
     def wake(self) -> None:
@@ -75,20 +76,20 @@ class GroupCommits:
         self._woken.set()
 
     def end(self) -> None:
-        """Make ``send_all`` return when the queue is empty."""
+        """Let ``send_all`` return as soon as the queue is empty."""
         self._ending = True
         self._woken.set()
 
     def refuse_rest(self, error: Exception) -> None:
-        """Fail the queued commits, which will not be sent."""
+        """Fail the commits that are still in the queue. They are not sent."""
         for left in self._waiting:
             if left.done.set_running_or_notify_cancel():
                 left.done.set_exception(error)
 
     async def send_all(self) -> None:
-        """Send one request at a time, so that positions never go back.
+        """Send the commits, one request at a time, so that an older commit never takes effect after a newer one.
 
-        Commits that arrive meanwhile share a request.
+        Commits that arrive while a request is in flight are sent together in the next request.
         """
         while True:
             while self._waiting:

@@ -1,7 +1,8 @@
 """The partitions of a consumer in a group, and its commits.
 
-Everything runs in the consumer's thread while it waits for records: user code is never interrupted, and its callbacks
-run there. The positions of revoked partitions are committed before another member gets them.
+This code runs in the user's thread while the consumer waits for records. So user code is never interrupted, and the
+user's callbacks run in this thread. The positions of revoked partitions are committed before another member gets the
+partitions.
 """
 
 from __future__ import annotations
@@ -24,30 +25,30 @@ _log = logging.getLogger(__name__)
 
 #: The delay of a retry when the coordinator or a leader could not return a start position.
 _RETRY_S = 0.1
-#: The maximum wait while a change is expected that no event reports.
+#: The maximum wait while new partitions wait for their committed offsets.
 _SLICE_S = 0.1
 
-#: The committed offsets of partitions; None for a partition without one.
+#: A future of the committed offsets of partitions. The offset is None if the partition has no committed offset.
 CommittedOffsets = Future[dict[AssignedPartition, int | None]]
 OnPartitions = Callable[[list[TopicPartition]], object]
 
 
 class Reader(Protocol):
-    """The interface of the consumer for the partitions that it reads."""
+    """The part of the consumer that ``GroupConsumer`` uses: it starts and stops reading partitions."""
 
     def positions(self) -> dict[TopicPartition, int]: ...
 
     def start_reading(self, starts: Mapping[AssignedPartition, int | None]) -> None:
-        """Start to read these partitions; None means a partition without a committed offset.
+        """Start to read partitions at these offsets. None means that there is no committed offset.
 
-        Raises BrokerError or ClientTimeout; then none of the partitions is read.
+        Raises BrokerError or ClientTimeout. Then none of the partitions is read.
         """
 
     def stop_reading(self, partitions: Iterable[TopicPartition]) -> None: ...
 
 
 class GroupConsumer:
-    """The state of one consumer in its group, used by its thread."""
+    """The partitions and commits of one consumer in its group. The user's thread uses it."""
 
     def __init__(
         self,
@@ -63,8 +64,9 @@ class GroupConsumer:
     ) -> None:
         """Create the state without partitions.
 
-        ``start_moves``: the start of partitions without a committed offset changes with time. Such a start is committed
-        like a position, because otherwise the next owner would skip the records since then.
+        ``start_moves`` means that a later start would be at a higher offset (``start="latest"``). Then the start of a
+        partition without a committed offset is committed as a position. Otherwise the partition's next owner would
+        start at a higher offset and skip records.
         """
         self._reader = reader
         self._session = session
@@ -76,8 +78,9 @@ class GroupConsumer:
         self._start_moves = start_moves
         self._incarnation = 0
         self._assigned: dict[TopicPartition, AssignedPartition] = {}
-        #: The last commit by partition, with its future. At first, the position from which the partition was read. A
-        #: commit in flight may take effect after its position has gone back, and so may one without a response.
+        #: The offset and the future of the last commit, by partition. Before the first commit it is the start position.
+        #: Only a commit whose future has succeeded counts: another one may still take effect after the user has moved
+        #: the position back.
         self._last: dict[TopicPartition, tuple[int, Future[None]]] = {}
         self._commit_at = time.monotonic() + (auto_commit_s or 0.0)
         self._offsets_request: tuple[frozenset[AssignedPartition], CommittedOffsets] | None = None
@@ -93,11 +96,11 @@ class GroupConsumer:
         return max(0.001, min(waits, default=3600.0))
 
     def advance(self) -> None:
-        """Apply the coordinator's changes. All records that were returned before count as processed.
+        """Apply changes of the assignment. All records that were returned before count as processed.
 
         Raises:
             BrokerError: the group refuses this consumer: FENCED_INSTANCE_ID, INVALID_REGULAR_EXPRESSION,
-                INVALID_SESSION_TIMEOUT, GROUP_MAX_SIZE_REACHED, and the errors of ``Reader.start_reading``.
+                INVALID_SESSION_TIMEOUT, GROUP_MAX_SIZE_REACHED. Also the errors of ``Reader.start_reading``.
         """
         notice = self._session.accept_assignment(self._incarnation)
         if notice.incarnation != self._incarnation:
@@ -120,9 +123,9 @@ class GroupConsumer:
         """Commit the positions, or ``offsets``.
 
         Raises:
-            CommitRefused: a partition is not assigned (any more).
-            TypeError, ValueError: an invalid offset. The coordinator would refuse it together with the other commits in
-                the same request.
+            CommitRefused: a partition is not assigned, or no longer.
+            TypeError, ValueError: an offset is invalid. It is checked here because the coordinator would refuse the
+                whole request, with the other commits in it.
         """
         positions = self._uncommitted() if offsets is None else offsets
         if not positions:
@@ -132,7 +135,7 @@ class GroupConsumer:
         if missing:
             raise CommitRefused(ErrorCode.STALE_MEMBER_EPOCH, f"{missing[0]} is not assigned to this consumer")
         named = {self._assigned[tp]: offset for tp, offset in positions.items()}
-        # first, because an interrupt may come between the next two lines, while the commit is in flight
+        # Do this first: a KeyboardInterrupt may come between the next two lines, when the commit is already in flight.
         for tp in positions:
             self._last.pop(tp, None)
         future = self._session.commit(self._incarnation, named)
@@ -140,11 +143,11 @@ class GroupConsumer:
         return future
 
     def metadata(self) -> GroupMetadata:
-        """Return the identity of the member. Raises CommitRefused if it was removed since its last poll."""
+        """Return the identity of the member. Raises CommitRefused if it was removed after its last poll."""
         return self._session.metadata(self._incarnation, {one.topic: one.topic_id for one in self._assigned.values()})
 
     def committed(self, partitions: Iterable[TopicPartition]) -> CommittedOffsets:
-        """Return the committed offsets of assigned partitions, as ``GroupSession.offsets``."""
+        """Return the committed offsets of assigned partitions. See ``GroupSession.offsets``."""
         return self._session.offsets([self._assigned[tp] for tp in partitions])
 
     def _uncommitted(self) -> dict[TopicPartition, int]:
@@ -155,7 +158,10 @@ class GroupConsumer:
         return offset == at and ended is not None and _took_effect(ended)
 
     def _commit_now(self, partitions: Sequence[TopicPartition]) -> None:
-        """Commit the final positions of these partitions. If that fails, their next owner reads the records again."""
+        """Commit the final positions of these partitions, and wait for the response.
+
+        If this fails, the next owner of a partition reads some records again.
+        """
         moved = self._uncommitted()
         try:
             self.commit({tp: moved[tp] for tp in partitions if tp in moved}).result(self._commit_timeout_s)
@@ -181,7 +187,7 @@ class GroupConsumer:
                     self._commit_now(partitions)
         finally:
             if self._offsets_request is not None and not self._offsets_request[0].isdisjoint(revoked):
-                self._offsets_request = None  # if they return, other members have committed since
+                self._offsets_request = None  # Its result would be out of date if the partitions are assigned again.
             self._drop(partitions)
             self._session.release(revoked)
 
@@ -199,14 +205,14 @@ class GroupConsumer:
             return
         asked, answer = self._offsets_request
         if not answer.done():
-            if not new <= asked:  # the request may wait for the end of a transaction, and the new partitions need not
+            if not new <= asked:  # The old request may wait for a transaction that does not concern the new partitions.
                 self._offsets_request = (new, self._session.offsets(new))
             return
         self._offsets_request = None
         try:
             offsets = answer.result()
             starts = {one: offsets[one] for one in sorted(asked & new) if one in offsets}
-            if len(offsets) < len(asked):  # the others wait for the end of a transaction; these are not delayed by it
+            if len(offsets) < len(asked):  # The other partitions wait for the end of a transaction. Request them later.
                 self._request_offsets_at = time.monotonic() + _RETRY_S
             self._reader.start_reading(starts)
         except SparklogError as error:
@@ -223,10 +229,10 @@ class GroupConsumer:
             self._on_assign(partitions)
 
     def _defer_start(self, error: SparklogError) -> None:
-        """Retry later, or raise an error that a retry does not fix.
+        """Retry later if the error is retriable. Otherwise raise it.
 
-        For some errors the coordinator will soon revoke the partitions, because another member has them or their topics
-        are gone.
+        After some other errors also wait, because the coordinator will soon revoke the partitions: another member has
+        them, or their topics were deleted.
         """
         known = {ErrorCode.STALE_MEMBER_EPOCH, ErrorCode.UNKNOWN_MEMBER_ID, ErrorCode.INCONSISTENT_TOPIC_ID}
         if isinstance(error, BrokerError) and not (error.retriable or error.code in known):
@@ -235,9 +241,9 @@ class GroupConsumer:
         self._request_offsets_at = time.monotonic() + _RETRY_S
 
     def close(self, *, processed: bool = True) -> None:
-        """Commit, run the callback, and leave.
+        """Call ``on_revoke``, commit the positions if auto-commit is on, and leave the group.
 
-        Without ``processed``, the records that were returned last are read again.
+        Without ``processed`` nothing is committed automatically, so the last returned records are read again.
         """
         if not processed:
             self._auto_commit_s = None

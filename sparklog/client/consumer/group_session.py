@@ -1,13 +1,13 @@
-"""The session of a consumer group's member with its coordinator: heartbeats, commits and committed offsets.
+"""The session of a group member with its coordinator: heartbeats, commits and committed offsets.
 
-They run on a thread of their own, so that they continue while user code works. The thread and the consumer share little
-state, under one lock: the coordinator's assignment, and the partitions that the consumer has (``owned``). When the
-consumer polls, it starts to read new partitions and gives up revoked ones, and the next heartbeat reports it. Only the
-response to the last heartbeat counts: a late response to an earlier one may assign partitions that another member has
-since received.
+A thread of the session sends these requests, so that they do not stop while user code works. The session's thread and
+the consumer share little state, under one lock: the assignment by the coordinator, and the partitions that the consumer
+reads (``owned``). When the consumer polls, it starts to read new partitions and gives up revoked ones. The next
+heartbeat reports this. Only the response to the last heartbeat counts: a late response to an earlier one might assign
+partitions that another member has got in the meantime.
 
-A member that was removed begins a new *incarnation* with a new member id. The partitions and commits of an earlier
-incarnation are void.
+A member that was removed begins a new *incarnation*, with a new member id. It loses the partitions of the earlier
+incarnation, and its unsent commits are refused.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ class MemberSettings(NamedTuple):
 class GroupMetadata(NamedTuple):
     """The identity of a member that sends offsets with a transaction.
 
-    ``topic_ids``: the ids of the topics that it reads.
+    ``topic_ids`` has the ids of the topics that it reads, by name.
     """
 
     group: str
@@ -77,7 +77,7 @@ class GroupMetadata(NamedTuple):
 
 
 class GroupNotice(NamedTuple):
-    """The coordinator's assignment in one incarnation of the member, and the partitions that the consumer gives up."""
+    """The current assignment of one incarnation of the member, and the partitions that the consumer must give up."""
 
     incarnation: int
     epoch: int
@@ -86,7 +86,7 @@ class GroupNotice(NamedTuple):
 
 
 class GroupSession:
-    """The session of one consumer, whose thread calls the methods. ``close`` ends the session's thread."""
+    """The session of one consumer. The user's thread calls the methods. ``close`` ends the session's own thread."""
 
     def __init__(
         self, bootstrap: str | Iterable[str], settings: MemberSettings, *, client_id: str, timeout_s: float
@@ -107,7 +107,7 @@ class GroupSession:
         self._has_left = False
         self._closing = False
         self._ended = False
-        #: Readable when there is news for the consumer.
+        #: A pipe. It becomes readable when the assignment has changed or a request of the consumer is done.
         self.wake_fd, self._write_fd = os.pipe()
         os.set_blocking(self.wake_fd, False)
         os.set_blocking(self._write_fd, False)
@@ -134,21 +134,21 @@ class GroupSession:
 
     @property
     def epoch(self) -> int:
-        """Return the last known epoch of the member; 0 before it has joined."""
+        """Return the last known member epoch, or 0 before the member has joined."""
         return self._epoch
 
     def polling(self, now: bool) -> None:
-        """Record that the consumer begins to wait for records, or that it returns to user code."""
+        """Record whether the consumer now waits for records (``now``), or returns to user code."""
         self._polled_at = time.monotonic()
         self._polling = now
         if self._has_left:
             self._wake()
 
     def accept_assignment(self, incarnation: int) -> GroupNotice:
-        """Return the current assignment, and accept it for the consumer.
+        """Return the current assignment, and count its partitions as owned by the consumer from now on.
 
-        If ``incarnation``, the one that the consumer knows, has ended, nothing is accepted. The consumer must drop all
-        of its partitions first.
+        ``incarnation`` is the incarnation that the consumer knows. If it has ended, nothing is counted as owned: the
+        consumer must first drop all of its partitions.
 
         Raises:
             BrokerError: the reason why the group refuses this member.
@@ -164,14 +164,14 @@ class GroupSession:
             return GroupNotice(self._incarnation, self._epoch, self._assigned, self._owned - self._assigned)
 
     def metadata(self, incarnation: int, topic_ids: Mapping[str, str]) -> GroupMetadata:
-        """Return the identity of the member. Raises CommitRefused if that incarnation has ended."""
+        """Return the identity of the member. Raises CommitRefused if ``incarnation`` has ended."""
         with self._lock:
             if self._incarnation != incarnation:
                 raise CommitRefused(ErrorCode.UNKNOWN_MEMBER_ID, REMOVED_SINCE)
             return GroupMetadata(self._settings.group, self._member_id, self._epoch, topic_ids)
 
     def release(self, partitions: Collection[AssignedPartition]) -> None:
-        """Release partitions that the consumer has stopped reading, after their last commits were sent."""
+        """Give up partitions that the consumer no longer reads. Their last commits must be sent before."""
         with self._lock:
             self._owned -= frozenset(partitions)
         self._wake()
@@ -188,22 +188,22 @@ class GroupSession:
         return done
 
     def offsets(self, partitions: Collection[AssignedPartition]) -> Future[dict[AssignedPartition, int | None]]:
-        """Return a future of the committed offsets of the member's own partitions; None for a partition without one.
+        """Return a future of the committed offsets of partitions that are assigned to the member.
 
-        Partitions whose offset an open transaction may set are left out. If these are all, the coordinator waits for
-        the transaction. The future raises BrokerError (STALE_MEMBER_EPOCH if they are not the member's own) or
-        ClientTimeout.
+        The offset is None if there is no committed offset. A partition is left out if an open transaction has offsets
+        of it. If this is true of all partitions, the coordinator delays the response until a transaction has ended. The
+        future raises BrokerError (STALE_MEMBER_EPOCH if a partition is not assigned to the member) or ClientTimeout.
         """
         return self._start(self._fetch_offsets(frozenset(partitions)))
 
     def close(self) -> None:
-        """Leave the group and end the thread. Idempotent."""
+        """Leave the group and end the thread. A second call does nothing."""
         if not self._closing:
             self._closing = True
             self._wake()
             self._call(self._commits.end)
             self._thread.join(_LEAVE_S + 10)
-            if not self._thread.is_alive():  # a running thread could write into a file that reuses the descriptor
+            if not self._thread.is_alive():  # Otherwise the thread could write to a file that reuses the descriptor.
                 self._close_pipe()
 
     def _close_pipe(self) -> None:
@@ -214,7 +214,7 @@ class GroupSession:
         self._call(self._woken.set)
 
     def _call(self, work: Callable[[], object]) -> None:
-        with contextlib.suppress(RuntimeError):  # the loop has ended
+        with contextlib.suppress(RuntimeError):  # The loop is closed.
             self._loop.call_soon_threadsafe(work)
 
     def _start(self, work: Coroutine[Any, Any, T]) -> Future[T]:
@@ -249,7 +249,7 @@ class GroupSession:
         finally:
             with self._lock:
                 self._ended = True
-            self._loop.run_until_complete(asyncio.sleep(0))  # runs the work that was posted just before
+            self._loop.run_until_complete(asyncio.sleep(0))  # runs callbacks that were added just before
             self._cluster.close()
             self._loop.run_until_complete(self._cluster.closed())
             self._loop.run_until_complete(asyncio.sleep(0))
@@ -276,7 +276,7 @@ class GroupSession:
                 failures = 0
                 if has_response:
                     await self._wait_for_next_heartbeat(began)
-            while not self._closing:  # waits until each remaining commit is refused
+            while not self._closing:  # After an error, go on until ``close``, so that ``send_all`` handles all commits.
                 await self._wait_until_woken()
         finally:
             _, unfinished = await asyncio.wait({commits}, timeout=_LEAVE_S)
@@ -292,7 +292,10 @@ class GroupSession:
             await self._woken.wait()
 
     async def _send_heartbeat(self, failures: int) -> bool:
-        """Send one heartbeat. Return False if news for the coordinator came before the response. Raises BrokerError."""
+        """Send one heartbeat. Raises BrokerError.
+
+        Return False if the member's state has changed before the response. Then the next heartbeat is sent at once.
+        """
         self._woken.clear()
         request = self._heartbeat()
         patience_s = self._settings.heartbeat_interval_ms / 1000 + self._coordinator.patience_s(failures)
@@ -347,8 +350,8 @@ class GroupSession:
     async def _wait_for_next_heartbeat(self, began: float) -> None:
         """Wait until the next heartbeat is due.
 
-        There is none while the consumer gives up partitions, for at most the interval. Otherwise the coordinator itself
-        delays its response.
+        While the consumer is giving up partitions, the next heartbeat is sent when it has done so, but at the latest
+        after the heartbeat interval. Otherwise it is sent at once, because the coordinator delays its response.
         """
         with self._lock:
             giving_up = not self._owned <= self._assigned
@@ -358,7 +361,7 @@ class GroupSession:
             await self._pause(_LEAST_PAUSE_S)
 
     async def _pause(self, seconds: float) -> None:
-        """Wait for a number of seconds, or until there is news."""
+        """Wait for a number of seconds, or until the session is woken."""
         with contextlib.suppress(asyncio.TimeoutError):
             await asyncio.wait_for(self._woken.wait(), max(0.001, min(seconds, self._poll_time_left_s())))
 
@@ -393,9 +396,9 @@ class GroupSession:
         return not self._polling and self._poll_time_left_s() <= 0.001
 
     async def _leave_until_poll(self) -> None:
-        """Leave the group because user code takes too long, so that other members read the partitions.
+        """Leave the group because user code takes too long, so that other members can read the partitions.
 
-        Join at the next poll.
+        Return at the next poll. Then the member joins again.
         """
         limit_ms = self._settings.max_poll_interval_ms
         _log.warning("group %s: no poll for max_poll_interval_ms=%d: leaving", self._settings.group, limit_ms)
@@ -407,7 +410,7 @@ class GroupSession:
         self._has_left = False
 
     async def _leave(self, *, permanently: bool = False) -> None:
-        """Notify the coordinator. If that fails, the session timeout removes the member."""
+        """Notify the coordinator that the member leaves. If this fails, the session timeout removes the member."""
         static = bool(self._settings.instance_id) and not permanently
         attempts = Attempts(self._coordinator, timeout_s=_LEAVE_S)
         try:

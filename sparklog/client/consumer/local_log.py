@@ -1,8 +1,8 @@
-"""The segment files of a partition as memory maps, for a reader on the host of an in-sync replica.
+"""The memory-mapped segment files of a partition, for a reader on the same host as an in-sync replica.
 
-A broker on this host passes the segment that contains an offset, open for reading, with the limit up to which it may be
-read. The file stays readable whatever happens to the broker: an open file survives its deletion, and committed batches
-are never truncated in place. Whole batches are verified like fetched ones.
+A broker on this host passes open file descriptors of the segment that contains an offset, and the limit up to which the
+reader may read. The files stay readable even if the broker ends: an open file survives its deletion, and committed
+batches are never truncated in place. If all columns of a batch are read, its checksum is verified.
 """
 
 from __future__ import annotations
@@ -27,10 +27,10 @@ _HEADERS_AT_ONCE = 1024
 
 
 class _Segment:
-    """One segment with mapped data, and with an index that is open until ``close``."""
+    """One segment: its data file is mapped, and its index is open until ``close``."""
 
     def __init__(self, opened: OpenedSegment, data: int, index: int) -> None:
-        """Map the data and take ownership of ``index``, but not of ``data``.
+        """Map the data file. ``close`` closes the descriptor ``index``; the caller must close ``data``.
 
         Raises:
             OSError: the file cannot be mapped.
@@ -40,7 +40,7 @@ class _Segment:
         self._data = memoryview(mmap.mmap(data, opened.data_bytes, access=mmap.ACCESS_READ))
         self._index = index
         self._next = opened.first_batch
-        #: Headers that were read from the index but not returned.
+        #: The headers that were read from the index and not returned yet.
         self._headers: list[BatchHeader] = []
 
     @property
@@ -51,7 +51,7 @@ class _Segment:
         """Return the next batches, at least one. Their bodies are views of the mapped file.
 
         Raises:
-            BrokerError: CORRUPT_MESSAGE if the index contradicts itself or the length of the data.
+            BrokerError: CORRUPT_MESSAGE if the index is invalid, or does not fit the length of the data.
         """
         headers = self._headers or self._read_headers()
         if headers_only and not any(header.offset_array_length for header in headers):
@@ -85,12 +85,12 @@ class _Segment:
         return unpack_headers(packed)
 
     def close(self) -> None:
-        """Close the index. Batches that were returned keep the mapping."""
+        """Close the index. Returned batches keep the memory map alive."""
         os.close(self._index)
 
 
 class LocalLog:
-    """The files of one partition for one reader. The reader's thread uses it, and closes it."""
+    """The segment files of one partition for one reader. The reader's thread uses and closes it."""
 
     def __init__(self, cluster: BlockingCluster, tp: TopicPartition, *, isolation: int, max_bytes: int) -> None:
         self._cluster = cluster
@@ -107,12 +107,12 @@ class LocalLog:
     ) -> PartitionBytes:
         """Return whole batches from ``position`` on.
 
-        Return none if there is nothing to read yet, or if the log has diverged from the records that were read.
+        Return no batches if there is nothing to read yet, or if the log has diverged from the records that were read.
 
         Raises:
-            BrokerError: the error of a fetch at ``position``; REPLICA_NOT_AVAILABLE if no in-sync replica on this host
-                passes its files.
-            OSError: the broker is gone, this process may not use its socket, or the files cannot be mapped.
+            BrokerError: the same error as for a fetch at ``position``; REPLICA_NOT_AVAILABLE if no in-sync replica on
+                this host passes its files.
+            OSError: the broker has ended, this process must not use its socket, or the files cannot be mapped.
         """
         segment = self._segment
         if segment is None or segment.ended or position != self._position:
@@ -150,7 +150,7 @@ class LocalLog:
             data, index = descriptors
             try:
                 segment = _Segment(opened, data, index)
-            except ValueError as error:  # mmap's error for a file that is too short
+            except ValueError as error:  # This is mmap's error for a file that is too short.
                 raise BrokerError(ErrorCode.CORRUPT_MESSAGE, f"{self._tp}: {error}") from None
             descriptors.remove(index)
             return opened, segment
@@ -179,7 +179,7 @@ class LocalLog:
         return self._client, self._hello
 
     def _find_broker(self, leader: Leader) -> HelloReply:
-        """Return the hello of the leader or of an in-sync follower on this host."""
+        """Return the HelloReply of the leader or of an in-sync follower that is on this host."""
         partition = self._cluster.metadata.partition(self._tp)
         isr = partition.isr if partition is not None else ()
         for broker_id in dict.fromkeys((leader.broker_id, *isr)):

@@ -1,4 +1,4 @@
-"""The log's own columns, which a consumer can add to its batches. Pure."""
+"""The columns ``_topic``, ``_partition`` and ``_offset``, which a consumer can add to its batches. Pure."""
 
 from __future__ import annotations
 

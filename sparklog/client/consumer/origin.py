@@ -1,9 +1,9 @@
-"""The position of a consumed batch, in the metadata of its schema, so that the batch stays a plain Arrow batch.
+"""The position of a consumed batch, which is stored in the metadata of the batch's schema.
 
-A consumer returns plain ``pyarrow.RecordBatch``es. ``origin(batch)`` returns topic, partition, the offset of the first
-record and its leader epoch. Offsets increase by one from there. Within a batch of a compacted topic they may have gaps,
-which only the ``_offset`` column of ``Consumer(..., log_columns=True)`` shows. Batches can be combined into a table
-without changes, because Arrow does not compare metadata for that.
+So a consumer can return plain ``pyarrow.RecordBatch``es. ``origin(batch)`` returns topic, partition, and the offset and
+leader epoch of the first record. The offset increases by one for each record. In a compacted topic there may be gaps
+between the offsets of a batch, and only the ``_offset`` column of ``Consumer(..., log_columns=True)`` shows them.
+Batches can be combined into a table, because Arrow does not compare metadata then.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ class Origin(NamedTuple):
 
 def with_origin(batch: pa.RecordBatch, place: Origin) -> pa.RecordBatch:
     """Return ``batch`` with its origin."""
-    # The topic comes last: the others are numbers, so a separator in its name does no harm.
+    # The topic comes last, so that a comma in its name does no harm.
     text = f"{place.partition},{place.offset},{place.leader_epoch},{place.topic}"
     return batch.replace_schema_metadata({_KEY: text.encode()})
 

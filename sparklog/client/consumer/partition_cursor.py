@@ -1,6 +1,6 @@
-"""A reader's position in one partition: its progress, its place in the log's history, and its failures. Pure.
+"""The state of reading one partition: the position, what is known about the log before it, and failures. Pure.
 
-The consumer's fetches, bounded reads and reads of local files move cursors by the same rules.
+The fetches of consumers, bounded reads and reads of local files move cursors by the same rules.
 """
 
 from __future__ import annotations
@@ -14,18 +14,18 @@ from sparklog.model import NO_EPOCH, TopicPartition
 
 
 class LogPosition(NamedTuple):
-    """A position in a log, with what is known about the record before it."""
+    """A position in a log, and what is known about the record before it."""
 
     offset: int
-    #: The leader epoch of the record before the offset; -1: not known, so no truncation can be detected.
+    #: The leader epoch of the record before the offset. -1: unknown, so a truncation cannot be detected.
     last_epoch: int = NO_EPOCH
-    #: True if ``last_epoch`` only means that the log reached the offset in this epoch. The record before the offset may
-    #: be of an older epoch: a leader that appended nothing left no trace in the log.
+    #: True if ``last_epoch`` is only an upper bound: the log ended at or after the offset in this leader epoch. The
+    #: record before the offset may be of an older epoch, because a leader may append nothing in its epoch.
     epoch_is_bound: bool = False
 
 
 class PartitionCursor:
-    """The state of one partition that is read: its position, and the time from which it may be fetched."""
+    """The state of one partition that is read: its position, its failures, and when it may be fetched again."""
 
     __slots__ = (
         "epoch_is_bound",
@@ -42,22 +42,23 @@ class PartitionCursor:
     )
 
     def __init__(self, tp: TopicPartition, topic_id: str, position: int, *, last_epoch: int = NO_EPOCH) -> None:
-        """Create the cursor. ``last_epoch``: an epoch in which the log reached ``position``; -1: not known."""
+        """Create the cursor. ``last_epoch`` is an epoch in which the log had reached ``position``, or -1 if unknown."""
         self.tp = tp
         self.topic_id = topic_id
-        #: This and the next two are the parts of a ``LogPosition``.
+        #: This attribute and the next two are the parts of a ``LogPosition``.
         self.position = position
         self.last_epoch = last_epoch
         self.epoch_is_bound = last_epoch != NO_EPOCH
         self.failures = 0
         self.failing_since = 0.0
         self.retry_at = 0.0
-        #: The time of the first response without batches since the last one with batches; None: there was none.
+        #: The time of the first response without batches after the last one with batches. None: there was none.
         self.waiting_since: float | None = None
         #: The reason why the last fetch returned no batches.
         self.problem = "no response"
-        #: The offsets of a response from a damaged batch on, if only some columns of the batch were fetched. For
-        #: fetches from this range the broker is asked to verify what is on its disk.
+        #: A range of offsets. A fetch from one of them asks the broker to verify the batches on its disk. The range is
+        #: set if a batch was damaged of which only some columns were fetched. It begins at this batch and ends at the
+        #: end of the response.
         self.to_verify = range(0)
 
     @property
@@ -65,20 +66,21 @@ class PartitionCursor:
         return LogPosition(self.position, self.last_epoch, self.epoch_is_bound)
 
     def move(self, position: int, last_epoch: int = NO_EPOCH, epoch_is_bound: bool = False) -> None:
-        """Set the offset of the next fetch, and what is known about the record before it."""
+        """Set the position, which is the offset of the next fetch, and what is known about the record before it."""
         self.position, self.last_epoch, self.epoch_is_bound = position, last_epoch, epoch_is_bound
 
     def move_past(self, part: PartitionBytes) -> CompletedFetch:
-        """Move past the batches of ``part``, which has at least one."""
+        """Move past the batches of ``part``, which must have at least one batch."""
         start = self.log_position
         self.move(part.next_offset, part.headers[-1].leader_epoch)
         self.waiting_since = None
         return CompletedFetch(self, start, part)
 
     def on_diverging(self, diverging: tuple[int, int]) -> None:
-        """Handle the leader epoch and end offset at which the log has left the history that was read.
+        """Handle the leader's report (leader epoch, end offset) that its log differs from the records that were read.
 
-        If only a bound of the epoch was known, and the log still reaches the position, take the leader's epoch instead.
+        If only a bound of the last epoch was known, and the leader's log still has all offsets below the position, then
+        nothing was truncated. Use the reported epoch from then on.
 
         Raises:
             LogTruncated: records before the position are no longer in the log.
@@ -89,9 +91,10 @@ class PartitionCursor:
         self.last_epoch, self.epoch_is_bound = epoch, False
 
     def request_verification(self, error: Exception, end: int) -> bool:
-        """Request verification from the position to ``end`` if ``error`` means damage that was not verified.
+        """If ``error`` reports a damaged batch, let the next fetches up to ``end`` ask the broker to verify its disk.
 
-        Return whether it does. Only the broker can tell damage on its disk from damage on the way.
+        Return whether this was done. Return False if ``error`` is another one, or the broker has already verified the
+        batch. Only the broker can distinguish damage on its disk from damage on the network.
         """
         damaged = isinstance(error, BrokerError) and error.code == ErrorCode.CORRUPT_MESSAGE
         if not damaged or self.position in self.to_verify:
@@ -102,27 +105,27 @@ class PartitionCursor:
     # --- responses without batches ---
 
     def end_failures(self, retry_at: float = 0.0) -> None:
-        """End a series of failures, and allow the next fetch from ``retry_at`` on."""
+        """End a series of failures, and allow the next fetch at the time ``retry_at``."""
         self.failures, self.retry_at = 0, retry_at
 
     def on_empty(self, problem: str, now: float) -> float:
-        """Note a response without batches. Return the time since the first one after the last batches, in s."""
+        """Record a response without batches. Return how long there have been only such responses, in seconds."""
         self.problem = problem
         if self.waiting_since is None:
             self.waiting_since = now
         return now - self.waiting_since
 
     def failing_s(self, now: float) -> float:
-        """Return the time since the first of a series of failures; 0 if the last fetch did not fail."""
+        """Return the time since the first failure of the current series, or 0 if the last fetch did not fail."""
         return now - self.failing_since if self.failures else 0.0
 
     def on_error(self, error: BrokerError, now: float, *, pause_ms: float, timeout_s: float, grace_s: float) -> None:
         """Count a failure, and allow the next fetch after ``pause_ms``.
 
-        An unknown topic may mean for ``grace_s`` that the broker does not know the topic yet.
+        An unknown topic is retried for ``grace_s``, because the broker may not know a new topic yet.
 
         Raises:
-            BrokerError: a retry does not fix ``error``.
+            BrokerError: ``error`` is not retriable.
             ClientTimeout: all fetches have failed for more than ``timeout_s``.
         """
         if not self.failures:
@@ -143,7 +146,7 @@ class PartitionCursor:
 
 
 class CompletedFetch(NamedTuple):
-    """Batches of one partition that are not decoded yet. The cursor has moved past them."""
+    """Fetched batches of one partition that are not decoded yet. The cursor has already moved past them."""
 
     cursor: PartitionCursor
     #: The position that was requested.

@@ -1,7 +1,7 @@
-"""The reader of one range of offsets of one partition, for Spark's tasks and other bounded reads.
+"""The reader of a range of offsets of one partition, for Spark tasks and other bounded reads.
 
-It is a fetcher of one partition with an end, which may also fetch from followers. Before that it reads files of this
-host if it can. It never ends early without an error: it raises if it cannot read the whole range.
+If a broker on this host has an in-sync replica, the reader reads the broker's segment files. Otherwise it fetches from
+the leader or from a follower. If it cannot read the whole range, it raises an error.
 """
 
 from __future__ import annotations
@@ -30,18 +30,18 @@ from sparklog.protocol.messages import TopicMetadata
 from sparklog.record.header import BatchHeader
 from sparklog.record.schema import parse_schema
 
-#: The size of a response: two of the batches that tables are stored as, which have about 4 MiB each.
+#: The maximum size of a response. Two batches of a stored table fit into it; these have about 4 MiB each.
 _MAX_BYTES = 10 * 1024 * 1024
-#: The time between checks of a log on this host that does not have the wanted records yet.
+#: The time between two reads of local files, if the log does not have the requested records yet.
 _LOCAL_PAUSE_S = 0.02
 
 
 class PartitionReader:
     """An iterator of ``(BatchHeader, pyarrow.RecordBatch)`` over the offsets ``[start, end)`` of one partition.
 
-    Use it from one thread, once. Close it, or use it in a ``with`` block. The header is the stored one, except for
-    length and CRC if only some columns were sent. The records are cut to the range. To get offsets, use ``fetched()``,
-    which also returns the first offset of each batch.
+    Use it once, from one thread. Close it, or use it in a ``with`` block. The header is the stored one, but if only
+    some columns were sent, length and CRC differ. Records outside of the range are removed. To get offsets, use
+    ``fetched()``, which also returns the first offset of each batch.
     """
 
     def __init__(
@@ -64,19 +64,19 @@ class PartitionReader:
         """Create the reader without connecting.
 
         Args:
-            bootstrap: addresses, or a cluster client to share, which the reader then does not close.
-            columns: fetch only these, in this order; nulls if a batch is older than a column. Empty: fetch only
-                headers, and return batches with a number of rows but no columns.
+            bootstrap: addresses, or a shared cluster client, which the reader does not close.
+            columns: fetch only these columns, in this order. Batches that are older than a column have nulls in it. If
+                it is empty, fetch only headers, and return batches with a number of rows but no columns.
             keep: a filter for headers. Batches for which it returns False are skipped.
-            topic_id: refuse to read a recreated topic of the same name.
-            last_epoch: a leader epoch in which the log was known to reach ``start``. The reader raises if the log was
-                truncated below it since. NO_EPOCH: not checked.
-            isolation: ``"read_committed"`` leaves out records of aborted transactions, and waits at those of open ones;
-                ``"read_uncommitted"`` does neither.
+            topic_id: the expected id of the topic. A recreated topic with the same name has another id and is not read.
+            last_epoch: a leader epoch in which the log had reached ``start``. The reader raises if the log was
+                truncated below ``start`` after that. NO_EPOCH: this is not checked.
+            isolation: ``"read_committed"`` leaves out records of aborted transactions, and waits for the end of open
+                transactions. ``"read_uncommitted"`` does neither.
             local: ``"auto"`` maps the files of an in-sync replica on this host if there is one, and otherwise fetches
-                from the nearest replica. ``"never"`` fetches. ``"require"`` fails instead of fetching. ``counters``
-                shows which one was used.
-            max_bytes: the size of one response; a larger batch is returned alone.
+                from the nearest replica. ``"never"`` always fetches. ``"require"`` fails instead of fetching.
+                ``counters`` shows which one was used.
+            max_bytes: the maximum size of one response. A larger batch is returned alone.
             timeout_s: the maximum time without any progress.
         """
         assert 0 <= start <= end, f"range [{start}, {end})"
@@ -92,7 +92,7 @@ class PartitionReader:
         self._start = start
         self._end = end
         self._columns = list(columns) if columns is not None else None
-        #: Chosen when the topic is known; None: all columns.
+        #: The projection to the chosen columns. It is set when the topic is known. None: all columns.
         self._projection: TopicProjection | None = None
         self._keep = keep
         self._timeout_s = timeout_s
@@ -118,7 +118,7 @@ class PartitionReader:
         forks.watch(self)
 
     def close(self) -> None:
-        """Close the reader's connections. Does nothing in a forked child."""
+        """Close the reader's connections. A call in a forked child does nothing."""
         self._fetcher.close()
         self._close_local()
         if self._owns_cluster:
@@ -136,13 +136,13 @@ class PartitionReader:
         return ((found.header, found.batch) for found in self.fetched())
 
     def fetched(self) -> Iterator[FetchedBatch]:
-        """Yield the batches with the offset of each batch's first record.
+        """Yield the batches, each with the offset of its first record.
 
         Raises:
             LogTruncated: an unclean election truncated the log during the read.
             BrokerError: OFFSET_OUT_OF_RANGE, UNKNOWN_TOPIC_OR_PARTITION, INCONSISTENT_TOPIC_ID, CORRUPT_MESSAGE;
                 SCHEMA_MISMATCH for columns that the topic does not have.
-            LocalReadUnavailable: any reason, with ``local="require"``.
+            LocalReadUnavailable: the files cannot be read on this host, and ``local`` is ``"require"``.
             ClientTimeout: no progress for ``timeout_s``; the message has the offset that was reached.
         """
         cursor = self._cursor
@@ -186,7 +186,7 @@ class PartitionReader:
     def _choose(self, columns: Sequence[str], topic: TopicMetadata) -> TopicProjection:
         try:
             return TopicProjection(topic.name, columns, parse_schema(topic.schemas[-1].message))
-        except BrokerError:  # columns may have been added to the topic since the metadata was read
+        except BrokerError:  # The columns may have been added to the topic after the metadata were read.
             newest = self._cluster.topic(topic.name, refresh=True).schemas[-1]
             return TopicProjection(topic.name, columns, parse_schema(newest.message))
 
@@ -196,7 +196,7 @@ class PartitionReader:
     # --- fetches ---
 
     def _fetch(self) -> CompletedFetch:
-        """Return the batches at the position, which are fetched until there are some."""
+        """Fetch until there are batches at the position, and return them."""
         deadline = Deadline(self._timeout_s)
         while deadline.left_s():
             for completed in self._fetcher.advance(deadline.left_s()):
@@ -212,7 +212,7 @@ class PartitionReader:
     # --- files of this host ---
 
     def _read_local(self) -> CompletedFetch | None:
-        """Return the batches at the position from files of this host, or None if they must be fetched."""
+        """Return the batches at the position from files on this host, or None if they must be fetched."""
         deadline = Deadline(self._timeout_s)
         cursor = self._cursor
         while self._local is not None:
@@ -233,7 +233,7 @@ class PartitionReader:
             if part.answer.diverging is not None:
                 cursor.on_diverging(part.answer.diverging)
             elif not self._local_only:
-                return None  # a fetch can wait for records that do not exist yet
+                return None  # Fetch instead: the broker can wait for records that do not exist yet.
             elif not deadline.left_s():
                 raise self._no_progress(water_marks(part.answer))
             else:

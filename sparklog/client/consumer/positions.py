@@ -1,4 +1,4 @@
-"""The partitions and positions of a consumer: where it starts, where the logs end, and where it continues."""
+"""The partitions and positions of a consumer: its start positions, the logs' ends, and the reset of positions."""
 
 from __future__ import annotations
 
@@ -17,19 +17,20 @@ from sparklog.client.consumer.timestamp_seek import TimestampSeek
 from sparklog.errors import BrokerError, ConfigError, ErrorCode
 from sparklog.model import TopicPartition
 
-#: The fraction of the metadata's maximum age after which it is refreshed, because the response takes time as well.
+#: Metadata are refreshed after this fraction of their maximum age, because the response takes time too.
 _REFRESH_AFTER = 0.75
 
-#: The start: an end of the log, a time, or an offset for each partition (the others start at the earliest).
+#: Where to start: at the earliest or latest offset, at a time, or at given offsets. Partitions without a given offset
+#: start at the earliest one.
 Start = Literal["earliest", "latest"] | dt.datetime | Mapping[TopicPartition, int]
-#: What to do with a position outside of the log: raise, or continue from an end of the log.
+#: What to do if a position is outside of the log: raise, or continue from the earliest or latest offset.
 OnOutOfRange = Literal["raise", "earliest", "latest"]
 
 
 class Assignment:
-    """The assignment of a consumer without a group.
+    """The partitions of a consumer without a group.
 
-    Owner: its ``Consumer``. It fills ``cursors``, which belong to the fetcher.
+    The ``Consumer`` owns this object. It adds partitions to ``cursors``, which the fetcher owns.
     """
 
     def __init__(
@@ -54,7 +55,7 @@ class Assignment:
         self._seen_version = 0
 
     def begin(self, topics: list[str], assigned: Sequence[TopicPartition], start: Start) -> None:
-        """Look up the partitions and their start positions. Raises as ``Consumer``."""
+        """Look up the partitions and their start positions. Raises the errors of the ``Consumer``'s constructor."""
         self._topics = topics
         for topic in dict.fromkeys([*topics, *(tp.topic for tp in assigned)]):
             self._cluster.topic(topic)
@@ -84,9 +85,9 @@ class Assignment:
         return {tp: found[tp] for tp in partitions}
 
     def add_new_partitions(self) -> None:
-        """Read partitions that were added to the topics, from their first record on.
+        """Begin to read partitions that were added to the topics, from their first record on.
 
-        New partitions in the metadata are read at once. The metadata is refreshed when it reaches its maximum age.
+        This refreshes the metadata if they are near their maximum age.
         """
         if not self._topics:
             return
@@ -103,7 +104,7 @@ class Assignment:
                     self._add(tp, 0)
 
     def next_refresh_s(self) -> float:
-        """Return the seconds until ``add_new_partitions`` refreshes the metadata; 0: at its next call."""
+        """Return the seconds until ``add_new_partitions`` must refresh the metadata. 0: its next call does that."""
         return max(0.0, self._refreshed_at + self._refresh_after_s - time.monotonic())
 
     def _add(self, tp: TopicPartition, position: int) -> None:
@@ -113,7 +114,7 @@ class Assignment:
 
 
 class LogEnds:
-    """The start and end offsets of the assigned partitions. Owner: its ``Consumer``. ``cursors`` belong to the fetcher.
+    """The earliest and latest offsets of the assigned partitions. The ``Consumer`` owns this object.
 
     Methods raise ClientTimeout if a leader does not respond.
     """
@@ -134,22 +135,23 @@ class LogEnds:
         self.on_out_of_range = on_out_of_range
 
     def end_offsets(self) -> dict[TopicPartition, int]:
-        """Return the offset of the next record that will become visible in each partition."""
+        """Return the latest offset of each partition, by the consumer's isolation level."""
         at: dict[TopicPartition, OffsetQuery] = dict.fromkeys(self._cursors, "latest")
         return list_offsets(self._cluster, at, isolation=self._isolation, known=self._buffer.positions())
 
     def table_ends(self) -> dict[TopicPartition, int]:
-        """Return the end offsets of the partitions, up to which a table is read.
+        """Return the offset of each partition up to which a table is read (exclusive).
 
-        A position beyond the end is out of range; it does not mean that the partition has no new records.
+        A position beyond the end of the log is out of range. It must not be treated as a partition without new records.
 
         Raises:
-            BrokerError: OFFSET_OUT_OF_RANGE, unless ``on_out_of_range`` moves positions.
+            BrokerError: OFFSET_OUT_OF_RANGE if a position is out of range, and ``on_out_of_range`` is "raise".
         """
         ends = self.end_offsets()
         beyond = {tp: position for tp, position in self._buffer.positions().items() if position > ends[tp]}
         if beyond and self._isolation:
-            # The records between belong to open transactions, and cannot be read yet.
+            # The position may be above the last stable offset but not above the high watermark. Then the records up to
+            # the position are of open transactions, and cannot be read yet.
             ends |= list_offsets(self._cluster, dict.fromkeys(beyond, "latest"))
             ends |= {tp: position for tp, position in beyond.items() if position <= ends[tp]}
         beyond = {tp: position for tp, position in beyond.items() if position > ends[tp]}
@@ -164,9 +166,9 @@ class LogEnds:
         return ends
 
     def reset_positions(self) -> None:
-        """Move each position that is outside of its log to the configured end.
+        """Move each position that is outside of its log to the earliest or latest offset, by ``on_out_of_range``.
 
-        An error names one partition, but several may be affected.
+        This checks all partitions, because an error names only one.
         """
         starts = list_offsets(self._cluster, dict.fromkeys(self._cursors, "earliest"), isolation=self._isolation)
         ends = self.end_offsets()
@@ -179,7 +181,7 @@ class LogEnds:
 def topics_and_partitions(
     topics: str | Iterable[str] | Iterable[TopicPartition], *, optional: bool
 ) -> tuple[list[str], list[TopicPartition]]:
-    """Return the argument ``topics`` as names of topics and single partitions."""
+    """Split the argument ``topics`` of a consumer into names of topics and single partitions."""
     if isinstance(topics, str):
         return [topics], []
     names: list[str] = []

@@ -1,4 +1,4 @@
-"""The columns that a reader needs of one topic: the request to brokers, and the completion of batches. Pure."""
+"""The columns of a topic that a reader needs: which ones to request, and how to complete the received batches. Pure."""
 
 from __future__ import annotations
 
@@ -8,15 +8,18 @@ import pyarrow as pa
 
 from sparklog.errors import BrokerError, ErrorCode
 
-#: The function that returns the columns to request of a topic, as ``TopicProjection.wire``.
+#: A function that returns the columns of a topic to request, as in ``TopicProjection.wire``.
 ColumnsOf = Callable[[str], "tuple[str, ...] | None"]
 
 
 class TopicProjection:
-    """A projection by the topic's newest schema. It applies to batches of older and newer schemas as well."""
+    """The projection of a topic's batches to some columns of the topic's newest schema.
+
+    Batches of older and later schemas can be projected too.
+    """
 
     def __init__(self, topic: str, columns: Sequence[str], newest: pa.Schema, *, also: Iterable[str] = ()) -> None:
-        """Create the projection. ``also``: columns that are fetched for the reader's own use.
+        """Create the projection. The columns in ``also`` are fetched too, but not returned.
 
         Raises:
             BrokerError: SCHEMA_MISMATCH with the columns that the topic does not have.
@@ -27,13 +30,13 @@ class TopicProjection:
                 ErrorCode.SCHEMA_MISMATCH, f"columns {missing} not found; topic {topic!r} has {newest.names}"
             )
         fetched = {*columns, *also}
-        #: The value for ``FetchPartition.columns``; None: all columns, which are sent as stored.
+        #: The value for ``FetchPartition.columns``. None: batches are sent as they are stored, with all columns.
         self.wire = None if fetched.issuperset(newest.names) else tuple(n for n in newest.names if n in fetched)
         self._schema = pa.schema([newest.field(name) for name in columns])
         self._names = list(columns)
 
     def complete(self, batch: pa.RecordBatch) -> pa.RecordBatch:
-        """Return the chosen columns in the chosen order, with nulls if the batch is older than a column."""
+        """Return the chosen columns of a batch, in the chosen order. A column that the batch does not have is null."""
         found = batch.schema.names
         if found == self._names:
             return batch

@@ -1,4 +1,4 @@
-"""The counters of a reader."""
+"""Counters of the batches and bytes that a consumer or reader has read."""
 
 from __future__ import annotations
 
@@ -10,31 +10,31 @@ from sparklog.record.header import Flag
 
 @dataclass(slots=True)
 class ReadCounters:
-    """Counters per response and partition. Bytes are those of batch bodies."""
+    """The counters of one consumer or reader. Sizes are those of batch bodies, without headers."""
 
-    #: Responses to fetches.
+    #: The number of partitions in the responses to fetches.
     fetches: int = 0
-    #: Bytes that were fetched.
+    #: The bytes that were fetched.
     fetched_bytes: int = 0
-    #: Batches that were fetched.
+    #: The batches that were fetched.
     fetched_batches: int = 0
-    #: The size of the fetched batches in the log: more than was fetched if only some columns were sent.
+    #: The size of the fetched batches in the log. It is more than was fetched if only some columns were sent.
     stored_bytes: int = 0
-    #: Fetched batches of which only some columns were sent.
+    #: The fetched batches of which only some columns were sent.
     projected_batches: int = 0
-    #: Batches fetched from a follower that is nearer than the leader.
+    #: The batches that were fetched from a follower.
     follower_batches: int = 0
-    #: Batches that were decoded.
+    #: The batches that were decoded.
     decoded_batches: int = 0
-    #: Batches read from files of this host instead of fetches.
+    #: The batches that were read from files on this host and not fetched.
     local_batches: int = 0
-    #: Bytes of those batches that were read.
+    #: The bytes that were read from files on this host.
     local_bytes: int = 0
-    #: The number of times that a reader fell back from files to fetches.
+    #: How often the reader could not read files on this host any more and began to fetch.
     local_fallbacks: int = 0
 
     def count(self, answer: PartitionBytes) -> None:
-        """Count the batches of a response."""
+        """Count the fetched batches of one partition of a response."""
         self.fetches += 1
         self.fetched_batches += len(answer.headers)
         self.fetched_bytes += len(answer.bodies)
@@ -46,7 +46,7 @@ class ReadCounters:
         self.local_batches += len(answer.headers)
 
     def count_decoded(self, batch: FetchedBatch, *, mapped: bool) -> None:
-        """Count a batch that was decoded. ``mapped``: from a mapped file."""
+        """Count a decoded batch. ``mapped`` is whether it is from a mapped file."""
         self.decoded_batches += 1
         if mapped:
             self.local_bytes += batch.read_bytes

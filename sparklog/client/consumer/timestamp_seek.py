@@ -1,4 +1,7 @@
-"""The start at a time: leaders return the batch that contains it, and its first records may be older."""
+"""The start of a consumer at a time.
+
+A leader returns the offset of a batch for a time. The first records of this batch may be older, and are left out here.
+"""
 
 from __future__ import annotations
 
@@ -13,26 +16,26 @@ from sparklog.model import TopicPartition
 
 
 class TimestampSeek:
-    """The pending starts. Owner: its ``Consumer``."""
+    """The partitions that have not reached their start time yet. The ``Consumer`` owns the object."""
 
     def __init__(self, cluster: BlockingCluster) -> None:
         self._cluster = cluster
-        #: The start times in us of partitions that have not reached them.
+        #: The start time, in us, of each partition that has not reached it yet.
         self._not_before_us: dict[TopicPartition, int] = {}
 
     def __bool__(self) -> bool:
-        """Return whether any batch may have to be cut."""
+        """Return whether records may have to be left out."""
         return bool(self._not_before_us)
 
     def begin(self, partitions: Iterable[TopicPartition], time_us: int) -> None:
         self._not_before_us.update(dict.fromkeys(partitions, time_us))
 
     def drop(self, tp: TopicPartition) -> None:
-        """Drop the start time of a partition that is read from elsewhere, or not any more."""
+        """Drop the start time of a partition, because it is now read from another position or not at all."""
         self._not_before_us.pop(tp, None)
 
     def cut(self, found: Iterable[ConsumedBatch]) -> Iterator[ConsumedBatch]:
-        """Yield the batches without the records before the first one that is not older than the start time."""
+        """Yield the batches, but leave out the records before the first one at or after the start time."""
         for one in found:
             start_us = self._not_before_us.get(one.tp)
             row = 0 if start_us is None else self._first_row_at(one, start_us)
@@ -44,7 +47,7 @@ class TimestampSeek:
         topic = self._cluster.metadata.topic(found.tp.topic)
         batch = found.fetched.batch
         if topic is None or topic.event_time is None or topic.event_time not in batch.schema.names:
-            return 0  # append times: all records of a batch have the same time
+            return 0  # The times are append times, so all records of the batch have the same time.
         times = batch.column(topic.event_time).cast(pa.timestamp("us"), safe=False).cast(pa.int64())
         reached = np.flatnonzero(times.fill_null(-(2**63)).to_numpy(zero_copy_only=False) >= start_us)
         return int(reached[0]) if len(reached) else batch.num_rows
