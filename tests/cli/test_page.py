@@ -97,6 +97,7 @@ def name_of(words: list[str]) -> str:
 
 
 @pytest.mark.integration
+@pytest.mark.extended
 @pytest.mark.timeout(240)
 def test_every_command_of_the_page_runs_as_printed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     settings = {"offsets.topic.num.partitions": "1", "transaction.state.log.num.partitions": "1"}

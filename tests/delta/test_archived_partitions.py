@@ -17,6 +17,7 @@ from tests.delta.archives import archived, bad_rows, places, rows
 pytestmark = pytest.mark.integration
 
 
+@pytest.mark.extended
 def test_text_that_cannot_name_a_directory_is_quarantined(
     spark: SparkSession, admin: Admin, brokers: ProcessCluster, topic: str, lake: str
 ) -> None:

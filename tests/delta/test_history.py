@@ -233,6 +233,7 @@ def test_a_killed_history_query_resumes_where_it_was(
     assert sorted(row["price"] for rows in batches.values() for row in rows) == sorted([*_ALL, 30.0, 31.0, 32.0])
 
 
+@pytest.mark.extended
 def test_readers_see_each_offset_once_during_archiving(
     spark: SparkSession, brokers: ProcessCluster, admin: Admin, topic: str, tmp_path: Path
 ) -> None:

@@ -13,7 +13,7 @@ from sparklog.client.admin.admin import Admin
 from sparklog.cluster.local import LocalCluster
 from tests.ports import FirstPort
 
-pytestmark = [pytest.mark.integration, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.integration, pytest.mark.extended, pytest.mark.timeout(600)]
 
 PAGE = Path(__file__).resolve().parent.parent.parent / "docs" / "spark.md"
 #: Lines that the examples print, in their order. Other lines may come between them.
