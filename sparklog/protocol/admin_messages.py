@@ -88,7 +88,7 @@ class AlterTopic(Message, frozen=True, tag="alter_topic"):
 
 
 class DeleteRecordsPartition(msgspec.Struct, frozen=True, array_like=True):
-    """One partition of DeleteRecords. ``offset`` is the new log start offset; -1 means the high watermark."""
+    """One partition of DeleteRecords. ``offset`` is the new log start offset. -1 means the high watermark."""
 
     topic: str
     partition: int
@@ -199,7 +199,7 @@ class ListReassignmentsReply(Message, frozen=True, tag="list_reassignments_reply
 class ElectLeaders(Message, frozen=True, tag="elect_leaders"):
     """A request to elect leaders. The reply follows after the controller has finished the elections.
 
-    ``kind`` is "preferred" or "unclean", as in ``codecs.ElectionRequest``. ``partitions`` None means all partitions.
+    ``kind`` is "preferred" or "unclean", see ``codecs.ElectionRequest``. ``partitions`` None means all partitions.
     """
 
     kind: str

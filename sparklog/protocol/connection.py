@@ -184,7 +184,10 @@ class ServerEnd:
         return self._claim is not None
 
     def decode_single(self, count: int) -> ReceivedRequest | ImmediateAnswer | None:
-        """Return the event if the received bytes are exactly one frame; None: the caller calls ``buffer_updated``."""
+        """Return the request or immediate reply if the received bytes are exactly one frame.
+
+        Return None otherwise; then the caller must call ``buffer_updated``.
+        """
         frame = self._decoder.decode_single(count)
         return None if frame is None else self._understand(frame)
 

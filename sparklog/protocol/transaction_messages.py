@@ -33,8 +33,9 @@ class FindCoordinatorReply(Message, frozen=True, tag="find_coordinator_reply"):
 class BeginTransaction(Message, frozen=True, tag="begin_transaction"):
     """A request to begin a transaction of ``key``, or to join it. Each reply has a different producer id.
 
-    ``key`` is the transactional id. A run is one process or query with this key: ``run_id`` names it. A new run id
-    fences all earlier runs of the key, and aborts their open transactions. A fenced run gets INVALID_PRODUCER_EPOCH.
+    ``key`` is the transactional id of a producer, or the key of a Spark sink. A run is one life of a producer, or one
+    start of a query; ``run_id`` identifies it. A new run id fences all earlier runs of the key, and aborts their open
+    transactions. A fenced run gets INVALID_PRODUCER_EPOCH.
 
     - ``version`` -1: a transaction of a producer. If the run has an open transaction, the request ends it.
     - ``version`` >= 0: a transaction of a Spark sink (its batch id, or txnVersion). Many tasks of one run join it. If

@@ -145,7 +145,7 @@ def schema_table_position(flatbuffer: ReadOnly) -> int:
     """Return the position of the Schema table in the flatbuffer of a Schema message.
 
     Raises:
-        BrokerError: CORRUPT_MESSAGE if ``flatbuffer`` is not that of a Schema message.
+        BrokerError: CORRUPT_MESSAGE if ``flatbuffer`` is not the flatbuffer of a Schema message.
     """
     schema = _message_of(flatbuffer, _SCHEMA).table(_HEADER)
     if schema is None:

@@ -132,7 +132,7 @@ def _first_row(array: pa.Array, refused: Callable[[pa.Array], bool]) -> int:
 def _shown(value: pa.Scalar) -> str:
     try:
         text = str(value.as_py())
-    except (ValueError, OverflowError, pa.ArrowException):  # a time that Python cannot hold
+    except (ValueError, OverflowError, pa.ArrowException):  # Python has no value for this time.
         text = str(pa.array([value], value.type)).replace("\n", "")
     return text if len(text) <= 100 else text[:100] + "..."
 

@@ -119,7 +119,7 @@ def due_again_us(
 ) -> int | None:
     """Return the earliest time at which a log that is not ``due`` now can become due without new records.
 
-    The time is in microseconds since the epoch; None means never.
+    The time is in microseconds since the epoch. None means never.
     """
     dirty = [segment for segment in segments if segment.end_offset > state.end]
     times = [segment.last_append_us + config.min_compaction_lag_ms * 1000 for segment in dirty]

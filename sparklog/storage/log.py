@@ -295,7 +295,10 @@ class Log:
         placed: bool,
         roll: bool,
     ) -> int:
-        """Append batches that are not in the log, and return the number of records. Raises as ``LogTail``."""
+        """Append batches that are not in the log yet, and return the number of their records.
+
+        Raises the errors of ``LogTail.append_as_leader``.
+        """
         if len(batches) == 1 and not (placed or roll):
             files, offsets, tail = self._files, self._offsets, self._tail
             if append_fast_path.append_as_leader(

@@ -78,7 +78,7 @@ class LogCleaning:
     def due_again_us(self, now_us: int) -> int | None:
         """Return the earliest time at which a log that is not due at ``now_us`` can become due without new records.
 
-        The time is in microseconds since the epoch; None means never.
+        The time is in microseconds since the epoch. None means never.
 
         Raises:
             StorageError: the log directory must go offline.

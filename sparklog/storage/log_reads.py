@@ -92,9 +92,9 @@ def headers_alone(chain: SegmentChain, offset: int, *, max_batches: int, end_off
 
 
 def files(chain: SegmentChain, offset: int, *, end_offset: int) -> HandedOut | None:
-    """Return the files of the segment that holds ``offset``, up to its last batch that ends at or below ``end_offset``.
+    """Return the files of the segment that contains ``offset``, for a reader that maps them into its memory.
 
-    Return None if there is no such batch.
+    The reader may read the batches that end at or below ``end_offset``. Return None if there are none.
     """
     segment = chain.at(offset)
     first = segment.find(offset)

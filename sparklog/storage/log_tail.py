@@ -117,9 +117,10 @@ class LogTail:
     def append_plain(
         self, segment: Segment, header: BatchHeader, packed: Buffer, body: Buffer, *, running_max: int, append_us: int
     ) -> None:
-        """Append one batch that ``append_fast_path`` has checked, to the last segment.
+        """Append a single batch to the active segment, after the checks of ``append_fast_path``.
 
-        ``packed`` is final; of ``header`` this reads only fields that the leader does not set.
+        ``packed`` is the complete header. ``header`` may be the producer's, because only fields that the leader does
+        not set are read from it.
 
         Raises:
             OSError: nothing was appended.

@@ -21,6 +21,8 @@ _PER_SEGMENT = 3
 
 
 class Closable(Protocol):
+    """A segment, as ``OpenFiles`` uses it."""
+
     def close(self) -> None: ...
 
 

@@ -181,7 +181,7 @@ def _read_batches(segment: Segment, start: int) -> Iterator[tuple[BatchHeader, M
 def _known_batches(
     segment: Segment, headers: Sequence[BatchHeader], start: int
 ) -> Iterator[tuple[BatchHeader, Marker | None]]:
-    """Yield the same as ``_read_batches`` for a segment whose ``headers`` are all known."""
+    """Do what ``_read_batches`` does, for a segment whose ``headers`` are all known."""
     for at, header in enumerate(headers):
         control = header.flags & _CONTROL
         if header.base_offset >= start and (control or header.producer_id >= 0):

@@ -172,7 +172,10 @@ class Segment:
     def append_plain(
         self, packed: Buffer, body: Buffer, *, base_offset: int, end_offset: int, running_max: int, append_us: int
     ) -> None:
-        """Append one batch that is neither cleaned nor the segment's first. Errors are those of ``append``."""
+        """Append a single batch. It must be neither compacted nor the first batch of the segment.
+
+        Raises the errors of ``append``.
+        """
         position, count = self.data_size, self.count
         assert count and not self.cleaned, self
         try:

@@ -19,6 +19,8 @@ __all__ = ["EndedTransaction", "OpenTransaction", "TransactionState", "Transacti
 
 
 class OpenTransaction(NamedTuple):
+    """An open transaction of a producer: its producer epoch, and the offset of its first batch."""
+
     epoch: int
     first_offset: int
 

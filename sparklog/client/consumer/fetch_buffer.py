@@ -20,7 +20,7 @@ class FetchBuffer:
     """The batches that one consumer has fetched and not returned yet. The ``Consumer`` owns the buffer."""
 
     def __init__(self, fetcher: Fetcher, decoder: FetchDecoder, timestamp_seek: TimestampSeek) -> None:
-        #: The buffered batches; those of one partition are in order.
+        #: The buffered batches. The batches of one partition are in the order of their offsets.
         self.ready: deque[ConsumedBatch] = deque()
         self._fetcher = fetcher
         self._decoder = decoder

@@ -109,7 +109,7 @@ def decode_partition(
 ) -> Iterator[FetchedBatch]:
     """Yield the records with offsets in ``[start, end)``, batch by batch. Empty batches are left out.
 
-    ``keep`` filters batches by their header. ``columns`` are the requested columns; None means all. Of a mapped file
+    ``keep`` filters batches by their header. ``columns`` are the requested columns. None means all. Of a mapped file
     only the bytes of these columns are read. The checksum covers all columns, so it is verified only if all are read.
 
     Raises:
