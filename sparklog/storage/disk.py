@@ -369,7 +369,7 @@ def write_all(disk: Disk, handle: int, buffers: Sequence[Buffer], at: int) -> in
 
 
 def write_one(disk: Disk, handle: int, buffer: Buffer, at: int) -> None:
-    """Write one buffer as ``write_all`` does."""
+    """Write a single buffer, as ``write_all`` does for several buffers."""
     if disk.write(handle, (buffer,), at) != len(buffer):
         write_all(disk, handle, (buffer,), at)  # this writes the bytes of the short write again
 
@@ -384,7 +384,7 @@ def read_file(disk: Disk, path: Path) -> bytes:
 
 
 def sync_file(disk: Disk, path: Path) -> None:
-    """fsync an existing file through its own descriptor."""
+    """Open an existing file, fsync it, and close it."""
     handle = disk.open(path)
     try:
         disk.sync(handle)

@@ -218,7 +218,7 @@ class LogTail:
         )
 
     def _load_producers(self, segments: list[Segment]) -> ProducerTable:
-        """Return the producers that have written to these segments, according to the snapshots and the headers."""
+        """Return the state of the producers at the end of these segments, from the snapshots and the headers."""
         disk, directory = self._files.disk, self._files.directory.path
         return load_producers(disk, directory, segments, snapshots=snapshot_offsets(disk.names(directory)))[0]
 

@@ -234,9 +234,9 @@ class ProducerTable:
                 self._count.add(1)
 
     def record_plain(self, header: BatchHeader, base_offset: int, append_time: int) -> None:
-        """Record a batch that is neither a marker nor in a transaction.
+        """Record an appended batch that is neither a marker nor transactional.
 
-        ``header`` is the one that the producer sent.
+        ``header`` may be the header that the producer sent.
         """
         producer_id, entries = header.producer_id, self._entries
         if producer_id != NO_PRODUCER and header.first_sequence >= 0:

@@ -44,7 +44,7 @@ _DOUBT_TIMEOUT_S = 2.0
 
 
 class Deadline:
-    """A time on the monotonic clock."""
+    """A deadline: ``timeout_s`` after its creation, by the monotonic clock."""
 
     def __init__(self, timeout_s: float) -> None:
         self.timeout_s = timeout_s

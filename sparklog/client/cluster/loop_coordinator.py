@@ -29,7 +29,7 @@ class LoopCoordinator:
         self._request_timeout_s = request_timeout_s
 
     def of(self, kind: str, key: str) -> LoopCoordinator:
-        """Return the coordinator of another key."""
+        """Return the coordinator of another group or transactional id."""
         return LoopCoordinator(self.cluster, kind, key, request_timeout_s=self._request_timeout_s)
 
     async def ask_once(self, request: Request, expected: type[R], *, patience_s: float) -> R:

@@ -123,7 +123,7 @@ class GroupConsumer:
         """Commit the positions, or ``offsets``.
 
         Raises:
-            CommitRefused: a partition is not assigned, or no longer.
+            CommitRefused: a partition is not assigned to this consumer.
             TypeError, ValueError: an offset is invalid. It is checked here because the coordinator would refuse the
                 whole request, with the other commits in it.
         """
