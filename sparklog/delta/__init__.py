@@ -1,1 +1,1 @@
-"""Topics and Delta tables: the archive, one history over both stores, and the way back."""
+"""Topics and Delta tables: the archive of a topic, reads of archive and log together, and the restore of a topic."""

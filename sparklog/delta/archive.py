@@ -1,13 +1,13 @@
-"""Exactly-once archive of one topic in one Delta table, as a streaming query whose checkpoint is disposable.
+"""The exactly-once archive of one topic in one Delta table, written by streaming queries.
 
-Only the table records the progress (``archive_progress``). Every start of a query, also after a failure or a change of
-the topic's schema, uses the table's ends as its starting offsets. It uses a new checkpoint, which is deleted
-afterwards, so nothing can contradict the table. ``micro_batch_archiver`` describes one micro-batch.
+Only the table records the progress (``archive_progress``). Every query, also after a failure or a change of the topic's
+schema, starts at the offsets at which the table ends. It has a new checkpoint, which is deleted at its end, so no
+checkpoint can contradict the table. ``micro_batch_archiver`` describes one micro-batch.
 
-``ArchiveTable.append`` commits rows; ``upsert`` merges them by key. Each commit has the progress (the seam) as JSON in
-its userMetadata, and the seam's ``batch`` as Delta's txnVersion of ``app_id``. A micro-batch has all committed records
-of its offsets. It may be repeated with other bounds, but never with a gap. ``maintenance`` runs beside the batches, and
-its commits record no seam.
+``ArchiveTable.append`` commits rows; ``upsert`` merges them by key. Each commit has the progress (called the *seam*) as
+JSON in its userMetadata, and the seam's ``batch`` as Delta's txnVersion for ``app_id``. A micro-batch has all committed
+records of its offsets. If it is repeated, it may end at other offsets, but it always begins where the table ends.
+``maintenance`` runs concurrently with the batches, and its commits do not change the seam.
 """
 
 from __future__ import annotations
@@ -46,23 +46,25 @@ from sparklog.model import TopicPartition
 _LOG = logging.getLogger(__name__)
 
 _POLL_S = 0.2
-#: Settings of the session in which batches are written.
+#: The settings of the session in which batches are written.
 _BATCH_SETTINGS = {
-    # Spark disables adaptive execution for streams; the archive runs each micro-batch as a batch query.
+    # Spark disables adaptive execution for streams, but the archive runs each micro-batch as a batch query.
     "spark.sql.adaptive.enabled": "true",
-    # Number of directories that a task writes concurrently, because most batches have few dates. For more it sorts its
-    # rows, which it would otherwise do for any number.
+    # The number of directories that a task writes concurrently. It is enough because most batches have few dates. A
+    # task with more directories sorts its rows; by default every task does.
     "spark.sql.maxConcurrentOutputFileWriters": "4",
 }
-#: How long a stop waits for the current batch; an interrupted batch is repeated.
+#: The maximum wait of a stop for the current batch. An interrupted batch is repeated by the next run.
 _STOP_PATIENCE_S = 60.0
 
 
 class TopicArchive:
-    """Archive of one topic, which runs until it is stopped or has reached its target end. Owner: one thread; another
-    thread may call ``stop``."""
+    """The archive of one topic. It runs until it is stopped, or has archived all records that existed at its start.
 
-    #: Replaced by tests, which interrupt its steps.
+    One thread owns it. Another thread may call ``stop``.
+    """
+
+    #: Tests replace this class to interrupt its steps.
     batches: type[BatchArchiver] = BatchArchiver
 
     def __init__(self, spark: SparkSession, options: ArchiveOptions, tell: Callable[[str], None]) -> None:
@@ -72,19 +74,19 @@ class TopicArchive:
         self._admin = Admin(options.bootstrap, client_id="sparklog-archive")
         self._attempt = uuid.uuid4().hex
         self._stopping = threading.Event()
-        #: Set when the query must end: it failed, the topic's schema changed, or the archive stops.
+        #: An event that is set when the query must end: it failed, the topic's schema changed, or the archive stops.
         self._wake = threading.Event()
-        #: Held by the current batch.
+        #: A lock that the current batch holds.
         self._busy = threading.Lock()
         self._failure: BaseException | None = None
         self._outdated = False
-        #: The table's progress as this run last read or wrote it.
+        #: The table's progress, as this run last read or wrote it.
         self._last: ArchiveProgress | None = None
-        #: How long, in s, the first commit waits for a commit of the run that made the last one.
+        #: The seconds for which the first commit waits, in case the run that made the last commit is still running.
         self._gives_way_s = 0.0
         self._sizes = FileSizes(options.maintenance.target_file_size)
         self._maintenance = maintenance_of(spark, options, batches=self._busy, tell=tell)
-        #: Commits so far, which distinguish a repeated failure from one after progress.
+        #: The number of commits so far. By it the caller distinguishes repeated failures from a failure after progress.
         self.commits = 0
 
     def run(self) -> None:
@@ -97,7 +99,8 @@ class TopicArchive:
         with self._maintenance.running():
             while not self._stopping.is_set():
                 self._failure, self._outdated = None, False
-                # Each query has its own event: a batch that outlives its query finds it set.
+                # Each query has its own event, so a batch that continues after the end of its query finds the event
+                # set.
                 self._wake = threading.Event()
                 checkpoint = Path(tempfile.mkdtemp(prefix="sparklog-archive-"))
                 try:
@@ -124,8 +127,8 @@ class TopicArchive:
         offered = self._source(topic).load().schema
         prepared = prepare(self._spark, self._options, topic, columns=offered)
         seam = self._own(prepared.seam)
-        # If the group's offsets belong to another table, brokers must not delete records that this table lacks. This
-        # also applies if the start is refused below because records are already deleted.
+        # Set the group's offsets first: they may be those of another table, and brokers must not delete records that
+        # this table lacks. This is also necessary if the start is refused below.
         nothing = dict.fromkeys((part.partition for part in topic.partitions), 0)
         self._store(seam if seam.ends else msgspec.structs.replace(seam, ends=nothing))
         starting = self._starting(topic, seam)
@@ -148,8 +151,8 @@ class TopicArchive:
 
         def run_batch(batch: DataFrame, number: int) -> None:
             ready.wait()
-            # No batch may run after the end. Spark records its progress only in a checkpoint that is deleted.
-            while not self._busy.acquire(timeout=_POLL_S):  # maintenance may hold it for a long time
+            # No batch may run after the end.
+            while not self._busy.acquire(timeout=_POLL_S):  # Maintenance may hold the lock for long.
                 if is_over():
                     return
             try:
@@ -163,7 +166,7 @@ class TopicArchive:
         interval = self._options.interval
         query = (writer.trigger(processingTime=interval) if interval else writer.trigger(availableNow=True)).start()
         try:
-            prepared.finish()  # while Spark starts the process that plans the query
+            prepared.finish()  # This runs while Spark starts the process that plans the query.
         except BaseException as error:
             self._failure = error
             wake.set()
@@ -174,7 +177,7 @@ class TopicArchive:
         self, archiver: BatchArchiver, topic: TopicDescription, batch: DataFrame, *, ends_in: Path, number: int
     ) -> None:
         try:
-            # The records of the batch, and so their schemas, are older than this description.
+            # The description is newer than the records of the batch, so it has their schemas.
             now = self._admin.describe_topic(topic.name)
             if now.topic_id == topic.topic_id and now.schema_id != topic.schema_id:
                 self._outdated = True
@@ -197,8 +200,11 @@ class TopicArchive:
             self._tell(_summary(done) if has_news else f"no new records after batch {done.seam.batch}")
 
     def _has_given_way(self, archiver: BatchArchiver, ends: BatchEnds) -> bool:
-        """Wait once for the run that made the last commit, which may still be running, to commit new records. Return
-        False if this run must end meanwhile. Raises ArchiveFenced, QuarantineMoved: the other run has committed."""
+        """Wait, before the first commit, whether the run that made the last commit is still running.
+
+        Return False if this run must end. Raises ArchiveFenced or QuarantineMoved if the other run commits: of two runs
+        the first one continues.
+        """
         if not (self._gives_way_s and archiver.has_news(ends)):
             return True
         self._tell(
@@ -215,11 +221,12 @@ class TopicArchive:
 
     def _await(self, query: StreamingQuery) -> None:
         while query.isActive and not self._is_over:
-            with suppress(StreamingQueryException):  # the error is read below
-                query.awaitTermination(_POLL_S)  # type: ignore[arg-type] # it takes parts of a second
+            with suppress(StreamingQueryException):  # The error is read below.
+                query.awaitTermination(_POLL_S)  # type: ignore[arg-type] # It accepts fractions of a second.
         has_ended = not self._is_over
         self._wake.set()
-        # Also for a query that another thread stopped: its batch continues in its own thread, with our connections.
+        # Wait for the batch even if another thread stopped the query: the batch continues in its own thread, with our
+        # connections.
         if self._busy.acquire(timeout=_STOP_PATIENCE_S):
             self._busy.release()
         query.stop()
@@ -248,8 +255,10 @@ class TopicArchive:
     # --- start ---
 
     def _own(self, found: ArchiveProgress) -> ArchiveProgress:
-        """Return the table's progress with this run's id. Raises ArchiveFenced: it has changed since this run last read
-        it."""
+        """Return the table's progress with the id of this run.
+
+        Raises ArchiveFenced if the progress has changed since this run last read it.
+        """
         if self._last is None:
             self._gives_way_s = patience_s(found.every_s) if may_run(found.process) else 0.0
         elif found.attempt != self._attempt and found.commit != self._last.commit:
@@ -263,7 +272,7 @@ class TopicArchive:
         )
 
     def _starting(self, topic: TopicDescription, seam: ArchiveProgress) -> str:
-        """Return the option ``startingOffsets``. Raises ArchiveRefused: the log lacks the next records."""
+        """Return the option ``startingOffsets``. Raises ArchiveRefused if the log does not have the next records."""
         if not seam.ends:
             return "earliest"
         ends = {TopicPartition(topic.name, number): end for number, end in seam.ends.items()}
@@ -281,12 +290,12 @@ class TopicArchive:
         return msgspec.json.encode({topic.name: starts}).decode()
 
     def _store(self, seam: ArchiveProgress) -> None:
-        """Set the consumer group's offsets; an error is logged, and the archive continues."""
+        """Set the consumer group's offsets. An error is logged, and the archive continues."""
         try:
             self._admin.commit_offsets(
                 self._options.group,
                 {TopicPartition(seam.topic, number): end for number, end in seam.ends.items()},
-                topic_ids={seam.topic: seam.topic_id},  # otherwise a topic recreated meanwhile would count as read
+                topic_ids={seam.topic: seam.topic_id},  # Otherwise a recreated topic would count as read.
             )
         except SparklogError as error:
             _LOG.warning("%s: could not store progress in group %s: %s", seam.topic, self._options.group, error)
@@ -298,7 +307,7 @@ def _summary(done: Archived) -> str:
 
 
 def explained(error: StreamingQueryException) -> Exception:
-    """Return the error that caused a failed query, as read from Spark's text."""
+    """Return the error that caused the failure of a query. It is taken from the text of Spark's error."""
     text = str(error)
     if found := re.search(r"DataLoss: (.*?)(; with option failOnDataLoss|\n|$)", text):
         return ArchiveRefused(f"{found[1]}; to continue without them: --fail-on-data-loss false")

@@ -1,13 +1,14 @@
-"""Progress of an archive: every commit to the Delta table records the end of the archived offsets, called the seam.
+"""The progress of an archive, called its *seam*, which every commit to the Delta table records.
 
     {"sparklog": {"attempt": "...", "batch": 7, "begins": {"0": 0, "1": 12}, "ends": {"0": 120, "1": 88},
                   "every_s": 30.0, "format": 1, "lost": {}, "mode": "append", "process": "...", "topic": "flights",
                   "topic_id": "..."}}
 
 is the ``userMetadata`` of a commit. ``ends`` are the next offsets to archive: all committed records below them are in
-the table or in its quarantine, none at or above them is in the table. So the seam of any version of a table is exact:
-it is in the newest such commit at or before that version. Other commits (OPTIMIZE, VACUUM, a user's) record no seam and
-do not change it. This module reads Delta's log directly: a commit is one file, named by its version.
+the table or in its quarantine, and no record at or above them is in the table. So every version of a table has an exact
+seam: that of the newest archive commit at or before the version. Other commits (OPTIMIZE, VACUUM, commits by users)
+neither record nor change the seam. This module reads Delta's log directly: each commit is a file that is named by its
+version.
 """
 
 from __future__ import annotations
@@ -33,28 +34,31 @@ Mode = Literal["append", "upsert", "quarantine"]
 
 
 class ArchiveProgressError(SparklogError):
-    """Failure to read the progress of a table, or missing progress."""
+    """The progress of a table cannot be read or is missing."""
 
 
 class ArchiveProgress(msgspec.Struct, frozen=True, kw_only=True):
-    """Progress of one table at one commit of its archive."""
+    """The progress of a table at one commit of its archive."""
 
     topic: str
     topic_id: str
-    #: Number of the archive's commit in this table, from 0; also the version of Delta's transaction ``app_id``.
+    #: The number of the archive's commit in this table, from 0. It is also the version of Delta's transaction
+    #: ``app_id``.
     batch: int
-    #: By partition, the first offset that is not archived. In a quarantine: the bound below which its rows are.
+    #: For each partition, the first offset that is not archived. In a quarantine, all rows are below it.
     ends: dict[int, int]
     mode: Mode
-    #: By partition, the start of the archive: earlier records had been deleted from the log by then. Rows do not show
-    #: it, because the first offsets may have none. Empty in tables of earlier releases.
+    #: For each partition, the offset at which the archive began, because earlier records had been deleted from the log.
+    #: Rows do not show this offset, because it may have no record. Empty in tables of earlier releases.
     begins: dict[int, int] = {}
-    #: Id of the run that committed; every start of an archive has a new one.
+    #: The id of the run that committed. Every start of an archive has a new id.
     attempt: str = ""
-    #: The process of that run, from ``process_liveness``, and its interval between batches (s; 0: one pass).
+    #: The process of that run, from ``process_liveness``, and its interval between batches in s (0 if it archives once
+    #: and ends).
     process: str = ""
     every_s: float = 0.0
-    #: Half-open ranges that this commit skipped, because they were deleted from the log before they were archived.
+    #: For each partition, the range [first, end) that this commit skipped, because it was deleted from the log before
+    #: it was archived.
     lost: dict[int, tuple[int, int]] = {}
     format: int = FORMAT
 
@@ -65,7 +69,7 @@ class ArchiveProgress(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def commit(self) -> tuple[int, str]:
-        """Return what identifies the commit with this progress in the table, even if the topic changes."""
+        """Return the identity of the commit with this progress in the table."""
         return self.batch, self.attempt
 
     def to_json(self) -> str:
@@ -79,17 +83,17 @@ def app_id(topic_id: str) -> str:
 
 
 def parse_seam(text: str | None) -> ArchiveProgress | None:
-    """Parse the progress in a commit's ``userMetadata``; None if it contains something else.
+    """Parse the progress in a commit's ``userMetadata``. Return None if that has no progress.
 
     Raises:
-        ArchiveProgressError: a newer version wrote it, or it is damaged.
+        ArchiveProgressError: a newer release wrote the progress, or it is damaged.
     """
     if not text:
         return None
     try:
         outer = msgspec.json.decode(text)
     except msgspec.DecodeError:
-        return None  # written by another program
+        return None  # Another program wrote it.
     if not isinstance(outer, dict) or not isinstance(outer.get(_KEY), dict):
         return None
     found = outer[_KEY].get("format")
@@ -104,31 +108,37 @@ def parse_seam(text: str | None) -> ArchiveProgress | None:
 
 
 class ArchiveProgressAt(NamedTuple):
-    """Progress, and the version of the table whose commit records it."""
+    """The progress, and the version of the table whose commit records it."""
 
     version: int
     seam: ArchiveProgress
 
 
 class DeltaLog:
-    """Existing commits of a table on any file system: the names of files in ``_delta_log``, and the text of one, which
-    raises FileNotFoundError if it does not exist."""
+    """The commits of a table, on any file system.
+
+    ``names`` returns the names of the files in ``_delta_log``. ``read`` returns the content of a file, or raises
+    FileNotFoundError.
+    """
 
     def __init__(self, names: Callable[[], Iterable[str]], read: Callable[[str], bytes]) -> None:
         self._names = names
         self._read = read
 
     def versions(self) -> list[int]:
-        """Return versions in ascending order; empty if there is no table. Delta may have deleted old commits after a
-        checkpoint."""
+        """Return the versions with a commit file, in ascending order.
+
+        There are none if there is no table. Delta may have deleted the files of old commits after a checkpoint.
+        """
         found = (_COMMIT.fullmatch(name) for name in self._names())
         return sorted(int(match[1]) for match in found if match)
 
     def newest_since(self, version: int) -> tuple[int, ArchiveProgressAt | None]:
-        """Return the newest version, found upwards from one that is known to exist (-1: from the beginning), and the
-        newest progress after that one. Reads as many files as there are new commits, and two more.
+        """Return the newest version, and the newest progress after ``version``, a known version (-1: none).
 
-        If ``version`` was deleted meanwhile, its successors may be deleted too: then all commits are read.
+        This reads upwards from ``version``: as many files as there are new commits, and at most two more.
+
+        If the file of ``version`` was deleted, later ones may be deleted as well. Then all commits are read.
         """
         newest, found = version, None
         while True:
@@ -143,7 +153,7 @@ class DeltaLog:
                 found = ArchiveProgressAt(newest, seam)
 
     def seam(self, version: int | None = None) -> ArchiveProgressAt | None:
-        """Return the progress at a version (None: the newest). None if no existing commit records it.
+        """Return the progress at a version (None: the newest), or None if no existing commit records it.
 
         Raises:
             ArchiveProgressError: as ``parse_seam``.
@@ -154,13 +164,13 @@ class DeltaLog:
             try:
                 seam = parse_seam(self._user_metadata(found))
             except FileNotFoundError:
-                return None  # Delta deleted it just now, and all earlier ones
+                return None  # Delta has just deleted this file and all earlier ones.
             if seam is not None:
                 return ArchiveProgressAt(found, seam)
         return None
 
     def actions(self, version: int) -> Iterator[dict[str, Any]]:
-        """Yield the actions of a commit in Delta's format, objects with one key each. Raises FileNotFoundError."""
+        """Yield the actions of a commit in Delta's format: objects with one key each. Raises FileNotFoundError."""
         for line in self._read(f"{version:020d}.json").splitlines():
             if line:
                 yield msgspec.json.decode(line)
@@ -181,8 +191,10 @@ class DeltaLog:
 
 
 def open_log(table: str) -> DeltaLog:
-    """Open the log of the table at a local path or a URI that pyarrow supports (file, s3, gs, hdfs, ...); without a
-    JVM."""
+    """Open the log of the table at a local path or a URI that pyarrow supports (file, s3, gs, hdfs, ...).
+
+    This needs no JVM.
+    """
     if "://" in table or table.startswith("file:"):
         system, root = pafs.FileSystem.from_uri(table)
     else:
@@ -225,7 +237,7 @@ def open_log_with_spark(spark: SparkSession, table: str) -> DeltaLog:
 
 
 def read_seam(table: str, version: int | None = None) -> ArchiveProgressAt | None:
-    """Return the progress of the table at a path or URI, at ``version`` (None: the newest); without a JVM.
+    """Return the progress of the table at a path or URI, at ``version`` (None: the newest). This needs no JVM.
 
     Raises:
         ArchiveProgressError: as ``parse_seam``.

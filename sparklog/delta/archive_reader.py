@@ -1,9 +1,10 @@
-"""Reader of a topic's Delta table at one version, by partition and ascending offset, in any files. No JVM.
+"""The reader of a topic's Delta table at one version, by partition and ascending offset. It needs no JVM.
 
-It reads windows of offsets whose rows take about ``WINDOW_BYTES``. A file that several windows overlap is read several
-times, except for row groups outside the window. So the window bounds the memory, however compaction has arranged the
-files. Rows of the quarantine, which could not be cast, are returned among the others with their original values,
-including those of a batch whose other rows the archive has not committed yet.
+It reads windows of offsets whose rows take about ``WINDOW_BYTES``. If several windows overlap a file, the file is read
+several times, each time without the row groups outside the window. So the window bounds the memory, even if compaction
+has put rows of many offsets into one file. Rows of the quarantine (records that could not be cast) are returned with
+their original values in their place among the other rows. This includes rows of a batch whose other rows the archive
+has not committed yet.
 """
 
 from __future__ import annotations
@@ -32,22 +33,23 @@ _PLACE = (PARTITION, OFFSET, TIMESTAMP)
 
 
 class ArchiveDamagedError(SparklogError):
-    """Damage of an archive table: the same offset occurs twice."""
+    """An archive table is damaged: the same offset occurs twice."""
 
 
 @dataclass(frozen=True, slots=True)
 class Archive:
-    """One version of a topic's table and of its quarantine. Created by ``open_archive``."""
+    """One version of a topic's table and its quarantine. ``open_archive`` creates it."""
 
     table: str
     version: int
-    #: Delta's id of the table, which differs if the table at a path is replaced
+    #: Delta's id of the table. If the table at a path is replaced, the new one has another id.
     table_id: str
     topic: ArchivedTopic
     seam: ArchiveProgress
     files: tuple[DataFile, ...]
-    #: By partition, the end of its log according to the table and the quarantine. If a restored log ended before a row
-    #: of the quarantine, a new record would get that row's offset, and the archive would treat it as the existing one.
+    #: For each partition, the end of its log according to the table and the quarantine. If a restored log ended before
+    #: a row of the quarantine, a new record would get the offset of that row, and the archive would take the record for
+    #: that row.
     ends: Mapping[int, int]
     quarantine: str = ""
     quarantined: tuple[DataFile, ...] = ()
@@ -66,7 +68,7 @@ class Archive:
         return max([self.topic.partitions, *(partition + 1 for partition in self.ends)])
 
     def first_offset(self, partition: int) -> int:
-        """Return the offset of a partition's first existing record; the end of its log if there is none."""
+        """Return the offset of a partition's first record, or the end of its log if it has no records."""
         rows = next(self.rows(partition), None)
         return self.end(partition) if rows is None else int(rows.offsets[0])
 
@@ -95,7 +97,7 @@ class Archive:
                 bytes_per_row = max(rows.records.nbytes / len(rows.offsets), 1)
                 size = int(min(WINDOW_BYTES / bytes_per_row, 8 * size, _LARGEST_WINDOW)) or 1
                 yield rows
-            else:  # only a gap: the position of the next rows is unknown
+            else:  # There is only a gap, and the position of the next rows is unknown.
                 size = min(2 * size, _LARGEST_WINDOW)
 
     def _window(
@@ -115,7 +117,7 @@ class Archive:
         return _sorted(found, bad, f"{self.table} at version {self.version}, partition {partition}")
 
     def _rows(self, batch: pa.RecordBatch) -> RestoredRows:
-        """Return rows with the topic's columns and types; columns that a file does not have are null."""
+        """Return rows with the topic's columns and types. Columns that a file does not have are null."""
         _, offsets, times = place_of(batch)
         own = batch.select([name for name in batch.schema.names if name not in _PLACE])
         if self.topic.is_default:
@@ -127,8 +129,8 @@ def open_archive(table: str, version: int | None = None) -> Archive:
     """Open a topic's table at a version (None: the newest).
 
     Raises:
-        ConfigError: ``table`` is not an archive, does not have complete records, or has unsupported features.
-        ArchiveProgressError: its progress cannot be read.
+        ConfigError: ``table`` is not an archive, does not have the original records, or has unsupported features.
+        ArchiveProgressError: the table's progress cannot be read.
     """
     from deltalake import DeltaTable
 
@@ -148,7 +150,8 @@ def open_archive(table: str, version: int | None = None) -> Archive:
     bad_files = data_files(quarantine, bad) if bad is not None else ()
     seam = said.seam if said is not None else _seam_of_rows(table, topic, files)
     ends = dict(seam.ends)
-    # The quarantine is always the newest: for an older version of the table it also has rows of later batches.
+    # The quarantine is always read at its newest version, so with an older version of the table it also has rows of
+    # later batches.
     if version is None or read_seam(table) == said:
         for partition, end in ends_of_rows(quarantine, bad_files).items():
             ends[partition] = max(end, ends.get(partition, 0))
@@ -166,8 +169,10 @@ def open_archive(table: str, version: int | None = None) -> Archive:
 
 
 def _seam_of_rows(table: str, topic: ArchivedTopic, files: Sequence[DataFile]) -> ArchiveProgress:
-    """Return progress computed from the rows, if Delta has deleted all commits of the archive: logs ended after the
-    last rows, or later by offsets without records."""
+    """Return progress that is computed from the rows, because Delta has deleted all commits of the archive.
+
+    The logs may have ended later, with offsets without records.
+    """
     ends = {**dict.fromkeys(range(topic.partitions), 0), **ends_of_rows(table, files)}
     return ArchiveProgress(topic=topic.name, topic_id=topic.topic_id, batch=-1, ends=ends, mode="append")
 
@@ -178,7 +183,7 @@ def _quarantine_of(table: str) -> str:
 
 
 def _check_columns(table: str, found: object, topic: ArchivedTopic) -> None:
-    """Raise ConfigError if the archive parsed records into columns: the table then lacks the original records."""
+    """Raise ConfigError if the archive parsed records into columns, so that the table lacks the original records."""
     there = {field.name for field in found.schema().fields}  # type: ignore[attr-defined]
     wanted = {"key", "value"} if topic.is_default else set(topic.columns.names)
     if missing := sorted(wanted - there):
@@ -188,13 +193,16 @@ def _check_columns(table: str, found: object, topic: ArchivedTopic) -> None:
 
 
 def _window_end(held: list[Span], start: int, end: int) -> int:
-    """Return the end of a file in the second half of the window, if there is one: the file is then read only once."""
+    """Return the end of the window: ``end``, or the end of a file in the second half of the window.
+
+    That file is then read only once.
+    """
     ends = [span.high for span in held if start + (end - start) // 2 <= span.high <= end]
     return max(ends, default=end)
 
 
 def _unpacked(batch: pa.RecordBatch) -> pa.RecordBatch:
-    """Return rows of a quarantine with the columns of their records."""
+    """Return rows of a quarantine with the columns of the records in them."""
     record = batch.column(RECORD)
     names = [record.type.field(at).name for at in range(record.type.num_fields)]
     columns = [*record.flatten(), *(batch.column(name) for name in _PLACE)]

@@ -1,8 +1,8 @@
-"""Delta table of an archive: creation, new columns, appends, and the check which run made the last commit.
+"""The Delta table of an archive: creation, new columns, appends, and the check which run made the last commit.
 
-Every commit is a Delta transaction numbered by its seam's ``batch``. Of two concurrent transactions with the same
-application id Delta refuses one, and it skips a transaction whose number is already committed. So exactly one attempt
-per number succeeds, and a run that finds another run's commit under its number has been fenced.
+Every commit is a Delta transaction whose number is the ``batch`` of its seam. Delta refuses one of two concurrent
+transactions with the same application id, and skips a transaction whose number is already committed. So exactly one
+attempt per number succeeds. If a run finds another run's commit with its number, it has been fenced.
 """
 
 from __future__ import annotations
@@ -19,21 +19,23 @@ from sparklog.delta.archive_progress import ArchiveProgress, ArchiveProgressAt, 
 from sparklog.delta.table import needed_properties
 from sparklog.errors import SparklogError
 
-#: Errors of Spark: those with classes in pyspark, and all others, such as aborted jobs.
+#: The errors of Spark: those with classes in pyspark, and all others, such as aborted jobs.
 SPARK_ERRORS = (PySparkException, Py4JJavaError)
 
 
 class ArchiveRefused(SparklogError):
-    """Permanent obstacle to archiving the topic in the table; a retry would not help."""
+    """The topic cannot be archived in the table, and a retry would not help."""
 
 
 class ArchiveFenced(ArchiveRefused):
-    """Commit of another archive to the table."""
+    """Another archive has committed to the table."""
 
 
 class ArchiveTable:
-    """Delta table of an archive. Owner: the thread that archives the topic. It only keeps the table's last known
-    version."""
+    """The Delta table of an archive, owned by the thread that archives the topic.
+
+    The object keeps only the last known version and progress.
+    """
 
     def __init__(self, spark: SparkSession, path: str) -> None:
         self.path = path
@@ -54,11 +56,13 @@ class ArchiveTable:
 
     @property
     def seam_version(self) -> int:
-        """Return the version of the commit that records ``seam``; -1: none."""
+        """Return the version of the commit that records ``seam``, or -1."""
         return self._seam.version if self._seam is not None else -1
 
     def refresh(self) -> ArchiveProgress | None:
-        """Return the newest progress; None if there is no table, or no commit that records it."""
+        """Read new commits; return the newest progress, or None if there is no table or no commit that records
+        progress.
+        """
         if self._version < 0:
             versions = self._log.versions()
             if versions:
@@ -75,7 +79,7 @@ class ArchiveTable:
         return self._spark.read.format("delta").load(self.path).schema
 
     def detail(self) -> dict[str, Any]:
-        """Return Delta's description: ``partitionColumns``, ``properties``, ``numFiles`` and more."""
+        """Return Delta's description of the table: ``partitionColumns``, ``properties``, ``numFiles`` and more."""
         from delta.tables import DeltaTable
 
         found = DeltaTable.forPath(self._spark, self.path).detail().first()
@@ -97,13 +101,13 @@ class ArchiveTable:
         self.refresh()
 
     def transaction(self, app: str) -> int:
-        """Return the last number of Delta's transactions with an application id; -1: none."""
+        """Return the last number of Delta's transactions with an application id, or -1."""
         found = self._snapshot().transactions().get(app)
         return int(found.get()) if found.isDefined() else -1
 
     def file_count(self) -> int:
         snapshot = self._snapshot()
-        # Usually the last commit has it; otherwise Spark reads the log again.
+        # Usually the last commit has the number. Otherwise Spark reads the log again.
         known = snapshot.numOfFilesIfKnown()
         return int(known.get() if known.isDefined() else snapshot.numOfFiles())
 
@@ -113,7 +117,7 @@ class ArchiveTable:
         return DataFrame(self._snapshot().allFiles().toDF(), self._spark)
 
     def _snapshot(self) -> Any:
-        """Return Delta's updated snapshot."""
+        """Return Delta's snapshot of the newest version."""
         self.columns()
         jvm: Any = self._spark._jvm
         log = jvm.org.apache.spark.sql.delta.DeltaLog.forTable(self._spark._jsparkSession, self.path)
@@ -125,8 +129,7 @@ class ArchiveTable:
         self._spark.sql(f"ALTER TABLE delta.`{path}` SET TBLPROPERTIES ({pairs})")
 
     def bring_properties(self, wanted: Mapping[str, str], columns: StructType, detail: Mapping[str, Any]) -> None:
-        """Set the properties of ``wanted``, and those that ``columns`` need, that the table described by ``detail``
-        lacks."""
+        """Set the properties in ``wanted`` and those that ``columns`` need, if they differ from ``detail``."""
         wanted = {**wanted, **needed_properties(columns, detail["tableFeatures"] or ())}
         changed = {name: value for name, value in wanted.items() if detail["properties"].get(name) != value}
         if changed:
@@ -135,8 +138,9 @@ class ArchiveTable:
     # --- commits ---
 
     def append(self, rows: DataFrame, seam: ArchiveProgress) -> dict[str, str]:
-        """Commit rows together with the progress after them; new columns are added to the table. Return Delta's metrics
-        of the commit.
+        """Commit rows together with the progress after them. Return Delta's metrics of the commit.
+
+        New columns are added to the table.
 
         Raises:
             ArchiveFenced: another run has committed a batch with the same number.
@@ -151,7 +155,7 @@ class ArchiveTable:
         return self.check_own(seam)
 
     def check_own(self, seam: ArchiveProgress, *, may_lack: bool = False) -> dict[str, str]:
-        """Check that the newest archive commit is the one of ``seam``, or with ``may_lack`` an earlier one.
+        """Check that the newest archive commit is that of ``seam``. With ``may_lack`` it may also be an earlier one.
 
         Raises:
             ArchiveFenced: another run made the newest commit.
@@ -169,8 +173,7 @@ class ArchiveTable:
         return self._metrics(self._seam.version)
 
     def committed_at(self) -> float | None:
-        """Return the time of the newest archive commit, in s since 1970, by the archive's clock; None if there is
-        none."""
+        """Return the time of the newest archive commit in s since 1970, by the clock of the archive, or None."""
         if self._seam is None:
             return None
         for action in self._log.actions(self._seam.version):

@@ -1,8 +1,8 @@
-"""Casting of records from the source to rows of their table, and the reasons why a record cannot be cast.
+"""The casting of records to rows of their table, and the reasons why a record cannot be cast.
 
-The columns of an existing table are fixed: columns with another type in the topic are cast, but no value may change.
-Values of a topic without a schema may be JSON that is parsed into columns. A record that cannot be cast completely is a
-bad row with a reason. Pure: creates Spark's column expressions, runs nothing.
+The types of an existing table's columns do not change. If a column has another type in the topic, it is cast, but no
+value may change. Values of a topic without a schema may be JSON that is parsed into columns. A record that cannot be
+cast completely becomes a bad row with a reason. The module creates column expressions of Spark and runs no query.
 """
 
 from __future__ import annotations
@@ -47,36 +47,39 @@ from sparklog.delta.table import (
 )
 from sparklog.errors import ConfigError
 
-#: Names of key and headers beside columns that were parsed from the value.
+#: The names of the columns for key and headers if the value is parsed into columns.
 JSON_KEY, JSON_HEADERS = "_key", "_headers"
-#: Temporary column: whether a row deletes its key.
+#: A temporary column that tells whether a row deletes its key.
 TOMBSTONE = "_sparklog_tombstone"
-#: Column of the source: values that no Spark type can hold.
+#: The source's column that describes values that no Spark type can hold.
 _CAST_ERROR = "_cast_error"
-#: Marker in the message of a failure that a bad row causes.
+#: The marker in the message of a failure that a bad row causes.
 BAD_ROW = "SPARKLOG_BAD_ROW"
 _PLACE = (PARTITION, OFFSET, TIMESTAMP)
 _CORRUPT = "_sparklog_corrupt"
 _PARSED = "_sparklog_parsed"
 _DAY_US = 86_400_000_000
-#: Years 1 to 9999, which every reader of a table supports, in us since 1970; half-open.
+#: The years 1 to 9999, which every reader of a table supports, as [first, end) in us since 1970.
 _TIMES = (-62_135_596_800_000_000, 253_402_300_800_000_000)
-#: Maximum length of a value in a reason.
+#: The maximum length of a value in a reason.
 _SHOWN = 100
-#: Characters that Spark writes as three characters in names of directories, and `{` for safety.
+#: The characters that Spark writes as three characters in names of directories, and `{` for safety.
 _ESCAPED = r"[\x01-\x1f\x7f\"#%'*/:=?\\\[\]^{]"
-#: Maximum bytes of a file name on file systems.
+#: The maximum bytes of a file name in file systems.
 _NAME_BYTES = 255
-#: Values of a partition column that Delta reads as null.
+#: The values of a partition column that Delta reads as null.
 _NULLS = ("", "__HIVE_DEFAULT_PARTITION__")
 
 
 @dataclass(frozen=True, slots=True)
 class Casting:
-    """Plan for casting the records of one topic to rows. ``own``: its columns as read. ``json``: the columns parsed
-    from its values. ``table``: the columns of rows. ``keys``: for a table of the topic's current state, the key columns
-    in ``own``; otherwise empty. ``partition_by``: the table's partition columns; ``named``: whether values name
-    directories."""
+    """The plan for casting the records of one topic to rows.
+
+    ``own`` has the topic's columns as read, ``json`` the columns that are parsed from its values, and ``table`` the
+    columns of the table. ``keys`` has the key columns of ``own`` if the table has the topic's current state; otherwise
+    it is empty. ``partition_by`` has the table's partition columns, and ``named`` is whether their values name
+    directories.
+    """
 
     own: StructType
     is_default: bool
@@ -87,8 +90,10 @@ class Casting:
     named: bool = True
 
     def rows(self, read: DataFrame) -> tuple[DataFrame, DataFrame]:
-        """Return the records of ``read``, which has the source's columns, as rows of the table, and bad rows for the
-        quarantine. If there are keys, rows have an additional column ``TOMBSTONE``."""
+        """Return the records of ``read`` as rows of the table, and the bad rows for the quarantine.
+
+        ``read`` has the source's columns. If there are keys, the rows have an additional column ``TOMBSTONE``.
+        """
         positioned = self._positioned(read)
         reasons = self._reasons(positioned)
         is_good = _is_none(reasons)
@@ -97,21 +102,23 @@ class Casting:
         return self._good(positioned.where(is_good)), bad
 
     def rows_or_failure(self, read: DataFrame) -> DataFrame:
-        """Return all records as rows of the table. A query over them fails with ``BAD_ROW`` in its message if there is
-        a bad row."""
+        """Return all records as rows of the table.
+
+        If there is a bad row, a query over them fails with ``BAD_ROW`` in its message.
+        """
         positioned = self._positioned(read)
         reasons = self._reasons(positioned)
         failure = sf.raise_error(sf.concat(sf.lit(f"{BAD_ROW}: "), _joined(reasons))).cast("boolean")
         return self._good(positioned.where(sf.when(_is_none(reasons), True).otherwise(failure)))
 
     def read_columns(self, offered: StructType) -> StructType:
-        """Return the source's columns that rows need; each additional column would cost the JVM time."""
+        """Return the source's columns that rows need. Each additional column would take time in the JVM."""
         wanted = {*self.own.names, *self._place_names, _CAST_ERROR}
         return StructType([field for field in offered.fields if field.name in wanted])
 
     @property
     def _place_names(self) -> tuple[str, ...]:
-        """Return the source's names for a record's position and time."""
+        """Return the names that the source has for a record's position and time."""
         return ("partition", "offset", "timestamp") if self.is_default else _PLACE
 
     def _good(self, positioned: DataFrame) -> DataFrame:
@@ -129,7 +136,7 @@ class Casting:
         return _all_null(others) if others else sf.lit(False)
 
     def _positioned(self, read: DataFrame) -> DataFrame:
-        """Return the topic's columns under their names, and each record's position and time."""
+        """Return a DataFrame with the topic's columns, and the position and time of each record."""
         place = [sf.col(name).alias(alias) for name, alias in zip(self._place_names, _PLACE, strict=True)]
         errors = [name for name in (_CAST_ERROR,) if name in read.columns and name not in self.own.names]
         positioned = read.select(*(_column(name) for name in self.own.names), *place, *errors)
@@ -140,7 +147,7 @@ class Casting:
         return positioned.withColumn(_PARSED, sf.from_json(sf.col("value").cast("string"), wanted, options))
 
     def _sources(self) -> list[tuple[StructField, Column]]:
-        """Return the table's columns, except for position and time, and the source of each."""
+        """Return the table's columns except for position and time, each with its source column."""
         if self.json is None:
             return [(field, _column(field.name)) for field in self.own.fields]
         taken = [(field, sf.col(_PARSED).getField(field.name)) for field in self.json.fields]
@@ -157,7 +164,7 @@ class Casting:
         ]
 
     def _reasons(self, positioned: DataFrame) -> list[Column]:
-        """Return the reasons why a record is a bad row; all are null for a good one."""
+        """Return the reasons why a record is a bad row. For a good record all are null."""
         wanted = _by_name(self.table)
         found = [sf.col(_CAST_ERROR)] if _CAST_ERROR in positioned.columns and _CAST_ERROR not in self.own.names else []
         found += [_time_reason(TIMESTAMP, sf.col(TIMESTAMP), TimestampType())]
@@ -182,8 +189,10 @@ def plan_casting(
     partition_by: tuple[str, ...] = (),
     properties: Mapping[str, str] | None = None,
 ) -> tuple[Casting, StructType]:
-    """Return the plan for a table with the columns ``table`` (None: it does not exist yet), and the columns to add to
-    the table. ``keys`` and ``partition_by``: as in ``Casting``; ``properties``: the table's current ones.
+    """Return the plan for a table with the columns ``table``, and the columns to add to the table.
+
+    ``table`` is None if the table does not exist yet. ``keys`` and ``partition_by`` are as in ``Casting``.
+    ``properties`` are the table's current properties.
 
     Raises:
         ConfigError: columns have no Delta type, or no cast exists to their type in the table. Also if columns have the
@@ -220,7 +229,10 @@ def _lacks(field: StructField) -> bool:
 
 
 def _check_kinds(needed: StructType, there: Mapping[str, StructField]) -> None:
-    """Check the types of the columns. Nested values are not cast, because a reason could not name the lost value."""
+    """Check that the topic's columns can be cast to those of the table.
+
+    Nested values are not cast, because a reason could not name the lost value.
+    """
     place = {PARTITION, OFFSET, TIMESTAMP, DATE}
     complaints = []
     for field in needed.fields:
@@ -239,8 +251,10 @@ def _check_kinds(needed: StructType, there: Mapping[str, StructField]) -> None:
 
 
 def _check_partitions(columns: StructType, partition_by: tuple[str, ...]) -> None:
-    """Check the partition columns of a new table. Partition values are text, which cannot represent all bytes:
-    different keys would become equal."""
+    """Check the partition columns of a new table.
+
+    Partition values are text, which cannot represent all bytes, so different keys would become equal.
+    """
     by_name = _by_name(columns)
     binary = [
         name
@@ -279,8 +293,10 @@ def _utc_date() -> Column:
 
 
 def _is_none(reasons: list[Column]) -> Column:
-    """Return whether all reasons are null. Spark evaluates this for every record, so it does not build texts as
-    ``_joined`` does."""
+    """Return whether all reasons are null.
+
+    Spark evaluates this for every record, so it does not build texts as ``_joined`` does.
+    """
     return reduce(and_, (reason.isNull() for reason in reasons))
 
 
@@ -303,13 +319,13 @@ def _cast_reason(field: StructField, source: Column, wanted: DataType) -> Column
     made = source.try_cast(wanted)
     is_bad = source.isNotNull() & made.isNull()
     if isinstance(field.dataType, NumericType | TimestampType | TimestampNTZType):
-        # Spark silently truncates 1.5 to 1.
+        # Otherwise Spark silently truncates 1.5 to 1.
         is_bad = is_bad | (source.isNotNull() & ~made.try_cast(field.dataType).eqNullSafe(source))
     return sf.when(is_bad, _message(f"{field.name}: ", source, f" is not a valid {wanted.simpleString()}"))
 
 
 def _time_reason(name: str, source: Column, kind: DataType) -> Column:
-    """Return a reason for times outside the years that every reader supports; otherwise null."""
+    """Return a reason for times outside the years that every reader supports, or null for other times."""
     if isinstance(kind, TimestampType):
         since = sf.unix_micros(source)
         is_bad, shown = (since < sf.lit(_TIMES[0])) | (since >= sf.lit(_TIMES[1])), since
@@ -321,8 +337,11 @@ def _time_reason(name: str, source: Column, kind: DataType) -> Column:
 
 
 def _partition_reason(field: StructField, source: Column, *, named: bool) -> Column:
-    """Return a reason for values that a partition column cannot hold. Delta stores such a value as text, and rows with
-    the same value share a directory. ``named``: the value names the directory."""
+    """Return a reason for values that a partition column cannot hold, or null for other values.
+
+    Delta stores the value as text, and rows with the same value share a directory. ``named`` means that the value names
+    the directory.
+    """
     text = source.try_cast(field.dataType).cast("string")
     before = f"{field.name}: partition column, "
     reason = sf.when(text.isin(*_NULLS), _message(f"{before}in which Delta reads this text as null: ", text, ""))
@@ -346,7 +365,7 @@ def _hex(value: Column) -> Column:
 
 def _json_reason() -> Column:
     corrupt = sf.col(_PARSED).getField(_CORRUPT)
-    # Spark parses an empty text to null without reporting it as corrupt.
+    # Spark parses an empty text to null and does not report it as corrupt.
     is_bad = sf.col("value").isNotNull() & (corrupt.isNotNull() | sf.col(_PARSED).isNull())
     return sf.when(is_bad, _message("value is not a JSON object with these columns: ", sf.col("value"), ""))
 

@@ -1,4 +1,4 @@
-"""Comparison of a restored partition with its table: both are read, and all rows must be equal."""
+"""The comparison of a restored partition with its table: both are read, and all rows must be equal."""
 
 from __future__ import annotations
 
@@ -22,15 +22,15 @@ _UTC_US = pa.timestamp("us", tz="UTC")
 
 
 class RestoreDiffersError(SparklogError):
-    """Difference between a restored log and its table."""
+    """A restored log differs from its table."""
 
 
 def compare(link: BlockingCluster, topic: TopicDescription, archive: Archive, partition: int) -> int:
-    """Compare one partition in log and table, and return its number of rows.
+    """Compare one partition in the log and the table. Return the number of its rows.
 
     Raises:
-        RestoreDiffersError: they differ; the error names the first such offset.
-        BrokerError, ClientTimeout: as ``PartitionReader``.
+        RestoreDiffersError: the rows differ. The error has the first offset with a difference. BrokerError,
+        ClientTimeout: as ``PartitionReader``.
     """
     tp = TopicPartition(topic.name, partition)
     end = archive.end(partition)
@@ -50,7 +50,7 @@ def compare(link: BlockingCluster, topic: TopicDescription, archive: Archive, pa
 
 
 class _Log:
-    """Reader of a log's rows in pieces of a requested size."""
+    """A reader of a log that returns rows in pieces of a requested size."""
 
     def __init__(self, batches: Iterator[FetchedBatch], topic: TopicDescription) -> None:
         self._batches = batches
@@ -60,7 +60,7 @@ class _Log:
         self._left: RestoredRows | None = None
 
     def take(self, count: int) -> RestoredRows | None:
-        """Return ``count`` rows, fewer at the end, None after it."""
+        """Return the next ``count`` rows: fewer at the end of the log, and None after it."""
         parts: list[RestoredRows] = []
         missing = count
         while missing and (rows := self._next()) is not None:
@@ -85,7 +85,7 @@ class _Log:
         if self._event_time is None:
             times = pa.repeat(stamp, batch.num_rows)
         else:
-            # as in the Spark source, and therefore in the archive
+            # The Spark source, and so the archive, has the same.
             how = pc.CastOptions(_UTC_US, allow_time_truncate=True)
             times = pc.cast(batch.column(self._event_time), options=how).fill_null(stamp)
         return RestoredRows(batch, offsets, times.cast(pa.int64()).to_numpy(zero_copy_only=False))

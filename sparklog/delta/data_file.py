@@ -1,4 +1,4 @@
-"""One Parquet file of a Delta table, with the bounds of the rows in it."""
+"""The description of one Parquet file of a Delta table, with the bounds of the rows in it."""
 
 from __future__ import annotations
 
@@ -13,24 +13,26 @@ _ALL = Span()
 
 @dataclass(frozen=True, slots=True)
 class DataFile:
-    """One Parquet file; small, pickled to tasks. The spans contain its rows; they are unbounded for a column without
-    statistics. Times are in us."""
+    """One Parquet file. The object is small and is pickled to tasks.
 
-    #: Path relative to the table's directory.
+    The spans contain all its rows. They are unbounded for a column without statistics. Times are in us.
+    """
+
+    #: The path relative to the table's directory.
     path: str
-    #: Size in bytes.
+    #: The size in bytes.
     size: int
     partitions: Span = _ALL
     offsets: Span = _ALL
     times: Span = _ALL
-    #: Values of the partition columns, which are equal in all rows.
+    #: The values of the partition columns, which are equal in all rows.
     constants: Mapping[str, Any] = field(default_factory=dict)
-    #: Positions of rows that were deleted without rewriting the file: int64, ascending.
+    #: The positions of rows that were deleted without rewriting the file, as ascending int64.
     deleted: bytes = b""
 
     @property
     def single_partition(self) -> int | None:
-        """Return the only partition of all rows, if known."""
+        """Return the partition of all rows, or None if it is not known that they are in one partition."""
         return self.partitions.low if self.partitions.low + 1 == self.partitions.high else None
 
     def may_contain(self, partition: int, offsets: Span) -> bool:

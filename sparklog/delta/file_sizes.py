@@ -1,18 +1,23 @@
-"""Number of tasks that write a batch: a small batch should create one file per directory, a large one use all tasks.
-Pure."""
+"""The number of tasks that write a batch.
+
+A small batch should create one file per directory, a large one use all tasks.
+"""
 
 from __future__ import annotations
 
 import math
 
-#: Tasks per file of the target size; with fewer tasks, too few would read the log in parallel.
+#: The number of tasks per file of the target size. With fewer, too few tasks would read the log in parallel.
 _TASKS_PER_FILE = 4
-#: Assumed bytes of a record before the first commit.
+#: The assumed bytes of a record before the first commit.
 _GUESSED_BYTES = 100.0
 
 
 class FileSizes:
-    """Estimate of the size of records in files, from past commits. ``target``: in bytes."""
+    """The estimate of the size of records in files, from past commits.
+
+    ``target`` is the target size of files in bytes.
+    """
 
     def __init__(self, target: int) -> None:
         self._target = target

@@ -1,7 +1,7 @@
-"""Archives of several topics in one application, one thread each: a failure of one does not stop the others.
+"""The archives of several topics in one application, each in its own thread. If one fails, the others continue.
 
-Transient errors (unavailable brokers, a failed write) are retried with increasing pauses. Permanent errors are
-reported, repeated every few minutes while other topics continue, and returned as the job's result.
+Transient errors (unavailable brokers, a failed write) are retried with increasing pauses. Permanent errors are reported
+at once, reported again every few minutes while other topics continue, and returned as the job's result.
 """
 
 from __future__ import annotations
@@ -24,24 +24,24 @@ from sparklog.errors import BrokerError, ConfigError, ErrorCode, SparklogError
 from sparklog.escaping import escaped
 
 _PAUSES_S = (1.0, 60.0)
-#: Maximum consecutive failures without a commit of a run that has an end.
+#: The maximum number of consecutive failures without a commit, for a run that archives once and ends.
 _TRIES = 5
 _REMIND_S = 600.0
 _POLL_S = 0.2
 _SHOWN = 600
-#: Permanent broker errors, which a retry would get again.
+#: The broker errors that a retry would get again.
 _LASTING = {
     ErrorCode.UNKNOWN_TOPIC_OR_PARTITION,
     ErrorCode.INVALID_TOPIC_EXCEPTION,
     ErrorCode.SCHEMA_MISMATCH,
     ErrorCode.INVALID_CONFIG,
 }
-#: Permanent errors of Spark. The last means that the SparkContext is stopped: continuing would only hide that.
+#: The errors of Spark that a retry would get again. The last one means that the SparkContext is stopped.
 _LASTING_WORDS = r"\bConfigError\b|Spark has no type for column|stopped SparkContext"
 
 
 class _TopicThread(threading.Thread):
-    """Thread of one topic. ``error``: why its archive ended; None: it ended as requested."""
+    """The thread of one topic. ``error`` is the reason why its archive ended, or None if it ended as requested."""
 
     def __init__(self, archive: TopicArchive, topic: str, *, has_end: bool, tell: Callable[[str], None]) -> None:
         super().__init__(name=f"archive-{topic}", daemon=True)
@@ -88,9 +88,9 @@ def is_lasting(error: Exception) -> bool:
     """Return whether a retry would fail with the same error."""
     if isinstance(error, BrokerError):
         return error.code in _LASTING
-    if isinstance(error, SPARK_ERRORS):  # text of an error in one of Spark's planning processes
+    if isinstance(error, SPARK_ERRORS):  # The text of an error in one of Spark's planning processes.
         return re.search(_LASTING_WORDS, str(error)) is not None
-    if isinstance(error, OSError):  # a full disk is transient; the end of the JVM is not
+    if isinstance(error, OSError):  # A full disk is transient; the end of the JVM is not.
         return isinstance(error, ConnectionError)
     return isinstance(error, ArchiveRefused | ConfigError) or not isinstance(error, SparklogError)
 
@@ -102,7 +102,7 @@ def error_line(error: Exception) -> str:
 
 
 class Stopping(Protocol):
-    """Event that requests the end: a ``threading.Event``, or one set by a signal handler (``cluster.stop_request``)."""
+    """An event that requests the end: a ``threading.Event``, or a ``StopRequest`` of ``cluster.stop_request``."""
 
     def is_set(self) -> bool: ...
 
@@ -110,8 +110,10 @@ class Stopping(Protocol):
 def maintain(
     spark: SparkSession, archives: Sequence[ArchiveOptions], *, stopping: Stopping, tell: Callable[[str], None]
 ) -> dict[str, Exception]:
-    """Maintain the tables of these topics once, without brokers. Return the topics that failed, and why. Once
-    ``stopping`` is set, no further table is started."""
+    """Maintain the tables of these topics once. Return the topics that failed, with the reasons.
+
+    This needs no brokers. After ``stopping`` is set, no further table is started.
+    """
     errors: dict[str, Exception] = {}
     for options in archives:
         if stopping.is_set():
@@ -120,7 +122,7 @@ def maintain(
         path = table_path(options.to, options.topic)
         try:
             is_there = bool(open_log_with_spark(spark, path).versions())
-        except SPARK_ERRORS as reason:  # a file system that is unknown or denies access
+        except SPARK_ERRORS as reason:  # The file system is unknown or denies access.
             errors[options.topic] = reason
             continue
         if not is_there:
@@ -138,8 +140,10 @@ def maintain(
 def run_archives(
     spark: SparkSession, archives: Sequence[ArchiveOptions], *, stopping: Stopping, tell: Callable[[str], None]
 ) -> dict[str, Exception]:
-    """Archive until ``stopping`` is set, or all archives have reached their end. Return the topics that failed, and
-    why. Current batches are committed before the return."""
+    """Archive until ``stopping`` is set or all archives have ended. Return the topics that failed, with the reasons.
+
+    Current batches are committed before the return.
+    """
     threads = []
     for options in archives:
 

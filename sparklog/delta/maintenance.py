@@ -1,8 +1,9 @@
-"""OPTIMIZE and VACUUM beside the archive, which keep a table's files few and remove unreferenced ones.
+"""OPTIMIZE and VACUUM of the archive's tables, which keep the number of files low and remove unreferenced ones.
 
 Every micro-batch writes files. OPTIMIZE compacts directories with many small files; VACUUM removes files that no
-version within the table's retention references. Neither changes rows or records a seam. Versions stay readable during
-the retention, and appends continue meanwhile. A failure is retried when it is due again, and does not stop the archive.
+version within the table's retention references. Neither changes rows or the archive's progress. Versions stay readable
+during the retention, and appends continue at the same time. A failure does not stop the archive; the operation is
+retried when it is due again.
 """
 
 from __future__ import annotations
@@ -27,27 +28,30 @@ from sparklog.delta.table import quarantine_path, table_path
 
 _LOG = logging.getLogger(__name__)
 
-#: Table property with the time of the last VACUUM, ISO 8601.
+#: The table property with the time of the last VACUUM, in ISO 8601.
 VACUUMED = "sparklog.vacuumed"
 RETENTION = "delta.deletedFileRetentionDuration"
 LOG_RETENTION = "delta.logRetentionDuration"
 #: Delta's defaults.
 _RETENTION, _LOG_RETENTION = "interval 7 days", "interval 30 days"
-#: Number of small files at which a directory is compacted. Files below half the target size are small; larger ones
-#: would be rewritten repeatedly.
+#: The number of small files at which a directory is compacted. Files below half the target size are small. Larger files
+#: are left out, because they would be rewritten repeatedly.
 _MANY = 8
-#: Maximum number of directories in one OPTIMIZE, those with most files first.
+#: The maximum number of directories in one OPTIMIZE. Those with the most files come first.
 _DIRECTORIES = 100
 _FIRST_LOOK_S = 60.0
 _POLL_S = 1.0
-#: How long the end of an archive waits for current maintenance; Delta discards interrupted operations.
+#: The maximum wait of the end of an archive for current maintenance. Delta discards interrupted operations.
 _PATIENCE_S = 60.0
 
 
 class Maintenance:
-    """Maintenance of one topic's tables. Owner: one thread, its own while an archive is ``running``. ``batches``: lock
-    held by each batch of that archive. A batch would have to restart if a table's properties changed meanwhile or, if
-    it is ``merging``, if it conflicted with an OPTIMIZE. Appends and OPTIMIZE do not conflict."""
+    """The maintenance of one topic's tables. While an archive is ``running`` it has its own thread.
+
+    ``batches`` is the lock that each batch of that archive holds. It is needed because a batch would have to restart if
+    a table's properties changed during it, or, if batches are ``merging``, if an OPTIMIZE conflicted with it. Appends
+    and OPTIMIZE do not conflict.
+    """
 
     def __init__(
         self,
@@ -68,7 +72,7 @@ class Maintenance:
         for name, value in {
             "spark.databricks.delta.optimize.maxFileSize": str(options.target_file_size),
             "spark.databricks.delta.optimize.minFileSize": str(self._small),
-            # Number of tasks with which VACUUM lists files; the default is 10,000 for any table.
+            # The number of tasks with which VACUUM lists files. The default is 10,000 for any table.
             "spark.sql.sources.parallelPartitionDiscovery.parallelism": str(spark.sparkContext.defaultParallelism),
         }.items():
             self._spark.conf.set(name, value)
@@ -78,7 +82,7 @@ class Maintenance:
 
     @contextmanager
     def running(self) -> Iterator[None]:
-        """Run maintenance in a new thread whenever it is due."""
+        """Run maintenance in a new thread, whenever it is due, until the end of the ``with`` block."""
         over = threading.Event()
         thread = threading.Thread(target=self._run_when_due, args=(over,), name="archive-maintenance", daemon=True)
         thread.start()
@@ -94,15 +98,17 @@ class Maintenance:
                 self.run()
 
     def run(self, *, until: Callable[[], bool] = lambda: False) -> Exception | None:
-        """Compact directories with many files, and vacuum if that is due. Return the error if it failed. Once ``until``
-        returns true, no further table is started."""
+        """Compact directories with many files, and vacuum if that is due. Return the error if it failed.
+
+        After ``until`` returns true, no further table is started.
+        """
         errors = [self._maintain(path) for path in itertools.takewhile(lambda _: not until(), self._tables)]
         self._next = time.monotonic() + (self._every_s or 0.0)
         return next((error for error in errors if error is not None), None)
 
     @property
     def _small(self) -> int:
-        """Return the size in bytes below which files are small."""
+        """Return the size in bytes below which a file is small."""
         return self._options.target_file_size // 2
 
     def _maintain(self, path: str) -> Exception | None:
@@ -136,7 +142,7 @@ class Maintenance:
         self._tell(f"{table.path}: compacted {result['numFilesRemoved']:,} files to {result['numFilesAdded']:,}")
 
     def _crowded(self, table: ArchiveTable) -> list[dict[str, str | None]]:
-        """Return the partition values of directories to compact, by column."""
+        """Return the directories to compact, each with its partition values by column."""
         if table.file_count() < _MANY:
             return []
         small = table.files().where(sf.col("size") < self._small)
@@ -148,7 +154,7 @@ class Maintenance:
     # --- VACUUM ---
 
     def _vacuum(self, table: ArchiveTable, every_s: float) -> None:
-        """Vacuum if it is due. The time is stored in the table first, so that a failure is not retried immediately."""
+        """Vacuum if it is due. The time is stored in the table before, so that a failure is not retried immediately."""
         detail = table.detail()
         now, recorded = dt.datetime.now(dt.timezone.utc), detail["properties"].get(VACUUMED)
         last = dt.datetime.fromisoformat(recorded) if recorded else detail["createdAt"].astimezone(dt.timezone.utc)
@@ -158,7 +164,7 @@ class Maintenance:
         wanted = {VACUUMED: now.isoformat(timespec="seconds")}
         if self._options.retain_h is not None and self._options.retain_h != retention:
             wanted[RETENTION] = f"interval {self._options.retain_h} hours"
-            # A version is readable while its files and the commit that references them exist.
+            # Both are necessary: a version is readable while its files and the commit that references them exist.
             if self._options.retain_h > _hours(detail["properties"].get(LOG_RETENTION, _LOG_RETENTION)):
                 wanted[LOG_RETENTION] = wanted[RETENTION]
         with self._batches:
@@ -167,14 +173,17 @@ class Maintenance:
         self._tell(f"{table.path}: vacuumed")
 
     def _has_rested(self, table: ArchiveTable, last: dt.datetime, retention_h: float) -> bool:
-        """Return whether the last vacuum removed everything. Each vacuum makes commits, and with enough of them Delta
-        would delete the commit that records the seam from its log."""
+        """Return whether nothing is left to vacuum since the last time.
+
+        Each vacuum makes commits. After enough of them Delta would delete from its log the commit that records the
+        archive's progress.
+        """
         changed = table.committed_at()
         slack_h = 1 + (self._options.optimize_every_s or 0.0) / 3600
         return changed is None or last.timestamp() > changed + (retention_h + slack_h) * 3600
 
 
-#: Types whose values have the same form in a directory's name and in SQL.
+#: The types whose values have the same form in a directory's name and in SQL.
 _TOLD_BY_TEXT = {"date", "string", "boolean", "tinyint", "smallint", "int", "bigint"}
 
 
@@ -187,13 +196,13 @@ def _is(name: str, value: str | None, kind: str) -> str:
 
 
 def _hours(interval: str) -> float:
-    """Return the hours of a table property; complex intervals count as long."""
+    """Return the hours of a table property. An interval in another form counts as very long."""
     match = re.fullmatch(r"interval (\d+) (hour|day|week)s?", interval)
     return float(int(match[1]) * {"hour": 1, "day": 24, "week": 168}[match[2]]) if match else math.inf
 
 
 def _predicate(table: ArchiveTable, directories: list[dict[str, str | None]]) -> str | None:
-    """Return the predicate of these directories; None: the whole table."""
+    """Return the SQL predicate for these directories, or None for the whole table."""
     kinds = {field.name: field.dataType.simpleString() for field in table.columns().fields}
     names = {name for directory in directories for name in directory}
     if not names or any(kinds.get(name) not in _TOLD_BY_TEXT for name in names):
@@ -211,8 +220,10 @@ def maintenance_of(
     tell: Callable[[str], None],
     batches: AbstractContextManager[Any] | None = None,
 ) -> Maintenance:
-    """Return the maintenance of a topic's table and quarantine. ``batches``: as in ``Maintenance``; None: no archive
-    runs in this process."""
+    """Return the maintenance of a topic's table and quarantine.
+
+    ``batches`` is as in ``Maintenance``, or None if no archive runs in this process.
+    """
     tables = (table_path(options.to, options.topic), quarantine_path(options.to, options.topic))
     return Maintenance(
         spark,

@@ -1,9 +1,10 @@
-"""Archiving of a micro-batch in three commits: bad rows, the table with its new ends, the consumer group's offsets.
+"""The archiving of a micro-batch in three steps: bad rows, the table with its new ends, the consumer group's offsets.
 
-Each step depends on the one before it. A record is archived once the table's ends are after it; that commit happens
-when its bad rows are safe. The group's offsets, which allow brokers to delete records, come last. So a crash between
-two steps leaves no false promise. A step never relies on another run's steps: it is repeated. Steps that must not be
-repeated are numbered in Delta's log (``archive_table``) or keyed by offset (``quarantine``).
+Each step is a commit, and the order is important. Bad rows are committed to the quarantine first. Then the other rows
+are committed to the table together with its new ends; from then on the records below the ends count as archived. The
+group's offsets, which allow brokers to delete records, come last. So after a crash between two steps, no record counts
+as archived that is not. After a crash the next run repeats all steps. A commit that must not be repeated has a number
+in Delta's log (``archive_table``), and rows of the quarantine are identified by offset (``quarantine``).
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ _LOG = logging.getLogger(__name__)
 
 
 class Archived(NamedTuple):
-    """Result of one batch."""
+    """The result of one batch."""
 
     seam: ArchiveProgress
     rows: int
@@ -34,8 +35,11 @@ class Archived(NamedTuple):
 
 
 class BatchArchiver:
-    """Archiver of one query's micro-batches. Owner: the thread in which Spark runs them. ``seam``: the table's progress
-    before the first batch, with this run's ``attempt``. Tests override the steps to interrupt it."""
+    """The archiver of one query's micro-batches, in the thread in which Spark runs them.
+
+    ``seam`` is the table's progress before the first batch, with this run's ``attempt``. Tests override the steps to
+    interrupt them.
+    """
 
     #: Whether the last batch had bad rows.
     expects_bad_rows = False
@@ -57,22 +61,22 @@ class BatchArchiver:
         self._fail_on_data_loss = fail_on_data_loss
         self._store = store
         self._sizes = sizes
-        #: The last commit of this run, or the one that it found.
+        #: The progress at the last commit of this run, or at its start.
         self.seam = seam
-        #: The newest progress of the table that this run has read or written.
+        #: The newest progress of the table that this run expects to find there.
         self._expected = table.seam
 
     def archive(self, read: DataFrame, batch: BatchEnds) -> Archived:
-        """Archive the records of a micro-batch, which ends at ``batch``.
+        """Archive the records ``read`` of a micro-batch, whose offsets are in ``batch``.
 
         Raises:
-            ArchiveFenced: another archive has committed meanwhile.
-            ArchiveRefused: the batch does not continue the table's progress.
+            ArchiveFenced: another archive has committed to the table. ArchiveRefused: the batch does not begin where
+            the table ends.
         """
         self.check_unchanged()
         seam = self._next(batch)
         if not self.has_news(batch):
-            return Archived(self.seam, 0, 0)  # the first batch of a run may be empty
+            return Archived(self.seam, 0, 0)  # The first batch of a run may be empty.
         done = self._in_one_pass(read, seam) or self._in_two_passes(read, seam)
         self.expects_bad_rows = done.bad_rows > 0
         self.seam = self._expected = seam
@@ -80,8 +84,11 @@ class BatchArchiver:
         return done
 
     def _in_one_pass(self, read: DataFrame, seam: ArchiveProgress) -> Archived | None:
-        """Archive the batch in one pass. Return None if there is a bad row: then nothing was committed. Every pass
-        reads the batch again, and bad rows, which must be known before the commit, are rare."""
+        """Archive the batch in one pass. Return None, without a commit, if there is a bad row.
+
+        Bad rows must be known before the table's commit, which takes a second pass over the batch. They are rare, so
+        this tries one pass first.
+        """
         if self.expects_bad_rows:
             return None
         good = self._quarantine.without_pending(self._casting.rows_or_failure(read), self.seam.ends)
@@ -102,14 +109,14 @@ class BatchArchiver:
     # --- the steps ---
 
     def set_aside(self, bad: DataFrame, seam: ArchiveProgress) -> int:
-        """Commit bad rows to the quarantine, and return their number."""
+        """Commit bad rows to the quarantine. Return their number."""
         count = bad.count()
         if count:
             self._quarantine.add(bad, seam)
         return count
 
     def commit(self, good: DataFrame, seam: ArchiveProgress) -> int:
-        """Commit the other rows to the table, with its new ends, and return their number."""
+        """Commit the other rows to the table, with its new ends. Return their number."""
         if self._casting.keys:
             return upsert(self._table, good, seam, keys=self._casting.table_keys)
         offsets = sum(seam.ends.values()) - sum(self.seam.ends.values())
@@ -118,18 +125,23 @@ class BatchArchiver:
         return int(metrics.get("numOutputRows", 0))
 
     def store_progress(self, seam: ArchiveProgress) -> None:
-        """Set the consumer group's offsets. Only brokers' retention depends on them, and may keep more records."""
+        """Set the consumer group's offsets.
+
+        Only the brokers' retention uses them; if this fails, it keeps more records.
+        """
         self._store(seam)
 
     # --- checks ---
 
     def has_news(self, batch: BatchEnds) -> bool:
-        """Return whether there is anything to commit; always true for a new table."""
+        """Return whether there is anything to commit. This is always true for a table without progress."""
         return self._expected is None or {**self.seam.ends, **batch.ends} != self.seam.ends
 
     def check_unchanged(self) -> None:
-        """Raise ArchiveFenced or QuarantineMoved if another archive has committed since this run's last commit or
-        start."""
+        """Raise ArchiveFenced or QuarantineMoved if another archive has committed.
+
+        This considers commits since this run's last commit, or since its start.
+        """
         found = self._table.refresh()
         if found != self._expected:
             raise ArchiveFenced(
@@ -161,8 +173,10 @@ class BatchArchiver:
         )
 
     def _begins(self, batch: BatchEnds) -> dict[int, int]:
-        """Return the partitions' start offsets. Partitions added later begin at 0; their deleted records are
-        ``lost``."""
+        """Return the offset at which the archive of each partition begins.
+
+        A partition that was added later begins at 0; if its first records were deleted, they are ``lost``.
+        """
         before = self.seam
         if not before.ends:
             return {number: batch.begun.get(number, 0) for number in batch.ends}
@@ -176,7 +190,7 @@ class BatchArchiver:
         for number, end in batch.ends.items():
             first = batch.begun.get(number, ends.get(number, 0))
             expected = ends.get(number, 0)
-            if first > expected and ends:  # partitions added later begin at 0
+            if first > expected and ends:  # Partitions that were added later begin at 0.
                 lost[number] = (expected, first)
             if first < expected or end < expected:
                 raise ArchiveRefused(

@@ -1,4 +1,4 @@
-"""Options of the archive of one topic, and parsers of the job's arguments. Pure."""
+"""The options of the archive of one topic, and parsers of the job's arguments."""
 
 from __future__ import annotations
 
@@ -20,44 +20,44 @@ _TIME = re.compile(r"(\d+)\s*(s|m|h|d)")
 _SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86_400}
 _SIZE = re.compile(r"(\d+)\s*(k|m|g|)b?", re.IGNORECASE)
 _SHIFTS = {"": 0, "k": 10, "m": 20, "g": 30}
-#: Delta's default retention of unreferenced files: readers of older versions must finish within it.
+#: Delta's default retention of unreferenced files. Readers of older versions must finish within it.
 LEAST_RETENTION_H = 168
 
 
 @dataclass(frozen=True, slots=True)
 class MaintenanceOptions:
-    """Options of table maintenance; intervals in s, None: never."""
+    """The options of table maintenance. Intervals are in s; None means never."""
 
-    #: Target size of compacted files, in bytes.
+    #: The target size of compacted files, in bytes.
     target_file_size: int = 128 << 20
     optimize_every_s: float | None = 3600.0
     vacuum_every_s: float | None = 86_400.0
-    #: How long unreferenced files are kept; None: the table's setting, 7 days by default.
+    #: The time for which unreferenced files are kept. None means the table's setting, by default 7 days.
     retain_h: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class ArchiveOptions:
-    """Options of one topic's archive."""
+    """The options of one topic's archive."""
 
     bootstrap: str
     topic: str
     to: str
     group: str
-    #: None: ``_date`` for a new table, unchanged for an existing one.
+    #: The partition columns. None means ``_date`` for a new table, and no check for an existing one.
     partition_by: tuple[str, ...] | None = None
-    #: Spark's text for an interval; None: archive existing records and stop.
+    #: The interval of batches, in Spark's format. None means to archive the existing records and stop.
     interval: str | None = "30 seconds"
     max_offsets: int = 5_000_000
     fail_on_data_loss: bool = True
-    #: Columns to parse from the JSON values of a topic without a schema.
+    #: The columns to parse from the JSON values of a topic without a schema.
     json: StructType | None = None
     mode: Mode = "append"
     maintenance: MaintenanceOptions = field(default_factory=MaintenanceOptions)
 
 
 def parse_trigger(text: str) -> str | None:
-    """Return Spark's text for an interval; None for ``available-now``.
+    """Parse a trigger: return an interval in Spark's format, or None for ``available-now``.
 
     Raises:
         ConfigError: the text is neither.
@@ -71,7 +71,7 @@ def parse_trigger(text: str) -> str | None:
 
 
 def interval_s(interval: str | None) -> float:
-    """Return the seconds of Spark's text for an interval, as returned by ``parse_trigger``; 0: none."""
+    """Return the seconds of an interval from ``parse_trigger``, or 0 if it is None."""
     if interval is None:
         return 0.0
     count, unit = interval.split()
@@ -79,7 +79,7 @@ def interval_s(interval: str | None) -> float:
 
 
 def parse_every(option: str, text: str) -> float | None:
-    """Return an interval in s; None for ``never``. Raises ConfigError."""
+    """Parse an interval: return the seconds, or None for ``never``. Raises ConfigError."""
     if text == "never":
         return None
     match = _TIME.fullmatch(text.strip())
@@ -89,7 +89,7 @@ def parse_every(option: str, text: str) -> float | None:
 
 
 def parse_retention(text: str) -> int:
-    """Return a retention in h. Raises ConfigError if it is not a time, or is below ``LEAST_RETENTION_H``."""
+    """Parse a retention: return the hours. Raises ConfigError if it is no time or below ``LEAST_RETENTION_H``."""
     match = _TIME.fullmatch(text.strip())
     hours = -(-int(match[1]) * _SECONDS[match[2]] // 3600) if match is not None else 0
     if hours < LEAST_RETENTION_H:
@@ -101,7 +101,7 @@ def parse_retention(text: str) -> int:
 
 
 def parse_size(option: str, text: str) -> int:
-    """Return a size in bytes. Raises ConfigError."""
+    """Parse a size: return the bytes. Raises ConfigError."""
     match = _SIZE.fullmatch(text.strip())
     size = int(match[1]) << _SHIFTS[match[2].lower()] if match is not None else 0
     if size < 1 << 20:
@@ -112,8 +112,9 @@ def parse_size(option: str, text: str) -> int:
 def parse_schemas(
     texts: Iterable[str], topics: Sequence[str], *, parse: Callable[[str], DataType]
 ) -> dict[str, StructType]:
-    """Return columns by topic, from texts ``topic=columns``, or ``columns`` for all other topics. ``parse``: Spark's
-    parser of columns, which needs a session.
+    """Parse texts ``topic=columns``, or ``columns`` for all other topics; return the columns by topic.
+
+    ``parse`` is Spark's parser of columns, which needs a session.
 
     Raises:
         ConfigError: columns cannot be parsed, or their topic is not archived.

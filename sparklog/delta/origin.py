@@ -1,4 +1,4 @@
-"""Origin of a topic's records: the topic itself, and the table that it was restored from. Pure."""
+"""The origin of a topic's records: the topic itself, and the table from which it was restored."""
 
 from __future__ import annotations
 
@@ -6,22 +6,26 @@ from typing import NamedTuple
 
 
 class ArchiveOrigin(NamedTuple):
-    """Origin of one topic's records. ``restored_from``: the setting of that name, ``<topic id>/<table id>@<version>``,
-    or empty."""
+    """The origin of one topic's records.
+
+    ``restored_from`` is the topic's setting ``restored.from``: ``<topic id>/<table id>@<version>``, or empty.
+    """
 
     topic_id: str
     restored_from: str = ""
 
     @property
     def ids(self) -> tuple[str, ...]:
-        """Return the topic's id, and that of the topic it was restored from."""
+        """Return the ids of the topic and, if it was restored, of the topic that was archived."""
         return tuple(filter(None, (self.topic_id, self.restored_from.partition("/")[0])))
 
     def is_in(self, topic_id: str, *, table_id: str, seam_version: int) -> bool:
-        """Return whether a table's rows belong to this topic. ``topic_id`` and ``seam_version``: the id in its last
-        archive commit, and that commit's version. A table of the same earlier topic from which the topic was not
-        restored, or that continued after the restored version, has other records at the restored topic's later
-        offsets."""
+        """Return whether the rows of a table belong to this topic.
+
+        ``topic_id`` is the id in the table's last archive commit, and ``seam_version`` the version of that commit. The
+        earlier topic may have another table, from which the topic was not restored, or its archive may have continued
+        after the restored version. Such a table has other records than the restored topic at later offsets.
+        """
         if topic_id == self.topic_id:
             return True
         source, _, version = self.restored_from.rpartition("@")

@@ -1,7 +1,7 @@
-"""Identity of the process that archives a topic, as recorded in its commits, and whether it may still be running.
+"""The identity of the process that archives a topic, for the archive's commits, and the check whether it may run.
 
-It only decides which of two archives continues: the first one. Delta's transactions prevent duplicate and conflicting
-commits (``archive_table``).
+It is only used so that of two archives of a topic the first one continues. Duplicate and conflicting commits are
+prevented by Delta's transactions (``archive_table``).
 """
 
 from __future__ import annotations
@@ -12,20 +12,23 @@ from pathlib import Path
 
 from sparklog.net.descriptors import boot_id
 
-#: How long a run waits for a commit of the previous run: a number of its intervals, the maximum, and the value for a
-#: run without interval.
+#: The time for which a run waits for a commit of the previous run: a number of that run's intervals, the maximum, and
+#: the time for a run without interval.
 _INTERVALS, _SLACK_S, _LONGEST_S = 1.5, 2.0, 120.0
 _WITHOUT_INTERVAL_S = 10.0
 
 
 def this_process() -> str:
-    """Return ``<host>/<boot id>/<process>/<start time>``."""
+    """Return the identity of this process: ``<host>/<boot id>/<process>/<start time>``."""
     return f"{_host()}/{os.getpid()}/{_began(os.getpid())}"
 
 
 def may_run(process: str) -> bool:
-    """Return whether another process may be running, as far as this host can tell; False for this process. ``process``:
-    a result of ``this_process``; an empty text is an unknown process and gives False."""
+    """Return whether another process may be running, as far as this host can know.
+
+    ``process`` is a result of ``this_process``, or empty if the process is unknown. For this process, and for an
+    unknown one, the result is False.
+    """
     host, _, number = process.rpartition("/")[0].rpartition("/")
     if process == this_process() or not process:
         return False
@@ -35,8 +38,11 @@ def may_run(process: str) -> bool:
 
 
 def patience_s(every_s: float) -> float:
-    """Return the maximum time until the next commit of an archive with this interval (0: one pass), in s. A new run
-    does not wait for an archive whose batches take longer."""
+    """Return the maximum seconds that a new run waits for the next commit of an archive with this interval.
+
+    The interval is 0 for an archive that ends by itself. If batches of the earlier archive take longer, the new run
+    continues.
+    """
     return min(_INTERVALS * every_s + _SLACK_S, _LONGEST_S) if every_s else _WITHOUT_INTERVAL_S
 
 
@@ -45,7 +51,10 @@ def _host() -> str:
 
 
 def _began(process: int) -> str:
-    """Return a process's start time in clock ticks; empty if the process does not exist or is dead. Source: proc(5)."""
+    """Return the start time of a process in clock ticks, or an empty text if it does not exist or is dead.
+
+    Source: proc(5).
+    """
     try:
         found = Path(f"/proc/{process}/stat").read_text("utf-8", "replace").rpartition(")")[2].split()
     except OSError:

@@ -1,9 +1,10 @@
-"""Quarantine of bad rows: a Delta table beside that of the topic, keyed by partition and offset.
+"""The quarantine of bad rows: a separate Delta table whose rows are identified by partition and offset.
 
-Bad rows are committed before the table's commit of their batch. An archive that crashes between the two leaves rows at
-or above the table's ends: *pending* rows. They stay in the quarantine: the next archive of these offsets writes them
-neither to the quarantine again nor to the table, even if it could cast them now. So every record below the table's ends
-is in exactly one of the two, whatever batches contained it.
+The bad rows of a batch are committed before its other rows. If an archive crashes between the two commits, the
+quarantine has rows at or above the table's ends: *pending* rows. They stay there. When these offsets are archived
+again, the rows are not written again, neither to the quarantine nor to the table, even if they could be cast now. So
+every record below the table's ends is in exactly one of the two tables, even if batches were repeated with other
+bounds.
 """
 
 from __future__ import annotations
@@ -19,28 +20,34 @@ from sparklog.delta.archive_table import ArchiveFenced, ArchiveRefused, ArchiveT
 from sparklog.delta.table import OFFSET, PARTITION, needed_properties
 from sparklog.errors import SparklogError
 
-#: No statistics of times: bad rows may have times outside all calendars, which no statistics format supports.
+#: There are no statistics of times, because bad rows may have times that no format of statistics supports.
 _PROPERTIES = {"delta.dataSkippingStatsColumns": f"{PARTITION},{OFFSET}"}
 
 
 class QuarantineMoved(SparklogError):
-    """Commit of another archive to the quarantine. The table decides which archive continues, so a retry follows."""
+    """Another archive has committed to the quarantine.
+
+    A retry follows, because only the table decides which archive continues.
+    """
 
 
 class Quarantine:
-    """Quarantine of one topic. Owner: the thread that archives the topic. The table is created with its first row."""
+    """The quarantine of one topic, owned by the thread that archives the topic.
+
+    Its table is created when it gets its first row.
+    """
 
     def __init__(self, spark: SparkSession, path: str, columns: StructType) -> None:
         self.table = ArchiveTable(spark, path)
         self._spark = spark
         self._columns = columns
-        #: The last commit when this run last read the table.
+        #: The newest progress of the quarantine when this run last read it.
         self._expected: ArchiveProgress | None = None
         self._pending: DataFrame | None = None
         self._pending_ends: Mapping[int, int] = {}
 
     def begin(self, ends: Mapping[int, int]) -> None:
-        """Find the pending rows for a table that ends at ``ends``."""
+        """Find the pending rows, with respect to the ends of the topic's table."""
         self._expected = self.table.refresh()
         self._pending, self._pending_ends = None, {}
         if not self.table.exists:
@@ -55,13 +62,16 @@ class Quarantine:
             self._pending_ends = {row[PARTITION]: row[OFFSET] + 1 for row in rows}
 
     def check_topic(self, topic_ids: Collection[str]) -> None:
-        """Raise ArchiveRefused if there are rows of another topic: records with the same offsets would be missing from
-        a new table. ``topic_ids``: those of the topic, and of the one it was restored from."""
+        """Raise ArchiveRefused if there are rows of another topic.
+
+        Otherwise records with the same offsets would be missing from a new table. ``topic_ids`` are the ids of the
+        topic and of the topic that it was restored from.
+        """
         if self._pending is None:
             return
         if self._expected is not None:
             is_own = self._expected.topic_id in topic_ids
-        else:  # Delta deleted the commits that recorded it
+        else:  # Delta has deleted the commits that recorded it.
             is_own = any(self.table.transaction(app_id(found)) >= 0 for found in topic_ids)
         if not is_own:
             raise ArchiveRefused(
@@ -70,16 +80,16 @@ class Quarantine:
             )
 
     def without_pending(self, rows: DataFrame, ends: Mapping[int, int]) -> DataFrame:
-        """Return the rows of a batch that begins at ``ends``, without pending ones."""
+        """Return the rows of a batch that begins at ``ends``, without pending rows."""
         if self._pending is None or all(ends.get(number, 0) >= end for number, end in self._pending_ends.items()):
             return rows
         return rows.join(self._pending, [PARTITION, OFFSET], "left_anti")
 
     def add(self, rows: DataFrame, seam: ArchiveProgress) -> None:
-        """Commit bad rows of the batch after which the table will end at ``seam.ends``.
+        """Commit the bad rows of the batch after which the table will end at ``seam.ends``.
 
         Raises:
-            QuarantineMoved: another archive has committed bad rows meanwhile.
+            QuarantineMoved: another archive has committed bad rows.
         """
         if not self.table.exists:
             self.table.create(
@@ -88,7 +98,7 @@ class Quarantine:
                 properties=_PROPERTIES | needed_properties(self._columns),
                 comment="Records left out of the archive",
             )
-        # Delta keeps the transaction number when it deletes the commits.
+        # Delta keeps the transaction number, even if it has deleted the commits.
         before = self._expected.batch if self._expected is not None else self.table.transaction(seam.app_id)
         own = ArchiveProgress(
             topic=seam.topic,
@@ -111,7 +121,7 @@ class Quarantine:
 
 
 def _from(ends: Mapping[int, int]) -> Column:
-    """Return the condition for rows at or above ``ends``; partitions without an end are new."""
+    """Return the condition for rows at or above ``ends``. All rows of partitions without an end satisfy it."""
     if not ends:
         return sf.lit(True)
     by_partition = sf.create_map(*(sf.lit(value) for pair in ends.items() for value in pair))

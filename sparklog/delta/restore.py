@@ -1,9 +1,9 @@
-"""Restore of a deleted topic from its Delta table, with every record at its original offset.
+"""The restore of a deleted topic from its Delta table, with every record at its original offset.
 
 The new topic is created in the state ``restoring``, in which brokers accept records with offsets and refuse producers.
-It records the table and its version. Only the log records the progress of the restore: a later run continues at the end
-of each partition, and has nothing to do if that is the table's end. When all partitions have all rows of the table,
-which is verified by reading them back, the topic is opened for producers.
+A setting of the topic has the table and its version. The logs themselves show the progress of the restore: a later run
+continues at the end of each log, and has nothing to do if that is the table's end. The restored records are read back
+and compared with the table. Then the topic is opened for producers.
 
 Data outside the table is not restored: groups' offsets, producers' ids and sequences, transactions, leader epochs, and
 the boundaries of batches.
@@ -28,17 +28,17 @@ from sparklog.errors import BrokerError, ConfigError, ErrorCode
 from sparklog.model import TopicPartition
 from sparklog.record.codec import COMPRESSIONS, EncodedBatch
 
-#: Topic settings that only a restore sets.
+#: The topic settings that only a restore sets.
 RESTORING, RESTORED_FROM = "restoring", "restored.from"
-#: Maximum bytes of one request; lower if brokers accept smaller frames. A single batch may be larger.
+#: The maximum bytes of one request. It is lower if brokers accept only smaller frames. A single batch may be larger.
 _REQUEST_BYTES = 4 << 20
-#: Maximum consecutive times that a log ends at an unexpected offset without growing, because of a concurrent restore or
-#: changes of leaders.
+#: The maximum number of consecutive requests after which a log ends at an unexpected offset, because of a concurrent
+#: restore or a change of the leader.
 _MOST_SURPRISES = 50
 
 
 class RestoredPartition(NamedTuple):
-    """Restored offsets ``[start, end)`` of a partition. ``records``: the number sent by this run."""
+    """The restored offsets ``[start, end)`` of a partition. ``records`` is the number of records that this run sent."""
 
     partition: int
     start: int
@@ -48,13 +48,13 @@ class RestoredPartition(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Restored:
-    """Result of a restore. ``was_there``: an earlier run had completed, and this one changed nothing."""
+    """The result of a restore. If ``was_there``, an earlier run had completed it, and this run changed nothing."""
 
     topic: TopicDescription
     archive: Archive
     partitions: tuple[RestoredPartition, ...]
     was_there: bool
-    #: number of records that were read back and compared; None: not requested
+    #: The number of records that were read back and compared, or None if that was not requested.
     compared: int | None
 
     @property
@@ -75,8 +75,9 @@ def restore_topic(
     timeout_s: float = 60.0,
     tell: Callable[[str], None] = lambda line: None,
 ) -> Restored:
-    """Recreate topic ``name`` from ``archive``, or continue an earlier run for the same table, with that run's version
-    of the table.
+    """Recreate topic ``name`` from ``archive``, or continue an earlier restore from the same table.
+
+    An earlier restore is continued with the version of the table with which it began.
 
     Args:
         partitions: at least the number of the archive, which is the default.
@@ -117,7 +118,7 @@ class _RestorePlan(NamedTuple):
 
 
 def _made(admin: Admin, name: str, plan: _RestorePlan) -> tuple[TopicDescription, Archive]:
-    """Return the topic, created now or by an earlier run, and the archive at the version to restore."""
+    """Create the topic, or find that of an earlier run; return it with the archive at the version to restore."""
     archive, described = plan.archive, plan.archive.topic
     partitions = archive.partitions if plan.partitions is None else plan.partitions
     if partitions < archive.partitions:
@@ -207,7 +208,7 @@ class _Run:
         return RestoredPartition(partition, first, end, records)
 
     def _requests(self, partition: int, at: int, first: int) -> Iterator[list[EncodedBatch]]:
-        """Yield the missing batches of a partition from offset ``at`` on, one request at a time."""
+        """Yield the batches of a partition from offset ``at`` on, in groups that fit into one request."""
         batches = self._batches(partition, at, first)
         limit = min(_REQUEST_BYTES, self._link.any_connection().hello.max_frame_bytes // 2)
         return _grouped(batches, limit)
@@ -222,7 +223,7 @@ class _Run:
         yield from self._placing.nothing(at, self._archive.end(partition))
 
     def begin_where_they_began(self, done: Sequence[RestoredPartition]) -> None:
-        """Set the log start offsets to the first records: earlier records were deleted before they were archived."""
+        """Set the log start offsets to the first records, because earlier records were never archived."""
         starts = {TopicPartition(self._topic.name, found.partition): found.start for found in done if found.start}
         if starts:
             self._admin.delete_records(starts)
@@ -238,7 +239,7 @@ class _Run:
                 raise BrokerError(ErrorCode.OFFSET_OUT_OF_RANGE, detail)
 
     def check_table(self) -> None:
-        """Raise ConfigError if the archive has continued meanwhile: the offsets of its new rows would be used twice."""
+        """Raise ConfigError if the archive has new rows. New records would get the same offsets."""
         said = read_seam(self._archive.table)
         if said is not None and said.seam.batch > self._archive.seam.batch >= 0:
             raise ConfigError(
@@ -247,7 +248,7 @@ class _Run:
             )
 
     def found_there(self) -> tuple[RestoredPartition, ...]:
-        """Return the ranges that an earlier run has restored. Changes nothing.
+        """Return the ranges that an earlier run has restored. This changes nothing.
 
         Raises:
             BrokerError: OFFSET_OUT_OF_RANGE if a partition has lost records.
@@ -264,7 +265,7 @@ class _Run:
 
 
 def _grouped(batches: Iterable[EncodedBatch], limit: int) -> Iterator[list[EncodedBatch]]:
-    """Group batches in order, up to ``limit`` bytes and at least one per group."""
+    """Group batches in order. A group has at most ``limit`` bytes, but at least one batch."""
     group: list[EncodedBatch] = []
     size = 0
     for batch in batches:

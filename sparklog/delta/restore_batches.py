@@ -1,7 +1,8 @@
-"""Encoding of one partition's archived rows as batches with the original offsets and times. Pure.
+"""The encoding of one partition's archived rows as batches with the original offsets and times.
 
-Readers see a record's event time; for a record without one, the maximum time of its batch (the leader's append time if
-no record of the batch has an event time). So rows can share a batch only if this yields the times in the table.
+The timestamp of a record is its event time. A record without one has the maximum time of its batch, which is the
+leader's append time if no record of the batch has an event time. So rows can be in one batch only if this rule gives
+them the times that are in the table.
 """
 
 from __future__ import annotations
@@ -20,16 +21,19 @@ from sparklog.record.restored_batch import place_batch, place_nothing
 
 Numbers = npt.NDArray[np.int64]
 
-#: Approximate bytes of records in a batch.
+#: The approximate bytes of records in a batch.
 _BATCH_BYTES = 1 << 20
-#: Maximum additional bytes of a batch, for its message and the padding of buffers.
+#: The maximum bytes of a batch in addition to its records, for its message and the padding of buffers.
 _ROOM_BYTES = 4096
-#: Maximum gap before a batch's first record that the batch itself covers.
+#: The maximum number of offsets without records that a batch itself covers before its first record.
 _LONGEST_GAP = MAX_SPAN // 2
 
 
 class RestoredRows(NamedTuple):
-    """Rows of one partition in ascending order of offsets: records with the topic's columns, offsets, times in us."""
+    """Rows of one partition in ascending order of offsets.
+
+    ``records`` has the topic's columns. ``times`` are in us.
+    """
 
     records: pa.RecordBatch
     offsets: Numbers
@@ -40,8 +44,11 @@ class RestoredRows(NamedTuple):
 
 
 class RestoreBatches(NamedTuple):
-    """Encoder of a topic's batches. ``event_time``: the column of event times, None if the topic uses append times.
-    ``compression``: as in ``encode_batch``."""
+    """The encoder of a topic's batches.
+
+    ``event_time`` is the column of event times, or None if the topic uses append times. ``compression`` is as in
+    ``encode_batch``.
+    """
 
     schema: pa.Schema
     schema_id: int
@@ -50,8 +57,9 @@ class RestoreBatches(NamedTuple):
     compression: str | None = None
 
     def batches(self, rows: RestoredRows, begin: int) -> Iterator[EncodedBatch]:
-        """Yield batches that cover the offsets from ``begin``, at or below the first row's, to the last row's, each
-        with the gap before its first record.
+        """Yield batches that cover all offsets from ``begin`` to the last row.
+
+        ``begin`` is at or below the offset of the first row. A batch also covers the gap before its first record.
 
         Raises:
             BrokerError: a row that cannot be encoded.
@@ -67,7 +75,7 @@ class RestoreBatches(NamedTuple):
                 begin = int(piece.offsets[-1]) + 1
 
     def nothing(self, begin: int, end: int) -> list[EncodedBatch]:
-        """Return batches for offsets without records."""
+        """Return batches that cover offsets without records."""
         return place_nothing(self.schema, begin=begin, end=end, schema_id=self.schema_id)
 
     def _pieces(self, rows: RestoredRows) -> Iterator[RestoredRows]:
@@ -101,7 +109,7 @@ class RestoreBatches(NamedTuple):
 
 
 def time_cuts(rows: RestoredRows, event_time: str | None) -> list[int]:
-    """Return the row indexes at which batches must begin, 0 first, so that each record keeps its time."""
+    """Return the row indexes, from 0 on, at which batches must begin so that each record keeps its time."""
     lacking = _lacking(rows, event_time)
     times = rows.times
     changes = (lacking[1:] != lacking[:-1]) | (lacking[1:] & (times[1:] != times[:-1]))
@@ -109,8 +117,8 @@ def time_cuts(rows: RestoredRows, event_time: str | None) -> list[int]:
     if event_time is None:
         return starts
     cuts = [0]
-    stamp: int | None = None  # time of records without an event time in the current batch
-    latest: int | None = None  # its maximum event time
+    stamp: int | None = None  # The time of the records without an event time in the current batch.
+    latest: int | None = None  # The maximum event time of the current batch.
     for start, end in zip(starts, [*starts[1:], len(times)], strict=True):
         if lacking[start]:
             time = int(times[start])
@@ -126,7 +134,7 @@ def time_cuts(rows: RestoredRows, event_time: str | None) -> list[int]:
 
 
 def _times(rows: RestoredRows, event_time: str | None) -> tuple[int, int]:
-    """Return minimum and maximum time for the header, in us."""
+    """Return the minimum and maximum time for the batch header, in us."""
     lacking = _lacking(rows, event_time)
     found = event_time_range(rows.records, event_time)
     if not lacking.any():

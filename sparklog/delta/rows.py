@@ -1,7 +1,7 @@
-"""Reader of one data file of a table: selected columns, within ranges of offsets and times. No JVM.
+"""The reader of one data file of a table: selected columns, within ranges of offsets and times. It needs no JVM.
 
-Statistics skip row groups without matching rows. Deleted rows are omitted. Rows have the order of the file, which after
-compaction is not the order of any partition.
+Row groups whose statistics show that they have no matching rows are skipped. Deleted rows are omitted. Rows are in the
+order of the file; after compaction this is not the order of offsets.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _UTC_US = pa.timestamp("us", tz="UTC")
 
 
 class ArchiveFileGone(SparklogError):
-    """Deletion of a data file by VACUUM before it was read. A new read uses a newer version."""
+    """VACUUM deleted a data file before it was read. A new read uses a newer version."""
 
 
 def file_system(table: str) -> tuple[pafs.FileSystem, str]:
@@ -44,8 +44,9 @@ def read_rows(
     ranges: Mapping[int, Span] | None,
     times: Span = _ALL,
 ) -> Iterator[pa.RecordBatch]:
-    """Yield batches of the ``columns`` that the file or the table's constants have, in any order and without empty
-    batches. ``ranges``: offsets by partition, without other partitions; None: all. ``times``: in us.
+    """Yield non-empty batches with those of ``columns`` that the file has.
+
+    ``ranges`` has offsets by partition, and other partitions are not read; None means all rows. ``times`` are in us.
 
     Raises:
         ArchiveFileGone: the file was deleted.
@@ -58,7 +59,7 @@ def read_rows(
             f"{root}/{file.path} no longer exists: the table was vacuumed after the read was planned. Read again"
         ) from None
     with opened:
-        # Statistics of a file without deleted rows are exact, so rows need no check.
+        # The statistics of a file without deleted rows are exact, so rows need no check.
         is_whole = not file.deleted and _lies_within(file, ranges, times)
         needed = [] if is_whole else [PARTITION, OFFSET, *([TIMESTAMP] if times != _ALL else [])]
         with pq.ParquetFile(opened, coerce_int96_timestamp_unit="us", pre_buffer=True) as parquet:
@@ -105,7 +106,7 @@ def _may_contain(group: pq.RowGroupMetaData, ranges: Mapping[int, Span]) -> bool
 
 
 def _completed(batch: pa.RecordBatch, wanted: Sequence[str], constants: Mapping[str, object]) -> pa.RecordBatch:
-    """Return ``batch`` with the columns that are constant in the file, whose values are in the table's log."""
+    """Return ``batch`` with the columns that are constant in the file. Their values come from the table's log."""
     for name in dict.fromkeys(wanted):
         if name in constants:
             batch = batch.append_column(name, pa.repeat(pa.scalar(constants[name]), batch.num_rows))
@@ -129,7 +130,7 @@ def _kept(
 
 
 def _numbers(batch: pa.RecordBatch, name: str) -> npt.NDArray[np.int64]:
-    """Return an integer or time column, times in us."""
+    """Return the values of an integer column, or of a time column in us."""
     column = batch.column(name)
     if pa.types.is_timestamp(column.type):
         column = column.cast(_UTC_US)
@@ -137,13 +138,15 @@ def _numbers(batch: pa.RecordBatch, name: str) -> npt.NDArray[np.int64]:
 
 
 def place_of(batch: pa.RecordBatch) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64], npt.NDArray[np.int64]]:
-    """Return partitions, offsets and times (us) of the rows of a batch that has these columns."""
+    """Return the partitions, offsets and times (us) of the rows of a batch."""
     return _numbers(batch, PARTITION), _numbers(batch, OFFSET), _numbers(batch, TIMESTAMP)
 
 
 def ends_of_rows(table: str, files: Sequence[DataFile]) -> dict[int, int]:
-    """Return by partition the offset after the last row, which is the known progress of an archive if Delta has deleted
-    all commits that recorded it. Raises ArchiveFileGone."""
+    """Return for each partition the offset after its last row. Raises ArchiveFileGone.
+
+    If Delta has deleted all commits that recorded an archive's progress, this is what is known of it.
+    """
     ends: dict[int, int] = {}
     for file in files:
         number = file.single_partition

@@ -1,7 +1,7 @@
-"""A topic's Delta table at one version: its progress, and every data file with the statistics of its rows. No JVM.
+"""A topic's Delta table at one version: its progress, and every data file with its statistics. It needs no JVM.
 
 A snapshot is immutable: later commits, OPTIMIZE and deletes do not change it. Only VACUUM deletes its files, after the
-table's retention time. It does not read rows; ``rows`` does.
+table's retention time. This module does not read rows; ``rows`` does.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from sparklog.model import Span
 if TYPE_CHECKING:
     from deltalake import DeltaTable
 
-#: Table features that change the meaning of files, and that are supported here.
+#: The table features that change the meaning of files and are supported here.
 _UNDERSTOOD = frozenset(
     {"timestampNtz", "deletionVectors", "v2Checkpoint", "vacuumProtocolCheck", "columnMapping", "domainMetadata"}
     # deltalake 1.6 reports it with timestamps without a time zone; no topic has columns of that type
@@ -32,15 +32,16 @@ _UNDERSTOOD = frozenset(
 )
 #: Statistics truncate the maximum time of a file to milliseconds. Source: Delta's protocol, per-file statistics.
 _TIME_STEP_US = 1000
-#: Spark writes statistics with the session's offset from UTC in whole minutes, and so loses the seconds of offsets that
-#: time zones had until 1972. Source: Spark's JSON format of timestamps (XXX), the tz database.
+#: Spark writes the times of statistics with the session's offset from UTC in whole minutes. It omits the seconds that
+#: offsets of some time zones had until 1972, so such times are inexact. Source: Spark's JSON format of timestamps
+#: (XXX), the tz database.
 _ODD_OFFSETS_US, _LAST_ODD_US = 60_000_000, 2 * 366 * 86_400_000_000
 _ALL = Span()
 
 
 @dataclass(frozen=True, slots=True)
 class TableSnapshot:
-    """Version of a table. ``columns`` are the table's, ``files`` are ordered by their minimum offsets."""
+    """One version of a table. ``columns`` has its column names. ``files`` are ordered by their minimum offsets."""
 
     table: str
     version: int
@@ -70,11 +71,13 @@ def find_table(path: str, topic: str) -> str:
 
 
 def take_snapshot(table: str, topic: str, origin: ArchiveOrigin) -> TableSnapshot:
-    """Return the newest version of ``table``, which must be the archive of ``topic``, or the one it was restored from.
+    """Return the newest version of ``table``, which must be the archive of ``topic`` or of its original.
+
+    The original is the topic from which it was restored.
 
     Raises:
-        ConfigError: it is the archive of another topic, does not keep history, or has unsupported features.
-        ArchiveProgressError: its progress cannot be read.
+        ConfigError: the table is the archive of another topic, has only the topic's current state, or has unsupported
+        features. ArchiveProgressError: its progress cannot be read.
     """
     from deltalake import DeltaTable
 
@@ -134,8 +137,7 @@ def _check_seam(table: str, seam: ArchiveProgress, topic: str, origin: ArchiveOr
 
 
 def data_files(table: str, found: DeltaTable) -> tuple[DataFile, ...]:
-    """Return the files of the table's version, ordered by their minimum offsets. Raises ConfigError as
-    ``check_kind``."""
+    """Return the files of the table's version, ordered by minimum offset. Raises ConfigError as ``check_kind``."""
     actions = pa.table(found.get_add_actions(flatten=True))
     paths = [unquote(path) for path in actions.column("path").to_pylist()]
     if outside := [path for path in paths if "://" in path or path.startswith("/")]:
@@ -161,7 +163,7 @@ def data_files(table: str, found: DeltaTable) -> tuple[DataFile, ...]:
 
 
 def _spans(actions: pa.Table, name: str) -> list[Span]:
-    """Return by file the span of an integer or time column."""
+    """Return for each file the span of an integer or time column."""
     lows, highs = _bounds(actions, f"min.{name}"), _bounds(actions, f"max.{name}")
     if f"partition.{name}" in actions.column_names:
         lows = highs = _bounds(actions, f"partition.{name}")
@@ -189,7 +191,7 @@ def _bounds(actions: pa.Table, name: str) -> list[int | None]:
 
 
 def _deleted(found: DeltaTable) -> dict[str, bytes]:
-    """Return positions of deleted rows by decoded path."""
+    """Return the positions of deleted rows, by decoded path of the file."""
     if "deletionVectors" not in (found.protocol().reader_features or ()):
         return {}
     vectors = pa.table(found.deletion_vectors())
@@ -201,7 +203,7 @@ def _deleted(found: DeltaTable) -> dict[str, bytes]:
 
 
 def _decoded(path: str) -> str:
-    """Decode a path completely: deltalake 1.6 encodes the same path once or twice."""
+    """Decode a path completely, because deltalake 1.6 encodes the same path once or twice."""
     while (plain := unquote(path)) != path:
         path = plain
     return path

@@ -1,8 +1,8 @@
-"""Ranges of a micro-batch of ``format("sparklog")``, as Spark recorded them before it ran the batch.
+"""The offset ranges of a micro-batch of ``format("sparklog")``, read from Spark's checkpoint.
 
-Rows do not show the ranges: transaction markers, aborted transactions and compaction leave offsets without rows, and a
-batch may have no rows. Spark's checkpoint has a file ``offsets/<batch>`` for each batch, whose last line is the
-source's offset after it.
+They are not visible in the rows: transaction markers, aborted transactions and compaction leave offsets without rows,
+and a batch may have no rows. Before a batch runs, Spark writes the file ``offsets/<batch>`` in the checkpoint. Its last
+line is the source's offset at the end of the batch.
 """
 
 from __future__ import annotations
@@ -18,8 +18,10 @@ from sparklog.errors import ConfigError
 
 @dataclass(frozen=True, slots=True)
 class BatchEnds:
-    """Next offsets by partition after a batch of one topic. ``begun``: the start of the batch, which is the end of the
-    previous batch unless the source reported another start."""
+    """The end offsets of a batch of one topic, by partition.
+
+    ``begun`` has the start of the batch: the end of the previous batch, unless the source stored another start.
+    """
 
     topic_id: str
     ends: Mapping[int, int]
@@ -38,7 +40,7 @@ class _Offset(msgspec.Struct):
 
 
 def read_batch_ends(checkpoint: Path, batch: int, *, topic: str) -> BatchEnds:
-    """Return the next offsets after a batch of a query that reads one topic, from the query's checkpoint.
+    """Return the end and start offsets of a batch, from the checkpoint of a query that reads one topic.
 
     Raises:
         ConfigError: the checkpoint's file of the batch has no offset of this source for ``topic``.

@@ -1,4 +1,4 @@
-"""Paths and columns of a topic's tables. Pure.
+"""The paths and columns of a topic's tables.
 
     <to>/<topic>               its columns, then _partition, _offset, _timestamp, _date
     <to>/_quarantine/<topic>   _partition, _offset, _timestamp, reason, record: rows that could not be cast, as read
@@ -29,7 +29,7 @@ from pyspark.sql.types import (
 from sparklog.errors import ConfigError
 
 PARTITION, OFFSET, TIMESTAMP, DATE = "_partition", "_offset", "_timestamp", "_date"
-#: Columns of every table after the topic's own columns.
+#: The columns that every table has after the topic's own columns.
 META_COLUMNS = StructType(
     [
         StructField(PARTITION, IntegerType()),
@@ -38,32 +38,34 @@ META_COLUMNS = StructType(
         StructField(DATE, DateType()),
     ]
 )
-#: Number of columns with statistics in Delta. Source: its table property dataSkippingNumIndexedCols.
+#: The number of columns for which Delta keeps statistics. Source: its table property dataSkippingNumIndexedCols.
 _INDEXED = 32
 REASON, RECORD = "reason", "record"
-#: Mode of a table: all records, or the current state by key.
+#: The mode of a table: all records, or the current state by key.
 MODE_PROPERTY = "sparklog.mode"
-#: Default partition column of tables.
+#: The default partition column of tables.
 DEFAULT_PARTITION_BY = (DATE,)
 _QUARANTINE = "_quarantine"
-#: Characters that Delta does not allow in column names without column mapping.
+#: The characters that Delta does not allow in column names without column mapping.
 _ODD = re.compile(r"[ ,;{}()\n\t=]")
 _MAPPING = "delta.columnMapping.mode"
 _LOCAL_TIMES = "timestampNtz"
-#: Columns of a topic without a schema that are archived, in addition to position and time.
+#: The columns of a topic without a schema that are archived, in addition to position and time.
 _DEFAULT_OWN = ("key", "value", "headers")
 
 
 def table_path(to: str, topic: str) -> str:
-    """Return the table of a topic under the archive's path. Raises ConfigError for a topic with the quarantines'
-    name."""
+    """Return the path of a topic's table.
+
+    Raises ConfigError if the topic has the name of the quarantines' directory.
+    """
     if topic == _QUARANTINE:
         raise ConfigError(f"topic {topic} cannot be archived: its path is reserved for quarantines")
     return f"{to.rstrip('/')}/{topic}"
 
 
 def quarantine_path(to: str, topic: str) -> str:
-    """Return the quarantine of a topic under the archive's path."""
+    """Return the path of a topic's quarantine."""
     return f"{to.rstrip('/')}/{_QUARANTINE}/{topic}"
 
 
@@ -95,15 +97,20 @@ def table_columns(own: StructType) -> StructType:
 
 
 def statistics(columns: StructType) -> dict[str, str]:
-    """Return properties of a new table with these columns. Delta keeps statistics of the first 32 columns by default,
-    but files are found by position and time, which come last."""
+    """Return the properties of a new table with these columns that concern statistics.
+
+    By default Delta keeps statistics of the first 32 columns. But files are found by position and time, which come
+    last.
+    """
     count = _leaves(columns)
     return {"delta.dataSkippingNumIndexedCols": str(count)} if count > _INDEXED else {}
 
 
 def needed_properties(columns: StructType, features: Collection[str] = ()) -> dict[str, str]:
-    """Return properties that Delta requires for these columns, at any nesting. ``features``: those that the table
-    already has."""
+    """Return the properties that Delta requires for these columns, nested ones included.
+
+    ``features`` are those that the table already has.
+    """
     needed = {}
     for part in parts(columns):
         if isinstance(part, StructType) and any(_ODD.search(name) for name in part.names):
@@ -114,7 +121,7 @@ def needed_properties(columns: StructType, features: Collection[str] = ()) -> di
 
 
 def names_directories(properties: Mapping[str, str]) -> bool:
-    """Return whether Delta names directories by partition values in a table with these properties, or randomly."""
+    """Return whether Delta names the table's directories by partition values, and not randomly."""
     is_mapped = properties.get(_MAPPING, "none").lower() != "none"
     return not is_mapped and properties.get("delta.randomizeFilePrefixes", "false").lower() != "true"
 
@@ -138,7 +145,7 @@ def _leaves(kind: DataType) -> int:
 
 
 def quarantine_columns(own: StructType) -> StructType:
-    """Return the columns of a topic's quarantine; ``record`` has the topic's own columns as read."""
+    """Return the columns of a topic's quarantine. Its column ``record`` has the topic's own columns as read."""
     record = StructField(RECORD, StructType([StructField(field.name, field.dataType) for field in own.fields]))
     place = [field for field in META_COLUMNS.fields if field.name != DATE]
     return StructType([*place, StructField(REASON, StringType()), record])

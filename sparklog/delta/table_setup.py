@@ -1,4 +1,4 @@
-"""Preparation of a query: it ensures that the topic's table exists, matches the topic's columns, and belongs to it."""
+"""The preparation of a query: it ensures that the topic's table exists, belongs to the topic and fits its columns."""
 
 from __future__ import annotations
 
@@ -37,8 +37,11 @@ from sparklog.record.schema import DEFAULT_SCHEMA
 
 @dataclass(frozen=True, slots=True)
 class Prepared:
-    """Prepared table. ``seam``: the table's progress; without archive commits, batch -1 and no ends. ``finish``:
-    remaining work before the first batch, which takes seconds and can run while the query starts."""
+    """A prepared table.
+
+    ``seam`` is the table's progress; without archive commits it has batch -1 and no ends. ``finish`` does the remaining
+    work before the first batch. It takes seconds and can run while the query starts.
+    """
 
     table: ArchiveTable
     quarantine: Quarantine
@@ -48,7 +51,7 @@ class Prepared:
 
 
 def prepare(spark: SparkSession, options: ArchiveOptions, topic: TopicDescription, *, columns: StructType) -> Prepared:
-    """Prepare the table of ``topic``. ``columns``: the topic's columns in the source.
+    """Prepare the table of ``topic``. ``columns`` are the topic's columns in the source.
 
     Raises:
         ArchiveRefused: the table belongs to another topic or program, or has other partition columns than requested.
@@ -78,7 +81,7 @@ def prepare(spark: SparkSession, options: ArchiveOptions, topic: TopicDescriptio
         seam = _no_seam(topic, options.mode)
     make = _making(table, topic, casting, options=options) if detail is None else None
     if seam.ends:
-        # Partitions added later begin at 0, even if their logs now begin at a higher offset.
+        # Partitions that were added later begin at 0, even if their logs now begin at a higher offset.
         everywhere = dict.fromkeys((part.partition for part in topic.partitions), 0)
         seam = msgspec.structs.replace(seam, ends={**everywhere, **seam.ends})
     seam = msgspec.structs.replace(seam, topic=topic.name, topic_id=topic.topic_id, mode=options.mode, lost={})
@@ -90,7 +93,7 @@ def prepare(spark: SparkSession, options: ArchiveOptions, topic: TopicDescriptio
     def finish() -> None:
         if make is not None:
             make()
-        # Delta computes this once per version, and the first batch's commit needs it.
+        # Delta computes this once per version, and the commit of the first batch needs it.
         table.transaction(seam.app_id)
 
     return Prepared(table, quarantine, casting, seam, finish)
@@ -99,8 +102,10 @@ def prepare(spark: SparkSession, options: ArchiveOptions, topic: TopicDescriptio
 def _making(
     table: ArchiveTable, topic: TopicDescription, casting: Casting, *, options: ArchiveOptions
 ) -> Callable[[], None]:
-    """Return a function that creates the table. Raises ConfigError if it cannot have the requested partition
-    columns."""
+    """Return a function that creates the table.
+
+    Raises ConfigError if the table cannot have the requested partition columns.
+    """
     unknown = sorted(set(casting.partition_by) - set(casting.table.names))
     if unknown:
         raise ConfigError(f"the table cannot be partitioned by {', '.join(unknown)}: it has no such column")
@@ -117,7 +122,7 @@ def _partition_by(options: ArchiveOptions) -> tuple[str, ...]:
     """Return the partition columns of a new table."""
     if options.partition_by is not None:
         return options.partition_by
-    # Rows of a state table change, and so do their dates: a merge would move them between directories.
+    # In a table of the current state the dates of rows change, so a merge would move rows between directories.
     return DEFAULT_PARTITION_BY if options.mode == "append" else ()
 
 
@@ -129,7 +134,7 @@ def _properties(topic: TopicDescription, options: ArchiveOptions) -> dict[str, s
 def _bring_up_to_date(
     table: ArchiveTable, topic: TopicDescription, added: StructType, *, options: ArchiveOptions, detail: dict[str, Any]
 ) -> None:
-    """Update the table's properties. Columns are added with the first rows that have them."""
+    """Update the table's properties. The columns themselves are added with the first rows that have them."""
     partitioned = tuple(detail["partitionColumns"])
     if options.partition_by is not None and options.partition_by != partitioned:
         raise ArchiveRefused(
@@ -140,7 +145,7 @@ def _bring_up_to_date(
 
 
 def _keys(topic: TopicDescription, own: StructType, *, is_default: bool) -> tuple[str, ...]:
-    """Return the key columns of a table of the topic's state."""
+    """Return the key columns for a table of the topic's current state."""
     if not is_default and not topic.key:
         raise ArchiveRefused(
             f"topic {topic.name} has no key columns: mode upsert keeps one row for each key; archive it in mode append"
@@ -159,8 +164,11 @@ def _no_seam(topic: TopicDescription, mode: Mode) -> ArchiveProgress:
 def _without_seam(
     spark: SparkSession, table: ArchiveTable, topic: TopicDescription, *, properties: dict[str, str], asked: Mode
 ) -> ArchiveProgress:
-    """Return the progress of a table without archive commits: the user created it, no batch was committed yet, or Delta
-    only kept other commits. ``asked``: the mode if the table does not record it. Raises ArchiveRefused."""
+    """Return the progress of a table without archive commits. Raises ArchiveRefused.
+
+    The user may have created the table, no batch may have been committed yet, or Delta may have kept only other
+    commits. ``asked`` is the mode if the table does not record it.
+    """
     rows = spark.read.format("delta").load(table.path)
     text = properties.get(topic_description.PROPERTY)
     mode: Mode = "upsert" if properties.get(MODE_PROPERTY, asked) == "upsert" else "append"
@@ -169,8 +177,8 @@ def _without_seam(
     if text is None:
         raise ArchiveRefused(f"{table.path} has rows that were not written by an archive")
     archived = topic_description.from_json(text)
-    # Bad rows may follow the last good one: they are read again, and found in the quarantine. Tombstones and replaced
-    # records may follow too: merging them again in the same order results in the same state.
+    # After the last good row there may be bad rows; they are read again and then found in the quarantine. There may
+    # also be tombstones and replaced records; merging them again in the same order results in the same state.
     ends = {
         row[PARTITION]: row[OFFSET] + 1 for row in rows.groupBy(PARTITION).agg(sf.max(OFFSET).alias(OFFSET)).collect()
     }
@@ -187,7 +195,7 @@ def _check_mode(table: ArchiveTable, seam: ArchiveProgress, options: ArchiveOpti
 
 
 def _check_same(table: ArchiveTable, topic: TopicDescription, seam: ArchiveProgress, *, table_id: str) -> None:
-    """Raise ArchiveRefused if the table belongs to another topic, and the topic was not restored from the table."""
+    """Raise ArchiveRefused if the table is that of another topic from which this topic was not restored."""
     if topic.config.get("restoring") == "true":
         raise ArchiveRefused(f"topic {topic.name} is being restored; archive it after the restore")
     if topic_description.origin(topic).is_in(seam.topic_id, table_id=table_id, seam_version=table.seam_version):

@@ -1,7 +1,8 @@
-"""Lookup of a time in an archive: the lowest offset of each partition at or after the time. Reads few rows.
+"""The lookup of a time in an archive: the first offset of each partition with a time at or after it.
 
 Timestamps are not ordered by offset, so every file that may have a matching time is a candidate. Candidates are read in
-order of their minimum offsets, as long as one may have a lower offset than the best match.
+the order of their minimum offsets. A file is skipped if it cannot have a lower offset than the best match, so few rows
+are read.
 """
 
 from __future__ import annotations
@@ -15,13 +16,14 @@ from sparklog.delta.table import OFFSET, PARTITION, TIMESTAMP
 from sparklog.model import Span
 
 _ALL = Span()
-#: Before every record.
+#: A time before that of every record.
 BEGINNING_US = _ALL.low
 
 
 def first_offsets(snapshot: TableSnapshot, times: Mapping[int, int]) -> dict[int, int]:
-    """Return by partition the offset of the first archived record at or after its time (us), without partitions that
-    have none.
+    """Return for each partition the offset of the first archived record at or after its time (us).
+
+    Partitions without such a record are omitted.
 
     Raises:
         ArchiveFileGone: as ``read_rows``.

@@ -1,4 +1,4 @@
-"""Description of the archived topic in its Delta table, from which the topic can be recreated. Pure.
+"""The description of the archived topic in its Delta table, from which the topic can be recreated.
 
 It is JSON in the table property ``sparklog.topic``. Rows do not show the number of partitions, the key columns, or the
 Arrow type that a column had before its conversion to a Delta type.
@@ -19,13 +19,15 @@ from sparklog.record.schema import DEFAULT_EVENT_TIME, DEFAULT_SCHEMA, parse_sch
 
 PROPERTY = "sparklog.topic"
 VERSION = 1
-#: Settings that are specific to one incarnation of a topic.
+#: The settings that apply only to one topic id, and so not to a recreated topic.
 _NOT_KEPT = frozenset({"restoring", "restored.from"})
 
 
 class ArchivedTopic(msgspec.Struct, frozen=True):
-    """Description of a topic at the archive's last update. ``schema``: the newest one's Arrow IPC message, in
-    base64."""
+    """The description of a topic at the archive's last update.
+
+    ``schema`` is the Arrow IPC message of the newest schema, in base64.
+    """
 
     name: str
     topic_id: str
@@ -34,18 +36,18 @@ class ArchivedTopic(msgspec.Struct, frozen=True):
     schema: str
     key_columns: tuple[str, ...] = ()
     event_time: str | None = None
-    #: only settings of this topic, not defaults
+    #: only the topic's own settings, without defaults
     config: dict[str, str] = {}
     version: int = VERSION
 
     @property
     def columns(self) -> pa.Schema:
-        """Return the columns. Raises BrokerError CORRUPT_MESSAGE, SCHEMA_MISMATCH as ``parse_schema``."""
+        """Return the columns of the topic. Raises BrokerError as ``parse_schema``."""
         return parse_schema(base64.b64decode(self.schema))
 
     @property
     def is_default(self) -> bool:
-        """Return whether the topic has Kafka's columns, so that it appears to have been created without a schema."""
+        """Return whether the topic has the columns of a topic without a schema."""
         return self.columns is DEFAULT_SCHEMA and self.event_time == DEFAULT_EVENT_TIME
 
 
@@ -63,7 +65,7 @@ def archived(topic: TopicDescription) -> ArchivedTopic:
 
 
 def to_json(topic: TopicDescription) -> str:
-    """Return the text of a description: equal for equal topics, so that it is written only after a change."""
+    """Return the text of a description. It is equal for equal topics, so that it is written only after a change."""
     return msgspec.json.encode(archived(topic), order="sorted").decode()
 
 
@@ -72,7 +74,7 @@ def origin(topic: TopicDescription) -> ArchiveOrigin:
 
 
 def from_json(text: str) -> ArchivedTopic:
-    """Parse a description. Raises ConfigError for any other text, or a newer version."""
+    """Parse a description. Raises ConfigError if the text is none, or if a newer release wrote it."""
     try:
         version = msgspec.json.decode(text, type=dict[str, Any]).get("version")
         if isinstance(version, int) and version > VERSION:

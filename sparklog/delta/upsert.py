@@ -1,10 +1,10 @@
-"""A topic's current state as a Delta table: the newest record of each key, merged by key; tombstones delete keys.
+"""The merge of a topic's current state into a Delta table: the newest record of each key. Tombstones delete keys.
 
-All records of a key are in one partition, unless producers chose partitions themselves or partitions were added. Within
-a partition, the record with the higher offset is newer; across partitions, the one with the later ``_timestamp``. A
-deleted key leaves no row, so an older record of another partition can add the key again. As in append mode, each commit
-is a Delta transaction with the number of its batch, so no batch is merged twice. Even then, an older record would not
-replace a newer one.
+All records of a key are in one partition, unless producers chose partitions themselves or partitions were added. Of two
+records in one partition, the one with the higher offset is newer. Of two records in different partitions, it is the one
+with the later ``_timestamp``. A deleted key leaves no row, so an older record of another partition can add the key
+again. As in append mode, each commit is a Delta transaction with the number of its batch, so no batch is merged twice.
+Even if one were, an older record would not replace a newer one.
 """
 
 from __future__ import annotations
@@ -20,18 +20,18 @@ from sparklog.delta.archive_table import SPARK_ERRORS, ArchiveTable
 from sparklog.delta.casting import TOMBSTONE
 from sparklog.delta.table import OFFSET, PARTITION, TIMESTAMP
 
-#: Properties of new tables of a topic's state.
+#: The properties of new tables of a topic's current state.
 PROPERTIES = {"delta.enableChangeDataFeed": "true"}
-#: Columns that the change data feed adds to a table's own.
+#: The columns that the change data feed adds to the table's own columns.
 RESERVED = ("_change_type", "_commit_version", "_commit_timestamp")
-#: Conflicts of a merge with a concurrent commit, which a retry may not meet.
+#: The conflicts of a merge with a concurrent commit. A retry may succeed.
 _PASSING = {
     "ConcurrentAppendException",
     "ConcurrentDeleteDeleteException",
     "ConcurrentDeleteReadException",
     "ConcurrentWriteException",
 }
-#: Maximum retries of a merge that conflicts with an OPTIMIZE or DELETE of another program.
+#: The maximum number of retries of a merge that conflicts with an OPTIMIZE or DELETE of another program.
 _TRIES = 3
 _RANK = "_sparklog_rank"
 _NEWER = (
@@ -41,8 +41,10 @@ _NEWER = (
 
 
 def upsert(table: ArchiveTable, rows: DataFrame, seam: ArchiveProgress, *, keys: Collection[str]) -> int:
-    """Merge ``rows``, with the table's columns and ``TOMBSTONE``, and commit the progress after them; new columns are
-    added to the table. Return the number of rows that were added, changed and deleted.
+    """Merge ``rows`` into the table and commit the progress after them.
+
+    ``rows`` has the table's columns and ``TOMBSTONE``. New columns are added to the table. Return the number of rows
+    that were added, changed and deleted.
 
     Raises:
         ArchiveFenced: another run has committed a batch with the same number.
@@ -57,9 +59,9 @@ def upsert(table: ArchiveTable, rows: DataFrame, seam: ArchiveProgress, *, keys:
 
 
 def newest(rows: DataFrame, keys: Collection[str]) -> DataFrame:
-    """Return the newest of ``rows`` for each key."""
+    """Return the newest row of each key."""
     columns = [sf.col(_quoted(name)) for name in keys]
-    # One exchange for both windows.
+    # With this, both windows need only one exchange.
     found = rows.repartition(*columns)
     within = Window.partitionBy(*columns, PARTITION).orderBy(sf.desc(OFFSET))
     found = found.withColumn(_RANK, sf.row_number().over(within)).where(sf.col(_RANK) == 1)
@@ -101,8 +103,10 @@ def _merge_once(table: ArchiveTable, rows: DataFrame, seam: ArchiveProgress, *, 
 
 @contextmanager
 def _set(session: SparkSession, settings: Mapping[str, str]) -> Iterator[None]:
-    """Apply session settings within the block, because a merge has no options. The session belongs to the query, and so
-    to this thread."""
+    """Apply session settings within the block, because a merge has no options.
+
+    Only this thread uses the session, because it is the query's own.
+    """
     for name, value in settings.items():
         session.conf.set(name, value)
     try:
