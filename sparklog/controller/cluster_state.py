@@ -1,4 +1,4 @@
-"""The controller's knowledge: topics, partitions and the brokers that host them.
+"""The controller's table of topics and partitions, and of the brokers that host the partitions.
 
 Mutable, owned by one ``Controller``. The module decides nothing. It keeps its tables consistent: every partition of a
 known topic is listed under each of its replicas, and an update for it can be built at any time.

@@ -148,7 +148,7 @@ class Resign:
 
 @dataclass(frozen=True, slots=True)
 class ControllerReport:
-    """A line for the log and a count for the counters.
+    """A report: the performer logs a line with ``detail`` and raises the counter ``kind``.
 
     ``kind`` is the counter's name. ``grave`` means that an operator should read the report.
     """

@@ -114,7 +114,7 @@ class TopicNotWritten:
 
 @dataclass(frozen=True, slots=True)
 class TopicGone:
-    """A topic whose nodes another actor deleted.
+    """A topic whose nodes were deleted, but not by this controller.
 
     ``deleted`` means that ZooKeeper lists its id as deleted. Otherwise no client requested the deletion, and brokers
     keep their logs.
@@ -127,7 +127,7 @@ class TopicGone:
 
 @dataclass(frozen=True, slots=True)
 class DeletionsRead:
-    """All deletion requests: topic name to the id of the topic to delete."""
+    """All deletion requests: for each topic name the id of the topic to delete."""
 
     deletions: Mapping[str, str]
 
@@ -141,7 +141,7 @@ class ElectionsRead:
 
 @dataclass(frozen=True, slots=True)
 class TopicDeleted:
-    """The topic of a DeleteTopic is gone from ZooKeeper, and its request with it."""
+    """The completion of a DeleteTopicNodes: the topic and its deletion request are gone from ZooKeeper."""
 
     name: str
     topic_id: str

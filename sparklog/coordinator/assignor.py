@@ -146,7 +146,7 @@ def _fill(free: int, count: dict[str, int], loads: dict[str, int]) -> None:
 
 
 def _level(count: dict[str, int], loads: dict[str, int]) -> int:
-    """Move partitions from the most to the least loaded until they differ by at most one; return the number moved."""
+    """Even out the counts of one class: move partitions until loads differ by at most one; return the number moved."""
     least = [(loads[member], member) for member in count]
     most = [(-loads[member], member) for member, number in count.items() if number]
     heapify(least)

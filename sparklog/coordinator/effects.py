@@ -131,7 +131,7 @@ class Rewritten:
 
 @dataclass(frozen=True, slots=True)
 class CoordinatorReport:
-    """A line for the log and a count for the counter ``kind``."""
+    """A report: the host logs a line with ``detail`` and increments the counter ``kind``."""
 
     kind: str
     detail: str

@@ -1,4 +1,4 @@
-"""One member of a group: its subscription, its owned and its target partitions, and its deadlines. Pure."""
+"""One member of a group: its subscription, its owned and its target partitions, and its deadlines."""
 
 from __future__ import annotations
 

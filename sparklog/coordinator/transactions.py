@@ -1,7 +1,5 @@
 """The transaction coordinator of one partition: a pure state machine, events in, effects out.
 
-Pure.
-
 A key (a producer's transactional id, or the name of a sink) has at most one open transaction. A transaction begins,
 registers each partition before its first write to the partition, is decided (commit or abort), has markers written in
 every registered partition, and ends. All state is in the log of the coordinator's partition. The coordinator first

@@ -60,9 +60,7 @@ class ArchiveTable:
         return self._seam.version if self._seam is not None else -1
 
     def refresh(self) -> ArchiveProgress | None:
-        """Read new commits; return the newest progress, or None if there is no table or no commit that records
-        progress.
-        """
+        """Read new commits. Return the newest progress, or None if no commit records it."""
         if self._version < 0:
             versions = self._log.versions()
             if versions:

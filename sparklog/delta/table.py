@@ -72,7 +72,7 @@ def quarantine_path(to: str, topic: str) -> str:
 def own_columns(read: StructType, names: Collection[str], *, is_default: bool) -> StructType:
     """Return the topic's own columns: the columns of a record except for topic, partition, offset and time.
 
-    ``read``: the columns of the source, including headers; ``names``: those of the topic's schema.
+    ``read`` has the columns of the source, including headers. ``names`` has those of the topic's schema.
 
     Raises:
         ConfigError: a name conflicts with a table's own columns, or differs from another name only in case.

@@ -51,7 +51,10 @@ class BarrierJob(NamedTuple):
 
 
 class ClusterStore:
-    """Stateless operations over one session; any number of them may be in flight."""
+    """The operations over one session.
+
+    The object has no state of its own, so any number of operations may be in flight.
+    """
 
     def __init__(self, session: ZkSession) -> None:
         self.session = session

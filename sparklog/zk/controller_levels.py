@@ -55,7 +55,7 @@ class IsrChangesRead(NamedTuple):
 
 
 class ControllerLevels:
-    """One controller's reads. Owner: its ``ControllerStore``."""
+    """The reads of one controller, for its ``ControllerStore``."""
 
     def __init__(self, cluster: ClusterStore) -> None:
         self.session = cluster.session

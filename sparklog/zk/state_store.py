@@ -64,7 +64,10 @@ WriteOutcome = Written | WriteRefused | NodeGone | FateUnknown
 
 
 class StateStore:
-    """Stateless operations over one session; any number of them may be in flight. Owner: a ``ClusterStore``."""
+    """The operations on partition states over one session.
+
+    The object has no state of its own, so any number of operations may be in flight.
+    """
 
     def __init__(self, session: ZkSession, unreadable: Unreadable) -> None:
         self._session = session
