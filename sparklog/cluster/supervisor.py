@@ -308,7 +308,7 @@ class BrokerSupervisor:
     # --- ending --------------------------------------------------------------------------------------------------
 
     async def quiesce(self) -> None:
-        """Make the broker refuse writes. If it does not respond, it is only killed later."""
+        """Make the broker refuse writes. A broker that does not respond is left out of this step."""
         self._ending = True
         await self._link.send("quiesce")
 

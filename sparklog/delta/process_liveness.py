@@ -12,8 +12,8 @@ from pathlib import Path
 
 from sparklog.net.descriptors import boot_id
 
-#: The time for which a run waits for a commit of the previous run: a number of that run's intervals, the maximum, and
-#: the time for a run without interval.
+#: The time for which a run waits for a commit of the previous run: this number of that run's intervals plus some
+#: seconds, but at most the third value; or the fourth value if that run has no interval.
 _INTERVALS, _SLACK_S, _LONGEST_S = 1.5, 2.0, 120.0
 _WITHOUT_INTERVAL_S = 10.0
 
