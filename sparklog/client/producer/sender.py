@@ -189,10 +189,10 @@ class Sender:
                 return
             self._runs += 1
             now = time.monotonic() * 1000
-            for topic in self._metadata.update():
-                self._revalidation.revalidate_topic(topic)
             while self._reports.retried:  # their topics may have changed since they were sent
                 self._revalidation.revalidate(self._reports.retried.popleft())
+            for topic in self._metadata.update():
+                self._revalidation.revalidate_topic(topic)
             self._metadata.complete_requests(now)
             while self._incoming:
                 batch = self._incoming.popleft()
