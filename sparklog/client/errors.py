@@ -39,7 +39,10 @@ class ProducerClosed(SparklogError):
 
 
 def closed_for(reason: BaseException) -> ProducerClosed:
-    """Return a new error with the same cause, for each caller."""
+    """Return a new ProducerClosed. Every caller of the producer gets its own.
+
+    It has the text and the cause of ``reason``. If ``reason`` is another error, ``reason`` is the cause.
+    """
     error = ProducerClosed(str(reason) if isinstance(reason, ProducerClosed) else f"the producer failed: {reason!r}")
     error.__cause__ = reason.__cause__ if isinstance(reason, ProducerClosed) else reason
     return error

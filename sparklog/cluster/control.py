@@ -149,7 +149,7 @@ class ControlLink:
             raise
 
     async def keep(self, connection: ControlConnection, status: BrokerStatus) -> None:
-        """Use a connection to a serving broker as the lease."""
+        """Keep the connection open, so that the broker, which already serves requests, knows that it is supervised."""
         async with self._reaching:
             if self._connection is None:
                 self._connection = connection

@@ -28,7 +28,10 @@ _Gifts = dict[int, _ReplicaTransfer]
 
 
 class AssignmentRefinement:
-    """The refinement of one placement. It changes the lists that it is given in place. Call ``run`` once."""
+    """The second pass over one topic's placement. ``run`` makes the placement even; call it once.
+
+    It modifies the lists that the constructor receives.
+    """
 
     def __init__(
         self,

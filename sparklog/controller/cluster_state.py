@@ -61,8 +61,8 @@ class ClusterPartition:
         self.found: VersionedState | None = None
         #: Untrusted brokers that joined this ISR before they lost their page cache.
         self.suspects: set[int] = set()
-        #: The ``suspects`` that distrust only some of their logs, this one included. The leader must remove them from
-        #: the ISR.
+        #: The ``suspects`` of which only some replicas are untrusted, this one included. The leader must remove them
+        #: from the ISR.
         self.void: set[int] = set()
         #: The leader epoch and high watermark of the last replica that this term elected because the replica refused a
         #: truncation.

@@ -320,7 +320,7 @@ class Controller:
     def _distrust(
         self, broker_id: int, doubted: list[ClusterPartition], *, states_are_newer: bool, in_part: bool
     ) -> None:
-        """Distrust the replicas of a broker that lost its page cache, or only some of its logs (``in_part``).
+        """Mark the replicas of a broker that lost its page cache, or only some of its logs (``in_part``), as untrusted.
 
         If the broker is in the ISR of one of these partitions since before its registration, that membership is void.
 

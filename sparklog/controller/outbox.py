@@ -127,7 +127,10 @@ class Outbox:
                 link.partitions_changed(announced)
 
     def set_leaving(self, leaving: Mapping[int, bool]) -> None:
-        """Set the stopping brokers that lead no partition, each with whether a leader still needs it."""
+        """Set the brokers that request a controlled shutdown and lead no partition.
+
+        The value of each is whether a leader still needs the broker in its ISR.
+        """
         if leaving == self._leaving:
             return
         for broker_id in {*leaving, *self._leaving}:
@@ -142,7 +145,10 @@ class Outbox:
         return link is None or link.has_current_brokers
 
     def isrs_changed(self, partitions: Iterable[ClusterPartition], now_ms: int) -> None:
-        """Notify all brokers but the leader of partitions whose leader reports a change of only the ISR."""
+        """Notify brokers of partitions of which only the ISR has changed.
+
+        The leader of a partition is not notified, because it made the change itself.
+        """
         by_leader: dict[tuple[int, int], list[ClusterPartition]] = {}
         for partition in partitions:
             stored = partition.stored

@@ -111,7 +111,7 @@ def _may_lack_longest_log(partition: ClusterPartition, liveness: election.IsrLiv
 
 
 class ReassignmentCompletion:
-    """The finished reassignments that one evaluation finds."""
+    """The finished reassignments that the controller finds while it evaluates the marked partitions once."""
 
     def __init__(self) -> None:
         self._found: dict[ClusterTopic, dict[ClusterPartition, StateWrite | None]] = {}

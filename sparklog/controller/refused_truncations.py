@@ -33,7 +33,7 @@ class RefusedTruncations:
         self._by_partition: dict[ClusterPartition, list[TruncationRefused]] = {}
 
     def read(self, refusals: Iterable[TruncationRefused], state: ClusterState) -> list[ClusterPartition]:
-        """Replace the known refusals; return the partitions with refusals."""
+        """Replace the known refusals by ``refusals``. Return the partitions that have one of these."""
         self._by_partition = {}
         for refusal in refusals:
             partition = state.partition(refusal.tp)

@@ -1,11 +1,11 @@
 """ISR memberships that are void because the broker lost its page cache or logs.
 
-Mutable, owned by one ``Controller``. If a broker returns and its logs may lack records, the broker is untrusted on
-every partition that it hosts. The distrust of a partition ends when its ISR, read after the broker's registration, does
-not contain the broker. Until then its replica is not elected while another member can be trusted. The partition's
-leader receives a table without the broker, so that the leader removes the broker from the ISR. When no such partition
-remains, the broker is trusted again. If only some logs of a broker may lack records, the broker is untrusted on these
-alone: it stays in the table, and the leaders of these partitions are ordered to remove it from their ISRs.
+Mutable, owned by one ``Controller``. If a broker returns and its logs may lack records, all its replicas are untrusted.
+A replica is trusted again when the partition's ISR, read after the broker's registration, does not contain the broker.
+Until then the replica is not elected while another member of the ISR can be trusted. The partition's leader receives a
+table without the broker, so that the leader removes the broker from the ISR. When no replica of the broker is untrusted
+any more, the broker is trusted again. If only some logs of a broker may lack records, only these replicas are
+untrusted: the broker stays in the table, and the leaders of these partitions are ordered to remove it from their ISRs.
 """
 
 from __future__ import annotations
@@ -32,9 +32,9 @@ class UntrustedReplicas:
     def begin(
         self, broker_id: int, partitions: Iterable[ClusterPartition], *, in_part: bool = False, unread: bool = False
     ) -> list[ClusterPartition]:
-        """Distrust the broker on those of ``partitions`` whose ISR may contain it, and return them.
+        """Mark the broker's replicas of those ``partitions`` whose ISR may contain the broker as untrusted.
 
-        ``in_part`` means that the broker's other logs are trusted.
+        Return these partitions. ``in_part`` means that the broker's other replicas remain trusted.
         """
         suspected = [p for p in partitions if unread or p.stored is not None or p.pending is not None]
         self._by_broker[broker_id] = set(suspected)
@@ -47,27 +47,30 @@ class UntrustedReplicas:
         return suspected
 
     def end(self, broker_id: int) -> None:
-        """End all distrust of a broker that has failed or has a new incarnation."""
+        """Remove all marks of a broker that has failed or has a new incarnation."""
         for partition in self._by_broker.pop(broker_id, ()):
             self._clear(partition, broker_id)
         self._in_part.discard(broker_id)
 
     def next_cleared(self) -> list[ClusterPartition]:
-        """Return, once, the partitions whose leaders must be notified that a broker may stay in the ISR."""
+        """Return the partitions whose leaders must be notified that a broker may stay in the ISR after all.
+
+        Each partition is returned only once.
+        """
         if not self._cleared:
             return []
         cleared, self._cleared = self._cleared, {}
         return list(cleared)
 
     def review(self, partition: ClusterPartition) -> None:
-        """End the distrust of brokers that are no longer in the partition's ISR, if its state is known for certain."""
+        """Trust the replicas again whose brokers have left the partition's ISR, if the ISR is known for certain."""
         if not partition.suspects or partition.rereading or partition.pending is not None or partition.stored is None:
             return
         isr = partition.stored.state.isr
         self._acquit(partition, [broker_id for broker_id in partition.suspects if broker_id not in isr])
 
     def drop(self, partition: ClusterPartition) -> None:
-        """End all distrust on the partition.
+        """Trust all replicas of the partition again.
 
         The log of its new leader is now the reference, even if it lost records.
         """

@@ -24,7 +24,10 @@ MOST_RAISED = 1_000_000
 
 
 class Judged(NamedTuple):
-    """The accepted registrations; ``raise_counters`` is set if ZooKeeper is older than one of their brokers."""
+    """The result of the check: ``believed`` are the accepted registrations.
+
+    ``raise_counters`` is set if one of these brokers has seen a newer controller epoch than ZooKeeper has now.
+    """
 
     believed: tuple[BrokerRegistration, ...]
     reports: tuple[ControllerReport, ...] = ()

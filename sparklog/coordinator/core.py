@@ -126,19 +126,19 @@ class CoordinatorCore(ABC, Generic[_Entry, Draft]):
 
     @abstractmethod
     def _unchanged(self, entry: _Entry) -> Draft:
-        """Return a draft that changes nothing, for a rewrite of the entry."""
+        """Return an empty change, for a rewrite of the entry."""
 
     @abstractmethod
     def _committed(self, entry: _Entry, draft: Draft, now_ms: int) -> None:
-        """Handle a committed ``draft``: apply it, respond, and continue with waiting requests."""
+        """Handle the change ``draft`` after its commit: apply it, respond, and continue with waiting requests."""
 
     @abstractmethod
     def _refused(self, entry: _Entry, draft: Draft, detail: str, now_ms: int) -> None:
-        """Handle a ``draft`` that is not in the log and never will be: refuse its requests, then continue."""
+        """Handle a change, ``draft``, that will never be in the log: refuse its requests, then continue."""
 
     @abstractmethod
     def _expire(self, entry: _Entry, now_ms: int) -> None:
-        """Start to remove the entry if it has expired. The caller has checked that no draft is in flight for it."""
+        """Start to remove the entry if it has expired. The caller has checked that no change of it is in flight."""
 
     def _started(self, now_ms: int) -> None:
         """Continue the work that was in progress according to the log."""

@@ -299,7 +299,10 @@ class Membership:
             self._install(target, now_ms)
 
     def pop_inputs(self) -> TargetInputs | None:
-        """Return, once, the inputs of a target that another thread must compute, or None."""
+        """Remove and return the inputs from which another thread must compute the target assignment.
+
+        Return None if there are none.
+        """
         inputs, self._inputs = self._inputs, None
         return inputs
 

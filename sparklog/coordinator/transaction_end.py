@@ -27,10 +27,10 @@ from sparklog.coordinator.transaction_entry import TransactionDraft, Transaction
 from sparklog.errors import ErrorCode
 from sparklog.protocol.messages import GroupOffset, TransactionMarker
 
-#: The limits of one part of a decision: its participants, its pairs of a participant and a partition, and its
-#: partitions (participants with the same partitions count these once). The coordinator builds the markers of a part in
-#: one step, and removes its participants with one append. The leader of a partition writes a marker without a pause,
-#: for a time that grows with the number of participants.
+#: The markers of a decision are sent in parts. The limits of one part: its participants, its pairs of a participant and
+#: a partition, and its partitions (participants with the same partitions count these once). The coordinator builds the
+#: markers of a part in one step, and removes its participants with one append. The leader of a partition writes a
+#: marker without a pause, for a time that grows with the number of participants.
 PARTICIPANTS_AT_ONCE, PAIRS_AT_ONCE, PLACES_AT_ONCE = 20_000, 200_000, 40_000
 
 _Ids = tuple[tuple[int, int], ...]
@@ -137,11 +137,11 @@ def _refused(key: str, now: Transaction, request: EndRequested) -> Refused:
 def decide(
     entry: TransactionEntry, *, commit: bool, now_ms: int, winners: tuple[int, ...] = (), fence: bool = False
 ) -> TransactionDraft:
-    """Return the draft of the decision to commit or abort the open transaction.
+    """Return the change of state that records the decision to commit or abort the open transaction.
 
-    ``fence`` also fences the run of the transaction.
+    ``fence`` also fences the run that opened the transaction.
 
-    If there are no markers to write and no offsets to hand over, the same draft ends the transaction.
+    If there are no markers to write and no offsets to hand over, the same change ends the transaction.
     """
     now = entry.transaction
     decided = replace(
@@ -175,9 +175,9 @@ def _raised(entry: TransactionEntry, winners: tuple[int, ...], now_ms: int) -> t
 
 
 def fenced_early(entry: TransactionEntry, request: EndRequested, *, now_ms: int) -> TransactionDraft:
-    """Return the draft that aborts a sink's run before its first task begins. It fences tasks that start later.
+    """Return the change of state that aborts a sink's run before its first task begins.
 
-    A producer's run has nothing to abort, so its draft changes nothing.
+    It fences tasks that start later. A producer's run has nothing to abort, so its change is an empty one.
     """
     now = entry.transaction
     if request.version == UNNUMBERED:
@@ -187,7 +187,7 @@ def fenced_early(entry: TransactionEntry, request: EndRequested, *, now_ms: int)
 
 
 def unchanged(entry: TransactionEntry, *answers: Respond) -> TransactionDraft:
-    """Return a draft without changes, so that the response is sent only after a write to the log.
+    """Return an empty change of state, so that the response is sent only after a write to the log.
 
     Otherwise a coordinator that has been replaced, and does not know it yet, could respond without knowing the
     transactions of its successor.
@@ -198,7 +198,7 @@ def unchanged(entry: TransactionEntry, *answers: Respond) -> TransactionDraft:
 
 
 def empty_version(entry: TransactionEntry, request: EndRequested, *, now_ms: int) -> TransactionDraft:
-    """Return the draft that commits a version without records, for a run that did not begin a transaction."""
+    """Return the change of state that commits a version without records, for a run that began no transaction."""
     now = entry.transaction
     over = replace(
         now,
@@ -213,7 +213,7 @@ def empty_version(entry: TransactionEntry, request: EndRequested, *, now_ms: int
 
 
 def next_part(entry: TransactionEntry) -> set[int]:
-    """Return the participants of the next part of the decision; empty if no participants remain."""
+    """Return the participants whose markers are sent together next. The set is empty if no participants remain."""
     part: set[int] = set()
     seen: set[tuple[RegisteredTopic, ...]] = set()
     pairs = places = 0
@@ -230,10 +230,11 @@ def next_part(entry: TransactionEntry) -> set[int]:
 
 
 def completed(entry: TransactionEntry, *, now_ms: int) -> TransactionDraft:
-    """Return the draft that removes the participants of the current part, whose markers are all written.
+    """Return the change of state when all markers of the current part are written: it removes the part's participants.
 
-    After the last part the draft also ends the transaction. If the coordinator crashes between two parts, the next
-    coordinator sends the markers of the remaining participants.
+    A part is a group of participants whose markers are sent together. After the last part the change also ends the
+    transaction. If the coordinator crashes between two parts, the next coordinator sends the markers of the remaining
+    participants.
     """
     removed = dict.fromkeys(entry.marked)
     if len(removed) < len(entry.participants):

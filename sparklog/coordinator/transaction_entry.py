@@ -1,4 +1,4 @@
-"""One key of a transaction coordinator: its durable state, its draft and its waiting requests.
+"""One key of a transaction coordinator: its durable state, its change in flight, and its waiting requests.
 
 Mutable, owned by one ``Transactions``, which makes all decisions.
 """
@@ -39,7 +39,7 @@ class TransactionDraft:
 
     @property
     def changes_nothing(self) -> bool:
-        """Return whether the draft changes nothing. It is written to prove that no other coordinator is active."""
+        """Return whether this is an empty change, which is written to prove that no other coordinator is active."""
         return NO_PRODUCER in self.participants
 
     def records(self, key: str, before: Transaction) -> list[Record]:

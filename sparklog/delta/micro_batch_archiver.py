@@ -125,9 +125,9 @@ class BatchArchiver:
         return int(metrics.get("numOutputRows", 0))
 
     def store_progress(self, seam: ArchiveProgress) -> None:
-        """Set the consumer group's offsets.
+        """Commit the consumer group's offsets.
 
-        Only the brokers' retention uses them; if this fails, it keeps more records.
+        Only the brokers' retention uses these offsets. If the commit fails, the brokers merely keep records longer.
         """
         self._store(seam)
 

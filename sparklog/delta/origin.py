@@ -22,9 +22,11 @@ class ArchiveOrigin(NamedTuple):
     def is_in(self, topic_id: str, *, table_id: str, seam_version: int) -> bool:
         """Return whether the rows of a table belong to this topic.
 
-        ``topic_id`` is the id in the table's last archive commit, and ``seam_version`` the version of that commit. The
-        earlier topic may have another table, from which the topic was not restored, or its archive may have continued
-        after the restored version. Such a table has other records than the restored topic at later offsets.
+        ``topic_id`` is the id in the table's last archive commit, and ``seam_version`` the version of that commit.
+
+        Suppose that this topic was restored from a table of topic A. Another table of A does not belong to this topic.
+        Nor does the same table if archiving of A continued after the restored version: the table and this topic then
+        have different records at the same offsets.
         """
         if topic_id == self.topic_id:
             return True

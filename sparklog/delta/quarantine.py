@@ -25,9 +25,9 @@ _PROPERTIES = {"delta.dataSkippingStatsColumns": f"{PARTITION},{OFFSET}"}
 
 
 class QuarantineMoved(SparklogError):
-    """Another archive has committed to the quarantine.
+    """The error that another archive has committed to the quarantine.
 
-    A retry follows, because only the table decides which archive continues.
+    The caller retries, because the commit to the topic's table decides which of the two archives continues.
     """
 
 
@@ -86,7 +86,9 @@ class Quarantine:
         return rows.join(self._pending, [PARTITION, OFFSET], "left_anti")
 
     def add(self, rows: DataFrame, seam: ArchiveProgress) -> None:
-        """Commit the bad rows of the batch after which the table will end at ``seam.ends``.
+        """Commit the bad rows of the next batch to the quarantine.
+
+        ``seam`` is the archive's progress after this batch: the table will then end at ``seam.ends``.
 
         Raises:
             QuarantineMoved: another archive has committed bad rows.

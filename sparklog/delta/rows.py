@@ -143,9 +143,9 @@ def place_of(batch: pa.RecordBatch) -> tuple[npt.NDArray[np.int64], npt.NDArray[
 
 
 def ends_of_rows(table: str, files: Sequence[DataFile]) -> dict[int, int]:
-    """Return for each partition the offset after its last row. Raises ArchiveFileGone.
+    """Return, for each partition, the offset after its last row. Raises ArchiveFileGone.
 
-    If Delta has deleted all commits that recorded an archive's progress, this is what is known of it.
+    If Delta has deleted every commit that recorded the archive's progress, only these offsets are known of it.
     """
     ends: dict[int, int] = {}
     for file in files:

@@ -24,9 +24,9 @@ _NOT_KEPT = frozenset({"restoring", "restored.from"})
 
 
 class ArchivedTopic(msgspec.Struct, frozen=True):
-    """The description of a topic at the archive's last update.
+    """The description of a topic when the archive last updated it.
 
-    ``schema`` is the Arrow IPC message of the newest schema, in base64.
+    ``schema`` is the topic's newest schema, as an Arrow IPC message in base64.
     """
 
     name: str

@@ -50,7 +50,7 @@ class DescriptorServer:
     def open(self) -> None:
         """Listen on the Unix socket.
 
-        Raises OSError if the system has no Unix sockets with packets, or the path is too long.
+        Raises OSError if the system does not support SOCK_SEQPACKET for Unix sockets, or if the path is too long.
         """
         if len(os.fsencode(self._path)) > _MAX_PATH_BYTES:
             raise OSError(f"{self._path}: at most {_MAX_PATH_BYTES} bytes fit a socket's address")

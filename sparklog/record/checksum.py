@@ -43,7 +43,10 @@ class Following(NamedTuple):
 
     @classmethod
     def of(cls, length: int) -> Following:
-        """Return the factor for ``length`` appended bytes. ``length`` must be below 2^32."""
+        """Return the factor by which a CRC is multiplied when ``length`` bytes are appended to its data.
+
+        ``length`` must be below 2^32.
+        """
         assert 0 <= length < 1 << 32, length
         return cls(_power(length))
 

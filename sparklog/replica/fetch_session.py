@@ -124,7 +124,7 @@ class FetchContext(msgspec.Struct, frozen=True):
         return self.session is None or self.session.reported.get(key) != (high_watermark, log_start_offset)
 
     def has_news_else_not_due(self, result: FetchedPartition) -> bool:
-        """Return what ``has_news`` returns, and if that is False, make the partition not due.
+        """Return what ``has_news`` returns. If that is False, the next fetch does not read the partition again.
 
         Use it for a request that continues to wait.
         """
@@ -135,7 +135,7 @@ class FetchContext(msgspec.Struct, frozen=True):
         return False
 
     def reply(self, results: Iterable[FetchedPartition], cid: int = 0) -> FetchReply:
-        """Build the reply and update which partitions are due.
+        """Build the reply, and update which partitions the next fetch reads (which are *due*).
 
         ``results`` are results of due partitions. Due partitions without a result stay due.
 
@@ -252,9 +252,9 @@ class SessionCache:
         return FetchContext(session, fetch.partitions)
 
     def wake(self, key: Key) -> Collection[FetchSession]:
-        """Make the partition due after an append or a moved offset.
+        """Mark the partition as due, which means that the next fetch reads it: records were added or an offset changed.
 
-        Return the sessions whose fetch may now end its wait.
+        Return the sessions whose waiting fetch may now be answered.
         """
         holders = self.holders.get(key)
         if holders is None:

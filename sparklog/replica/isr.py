@@ -32,11 +32,14 @@ class CommittedIsr(msgspec.Struct, frozen=True, gc=False):
         return self.committed
 
     def expand(self, added: tuple[tuple[int, int], ...], *, expected_version: int) -> PendingExpand:
-        """Return the addition of (broker, incarnation) pairs, to be written if the node has ``expected_version``."""
+        """Return the ISR while brokers are being added, given as (broker, incarnation) pairs.
+
+        ``expected_version`` is the version that the node must have when the change is written.
+        """
         return PendingExpand(self, added, expected_version)
 
     def shrink(self, removed: tuple[int, ...], *, expected_version: int) -> PendingShrink:
-        """Return the removal of brokers other than the leader."""
+        """Return the ISR while these brokers are being removed. The leader must not be among them."""
         return PendingShrink(self, removed, expected_version)
 
 

@@ -85,15 +85,16 @@ class PartitionView:
     #: The leader epoch of the decision that set ``replicas``. If a refused write reveals a newer epoch, the replicas
     #: may have changed.
     replicas_epoch: int = -1
-    #: The replication factor during a reassignment, else 0.
+    #: During a reassignment, the smaller of the old and the new replication factor; otherwise 0.
     factor: int = 0
 
     @property
     def min_committed(self) -> int:
         """Return the number of members that the committed ISR needs to commit records and to accept acks=all.
 
-        It is at most the replication factor. During a reassignment ``factor`` limits it: a partition that moves from
-        one broker to three has three replicas long before the new ones have any records.
+        This is ``min_isr``, but at most the replication factor. During a reassignment the limit is ``factor``, the
+        smaller of the old and the new replication factor: a partition that moves from one broker to three has three
+        replicas long before the new ones have any records.
         """
         return min(self.min_isr, self.factor or len(self.replicas))
 

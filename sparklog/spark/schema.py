@@ -122,7 +122,7 @@ def arrow_schema(columns: StructType) -> pa.Schema:
 def arrow_columns(columns: StructType) -> pa.Schema:
     """Return the Arrow schema in which a sink receives these Spark columns.
 
-    Only the time zone of timestamps differs: a sink receives that of the session.
+    Only the time zone of timestamps differs: it is UTC here, but a sink receives that of the session.
 
     Raises:
         BrokerError: SCHEMA_MISMATCH with the columns whose Arrow type cannot be stored: year-month and calendar

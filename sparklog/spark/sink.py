@@ -46,7 +46,7 @@ _ABORT_PATIENCE_S = 10.0
 
 @dataclass(frozen=True, slots=True)
 class SinkRun:
-    """One run of one version of a write.
+    """The identity of one attempt to write one version: a micro-batch, or a batch write with its number.
 
     ``key`` is the transactional key of the write. ``app_id`` is the name that the user gave the write, or empty.
     ``topic_id`` is the id of the topic that the option names, or empty if rows name their topics.
@@ -95,7 +95,7 @@ def new_run_id() -> str:
 
 
 def batch_run(run_id: str, named: NamedWrite | None = None, *, topic_id: str = "") -> SinkRun:
-    """Return a run of a new write, or of a write that its user named.
+    """Return the ``SinkRun`` of a batch write: of a new write, or of a write that its user named.
 
     The write goes to the topic with this id, or to the topics that its rows name.
 
@@ -113,7 +113,7 @@ def _named_key(app_id: str, topic_id: str = "") -> str:
 
 
 def stream_run(run_id: str) -> SinkRun:
-    """Return the run of this task's micro-batch. Raises ClusterError outside a micro-batch."""
+    """Return the ``SinkRun`` of this task's micro-batch. Raises ClusterError outside a micro-batch."""
     context = TaskContext.get()
     query_id = context.getLocalProperty(_QUERY_ID) if context is not None else None
     batch_id = context.getLocalProperty(_BATCH_ID) if context is not None else None
@@ -238,5 +238,5 @@ def abort_run(bootstrap: str, run: SinkRun | None) -> None:
 
 
 def known_run(messages: Sequence[WriterCommitMessage | None]) -> SinkRun | None:
-    """Return the run of a batch, which is in every message of its tasks, or None if there is none."""
+    """Return the ``SinkRun`` of a batch, which every message of its tasks contains, or None if there is no message."""
     return next((message.run for message in messages if isinstance(message, WrittenRows)), None)

@@ -152,9 +152,9 @@ class SourceTopic:
         return {tp: answer.offset for tp, answer in found.items()}
 
     def batches_at(self, times: Mapping[TopicPartition, int], isolation: int) -> dict[TopicPartition, int | None]:
-        """Return an offset at or shortly before the first record at or after each time (us).
+        """Return, for each time (us), an offset at or shortly before the first record that is not older.
 
-        It is None if there is no such record.
+        The offset is None if every record is older.
         """
         found = listed_offsets(self.link, dict(times), isolation=isolation)
         return {tp: None if answer.offset < 0 else answer.offset for tp, answer in found.items()}

@@ -26,7 +26,10 @@ class WritePlan:
     topic_column: str | None
 
     def run(self, run_id: str) -> SinkRun:
-        """Return the run of a batch write. If an option names the topic, it has been looked up."""
+        """Return the ``SinkRun`` of a batch write.
+
+        If an option names the topic, ``plan_write`` must have looked up the topic (``now=True``).
+        """
         topic = self.options.topic
         return batch_run(run_id, self.options.named, topic_id=self.routes[topic].topic_id if topic is not None else "")
 

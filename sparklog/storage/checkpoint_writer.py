@@ -83,13 +83,13 @@ class CheckpointWriter:
             on_unnamed()
 
     def created(self, tp: TopicPartition) -> None:
-        """Record that the log of ``tp`` has made its directory, which no checkpoint names."""
+        """Record that the log of ``tp`` has created its directory. No checkpoint names this log yet."""
         self.unnamed.add(tp)
         if self._on_unnamed is not None:
             self._on_unnamed()
 
     def found_unnamed(self, tps: Iterable[TopicPartition]) -> None:
-        """Record that these logs are on disk, and that the checkpoint does not name them."""
+        """Record that these logs are on disk, but not named in the checkpoint."""
         self.unnamed.update(tps)
 
     def removed(self, tp: TopicPartition) -> None:

@@ -235,7 +235,8 @@ class CleanJob:
     def groups(self) -> list[list[SegmentFacts]]:
         """Return the groups of segments in the order in which ``rewrite`` must be called with them.
 
-        All segments that begin below the end of the table's keys, or below the horizon of tombstones, are in a group.
+        Every segment that begins below one of two offsets is in a group: below ``map_end``, where the records end whose
+        keys are in the key table, or below the offset up to which tombstones may be removed.
         """
         reached = [segment for segment in self.segments if segment.base_offset < max(self.map_end, self.due.horizon)]
         return groups(reached, segment_bytes=self._rules.config.segment_bytes)
@@ -369,7 +370,10 @@ class CleanJob:
             self._swapped = True
 
     def settle(self) -> None:
-        """Delete the old segments' files, after the log has replaced them. Called in the thread. Raises OSError."""
+        """Delete the files of the old segments, which the log has already replaced by the new segment.
+
+        The thread that cleans calls this. Raises OSError.
+        """
         with self._by_path:
             self._settle()
             self._swapped = False

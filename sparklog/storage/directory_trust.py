@@ -90,7 +90,9 @@ class LastStop(NamedTuple):
 
 
 class DirectoryTrust:
-    """Whether the content of one log directory can be trusted, by its last stop and by what this process finds.
+    """The decision whether the content of one log directory can be trusted.
+
+    It depends on how the last process stopped and on what this process finds.
 
     ``LogDirectory`` owns it. Any thread may call ``fail``, ``sync_failed`` and ``note_incarnation``; the event loop
     calls the other methods.

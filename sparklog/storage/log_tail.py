@@ -58,7 +58,7 @@ class LogTail:
             self.tombstone_window.progressed(found.segments[-1].last_append_us)
 
     def close(self) -> None:
-        """Free this log's part of what all logs share: its batches in memory, and its share of the producer ids."""
+        """Release what all logs share: remove this log's batches from memory, and its producer ids from the count."""
         self.hot.clear()
         self.producers.count_in(None)
 

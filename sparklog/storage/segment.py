@@ -384,7 +384,10 @@ class Segment:
         self.disk.rename(fresh, path)
 
     def mark_deleted(self) -> list[Path]:
-        """Give the files names that are not part of the log. Return the new paths, which any thread may then remove."""
+        """Rename the files so that they do not belong to the log any more. Return the new paths.
+
+        Any thread may delete the renamed files.
+        """
         self.close()
         doomed = []
         for path in (self.data_path, self.index_path):

@@ -1,6 +1,6 @@
-"""The checker of a history: it reports each broken promise of the log, such as a lost record. Pure.
+"""The checker of a history: it reports each violation of the log's guarantees, such as a lost record. Pure.
 
-The promises of a topic depend on its rules (see ``history.Rules``). In every topic, no client may read an uncommitted
+The guarantees of a topic depend on its rules (see ``history.Rules``). In every topic, no client may read an uncommitted
 record, and no record may change. The checker compares the final logs of the replicas with each other. Then it compares
 all reads and writes with the final logs.
 """
@@ -36,7 +36,7 @@ _MOST_PRINTED = 20
 
 
 class Violation(NamedTuple):
-    """One broken promise.
+    """The violation of one of the log's guarantees.
 
     ``kind`` is one of: lost, duplicate, reordered, unknown, uncommitted, aborted, changed, skipped, repeated, replicas,
     consumer, not healed, unfinished.

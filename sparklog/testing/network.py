@@ -17,7 +17,7 @@ T = TypeVar("T")
 
 
 def broker_party(broker_id: int) -> str:
-    """Return the name of a broker for ``cut``."""
+    """Return the name of a broker as a party of the network, for example for ``cut``."""
     return f"broker-{broker_id}"
 
 
@@ -43,7 +43,10 @@ class Network(Protocol):
         """Prepare the network for a broker that is about to start; return the broker's addresses."""
 
     def add_zookeeper(self, caller: str, target: str) -> str:
-        """Return the address at which the processes of one party reach the ZooKeeper that listens at ``target``."""
+        """Prepare the network for connections from ``caller``, one of the parties, to the ZooKeeper at ``target``.
+
+        Return the address at which the processes of ``caller`` reach this ZooKeeper.
+        """
 
     def inside(self, party: str, work: Callable[[], T]) -> T:
         """Run ``work`` as ``party``: threads, processes and sockets that ``work`` creates belong to the party."""

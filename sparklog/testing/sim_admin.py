@@ -32,7 +32,7 @@ LIMITS = (0, 0, 200, 1000)
 
 
 class OperatedCluster(Protocol):
-    """The interface of the simulated cluster for operators."""
+    """What operators use of the simulated cluster."""
 
     world: SimNetwork
     zk: SimZk

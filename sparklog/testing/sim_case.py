@@ -27,12 +27,12 @@ NO_ACTIONS = "none"
 
 
 class Found(NamedTuple):
-    """The report of a broken promise."""
+    """A violation of one of the log's guarantees that a run of the simulator found."""
 
     at_ms: int
     #: The description, without seed and trace.
     what: str
-    #: The name of the promise.
+    #: The name of the guarantee.
     rule: str
     #: The partition of the violation; empty if it does not concern a single partition.
     partition: str

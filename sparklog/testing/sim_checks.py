@@ -19,9 +19,9 @@ _Place = tuple[int, int]
 
 
 class SimViolation(AssertionError):
-    """The error for a broken promise of the log. ``rule`` names the promise.
+    """The error for a violated guarantee of the log. ``rule`` names the guarantee.
 
-    ``partition`` is empty if none is concerned.
+    ``partition`` is empty if the violation does not concern a single partition.
     """
 
     def __init__(self, what: str, *, rule: str = "", partition: str = "") -> None:

@@ -26,7 +26,7 @@ DELIVERY_MS = 3000
 
 
 class ServedCluster(Protocol):
-    """The interface of the simulated cluster for clients."""
+    """What clients use of the simulated cluster."""
 
     world: SimNetwork
     zk: SimZk

@@ -43,7 +43,7 @@ _Outcome = VersionedState | BadVersion | NodeGone | EpochLost
 
 
 class ControlledCluster(PartitionHost, Protocol):
-    """The interface of the simulated cluster for controllers."""
+    """What controllers use of the simulated cluster."""
 
     checkers: dict[TopicPartition, PartitionChecker]
     controllers: list[CoreController]

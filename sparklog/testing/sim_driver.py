@@ -32,7 +32,7 @@ AWAY_MS = 2000
 
 
 class DrivenCluster(Protocol):
-    """The interface of the simulated cluster for the driver."""
+    """What the driver uses of the simulated cluster."""
 
     world: SimNetwork
     zk: SimZk

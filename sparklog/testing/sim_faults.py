@@ -26,7 +26,7 @@ SEEN_MS = 20
 
 
 class FaultyCluster(Protocol):
-    """The interface of the simulated cluster for faults."""
+    """What the faults use of the simulated cluster."""
 
     world: SimNetwork
     zk: SimZk

@@ -24,7 +24,7 @@ Told = Callable[[ErrorCode], None]
 
 
 class PeerBroker(SimProcess):
-    """The interface of a simulated broker for the other brokers."""
+    """What the other brokers use of a simulated broker."""
 
     @abstractmethod
     def fetched(self, asked: Asked) -> None:
@@ -120,7 +120,7 @@ class Hosted:
 
 
 class PartitionHost(Protocol):
-    """The interface of the simulated cluster for brokers."""
+    """What brokers use of the simulated cluster."""
 
     world: SimNetwork
     zk: SimZk

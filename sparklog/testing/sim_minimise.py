@@ -1,4 +1,4 @@
-"""The reduction of a failing case to a small one that breaks the same promise: fewer partitions, steps and actions.
+"""The reduction of a failing case to a small one that violates the same guarantee: fewer partitions, steps and actions.
 
 If an action is omitted, all later messages have other delays and losses. So the minimiser plays a smaller case with a
 few network seeds (``salt``) before it rejects the case. The result is an ordinary ``Case``, which fails again in the
@@ -27,7 +27,7 @@ GAP_MS = 20
 
 
 class Minimiser:
-    """The minimiser of one case. Mutable. ``case`` is the smallest case so far that breaks the promise ``rule``."""
+    """The minimiser of one case. Mutable. ``case`` is the smallest case so far that violates ``rule``."""
 
     def __init__(self, case: Case, found: Found, *, budget: int = BUDGET) -> None:
         self.rule = found.rule
@@ -157,7 +157,7 @@ def _salts(first: int) -> Iterator[int]:
 
 
 def minimised(case: Case, *, budget: int = BUDGET, tell: Callable[[str], None] | None = None) -> Case:
-    """Return the smallest case found that breaks the same promise as ``case``, or ``case`` if it breaks none."""
+    """Return the smallest case found that violates the same guarantee as ``case``, or ``case`` if it violates none."""
     found = case.play()
     if found is None:
         return case

@@ -58,7 +58,7 @@ class ProcessEnded(Exception):
 
 
 class Actor(Protocol):
-    """The interface of a process for the network: what decides whether an event of the process still happens."""
+    """What the network must know about a simulated process, to decide whether an action of the process still runs."""
 
     alive: bool
     #: A number that each start and each end of the process increases.

@@ -24,7 +24,7 @@ CHUNK = 8
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the command; return 0 if no promise was broken (with ``--mutant``: if one was), otherwise 1."""
+    """Run the command. Return 0 if no guarantee was violated (with ``--mutant``: if one was), otherwise 1."""
     options = _parser().parse_args(arguments)
     cases = [_case(seed, options) for seed in options.seeds]
     broken = _play(cases, options)
@@ -91,7 +91,7 @@ def _case(seed: int, options: argparse.Namespace) -> Case:
 
 
 def _play(cases: Sequence[Case], options: argparse.Namespace) -> list[tuple[Case, Found]]:
-    """Play the cases until one breaks a promise, or all with ``--all``; return the cases that broke a promise."""
+    """Play the cases until one violates a guarantee, or all with ``--all``; return the cases that violated one."""
     began = time.perf_counter()
     played, broken = 0, []
     with _results(cases, options.jobs) as results:

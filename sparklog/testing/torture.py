@@ -59,7 +59,7 @@ _MOST_PARTITIONS = 8
 
 
 class Torture:
-    """One run of the test on a started cluster. Owner: one thread, which breaks and heals.
+    """The torture test on a started cluster. Owner: one thread, which causes the faults and ends them.
 
     Clients have their own threads.
     """
@@ -231,7 +231,7 @@ def judge(path: Path) -> CheckReport:
 def torture(path: Path, *, minutes: float, seed: int, brokers: int, beyond: bool) -> CheckReport:
     """Run the torture test and check its history.
 
-    If a promise was broken, keep the cluster's directory and print its name.
+    If a guarantee was violated, keep the cluster's directory and print its name.
     """
     directory = Path(tempfile.mkdtemp(prefix="sparklog-torture-"))
     settings = {**SETTINGS, "minutes": f"{minutes:g}", "beyond": str(beyond)}

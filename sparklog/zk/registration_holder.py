@@ -44,10 +44,10 @@ def same_host(one: BrokerRegistration, other: BrokerRegistration) -> bool:
 def is_over(held: BrokerRegistration, mine: BrokerRegistration) -> bool:
     """Return whether the process that registered ``held`` is the one that registers ``mine``, or has ended.
 
-    If this process cannot know, it returns False. The registration then disappears when its session expires.
+    The result is False if this process cannot know. The registration then disappears when its session expires.
 
-    A registration by an earlier release has no pid namespace and counts as that of an ended process, as in that
-    release.
+    A registration that an earlier release wrote has no pid namespace. Its process is assumed to have ended, as the
+    earlier release assumed.
     """
     if not same_host(held, mine):
         return False

@@ -30,10 +30,10 @@ class Written:
 
 @dataclass(frozen=True, slots=True)
 class WriteRefused:
-    """A write that ZooKeeper refused because a node had another version.
+    """A write that ZooKeeper refused.
 
-    ``found`` is the node's current state. If this state has the version that the write expected, an added broker had
-    another incarnation.
+    Either the state's node had another version, or a broker that the write adds to the ISR had another incarnation.
+    ``found`` is the node's current state. If it has the version that the write expected, the broker was the reason.
     """
 
     found: VersionedState

@@ -1,4 +1,4 @@
-"""The delivery of decided transactions: markers go to the partitions' leaders, offsets to the groups' coordinators.
+"""The sender of transactions' outcomes: markers go to the partitions' leaders, offsets to the groups' coordinators.
 
 A decision is final, so the sender retries until it succeeds. Pauses double up to a second, and each attempt goes to the
 present leader. While ``_REQUESTS_AT_ONCE`` requests to a broker are in flight, further markers for this broker wait and

@@ -22,7 +22,10 @@ _NO_CHANGE = participant_record("", NO_PRODUCER, None)
 
 
 class DecisionSender(Protocol):
-    """The delivery of decided transactions; ``marker_sender.MarkerSender`` implements it."""
+    """The interface of the sender of transaction markers and offsets after a transaction was decided.
+
+    ``marker_sender.MarkerSender`` implements it.
+    """
 
     def send_markers(self, host: CoordinatorRuntime, effect: SendMarkers) -> None: ...
 

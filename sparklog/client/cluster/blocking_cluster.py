@@ -164,7 +164,7 @@ class BlockingCluster:
         return self.run(self.core.ask(broker_id, request, expected))
 
     def ask_metadata(self, request: Metadata, broker_id: int | None = None) -> MetadataReply:
-        """Return the complete metadata of this broker, or of any reachable one. They are not merged into the cache."""
+        """Request all metadata from this broker, or from any reachable one. The cache does not change."""
         return self.run(self.core.ask_metadata(request, broker_id))
 
     def broker_timeout_ms(self, timeout_s: float | None = None) -> int:

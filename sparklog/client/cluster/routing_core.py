@@ -267,7 +267,10 @@ class RoutingCore:
     # --- metadata ---
 
     def ask_metadata(self, request: Metadata, broker_id: int | None = None) -> Steps[MetadataReply]:
-        """Return the complete metadata of this broker, or of any broker. They are not merged. Raises BrokerError."""
+        """Request all metadata from this broker, or from any broker if None, and return them. Raises BrokerError.
+
+        This does not merge them into the client's own metadata.
+        """
         if broker_id is None:
             broker_id = yield from self.any_broker()
         pieces = MetadataPieces(request)

@@ -361,7 +361,7 @@ class Consumer:
         cursor.end_failures()
 
     def pause(self, partitions: Iterable[TopicPartition | tuple[str, int]]) -> None:
-        """Return no records of these partitions until ``resume``. They stay assigned.
+        """Pause the partitions: ``poll`` returns no records of them until ``resume``. They stay assigned.
 
         Raises KeyError if one of them is not assigned.
         """
@@ -372,7 +372,7 @@ class Consumer:
             self._fetcher.paused.add(tp)
 
     def resume(self, partitions: Iterable[TopicPartition | tuple[str, int]]) -> None:
-        """Return records of these partitions again, after ``pause``."""
+        """Resume the partitions after ``pause``: ``poll`` returns their records again."""
         self._fetcher.paused.difference_update(TopicPartition(*tp) for tp in partitions)
 
     @property
