@@ -80,7 +80,10 @@ def coordinator_of(cache: MetadataCache, topic: str, key: str) -> int | None:
 
 
 class InternalTopics:
-    """The creation of internal topics, and the handler of FindCoordinator requests. Owner: the broker's event loop."""
+    """The component that creates internal topics and handles FindCoordinator requests.
+
+    Owner: the broker's event loop.
+    """
 
     def __init__(self, context: BrokerContext, registry: ZkRegistration) -> None:
         self._context = context

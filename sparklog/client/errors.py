@@ -7,14 +7,14 @@ from sparklog.model import TopicPartition
 
 
 class ClientTimeout(SparklogError, TimeoutError):
-    """A call that did not end in its time. The message has the last error.
+    """The error of a call that did not end in its time. The message has the last error.
 
     The request may still take effect: the log may or may not have a write that timed out.
     """
 
 
 class ClientForked(SparklogError):
-    """The use of a client of the parent process in a forked child. Each process creates its own clients."""
+    """The error when a forked child uses a client of its parent process. Each process must create its own clients."""
 
     def __init__(self, kind: str) -> None:
         self.kind = kind
@@ -28,11 +28,11 @@ class ClientForked(SparklogError):
 
 
 class BufferFull(ClientTimeout):
-    """A producer's buffer without room for the allowed time: the brokers accept less than the program writes."""
+    """The error when a producer's buffer stays full too long: the brokers accept less than the program writes."""
 
 
 class ProducerClosed(SparklogError):
-    """A write to a producer that was closed, or that an unexpected error ended.
+    """The error of a write to a producer that was closed, or that an unexpected error ended.
 
     The cause (``__cause__``) is the unexpected error of its I/O thread, if there was one.
     """
@@ -49,11 +49,11 @@ def closed_for(reason: BaseException) -> ProducerClosed:
 
 
 class LogTruncated(BrokerError):
-    """The loss of records that this reader has read, through an unclean election.
+    """The error when an unclean election has lost records that this reader has read.
 
     The code is OFFSET_OUT_OF_RANGE. Source: KIP-320.
 
-    An unclean election chose a replica without them, and the offsets may have other records now. ``offset`` is where
+    The elected replica did not have these records, and their offsets may have other records now. ``offset`` is where
     the log diverged from the records that were read, at the latest; the reader can continue there.
     """
 
@@ -72,7 +72,7 @@ class LogTruncated(BrokerError):
 
 
 class LocalReadUnavailable(BrokerError):
-    """A read with ``local="require"`` that could not use files of this host. The code is that of the reason."""
+    """The error of a read with ``local="require"`` that could not use files of this host. The code gives the reason."""
 
     def __init__(self, code: int, detail: str) -> None:
         super().__init__(code, detail)
@@ -82,7 +82,7 @@ class LocalReadUnavailable(BrokerError):
 
 
 class ProducerFenced(BrokerError):
-    """The end of a producer that was fenced; its open transaction is aborted. The code is INVALID_PRODUCER_EPOCH.
+    """The error of a producer that was fenced; its open transaction is aborted. The code is INVALID_PRODUCER_EPOCH.
 
     Another producer began a transaction under the same id, an operator aborted the transaction, or the coordinator did
     because the producer sent nothing for the transaction's timeout. Create a new producer.
@@ -96,7 +96,7 @@ class ProducerFenced(BrokerError):
 
 
 class TransactionStateError(BrokerError):
-    """A call that the transaction's state does not allow: none is open, or it can only be aborted.
+    """The error of a call that the state does not allow: no transaction is open, or it can only be aborted.
 
     A transaction can only be aborted after a part of it has failed. The code is INVALID_TXN_STATE.
     """
@@ -109,16 +109,17 @@ class TransactionStateError(BrokerError):
 
 
 class CommitOutcomeUnknown(ClientTimeout):
-    """A commit with an unknown outcome: the response was lost, and the coordinator was not reachable again.
+    """The error of a commit with an unknown outcome: the response was lost, and the coordinator stayed unreachable.
 
     The transaction is committed or aborted as a whole. Repeat the call to find out.
     """
 
 
 class CommitRefused(BrokerError):
-    """A refused commit of offsets: the consumer's partitions were revoked, or it was removed from the group.
+    """The error of a refused offset commit: the partitions were revoked, or the consumer was removed from the group.
 
     Nothing was committed. The new owner of the partitions continues from the earlier commit.
+
     The code is STALE_MEMBER_EPOCH, UNKNOWN_MEMBER_ID, FENCED_MEMBER_EPOCH or FENCED_INSTANCE_ID.
     """
 

@@ -45,7 +45,7 @@ class BrokerStatus(msgspec.Struct, frozen=True):
 
 
 class Superseded(ClusterError):
-    """A broker's refusal of a command, because it has a newer supervisor."""
+    """The error when a broker refuses a command because it has a newer supervisor."""
 
 
 class ControlConnection:

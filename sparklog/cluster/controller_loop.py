@@ -40,7 +40,7 @@ _STOP_TIMEOUT_S = 20.0
 
 
 class _OtherCluster(ClusterError):
-    """ZooKeeper has another cluster than the one that this controller was started for."""
+    """The error that ZooKeeper belongs to another cluster than the one for which this controller was started."""
 
 
 @dataclass(frozen=True, slots=True)

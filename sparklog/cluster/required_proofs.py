@@ -21,7 +21,7 @@ log = logging.getLogger(__name__)
 
 
 class RequiredProofs:
-    """The check of required proofs, for one controller term.
+    """The component that sets the mark and then ignores registrations without a proof, for one controller term.
 
     If ``enabled`` is false, this controller knows no secret and does not require proofs.
     """

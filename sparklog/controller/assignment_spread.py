@@ -40,7 +40,7 @@ class Site(NamedTuple):
 
 
 class Spread:
-    """One placement. Call ``replicas`` once."""
+    """The placement of one topic's new partitions. Call ``replicas`` once."""
 
     def __init__(self, sites: Sequence[Site]) -> None:
         self._sites = sites

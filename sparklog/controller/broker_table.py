@@ -62,7 +62,7 @@ class BrokerTable:
         return min((deadline for _, deadline in self._held.values()), default=None)
 
     def failed_among(self, brokers: Iterable[int]) -> list[int]:
-        """Return those of these brokers that are neither live nor held."""
+        """Return which of these brokers are neither live nor held."""
         if self._awaits_first:
             return []
         return [i for i in brokers if i not in self.registrations and i not in self._held]

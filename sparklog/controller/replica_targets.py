@@ -14,7 +14,7 @@ from sparklog.model import BrokerEndpoint, TopicPartition
 
 
 class ReplicaTargets:
-    """The choice of targets for one partition after the other. It counts the replicas of each broker."""
+    """The chooser of targets for one partition after the other. It counts the replicas of each broker."""
 
     def __init__(
         self,

@@ -35,7 +35,7 @@ class Judged(NamedTuple):
 
 
 class ZookeeperRollback:
-    """The check of registrations for one controller term. Mutable: it reports a refused registration once."""
+    """The component that checks registrations, for one controller term. It reports a refused registration once."""
 
     def __init__(self, *, controller_id: str, controller_epoch: int) -> None:
         self._controller_id = controller_id

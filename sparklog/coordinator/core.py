@@ -199,7 +199,7 @@ class CoordinatorCore(ABC, Generic[_Entry, Draft]):
     # --- bounded log -----------------------------------------------------------------------------------------------
 
     def _rewrite_more(self) -> None:
-        """Rewrite some of the remaining entries, those without a draft, in one append. The others follow later.
+        """Rewrite some of the remaining entries in one append. Entries with a change in flight follow later.
 
         A large entry takes several appends. Other changes of the entry may be appended between them; the log then has
         both.

@@ -102,7 +102,7 @@ class _Draft:
     began_ms: int = 0
     #: The members whose heartbeat responses are in ``answers``.
     responded: Set[str] = frozenset()
-    #: The topic deletions that the draft applies. The broker reports a deletion again only with the next deletion, or
+    #: The topic deletions that this change applies. The broker reports a deletion again only with the next deletion, or
     #: to the next coordinator.
     gone: list[TopicsGone] = field(default_factory=list)
 
@@ -233,7 +233,7 @@ class Groups(CoordinatorCore[_Group, _Draft]):
         """Return why a member may not fetch the offsets of these partitions here, or an empty string.
 
         Only the committed state is considered. This coordinator may have been replaced without knowing it: then its
-        drafts will never be committed, and it does not know later commits.
+        pending changes will never be committed, and it does not know later commits.
         """
         known = self._entries.get(group)
         state = known.state if known is not None else {}
@@ -477,7 +477,7 @@ class Groups(CoordinatorCore[_Group, _Draft]):
         self._drop_if_empty(entry)
 
     def _refused(self, entry: _Group, draft: _Draft, detail: str, now_ms: int) -> None:
-        """Refuse the draft's requests, and apply topic deletions again later, because no client repeats them."""
+        """Refuse the requests of the change ``draft``. Apply topic deletions again later: no client repeats them."""
         refusal = Refused(ErrorCode.COORDINATOR_NOT_AVAILABLE, f"{entry.key}: {detail}")
         self._effects += [Respond(answer.ticket, refusal) for answer in draft.answers]
         # Leave out deletions without a topic id: by then a new topic may have the name.
@@ -509,7 +509,7 @@ class Groups(CoordinatorCore[_Group, _Draft]):
     def _schedule(self) -> None:
         """Compute the time of the next check of members' deadlines.
 
-        A group with a draft in flight is checked when the draft ends, and a group that waits for Resumed is checked at
+        A group with a change in flight is checked when that change ends. A group that waits for Resumed is checked at
         Resumed.
         """
         ready = (group for group in self._active.values() if group.draft is None and not group.resuming)

@@ -77,7 +77,8 @@ class Transactions(CoordinatorCore[TransactionEntry, TransactionDraft]):
     def __init__(self, settings: TransactionSettings | None = None) -> None:
         super().__init__()
         self._settings = settings or TransactionSettings()
-        #: Entries that need periodic checks: those with an open or ending transaction, a waiting request or a draft.
+        #: Entries that need periodic checks: those with an open or ending transaction, a waiting request or a change in
+        #: flight.
         self._active: dict[str, TransactionEntry] = {}
 
     # --- the entry point -------------------------------------------------------------------------------------------
@@ -182,7 +183,7 @@ class Transactions(CoordinatorCore[TransactionEntry, TransactionDraft]):
     def _serve(self, entry: TransactionEntry, now_ms: int) -> None:
         """Handle the waiting requests in order, until a change has to be committed.
 
-        Consecutive registrations share one draft, and so do consecutive SettleVersion requests.
+        Consecutive registrations share one change, and so do consecutive SettleVersion requests.
         """
         if entry.draft is not None:
             return
@@ -283,7 +284,7 @@ class Transactions(CoordinatorCore[TransactionEntry, TransactionDraft]):
     def _add(
         self, entry: TransactionEntry, request: AddRequested, draft: TransactionDraft | None, now_ms: int
     ) -> TransactionDraft | None:
-        """Register partitions for one producer id, in addition to the registrations in ``draft``."""
+        """Register partitions for one producer id, in addition to the registrations in the change ``draft``."""
         now = draft.transaction if draft is not None and draft.transaction is not None else entry.transaction
         refusal = _not_open(entry.key, now, request)
         if refusal is None and request.producer_epoch != EPOCH:
@@ -398,7 +399,7 @@ class Transactions(CoordinatorCore[TransactionEntry, TransactionDraft]):
         self._serve(entry, now_ms)
 
     def _refused(self, entry: TransactionEntry, draft: TransactionDraft, detail: str, now_ms: int) -> None:
-        """Refuse the requests of the draft. Work that no client waits for is retried at the next tick."""
+        """Refuse the requests of the change ``draft``. Work that no client waits for is retried at the next tick."""
         refusal = Refused(ErrorCode.COORDINATOR_NOT_AVAILABLE, f"{entry.key}: {detail}")
         tickets = [answer.ticket for answer in draft.answers] + [begin.ticket for begin in entry.begins]
         if draft.ended is not None:
@@ -419,7 +420,10 @@ class Transactions(CoordinatorCore[TransactionEntry, TransactionDraft]):
     # --- after the decision ----------------------------------------------------------------------------------------
 
     def _carry_out(self, entry: TransactionEntry, now_ms: int) -> None:
-        """Send the effects of a decision, one part after the other. A part is completed when nothing is missing."""
+        """Send the effects of a decision, one group of participants (a part) after the other.
+
+        A part is complete when nothing that was sent for it awaits a response any more.
+        """
         if entry.ending:
             if not entry.marked and (entry.participants or entry.parts == 0):
                 self._effects += transaction_end.send_part(entry)
@@ -533,7 +537,7 @@ def _blocks(now: Transaction, request: SettleRequested) -> bool:
 
 
 def _joins(draft: TransactionDraft, request: TransactionRequest, now: Transaction) -> bool:
-    """Return whether the request can join the draft. The work of one draft is limited."""
+    """Return whether the request can join the change ``draft``. The work of one change is limited."""
     if draft.work > _WORK_AT_ONCE:
         return False
     if draft.changes_nothing:

@@ -34,7 +34,7 @@ Mode = Literal["append", "upsert", "quarantine"]
 
 
 class ArchiveProgressError(SparklogError):
-    """The progress of a table cannot be read or is missing."""
+    """The error that the progress of a table is missing or cannot be read."""
 
 
 class ArchiveProgress(msgspec.Struct, frozen=True, kw_only=True):

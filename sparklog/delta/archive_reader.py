@@ -33,7 +33,7 @@ _PLACE = (PARTITION, OFFSET, TIMESTAMP)
 
 
 class ArchiveDamagedError(SparklogError):
-    """An archive table is damaged: the same offset occurs twice."""
+    """The error that an archive table is damaged: the same offset occurs twice."""
 
 
 @dataclass(frozen=True, slots=True)

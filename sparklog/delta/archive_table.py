@@ -24,11 +24,11 @@ SPARK_ERRORS = (PySparkException, Py4JJavaError)
 
 
 class ArchiveRefused(SparklogError):
-    """The topic cannot be archived in the table, and a retry would not help."""
+    """The error that the topic cannot be archived in the table. A retry would not help."""
 
 
 class ArchiveFenced(ArchiveRefused):
-    """Another archive has committed to the table."""
+    """The error that another archive has committed to the table."""
 
 
 class ArchiveTable:

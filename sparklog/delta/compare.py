@@ -22,7 +22,7 @@ _UTC_US = pa.timestamp("us", tz="UTC")
 
 
 class RestoreDiffersError(SparklogError):
-    """A restored log differs from its table."""
+    """The error that a restored log differs from its table."""
 
 
 def compare(link: BlockingCluster, topic: TopicDescription, archive: Archive, partition: int) -> int:

@@ -46,7 +46,7 @@ _PATIENCE_S = 60.0
 
 
 class Maintenance:
-    """The maintenance of one topic's tables. While an archive is ``running`` it has its own thread.
+    """The component that maintains one topic's tables. It has its own thread while an archive is ``running``.
 
     ``batches`` is the lock that each batch of that archive holds. It is needed because a batch would have to restart if
     a table's properties changed during it, or, if batches are ``merging``, if an OPTIMIZE conflicted with it. Appends

@@ -47,7 +47,7 @@ class Quarantine:
         self._pending_ends: Mapping[int, int] = {}
 
     def begin(self, ends: Mapping[int, int]) -> None:
-        """Find the pending rows, with respect to the ends of the topic's table."""
+        """Find the pending rows: those at or above ``ends``, the end offsets of the topic's table."""
         self._expected = self.table.refresh()
         self._pending, self._pending_ends = None, {}
         if not self.table.exists:

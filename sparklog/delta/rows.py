@@ -25,7 +25,7 @@ _UTC_US = pa.timestamp("us", tz="UTC")
 
 
 class ArchiveFileGone(SparklogError):
-    """VACUUM deleted a data file before it was read. A new read uses a newer version."""
+    """The error that VACUUM deleted a data file before it was read. A new read uses a newer version."""
 
 
 def file_system(table: str) -> tuple[pafs.FileSystem, str]:

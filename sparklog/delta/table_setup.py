@@ -37,7 +37,7 @@ from sparklog.record.schema import DEFAULT_SCHEMA
 
 @dataclass(frozen=True, slots=True)
 class Prepared:
-    """A prepared table.
+    """The table of an archive, ready for the first batch after ``finish``.
 
     ``seam`` is the table's progress; without archive commits it has batch -1 and no ends. ``finish`` does the remaining
     work before the first batch. It takes seconds and can run while the query starts.
@@ -195,7 +195,7 @@ def _check_mode(table: ArchiveTable, seam: ArchiveProgress, options: ArchiveOpti
 
 
 def _check_same(table: ArchiveTable, topic: TopicDescription, seam: ArchiveProgress, *, table_id: str) -> None:
-    """Raise ArchiveRefused if the table is that of another topic from which this topic was not restored."""
+    """Raise ArchiveRefused if the table's rows do not belong to this topic, or if the topic is being restored."""
     if topic.config.get("restoring") == "true":
         raise ArchiveRefused(f"topic {topic.name} is being restored; archive it after the restore")
     if topic_description.origin(topic).is_in(seam.topic_id, table_id=table_id, seam_version=table.seam_version):

@@ -38,7 +38,7 @@ _SHOWN_CHARACTERS = 100
 
 
 class ValueRefusedError(Exception):
-    """A value that its column cannot store exactly.
+    """The error for a value that its column cannot store exactly.
 
     ``path`` is the path from the column to the value inside a nested value. It is "" if the value is not nested.
     ``row`` is the row number, starting at 0.

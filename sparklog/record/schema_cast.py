@@ -24,7 +24,7 @@ _MAX_NAMED = 20
 
 
 class _DoesNotFitError(Exception):
-    """A column that cannot be cast to the topic's type. The text is the reason."""
+    """The error for a column that cannot be cast to the topic's type. The text is the reason."""
 
 
 #: Arrow may also raise ValueError, OverflowError and TypeError, for values that its error message cannot show.

@@ -44,7 +44,7 @@ class CommittedIsr(msgspec.Struct, frozen=True, gc=False):
 
 
 class PendingExpand(msgspec.Struct, frozen=True, gc=False):
-    """An addition that is being written to ZooKeeper.
+    """The ISR while the addition of brokers is being written to ZooKeeper.
 
     The write succeeds only if each added broker still has the incarnation that fetched.
     """
@@ -82,7 +82,7 @@ class PendingExpand(msgspec.Struct, frozen=True, gc=False):
 
 
 class PendingShrink(msgspec.Struct, frozen=True, gc=False):
-    """A removal that is being written to ZooKeeper.
+    """The ISR while the removal of brokers is being written to ZooKeeper.
 
     The removed brokers count as members until the removal is written.
     """

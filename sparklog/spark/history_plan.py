@@ -26,8 +26,8 @@ _TASK_BYTES = 64 * 1024 * 1024
 class BothEnds:
     """The ends of a topic's archive and log.
 
-    The archive was read first, so the seam is within the log unless records are lost. ``log`` has the ends of the log.
-    ``first`` has the first archived offset of each partition that has one.
+    The archive was read first, so its end offsets are within the log unless records are lost. ``log`` has the ends of
+    the log. ``first`` has the first archived offset of each partition that has one.
     """
 
     snapshot: TableSnapshot
@@ -73,7 +73,10 @@ class BothEnds:
 def split_at_seam(
     pieces: Iterable[PartitionRange], seam: Mapping[int, int]
 ) -> tuple[list[PartitionRange], list[PartitionRange]]:
-    """Return the parts of ``pieces`` that are in the archive, and those that are in the log. No part is empty."""
+    """Split ``pieces`` at the end offsets of the archive. Return the archived ranges and the ranges in the log.
+
+    No range is empty.
+    """
     archived, logged = [], []
     for tp, start, end in pieces:
         middle = seam.get(tp.partition, 0)

@@ -19,7 +19,7 @@ _LOG = logging.getLogger(__name__)
 
 
 class DataLoss(SparklogError):
-    """Records to be read are lost, or may be lost. With failOnDataLoss=false the read skips them."""
+    """The error when records to be read are or may be lost. With failOnDataLoss=false the read skips them."""
 
     def __init__(self, detail: str) -> None:
         super().__init__(f"{detail}; set option failOnDataLoss=false to skip them with a warning")

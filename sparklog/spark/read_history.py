@@ -260,7 +260,7 @@ def _cast_back(column: Column, field: StructField) -> Column:
 def _condition(found: HistoryRanges, times: Span) -> Column | None:
     """Return the filter for rows of the archive, or None if no filter is needed.
 
-    All rows of a table version are below its seam.
+    All rows of a table version are below the end offsets of the archive in this version.
     """
     from pyspark.sql import functions as sf
 

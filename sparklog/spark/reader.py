@@ -164,7 +164,7 @@ def asked_ranges(
 class HistoryRanges:
     """The ranges of a batch over archive and log.
 
-    The archive has the offsets below the seam, the log those from the seam on.
+    Below the archive's end offset, a partition is read from the archive; from this offset on, from the log.
     """
 
     both: BothEnds

@@ -13,7 +13,7 @@ _SHORTEST_ABSENCE_US = 10_000_000
 
 
 class TombstoneWindow:
-    """The absence of one replica: how long it has received no batches. Owned by its log."""
+    """The tracker of how long one replica has received no batches. Owned by the replica's log."""
 
     __slots__ = ("_was_away", "last_progress_us")
 

@@ -26,7 +26,7 @@ _SECTOR = 512
 
 
 class ProcessDied(BaseException):
-    """The end of the simulated process. It is not an Exception, so that no handler of the tested code catches it."""
+    """Raised to end the simulated process. It is not an Exception, so that no handler of the tested code catches it."""
 
 
 class _Mapping(bytearray):

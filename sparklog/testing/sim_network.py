@@ -54,7 +54,7 @@ WEATHERS = (
 
 
 class ProcessEnded(Exception):
-    """The end of a simulated process in the middle of an action."""
+    """The exception that ends a simulated process in the middle of an action."""
 
 
 class Actor(Protocol):

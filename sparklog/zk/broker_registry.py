@@ -79,7 +79,7 @@ class LastIncarnation(Protocol):
 
 
 class BrokerRegistry:
-    """The registration of one broker, owned by the broker process's event loop.
+    """The component that keeps one broker registered, owned by the broker process's event loop.
 
     ``start`` registers the broker. ``close`` ends the renewal, but not the session. After each renewal
     ``on_registered`` is called with the new incarnation.

@@ -37,7 +37,7 @@ _Replicas = Annotated[tuple[_BrokerId, ...], msgspec.Meta(min_length=1)]
 
 
 class ZkFormatError(ClusterError):
-    """An unreadable ZooKeeper value: it has a newer format, or is not a valid value of its node.
+    """The error for an unreadable ZooKeeper value: it has a newer format, or is not a valid value of its node.
 
     ``newer`` means that it has a newer format. No process of this release may overwrite such a value.
     """

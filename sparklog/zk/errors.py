@@ -11,11 +11,11 @@ from sparklog.errors import ClusterError
 
 
 class ZkError(ClusterError):
-    """A ZooKeeper request that was refused or failed."""
+    """The error of a ZooKeeper request that was refused or failed."""
 
 
 class ZkUnreachable(ZkError):
-    """A request without a response.
+    """The error of a request without a response.
 
     If ``sent`` is false the request was certainly not performed; otherwise its outcome is unknown.
     """
@@ -30,23 +30,23 @@ class ZkUnreachable(ZkError):
 
 
 class BrokerIdTaken(ClusterError):
-    """A broker id that another live process has registered, on this host or another."""
+    """The error for a broker id that another live process has registered, on this host or another."""
 
 
 class ZkNoNode(ZkError):
-    """A node that does not exist."""
+    """The error for a node that does not exist."""
 
 
 class ZkNodeExists(ZkError):
-    """A node that exists already."""
+    """The error for a node that exists already."""
 
 
 class ZkNotEmpty(ZkError):
-    """A node that cannot be deleted because it has children."""
+    """The error for a node that cannot be deleted because it has children."""
 
 
 class ZkNoAuth(ZkError):
-    """A node that this session may not change, because the session does not know the cluster's secret."""
+    """The error for a node that this session may not change, because it does not know the cluster's secret."""
 
     def __str__(self) -> str:
         return (
@@ -55,11 +55,11 @@ class ZkNoAuth(ZkError):
 
 
 class ZkBadVersion(ZkError):
-    """A node with another version than the request expects."""
+    """The error for a node with another version than the request expects."""
 
 
 class ZkMultiFailed(ZkError):
-    """A multi that was rolled back because operation ``index`` failed with ``cause``."""
+    """The error of a multi that was rolled back because operation ``index`` failed with ``cause``."""
 
     def __init__(self, index: int, cause: ZkError) -> None:
         self.index = index

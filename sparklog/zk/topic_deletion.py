@@ -22,7 +22,7 @@ _DEEPEST = 20
 
 
 class TopicDeletion:
-    """The deletion of topics for one ``ControllerStore``, which owns this object."""
+    """The component that deletes topics for one ``ControllerStore``, which owns this object."""
 
     def __init__(self, levels: ControllerLevels) -> None:
         self._levels = levels

@@ -55,7 +55,7 @@ class SupervisorCommands(Protocol):
         """Add these cluster secrets, the newest first."""
 
     def adopted(self) -> None:
-        """Continue to serve: a supervisor with a newer lease name than all before has connected."""
+        """Continue to serve, because a supervisor has connected whose lease has a newer name than all before."""
 
     def quiesce(self) -> None: ...
 

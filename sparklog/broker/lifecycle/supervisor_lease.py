@@ -19,7 +19,10 @@ from typing import NamedTuple
 
 
 class LeaseName(NamedTuple):
-    """The name of a lease. Names are ordered by driver, and then by generation of the driver's barrier job."""
+    """The name of a supervisor's lease on a broker.
+
+    Names are ordered by driver, and then by generation of the driver's barrier job.
+    """
 
     driver_epoch: int
     generation: int
@@ -36,7 +39,7 @@ class OrphanStep(Enum):
 
 
 class SupervisorLease:
-    """The lease of one broker. Owner: the broker process's event loop.
+    """The newest supervisor's lease on one broker. Owner: the broker process's event loop.
 
     ``supervised`` is false for brokers started by hand or by a test.
     """
@@ -56,7 +59,7 @@ class SupervisorLease:
         return self._holders > 0
 
     def admit(self, name: LeaseName) -> bool:
-        """Accept a supervisor's hello, or return False if a higher name is known.
+        """Accept a supervisor's hello. Return False if the broker has seen a higher name.
 
         A name higher than all before starts a new lease.
         """

@@ -31,7 +31,10 @@ _Result = TypeVar("_Result")
 
 
 class Cleaner:
-    """The compaction of all logs of a broker. Owner: the broker process's event loop, from ``start`` to ``close``."""
+    """The component that compacts all logs of a broker.
+
+    Owner: the broker process's event loop, from ``start`` to ``close``.
+    """
 
     def __init__(self, context: BrokerContext, partitions: Partitions, log_failed: OnLogFailed) -> None:
         self._context = context

@@ -43,7 +43,10 @@ _SPARED_AT_ONCE = 1000
 
 
 class LogMaintenance:
-    """The maintenance of all logs of a broker. Owner: the broker process's event loop, from ``start`` to ``close``."""
+    """The component that maintains all logs of a broker.
+
+    Owner: the broker process's event loop, from ``start`` to ``close``.
+    """
 
     def __init__(
         self,

@@ -26,7 +26,7 @@ _log = logging.getLogger(__name__)
 
 
 class ReplicaHosting:
-    """The creation and removal of replicas. Owner: the broker's event loop.
+    """The component that creates and removes replicas. Owner: the broker's event loop.
 
     ``effects`` performs the effects of all replicas. ``on_log_set_aside`` is called after a log was set aside.
     """

@@ -21,7 +21,7 @@ from sparklog.protocol.senders import SenderKind
 
 
 class Access:
-    """The checks of the senders on one broker's connections. Owner: the broker's event loop."""
+    """The component that checks who may send which request to one broker. Owner: the broker's event loop."""
 
     def __init__(self, keys: KeyRing, cache: MetadataCache, counters: Counter[str]) -> None:
         self._keys = keys

@@ -56,7 +56,7 @@ class _Work(NamedTuple):
 
 
 class Slices:
-    """The work on large requests of one broker. Owner: its event loop, until ``close``."""
+    """The component that works on one broker's large requests in slices. Owner: its event loop, until ``close``."""
 
     def __init__(self) -> None:
         self._waiting: deque[_Work] = deque()

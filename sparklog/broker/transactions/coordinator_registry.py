@@ -1,4 +1,4 @@
-"""The start and end of coordinators, as this broker gains or loses the leadership of internal topics' partitions."""
+"""The start and end of coordinators when this broker gains or loses leaderships of internal topics' partitions."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _AGAIN_S = 5.0
 
 
 class CoordinatorHosting(Generic[_Host]):
-    """The start and end of the coordinators of one internal topic. Owner: ``Coordinators``.
+    """The component that starts and ends the coordinators of one internal topic. Owner: ``Coordinators``.
 
     ``kind`` is called with a partition and creates its coordinator.
     """

@@ -53,7 +53,7 @@ _LONGEST_INTERVAL_S = 60.0
 
 
 class HangingTransactions:
-    """The search for hanging transactions. Owner: the broker's event loop, from ``start`` to ``close``."""
+    """The component that finds hanging transactions. Owner: the broker's event loop, from ``start`` to ``close``."""
 
     def __init__(
         self,

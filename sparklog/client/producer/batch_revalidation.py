@@ -17,7 +17,7 @@ from sparklog.errors import BrokerError, ErrorCode
 
 
 class BatchRevalidation:
-    """The check of waiting batches after a metadata change. Stateless; owned by the ``Sender``."""
+    """The component that checks waiting batches after a metadata change. Stateless; owned by the ``Sender``."""
 
     def __init__(self, metadata: ProducerMetadata, queues: PartitionQueues, reports: DeliveryReports) -> None:
         """Create the check for the batches in ``queues``. ``reports`` reports the batches that fail."""

@@ -26,7 +26,7 @@ _RESPONSE_S = 0.005
 
 
 class CallerIo:
-    """The work that callers do in place of the I/O thread, while it lends them its event loop.
+    """The component with which callers do the I/O thread's work while that thread lends them its event loop.
 
     Any thread may call the methods.
     """

@@ -49,7 +49,7 @@ def delivery_handles(chunk: RecordChunk, batches: Sequence[Sized]) -> Iterator[D
 
 
 class DeliveryReports:
-    """The handling of produce results. Owner: the ``Sender``."""
+    """The component that handles produce results. Owner: the ``Sender``."""
 
     def __init__(
         self,
