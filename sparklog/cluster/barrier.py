@@ -134,7 +134,7 @@ class Generations:
     def _missed_by_tasks(self) -> str:
         """Return a message about brokers on hosts without a task, or an empty string.
 
-        A task stops only the brokers of its own host, and Spark may have placed no task on a host.
+        A task stops only the brokers of its host, and Spark may have placed no task on a host.
         """
         try:
             left = self._still_there()

@@ -1,9 +1,9 @@
 """The supervisor of the embedded ZooKeeper: it restarts a dead server with the same port and data.
 
 It is a thread of the driver. Without it, ZooKeeper would be missing after a crash until an operator restarts the
-cluster: brokers would continue to serve, but no leader could be elected, no ISR could change and no topic could be
+cluster. Brokers would continue to serve, but no leader could be elected, no ISR could change and no topic could be
 created. Sessions survive a restart that is shorter than their time-out. The supervisor does not replace a server that
-runs but does not respond: brokers can serve without ZooKeeper for a while, and the cause, such as a slow disk, would
+runs but does not respond. Brokers can serve without ZooKeeper for a while, and the cause, such as a slow disk, would
 slow a new server as well.
 """
 

@@ -6,7 +6,7 @@ more replicas of one partition on the same host or rack.
 
 The balance of the topic comes first, then the balance of all topics together. For the latter, transfers make two counts
 per broker more even: the replicas that the broker holds, and the replicas that it follows (holds without leading them).
-The first count alone is not enough: a broker that holds the most replicas and leads the fewest partitions will get a
+The first count alone is not enough. A broker that holds the most replicas and leads the fewest partitions will get a
 leadership of the next topic, and with it one more replica.
 """
 

@@ -1,7 +1,7 @@
 """The table of brokers: live ones, stopping ones, and ones that have disappeared but do not count as failed yet.
 
 Mutable, owned by one ``Controller``. A registration that disappears means a dead broker, except if many disappear
-together or if this process had lost ZooKeeper itself: then ZooKeeper, or the network to it, is the more likely cause.
+together or if this process had lost ZooKeeper itself. Then ZooKeeper, or the network to it, is the more likely cause.
 Such brokers are *held* for one session timeout: no leadership moves away from them or to them. Meanwhile they stay in
 the table of brokers and receive updates: most of them are live and about to register again. A leader must not remove
 them from its ISRs, and clients must still find them. A new term takes their addresses from their last registrations.

@@ -14,7 +14,7 @@ Rules, in order:
 
 Members that are dead, stopping or untrusted stay in the ISR. Only the partition's leader may remove them, and it does
 so as soon as it receives the update. The leader's write proves that a member with all records, the leader, is alive.
-The controller has no such proof: the member that it leaves in the ISR may also be dead and may have lost the tail of
+The controller has no such proof. The member that it leaves in the ISR may also be dead and may have lost the tail of
 its log unnoticed, while the member that it removes has the whole log. The same holds for an untrusted member, which may
 have been added correctly since its return. (The simulator found both cases.)
 """

@@ -185,7 +185,7 @@ def _choose(
 ) -> None:
     """Choose the partitions of each member.
 
-    A member keeps as many of its own as its count allows, and gets the rest from the free ones.
+    A member keeps as many of its partitions as its count allows, and gets the rest from the free ones.
     """
     racks = _racks(found, subscribers, topics)
     taken: set[Part] = set()

@@ -43,7 +43,7 @@ class Topics:
         self._matching: dict[str, frozenset[str]] = {}
 
     def seen(self, views: Mapping[str, TopicView]) -> frozenset[str]:
-        """Update the known topics; return the names of those that are new or changed.
+        """Update the known topics; return the names of new and changed topics.
 
         Topics that are not in ``views`` stay, because the broker may not know them yet.
         """

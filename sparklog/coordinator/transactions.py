@@ -452,7 +452,7 @@ class Transactions(CoordinatorCore[TransactionEntry, TransactionDraft]):
         return entry if entry is not None and entry.ending and entry.transaction.decision == decision else None
 
     def _complete_if_done(self, entry: TransactionEntry, now_ms: int) -> None:
-        """If all markers of a part are written, remove its participants. After the last part also respond."""
+        """Remove the participants of a part whose markers are all written. After the last part, respond."""
         if entry.missing or entry.missing_groups or entry.draft is not None:
             return
         if len(entry.marked) == len(entry.participants):

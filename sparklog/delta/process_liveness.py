@@ -40,8 +40,8 @@ def may_run(process: str) -> bool:
 def patience_s(every_s: float) -> float:
     """Return the maximum seconds that a new run waits for the next commit of an archive with this interval.
 
-    The interval is 0 for an archive that ends by itself. If batches of the earlier archive take longer, the new run
-    continues.
+    The interval is 0 for an archive that ends without a stop. If batches of the earlier archive take longer, the new
+    run continues.
     """
     return min(_INTERVALS * every_s + _SLACK_S, _LONGEST_S) if every_s else _WITHOUT_INTERVAL_S
 

@@ -8,7 +8,7 @@ One frame, little-endian::
     zeros               up to the next multiple of 8, counted from the frame's first byte
     body                batch headers and batches, which this module does not parse
 
-The body starts on an 8-byte boundary of the frame, and every received frame has memory of its own. So Arrow can use the
+The body starts on an 8-byte boundary of the frame, and every received frame has separate memory. So Arrow can use the
 batches in place, without a copy. One system call may fill the receive buffer with many small frames, which are then
 copied out of it. A large frame is received directly into its own memory.
 """

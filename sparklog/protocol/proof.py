@@ -3,7 +3,7 @@
 Pure.
 
 A broker or controller that opens a connection names itself in ``Hello``, and adds a nonce and the ids of the secrets
-that it knows. A broker that knows one of these secrets replies with a nonce of its own and its proof. The opener first
+that it knows. A broker that knows one of these secrets replies with another nonce and its proof. The opener first
 checks this proof, and then sends its own proof in ``Prove``. Each proof is an HMAC over both nonces, both identities
 (role, number, incarnation), the cluster's id and the name of the broker's Unix socket, with a label for each direction.
 So a proof is valid for one connection and one direction. It can be neither replayed nor reflected.

@@ -1,4 +1,4 @@
-"""The batch header of fixed size: all that the log knows about a batch without reading the batch's Arrow message.
+"""The batch header of fixed size: what the log knows about a batch without reading the batch's Arrow message.
 
 A header has 96 bytes, little-endian. An ``.index`` file is an array of headers. A request or reply has the headers
 before the batches.

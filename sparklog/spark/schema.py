@@ -243,7 +243,7 @@ def check_projection(declared: StructType, offered: StructType, *, with_errors: 
 
 
 def _same_kind(left: DataType, right: DataType) -> bool:
-    """Return whether both types are equal in all that Arrow stores.
+    """Return whether both types are equal in what Arrow stores.
 
     Nullability, string collation and the fields of a day-time interval may differ.
     """

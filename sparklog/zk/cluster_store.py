@@ -53,7 +53,7 @@ class BarrierJob(NamedTuple):
 class ClusterStore:
     """The operations over one session.
 
-    The object has no state of its own, so any number of operations may be in flight.
+    The object has no state, so any number of operations may be in flight.
     """
 
     def __init__(self, session: ZkSession) -> None:

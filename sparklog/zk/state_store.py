@@ -66,7 +66,7 @@ WriteOutcome = Written | WriteRefused | NodeGone | FateUnknown
 class StateStore:
     """The operations on partition states over one session.
 
-    The object has no state of its own, so any number of operations may be in flight.
+    The object has no state, so any number of operations may be in flight.
     """
 
     def __init__(self, session: ZkSession, unreadable: Unreadable) -> None:

@@ -1,11 +1,11 @@
 """The search for hanging transactions, which are open in a partition but unknown to every coordinator.
 
-Normally there are none: a leader accepts a batch only after a coordinator has verified the transaction, and a
+Normally there are none. A leader accepts a batch only after a coordinator has verified the transaction, and a
 coordinator drops a transaction only after all its markers are written. But a bug, or a log restored from a backup, may
 cause a hanging transaction, and it would block readers of committed records forever. So leaders search for transactions
 that have been open for a long time, and ask every coordinator about them.
 
-If no coordinator, each in its newest epoch, knows a transaction, then the transaction is over: a coordinator registers
+If no coordinator, each in its newest epoch, knows a transaction, then the transaction is over. A coordinator registers
 it before its first batch and drops it after its last marker, and no producer id is used twice. The leader then ends the
 transaction with an abort marker.
 """

@@ -91,7 +91,7 @@ class PartitionCursor:
         self.last_epoch, self.epoch_is_bound = epoch, False
 
     def request_verification(self, error: Exception, end: int) -> bool:
-        """If ``error`` reports a damaged batch, let the next fetches up to ``end`` ask the broker to verify its disk.
+        """Let the next fetches up to ``end`` ask the broker to verify its disk, if ``error`` reports a damaged batch.
 
         Return whether this was done. Return False if ``error`` is another one, or the broker has already verified the
         batch. Only the broker can distinguish damage on its disk from damage on the network.
