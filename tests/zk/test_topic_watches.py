@@ -35,6 +35,9 @@ def test_a_deleted_topic_leaves_no_watch(connect: str) -> None:
                 store.session, found=lambda name, node: found.append((name, node.data)), gone=gone.append
             )
             await other.session.create(paths.topic("kept"), b"1")
+            await until(
+                lambda: bool(found), "the kept one is found"
+            )  # else it may be found after the first of the others
             for number in range(5):
                 name = f"t{number}"
                 await other.session.create(paths.topic(name), b"1")
