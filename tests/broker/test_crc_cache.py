@@ -161,9 +161,9 @@ def test_a_recreated_topic_and_another_partition_share_no_crcs(directory: LogDir
     write(log, "a")
     assert values(ask(log, 0, "text", kept=kept), "text") == ["a", "a"]
     directory.delete(TP)
-    anew = directory.create(TP, "t-2", schemas=SCHEMAS, config=config())
-    write(anew, "b")
-    assert values(ask(anew, 0, "text", kept=kept, topic_id="t-2"), "text") == ["b", "b"]
+    recreated = directory.create(TP, "t-2", schemas=SCHEMAS, config=config())
+    write(recreated, "b")
+    assert values(ask(recreated, 0, "text", kept=kept, topic_id="t-2"), "text") == ["b", "b"]
     # the same bytes with the same header, elsewhere
     other = directory.create(TopicPartition("flights", 1), TOPIC_ID, schemas=SCHEMAS, config=config())
     write(other, "a")

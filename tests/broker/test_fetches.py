@@ -324,11 +324,11 @@ def test_a_reregistered_follower_counts_from_its_first_fetch(
         await tell(broker, ControlUpdate(0, "c", 1, 1, False, live, (), (), sequence=2))
         assert partition.replica.replicated_end < 1
         assert 2 not in line.answers, "so nothing would be committed while that request waits"
-        anew = INCARNATION + 1
-        ask(broker, line, 3, session=session, epoch=2, offset=1, wait_ms=30_000, incarnation=anew)
+        newer = INCARNATION + 1
+        ask(broker, line, 3, session=session, epoch=2, offset=1, wait_ms=30_000, incarnation=newer)
         assert line.answers[2][0].code == ErrorCode.NONE
         assert line.answers[3][0].code == ErrorCode.FETCH_SESSION_ID_NOT_FOUND
-        ask(broker, line, 4, session=session, epoch=FULL, offset=1, wait_ms=30_000, incarnation=anew)
+        ask(broker, line, 4, session=session, epoch=FULL, offset=1, wait_ms=30_000, incarnation=newer)
         assert partition.replica.replicated_end == 1
 
     led(tmp_path, scenario)

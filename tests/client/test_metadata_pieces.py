@@ -126,8 +126,8 @@ def test_a_topic_replaced_between_two_pieces_is_requested_again() -> None:
     pieces = MetadataPieces(Metadata(0))
     assert pieces.request is not None
     pieces.add(answer(cache, pieces.request))
-    anew = decisions("big", 35, topic_id="new")
-    cache.apply(ControlUpdate(0, "c", 1, 1, False, None, (change("big", "new"),), anew))
+    recreated = decisions("big", 35, topic_id="new")
+    cache.apply(ControlUpdate(0, "c", 1, 1, False, None, (change("big", "new"),), recreated))
     with pytest.raises(BrokerError, match="recreated") as caught:
         pieces.add(answer(cache, pieces.request))
     assert caught.value.retriable

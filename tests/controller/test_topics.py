@@ -139,8 +139,8 @@ def test_a_deletion_request_survives_the_predecessors_deletion() -> None:
     assert DeleteTopicNodes("t", "id-t") in core.step(DeletionsRead({"t": "id-t"}), 0)
     core.step(DeletionsRead({"t": "id-2"}), 0)
     core.step(TopicDeleted("t", "id-t"), 0)
-    anew = TopicSnapshot(topic("t", (1, 2), topic_id="id-2"), {})
-    assert DeleteTopicNodes("t", "id-2") in core.step(TopicRead(anew), 0)
+    recreated = TopicSnapshot(topic("t", (1, 2), topic_id="id-2"), {})
+    assert DeleteTopicNodes("t", "id-2") in core.step(TopicRead(recreated), 0)
 
 
 @pytest.mark.parametrize("deleted", [True, False])

@@ -139,7 +139,7 @@ def test_topics_are_created_once_and_read_back(connect: str) -> None:
 
 def test_a_change_for_a_deleted_topic_spares_the_recreated_one(connect: str) -> None:
     """Both records have version 0."""
-    anew = msgspec.structs.replace(TOPIC, topic_id="id-2")
+    recreated = msgspec.structs.replace(TOPIC, topic_id="id-2")
 
     async def scenario() -> None:
         async with opened(connect) as store:
@@ -149,10 +149,10 @@ def test_a_change_for_a_deleted_topic_spares_the_recreated_one(connect: str) -> 
             await store.session.multi(
                 [Delete(path) for path in (paths.partitions("orders"), paths.topic("orders"), paths.topic_id("id-1"))]
             )
-            await store.create_topic(anew)
+            await store.create_topic(recreated)
             changed = msgspec.structs.replace(found[0], config={"retention.ms": "1000"})
             assert await store.update_topic(changed, found[1]) is None
-            assert await store.read_topic("orders") == (anew, 0)
+            assert await store.read_topic("orders") == (recreated, 0)
 
     asyncio.run(scenario())
 
@@ -256,11 +256,11 @@ def test_requests_to_the_controller_are_nodes(connect: str) -> None:
 
 
 def test_a_late_deletion_request_spares_that_of_a_recreated_topic(connect: str) -> None:
-    anew = msgspec.structs.replace(TOPIC, topic_id="id-2")
+    recreated = msgspec.structs.replace(TOPIC, topic_id="id-2")
 
     async def scenario() -> None:
         async with opened(connect) as store:
-            await store.create_topic(anew)
+            await store.create_topic(recreated)
             await store.request_delete_topic("orders", "id-2")
             await store.request_delete_topic("orders", "id-1")  # from a broker that does not know the second topic
             path = paths.delete_topic("orders")
@@ -273,7 +273,7 @@ def test_a_deletion_request_for_a_missing_topic_spares_its_successors(
     connect: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The client finds a void request. Before it replaces the request, another topic exists with a valid request."""
-    first, anew = (msgspec.structs.replace(TOPIC, topic_id=topic_id) for topic_id in ("id-2", "id-3"))
+    first, recreated = (msgspec.structs.replace(TOPIC, topic_id=topic_id) for topic_id in ("id-2", "id-3"))
 
     async def scenario() -> None:
         async with opened(connect) as store, opened(connect) as other:
@@ -286,7 +286,7 @@ def test_a_deletion_request_for_a_missing_topic_spares_its_successors(
                 node = await get(path)
                 gone = (paths.partitions("orders"), paths.topic("orders"), paths.topic_id("id-2"))
                 await other.session.multi([Delete(path) for path in gone])
-                await other.create_topic(anew)
+                await other.create_topic(recreated)
                 await other.request_delete_topic("orders", "id-3")
                 return node
 
