@@ -36,7 +36,11 @@ class ErrorCode(IntEnum):
     INVALID_REQUIRED_ACKS = 21
     UNKNOWN_MEMBER_ID = 25
     INVALID_SESSION_TIMEOUT = 26
+    TOPIC_AUTHORIZATION_FAILED = 29
+    GROUP_AUTHORIZATION_FAILED = 30
     CLUSTER_AUTHORIZATION_FAILED = 31
+    UNSUPPORTED_SASL_MECHANISM = 33
+    ILLEGAL_SASL_STATE = 34
     UNSUPPORTED_VERSION = 35
     TOPIC_ALREADY_EXISTS = 36
     INVALID_PARTITIONS = 37
@@ -50,9 +54,17 @@ class ErrorCode(IntEnum):
     INVALID_PRODUCER_EPOCH = 47
     INVALID_TXN_STATE = 48
     CONCURRENT_TRANSACTIONS = 51
+    TRANSACTIONAL_ID_AUTHORIZATION_FAILED = 53
+    SECURITY_DISABLED = 54
     KAFKA_STORAGE_ERROR = 56
+    SASL_AUTHENTICATION_FAILED = 58
     UNKNOWN_PRODUCER_ID = 59
     REASSIGNMENT_IN_PROGRESS = 60
+    DELEGATION_TOKEN_NOT_FOUND = 62
+    DELEGATION_TOKEN_OWNER_MISMATCH = 63
+    DELEGATION_TOKEN_REQUEST_NOT_ALLOWED = 64
+    DELEGATION_TOKEN_AUTHORIZATION_FAILED = 65
+    DELEGATION_TOKEN_EXPIRED = 66
     NON_EMPTY_GROUP = 68
     GROUP_ID_NOT_FOUND = 69
     FETCH_SESSION_ID_NOT_FOUND = 70
@@ -70,6 +82,9 @@ class ErrorCode(IntEnum):
     NO_REASSIGNMENT_IN_PROGRESS = 85
     INVALID_RECORD = 87
     THROTTLING_QUOTA_EXCEEDED = 89
+    RESOURCE_NOT_FOUND = 91
+    DUPLICATE_RESOURCE = 92
+    UNACCEPTABLE_CREDENTIAL = 93
     UNKNOWN_TOPIC_ID = 100
     INCONSISTENT_TOPIC_ID = 103
     FENCED_MEMBER_EPOCH = 110
@@ -127,6 +142,27 @@ TRAITS: dict[ErrorCode, ErrorTrait] = {
     ErrorCode.CLUSTER_AUTHORIZATION_FAILED: _T(
         False, False, "the sender did not prove that it is a broker or the controller of this cluster"
     ),
+    ErrorCode.TOPIC_AUTHORIZATION_FAILED: _T(False, False, "the principal may not do this to the topic"),
+    ErrorCode.GROUP_AUTHORIZATION_FAILED: _T(False, False, "the principal may not do this to the group"),
+    ErrorCode.UNSUPPORTED_SASL_MECHANISM: _T(False, False, "the listener does not offer this SASL mechanism"),
+    ErrorCode.ILLEGAL_SASL_STATE: _T(False, False, "the connection is not in a state that allows this request"),
+    ErrorCode.TRANSACTIONAL_ID_AUTHORIZATION_FAILED: _T(False, False, "the principal may not use the transactional id"),
+    ErrorCode.SECURITY_DISABLED: _T(False, False, "the cluster has no ACLs or users, because security is off"),
+    ErrorCode.SASL_AUTHENTICATION_FAILED: _T(False, False, "the login failed"),
+    ErrorCode.DELEGATION_TOKEN_NOT_FOUND: _T(False, False, "the delegation token does not exist"),
+    ErrorCode.DELEGATION_TOKEN_OWNER_MISMATCH: _T(
+        False, False, "the principal is neither the owner nor a renewer of the delegation token"
+    ),
+    ErrorCode.DELEGATION_TOKEN_REQUEST_NOT_ALLOWED: _T(
+        False, False, "a connection that has logged in with a delegation token may not request one"
+    ),
+    ErrorCode.DELEGATION_TOKEN_AUTHORIZATION_FAILED: _T(
+        False, False, "the principal may not do this to the delegation token"
+    ),
+    ErrorCode.DELEGATION_TOKEN_EXPIRED: _T(False, False, "the delegation token has expired"),
+    ErrorCode.RESOURCE_NOT_FOUND: _T(False, False, "the user or resource does not exist"),
+    ErrorCode.DUPLICATE_RESOURCE: _T(False, False, "the request names the same resource twice"),
+    ErrorCode.UNACCEPTABLE_CREDENTIAL: _T(False, False, "the credential does not meet the requirements"),
     ErrorCode.UNSUPPORTED_VERSION: _T(False, False, "client and broker have no protocol version in common"),
     ErrorCode.TOPIC_ALREADY_EXISTS: _T(False, False, "a topic with this name already exists"),
     ErrorCode.INVALID_PARTITIONS: _T(False, False, "the number of partitions is not allowed"),

@@ -1,0 +1,50 @@
+"""The identity of a client that has logged in, as ACLs, quotas and the audit log name it.
+
+Pure.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from sparklog.errors import ConfigError
+
+#: The type of every principal that a login gives, as in Kafka.
+USER = "User"
+
+
+class Principal(NamedTuple):
+    """A principal, such as ``User:anna``. ``kind`` is the part before the colon."""
+
+    kind: str
+    name: str
+
+    def __str__(self) -> str:
+        return f"{self.kind}:{self.name}"
+
+
+#: The principal of a connection without a login. Source: Kafka's ``KafkaPrincipal.ANONYMOUS``.
+ANONYMOUS = Principal(USER, "ANONYMOUS")
+#: The principal of every connection, in ACLs only.
+EVERYONE = Principal(USER, "*")
+
+
+def parse_principal(text: str) -> Principal:
+    """Return the principal with this text, such as ``User:anna``.
+
+    Raises:
+        ConfigError: the text has no colon, or nothing before or after it.
+    """
+    kind, colon, name = text.partition(":")
+    if not (kind and colon and name):
+        raise ConfigError(f"principal {text!r}: expected a type and a name, such as User:anna")
+    return Principal(kind, name)
+
+
+def parse_super_users(text: str) -> frozenset[Principal]:
+    """Return the principals of the setting ``super.users``, which separates them by semicolons, as Kafka does.
+
+    Raises:
+        ConfigError: one of them is not a principal.
+    """
+    return frozenset(parse_principal(part.strip()) for part in text.split(";") if part.strip())
