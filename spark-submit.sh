@@ -31,7 +31,7 @@ TEXT
 say() { printf 'sparklog: %s\n' "$*" >&2; }
 fail() { say "$*"; exit 2; }
 
-base_extras=spark,uvloop,demo
+base_extras=spark,uvloop,demo,certs
 root=$(cd -P "$(dirname "${BASH_SOURCE[0]}")" && pwd)
 venv=$root/.venv
 python=$venv/bin/python

@@ -1,4 +1,4 @@
-"""The check whether Spark is installed, and the error if it is not.
+"""The checks whether optional packages are installed, and the errors if they are not.
 
 ``pip install sparklog`` installs what clients and the command line need; ``pip install sparklog[spark]`` adds Spark.
 This module does not import Spark.
@@ -33,6 +33,16 @@ def require_spark(what: str) -> None:
     """
     if find_spec("pyspark") is None:
         raise spark_missing(what)
+
+
+def require_cryptography(what: str) -> None:
+    """Check that the package ``cryptography`` is installed, without importing it.
+
+    Raises:
+        ConfigError: it is not installed, so ``what`` cannot be done.
+    """
+    if find_spec("cryptography") is None:
+        raise ConfigError(f"{what} needs the package cryptography: run pip install 'sparklog[certs]'")
 
 
 def without_spark(name: str) -> type:

@@ -15,6 +15,7 @@ from collections.abc import Sequence
 import typer
 
 from sparklog.cli.brokers import brokers
+from sparklog.cli.certs import certs
 from sparklog.cli.cluster import cluster
 from sparklog.cli.config import config
 from sparklog.cli.consume import consume
@@ -66,6 +67,7 @@ app.command("top")(top)
 segments.command("salvage")(salvage)
 app.add_typer(segments, name="segments")
 app.add_typer(zookeeper, name="zookeeper")
+app.add_typer(certs, name="certs")
 app.command("controller")(controller)
 
 
