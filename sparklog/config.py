@@ -19,6 +19,9 @@ _MAX = 2**63 - 1
 #: The maximum length of a setting's value, and of a key in error messages. Any client can create a topic with settings
 #: of any length.
 _LONGEST_KEY = 100
+#: The maximum lengths of a list of listeners or principals, and of a path.
+_LONGEST_LIST = 10_000
+_LONGEST_PATH = 4096
 MIB = 1024 * 1024
 
 
@@ -31,6 +34,8 @@ class Setting(NamedTuple):
     low: int = 0
     high: int = _MAX
     choices: tuple[str, ...] = ()
+    #: The maximum length of a value, in characters.
+    longest: int = _LONGEST_KEY
 
 
 TOPIC_SETTINGS: dict[str, Setting] = {
@@ -287,6 +292,90 @@ BROKER_SETTINGS: dict[str, Setting] = {
         "unix_sockets", True, "Switch connections of clients and followers on the same host to a Unix socket."
     ),
     "hot.batches.bytes": Setting("hot_batches_bytes", 64 * MIB, "Memory per broker for the newest batches.", 0, 2**40),
+    "listeners": Setting(
+        "listeners",
+        "",
+        "Listeners of each broker, such as CLIENT://0.0.0.0:9092,BROKER://0.0.0.0:9093. Empty: one PLAINTEXT listener.",
+        longest=_LONGEST_LIST,
+    ),
+    "advertised.listeners": Setting(
+        "advertised_listeners",
+        "",
+        "Addresses of the listeners for clients and brokers. Empty: the listener's host, or the broker's host.",
+        longest=_LONGEST_LIST,
+    ),
+    "listener.security.protocol.map": Setting(
+        "listener_security_protocol_map",
+        "",
+        "Security protocol of each listener, such as CLIENT:SASL_SSL,BROKER:SSL. Empty: the listener's name.",
+        longest=_LONGEST_LIST,
+    ),
+    "inter.broker.listener.name": Setting(
+        "inter_broker_listener_name", "", "Listener through which brokers and the controller connect to brokers."
+    ),
+    "inter.broker.principals": Setting(
+        "inter_broker_principals",
+        "",
+        "Principals of certificates that may act as a broker or the controller, separated by semicolons.",
+        longest=_LONGEST_LIST,
+    ),
+    "network.trusted": Setting(
+        "network_trusted", False, "Listen on other addresses than loopback without TLS and authentication."
+    ),
+    "ssl.certificate.location": Setting(
+        "ssl_certificate_location", "", "PEM file with the broker's certificate chain.", longest=_LONGEST_PATH
+    ),
+    "ssl.key.location": Setting(
+        "ssl_key_location",
+        "",
+        "PEM file with the broker's private key. Empty: it is in the certificate's file.",
+        longest=_LONGEST_PATH,
+    ),
+    "ssl.ca.location": Setting(
+        "ssl_ca_location", "", "PEM file with the certificates of trusted authorities.", longest=_LONGEST_PATH
+    ),
+    "controller.ssl.certificate.location": Setting(
+        "controller_ssl_certificate_location",
+        "",
+        "PEM file with the controller's certificate chain. Empty: the broker's certificate.",
+        longest=_LONGEST_PATH,
+    ),
+    "controller.ssl.key.location": Setting(
+        "controller_ssl_key_location",
+        "",
+        "PEM file with the controller's private key. Empty: it is in the certificate's file.",
+        longest=_LONGEST_PATH,
+    ),
+    "ssl.client.auth": Setting(
+        "ssl_client_auth",
+        "none",
+        "Whether clients of SSL listeners present a certificate.",
+        choices=("none", "requested", "required"),
+    ),
+    "ssl.enabled.protocols": Setting(
+        "ssl_enabled_protocols",
+        "TLSv1.2,TLSv1.3",
+        "Versions of TLS that listeners accept.",
+        choices=("TLSv1.2,TLSv1.3", "TLSv1.3,TLSv1.2", "TLSv1.3", "TLSv1.2"),
+    ),
+    "sasl.enabled.mechanisms": Setting(
+        "sasl_enabled_mechanisms", "SCRAM-SHA-256,SCRAM-SHA-512", "SASL mechanisms that listeners accept."
+    ),
+    "super.users": Setting(
+        "super_users",
+        "",
+        "Principals that may do everything, separated by semicolons, such as User:admin;User:CN=ops.",
+        longest=_LONGEST_LIST,
+    ),
+    "connections.max.reauth.ms": Setting(
+        "connections_max_reauth_ms", 0, "Time after which a client must log in again; 0: never.", 0
+    ),
+}
+
+#: Other names of broker settings. Kafka's names of key stores may name PEM files, as with ``ssl.keystore.type=PEM``.
+BROKER_ALIASES = {
+    "ssl.keystore.location": "ssl.certificate.location",
+    "ssl.truststore.location": "ssl.ca.location",
 }
 
 
@@ -379,6 +468,22 @@ class BrokerConfig(msgspec.Struct, frozen=True):
     local_reads: bool
     unix_sockets: bool
     hot_batches_bytes: int
+    listeners: str
+    advertised_listeners: str
+    listener_security_protocol_map: str
+    inter_broker_listener_name: str
+    inter_broker_principals: str
+    network_trusted: bool
+    ssl_certificate_location: str
+    ssl_key_location: str
+    ssl_ca_location: str
+    controller_ssl_certificate_location: str
+    controller_ssl_key_location: str
+    ssl_client_auth: str
+    ssl_enabled_protocols: str
+    sasl_enabled_mechanisms: str
+    super_users: str
+    connections_max_reauth_ms: int
     topic_defaults: dict[str, str]
 
 
@@ -399,8 +504,16 @@ def broker_config(overrides: Mapping[str, str]) -> BrokerConfig:
     """
     topic_defaults = {key: value for key, value in overrides.items() if key in TOPIC_SETTINGS}
     topic_config(topic_defaults)
-    own = {key: value for key, value in overrides.items() if key not in topic_defaults}
+    own = _by_main_names({key: value for key, value in overrides.items() if key not in topic_defaults})
     return BrokerConfig(**_resolve(BROKER_SETTINGS, own), topic_defaults=topic_defaults)
+
+
+def _by_main_names(settings: Mapping[str, str]) -> dict[str, str]:
+    """Return the settings with aliases replaced. Raises ConfigError if a setting is given by both of its names."""
+    for alias in BROKER_ALIASES.keys() & settings.keys():
+        if BROKER_ALIASES[alias] in settings:
+            raise ConfigError(f"{alias} and {BROKER_ALIASES[alias]} are the same setting: set one of them")
+    return {BROKER_ALIASES.get(key, key): value for key, value in settings.items()}
 
 
 def in_force(config: BrokerConfig) -> dict[str, str]:
@@ -451,8 +564,8 @@ def _resolve(table: Mapping[str, Setting], overrides: Mapping[str, str]) -> dict
 
 def _parse(key: str, setting: Setting, text: str) -> Any:
     value = str(text).strip()
-    if len(value) > _LONGEST_KEY:
-        raise ConfigError(f"{key}: expected at most {_LONGEST_KEY} characters, found {len(value)}")
+    if len(value) > setting.longest:
+        raise ConfigError(f"{key}: expected at most {setting.longest} characters, found {len(value)}")
     if isinstance(setting.default, bool):
         if value.lower() not in {"true", "false"}:
             raise ConfigError(f"{key}={value!r}: expected true or false")

@@ -100,6 +100,19 @@ def host_and_port(host: str, port: int) -> str:
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 
+#: The name of the listener of a broker without the setting ``listeners``.
+DEFAULT_LISTENER = "PLAINTEXT"
+
+
+class ListenerEndpoint(msgspec.Struct, frozen=True, array_like=True):
+    """The advertised address of one listener of a broker. ``protocol`` is its security protocol, as Kafka names it."""
+
+    name: str
+    protocol: str
+    host: str
+    port: Annotated[int, msgspec.Meta(ge=0, le=65535)]
+
+
 class BrokerEndpoint(msgspec.Struct, frozen=True, array_like=True):
     """The address of a live broker. ``incarnation`` is the version of the broker's incarnation node in ZooKeeper."""
 

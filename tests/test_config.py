@@ -133,3 +133,10 @@ def test_any_text_gives_settings_or_a_configuration_error(overrides: dict[str, s
             assert value in (setting.choices or (text.strip(),))
         else:
             assert isinstance(value, bool) or setting.low <= value <= setting.high
+
+
+def test_kafkas_names_of_key_stores_are_aliases() -> None:
+    config = broker_config({"ssl.keystore.location": "/broker.pem", "ssl.truststore.location": "/ca.pem"})
+    assert (config.ssl_certificate_location, config.ssl_ca_location) == ("/broker.pem", "/ca.pem")
+    with pytest.raises(ConfigError, match=r"ssl\.keystore\.location and ssl\.certificate\.location are the same"):
+        broker_config({"ssl.keystore.location": "/a", "ssl.certificate.location": "/b"})

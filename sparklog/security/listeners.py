@@ -1,0 +1,284 @@
+"""The listeners of a broker, by Kafka's settings.
+
+Pure.
+
+``listeners`` names the sockets of a broker, ``advertised.listeners`` their addresses for others, and
+``listener.security.protocol.map`` their security protocols. Brokers and the controller connect to each other through
+the listener ``inter.broker.listener.name``. Without these settings a broker has one PLAINTEXT listener at the address
+that its supervisor chooses.
+
+A listener of other addresses than loopback must have TLS and authentication, unless ``network.trusted`` is set.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from enum import Enum
+from ipaddress import ip_address
+from typing import NamedTuple
+
+from sparklog.config import BrokerConfig
+from sparklog.errors import ConfigError
+from sparklog.model import DEFAULT_LISTENER, ListenerEndpoint, host_and_port
+
+_NAME = re.compile(r"[A-Z0-9_-]{1,100}\Z")
+_LISTENER = re.compile(r"(?P<name>[^:/]*)://(?:\[(?P<ipv6>[^\]]*)\]|(?P<host>[^:\[\]]*)):(?P<port>[0-9]{1,5})\Z")
+#: The hosts that mean every address of the machine.
+_WILDCARDS = frozenset({"", "0.0.0.0", "::"})
+_TRUST = "set network.trusted=true (--trusted-network) if only trusted programs reach it"
+
+
+class SecurityProtocol(Enum):
+    """The security protocol of a listener, as Kafka names it."""
+
+    PLAINTEXT = "PLAINTEXT"
+    SSL = "SSL"
+    SASL_PLAINTEXT = "SASL_PLAINTEXT"
+    SASL_SSL = "SASL_SSL"
+
+    @property
+    def uses_tls(self) -> bool:
+        return self in {SecurityProtocol.SSL, SecurityProtocol.SASL_SSL}
+
+    @property
+    def uses_sasl(self) -> bool:
+        return self in {SecurityProtocol.SASL_PLAINTEXT, SecurityProtocol.SASL_SSL}
+
+
+class ClientAuth(Enum):
+    """Whether the clients of a TLS listener present a certificate: the values of ``ssl.client.auth``."""
+
+    NONE = "none"
+    REQUESTED = "requested"
+    REQUIRED = "required"
+
+
+class Listener(NamedTuple):
+    """One listener of a broker."""
+
+    name: str
+    protocol: SecurityProtocol
+    #: The address that the socket is bound to; empty for every address.
+    host: str
+    #: The port that the socket is bound to; 0 for any free port.
+    port: int
+    advertised_host: str
+    #: The advertised port; 0 for the port that the socket is bound to.
+    advertised_port: int
+    client_auth: ClientAuth = ClientAuth.NONE
+
+    @property
+    def authenticates(self) -> bool:
+        """Return whether every connection has TLS and an authenticated peer."""
+        return self.protocol is SecurityProtocol.SASL_SSL or (
+            self.protocol is SecurityProtocol.SSL and self.client_auth is ClientAuth.REQUIRED
+        )
+
+
+class Listeners(NamedTuple):
+    """The listeners of one broker."""
+
+    all: tuple[Listener, ...]
+    inter_broker: Listener
+    #: Whether the setting ``listeners`` names them.
+    named: bool
+
+    @property
+    def client(self) -> Listener:
+        """Return the first listener for clients. Its address is the broker's main address."""
+        return next((listener for listener in self.all if listener is not self.inter_broker), self.inter_broker)
+
+    def endpoints(self, ports: Mapping[str, int]) -> tuple[ListenerEndpoint, ...]:
+        """Return the listeners' advertised addresses. ``ports`` has the ports of the sockets, by listener name.
+
+        The result is empty for an unnamed listener, because the broker's main address is enough.
+        """
+        if not self.named:
+            return ()
+        return tuple(
+            ListenerEndpoint(
+                listener.name,
+                listener.protocol.value,
+                listener.advertised_host,
+                listener.advertised_port or ports[listener.name],
+            )
+            for listener in self.all
+        )
+
+
+def is_loopback(host: str) -> bool:
+    """Return whether only programs of the same machine reach a socket that is bound to ``host``."""
+    try:
+        return ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
+
+
+def broker_listeners(config: BrokerConfig, *, host: str, port: int, bind_host: str = "") -> Listeners:
+    """Return the listeners of a broker with these settings.
+
+    ``host`` and ``port`` are the broker's main address, and ``bind_host`` is the address of its socket if it is
+    another one. They apply to parts that the settings do not name: an empty host, and port 0 of the first client
+    listener.
+
+    Raises:
+        ConfigError: a setting has the wrong syntax, or the settings contradict each other.
+    """
+    protocols = _protocols(config.listener_security_protocol_map)
+    bound = _parse("listeners", config.listeners)
+    advertised = _parse("advertised.listeners", config.advertised_listeners)
+    if not bound:
+        given = (config.advertised_listeners and "advertised.listeners") or (
+            config.inter_broker_listener_name and "inter.broker.listener.name"
+        )
+        if given:
+            raise ConfigError(f"{given} is set, but listeners is not: set listeners")
+        only = Listener(DEFAULT_LISTENER, SecurityProtocol.PLAINTEXT, bind_host or host, port, host, 0)
+        return Listeners((only,), only, named=False)
+    if unknown := [name for name in advertised if name not in bound]:
+        raise ConfigError(f"advertised.listeners: {unknown[0]} is not one of the listeners {', '.join(bound)}")
+    inter_broker = _inter_broker_name(config.inter_broker_listener_name, tuple(bound))
+    main = next((name for name in bound if name != inter_broker), inter_broker)
+    found = []
+    for name, (own_host, own_port) in bound.items():
+        protocol = _protocol(name, protocols)
+        shown_host, shown_port = advertised.get(name, ("", 0))
+        found.append(
+            Listener(
+                name,
+                protocol,
+                own_host or bind_host or host,
+                own_port or (port if name == main else 0),
+                shown_host or (host if own_host in _WILDCARDS else own_host),
+                shown_port,
+                _client_auth(config, protocol, is_inter_broker=name == inter_broker, alone=len(bound) == 1),
+            )
+        )
+    chosen = next(listener for listener in found if listener.name == inter_broker)
+    _check(found, chosen, config)
+    return Listeners(tuple(found), chosen, named=True)
+
+
+def check_exposure(listeners: Listeners, *, trusted: bool, who: str) -> None:
+    """Refuse listeners that other machines reach without TLS and authentication, unless the network is trusted.
+
+    ``who`` names the process in the error.
+
+    Raises:
+        ConfigError: the setting to change is in the message.
+    """
+    for listener in listeners.all:
+        if trusted or listener.authenticates or is_loopback(listener.host):
+            continue
+        address = host_and_port(listener.host or "0.0.0.0", listener.port)
+        raise ConfigError(
+            f"{who} would listen at {address} without TLS and authentication: {_TRUST}, or set listeners to SSL with"
+            " ssl.client.auth=required or to SASL_SSL"
+        )
+
+
+def check_zookeeper_exposure(host: str, *, trusted: bool) -> None:
+    """Refuse an embedded ZooKeeper that other machines reach without TLS, unless the network is trusted.
+
+    Raises:
+        ConfigError: the setting to change is in the message.
+    """
+    if not trusted and not is_loopback(host):
+        raise ConfigError(
+            f"the embedded ZooKeeper would listen at {host} without TLS and authentication: {_TRUST}, or name a"
+            " ZooKeeper of your own with --zookeeper"
+        )
+
+
+def _parse(setting: str, text: str) -> dict[str, tuple[str, int]]:
+    """Return the (host, port) of each listener in the text, by name, in order. Raises ConfigError."""
+    found: dict[str, tuple[str, int]] = {}
+    ports: dict[int, str] = {}
+    for part in (part.strip() for part in text.split(",") if part.strip()):
+        match = _LISTENER.match(part)
+        name = match["name"].upper() if match else ""
+        if match is None or not _NAME.match(name) or int(match["port"]) > 65_535:
+            raise ConfigError(f"{setting}: expected NAME://host:port, found {part!r}")
+        port = int(match["port"])
+        if name in found:
+            raise ConfigError(f"{setting}: listener {name} is named twice")
+        if port in ports and setting == "listeners":
+            raise ConfigError(f"{setting}: {ports[port]} and {name} have the same port {port}")
+        found[name] = (match["ipv6"] or match["host"] or "", port)
+        if port:
+            ports[port] = name
+    return found
+
+
+def _protocols(text: str) -> dict[str, SecurityProtocol]:
+    found: dict[str, SecurityProtocol] = {}
+    for part in (part.strip() for part in text.split(",") if part.strip()):
+        name, colon, protocol = (word.strip().upper() for word in part.partition(":"))
+        if not colon or not _NAME.match(name) or protocol not in SecurityProtocol.__members__:
+            raise ConfigError(
+                f"listener.security.protocol.map: expected NAME:PROTOCOL with one of"
+                f" {', '.join(SecurityProtocol.__members__)}, found {part!r}"
+            )
+        if name in found:
+            raise ConfigError(f"listener.security.protocol.map: listener {name} is named twice")
+        found[name] = SecurityProtocol[protocol]
+    return found
+
+
+def _protocol(name: str, protocols: Mapping[str, SecurityProtocol]) -> SecurityProtocol:
+    if name in protocols:
+        return protocols[name]
+    if name in SecurityProtocol.__members__:
+        return SecurityProtocol[name]
+    raise ConfigError(
+        f"listener {name} has no security protocol: add it to listener.security.protocol.map, such as {name}:SSL"
+    )
+
+
+def _inter_broker_name(text: str, names: tuple[str, ...]) -> str:
+    chosen = text.upper()
+    if not chosen and len(names) > 1:
+        raise ConfigError(f"inter.broker.listener.name: choose one of the listeners {', '.join(names)}")
+    if chosen and chosen not in names:
+        raise ConfigError(f"inter.broker.listener.name={chosen}: expected one of the listeners {', '.join(names)}")
+    return chosen or names[0]
+
+
+def _client_auth(config: BrokerConfig, protocol: SecurityProtocol, *, is_inter_broker: bool, alone: bool) -> ClientAuth:
+    """Return whether clients of a listener present a certificate.
+
+    ``ssl.client.auth`` does not apply to SASL_SSL, as in Kafka. Brokers always present one, so the listener between
+    brokers requires it, or requests it if clients use the same listener.
+    """
+    if protocol is not SecurityProtocol.SSL:
+        return ClientAuth.NONE
+    chosen = ClientAuth(config.ssl_client_auth)
+    if is_inter_broker and not alone:
+        return ClientAuth.REQUIRED
+    return ClientAuth.REQUESTED if is_inter_broker and chosen is ClientAuth.NONE else chosen
+
+
+def _check(listeners: list[Listener], inter_broker: Listener, config: BrokerConfig) -> None:
+    """Check the settings that do not fit together. Raises ConfigError."""
+    if inter_broker.protocol.uses_sasl:
+        raise ConfigError(
+            f"listener {inter_broker.name}: brokers do not log in by SASL: set inter.broker.listener.name to a"
+            " listener with SSL"
+        )
+    for listener in listeners:
+        if listener.protocol is SecurityProtocol.SASL_PLAINTEXT and not is_loopback(listener.host):
+            raise ConfigError(
+                f"listener {listener.name}: SASL_PLAINTEXT is for loopback only, found"
+                f" {host_and_port(listener.host, listener.port)}: use SASL_SSL"
+            )
+        if listener.protocol.uses_tls and not config.ssl_certificate_location:
+            raise ConfigError(
+                f"listener {listener.name} uses {listener.protocol.value}: set ssl.certificate.location to a PEM file"
+            )
+        if listener.client_auth is not ClientAuth.NONE and not config.ssl_ca_location:
+            raise ConfigError(
+                f"listener {listener.name} checks the certificates of its clients: set ssl.ca.location to a PEM file"
+            )
+        if listener.advertised_host in _WILDCARDS:
+            raise ConfigError(f"listener {listener.name}: clients cannot connect to {listener.advertised_host!r}")
