@@ -1,0 +1,483 @@
+"""Access control lists (ACLs): which principal may do which operation on which resource, from which host.
+
+Pure. The model is Kafka's:
+
+- An ACL allows or denies one operation, or ``All``, to one principal, or to every principal (``User:*``).
+- Its resource pattern is ``Literal`` (one name, or ``*`` for all names) or ``Prefixed``.
+- An ACL that denies wins over every ACL that allows.
+- ``Read``, ``Write``, ``Delete`` and ``Alter`` imply ``Describe``. ``AlterConfigs`` implies ``DescribeConfigs``. Only
+  ACLs that allow imply.
+- Without a matching ACL the operation is denied. With ``allow.everyone.if.no.acl.found`` it is allowed if the resource
+  has no ACL at all.
+- Super users may do everything.
+
+There are two differences from Kafka. A host may be a network, such as ``10.0.0.0/8``. And neither ``*`` nor
+``allow.everyone.if.no.acl.found`` allows access to internal topics, because these contain the data of all groups and
+transactions. Sources: KIP-11, KIP-290; Kafka's ``AclAuthorizer``.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Iterable, Iterator, Sequence
+from enum import Enum
+from ipaddress import IPv4Address, IPv6Address, ip_address, ip_network
+from typing import NamedTuple, TypeVar
+
+from sparklog.errors import ConfigError
+from sparklog.model import is_internal
+from sparklog.security.principals import EVERYONE, Principal, parse_principal
+
+#: The name of a pattern that matches all names, and the host of an ACL for all hosts.
+ANY = "*"
+#: The name of the only resource of type Cluster, as in Kafka, and its alias here.
+CLUSTER_NAME = "kafka-cluster"
+CLUSTER_ALIAS = "sparklog-cluster"
+_MAX_NAME = 1024
+
+
+class _Text(str, Enum):
+    """An enum whose members are strings. It is ``enum.StrEnum``, which Python 3.10 does not have."""
+
+    def __str__(self) -> str:
+        return str.__str__(self.value)
+
+    def __format__(self, spec: str) -> str:
+        return format(self.value, spec)
+
+
+_E = TypeVar("_E", bound=_Text)
+
+
+class Operation(_Text):
+    """An operation of an ACL."""
+
+    ALL = "All"
+    READ = "Read"
+    WRITE = "Write"
+    CREATE = "Create"
+    DELETE = "Delete"
+    ALTER = "Alter"
+    DESCRIBE = "Describe"
+    CLUSTER_ACTION = "ClusterAction"
+    DESCRIBE_CONFIGS = "DescribeConfigs"
+    ALTER_CONFIGS = "AlterConfigs"
+    IDEMPOTENT_WRITE = "IdempotentWrite"
+    CREATE_TOKENS = "CreateTokens"
+    DESCRIBE_TOKENS = "DescribeTokens"
+
+
+class ResourceType(_Text):
+    """A type of resource."""
+
+    TOPIC = "Topic"
+    GROUP = "Group"
+    CLUSTER = "Cluster"
+    TRANSACTIONAL_ID = "TransactionalId"
+    DELEGATION_TOKEN = "DelegationToken"
+    USER = "User"
+
+
+class PatternType(_Text):
+    """The way in which a pattern's name is compared with the name of a resource."""
+
+    LITERAL = "Literal"
+    PREFIXED = "Prefixed"
+
+
+class Permission(_Text):
+    """The effect of an ACL."""
+
+    ALLOW = "Allow"
+    DENY = "Deny"
+
+
+#: The operations that each type of resource has, besides ``All``. Source: Kafka's ``AclEntry.supportedOperations``.
+OPERATIONS: dict[ResourceType, frozenset[Operation]] = {
+    ResourceType.TOPIC: frozenset(
+        {
+            Operation.READ,
+            Operation.WRITE,
+            Operation.CREATE,
+            Operation.DELETE,
+            Operation.ALTER,
+            Operation.DESCRIBE,
+            Operation.DESCRIBE_CONFIGS,
+            Operation.ALTER_CONFIGS,
+        }
+    ),
+    ResourceType.GROUP: frozenset({Operation.READ, Operation.DELETE, Operation.DESCRIBE}),
+    ResourceType.CLUSTER: frozenset(
+        {
+            Operation.CREATE,
+            Operation.ALTER,
+            Operation.DESCRIBE,
+            Operation.CLUSTER_ACTION,
+            Operation.DESCRIBE_CONFIGS,
+            Operation.ALTER_CONFIGS,
+            Operation.IDEMPOTENT_WRITE,
+        }
+    ),
+    ResourceType.TRANSACTIONAL_ID: frozenset({Operation.WRITE, Operation.DESCRIBE}),
+    ResourceType.DELEGATION_TOKEN: frozenset({Operation.DESCRIBE}),
+    ResourceType.USER: frozenset({Operation.CREATE_TOKENS, Operation.DESCRIBE_TOKENS}),
+}
+
+_IMPLIED_BY: dict[Operation, frozenset[Operation]] = {
+    operation: frozenset({operation, Operation.ALL}) for operation in Operation
+} | {
+    Operation.DESCRIBE: frozenset(
+        {
+            Operation.DESCRIBE,
+            Operation.READ,
+            Operation.WRITE,
+            Operation.DELETE,
+            Operation.ALTER,
+            Operation.ALL,
+        }
+    ),
+    Operation.DESCRIBE_CONFIGS: frozenset({Operation.DESCRIBE_CONFIGS, Operation.ALTER_CONFIGS, Operation.ALL}),
+}
+
+
+class ResourcePattern(NamedTuple):
+    """A set of resources of one type, by their names."""
+
+    resource_type: ResourceType
+    name: str
+    pattern_type: PatternType = PatternType.LITERAL
+
+    def __str__(self) -> str:
+        if self.pattern_type is PatternType.PREFIXED:
+            return f"{self.resource_type} with the prefix {self.name!r}"
+        return f"every {self.resource_type}" if self.name == ANY else f"{self.resource_type} {self.name!r}"
+
+    def matches(self, name: str) -> bool:
+        """Return whether the resource with this name belongs to the pattern."""
+        if self.pattern_type is PatternType.PREFIXED:
+            return name.startswith(self.name)
+        return self.name in {name, ANY}
+
+
+class AclBinding(NamedTuple):
+    """One ACL with its resource pattern. ``host`` is an address, a network in CIDR notation, or ``*``."""
+
+    pattern: ResourcePattern
+    principal: Principal
+    host: str
+    operation: Operation
+    permission: Permission
+
+    def __str__(self) -> str:
+        source = "any host" if self.host == ANY else self.host
+        verb = "allows" if self.permission is Permission.ALLOW else "denies"
+        return f"an ACL {verb} {self.principal} {self.operation} on {self.pattern} from {source}"
+
+
+class Decision(NamedTuple):
+    """Whether an operation is allowed, and in one sentence the rule that decided."""
+
+    allowed: bool
+    rule: str
+
+
+def binding(
+    resource_type: str,
+    name: str,
+    principal: str,
+    operation: str,
+    *,
+    host: str = ANY,
+    permission: str = Permission.ALLOW,
+    pattern_type: str = PatternType.LITERAL,
+) -> AclBinding:
+    """Return the ACL with these parts, which may have any case, as in Kafka's tools.
+
+    Raises:
+        ConfigError: a part is unknown or empty, the host is neither an address nor a network, or the type of resource
+            does not have the operation.
+    """
+    kind = _one_of(ResourceType, resource_type, "resource type")
+    found = _one_of(Operation, operation, "operation")
+    if found is not Operation.ALL and found not in OPERATIONS[kind]:
+        expected = ", ".join(sorted(OPERATIONS[kind]))
+        raise ConfigError(f"operation {found} found on a resource of type {kind}; expected All, {expected}")
+    matched = _one_of(PatternType, pattern_type, "pattern type")
+    if not name or len(name) > _MAX_NAME:
+        raise ConfigError(f"resource name of {len(name)} characters found, 1 to {_MAX_NAME} expected")
+    if kind is ResourceType.CLUSTER:
+        name = cluster_name(name)
+        if matched is not PatternType.LITERAL:
+            raise ConfigError("a prefix of a Cluster's name found; the cluster is one resource")
+    who = parse_principal(principal)
+    if len(principal) > _MAX_NAME:
+        raise ConfigError(f"principal of {len(principal)} characters found, at most {_MAX_NAME} expected")
+    return AclBinding(
+        ResourcePattern(kind, name, matched),
+        who,
+        canonical_host(host),
+        found,
+        _one_of(Permission, permission, "permission"),
+    )
+
+
+def cluster_name(name: str) -> str:
+    """Return Kafka's name of the cluster resource for that name or its alias.
+
+    Raises:
+        ConfigError: it is another name.
+    """
+    if name not in {CLUSTER_NAME, CLUSTER_ALIAS, ANY}:
+        raise ConfigError(f"resource name {name!r} of the Cluster found; expected {CLUSTER_ALIAS} or {CLUSTER_NAME}")
+    return CLUSTER_NAME
+
+
+def _one_of(choices: type[_E], text: str, what: str) -> _E:
+    wanted = text.replace("_", "").replace("-", "").lower()
+    for choice in choices:
+        if choice.value.lower() == wanted:
+            return choice
+    raise ConfigError(f"{what} {text[:100]!r} found; expected one of {', '.join(choices)}")
+
+
+def parse_operation(text: str) -> Operation:
+    """Return the operation with this name, in any case. Raises ConfigError if there is none."""
+    return _one_of(Operation, text, "operation")
+
+
+def parse_resource_type(text: str) -> ResourceType:
+    """Return the type of resource with this name, in any case. Raises ConfigError if there is none."""
+    return _one_of(ResourceType, text, "resource type")
+
+
+def parse_pattern_type(text: str) -> PatternType:
+    """Return the type of pattern with this name, in any case. Raises ConfigError if there is none."""
+    return _one_of(PatternType, text, "pattern type")
+
+
+def parse_permission(text: str) -> Permission:
+    """Return the permission with this name, in any case. Raises ConfigError if there is none."""
+    return _one_of(Permission, text, "permission")
+
+
+def canonical_host(host: str) -> str:
+    """Return the usual notation of an address or network. ``*`` stays.
+
+    Raises:
+        ConfigError: the text is none of these.
+    """
+    if host == ANY:
+        return ANY
+    try:
+        return str(ip_network(host)) if "/" in host else str(ip_address(host))
+    except ValueError as error:
+        raise ConfigError(f"host {host[:100]!r} found; expected an address, a network or {ANY}: {error}") from None
+
+
+def _address(host: str) -> IPv4Address | IPv6Address | None:
+    """Return the address, or None if the text is not an address. An IPv4 address within IPv6 counts as IPv4."""
+    try:
+        address = ip_address(host)
+    except ValueError:
+        return None
+    if isinstance(address, IPv6Address) and address.ipv4_mapped is not None:
+        return address.ipv4_mapped
+    return address
+
+
+def host_matches(rule: str, host: str) -> bool:
+    """Return whether the host of an ACL includes the host of a connection."""
+    if rule in {ANY, host}:
+        return True
+    address = _address(host)
+    if address is None:
+        return False
+    return address in ip_network(rule) if "/" in rule else str(address) == rule
+
+
+class AclFilter(NamedTuple):
+    """A condition for ACLs. A field that is None accepts every value.
+
+    With ``matching`` the name selects all patterns that match a resource of this name, and not only the pattern that
+    has this name itself. Source: Kafka's ``AclBindingFilter`` with the pattern type MATCH.
+    """
+
+    resource_type: ResourceType | None = None
+    name: str | None = None
+    pattern_type: PatternType | None = None
+    principal: Principal | None = None
+    host: str | None = None
+    operation: Operation | None = None
+    permission: Permission | None = None
+    matching: bool = False
+
+    def accepts(self, acl: AclBinding) -> bool:
+        """Return whether the ACL satisfies the condition."""
+        kind, name, pattern_type = acl.pattern
+        if self.name is not None:
+            wanted = CLUSTER_NAME if self.name == CLUSTER_ALIAS and kind is ResourceType.CLUSTER else self.name
+            if not (acl.pattern.matches(wanted) if self.matching else name == wanted):
+                return False
+        return (
+            self.resource_type in {None, kind}
+            and self.pattern_type in {None, pattern_type}
+            and self.principal in {None, acl.principal}
+            and self.host in {None, acl.host}
+            and self.operation in {None, acl.operation}
+            and self.permission in {None, acl.permission}
+        )
+
+
+#: The ACLs of one pattern, by their principal.
+_Entries = dict[Principal, tuple[AclBinding, ...]]
+
+
+class _Patterns:
+    """The patterns of one type of resource.
+
+    ``_prefixes`` is sorted. ``_parents`` has for each prefix the index of the longest other prefix that it starts with,
+    or -1. All prefixes of a name are then in one chain, which begins at the greatest prefix that is not above the name.
+    """
+
+    def __init__(self, acls: Iterable[AclBinding]) -> None:
+        literal: dict[str, list[AclBinding]] = {}
+        prefixed: dict[str, list[AclBinding]] = {}
+        for acl in acls:
+            kept = prefixed if acl.pattern.pattern_type is PatternType.PREFIXED else literal
+            kept.setdefault(acl.pattern.name, []).append(acl)
+        self.literal = {name: _by_principal(found) for name, found in literal.items()}
+        self.prefixed = {name: _by_principal(found) for name, found in prefixed.items()}
+        self._prefixes = sorted(prefixed)
+        self._parents = _parents(self._prefixes)
+
+    def matching(self, name: str) -> Iterator[_Entries]:
+        """Return the ACLs of each pattern that matches the name. ``*`` comes last."""
+        found = self.literal.get(name)
+        if found is not None and name != ANY:
+            yield found
+        prefixes, at = self._prefixes, bisect_right(self._prefixes, name) - 1
+        while at >= 0:
+            if name.startswith(prefixes[at]):
+                yield self.prefixed[prefixes[at]]
+            at = self._parents[at]
+        found = self.literal.get(ANY)
+        if found is not None:
+            yield found
+
+
+def _by_principal(acls: Iterable[AclBinding]) -> _Entries:
+    found: dict[Principal, list[AclBinding]] = {}
+    for acl in acls:
+        found.setdefault(acl.principal, []).append(acl)
+    return {principal: tuple(listed) for principal, listed in found.items()}
+
+
+def _parents(prefixes: Sequence[str]) -> list[int]:
+    parents: list[int] = []
+    chain: list[int] = []
+    for index, prefix in enumerate(prefixes):
+        while chain and not prefix.startswith(prefixes[chain[-1]]):
+            chain.pop()
+        parents.append(chain[-1] if chain else -1)
+        chain.append(index)
+    return parents
+
+
+class AclTable:
+    """All ACLs of a cluster, with the super users. Immutable.
+
+    The time of a decision depends on the number of patterns that match the name and on the ACLs of the principal in
+    them, and not on the number of all ACLs.
+    """
+
+    def __init__(
+        self,
+        acls: Iterable[AclBinding] = (),
+        *,
+        super_users: frozenset[Principal] = frozenset(),
+        allow_everyone_if_no_acl_found: bool = False,
+    ) -> None:
+        self.acls: tuple[AclBinding, ...] = tuple(sorted(set(acls)))
+        self.super_users = super_users
+        self.allow_everyone_if_no_acl_found = allow_everyone_if_no_acl_found
+        by_type: dict[ResourceType, list[AclBinding]] = {}
+        for acl in self.acls:
+            by_type.setdefault(acl.pattern.resource_type, []).append(acl)
+        self._types = {kind: _Patterns(found) for kind, found in by_type.items()}
+
+    def with_acls(self, acls: Iterable[AclBinding]) -> AclTable:
+        """Return a table with these ACLs and the same super users."""
+        return AclTable(
+            acls,
+            super_users=self.super_users,
+            allow_everyone_if_no_acl_found=self.allow_everyone_if_no_acl_found,
+        )
+
+    def decide(
+        self, principal: Principal, host: str, operation: Operation, resource_type: ResourceType, name: str
+    ) -> Decision:
+        """Decide whether ``principal`` may do the operation on this resource from ``host``, which is an address."""
+        if principal in self.super_users:
+            return Decision(True, f"{principal} is a super user")
+        internal = resource_type is ResourceType.TOPIC and is_internal(name)
+        implying = _IMPLIED_BY[operation]
+        allowed: AclBinding | None = None
+        found = False
+        patterns = self._types.get(resource_type)
+        for entries in patterns.matching(name) if patterns is not None else ():
+            found = True
+            for acl in (*entries.get(principal, ()), *entries.get(EVERYONE, ())):
+                if acl.permission is Permission.DENY:
+                    if acl.operation in {operation, Operation.ALL} and host_matches(acl.host, host):
+                        return Decision(False, str(acl))
+                elif (
+                    allowed is None
+                    and acl.operation in implying
+                    and not (internal and acl.pattern.name == ANY)
+                    and host_matches(acl.host, host)
+                ):
+                    allowed = acl
+        if allowed is not None:
+            return Decision(True, str(allowed))
+        if self.allow_everyone_if_no_acl_found and not found and not internal:
+            return Decision(True, f"{resource_type} {name!r} has no ACL, and allow.everyone.if.no.acl.found is true")
+        return Decision(False, f"no ACL allows {principal} {operation} on {resource_type} {name!r} from {host}")
+
+    def decide_any(
+        self, principal: Principal, host: str, operation: Operation, resource_type: ResourceType
+    ) -> Decision:
+        """Decide whether ``principal`` may do the operation on at least one resource of this type.
+
+        An ACL counts unless another ACL denies the operation on its whole pattern. Source: KIP-679,
+        ``Authorizer.authorizeByResourceType``.
+        """
+        if principal in self.super_users:
+            return Decision(True, f"{principal} is a super user")
+        denied: list[ResourcePattern] = []
+        allowed: list[AclBinding] = []
+        for acl in self.acls:
+            if (
+                acl.pattern.resource_type is not resource_type
+                or acl.principal not in {principal, EVERYONE}
+                or not host_matches(acl.host, host)
+            ):
+                continue
+            if acl.permission is Permission.DENY and acl.operation in {operation, Operation.ALL}:
+                denied.append(acl.pattern)
+            elif acl.permission is Permission.ALLOW and acl.operation in _IMPLIED_BY[operation]:
+                allowed.append(acl)
+        for acl in allowed:
+            if not any(_covers(pattern, acl.pattern) for pattern in denied):
+                return Decision(True, str(acl))
+        if self.allow_everyone_if_no_acl_found and not any(pattern.name == ANY for pattern in denied):
+            return Decision(True, "allow.everyone.if.no.acl.found is true")
+        return Decision(False, f"no ACL allows {principal} {operation} on any {resource_type} from {host}")
+
+
+def _covers(wider: ResourcePattern, pattern: ResourcePattern) -> bool:
+    """Return whether every resource of ``pattern`` also belongs to ``wider``."""
+    if wider.pattern_type is PatternType.LITERAL:
+        return wider.name == ANY or (wider.name == pattern.name and pattern.pattern_type is PatternType.LITERAL)
+    if pattern.pattern_type is PatternType.LITERAL and pattern.name == ANY:
+        return False
+    return pattern.name.startswith(wider.name)
