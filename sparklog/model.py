@@ -28,6 +28,9 @@ MAX_REPLICAS = 1000
 _T = TypeVar("_T")
 Replicas = Annotated[tuple[_T, ...], msgspec.Meta(max_length=MAX_REPLICAS)]
 
+#: The type of every principal that a login gives, as in Kafka.
+USER = "User"
+
 NO_LEADER = -1
 NO_EPOCH = -1
 NO_PRODUCER = -1
@@ -39,6 +42,16 @@ PRODUCER_IDS_PER_SECOND = 2**20
 _LAST_SECOND = 2**62 // PRODUCER_IDS_PER_SECOND
 #: The maximum plausible distance of a producer id above the current floor: the ids of 34 years.
 _BELIEVED_LEAD = 2**50
+
+
+class Principal(NamedTuple):
+    """The identity of a client, such as ``User:anna``. ``kind`` is the part before the colon."""
+
+    kind: str
+    name: str
+
+    def __str__(self) -> str:
+        return f"{self.kind}:{self.name}"
 
 
 def producer_id_floor(now_s: float) -> int:

@@ -5,23 +5,10 @@ Pure.
 
 from __future__ import annotations
 
-from typing import NamedTuple
-
 from sparklog.errors import ConfigError
+from sparklog.model import USER, Principal
 
-#: The type of every principal that a login gives, as in Kafka.
-USER = "User"
-
-
-class Principal(NamedTuple):
-    """A principal, such as ``User:anna``. ``kind`` is the part before the colon."""
-
-    kind: str
-    name: str
-
-    def __str__(self) -> str:
-        return f"{self.kind}:{self.name}"
-
+__all__ = ["ANONYMOUS", "EVERYONE", "USER", "Principal", "parse_principal", "parse_super_users"]
 
 #: The principal of a connection without a login. Source: Kafka's ``KafkaPrincipal.ANONYMOUS``.
 ANONYMOUS = Principal(USER, "ANONYMOUS")
