@@ -17,6 +17,7 @@ from pathlib import Path
 from sparklog.broker.lifecycle.logging_setup import configure_logging
 from sparklog.broker.lifecycle.process import BrokerProcess
 from sparklog.broker.lifecycle.process_config import ProcessConfig, load_process_config
+from sparklog.broker.security.audit_log import AUDIT_FILE, open_audit_log
 from sparklog.errors import ConfigError
 from sparklog.net.loop import new_event_loop
 from sparklog.protocol.proof import KeyRing
@@ -43,6 +44,7 @@ def main() -> int:
         config.broker_settings()
         keys = config.keys()
         configure_logging(config.log_file)
+        open_audit_log((Path(config.log_file).parent if config.log_file else Path(config.log_dir)) / AUDIT_FILE)
     except (ConfigError, OSError) as error:
         sys.stderr.write(f"{error}\n")
         return EXIT_CONFIG

@@ -15,6 +15,11 @@ BROKER_COUNTERS: dict[str, str] = {
     "requests.queued.bytes.max": "the most that `requests.queued.bytes` has been",
     "requests.unauthorized": "requests refused because the sender did not prove that it belongs to the cluster",
     "requests.unproven": "requests accepted without a proof, from brokers of a release without proofs",
+    # --- security ---
+    "logins": "successful logins",
+    "logins.failed": "failed logins",
+    "requests.denied": "requests, or parts of them, that a rule of the authorizer has denied",
+    "audit.suppressed": "lines of the audit log that were left out because they repeat; a later line has their number",
     # --- writing ---
     "produce.requests": "produce requests accepted",
     "produce.requests.refused": "produce requests refused as a whole",

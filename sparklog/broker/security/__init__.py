@@ -1,0 +1,1 @@
+"""Security in a broker: logins, authorization, quotas and the audit log."""

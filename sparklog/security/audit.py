@@ -1,0 +1,196 @@
+"""The lines of the audit log: logins, denied requests and administrative changes.
+
+Pure.
+
+A line is one JSON object with printable characters only, so no name from a client can forge a line. Its texts are cut.
+
+Clients cause these events, so ``AuditLimits`` limits the lines: a client that repeats a denied request a thousand times
+a second must not fill the disk, or push the lines about others out of the file. The first line of a kind is always
+written. A later line says how many more of them were suppressed.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from datetime import datetime, timedelta, timezone
+from enum import Enum
+
+import msgspec
+from msgspec.structs import replace
+
+from sparklog.escaping import escaped_json
+
+#: The longest text of a field, in characters. A client may name a topic of a megabyte.
+MAX_TEXT = 300
+_CUT = "..."
+#: The time for which lines are counted together.
+PERIOD_S = 60.0
+#: The most lines in ``PERIOD_S`` about one denied request (a principal, a request and a resource).
+DENIALS = 1
+#: The most lines in ``PERIOD_S`` about failed logins from one address, and about successful ones of a principal there.
+FAILED_LOGINS = 10
+LOGINS = 10
+#: The most lines in ``PERIOD_S`` about one principal at one address.
+OF_PRINCIPAL = 100
+#: The number of kinds of lines that are counted separately. Lines of further kinds are counted as one kind.
+KINDS = 2000
+_EPOCH = datetime(1970, 1, 1, tzinfo=timezone.utc)
+
+
+class AuditKind(Enum):
+    """A kind of event. The values are in the lines."""
+
+    LOGIN = "login"
+    DENIAL = "denial"
+    CHANGE = "change"
+
+
+class AuditEvent(msgspec.Struct, frozen=True, kw_only=True):
+    """One event. An empty text is left out of the line."""
+
+    event: AuditKind
+    #: For a failed login the principal is the one that the client claimed.
+    principal: str
+    address: str
+    allowed: bool
+    listener: str = ""
+    #: The name of the request, or the mechanism of a login.
+    request: str = ""
+    operation: str = ""
+    resource: str = ""
+    #: The rule that decided, such as an ACL or the reason of a failed login.
+    rule: str = ""
+    #: The details of a change.
+    what: str = ""
+    #: The number of equal events since the previous line about them.
+    suppressed: int = 0
+
+
+def audit_line(event: AuditEvent, *, wall_ms: int) -> str:
+    """Return the line about an event at ``wall_ms`` milliseconds since the Unix epoch."""
+    time = _EPOCH + timedelta(milliseconds=wall_ms)
+    fields: dict[str, str | int] = {
+        "time": time.isoformat(timespec="milliseconds").replace("+00:00", "Z"),
+        "event": event.event.value,
+        "principal": _cut(event.principal),
+        "address": _cut(event.address),
+        "decision": "allowed" if event.allowed else "denied",
+    }
+    for name in ("listener", "request", "operation", "resource", "rule", "what"):
+        text = getattr(event, name)
+        if text:
+            fields[name] = _cut(text)
+    if event.suppressed:
+        fields["suppressed"] = event.suppressed
+    return escaped_json(json.dumps(fields, ensure_ascii=False))
+
+
+def _cut(text: str) -> str:
+    return text if len(text) <= MAX_TEXT else text[: MAX_TEXT - len(_CUT)] + _CUT
+
+
+class _Count:
+    """The events of one kind since ``since_s``, and the last one that got no line."""
+
+    __slots__ = ("last", "since_s", "suppressed", "written")
+
+    def __init__(self, since_s: float) -> None:
+        self.since_s = since_s
+        self.written = 0
+        self.suppressed = 0
+        self.last: AuditEvent | None = None
+
+
+class _KindLimit:
+    """A limit of the lines of each kind. The number of kinds is bounded."""
+
+    def __init__(self, kinds: int, period_s: float) -> None:
+        self._kinds = kinds
+        self._period_s = period_s
+        #: The counts by kind, the oldest first.
+        self._counts: dict[tuple[str, ...], _Count] = {}
+
+    def count(self, kind: tuple[str, ...], now_s: float) -> _Count:
+        count = self._counts.get(kind)
+        if count is None:
+            if len(self._counts) >= self._kinds:
+                kind = ()
+                count = self._counts.get(kind)
+            if count is None:
+                count = self._counts[kind] = _Count(now_s)
+        return count
+
+    @property
+    def suppresses(self) -> bool:
+        return any(count.last is not None for count in self._counts.values())
+
+    def end_periods(self, now_s: float) -> Iterator[AuditEvent]:
+        """Forget the counts whose period is over. Yield the last event of each that has suppressed some."""
+        while self._counts:
+            kind, count = next(iter(self._counts.items()))
+            if now_s - count.since_s < self._period_s:
+                return
+            del self._counts[kind]
+            if count.last is not None:
+                yield replace(count.last, suppressed=count.suppressed)
+
+
+class AuditLimits:
+    """The limits of the lines of one broker's audit log. Changes have no limit: each needs a right and takes long.
+
+    ``period_s`` and ``kinds`` are for tests.
+    """
+
+    def __init__(self, *, period_s: float = PERIOD_S, kinds: int = KINDS) -> None:
+        self.period_s = period_s
+        self._of_kind = _KindLimit(kinds, period_s)
+        self._of_principal = _KindLimit(kinds, period_s)
+
+    def admit(self, event: AuditEvent, now_s: float) -> tuple[AuditEvent, ...]:
+        """Count an event at the monotonic time ``now_s``. Return the events to write now.
+
+        These are events about what was suppressed before, and ``event`` itself unless it is suppressed.
+        """
+        ended = self.end_periods(now_s)
+        if event.event is AuditKind.CHANGE:
+            return (*ended, event)
+        kind, limit = _kind_of(event)
+        count = self._of_kind.count(kind, now_s)
+        if count.written >= limit:
+            return (*ended, *_suppress(count, event))
+        # A failed login names any principal, so all of an address count together.
+        claimed = "" if event.event is AuditKind.LOGIN and not event.allowed else event.principal
+        of_principal = self._of_principal.count((claimed, event.address), now_s)
+        if of_principal.written >= OF_PRINCIPAL:
+            return (*ended, *_suppress(of_principal, event))
+        count.written += 1
+        of_principal.written += 1
+        return (*ended, event)
+
+    def end_periods(self, now_s: float) -> tuple[AuditEvent, ...]:
+        """Return an event with the number of suppressed ones for each kind whose period is over."""
+        return (*self._of_kind.end_periods(now_s), *self._of_principal.end_periods(now_s))
+
+    @property
+    def suppresses(self) -> bool:
+        """Return whether some suppressed events are not part of a returned event yet."""
+        return self._of_kind.suppresses or self._of_principal.suppresses
+
+    def end_all(self) -> tuple[AuditEvent, ...]:
+        """Return what ``end_periods`` returns when all periods are over."""
+        return self.end_periods(float("inf"))
+
+
+def _suppress(count: _Count, event: AuditEvent) -> tuple[()]:
+    count.suppressed += 1
+    count.last = event
+    return ()
+
+
+def _kind_of(event: AuditEvent) -> tuple[tuple[str, ...], int]:
+    if event.event is AuditKind.DENIAL:
+        return ("denial", event.principal, event.request, _cut(event.resource)), DENIALS
+    if event.allowed:
+        return ("login", event.principal, event.address), LOGINS
+    return ("failed login", event.address), FAILED_LOGINS

@@ -1,0 +1,114 @@
+"""What an administrative request has changed, for the audit log.
+
+Pure.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import NamedTuple
+
+from sparklog.protocol.messages import (
+    AbortHanging,
+    AbortTransaction,
+    AddColumns,
+    AlterReassignments,
+    AlterReassignmentsReply,
+    AlterTopic,
+    CreatePartitions,
+    CreateTopic,
+    CreateTopicReply,
+    DeleteGroup,
+    DeleteRecords,
+    DeleteRecordsReply,
+    DeleteTopic,
+    ElectLeaders,
+    ElectLeadersReply,
+    ErrorReply,
+    RemoveSetAside,
+    Reply,
+    Request,
+    RestartBroker,
+    RestoreSetAside,
+    RestoreSetAsideReply,
+)
+
+#: The most partitions or names that a description lists.
+_LISTED = 10
+
+
+class Change(NamedTuple):
+    """The resource that a request has changed, such as ``Topic:orders``, and a description of the change."""
+
+    resource: str
+    what: str
+
+
+def change_of(request: Request, reply: Reply) -> Change | None:
+    """Return what the request has changed, by its reply; None if it has changed nothing or is not administrative."""
+    if isinstance(reply, ErrorReply):
+        return None
+    match request, reply:
+        case CreateTopic(), CreateTopicReply():
+            return Change(f"Topic:{request.name}", f"created, topic id {reply.topic_id}")
+        case DeleteTopic(), _:
+            return Change(f"Topic:{request.name}", "deleted")
+        case CreatePartitions(), _:
+            return Change(f"Topic:{request.topic}", f"{request.partitions} partitions")
+        case AddColumns(), _:
+            return Change(f"Topic:{request.topic}", "added columns")
+        case AlterTopic(), _:
+            return Change(f"Topic:{request.topic}", _settings(request))
+        case DeleteRecords(), DeleteRecordsReply():
+            moved = [
+                f"{wanted.topic}-{wanted.partition} below {result.log_start_offset}"
+                for wanted, result in zip(request.partitions, reply.results, strict=False)
+                if not result.code
+            ]
+            return _of_many(_topics(wanted.topic for wanted in request.partitions), "deleted records of", moved)
+        case AlterReassignments(), AlterReassignmentsReply():
+            begun = [
+                f"{move.topic}-{move.partition} to {'its old replicas' if move.target is None else list(move.target)}"
+                for move, result in zip(request.moves, reply.results, strict=False)
+                if not result.code
+            ]
+            return _of_many(_topics(move.topic for move in request.moves), "moves", begun)
+        case ElectLeaders(), ElectLeadersReply():
+            if request.partitions is None:
+                return Change("Cluster", f"{request.kind} elections of all partitions")
+            elected = [f"{result.topic}-{result.partition}" for result in reply.results if not result.code]
+            return _of_many("Cluster", f"{request.kind} elections of", elected)
+        case DeleteGroup(), _:
+            return Change(f"Group:{request.group}", "deleted")
+        case AbortTransaction(), _:
+            return Change(f"TransactionalId:{request.key}", "aborted")
+        case AbortHanging(), _:
+            where = f"{request.topic}-{request.partition}"
+            return Change(
+                f"Topic:{request.topic}", f"aborted the transaction of producer {request.producer_id} in {where}"
+            )
+        case RestartBroker(), _:
+            return Change("Cluster", "restart of this broker")
+        case RestoreSetAside(), RestoreSetAsideReply():
+            return Change(f"Topic:{reply.topic}", f"recreated from set-aside logs, topic id {request.topic_id}")
+        case RemoveSetAside(), _:
+            return _of_many("Cluster", "deleted set-aside logs", list(request.names))
+    return None
+
+
+def _settings(request: AlterTopic) -> str:
+    done = [f"{key}={value}" for key, value in request.config.items()] + [f"unset {key}" for key in request.unset]
+    return _listed(done)
+
+
+def _topics(names: Iterable[str]) -> str:
+    return f"Topic:{_listed(list(dict.fromkeys(names)))}"
+
+
+def _of_many(resource: str, what: str, items: Sequence[str]) -> Change | None:
+    return Change(resource, f"{what} {_listed(items)}") if items else None
+
+
+def _listed(items: Sequence[str]) -> str:
+    more = len(items) - _LISTED
+    return ", ".join(items[:_LISTED]) + (f" and {more} more" if more > 0 else "")
