@@ -9,7 +9,7 @@ import os
 import sys
 from pathlib import Path
 
-from sparklog.cluster.options import DEFAULT_PORT, ClusterOptions, add_setting, merged, read_settings
+from sparklog.cluster.options import DEFAULT_PORT, TRUSTED_NETWORK, ClusterOptions, add_setting, merged, read_settings
 from sparklog.cluster.start import run_cluster
 from sparklog.errors import ConfigError
 
@@ -49,11 +49,14 @@ def arguments() -> argparse.Namespace:
     parser.add_argument(
         "--set", action="append", default=[], metavar="KEY=VALUE", help="setting that overrides the file"
     )
+    parser.add_argument(
+        "--trusted-network", action="store_true", help="listen on the network without TLS and authentication"
+    )
     return parser.parse_args()
 
 
 def options(given: argparse.Namespace) -> ClusterOptions:
-    over: dict[str, str] = {}
+    over: dict[str, str] = dict(TRUSTED_NETWORK) if given.trusted_network else {}
     for text in given.set:
         add_setting(over, text, where="--set")
     return ClusterOptions(

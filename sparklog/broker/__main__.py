@@ -41,7 +41,7 @@ def main() -> int:
     path = parser.parse_args().config
     try:
         config = load_process_config(path)
-        config.broker_settings()
+        config.listeners()
         keys = config.keys()
         configure_logging(config.log_file)
         open_audit_log((Path(config.log_file).parent if config.log_file else Path(config.log_dir)) / AUDIT_FILE)

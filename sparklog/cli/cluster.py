@@ -17,7 +17,7 @@ from sparklog.cli.output import done, human_bytes, print_json, print_line, print
 from sparklog.client.admin.admin import Admin
 from sparklog.client.errors import ClientTimeout
 from sparklog.cluster.driver_pidfile import DriverPidfile, noted_driver
-from sparklog.cluster.options import DEFAULT_PORT, ClusterOptions, add_setting, merged, read_settings
+from sparklog.cluster.options import DEFAULT_PORT, TRUSTED_NETWORK, ClusterOptions, add_setting, merged, read_settings
 from sparklog.cluster.process import is_alive, send_signal
 from sparklog.errors import ClusterError, ConfigError
 from sparklog.extras import require_spark
@@ -58,6 +58,12 @@ def start(
         list[str] | None,
         typer.Option("--set", metavar="KEY=VALUE", help="Setting that overrides the file; repeatable."),
     ] = None,
+    trusted_network: Annotated[
+        bool,
+        typer.Option(
+            "--trusted-network", help="Listen on the network without TLS and authentication: network.trusted=true."
+        ),
+    ] = False,
     detach: Annotated[
         bool, typer.Option("--detach", help="Return once the cluster is ready, and leave it running.")
     ] = False,
@@ -77,7 +83,10 @@ def start(
         log_dirs=tuple(Path(path) for path in (log_dirs or "").split(",") if path),
         zookeeper=zookeeper,
         advertised_host=advertised_host,
-        settings=merged(_settings("broker.conf", broker_conf), _given(settings or [])),
+        settings=merged(
+            _settings("broker.conf", broker_conf),
+            merged(_given(settings or []), TRUSTED_NETWORK if trusted_network else {}),
+        ),
         zookeeper_settings=_settings("zoo.cfg", None),
     ).checked()
     require_spark("cluster start")

@@ -19,7 +19,15 @@ from sparklog.cluster.controller_loop import ControllerLoop
 from sparklog.cluster.driver_registration import DriverRegistration
 from sparklog.cluster.embedded_zookeeper import EmbeddedZookeeper
 from sparklog.cluster.generation import GenerationReport, GenerationSpec, ServingBroker
-from sparklog.cluster.options import LOOPBACK, ClusterOptions, brokers_per_task, is_one_machine, sizing
+from sparklog.cluster.options import (
+    LOOPBACK,
+    ClusterOptions,
+    brokers_per_task,
+    check_network,
+    is_one_machine,
+    listen_host,
+    sizing,
+)
 from sparklog.cluster.task_slots import master_of, never, require_slots
 from sparklog.cluster.zookeeper_supervisor import ZookeeperSupervisor
 from sparklog.config import broker_config
@@ -106,8 +114,10 @@ class ClusterDriver:
         Raises:
             ClusterError: there are too few task slots, or a broker does not start (with the reason). Call ``stop`` in
                 this case as well.
+            ConfigError: brokers would listen on the network without TLS and authentication.
         """
         options, master = self._options, master_of(context)
+        check_network(options, master)
         choose_worker_python(context)
         # A standby controller on this host reads this copy.
         keep_on_host(self.registration.cluster_id, self._keys)
@@ -151,8 +161,7 @@ class ClusterDriver:
             data_dir=str(self.data_dir.resolve()),
             port=options.port,
             advertised_host=LOOPBACK if here else options.advertised_host,
-            # Clients do not authenticate yet, so a cluster on one machine must not be reachable from others.
-            bind_host=LOOPBACK if here else "0.0.0.0",
+            bind_host=listen_host(options, master),
             settings=options.settings,
             session_timeout_ms=self._session_timeout_ms,
             secrets=self._keys.secrets,

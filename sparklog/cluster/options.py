@@ -10,12 +10,16 @@ from typing import NamedTuple
 import msgspec
 from msgspec import structs
 
+from sparklog.cluster.process import host_name
 from sparklog.config import broker_config
 from sparklog.errors import ConfigError
+from sparklog.security.listeners import broker_listeners, check_exposure, check_zookeeper_exposure, is_loopback
 
 DEFAULT_PORT = 9092
 #: The listen address of services that only this machine needs.
 LOOPBACK = "127.0.0.1"
+#: The setting with which an operator says that only trusted programs reach the cluster's ports.
+TRUSTED_NETWORK = {"network.trusted": "true"}
 #: The default session time-out with the embedded ZooKeeper. It is short, because that server is near and responds
 #: quickly.
 EMBEDDED_SETTINGS = {"zookeeper.session.timeout.ms": "2000"}
@@ -79,6 +83,32 @@ class ClusterOptions(msgspec.Struct, frozen=True, kw_only=True):
 def is_one_machine(master: str) -> bool:
     """Return whether every executor runs on the driver's machine: local, local[N], local-cluster[...]."""
     return master.startswith("local")
+
+
+def listen_host(options: ClusterOptions, master: str) -> str:
+    """Return the address on which brokers listen. A cluster on one machine must not be reachable from others."""
+    if is_loopback(options.advertised_host):
+        return options.advertised_host
+    return LOOPBACK if is_one_machine(master) and not options.advertised_host else "0.0.0.0"
+
+
+def zookeeper_host(options: ClusterOptions, master: str) -> str:
+    """Return the address on which the embedded ZooKeeper listens, and at which brokers connect to it."""
+    return LOOPBACK if is_one_machine(master) or is_loopback(options.advertised_host) else host_name()
+
+
+def check_network(options: ClusterOptions, master: str) -> None:
+    """Refuse a cluster that would listen on the network without TLS and authentication.
+
+    Raises:
+        ConfigError: the setting to change is in the message.
+    """
+    config = broker_config(options.settings)
+    advertised, bound = options.advertised_host or host_name(), listen_host(options, master)
+    listeners = broker_listeners(config, host=advertised, port=options.port, bind_host=bound)
+    check_exposure(listeners, trusted=config.network_trusted, who="a broker")
+    if not options.zookeeper:
+        check_zookeeper_exposure(zookeeper_host(options, master), trusted=config.network_trusted)
 
 
 def brokers_per_task(options: ClusterOptions, master: str) -> int:

@@ -28,8 +28,8 @@ from pyspark.sql import SparkSession
 from sparklog.broker.lifecycle.logging_setup import LineFormatter, bounded_file
 from sparklog.cluster.cluster_driver import ClusterDriver
 from sparklog.cluster.driver_pidfile import forget_driver, note_driver
-from sparklog.cluster.options import LOOPBACK, ClusterOptions, is_one_machine
-from sparklog.cluster.process import host_name, identify
+from sparklog.cluster.options import ClusterOptions, check_network, zookeeper_host
+from sparklog.cluster.process import identify
 from sparklog.cluster.spark_access import share_secret
 from sparklog.cluster.spark_environment import prepare, remove_spark_home
 from sparklog.cluster.stop_request import StopRequest
@@ -73,9 +73,8 @@ def _run(
     """Start the cluster, wait for its end, and return the exit code. Call ``registered`` after the registration."""
     cluster = ClusterDriver(options)
     master = prepare(os.environ, brokers=options.brokers, data_dir=options.data_dir.resolve())
-    registering = _Registration(
-        cluster, host=LOOPBACK if is_one_machine(master) else host_name(), registered=registered
-    )
+    check_network(options, master)
+    registering = _Registration(cluster, host=zookeeper_host(options, master), registered=registered)
     context: SparkContext | None = None
     try:
         registering.start()

@@ -37,6 +37,7 @@ from sparklog.net.greeting import Credentials
 from sparklog.protocol.messages import DescribeBroker, DescribeBrokerReply, Metadata, MetadataReply
 from sparklog.protocol.proof import Identity, KeyRing
 from sparklog.protocol.senders import SenderKind
+from sparklog.security.listeners import is_loopback
 from sparklog.testing.network import CONTROLLER, ZOOKEEPER, Network, broker_party
 from sparklog.zk import paths
 from sparklog.zk.cluster_store import ClusterStore
@@ -450,7 +451,7 @@ class ProcessCluster:
             "bind_host": slot.bind_host,
             "port": slot.port,
             "zookeeper": slot.zookeeper or self.zookeeper,
-            "settings": self.settings,
+            "settings": self._settings_of(slot),
             "control_socket": str(slot.control_socket),
             "ready_fd": write_fd,
             **({"secret_file": str(self.secret_file)} if self.keys and slot.has_secret and not slot.sources else {}),
@@ -462,6 +463,11 @@ class ProcessCluster:
         slot.process = self._spawn(party, command, slot.log_file, pass_fds=[write_fd], cwd=slot.sources or None)
         os.close(write_fd)
         return ready_fd
+
+    def _settings_of(self, slot: BrokerSlot) -> dict[str, str]:
+        """Return the settings of one broker. A network of the test with other addresses than loopback is trusted."""
+        trusted = {} if slot.sources or is_loopback(slot.bind_host or slot.host) else {"network.trusted": "true"}
+        return {**trusted, **self.settings}
 
     def _launch_controller(self, slot: ControllerSlot) -> None:
         command = [sys.executable, "-m", "sparklog.testing.controller_process", slot.zookeeper or self.zookeeper]

@@ -2,12 +2,22 @@
 
 from __future__ import annotations
 
+import re
 import sys
 from pathlib import Path
 
 import pytest
 
-from sparklog.cluster.options import ClusterOptions, Sizing, brokers_per_task, merged, read_settings, sizing
+from sparklog.cluster.options import (
+    TRUSTED_NETWORK,
+    ClusterOptions,
+    Sizing,
+    brokers_per_task,
+    check_network,
+    merged,
+    read_settings,
+    sizing,
+)
 from sparklog.cluster.spark_environment import prepare, remove_spark_home, submitted_master
 from sparklog.cluster.task_slots import most_slots, too_few_slots
 from sparklog.config import broker_config
@@ -50,6 +60,27 @@ def test_tasks_follow_from_brokers_and_master(
 def test_options_out_of_range_are_named(changes: dict[str, object], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         options(**changes).checked()
+
+
+@pytest.mark.parametrize(
+    ("changes", "master", "refused"),
+    [
+        ({}, "local[4]", ""),
+        ({}, "local-cluster[3,2,1024]", ""),
+        ({"advertised_host": "127.0.0.1"}, "spark://host:7077", ""),
+        ({"advertised_host": "host-1"}, "local[4]", "a broker would listen at 0.0.0.0:9092"),
+        ({"zookeeper": "zk:2181"}, "yarn", "a broker would listen at 0.0.0.0:9092"),
+        ({"settings": {"listeners": "PLAINTEXT://127.0.0.1:9092"}}, "yarn", "the embedded ZooKeeper would listen at"),
+        ({"settings": TRUSTED_NETWORK}, "yarn", ""),
+    ],
+)
+def test_a_cluster_on_an_untrusted_network_is_refused(changes: dict[str, object], master: str, refused: str) -> None:
+    if not refused:
+        check_network(options(**changes), master)
+        return
+    with pytest.raises(ConfigError, match=re.escape(refused)) as caught:
+        check_network(options(**changes), master)
+    assert "set network.trusted=true (--trusted-network)" in str(caught.value)
 
 
 def test_only_an_embedded_zookeeper_gets_short_sessions() -> None:

@@ -14,6 +14,7 @@ from sparklog.broker.lifecycle.secret_file import read_secret_file
 from sparklog.config import BrokerConfig, broker_config
 from sparklog.errors import ConfigError
 from sparklog.protocol.proof import KeyRing
+from sparklog.security.listeners import Listeners, broker_listeners, check_exposure
 
 #: The exit code of a requested restart: the supervisor starts the broker again at once, because it did not crash.
 EXIT_RESTART = 75
@@ -50,6 +51,20 @@ class ProcessConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_
     def broker_settings(self) -> BrokerConfig:
         """Return the broker's settings. Raise ConfigError as ``config.broker_config`` does."""
         return broker_config(self.settings)
+
+    def listeners(self) -> Listeners:
+        """Return the broker's listeners.
+
+        Raises:
+            ConfigError: the settings do not fit together, or the broker would listen on the network without TLS and
+                authentication although the network is not trusted.
+        """
+        settings = self.broker_settings()
+        found = broker_listeners(settings, host=self.host, port=self.port, bind_host=self.bind_host)
+        if found.named:
+            raise ConfigError("listeners: this release has one listener for each broker")
+        check_exposure(found, trusted=settings.network_trusted, who=f"broker {self.broker_id}")
+        return found
 
     def keys(self) -> KeyRing:
         """Return the cluster's secrets. Raise ConfigError as ``secret_file.read_secret_file`` does."""
