@@ -1,0 +1,202 @@
+"""Answers to requests of which the principal may see or do only a part.
+
+Pure. A request with entries is split: the broker handles the entries that are allowed, and ``merged`` adds the refusals
+of the others to its reply. ``shown`` leaves out of a reply what the principal may not see.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Generator, Sequence
+from typing import TypeVar
+
+from msgspec.structs import replace
+
+from sparklog.errors import ErrorCode
+from sparklog.protocol.messages import (
+    CommitOffsets,
+    CommitOffsetsReply,
+    DeletedRecords,
+    DeleteRecords,
+    DeleteRecordsReply,
+    DescribeBrokerReply,
+    DescribedTransaction,
+    DescribeGroupReply,
+    ErrorReply,
+    FetchOffsetsReply,
+    FindHangingReply,
+    HeartbeatReply,
+    ListedOffset,
+    ListGroupsReply,
+    ListOffsets,
+    ListOffsetsReply,
+    ListTransactionsReply,
+    MemberDescription,
+    PartitionResult,
+    Produce,
+    ProduceReply,
+    ProduceResult,
+    Reply,
+    Request,
+)
+from sparklog.record.header import HEADER_BYTES
+from sparklog.security.acls import CLUSTER_NAME, Operation, ResourceType
+
+_T = TypeVar("_T")
+REFUSED = ErrorCode.TOPIC_AUTHORIZATION_FAILED
+#: Return whether the principal may do the operation on the resource.
+Allows = Callable[[Operation, ResourceType, str], bool]
+#: Work that yields between two parts, so that the broker can do other work.
+Shown = Generator[None, None, Reply]
+_Split = Produce | ListOffsets | DeleteRecords | CommitOffsets
+
+
+def without(request: _Split, body: memoryview, refused: Collection[int]) -> tuple[Request, memoryview]:
+    """Return the request and its body without the entries with these indices."""
+    if isinstance(request, CommitOffsets):
+        return replace(request, offsets=_others(request.offsets, refused)), body
+    kept = replace(request, partitions=_others(request.partitions, refused))
+    return kept, _body_without(request, body, refused) if isinstance(request, Produce) else body
+
+
+def _others(entries: Sequence[_T], refused: Collection[int]) -> tuple[_T, ...]:
+    return tuple(entry for index, entry in enumerate(entries) if index not in refused)
+
+
+def _body_without(request: Produce, body: memoryview, refused: Collection[int]) -> memoryview:
+    """Return the body without the parts of the refused entries.
+
+    If the announced sizes do not fit the body, it is returned whole. The broker then refuses the request.
+    """
+    sizes = [wanted.batch_count * HEADER_BYTES + wanted.body_bytes for wanted in request.partitions]
+    if sum(sizes) != len(body) or any(size < 0 for size in sizes):
+        return body
+    kept = bytearray()
+    at = 0
+    for index, size in enumerate(sizes):
+        if index not in refused:
+            kept += body[at : at + size]
+        at += size
+    return memoryview(bytes(kept))
+
+
+def merged(request: _Split, reply: Reply, refused: dict[int, str]) -> Reply:
+    """Return the reply with the refusals of entries, by index, added to the results of the others.
+
+    The broker's error for the whole request is returned as it is.
+    """
+    match request, reply:
+        case Produce(), ProduceReply():
+            return replace(
+                reply, results=_woven(reply.results, refused, lambda n: ProduceResult(REFUSED, -1, -1, -1, refused[n]))
+            )
+        case ListOffsets(), ListOffsetsReply():
+            return replace(
+                reply, results=_woven(reply.results, refused, lambda n: ListedOffset(REFUSED, -1, -1, -1, refused[n]))
+            )
+        case DeleteRecords(), DeleteRecordsReply():
+            return replace(
+                reply, results=_woven(reply.results, refused, lambda n: DeletedRecords(REFUSED, -1, refused[n]))
+            )
+        case CommitOffsets(), CommitOffsetsReply():
+            offsets = request.offsets
+            return replace(
+                reply,
+                results=_woven(
+                    reply.results,
+                    refused,
+                    lambda n: PartitionResult(offsets[n].topic, offsets[n].partition, REFUSED, refused[n]),
+                ),
+            )
+    return reply
+
+
+def _woven(results: Sequence[_T], refused: Collection[int], refusal: Callable[[int], _T]) -> tuple[_T, ...]:
+    """Return the results with a refusal at each of the refused indices."""
+    others = iter(results)
+    return tuple(refusal(index) if index in refused else next(others) for index in range(len(results) + len(refused)))
+
+
+def shown(reply: Reply, allows: Allows, over: Callable[[], bool]) -> Shown:
+    """Return the reply without the parts that ``allows`` refuses. Yield whenever ``over`` returns true.
+
+    An error is returned instead if a part cannot be left out.
+    """
+    match reply:
+        case ListGroupsReply():
+            return (yield from _groups(reply, allows, over))
+        case ListTransactionsReply():
+            return (yield from _transactions(reply, allows, over))
+        case FetchOffsetsReply():
+            offsets = yield from _kept(reply.offsets, lambda offset: _sees(allows, offset.topic), over)
+            held = yield from _kept(reply.held, lambda place: _sees(allows, place[0]), over)
+            return replace(reply, offsets=offsets, held=held)
+        case FindHangingReply():
+            found = yield from _kept(
+                reply.transactions, lambda one: allows(Operation.READ, ResourceType.TOPIC, one.topic), over
+            )
+            return replace(reply, transactions=found)
+        case HeartbeatReply():
+            assigned = yield from _kept(reply.assigned, lambda given: _sees(allows, given.topic), over)
+            return replace(reply, assigned=assigned)
+        case DescribeGroupReply():
+            return (yield from _group(reply, allows, over))
+        case DescribeBrokerReply():
+            if allows(Operation.DESCRIBE_CONFIGS, ResourceType.CLUSTER, CLUSTER_NAME):
+                return reply
+            return replace(reply, settings={})
+    return reply
+
+
+def _sees(allows: Allows, topic: str) -> bool:
+    return allows(Operation.DESCRIBE, ResourceType.TOPIC, topic)
+
+
+def _kept(
+    entries: Sequence[_T], keeps: Callable[[_T], bool], over: Callable[[], bool]
+) -> Generator[None, None, tuple[_T, ...]]:
+    kept: list[_T] = []
+    for entry in entries:
+        if over():
+            yield
+        if keeps(entry):
+            kept.append(entry)
+    return tuple(kept)
+
+
+def _groups(reply: ListGroupsReply, allows: Allows, over: Callable[[], bool]) -> Shown:
+    if allows(Operation.DESCRIBE, ResourceType.CLUSTER, CLUSTER_NAME):
+        return reply
+    listed = list(zip(reply.groups, reply.states, strict=True))
+    kept = yield from _kept(listed, lambda one: allows(Operation.DESCRIBE, ResourceType.GROUP, one[0]), over)
+    return replace(reply, groups=tuple(name for name, _ in kept), states=tuple(state for _, state in kept))
+
+
+def _transactions(reply: ListTransactionsReply, allows: Allows, over: Callable[[], bool]) -> Shown:
+    kept: list[DescribedTransaction] = []
+    for described in reply.transactions:
+        if over():
+            yield
+        if allows(Operation.DESCRIBE, ResourceType.TRANSACTIONAL_ID, described.key):
+            participants = tuple(
+                (producer_id, epoch, tuple(place for place in places if _sees(allows, place[0])))
+                for producer_id, epoch, places in described.participants
+            )
+            kept.append(replace(described, participants=participants))
+    return replace(reply, transactions=tuple(kept))
+
+
+def _group(reply: DescribeGroupReply, allows: Allows, over: Callable[[], bool]) -> Shown:
+    """Return an error if a member reads a topic that the principal may not describe. Source: Kafka's KIP-848."""
+    if reply.description is None:
+        return reply
+    for member in reply.description.members:
+        if over():
+            yield
+        if not all(_sees(allows, topic) for topic in _topics(member)):
+            detail = f"group {reply.description.group!r}: its members read topics that the principal may not Describe"
+            return ErrorReply(reply.cid, REFUSED, detail)
+    return reply
+
+
+def _topics(member: MemberDescription) -> set[str]:
+    return {*member.topics, *(given.topic for given in (*member.owned, *member.target))}
