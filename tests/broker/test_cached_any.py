@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import cast
 
-from sparklog.broker.lifecycle.cached_any import CachedAny
+from sparklog.broker.lifecycle.controlled_shutdown import CachedAny
 from sparklog.broker.replication.partition import Partition
 
 

@@ -12,7 +12,7 @@ from typing import cast
 import pytest
 
 from sparklog.broker.context import BrokerContext
-from sparklog.broker.lifecycle.shutdown_flush import ShutdownFlush
+from sparklog.broker.lifecycle.controlled_shutdown import ShutdownFlush
 from sparklog.broker.replication.partitions import Partitions
 from sparklog.errors import BrokerError
 from sparklog.storage import clean_shutdown

@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from contextlib import suppress
 
 from sparklog.broker.context import BrokerContext
-from sparklog.broker.lifecycle.cached_any import CachedAny
 from sparklog.broker.lifecycle.zk_registration import ZkRegistration
+from sparklog.broker.replication.partition import Partition
 from sparklog.broker.replication.partitions import Partitions
-from sparklog.errors import SparklogError
+from sparklog.errors import SparklogError, StorageError
 
 _log = logging.getLogger(__name__)
 
@@ -81,3 +82,82 @@ async def followers_caught_up(
             _log.warning("followers of %d partitions did not catch up within %g s", behind.count(), timeout_s)
             return
         await asyncio.sleep(_LOOK_S)
+
+
+class CachedAny:
+    """The partitions that satisfied a condition when all were last checked. Owner: the broker's event loop.
+
+    There may be ten thousand partitions, and one of them changes every few milliseconds. A check of all partitions at
+    each change took more processor time than the rest of the stop.
+    """
+
+    def __init__(self, partitions: Callable[[], Iterable[Partition]], needs: Callable[[Partition], bool]) -> None:
+        """``partitions`` returns the candidates; ``needs`` is the condition."""
+        self._partitions = partitions
+        self._needs = needs
+        self._left: list[Partition] = []
+
+    def any(self) -> bool:
+        """Return whether a partition satisfies the condition.
+
+        The other partitions are checked only when no cached partition satisfies it any more.
+        """
+        while self._left:
+            if self._needs(self._left[-1]):
+                return True
+            self._left.pop()
+        self._left = [partition for partition in self._partitions() if self._needs(partition)]
+        return bool(self._left)
+
+    def count(self) -> int:
+        return sum(map(self._needs, self._partitions()))
+
+
+class ShutdownFlush:
+    """The early flushes during one controlled shutdown, after which little is left to flush at the end of the stop.
+
+    There are two flushes. The first runs at once, because many records may not be durable yet. The second runs when all
+    leaderships have moved, after which few records can follow. Each flush ends with a checkpoint, so that the last
+    checkpoint is small.
+
+    Owner: the broker process's event loop, from the request to stop until ``end`` returns.
+    """
+
+    def __init__(self, context: BrokerContext, partitions: Partitions) -> None:
+        self._context = context
+        self._partitions = partitions
+        self._directory = partitions.directory
+        self._ended = False
+        self._task = asyncio.get_running_loop().create_task(self._run(), name="durable ahead of the stop")
+
+    async def end(self) -> None:
+        """Start no further flush, and wait for the one in progress.
+
+        The wait is needed because a disk reports an error only once.
+        """
+        self._ended = True
+        self._context.roles_changed()  # the task may wait for this
+        await self._task
+
+    async def _run(self) -> None:
+        await self._round()
+        while self._partitions.led and not self._ended:
+            await self._context.next_role_change()
+        if not self._ended:
+            await self._round()
+
+    async def _round(self) -> None:
+        """Flush once.
+
+        Errors are ignored here. They mean that the directory is offline or the disk is full, and the end of the stop
+        reports that.
+        """
+        loop = asyncio.get_running_loop()
+        ahead = self._directory.sync_ahead()
+        if ahead is None:
+            return
+        await loop.run_in_executor(None, ahead.run)
+        if self._directory.offline is None:
+            ahead.finished()
+            with suppress(StorageError, OSError):
+                await loop.run_in_executor(None, self._directory.checkpoint_job())

@@ -28,10 +28,9 @@ from sparklog.broker.context import BrokerContext
 from sparklog.broker.lifecycle.broker import Broker
 from sparklog.broker.lifecycle.broker_server import BrokerServer
 from sparklog.broker.lifecycle.control_socket import ControlSocket
-from sparklog.broker.lifecycle.controlled_shutdown import hand_over
+from sparklog.broker.lifecycle.controlled_shutdown import ShutdownFlush, hand_over
 from sparklog.broker.lifecycle.ending import EXIT_CANNOT_START, EXIT_STOP_TIMED_OUT, Ending, StopMode
 from sparklog.broker.lifecycle.process_config import ProcessConfig
-from sparklog.broker.lifecycle.shutdown_flush import ShutdownFlush
 from sparklog.broker.lifecycle.supervisor_lease import LeaseName, OrphanStep, SupervisorLease, relief
 from sparklog.broker.lifecycle.watchdog import Watchdog
 from sparklog.broker.lifecycle.zk_registration import ZkRegistration

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import logging
+from collections.abc import Callable
+
 from sparklog.broker.context import BrokerContext
 from sparklog.broker.groups.group_requests import GroupRequests
 from sparklog.broker.lifecycle.broker import Broker
-from sparklog.broker.lifecycle.restart import RestartRequests
 from sparklog.broker.requests.add_columns import AddColumnsRequests
 from sparklog.broker.requests.add_partitions import CreatePartitionsRequests
 from sparklog.broker.requests.admin import TopicRequests
@@ -22,10 +24,12 @@ from sparklog.broker.requests.set_aside import SetAsideRequests
 from sparklog.broker.transactions.hanging_transactions import HangingTransactionRequests
 from sparklog.broker.transactions.marker_append import MarkerRequests
 from sparklog.broker.transactions.transaction_requests import TransactionRequests
+from sparklog.errors import BrokerError, ErrorCode
 from sparklog.net.server import ServerConnection
 from sparklog.protocol.messages import (
     AbortHanging,
     AbortTransaction,
+    Ack,
     AddColumns,
     AddToTransaction,
     AlterReassignments,
@@ -66,6 +70,8 @@ from sparklog.protocol.messages import (
     VerifyTransaction,
     WriteMarkers,
 )
+
+_log = logging.getLogger(__name__)
 
 
 def request_handlers(broker: Broker) -> Handlers:
@@ -165,10 +171,30 @@ def _of_operation(broker: Broker) -> Handlers:
     context = broker.context
     set_aside = SetAsideRequests(context, broker.set_aside, broker.registry)
     return {
-        RestartBroker: RestartRequests(context, broker.restart).handle,
+        RestartBroker: _restart(context, broker.restart),
         ListSetAside: set_aside.list_logs,
         RestoreSetAside: set_aside.restore,
         RemoveSetAside: set_aside.remove,
         DescribeBroker: DescribeBrokerRequests(context, broker.partitions, broker.slices).handle,
         ControlUpdate: broker.control_updates.handle,
     }
+
+
+def _restart(context: BrokerContext, restart: Callable[[], None]) -> HandleRequest:
+    """Return the handler of restart requests.
+
+    ``restart`` begins the shutdown, after which the supervisor starts the broker again. It raises BrokerError if a
+    restart is not possible.
+    """
+
+    def handle(connection: ServerConnection, request: RestartBroker, body: memoryview) -> None:
+        if request.incarnation != context.incarnation:
+            raise BrokerError(
+                ErrorCode.STALE_BROKER_EPOCH,
+                f"broker {context.broker_id}: expected incarnation {context.incarnation}, found {request.incarnation}",
+            )
+        restart()
+        _log.info("restart requested by %s", connection.peer)
+        connection.reply(Ack(request.cid))
+
+    return handle
