@@ -147,6 +147,7 @@ class ReplicaPerformer(PeerBroker):
     def _cut(self, tp: TopicPartition, hosted: Hosted, effect: fx.TruncateLog) -> ev.Event:
         self.world.note(f"b{self.broker_id} truncates {tp} from {hosted.log.log_end_offset} to {effect.offset}")
         end_offset = hosted.log.truncate(effect.offset)
+        hosted.checkpoint = min(hosted.checkpoint, end_offset)
         hosted.checker.cut(self.broker_id)
         return ev.Truncated(end_offset)
 
