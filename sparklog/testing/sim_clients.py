@@ -1,8 +1,8 @@
 """Clients of the simulated cluster: idempotent producers that retry, and writers that do not.
 
-A producer has at most five batches in flight. It retries them in order until each has a response, and gives up after
-its delivery timeout. It is then unknown whether the batches are in the log, so the producer continues with a new epoch
-of its producer id, from sequence 0.
+A producer sends at most five batches from the oldest one without a response on, as ``PartitionQueues`` does. It retries
+them in order until each has a response, and gives up after its delivery timeout. It is then unknown whether the batches
+are in the log, so the producer continues with a new epoch of its producer id, from sequence 0.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from sparklog.testing.sim_log import Sequenced
 from sparklog.testing.sim_network import SimNetwork
 from sparklog.testing.sim_zk import SimZk
 
+#: A broker remembers only the last five batches of a producer. It cannot recognize an older batch that is sent again.
 MAX_IN_FLIGHT = 5
 REQUEST_MS = 250
 RETRY_MS = 100
@@ -36,9 +37,11 @@ class ServedCluster(Protocol):
 class Write:
     """One batch in flight."""
 
-    __slots__ = ("began_ms", "body", "count", "sequence")
+    __slots__ = ("began_ms", "body", "count", "number", "sequence")
 
-    def __init__(self, body: str, count: int, sequence: Sequenced, began_ms: int) -> None:
+    def __init__(self, number: int, body: str, count: int, sequence: Sequenced, began_ms: int) -> None:
+        #: The number of the write among those of its producer.
+        self.number = number
         self.body = body
         self.count = count
         self.sequence = sequence
@@ -88,15 +91,19 @@ class SimProducer:
         self._look_for_topic()
         if self.pending and self.world.now_ms - self._sent_ms > REQUEST_MS:
             self._answered(self.pending[0], None)
-        if self.stopped or not self._topic_id or len(self.pending) >= MAX_IN_FLIGHT:
+        if self.stopped or not self._topic_id or self._in_flight_span() >= MAX_IN_FLIGHT:
             return
         count = chance.randint(1, 3)
         self._numbers += 1
         sequence = Sequenced(self._producer_id, self._epoch, self._sequence)
-        write = Write(f"{self._name}{self._numbers}", count, sequence, self.world.now_ms)
+        write = Write(self._numbers, f"{self._name}{self._numbers}", count, sequence, self.world.now_ms)
         self._sequence += count
         self.pending.append(write)
         self._send(write)
+
+    def _in_flight_span(self) -> int:
+        """Return how many writes were sent since the oldest write in flight, including it."""
+        return self._numbers - self.pending[0].number + 1 if self.pending else 0
 
     def _look_for_topic(self) -> None:
         """Drop the batches in flight if the topic was deleted, or created again under the same name."""

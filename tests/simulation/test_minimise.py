@@ -12,7 +12,7 @@ MUTANT = "truncate to the high watermark"
 #: the minimum factor by which the list of actions and the trace become shorter
 SHORTER = 4
 #: the number of lines above which a trace is worth reducing
-LONG = 400
+LONG = 450
 
 
 def test_a_mutants_failure_is_minimized_and_fails_in_the_same_way() -> None:
