@@ -121,16 +121,21 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         "KIP-101 without KIP-279",
         "leader, follower",
-        Caught("core", 43, 200),
+        Caught("core", 40, 200),
         replica_type=variants.Kip101Replica,
         restless=0.3,
         likely=_MOVING_LEADERS,
     ),
-    Mutant("histories not compared", "leader", Caught("StrongIsr", 1, 40), replica_type=variants.NoDivergenceReplica),
+    Mutant(
+        "histories not compared",
+        "leader",
+        Caught("unclean elections where allowed", 1, 40),
+        replica_type=variants.NoDivergenceReplica,
+    ),
     Mutant(
         "no epoch fence on fetches",
         "leader, follower",
-        Caught("core", 25, 200),
+        Caught("StrongIsr", 6, 200),
         replica_type=variants.NoFenceReplica,
         weather=NetworkFaults(loss=0.01, duplicate=0.3, slow=0.02, slow_ms=300, late_updates=0.5),
         restless=1.0,
@@ -140,7 +145,7 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         "decisions followed in any order",
         "replica, broker",
-        Caught("ISRs are full", 3, 40),
+        Caught("ISRs are full", 5, 40),
         replica_type=variants.AnyOrderReplica,
         patches=((MetadataCache, "is_overtaken", variants.never),),
         weather=_DOUBLED,
@@ -150,7 +155,7 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         "fetches of an earlier incarnation believed",
         "leader",
-        Caught("StrongIsr", 40, 200),
+        Caught("StrongIsr", 58, 200),
         replica_type=variants.AnyIncarnationReplica,
         weather=NetworkFaults(loss=0.2, duplicate=0.7, slow=0.0, duplicate_ms=1500),
         restless=0.0,
@@ -181,7 +186,7 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         "an ISR addition not bound to the incarnation",
         "leader",
-        Caught("StrongIsr", 9, 200),
+        Caught("StrongIsr", 0, 200),
         replica_type=variants.UnboundReplica,
         likely=(("crash", 30),),
         page_cache_loss=0.9,
@@ -204,7 +209,7 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         "a lost page cache trusted",
         "controller",
-        Caught("StrongIsr", 4, 40),
+        Caught("StrongIsr", 2, 40),
         controller_type=variants.TrustingController,
         likely=(("crash", 30),),
         page_cache_loss=0.9,
@@ -212,7 +217,7 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         "a lost log taken for a new one",
         "broker",
-        Caught("StrongIsr", 0, 40),
+        Caught("StrongIsr", 7, 40),
         broker_type=variants.CredulousBroker,
         likely=_LOSING_LOGS,
         partitions=2,
@@ -242,7 +247,7 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         "table of producers not rebuilt",
         "log",
-        Caught("idempotence", 0, 100),
+        Caught("idempotence", 47, 100),
         log_type=variants.ForgetfulLog,
         likely=(("crash", 20),),
         page_cache_loss=0.9,
@@ -250,7 +255,7 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         "an unverified tail trusted",
         "log",
-        Caught("consistent reads", 1, 40),
+        Caught("consistent reads", 0, 40),
         log_type=variants.CredulousLog,
         likely=(("torn write", 30),),
     ),
@@ -265,7 +270,7 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         "an order to leave that is never withdrawn",
         "leader",
-        Caught("ISRs are full", 4, 100),
+        Caught("ISRs are full", 39, 100),
         replica_type=variants.LatchedLeavingReplica,
         likely=(
             ("reassign", 30),
@@ -304,7 +309,7 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         "a move ends in the epoch it began in",
         "controller",
-        Caught("moves end in a new epoch", 1, 40),
+        Caught("moves end in a new epoch", 2, 40),
         patches=((reassignments, "finish", variants.in_the_same_epoch),),
         restless=0.03,
         likely=(("reassign", 30), ("cancel reassignment", 0), ("delete topic", 0), ("create topic again", 0)),
@@ -312,7 +317,7 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         "an orphaned cluster that stops itself",
         "lease",
-        Caught("orphans serve on", 0, 40),
+        Caught("orphans serve on", 1, 40),
         lease_type=variants.ImpatientLease,
         likely=_DRIVERLESS,
     ),
