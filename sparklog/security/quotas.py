@@ -1,0 +1,249 @@
+"""Quotas of clients: their names and values, the precedence between them, and the token buckets that enforce them.
+
+Pure: the callers pass the time.
+
+A quota belongs to an entity: a user, a client id, a client id of a user, or an address. A default entity is one that
+has no quota of its own. For a connection, the first entity of ``_PRECEDENCE`` with a value counts. Some entities give
+each user or each client id its own quota, others one quota that several share; ``_PRECEDENCE`` says which. Source:
+Kafka, KIP-13, KIP-55, KIP-124, KIP-612.
+
+Every broker enforces its own quotas. The number of buckets is bounded, because a client may choose a new client id for
+each connection. A bucket is forgotten only if it is full, so this loses nothing. While all buckets are in use, further
+clients of a quota share one bucket.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Mapping
+from typing import NamedTuple
+
+from sparklog.errors import BrokerError, ErrorCode
+
+#: The name of a default entity. No user has the empty name, and no client id without characters has its own quota.
+DEFAULT = ""
+#: Bytes of batches per second.
+PRODUCER_BYTE_RATE = "producer_byte_rate"
+CONSUMER_BYTE_RATE = "consumer_byte_rate"
+#: The share of the time of the broker's event loop, in percent.
+REQUEST_PERCENTAGE = "request_percentage"
+#: Connections per second.
+CONNECTION_CREATION_RATE = "connection_creation_rate"
+
+#: The largest value of each quota of users and client ids, and of addresses. All values are above 0.
+CLIENT_QUOTAS: Mapping[str, float] = {PRODUCER_BYTE_RATE: 2**53, CONSUMER_BYTE_RATE: 2**53, REQUEST_PERCENTAGE: 100}
+ADDRESS_QUOTAS: Mapping[str, float] = {CONNECTION_CREATION_RATE: 2**31 - 1}
+QUOTA_NAMES = (*CLIENT_QUOTAS, *ADDRESS_QUOTAS)
+#: The smallest value: one unit in 12 days. A smaller one would give times that no timer takes.
+_LEAST = 1e-6
+#: The names of an entity's parts in messages, as in Kafka.
+USER, CLIENT_ID, IP = "user", "client-id", "ip"
+_MAX_NAME = 255
+#: The most buckets of one broker and quota.
+MAX_BUCKETS = 10_000
+#: The number of buckets that are examined for a full one, before a client gets a bucket that others share.
+_EXAMINED = 16
+
+
+class QuotaEntity(NamedTuple):
+    """The clients to which a quota applies. A part is a name, ``DEFAULT``, or None if it does not matter."""
+
+    user: str | None = None
+    client_id: str | None = None
+    ip: str | None = None
+
+    def __str__(self) -> str:
+        parts = ((USER, self.user), (CLIENT_ID, self.client_id), (IP, self.ip))
+        return ", ".join(f"{part} {name!r}" if name else f"default {part}" for part, name in parts if name is not None)
+
+
+#: The values of one entity, by the quota's name.
+QuotaValues = Mapping[str, float]
+
+
+def check_entity(entity: QuotaEntity) -> None:
+    """Raise BrokerError INVALID_REQUEST unless the entity is one of those that can have quotas."""
+    found = [name for name in entity if name is not None]
+    if not found or (entity.ip is not None and len(found) > 1):
+        detail = "a quota is of a user, a client id, both, or an address"
+        raise BrokerError(ErrorCode.INVALID_REQUEST, detail)
+    if max(map(len, found)) > _MAX_NAME:
+        raise BrokerError(ErrorCode.INVALID_REQUEST, f"a name of a quota has more than {_MAX_NAME} characters")
+
+
+def check_quota(entity: QuotaEntity, name: str, value: float | None) -> None:
+    """Raise BrokerError INVALID_CONFIG unless the entity can have this quota, with this value if it is not None."""
+    known = CLIENT_QUOTAS if entity.ip is None else ADDRESS_QUOTAS
+    if name not in known:
+        detail = f"quota {name[:_MAX_NAME]!r} of {entity}: expected one of {', '.join(known)}"
+        raise BrokerError(ErrorCode.INVALID_CONFIG, detail)
+    if value is not None and not _LEAST <= value <= known[name]:  # also false for NaN
+        detail = f"{name}={value:g} of {entity}: expected more than 0 and at most {known[name]:g}"
+        raise BrokerError(ErrorCode.INVALID_CONFIG, detail)
+
+
+class TokenBucket:
+    """An allowance of ``rate`` units per second, of which at most ``burst`` are saved up.
+
+    A charge may exceed the allowance: then later charges wait until the debt is paid off. So in any time of ``t``
+    seconds, clients that wait as long as they are told are charged at most ``rate * t + burst`` and one charge.
+    """
+
+    __slots__ = ("_tokens", "_updated_s", "burst", "rate")
+
+    def __init__(self, rate: float, burst: float, now_s: float) -> None:
+        self.rate = rate
+        self.burst = burst
+        self._tokens = burst
+        self._updated_s = now_s
+
+    def charge(self, amount: float, now_s: float) -> float:
+        """Charge ``amount`` and return the time in seconds to wait before the next charge; 0 if there is no debt."""
+        self._refill(now_s)
+        self._tokens -= amount
+        return -self._tokens / self.rate if self._tokens < 0 else 0.0
+
+    def wait_s(self, now_s: float) -> float:
+        """Return the time in seconds until there is no debt."""
+        return self.charge(0, now_s)
+
+    def is_full(self, now_s: float) -> bool:
+        self._refill(now_s)
+        return self._tokens >= self.burst
+
+    def _refill(self, now_s: float) -> None:
+        if now_s > self._updated_s:
+            self._tokens = min(self.burst, self._tokens + (now_s - self._updated_s) * self.rate)
+            self._updated_s = now_s
+
+
+class _Rule(NamedTuple):
+    """One step of the precedence.
+
+    ``user`` and ``client_id`` are whether the step's entity names the connection's user or client id (True), the
+    default (False), or neither (None).
+    """
+
+    user: bool | None
+    client_id: bool | None
+
+    def entity(self, user: str, client_id: str) -> QuotaEntity:
+        return QuotaEntity(_part(self.user, user), _part(self.client_id, client_id))
+
+    def owner(self, user: str, client_id: str) -> QuotaEntity:
+        """Return the clients that share one quota of this step: those with this user, client id, or both."""
+        return QuotaEntity(None if self.user is None else user, None if self.client_id is None else client_id)
+
+
+def _part(named: bool | None, name: str) -> str | None:
+    return None if named is None else name if named else DEFAULT
+
+
+#: The precedence, the most specific entity first. Source: Kafka's documentation of quotas.
+_PRECEDENCE = (
+    _Rule(True, True),
+    _Rule(True, False),
+    _Rule(True, None),
+    _Rule(False, True),
+    _Rule(False, False),
+    _Rule(False, None),
+    _Rule(None, True),
+    _Rule(None, False),
+)
+
+
+class QuotaLimit(NamedTuple):
+    """The quota of a client: its rate, the entity that sets it, and the clients that share it."""
+
+    rate: float
+    entity: QuotaEntity
+    owner: QuotaEntity
+
+
+class QuotaTable:
+    """All quotas of a cluster. Immutable."""
+
+    def __init__(self, quotas: Mapping[QuotaEntity, QuotaValues] | None = None) -> None:
+        self.quotas = {entity: dict(values) for entity, values in (quotas or {}).items() if values}
+        self._names = frozenset(name for values in self.quotas.values() for name in values)
+
+    def has(self, name: str) -> bool:
+        """Return whether any entity has the quota ``name``."""
+        return name in self._names
+
+    @property
+    def limits_clients(self) -> bool:
+        """Return whether there is any quota that applies to requests."""
+        return not self._names.isdisjoint(CLIENT_QUOTAS)
+
+    def limit(self, name: str, *, user: str, client_id: str) -> QuotaLimit | None:
+        """Return the quota ``name`` of connections with this user and client id, or None if there is none."""
+        if name not in self._names:
+            return None
+        for rule in _PRECEDENCE:
+            entity = rule.entity(user, client_id)
+            rate = self.quotas.get(entity, {}).get(name)
+            if rate is not None:
+                return QuotaLimit(rate, entity, rule.owner(user, client_id))
+        return None
+
+    def limit_of_address(self, name: str, ip: str) -> QuotaLimit | None:
+        """Return the quota ``name`` of connections from this address, or None if there is none."""
+        if name not in self._names:
+            return None
+        for entity in (QuotaEntity(ip=ip), QuotaEntity(ip=DEFAULT)):
+            rate = self.quotas.get(entity, {}).get(name)
+            if rate is not None:
+                return QuotaLimit(rate, entity, QuotaEntity(ip=ip))
+        return None
+
+
+class QuotaBuckets:
+    """The buckets of one quota, such as ``producer_byte_rate``, in one broker. Owner: the broker's event loop.
+
+    A bucket saves up ``window_s`` seconds of its rate. ``unit`` is the number of charged units for a rate of 1.
+    """
+
+    def __init__(self, name: str, *, window_s: float, unit: float = 1.0, limit: int = MAX_BUCKETS) -> None:
+        self.name = name
+        self._window_s = window_s
+        self._unit = unit
+        self._limit = limit
+        #: The buckets by owner, the least recently used first.
+        self._buckets: OrderedDict[QuotaEntity, TokenBucket] = OrderedDict()
+        #: The buckets that several owners share, by the entity that sets their rate.
+        self._shared: dict[QuotaEntity, TokenBucket] = {}
+
+    def __len__(self) -> int:
+        return len(self._buckets) + len(self._shared)
+
+    def bucket(self, limit: QuotaLimit, now_s: float) -> TokenBucket:
+        """Return the bucket of the quota's owner. A changed rate counts from now on, without an earlier debt."""
+        rate = limit.rate * self._unit
+        bucket = self._buckets.get(limit.owner)
+        if bucket is not None and bucket.rate == rate:
+            self._buckets.move_to_end(limit.owner)
+            return bucket
+        if bucket is None and len(self._buckets) >= self._limit and not self._forget_one(now_s):
+            shared = self._shared.get(limit.entity)
+            if shared is None or shared.rate != rate:
+                shared = self._shared[limit.entity] = TokenBucket(rate, rate * self._window_s, now_s)
+            return shared
+        bucket = self._buckets[limit.owner] = TokenBucket(rate, rate * self._window_s, now_s)
+        return bucket
+
+    def _forget_one(self, now_s: float) -> bool:
+        """Forget one bucket that is full. Return False if there is none among those that are examined."""
+        for _ in range(_EXAMINED):
+            owner, bucket = next(iter(self._buckets.items()))
+            if bucket.is_full(now_s):
+                del self._buckets[owner]
+                return True
+            self._buckets.move_to_end(owner)
+        return False
+
+    def keep_only(self, table: QuotaTable) -> None:
+        """Forget the shared buckets of entities without this quota."""
+        self._shared = {
+            entity: bucket for entity, bucket in self._shared.items() if self.name in table.quotas.get(entity, {})
+        }
