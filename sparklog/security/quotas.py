@@ -86,7 +86,7 @@ class TokenBucket:
     """An allowance of ``rate`` units per second, of which at most ``burst`` are saved up.
 
     A charge may exceed the allowance: then later charges wait until the debt is paid off. So in any time of ``t``
-    seconds, clients that wait as long as they are told are charged at most ``rate * t + burst`` and one charge.
+    seconds, clients that wait for the returned times are charged at most ``rate * t + burst`` and one charge.
     """
 
     __slots__ = ("_tokens", "_updated_s", "burst", "rate")

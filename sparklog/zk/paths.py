@@ -35,6 +35,12 @@ PROOF_REQUIRED = "/cluster/proof_required"
 CONTROLLER = "/controller"
 CONTROLLER_EPOCH = "/controller_epoch"
 CONFIG = "/config"
+#: Credentials and quotas of users, and quotas of client ids and addresses, as Kafka stores them.
+USERS = "/config/users"
+QUOTAS_OF_CLIENTS = "/config/clients"
+QUOTAS_OF_ADDRESSES = "/config/ips"
+#: The index of all quotas, see ``quota_store``.
+QUOTAS = "/config/quotas"
 ISR_CHANGES = "/isr_change_notification"
 DELETE_TOPICS = "/admin/delete_topics"
 STOPPING = "/admin/stopping"

@@ -113,7 +113,7 @@ def test_the_rate_over_any_window_stays_within_quota_and_burst(
 
 @given(st.lists(st.tuples(st.integers(0, 4), st.floats(0, 2), st.floats(0, 3000)), min_size=1, max_size=60))
 def test_clients_that_share_a_bucket_share_its_rate(steps: list[tuple[int, float, float]]) -> None:
-    """Each client waits as long as it is told, at most one charge of each exceeds the allowance."""
+    """Each client waits for the returned time, so at most one charge of each exceeds the allowance."""
     rate, burst = 1000.0, 1000.0
     bucket = TokenBucket(rate, burst, 0.0)
     free_s = [0.0] * 5

@@ -1,0 +1,224 @@
+"""The quotas of clients in ZooKeeper, in the nodes in which Kafka stores them.
+
+The nodes are ``/config/users/<user>``, ``/config/clients/<client id>``, ``/config/users/<user>/clients/<client id>``
+and ``/config/ips/<address>``. A name is quoted, and ``<default>`` stands for the default entity. The value is Kafka's
+JSON object. Its ``config`` has the quotas as text. The node of a user may also have the user's credentials there:
+other keys are kept.
+
+Every write also writes the index, the value of ``/config/quotas``: all entities with quotas, and those of the last
+changes. Its version grows by one with each change. So a broker that watches the index reads only the nodes that have
+changed. The writes are compare-and-set on the index and on the node.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
+from typing import Annotated, Any, NamedTuple
+from urllib.parse import quote
+
+import msgspec
+
+from sparklog.errors import BrokerError, ErrorCode
+from sparklog.security.quotas import DEFAULT, QUOTA_NAMES, QuotaEntity, QuotaValues, check_quota
+from sparklog.zk import codecs, paths
+from sparklog.zk.errors import ZkBadVersion, ZkMultiFailed, ZkNodeExists, ZkNoNode, ZkNotEmpty
+from sparklog.zk.ops import Create, Delete, Op, SetData
+from sparklog.zk.session import Node, ZkSession
+from sparklog.zk.unreadable import Unreadable
+
+_DEFAULT_NODE = "<default>"
+#: The number of entities whose nodes are read at a time.
+_AT_ONCE = 1000
+#: The number of changes that the index names. A broker that has missed more reads all quotas.
+_REMEMBERED = 100
+#: The most entities with quotas in a cluster, because the index is one node.
+MAX_ENTITIES = 5_000
+#: The longest index. ZooKeeper closes the connection after a request of 1 MB.
+_MAX_INDEX_BYTES = 900_000
+
+
+class QuotaIndex(msgspec.Struct, frozen=True):
+    """The value of ``/config/quotas``. ``changed`` has the entities of the last changes, the newest last."""
+
+    entities: tuple[QuotaEntity, ...] = ()
+    changed: Annotated[tuple[QuotaEntity, ...], msgspec.Meta(max_length=10_000)] = ()
+    version: int = codecs.VERSION
+
+
+class _ConfigNode(msgspec.Struct, frozen=True):
+    config: dict[str, Any] = {}
+    version: int = codecs.VERSION
+
+
+class Quotas(NamedTuple):
+    """All quotas, and the version of the index that they belong to."""
+
+    version: int
+    values: Mapping[QuotaEntity, QuotaValues]
+
+
+NO_QUOTAS = Quotas(-1, {})
+
+
+def quota_path(entity: QuotaEntity) -> str:
+    """Return the path of the entity's node. Different entities have different paths."""
+    if entity.ip is not None:
+        return f"{paths.QUOTAS_OF_ADDRESSES}/{_node_name(entity.ip)}"
+    if entity.user is None:
+        return f"{paths.QUOTAS_OF_CLIENTS}/{_node_name(entity.client_id or DEFAULT)}"
+    of_user = f"{paths.USERS}/{_node_name(entity.user)}"
+    return of_user if entity.client_id is None else f"{of_user}/clients/{_node_name(entity.client_id)}"
+
+
+def _node_name(name: str) -> str:
+    if name == DEFAULT:
+        return _DEFAULT_NODE
+    quoted = quote(name, safe="")
+    # ZooKeeper allows no node of these names.
+    return quoted.replace(".", "%2E") if quoted in {".", ".."} else quoted
+
+
+def decode_index(node: Node | None) -> QuotaIndex:
+    """Return the index. Raises ZkFormatError."""
+    if node is None or not node.data:
+        return QuotaIndex()
+    return codecs.decode(paths.QUOTAS, node.data, QuotaIndex)
+
+
+class QuotaStore:
+    """The operations on quotas over one session. The object has no state but the report of unreadable nodes."""
+
+    def __init__(self, session: ZkSession, unreadable: Unreadable) -> None:
+        self._session = session
+        self._unreadable = unreadable
+
+    def watch(self, on_index: Callable[[Node | None], None]) -> Callable[[], None]:
+        """Call ``on_index`` with the node of the index now, after every change and after every reconnection.
+
+        Returns a function that ends that.
+        """
+        return self._session.watch_data(paths.QUOTAS, on_index)
+
+    async def read(self, node: Node | None, known: Quotas = NO_QUOTAS) -> Quotas:
+        """Return the quotas of this index. Only nodes that have changed since ``known`` are read. Raises ZkError."""
+        index = decode_index(node)
+        if node is None:
+            return NO_QUOTAS
+        missed = node.version - known.version
+        entities = frozenset(index.entities)
+        if known.version < 0 or not 0 <= missed <= len(index.changed):
+            return Quotas(node.version, await self._values(entities))
+        changed = frozenset(index.changed[len(index.changed) - missed :])
+        kept = {entity: values for entity, values in known.values.items() if entity in entities - changed}
+        return Quotas(node.version, {**kept, **await self._values(entities & changed)})
+
+    async def current(self) -> Quotas:
+        """Return the quotas after all earlier writes. Raises ZkError."""
+        await self._session.sync(paths.CONFIG)
+        try:
+            node = await self._session.get(paths.QUOTAS)
+        except ZkNoNode:
+            return NO_QUOTAS
+        return await self.read(node)
+
+    async def alter(self, entity: QuotaEntity, changes: Mapping[str, float | None]) -> int:
+        """Set or remove (None) quotas of one entity, and return the new version of the index.
+
+        To remove a quota that does not exist has no effect.
+
+        Raises:
+            BrokerError: INVALID_CONFIG, there are too many entities with quotas.
+            ZkError: with ZkUnreachable the outcome may be unknown. The call may be repeated.
+        """
+        for parent in _parents(entity):
+            await self._session.ensure(parent)
+        await self._session.ensure(paths.QUOTAS)
+        while True:
+            root = await self._session.get(paths.QUOTAS)
+            op, has_quotas = await self._change(entity, changes)
+            index = _indexed(decode_index(root), entity, has_quotas=has_quotas)
+            try:
+                version = (await self._session.multi([SetData(paths.QUOTAS, index, root.version), op]))[0]
+            except ZkMultiFailed as error:
+                if isinstance(error.cause, (ZkBadVersion, ZkNodeExists, ZkNoNode, ZkNotEmpty)):
+                    continue  # Another writer was faster.
+                raise
+            return int(version)
+
+    async def _change(self, entity: QuotaEntity, changes: Mapping[str, float | None]) -> tuple[Op, bool]:
+        """Return the write of the entity's node, and whether the entity has quotas after it."""
+        path = quota_path(entity)
+        node: Node | None = None
+        with suppress(ZkNoNode):
+            node = await self._session.get(path)
+        found = codecs.decode(path, node.data, _ConfigNode) if node is not None and node.data else _ConfigNode()
+        config = {key: value for key, value in found.config.items() if key not in changes}
+        config |= {name: _text(value) for name, value in changes.items() if value is not None}
+        has_quotas = not config.keys().isdisjoint(QUOTA_NAMES)
+        data = codecs.encode(msgspec.structs.replace(found, config=config))
+        if node is None:
+            return Create(path, data), has_quotas
+        if config or await self._session.children(path):
+            return SetData(path, data, node.version), has_quotas
+        return Delete(path, node.version), has_quotas
+
+    async def _values(self, entities: Iterable[QuotaEntity]) -> dict[QuotaEntity, QuotaValues]:
+        wanted = list(entities)
+        found: dict[QuotaEntity, QuotaValues] = {}
+        for first in range(0, len(wanted), _AT_ONCE):
+            some = wanted[first : first + _AT_ONCE]
+            found |= zip(some, await asyncio.gather(*map(self._read_one, some)), strict=True)
+        return {entity: values for entity, values in found.items() if values}
+
+    async def _read_one(self, entity: QuotaEntity) -> QuotaValues:
+        path = quota_path(entity)
+        try:
+            node = await self._session.get(path)
+            config = codecs.decode(path, node.data, _ConfigNode).config if node.data else {}
+        except ZkNoNode:
+            return {}
+        except codecs.ZkFormatError as error:
+            self._unreadable.skip(path, error)
+            return {}
+        values: dict[str, float] = {}
+        for name in QUOTA_NAMES:
+            if name in config:
+                try:
+                    values[name] = float(config[name])
+                    check_quota(entity, name, values[name])
+                except (TypeError, ValueError, BrokerError) as error:
+                    values.pop(name, None)
+                    self._unreadable.skip(path, f"{name}: {error}")
+        return values
+
+
+def _parents(entity: QuotaEntity) -> tuple[str, ...]:
+    """Return the paths that the entity's node needs, from the root."""
+    if entity.ip is not None:
+        return paths.CONFIG, paths.QUOTAS_OF_ADDRESSES
+    if entity.user is None:
+        return paths.CONFIG, paths.QUOTAS_OF_CLIENTS
+    if entity.client_id is None:
+        return paths.CONFIG, paths.USERS
+    of_user = quota_path(QuotaEntity(entity.user))
+    return paths.CONFIG, paths.USERS, of_user, f"{of_user}/clients"
+
+
+def _indexed(index: QuotaIndex, entity: QuotaEntity, *, has_quotas: bool) -> bytes:
+    """Return the next index, after a change of the entity."""
+    entities = [known for known in index.entities if known != entity] + [entity] * has_quotas
+    encoded = codecs.encode(
+        msgspec.structs.replace(
+            index, entities=tuple(sorted(entities, key=str)), changed=(*index.changed, entity)[-_REMEMBERED:]
+        )
+    )
+    if has_quotas and (len(entities) > MAX_ENTITIES or len(encoded) > _MAX_INDEX_BYTES):
+        detail = f"{len(entities)} entities would have quotas, at most {MAX_ENTITIES} may; long names count for more"
+        raise BrokerError(ErrorCode.INVALID_CONFIG, detail)
+    return encoded
+
+
+def _text(value: float) -> str:
+    return str(int(value)) if float(value).is_integer() else repr(value)
