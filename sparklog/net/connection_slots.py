@@ -1,7 +1,8 @@
 """The connection slots of a server: limits by the kind of connection, and the closing of silent connections.
 
 A new connection is *unknown*. Its hello shows that it belongs to a client, or offers a proof; after the proof it
-belongs to a peer, which is a broker of the cluster or the controller. Some slots are reserved for peers. If all slots
+belongs to a peer, which is a broker of the cluster or the controller. On a listener that requires a login, a client's
+connection is unknown until the login is complete. Some slots are reserved for peers. If all slots
 are taken, a new connection gets the slot of the oldest unknown connection. Unknown connections are closed after a short
 time. Idle connections of clients are closed after a longer time, unless they wait for a reply.
 """
@@ -19,7 +20,8 @@ _log = logging.getLogger(__name__)
 class ConnectionStanding(Enum):
     """The kind of a connection: a client, a peer (a broker or the controller), or unknown.
 
-    A connection is ``UNKNOWN`` until its hello arrives and, if the hello offers a proof, until the proof arrives.
+    A connection is ``UNKNOWN`` until its hello arrives and, if the hello offers a proof, until the proof arrives. On a
+    listener that requires a login, it is ``UNKNOWN`` until the login is complete.
     """
 
     UNKNOWN = "unknown"
@@ -82,7 +84,7 @@ class ConnectionSlots:
         return True
 
     def greeted(self, connection: Connected) -> bool:
-        """Record the kind of the connection, after its hello and again after its proof.
+        """Record the kind of the connection, after its hello and again after its proof and each login.
 
         Returns whether the limit for this kind allows the connection.
         """
@@ -93,6 +95,8 @@ class ConnectionSlots:
                 self._unknown.pop(connection, None)
                 return True
             case ConnectionStanding.CLIENT:
+                if connection in self._clients:
+                    return True
                 self._unknown.pop(connection, None)
                 self._clients.add(connection)
                 return len(self._clients) <= self.client_limit
@@ -109,7 +113,9 @@ class ConnectionSlots:
             self.leave(connection)
             connection.abort()
         if silent:
-            _log.warning("closed %d connections without a hello or proof within %g s", len(silent), self._hello_s)
+            _log.warning(
+                "closed %d connections without a hello, proof or login within %g s", len(silent), self._hello_s
+            )
         idle = list(self._idle(self._clients, now_s))
         for connection in idle:
             connection.close()

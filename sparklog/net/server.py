@@ -9,6 +9,9 @@ arrived completely.
 Connections beyond ``max_connections`` get an error reply and are closed. Each connection needs a file descriptor, and a
 broker without free descriptors would lose its log directory. ``connection_slots`` assigns the slots and closes silent
 connections.
+
+A listener may require a login (``authentication``). It serves a connection only after the login. The reply to a failed
+login comes after a delay, and then the connection is closed.
 """
 
 from __future__ import annotations
@@ -25,9 +28,10 @@ from typing import Any, Protocol, cast
 
 from msgspec.structs import replace
 
-from sparklog.errors import ErrorCode
-from sparklog.model import host_and_port
+from sparklog.errors import BrokerError, ErrorCode
+from sparklog.model import Principal, host_and_port
 from sparklog.net import unix_socket
+from sparklog.net.authentication import ListenerSecurity, LoginDelays
 from sparklog.net.connection_slots import ConnectionSlots, ConnectionStanding
 from sparklog.net.greeting import Credentials
 from sparklog.net.loop import tune
@@ -36,9 +40,11 @@ from sparklog.net.turn import NOTED_S, Turn
 from sparklog.net.unix_socket import ip_address, peer_process
 from sparklog.protocol.connection import ImmediateAnswer, ServerEnd, encode_reply
 from sparklog.protocol.frames import Buffer
-from sparklog.protocol.messages import ErrorReply, HelloReply, Reply, Request
+from sparklog.protocol.login import ServerLogin
+from sparklog.protocol.messages import ErrorReply, HelloReply, Reply, Request, SaslAuthenticateReply
 from sparklog.protocol.proof import Authenticator, Identity
 from sparklog.protocol.received import ReceivedRequest
+from sparklog.security.principals import ANONYMOUS
 
 _log = logging.getLogger(__name__)
 
@@ -49,8 +55,12 @@ _BACKLOG = 1024
 #: The slots that Unix sockets leave free for TCP connections. A client that continues on the Unix socket uses two slots
 #: until it closes the TCP connection.
 _SPARE = 100
+#: The host of a peer on the Unix socket, as ACLs and quotas see it.
+_WITHIN_HOST = "127.0.0.1"
 #: The prefixes of the client ids of brokers and controllers.
 _PEERS = ("broker ", "replica-", "controller-")
+#: The errors of a failed login.
+_LOGIN_ERRORS = frozenset({ErrorCode.SASL_AUTHENTICATION_FAILED, ErrorCode.UNSUPPORTED_SASL_MECHANISM})
 
 
 class Handler(Protocol):
@@ -63,6 +73,7 @@ class Handler(Protocol):
         """Handle the end of the connection. Later replies are discarded."""
 
 
+_PLAIN = ListenerSecurity()
 HandlerFactory = Callable[["ServerConnection"], Handler]
 
 
@@ -96,10 +107,17 @@ class ServerConnection(asyncio.BufferedProtocol):
     """The server's side of one connection. Every method must be called on the server's event loop."""
 
     def __init__(
-        self, factory: HandlerFactory, describe: Callable[[int, int], HelloReply], *, limits: Limits, budget: _Budget
+        self,
+        factory: HandlerFactory,
+        describe: Callable[[int, int], HelloReply],
+        *,
+        limits: Limits,
+        budget: _Budget,
+        security: ListenerSecurity,
     ) -> None:
         self._factory = factory
-        self._end = ServerEnd(describe, limits.max_frame_bytes, limits.authenticator)
+        self._security = security
+        self._end = ServerEnd(describe, limits.max_frame_bytes, limits.authenticator, self._new_login())
         self._limits = limits
         self._max_in_flight = limits.max_in_flight
         self._budget = budget
@@ -117,6 +135,14 @@ class ServerConnection(asyncio.BufferedProtocol):
         self._transport: asyncio.Transport | None = None
         self._handler: Handler | None = None
         self.peer = ""
+        #: The address of the client, without the port.
+        self.peer_host = ""
+        #: The name of the listener that accepted this connection.
+        self.listener = security.name
+        #: The principal that the peer has logged in as.
+        self.principal: Principal = ANONYMOUS
+        #: The timer of the end of the session or of the reply to a failed login, or None.
+        self._timer: asyncio.TimerHandle | None = None
         #: Whether this connection uses the Unix socket.
         self.within_host = False
         self.closed = False
@@ -129,7 +155,7 @@ class ServerConnection(asyncio.BufferedProtocol):
     def standing(self) -> ConnectionStanding:
         """Return the kind of the connection."""
         end = self._end
-        if not end.version or end.may_prove:
+        if not end.admitted or end.may_prove:
             return ConnectionStanding.UNKNOWN
         # If there is no secret, only the client id shows the kind.
         by_name = not self._limits.has_secret and end.client_id.startswith(_PEERS)
@@ -144,6 +170,12 @@ class ServerConnection(asyncio.BufferedProtocol):
     def identity(self) -> Identity | None:
         """Return the identity that the opener of this connection has proved (a broker or the controller), or None."""
         return self._end.identity
+
+    @property
+    def is_logging_in(self) -> bool:
+        """Return whether a login of this connection has begun and is not complete."""
+        login = self._end.login
+        return login is not None and login.in_progress
 
     @property
     def writable(self) -> bool:
@@ -165,8 +197,9 @@ class ServerConnection(asyncio.BufferedProtocol):
         # If the client has reset the connection meanwhile, the system does not report its address.
         host, port = ip_address(transport.get_extra_info("peername"))
         self.peer = f"local:{peer_process(accepted)[0]}" if self.within_host else host_and_port(host, port)
+        self.peer_host = _WITHIN_HOST if self.within_host else host
         reached_at = ip_address(transport.get_extra_info("sockname"))
-        if self._limits.unix_socket and (self.within_host or reached_at[0]):
+        if self._limits.unix_socket and (self.within_host or reached_at[0]) and self._security.is_plain:
             self._end.describe = partial(_described, self._end.describe, self._limits.unix_socket, reached_at)
         if self._limits.closing:
             self._transport.close()
@@ -211,12 +244,19 @@ class ServerConnection(asyncio.BufferedProtocol):
         self._turn.leave(self)
         self._queue.clear()
         in_hand, self._in_hand = self._in_hand, {}
+        self._end_handler()
+        # The login and its timer refer to this connection.
+        self._end.login = None
+        self._cancel_timer()
+        self._budget.release(sum(in_hand.values()))
+
+    def _end_handler(self) -> None:
+        """Handle no further request."""
         if self._handler is not None:
             self._handler.connection_lost()
             # The handler refers to this connection. Without this, the receive buffer would stay until the next garbage
             # collection.
             self._handler = None
-        self._budget.release(sum(in_hand.values()))
 
     def _check_large(self) -> None:
         """Check whether a large frame has started or has arrived completely. Frames of brokers always have room."""
@@ -326,10 +366,61 @@ class ServerConnection(asyncio.BufferedProtocol):
             self._queue.clear()
             self._refuse(event.reply.cid, self._limits.places.client_limit)
             return
+        if isinstance(event.reply, SaslAuthenticateReply):
+            if event.reply.complete:
+                self._logged_in(event.reply.session_lifetime_ms)
+        elif isinstance(event.reply, ErrorReply) and event.reply.code in _LOGIN_ERRORS:
+            self._login_failed(event.reply)
+            return
         self._transport.writelines(encode_reply(event.reply))
         if event.close:
             self._queue.clear()
             self.close()
+
+    # --- logins ---
+
+    def _new_login(self) -> ServerLogin | None:
+        authentication = self._security.authentication
+        if authentication is None:
+            return None
+        return ServerLogin(
+            authentication.mechanisms,
+            lambda mechanism: authentication.begin(mechanism, self),
+            authentication.session_lifetime_ms,
+        )
+
+    def _logged_in(self, session_lifetime_ms: int) -> None:
+        login, authentication = self._end.login, self._security.authentication
+        assert login is not None and login.principal is not None and authentication is not None
+        self.principal = login.principal
+        self._cancel_timer()
+        if session_lifetime_ms:
+            loop = asyncio.get_running_loop()
+            self._timer = loop.call_later(session_lifetime_ms / 1000, self._end.session_expired)
+        authentication.succeeded(self, login.mechanism)
+
+    def _login_failed(self, reply: ErrorReply) -> None:
+        """Send the reply to a failed login after a delay, and close the connection."""
+        login, authentication = self._end.login, self._security.authentication
+        mechanism = login.mechanism if login is not None else ""
+        self._queue.clear()
+        self._end_handler()
+        self._cancel_timer()
+        self._set_reading(False)
+        delay_s = self._limits.login_delays.failed(self.peer_host, time.monotonic())
+        self._timer = asyncio.get_running_loop().call_later(delay_s, self._end_failed_login, reply)
+        if authentication is not None:
+            authentication.failed(self, mechanism, BrokerError(ErrorCode(reply.code), reply.detail))
+
+    def _end_failed_login(self, reply: ErrorReply) -> None:
+        if self._transport is not None and not self.closed:
+            self._transport.writelines(encode_reply(reply))
+            self._transport.close()
+
+    def _cancel_timer(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
 
     def _handle(self, event: ReceivedRequest) -> None:
         handler, request, size = self._handler, event.request, event.frame_bytes
@@ -409,6 +500,8 @@ class Limits:
         self.closing = False
         #: The name of the Unix socket, which is in the reply to each hello; empty if there is no Unix socket.
         self.unix_socket = ""
+        #: The delays of the replies to failed logins.
+        self.login_delays = LoginDelays()
         #: Adds the broker's proof to the reply to a hello; None if the broker has no credentials.
         self.authenticator: Authenticator | None = None
 
@@ -421,16 +514,22 @@ class Server:
     """A server that listens for connections; ``serve`` creates it."""
 
     def __init__(
-        self, server: asyncio.Server, limits: Limits, budget: _Budget, *, within_host: asyncio.Server | None
+        self,
+        factory: HandlerFactory,
+        describe: Callable[[int, int], HelloReply],
+        *,
+        limits: Limits,
+        budget: _Budget,
     ) -> None:
-        self._server = server
-        self._within_host = within_host
+        self._factory = factory
+        self._describe = describe
+        self._servers: list[asyncio.Server] = []
         self._limits = limits
         self._budget = budget
         self._checked_s = time.monotonic()
         self._check_timer = asyncio.get_running_loop().call_later(limits.places.interval_s, self._check)
-        # asyncio's servers have a tuple of sockets, uvloop's a list.
-        self.port: int = cast(Any, server).sockets[0].getsockname()[1]
+        #: The port of the first listener.
+        self.port = -1
 
     @property
     def connections(self) -> int:
@@ -450,6 +549,58 @@ class Server:
     def queued_bytes(self) -> int:
         return self._budget.used
 
+    async def listen(self, host: str, port: int, security: ListenerSecurity) -> int:
+        """Add a listener on ``host:port``, and return its port. All listeners share the limits of the server.
+
+        Port 0 means any free port. Raises OSError if the address is in use.
+        """
+        loop = asyncio.get_running_loop()
+        server = await loop.create_server(
+            lambda: self._make(security), host, port, backlog=_BACKLOG, reuse_address=True
+        )
+        self._servers.append(server)
+        # asyncio's servers have a tuple of sockets, uvloop's a list.
+        bound: int = cast(Any, server).sockets[0].getsockname()[1]
+        if self.port < 0:
+            self.port = bound
+        return bound
+
+    async def listen_within_host(self, security: ListenerSecurity) -> None:
+        """Listen on a Unix socket for clients of a plain listener on the same host, if the system allows that."""
+        try:
+            name, listening = unix_socket.bind()
+            if listening is not None:
+                with contextlib.ExitStack() as undo:
+                    undo.callback(listening.close)
+                    server = await asyncio.get_running_loop().create_unix_server(
+                        lambda: self._make(security), sock=listening, backlog=_BACKLOG
+                    )
+                    undo.pop_all()
+                self._servers.append(server)
+                self._limits.unix_socket = name
+        except OSError as error:
+            _log.warning("Unix sockets are not available: %s", error)
+
+    def close_connections(self, principal: Principal) -> int:
+        """Close the connections of ``principal``, and return their number.
+
+        A client whose login is in progress is closed as well, because it may become this principal.
+        """
+        ended = [
+            connection
+            for connection in self._limits.places.connections
+            if isinstance(connection, ServerConnection)
+            and (connection.principal == principal or connection.is_logging_in)
+        ]
+        for connection in ended:
+            connection.abort()
+        return len(ended)
+
+    def _make(self, security: ListenerSecurity) -> ServerConnection:
+        return ServerConnection(
+            self._factory, self._describe, limits=self._limits, budget=self._budget, security=security
+        )
+
     def _check(self) -> None:
         now_s = time.monotonic()
         passed_s, self._checked_s = now_s - self._checked_s, now_s
@@ -457,21 +608,24 @@ class Server:
         self._limits.receiving.close_slow(passed_s)
         self._check_timer = asyncio.get_running_loop().call_later(self._limits.places.interval_s, self._check)
 
+    def stop_accepting(self) -> None:
+        """Accept no further connection, and leave the sockets open."""
+        loop = asyncio.get_running_loop()
+        for server in self._servers:
+            for listening in cast(Any, server).sockets:
+                loop.remove_reader(listening.fileno())
+
     async def close(self) -> None:
         """Stop listening, and close every connection after its written replies are sent."""
         self._limits.closing = True
         self._check_timer.cancel()
-        loop = asyncio.get_running_loop()
-        servers = [cast(Any, server) for server in (self._server, self._within_host) if server is not None]
         # asyncio accepts a socket in one iteration of the event loop and creates the connection in the next one, which
         # would fail if the server were closed in between.
-        for server in servers:
-            for listening in server.sockets:
-                loop.remove_reader(listening.fileno())
+        self.stop_accepting()
         for connection in list(self._limits.places.connections):
             connection.close()
         await asyncio.sleep(0)
-        for server in servers:
+        for server in self._servers:
             server.close()
         for _ in range(_TURNS_TO_CLOSE):
             await asyncio.sleep(0)
@@ -492,13 +646,14 @@ async def serve(
     kept_connections: int = 0,
     idle_s: float = 600.0,
     hello_s: float = 10.0,
+    security: ListenerSecurity = _PLAIN,
 ) -> Server:
     """Listen on ``host:port`` and, with ``within_host``, on a Unix socket for clients on the same host.
 
     Port 0 means any free port. With ``credentials`` the broker proves its identity. ``kept_connections`` of
     ``max_connections`` are reserved for brokers and the controller. A client's connection is closed after ``idle_s``
-    seconds without requests, and a connection without a hello is closed after ``hello_s`` seconds. Raises OSError if
-    the address is in use.
+    seconds without requests. A connection is closed after ``hello_s`` seconds without a hello and the login that its
+    listener requires. Only a plain listener has a Unix socket. Raises OSError if the address is in use.
     """
     limits = Limits(
         max_frame_bytes=max_frame_bytes,
@@ -508,29 +663,13 @@ async def serve(
     )
     if credentials is not None:
         limits.authenticator = credentials
-    budget = _Budget(queued_max_bytes)
-    loop = asyncio.get_running_loop()
-
-    def make() -> ServerConnection:
-        return ServerConnection(factory, describe, limits=limits, budget=budget)
-
+    server = Server(factory, describe, limits=limits, budget=_Budget(queued_max_bytes))
     # The Unix socket is bound first, because its name must be in the reply to the first hello on TCP.
-    by_unix = None
-    if within_host:
-        try:
-            name, listener = unix_socket.bind()
-            if listener is not None:
-                with contextlib.ExitStack() as undo:
-                    undo.callback(listener.close)
-                    by_unix = await loop.create_unix_server(make, sock=listener, backlog=_BACKLOG)
-                    undo.pop_all()
-                limits.unix_socket = name
-        except OSError as error:
-            _log.warning("Unix sockets are not available: %s", error)
+    if within_host and security.is_plain:
+        await server.listen_within_host(security)
     try:
-        server = await loop.create_server(make, host, port, backlog=_BACKLOG, reuse_address=True)
+        await server.listen(host, port, security)
     except BaseException:
-        if by_unix is not None:
-            by_unix.close()
+        await server.close()
         raise
-    return Server(server, limits, budget, within_host=by_unix)
+    return server

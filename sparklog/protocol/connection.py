@@ -1,8 +1,8 @@
 """The two ends of a connection without I/O: correlation, version agreement, and error replies to invalid input.
 
-The client end gives each request a correlation id. The server end replies to Hello and Prove itself, and passes all
-other requests to its owner. To bytes that it cannot decode it replies with an ``ErrorReply``. Neither end owns a
-socket.
+The client end gives each request a correlation id. The server end replies to Hello, Prove and SaslAuthenticate itself,
+and passes all other requests to its owner. To bytes that it cannot decode it replies with an ``ErrorReply``. Neither
+end owns a socket.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ import msgspec
 from sparklog.errors import BrokerError, ErrorCode, ProtocolError
 from sparklog.protocol.frames import Buffer, FrameDecoder, before_body, encode_frame
 from sparklog.protocol.header_limits import MAX_HEADER_BYTES, beginning_of, header_limit
+from sparklog.protocol.login import ServerLogin
 from sparklog.protocol.messages import (
     PROTOCOL_MAX_VERSION,
     PROTOCOL_MIN_VERSION,
@@ -27,16 +28,21 @@ from sparklog.protocol.messages import (
     Prove,
     Reply,
     Request,
+    SaslAuthenticate,
+    SaslAuthenticateReply,
     decode_reply,
     decode_request,
     encode_message,
 )
 from sparklog.protocol.proof import Authenticator, Identity, IdentityClaim
 from sparklog.protocol.received import Frame, OversizeFrame, ReceivedReply, ReceivedRequest, cid_of
+from sparklog.protocol.sasl import MAX_SASL_BYTES
 
 DEFAULT_MAX_FRAME_BYTES = 128 * 1024 * 1024
 #: The largest frame of a hello.
 MAX_HELLO_BYTES = 4096
+#: The largest frame between a hello and the end of the login, if the listener requires one.
+MAX_LOGIN_BYTES = MAX_SASL_BYTES + 1024
 #: The maximum length of an error's detail. A detail may quote the peer's bytes, which may be a megabyte.
 _MAX_DETAIL = 1000
 #: A placeholder for the correlation id in a prepared frame. The bytes before it, lengths and the message's tag, never
@@ -44,13 +50,13 @@ _MAX_DETAIL = 1000
 _ANY_CID = 2**64 - 1
 
 #: Requests that a server end replies to itself.
-_HANDSHAKE = (Hello, Prove)
+_HANDSHAKE = (Hello, Prove, SaslAuthenticate)
 
 
 class ImmediateAnswer(NamedTuple):
     """A reply by the server end itself. ``close`` means that the connection must be closed after this reply."""
 
-    reply: HelloReply | Ack | ErrorReply
+    reply: HelloReply | Ack | SaslAuthenticateReply | ErrorReply
     close: bool
 
 
@@ -145,7 +151,8 @@ class ServerEnd:
     """The server side of one connection.
 
     ``describe`` returns the HelloReply for a correlation id and an agreed version. ``authenticator`` creates the
-    broker's proof that it knows the cluster's secret. If it is None, the broker sends no proof.
+    broker's proof that it knows the cluster's secret. If it is None, the broker sends no proof. ``login`` is for a
+    listener on which a connection must log in. A connection that has proved its identity need not log in.
     """
 
     def __init__(
@@ -153,12 +160,18 @@ class ServerEnd:
         describe: Callable[[int, int], HelloReply],
         max_frame_bytes: int,
         authenticator: Authenticator | None = None,
+        login: ServerLogin | None = None,
     ) -> None:
-        self._decoder = FrameDecoder(max_frame_bytes, MAX_HELLO_BYTES)
+        self._decoder = FrameDecoder(max_frame_bytes, MAX_HELLO_BYTES, MAX_LOGIN_BYTES if login is not None else 0)
         self._max_frame_bytes = max_frame_bytes
         self.describe = describe
         self._authenticator = authenticator
         self._claim: IdentityClaim | None = None
+        self.login = login
+        #: Whether requests are served: the hello and, if the listener requires one, the login are complete.
+        self.admitted = False
+        #: Whether the peer has not logged in again in time.
+        self._expired = False
         #: The identity that the peer has proved. None for a client, and before the proof.
         self.identity: Identity | None = None
         self.client_id = ""
@@ -211,7 +224,7 @@ class ServerEnd:
     def _oversize(self, frame: OversizeFrame) -> ImmediateAnswer:
         detail = f"frame of {frame.frame_bytes} bytes, at most {frame.limit} accepted"
         reply = ErrorReply(cid_of(frame.header), ErrorCode.FRAME_TOO_LARGE, detail)
-        return ImmediateAnswer(reply, close=not self.version)
+        return ImmediateAnswer(reply, close=not self.admitted)
 
     def _oversize_header(self, header: memoryview) -> ImmediateAnswer | None:
         """Return an error reply if the header is too large to be decoded, or None if it is not."""
@@ -235,18 +248,57 @@ class ServerEnd:
             request = decode_request(header)
         except msgspec.ValidationError as error:
             code = ErrorCode.UNKNOWN_API if "Invalid value" in str(error) else ErrorCode.INVALID_REQUEST
-            return ImmediateAnswer(ErrorReply(cid_of(header), code, str(error)), close=not self.version)
+            return ImmediateAnswer(ErrorReply(cid_of(header), code, str(error)), close=not self.admitted)
         except UNDECODABLE as error:
             detail = f"header is not a message: {error}"
             reply = ErrorReply(cid_of(header), ErrorCode.MALFORMED_FRAME, detail)
-            return ImmediateAnswer(reply, close=not self.version)
+            return ImmediateAnswer(reply, close=not self.admitted)
         if isinstance(request, _HANDSHAKE):
-            return self._greet(request) if isinstance(request, Hello) else self._prove(request)
-        if not self.version:
-            detail = f"{type(request).__name__} found, Hello expected first"
-            return ImmediateAnswer(ErrorReply(request.cid, ErrorCode.INVALID_REQUEST, detail), close=True)
+            return self._handshake(request)
+        if not self.admitted:
+            return self._not_admitted(request)
         body = frame.body
         return ReceivedRequest(request, body, len(header) + len(body))
+
+    def _handshake(self, request: Hello | Prove | SaslAuthenticate) -> ImmediateAnswer:
+        if isinstance(request, Hello):
+            return self._greet(request)
+        if isinstance(request, Prove):
+            return self._prove(request)
+        return self._log_in(request)
+
+    def _not_admitted(self, request: Request) -> ImmediateAnswer:
+        name = type(request).__name__
+        if not self.version:
+            code, detail = ErrorCode.INVALID_REQUEST, f"{name} found, Hello expected first"
+        elif self._expired:
+            # The error is retriable: the client may send the same request on another connection.
+            code, detail = ErrorCode.NETWORK_EXCEPTION, "the session has expired, and the client did not log in again"
+        else:
+            code, detail = ErrorCode.ILLEGAL_SASL_STATE, f"{name} found, this listener requires a login first"
+        return ImmediateAnswer(ErrorReply(request.cid, code, detail), close=True)
+
+    def session_expired(self) -> None:
+        """Close the connection at its next request, unless the peer logs in again before."""
+        self.admitted, self._expired = False, True
+
+    def _admit(self) -> None:
+        self.admitted, self._expired = True, False
+        self._decoder.end_login()
+
+    def _log_in(self, request: SaslAuthenticate) -> ImmediateAnswer:
+        login = self.login
+        if login is None or not self.version:
+            found = "this listener has no logins" if self.version else "Hello expected first"
+            detail = f"SaslAuthenticate found, {found}"
+            return ImmediateAnswer(ErrorReply(request.cid, ErrorCode.ILLEGAL_SASL_STATE, detail), close=True)
+        try:
+            reply = login.step(request)
+        except BrokerError as error:
+            return ImmediateAnswer(ErrorReply(request.cid, error.code, error.detail), close=True)
+        if reply.complete:
+            self._admit()
+        return ImmediateAnswer(reply, close=False)
 
     def _greet(self, request: Hello) -> ImmediateAnswer:
         if self.version:
@@ -263,6 +315,8 @@ class ServerEnd:
         if request.cluster_id and request.cluster_id != reply.cluster_id:
             detail = f"cluster {request.cluster_id!r} expected, this broker is of {reply.cluster_id!r}"
             return ImmediateAnswer(ErrorReply(request.cid, ErrorCode.INVALID_REQUEST, detail), close=True)
+        if self.login is not None:
+            reply = _before_login(reply, self.login.mechanisms)
         if self._authenticator is not None:
             try:
                 reply, self._claim = self._authenticator.answer(request, reply)
@@ -270,6 +324,7 @@ class ServerEnd:
                 return ImmediateAnswer(ErrorReply(request.cid, error.code, error.detail), close=True)
         self.version = version
         self.client_id = request.client_id
+        self.admitted = self.login is None
         return ImmediateAnswer(reply, close=False)
 
     def _prove(self, request: Prove) -> ImmediateAnswer:
@@ -281,7 +336,16 @@ class ServerEnd:
             detail = f"{claim.identity.role.value} {claim.identity.number}: its proof of the cluster's secret is wrong"
             return ImmediateAnswer(ErrorReply(request.cid, ErrorCode.CLUSTER_AUTHORIZATION_FAILED, detail), close=True)
         self.identity = claim.identity
+        if not self.admitted:
+            self._admit()
         return ImmediateAnswer(Ack(request.cid), close=False)
+
+
+def _before_login(reply: HelloReply, mechanisms: tuple[str, ...]) -> HelloReply:
+    """Return the reply for a peer that has to log in, without the names of the sockets of this host."""
+    return msgspec.structs.replace(
+        reply, boot_id="", local_socket="", unix_socket="", reached_at=("", 0), sasl_mechanisms=mechanisms
+    )
 
 
 def encode_reply(reply: Reply, body: Sequence[Buffer] = (), body_bytes: int = -1) -> list[Buffer]:

@@ -68,6 +68,9 @@ class HelloReply(Message, frozen=True, tag="hello_reply"):
 
     ``proof`` is the broker's proof that it knows the secret ``key_id``. It is empty if Hello offered no proof, or the
     broker knows none of the offered secrets.
+
+    If there are ``sasl_mechanisms``, the client must log in by one of them before any other request. The names of the
+    sockets are then empty.
     """
 
     version: int
@@ -82,6 +85,7 @@ class HelloReply(Message, frozen=True, tag="hello_reply"):
     nonce: Token = b""
     key_id: Name = ""
     proof: Token = b""
+    sasl_mechanisms: KeyIds = ()
 
 
 class Prove(Message, frozen=True, tag="prove"):

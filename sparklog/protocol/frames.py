@@ -81,10 +81,15 @@ class FrameDecoder:
         FRAME_TOO_LARGE, fatal: the first frame is too large.
     """
 
-    def __init__(self, max_frame_bytes: int, first_max_bytes: int = 0) -> None:
-        """Allocate the receive buffer. ``first_max_bytes`` limits the first frame, or has no effect if it is 0."""
+    def __init__(self, max_frame_bytes: int, first_max_bytes: int = 0, login_max_bytes: int = 0) -> None:
+        """Allocate the receive buffer.
+
+        ``first_max_bytes`` limits the first frame. ``login_max_bytes`` limits the frames after it until ``end_login``
+        is called. A limit of 0 has no effect.
+        """
         self._limit = max_frame_bytes
-        self._first_limit = first_max_bytes
+        #: The limit of small frames, which applies to the next frame, and the one that applies after this frame.
+        self._small_limit, self._next_small_limit = first_max_bytes, login_max_bytes
         self._scratch = memoryview(bytearray(_SCRATCH_BYTES))
         self._end = 0
         self._large: memoryview | None = None
@@ -166,10 +171,11 @@ class FrameDecoder:
                     f"frame of {total} bytes with a header of {header_length}: not a sparklog frame",
                     fatal=True,
                 )
-            if self._first_limit and total > self._first_limit:
+            if self._small_limit and total > self._small_limit:
+                name = "first frame" if self._small_limit != self._next_small_limit else "frame before a complete login"
                 raise ProtocolError(
                     ErrorCode.FRAME_TOO_LARGE,
-                    f"first frame of {total} bytes, at most {self._first_limit} accepted",
+                    f"{name} of {total} bytes, at most {self._small_limit} accepted",
                     fatal=True,
                 )
             if total > self._limit:
@@ -182,7 +188,7 @@ class FrameDecoder:
             elif end - start >= total:
                 frames.append(_cut(memoryview(bytes(scratch[start : start + total])), header_length))
                 start += total
-                self._first_limit = 0
+                self._small_limit = self._next_small_limit
                 if start == end:
                     break
             elif total > _OWN_MEMORY_BYTES:
@@ -197,8 +203,13 @@ class FrameDecoder:
             # Copy to a bytes object first, because the source and the target of the move may overlap.
             scratch[: end - start] = bytes(scratch[start:end])
         self._end = end - start
-        self._at_start = start == end and not self._skip and self._large is None
+        self._at_start = start == end and not (self._skip or self._small_limit) and self._large is None
         return frames
+
+    def end_login(self) -> None:
+        """Accept large frames from now on."""
+        self._small_limit = self._next_small_limit = 0
+        self._at_start = not self._end
 
 
 def _memory(size: int) -> memoryview:

@@ -102,6 +102,7 @@ from sparklog.protocol.group_messages import (
     MemberDescription,
     TopicPartitions,
 )
+from sparklog.protocol.security_messages import SaslAuthenticate, SaslAuthenticateReply
 from sparklog.protocol.set_aside_messages import (
     ListSetAside,
     ListSetAsideReply,
@@ -239,6 +240,8 @@ __all__ = [
     "RestoreRecordsReply",
     "RestoreSetAside",
     "RestoreSetAsideReply",
+    "SaslAuthenticate",
+    "SaslAuthenticateReply",
     "SetAsideLog",
     "SettleVersion",
     "SettleVersionReply",
@@ -264,6 +267,7 @@ PROTOCOL_MAX_VERSION = 1
 Request = (
     Hello
     | Prove
+    | SaslAuthenticate
     | Metadata
     | Produce
     | Fetch
@@ -339,6 +343,7 @@ Reply = (
     | Ack
     | DescribeBrokerReply
     | ControlUpdateReply
+    | SaslAuthenticateReply
 )
 
 #: The errors that decoding invalid bytes may raise: msgspec's own, and Python's errors for text that is not UTF-8 and

@@ -54,6 +54,7 @@ from sparklog.protocol.messages import (
     RestartBroker,
     RestoreRecords,
     RestoreSetAside,
+    SaslAuthenticate,
     SettleVersion,
     TouchTransaction,
     VerifyTransaction,
@@ -73,6 +74,7 @@ class SenderKind(Enum):
 SENDERS: dict[type, SenderKind] = {
     Hello: SenderKind.CLIENT,
     Prove: SenderKind.CLIENT,
+    SaslAuthenticate: SenderKind.CLIENT,
     Metadata: SenderKind.CLIENT,
     Produce: SenderKind.CLIENT,
     Fetch: SenderKind.CLIENT,  # a follower's: BROKER

@@ -58,6 +58,7 @@ from sparklog.protocol.messages import (
     RestartBroker,
     RestoreRecords,
     RestoreSetAside,
+    SaslAuthenticate,
     SettleVersion,
     TouchTransaction,
     VerifyTransaction,
@@ -231,6 +232,7 @@ _EVERY_PRINCIPAL = "none: every principal may send it"
 RULES: dict[type, RequestRule] = {
     Hello: everyone(_EVERY_PRINCIPAL),
     Prove: everyone(_EVERY_PRINCIPAL),
+    SaslAuthenticate: everyone(_EVERY_PRINCIPAL),
     Metadata: RequestRule(
         "Describe on each topic; a request for all topics leaves the others out",
         _no_clauses,

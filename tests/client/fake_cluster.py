@@ -199,8 +199,7 @@ class FakeCluster:
             assert server is not None
             # asyncio leaves a socket open that is accepted in the turn before its server closes. So the server stops
             # accepting first, and accepted sockets become connections a few turns later.
-            for listening in server._server.sockets:
-                self.loop.remove_reader(listening.fileno())
+            server.stop_accepting()
             for _ in range(3):
                 await asyncio.sleep(0)
             await server.close()

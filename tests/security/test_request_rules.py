@@ -31,6 +31,7 @@ KEY, GROUP, TOPIC = "on TransactionalId 'sink'", "on Group 'billing'", "on Topic
 EXPECTED: list[tuple[Request, list[str]]] = [
     (m.Hello(1, 1, 1, "me"), []),
     (m.Prove(1, b""), []),
+    (m.SaslAuthenticate(1, "SCRAM-SHA-512", b""), []),
     (m.Metadata(1), []),
     (m.Metadata(1, ("orders", "other")), ["entry: Describe on orders", "entry: Describe on other"]),
     (m.Produce(1, 1, 100, (m.ProducePartition("orders", 0, "", 0, 0),)), ["entry: Write on orders"]),

@@ -1,0 +1,89 @@
+"""The rules of one listener: its name, its TLS, and its logins.
+
+A listener without ``authentication`` and TLS is Kafka's PLAINTEXT. Failed logins get their reply after a delay, which
+grows with the failures of the same address, so that guesses of passwords are slow.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple, Protocol
+
+from sparklog.errors import BrokerError
+from sparklog.model import DEFAULT_LISTENER, Principal
+from sparklog.protocol.sasl import SaslServer, ServerStep
+
+
+class LoginPeer(Protocol):
+    """The connection of a client that logs in."""
+
+    #: The address of the client, without the port.
+    peer_host: str
+    #: The name of the listener.
+    listener: str
+    #: The principal of the last complete login; ANONYMOUS before.
+    principal: Principal
+
+    @property
+    def client_id(self) -> str: ...
+
+
+class Authentication(Protocol):
+    """The logins of one listener. The broker provides it."""
+
+    @property
+    def mechanisms(self) -> tuple[str, ...]:
+        """Return the enabled SASL mechanisms, the preferred one first. There is at least one."""
+
+    def begin(self, mechanism: str, connection: LoginPeer) -> SaslServer:
+        """Return the server's side of a new login. Raises BrokerError UNSUPPORTED_SASL_MECHANISM."""
+
+    def session_lifetime_ms(self, step: ServerStep) -> int:
+        """Return the time in milliseconds within which the client must log in again; 0 means no limit.
+
+        ``step`` has completed the login. The result is negative if the credential has expired already.
+        """
+
+    def succeeded(self, connection: LoginPeer, mechanism: str) -> None:
+        """Note that a login is complete. ``connection.principal`` is its principal."""
+
+    def failed(self, connection: LoginPeer, mechanism: str, error: BrokerError) -> None:
+        """Note that a login has failed."""
+
+
+class ListenerSecurity(NamedTuple):
+    """The rules for the connections of one listener."""
+
+    name: str = DEFAULT_LISTENER
+    #: The logins, or None if the listener requires none.
+    authentication: Authentication | None = None
+
+    @property
+    def is_plain(self) -> bool:
+        """Return whether connections need neither a login nor TLS."""
+        return self.authentication is None
+
+
+class LoginDelays:
+    """The delays of the replies to failed logins, by address. The event loop of the server owns it."""
+
+    def __init__(
+        self, *, first_s: float = 0.1, longest_s: float = 3.0, memory_s: float = 60.0, max_addresses: int = 10_000
+    ) -> None:
+        """Set the delay after the first failure of an address. Each further failure within ``memory_s`` doubles it.
+
+        If there are failures of more than ``max_addresses`` addresses, the oldest ones are forgotten.
+        """
+        self._first_s, self._longest_s, self._memory_s = first_s, longest_s, memory_s
+        self._max_addresses = max_addresses
+        #: The number of failures and the time of the last one, by address; the oldest last failure first.
+        self._failures: dict[str, tuple[int, float]] = {}
+
+    def failed(self, address: str, now_s: float) -> float:
+        """Note a failed login. Return the delay of its reply in seconds."""
+        count, last_s = self._failures.pop(address, (0, now_s))
+        if now_s - last_s > self._memory_s:
+            count = 0
+        self._failures[address] = count + 1, now_s
+        if len(self._failures) > self._max_addresses:
+            del self._failures[next(iter(self._failures))]
+        return min(self._longest_s, self._first_s * 2.0 ** min(count, 30))

@@ -1,0 +1,39 @@
+"""Messages of a login by SASL.
+
+The client sends ``SaslAuthenticate`` until a reply is complete. The messages of the mechanism are opaque here;
+``protocol.sasl`` names the modules that understand them. Source: RFC 4422; Kafka's SaslAuthenticate (KIP-152, KIP-368).
+"""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import msgspec
+
+from sparklog.protocol.fields import Message, Name
+from sparklog.protocol.sasl import MAX_SASL_BYTES
+
+#: One message of a SASL mechanism.
+SaslBytes = Annotated[bytes, msgspec.Meta(max_length=MAX_SASL_BYTES)]
+
+
+class SaslAuthenticate(Message, frozen=True, tag="sasl_authenticate"):
+    """One message of a client's login. After a complete login, the first message of another one: a re-authentication.
+
+    ``mechanism`` is the same in all messages of one login.
+    """
+
+    mechanism: Name
+    data: SaslBytes
+
+
+class SaslAuthenticateReply(Message, frozen=True, tag="sasl_authenticate_reply"):
+    """The broker's next message of the login.
+
+    If ``complete``, the client has logged in, after it has checked ``data``. ``session_lifetime_ms`` is then the time
+    within which the client must log in again on this connection. It is 0 if there is no limit.
+    """
+
+    data: SaslBytes
+    complete: bool
+    session_lifetime_ms: int = 0

@@ -1,0 +1,285 @@
+"""Tests of a server whose listener requires a login: silent and failed logins, sessions, and the end of a principal's
+connections."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import gc
+import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+import pytest
+
+from sparklog.errors import ErrorCode
+from sparklog.model import Principal
+from sparklog.net.authentication import ListenerSecurity, LoginDelays
+from sparklog.net.server import ServerConnection
+from sparklog.protocol.connection import ClientEnd, hello
+from sparklog.protocol.frames import encode_frame
+from sparklog.protocol.messages import (
+    Ack,
+    DescribeBroker,
+    ErrorReply,
+    HelloReply,
+    Metadata,
+    Reply,
+    Request,
+    SaslAuthenticate,
+    SaslAuthenticateReply,
+    encode_message,
+)
+from sparklog.protocol.received import ReceivedReply
+from tests.net.test_connection_slots import NEVER_S, Scene, closed, served, until
+from tests.net.two_step_login import MECHANISM, TwoStepLogins
+
+PASSWORDS = {"anna": b"a-secret", "bert": b"b-secret"}
+
+
+class Client:
+    """A client that sends one request after the other."""
+
+    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self.reader, self.writer = reader, writer
+        self._end = ClientEnd()
+        self._received: list[ReceivedReply] = []
+
+    def send(self, message: Request) -> None:
+        self.writer.write(b"".join(map(bytes, encode_frame(encode_message(message)))))
+
+    async def reply(self) -> Reply:
+        while not self._received:
+            part = await asyncio.wait_for(self.reader.read(65536), 60)
+            if not part:
+                raise ConnectionResetError("closed by the broker")
+            self._end.get_buffer()[: len(part)] = part
+            self._received += self._end.buffer_updated(len(part))
+        return self._received.pop(0).reply
+
+    async def ask(self, message: Request) -> Reply:
+        self.send(message)
+        return await self.reply()
+
+    async def log_in(self, user: str, password: bytes | None = None) -> Reply:
+        reply = await self.ask(SaslAuthenticate(1, MECHANISM, user.encode()))
+        assert reply == SaslAuthenticateReply(1, b"password?", False)
+        return await self.ask(SaslAuthenticate(2, MECHANISM, password or PASSWORDS[user]))
+
+
+async def greeted(scene: Scene) -> Client:
+    client = Client(*await scene.silent())
+    reply = await client.ask(hello("test"))
+    assert isinstance(reply, HelloReply) and reply.sasl_mechanisms == (MECHANISM,)
+    return client
+
+
+async def logged_in(scene: Scene, user: str = "anna") -> Client:
+    client = await greeted(scene)
+    reply = await client.log_in(user)
+    assert isinstance(reply, SaslAuthenticateReply) and reply.complete
+    return client
+
+
+@asynccontextmanager
+async def protected(logins: TwoStepLogins | None = None, **options: float) -> AsyncIterator[Scene]:
+    security = ListenerSecurity("SECURE", logins or TwoStepLogins())
+    async with served(security=security, **options) as scene:
+        yield scene
+
+
+def connections(scene: Scene) -> list[ServerConnection]:
+    return [one for one in scene.server._limits.places.connections if isinstance(one, ServerConnection)]
+
+
+def test_a_connection_has_its_principal_host_and_listener() -> None:
+    async def test() -> None:
+        logins = TwoStepLogins()
+        async with protected(logins) as scene:
+            client = await greeted(scene)
+            (connection,) = connections(scene)
+            assert (str(connection.principal), connection.peer_host) == ("User:ANONYMOUS", "127.0.0.1")
+            await client.log_in("anna")
+            assert (str(connection.principal), connection.listener) == ("User:anna", "SECURE")
+            assert isinstance(await client.ask(Metadata(3)), Ack)
+            assert logins.events == [f"User:anna by {MECHANISM} from 127.0.0.1"]
+
+    asyncio.run(test())
+
+
+def test_a_request_before_the_login_is_refused_and_closes() -> None:
+    async def test() -> None:
+        async with protected() as scene:
+            client = await greeted(scene)
+            refused = await client.ask(Metadata(3))
+            assert isinstance(refused, ErrorReply) and refused.code == ErrorCode.ILLEGAL_SASL_STATE
+            assert await closed(client.reader) == b""
+
+    asyncio.run(test())
+
+
+def test_connections_without_a_login_are_closed_in_time() -> None:
+    async def test() -> None:
+        async with protected(hello_s=0.3) as scene:
+            user = await logged_in(scene)
+            silent = Client(*await scene.silent())
+            only_hello = await greeted(scene)
+            half = await greeted(scene)
+            await half.ask(SaslAuthenticate(1, MECHANISM, b"anna"))
+            for one in (silent, only_hello, half):
+                assert await closed(one.reader) == b""
+            await scene.until(1)
+            assert isinstance(await user.ask(Metadata(3)), Ack)
+
+    asyncio.run(test())
+
+
+def test_connections_without_a_login_leave_their_slots_to_others() -> None:
+    async def test() -> None:
+        async with protected(max_connections=4) as scene:
+            waiting = [await greeted(scene) for _ in range(4)]
+            users = [await logged_in(scene) for _ in range(4)]
+            for one in waiting:
+                assert await closed(one.reader) == b""
+            for user in users:
+                assert isinstance(await user.ask(Metadata(3)), Ack)
+
+    asyncio.run(test())
+
+
+def test_a_failed_login_gets_its_error_late_and_is_closed() -> None:
+    async def test() -> None:
+        logins = TwoStepLogins()
+        async with protected(logins) as scene:
+            delays_s = []
+            for _ in range(3):
+                client = await greeted(scene)
+                began_s = time.monotonic()
+                # A request after the wrong password must not show the failure earlier.
+                await client.ask(SaslAuthenticate(1, MECHANISM, b"anna"))
+                client.send(SaslAuthenticate(2, MECHANISM, b"wrong"))
+                client.send(Metadata(3))
+                refused = await client.reply()
+                delays_s.append(time.monotonic() - began_s)
+                assert isinstance(refused, ErrorReply) and refused.cid == 2
+                assert refused.code == ErrorCode.SASL_AUTHENTICATION_FAILED
+                assert await closed(client.reader) == b""
+            assert [delay_s >= least_s for delay_s, least_s in zip(delays_s, (0.1, 0.2, 0.4), strict=True)] == [
+                True
+            ] * 3
+            assert logins.events == [f"SASL_AUTHENTICATION_FAILED by {MECHANISM} from 127.0.0.1"] * 3
+            assert isinstance(await (await logged_in(scene)).ask(Metadata(3)), Ack)
+
+    asyncio.run(test())
+
+
+def test_an_unknown_mechanism_is_refused() -> None:
+    async def test() -> None:
+        logins = TwoStepLogins()
+        async with protected(logins) as scene:
+            refused = await (await greeted(scene)).ask(SaslAuthenticate(1, "PLAIN", b"\0anna\0a-secret"))
+            assert isinstance(refused, ErrorReply) and refused.code == ErrorCode.UNSUPPORTED_SASL_MECHANISM
+            assert logins.events == ["UNSUPPORTED_SASL_MECHANISM by PLAIN from 127.0.0.1"]
+
+    asyncio.run(test())
+
+
+@pytest.mark.parametrize("again", [False, True])
+def test_a_session_ends_unless_the_client_logs_in_again(again: bool) -> None:
+    async def test() -> None:
+        async with protected(TwoStepLogins(lifetime_ms=300)) as scene:
+            client = await greeted(scene)
+            reply = await client.log_in("anna")
+            assert isinstance(reply, SaslAuthenticateReply) and reply.session_lifetime_ms == 300
+            for _ in range(4):
+                await asyncio.sleep(0.1)
+                if again:
+                    await client.log_in("anna")
+            if again:
+                assert isinstance(await client.ask(Metadata(3)), Ack)
+            else:
+                refused = await client.ask(Metadata(3))
+                assert isinstance(refused, ErrorReply) and refused.code == ErrorCode.NETWORK_EXCEPTION
+                assert await closed(client.reader) == b""
+
+    asyncio.run(test())
+
+
+def test_a_failed_second_login_ends_the_connection() -> None:
+    async def test() -> None:
+        async with protected() as scene:
+            client = await logged_in(scene)
+            client.send(DescribeBroker(8))
+            await until(lambda: len(scene.held) == 1)
+            client.send(SaslAuthenticate(9, MECHANISM, b"anna"))
+            await client.reply()
+            client.send(SaslAuthenticate(10, MECHANISM, b"wrong"))
+            client.send(Metadata(11))
+            refused = await client.reply()
+            assert isinstance(refused, ErrorReply) and refused.cid == 10
+            assert await closed(client.reader) == b""
+
+    asyncio.run(test())
+
+
+def test_the_connections_of_a_removed_user_are_closed() -> None:
+    async def test() -> None:
+        async with protected() as scene:
+            anna, bert = await logged_in(scene, "anna"), await logged_in(scene, "bert")
+            half = await greeted(scene)
+            await half.ask(SaslAuthenticate(1, MECHANISM, b"anna"))
+            assert scene.server.close_connections(Principal("User", "anna")) == 2
+            for one in (anna, half):
+                assert await closed(one.reader) == b""
+            assert isinstance(await bert.ask(Metadata(3)), Ack)
+
+    asyncio.run(test())
+
+
+def test_two_listeners_share_the_limits_of_one_server() -> None:
+    async def test() -> None:
+        async with served(max_connections=2) as scene:
+            port = await scene.server.listen("127.0.0.1", 0, ListenerSecurity("SECURE", TwoStepLogins()))
+            assert port != scene.server.port
+            secure = Client(*await asyncio.open_connection("127.0.0.1", port))
+            await secure.ask(hello("test"))
+            await secure.log_in("anna")
+            plain = await scene.client()
+            assert isinstance((await plain.request(Metadata(0)))[0], Ack)
+            third = Client(*await scene.silent())
+            refused = await third.reply()
+            assert isinstance(refused, ErrorReply) and refused.code == ErrorCode.THROTTLING_QUOTA_EXCEEDED
+            assert {one.listener for one in connections(scene)} == {"SECURE", "PLAINTEXT"}
+            secure.writer.close()
+
+    asyncio.run(test())
+
+
+def test_a_login_leaves_no_cycle_of_references() -> None:
+    async def test() -> None:
+        async with protected(TwoStepLogins(lifetime_ms=int(NEVER_S * 1000))) as scene:
+            (await logged_in(scene)).writer.close()
+            half = await greeted(scene)
+            await half.ask(SaslAuthenticate(1, MECHANISM, b"anna"))
+            half.writer.close()
+            await scene.until(0)
+
+    known = {id(one) for one in gc.get_objects() if type(one) is ServerConnection}
+    gc.disable()
+    try:
+        asyncio.run(test())
+        with contextlib.suppress(RuntimeError):
+            left = [one for one in gc.get_objects() if type(one) is ServerConnection and id(one) not in known]
+        assert not left
+    finally:
+        gc.enable()
+
+
+def test_delays_grow_by_address_and_are_forgotten() -> None:
+    delays = LoginDelays(first_s=0.1, longest_s=3.0, memory_s=60.0, max_addresses=2)
+    assert [round(delays.failed("a", 1.0), 3) for _ in range(7)] == [0.1, 0.2, 0.4, 0.8, 1.6, 3.0, 3.0]
+    assert delays.failed("b", 1.0) == 0.1
+    assert delays.failed("a", 61.5) == 0.1
+    delays.failed("c", 62.0)
+    assert delays.failed("a", 62.0) == 0.2
+    assert delays.failed("b", 62.0) == 0.1
