@@ -51,6 +51,9 @@ CUT_REFUSALS = "/admin/cut_refusals"
 DRIVER = "/driver"
 DRIVER_EPOCH = "/driver_epoch"
 
+#: The SCRAM credentials of users.
+USERS = "/config/users"
+
 #: The persistent nodes that every cluster has, parents before children.
 BASE = (
     "/cluster",

@@ -1,0 +1,209 @@
+"""The SCRAM credentials of users in ZooKeeper, as Kafka stores them.
+
+Each user has a node ``/config/users/<name>`` with the quoted name. Its value is Kafka's JSON object; other keys of its
+``config`` are kept. Only sessions that have proved an identity to ZooKeeper can read these nodes (``paths.is_secret``).
+
+Every write also writes the index, the value of ``/config/users``: the names of the last changes. The index has the key
+from which the credentials of unknown users are made, too. Its version grows by one with each change of a user. So a
+broker that watches the index reads only the users that have changed. The writes are compare-and-set on the index.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import binascii
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
+from typing import Annotated, Any, TypeVar
+from urllib.parse import quote, unquote
+
+import msgspec
+
+from sparklog.errors import BrokerError, ConfigError, ErrorCode
+from sparklog.protocol.sasl import SCRAM_SHA_256, SCRAM_SHA_512
+from sparklog.protocol.scram import ScramCredential, check_credential
+from sparklog.zk import codecs, paths
+from sparklog.zk.errors import ZkBadVersion, ZkMultiFailed, ZkNodeExists, ZkNoNode
+from sparklog.zk.ops import Create, Delete, Op, SetData
+from sparklog.zk.session import Node, ZkSession
+from sparklog.zk.unreadable import Unreadable
+
+_T = TypeVar("_T", bound=msgspec.Struct)
+#: The credentials of one user, by mechanism.
+Credentials = Mapping[str, ScramCredential]
+#: The number of users whose nodes are read at a time.
+_AT_ONCE = 1000
+#: The number of changes that the index names. A broker that has missed more reads all users.
+_REMEMBERED = 100
+#: The length of the key from which the credentials of unknown users are made.
+KEY_BYTES = 32
+
+
+class UserIndex(msgspec.Struct, frozen=True):
+    """The value of ``/config/users``. ``changed`` has the names of the last changes, the newest last."""
+
+    version: int = codecs.VERSION
+    changed: Annotated[tuple[str, ...], msgspec.Meta(max_length=10_000)] = ()
+    unknown_users_key: bytes = b""
+
+    def __repr__(self) -> str:
+        return f"UserIndex(changed={len(self.changed)})"
+
+
+class _UserNode(msgspec.Struct, frozen=True):
+    config: dict[str, Any] = {}
+    version: int = codecs.VERSION
+
+
+def user_path(name: str) -> str:
+    """Return the path of a user's node. Different names have different paths."""
+    quoted = quote(name, safe="")
+    # ZooKeeper allows no node of these names.
+    return f"{paths.USERS}/{quoted.replace('.', '%2E') if quoted in {'.', '..'} else quoted}"
+
+
+def decode_index(node: Node | None) -> UserIndex:
+    """Return the index. Raises ZkFormatError."""
+    if node is None or not node.data:
+        return UserIndex()
+    return _decode(paths.USERS, node.data, UserIndex)
+
+
+def _decode(path: str, data: bytes, kind: type[_T]) -> _T:
+    """Decode a value as ``codecs.decode`` does, but with an error that does not quote the value."""
+    try:
+        return codecs.decode(path, data, kind)
+    except codecs.ZkFormatError as error:
+        what = "a newer format" if error.newer else "not a value of this node"
+        raise codecs.ZkFormatError(f"ZooKeeper node {path}: {what}", newer=error.newer) from None
+
+
+def encode_credential(credential: ScramCredential) -> str:
+    """Return a credential in Kafka's form."""
+    parts = {
+        "salt": credential.salt,
+        "stored_key": credential.stored_key,
+        "server_key": credential.server_key,
+    }
+    encoded = [f"{name}={base64.b64encode(value).decode()}" for name, value in parts.items()]
+    return ",".join([*encoded, f"iterations={credential.iterations}"])
+
+
+def decode_credential(mechanism: str, text: str) -> ScramCredential:
+    """Return a credential from Kafka's form. Raises ConfigError, which does not quote the text."""
+    parts = dict(part.partition("=")[::2] for part in text.split(","))
+    try:
+        salt, stored_key, server_key = (
+            base64.b64decode(parts[name], validate=True) for name in ("salt", "stored_key", "server_key")
+        )
+        iterations = int(parts["iterations"])
+    except (KeyError, ValueError, binascii.Error):
+        raise ConfigError("expected salt, stored_key, server_key and iterations of a credential") from None
+    return check_credential(mechanism, ScramCredential(salt, iterations, stored_key, server_key))
+
+
+class UserStore:
+    """The operations on users over one session. The object has no state but the report of unreadable nodes."""
+
+    def __init__(self, session: ZkSession, unreadable: Unreadable) -> None:
+        self._session = session
+        self._unreadable = unreadable
+
+    def watch(self, on_index: Callable[[Node | None], None]) -> Callable[[], None]:
+        """Call ``on_index`` with the node of the index now, after every change and after every reconnection.
+
+        Returns a function that ends that.
+        """
+        return self._session.watch_data(paths.USERS, on_index)
+
+    async def all_users(self) -> dict[str, Credentials]:
+        """Return the credentials of all users that have any. Raises ZkError."""
+        try:
+            names = [unquote(name) for name in await self._session.children(paths.USERS)]
+        except ZkNoNode:
+            return {}
+        found: dict[str, Credentials] = {}
+        for first in range(0, len(names), _AT_ONCE):
+            found |= await self.users(names[first : first + _AT_ONCE])
+        return found
+
+    async def users(self, names: Iterable[str]) -> dict[str, Credentials]:
+        """Return the credentials of those of these users that have any. Raises ZkError."""
+        wanted = list(dict.fromkeys(names))
+        found = await asyncio.gather(*map(self._credentials, wanted))
+        return {name: credentials for name, credentials in zip(wanted, found, strict=True) if credentials}
+
+    async def synchronised(self) -> None:
+        """Let the server catch up, so that later reads return all earlier writes. Raises ZkError."""
+        await self._session.sync(paths.USERS)
+
+    async def alter(self, name: str, changes: Mapping[str, ScramCredential | None], *, new_key: bytes) -> int:
+        """Set or delete (None) credentials of one user, and return the new version of the index.
+
+        ``new_key`` becomes the key for unknown users if there is none yet.
+
+        Raises:
+            BrokerError: RESOURCE_NOT_FOUND, a credential to delete does not exist; nothing was changed.
+            ZkError: with ZkUnreachable the outcome may be unknown. The call may be repeated.
+        """
+        await self._session.ensure(paths.CONFIG)
+        await self._session.ensure(paths.USERS)
+        while True:
+            root = await self._session.get(paths.USERS)
+            index = decode_index(root)
+            op = await self._change(name, changes)
+            wanted = msgspec.structs.replace(
+                index,
+                changed=(*index.changed, name)[-_REMEMBERED:],
+                unknown_users_key=index.unknown_users_key or new_key,
+            )
+            # The index is first, so that its version decides before the user's node is looked at.
+            ops: list[Op] = [SetData(paths.USERS, codecs.encode(wanted), root.version), op]
+            try:
+                version = (await self._session.multi(ops))[0]
+            except ZkMultiFailed as error:
+                if isinstance(error.cause, (ZkBadVersion, ZkNodeExists, ZkNoNode)):
+                    continue  # Another writer was faster.
+                raise
+            return int(version)
+
+    async def _change(self, name: str, changes: Mapping[str, ScramCredential | None]) -> Op:
+        """Return the write of the user's node that makes these changes."""
+        path = user_path(name)
+        node: Node | None = None
+        with suppress(ZkNoNode):
+            node = await self._session.get(path)
+        found = _UserNode() if node is None or not node.data else _decode(path, node.data, _UserNode)
+        missing = [mechanism for mechanism, wanted in changes.items() if not wanted and mechanism not in found.config]
+        if missing:
+            raise BrokerError(ErrorCode.RESOURCE_NOT_FOUND, f"user {name!r} has no credential for {missing[0]}")
+        config = {key: value for key, value in found.config.items() if changes.get(key, "") is not None}
+        config |= {mechanism: encode_credential(wanted) for mechanism, wanted in changes.items() if wanted is not None}
+        data = codecs.encode(msgspec.structs.replace(found, config=config))
+        if node is None:
+            return Create(path, data)
+        if config or await self._session.children(path):
+            return SetData(path, data, node.version)
+        return Delete(path, node.version)
+
+    async def _credentials(self, name: str) -> Credentials:
+        path = user_path(name)
+        try:
+            node = await self._session.get(path)
+        except ZkNoNode:
+            return {}
+        try:
+            config = _decode(path, node.data, _UserNode).config if node.data else {}
+        except codecs.ZkFormatError as error:
+            self._unreadable.skip(path, error)
+            return {}
+        found: dict[str, ScramCredential] = {}
+        for mechanism in (SCRAM_SHA_256, SCRAM_SHA_512):
+            if mechanism not in config:
+                continue
+            try:
+                found[mechanism] = decode_credential(mechanism, str(config[mechanism]))
+            except ConfigError as error:
+                self._unreadable.skip(path, f"{mechanism}: {error}")
+        return found
