@@ -115,6 +115,8 @@ def host_and_port(host: str, port: int) -> str:
 
 #: The name of the listener of a broker without the setting ``listeners``.
 DEFAULT_LISTENER = "PLAINTEXT"
+#: The maximum number of listeners of one broker.
+MAX_LISTENERS = 100
 
 
 class ListenerEndpoint(msgspec.Struct, frozen=True, array_like=True):
@@ -134,9 +136,21 @@ class BrokerEndpoint(msgspec.Struct, frozen=True, array_like=True):
     port: Annotated[int, msgspec.Meta(ge=0, le=65535)]
     incarnation: int
     rack: str | None = None
-    #: Whether the broker proves on each connection that it knows the cluster secret. A broker of release 0.1.0, or
-    #: without a secret, does not.
+    #: Whether the broker proves its identity on each connection. A broker of release 0.1.0, or without a secret, does
+    #: not.
     proves: bool = False
+    #: The broker's listeners. It is empty for a broker with one listener, at ``host`` and ``port``, and in replies to
+    #: clients.
+    endpoints: Annotated[tuple[ListenerEndpoint, ...], msgspec.Meta(max_length=MAX_LISTENERS)] = ()
+
+    def at(self, listener: str) -> BrokerEndpoint | None:
+        """Return the broker with the address of this listener alone, or None if the broker has no such listener."""
+        if not self.endpoints:
+            return self if listener == DEFAULT_LISTENER else None
+        for found in self.endpoints:
+            if found.name == listener:
+                return msgspec.structs.replace(self, host=found.host, port=found.port, endpoints=())
+        return None
 
 
 class SeenNumbers(msgspec.Struct, frozen=True):
@@ -167,7 +181,8 @@ class BrokerRegistration(msgspec.Struct, frozen=True):
     The code that registers the broker sets ``incarnation`` and the identity of the process. ``pid`` is its number in
     ``pid_namespace`` on the boot ``boot_id``. ``start_time``, in clock ticks after boot, distinguishes the process from
     a later one with the same pid. A namespace or start time of 0 is unknown, because earlier releases do not set it.
-    ``proves`` is as in ``BrokerEndpoint``.
+    ``proves`` and ``endpoints`` are as in ``BrokerEndpoint``. ``host`` and ``port`` are those of the first listener for
+    clients, for releases that do not know ``endpoints``.
     """
 
     broker_id: int
@@ -184,6 +199,7 @@ class BrokerRegistration(msgspec.Struct, frozen=True):
     seen: SeenNumbers = NOTHING_SEEN
     doubted: tuple[TopicPartition, ...] = ()
     start_time: int = 0
+    endpoints: tuple[ListenerEndpoint, ...] = ()
 
     def doubts(self, tp: TopicPartition) -> bool:
         """Return whether this broker must not count as in sync for ``tp``, because its log may lack records."""
@@ -191,7 +207,9 @@ class BrokerRegistration(msgspec.Struct, frozen=True):
 
     @property
     def endpoint(self) -> BrokerEndpoint:
-        return BrokerEndpoint(self.broker_id, self.host, self.port, self.incarnation, self.rack, self.proves)
+        return BrokerEndpoint(
+            self.broker_id, self.host, self.port, self.incarnation, self.rack, self.proves, self.endpoints
+        )
 
 
 class LeaderAndIsr(msgspec.Struct, frozen=True, array_like=True, gc=False):

@@ -20,6 +20,7 @@ from sparklog.model import NO_EPOCH
 from sparklog.net.greeting import Credentials
 from sparklog.protocol.proof import Identity, KeyRing
 from sparklog.protocol.senders import SenderKind
+from sparklog.security.listeners import inter_broker_listener
 
 _log = logging.getLogger(__name__)
 
@@ -37,7 +38,9 @@ class BrokerContext:
         self.cluster_id = cluster_id
         self.log_dir = log_dir
         self.config = config
-        self.cache = MetadataCache(cluster_id, config.topic_defaults)
+        #: The listener through which brokers and the controller connect to brokers.
+        self.inter_broker = inter_broker_listener(config)
+        self.cache = MetadataCache(cluster_id, config.topic_defaults, self.inter_broker.name)
         self.counters: Counter[str] = Counter()
         self._incarnation = NO_EPOCH
         #: The cluster's secrets; empty if this broker was started without any.

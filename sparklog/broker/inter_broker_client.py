@@ -51,7 +51,7 @@ class InterBrokerClient:
             BrokerError: the broker's error, or NETWORK_EXCEPTION if the broker was not reached, gave no response in
                 time, or is no longer the broker to ask.
         """
-        endpoint = self._context.cache.endpoint(broker_id)
+        endpoint = self._context.cache.peer(broker_id)
         if endpoint is None:
             raise BrokerError(ErrorCode.NETWORK_EXCEPTION, f"broker {broker_id} is not known to be live")
         asking = _Asking(endpoint, still, asyncio.get_running_loop().create_future())
@@ -112,7 +112,7 @@ class InterBrokerClient:
 
     def _metadata_changed(self) -> None:
         for asking in list(self._asking):
-            gone = self._context.cache.endpoint(asking.endpoint.broker_id) != asking.endpoint
+            gone = self._context.cache.peer(asking.endpoint.broker_id) != asking.endpoint
             if (gone or not asking.still()) and not asking.given_up.done():
                 asking.given_up.set_result(None)
 

@@ -16,7 +16,15 @@ import msgspec
 
 from sparklog.config import TopicConfig, topic_config
 from sparklog.errors import BrokerError, ErrorCode
-from sparklog.model import NO_LEADER, BrokerEndpoint, LeaderAndIsr, TopicPartition, check_topic_name, is_internal
+from sparklog.model import (
+    DEFAULT_LISTENER,
+    NO_LEADER,
+    BrokerEndpoint,
+    LeaderAndIsr,
+    TopicPartition,
+    check_topic_name,
+    is_internal,
+)
 from sparklog.protocol.messages import (
     ControlUpdate,
     MetadataReply,
@@ -48,7 +56,10 @@ class CachedTopic:
 class MetadataCache:
     """The metadata of one broker. Owner: its event loop."""
 
-    def __init__(self, cluster_id: str, topic_defaults: Mapping[str, str]) -> None:
+    def __init__(
+        self, cluster_id: str, topic_defaults: Mapping[str, str], inter_broker: str = DEFAULT_LISTENER
+    ) -> None:
+        """Create an empty cache. ``inter_broker`` is the listener through which brokers connect to each other."""
         self.cluster_id = cluster_id
         self.controller_epoch = -1
         self.brokers: tuple[BrokerEndpoint, ...] = ()
@@ -56,6 +67,9 @@ class MetadataCache:
         #: The ids of brokers of release 0.1.0, which cannot prove their identity.
         self.unproven: frozenset[int] = frozenset()
         self._endpoints: dict[int, BrokerEndpoint] = {}
+        self._inter_broker = inter_broker
+        #: The live brokers as clients of one listener see them, by listener; filled on demand.
+        self._shown: dict[str, dict[int, BrokerEndpoint]] = {}
         self._topic_defaults = topic_defaults
         self._topics: dict[str, CachedTopic] = {}
         #: The ids of deleted topics, the newest last; at most ``_FORGOTTEN_KEPT``.
@@ -82,18 +96,37 @@ class MetadataCache:
         return topic.partitions.get(tp.partition) if topic else None
 
     def endpoint(self, broker_id: int) -> BrokerEndpoint | None:
+        """Return a live broker with all of its listeners, or None."""
         return self._endpoints.get(broker_id)
+
+    def peer(self, broker_id: int) -> BrokerEndpoint | None:
+        """Return a live broker at the address for other brokers, or None."""
+        return self.shown(self._inter_broker).get(broker_id)
+
+    def shown(self, listener: str) -> dict[int, BrokerEndpoint]:
+        """Return the live brokers at the addresses of this listener, by id. Brokers without the listener are left out.
+
+        Source: Kafka's KIP-103, where a client gets the addresses of the listener that it is connected to.
+        """
+        found = self._shown.get(listener)
+        if found is None:
+            addresses = (broker.at(listener) for broker in self.brokers)
+            found = self._shown[listener] = {address.broker_id: address for address in addresses if address is not None}
+        return found
 
     def metadata(
         self,
         cid: int,
         names: tuple[str, ...] | None,
         *,
+        listener: str = DEFAULT_LISTENER,
         schemas: bool,
         internal: bool = False,
         start: tuple[str, int] | None = None,
     ) -> MetadataReply:
         """Return one reply to a Metadata request, with the topics from ``start`` on that fit into it.
+
+        The addresses of brokers are those of ``listener``, through which the client has sent the request.
 
         An unknown or invalid name gets an entry with an error. Internal topics are included if the request names them,
         or requests all topics with ``internal``.
@@ -102,12 +135,11 @@ class MetadataCache:
             BrokerError: INVALID_REQUEST if ``start`` is not one of the requested topics.
         """
         topics: list[TopicMetadata] = []
+        brokers = tuple(self.shown(listener).values())
         room = _PIECE
 
         def reply(following: tuple[str, int] | None = None) -> MetadataReply:
-            return MetadataReply(
-                cid, self.cluster_id, self.controller_epoch, self.brokers, tuple(topics), next=following
-            )
+            return MetadataReply(cid, self.cluster_id, self.controller_epoch, brokers, tuple(topics), next=following)
 
         for name in self._chosen(names, start, internal=internal):
             if room <= 0:
@@ -196,6 +228,7 @@ class MetadataCache:
 
     def _set_brokers(self, brokers: tuple[BrokerEndpoint, ...]) -> None:
         self.brokers = brokers
+        self._shown = {}
         self._endpoints = {broker.broker_id: broker for broker in brokers}
         self.incarnations = {broker.broker_id: broker.incarnation for broker in brokers}
         self.unproven = frozenset(broker.broker_id for broker in brokers if not broker.proves)

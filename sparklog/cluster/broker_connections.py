@@ -9,7 +9,7 @@ import asyncio
 import logging
 
 from sparklog.errors import BrokerError, ErrorCode
-from sparklog.model import BrokerEndpoint, host_and_port
+from sparklog.model import DEFAULT_LISTENER, BrokerEndpoint, host_and_port
 from sparklog.net.async_client import AsyncConnection
 from sparklog.net.greeting import Credentials
 from sparklog.protocol.messages import Reply, Request
@@ -25,8 +25,16 @@ class BrokerConnections:
     """The connections to brokers. One controller term owns them, on its event loop. ``close`` closes all."""
 
     def __init__(
-        self, *, client_id: str, cluster_id: str, connect_timeout_s: float, credentials: Credentials | None = None
+        self,
+        *,
+        client_id: str,
+        cluster_id: str,
+        connect_timeout_s: float,
+        credentials: Credentials | None = None,
+        listener: str = DEFAULT_LISTENER,
     ) -> None:
+        """Connect through the brokers' ``listener``."""
+        self._listener = listener
         self._credentials = credentials
         self._client_id = client_id
         self._cluster_id = cluster_id
@@ -64,9 +72,13 @@ class BrokerConnections:
                 # Another incarnation may be another process on the same port: open a new connection and check its
                 # hello.
                 self._drop(broker.broker_id, connection)
+            address = broker.at(self._listener)
+            if address is None:
+                detail = f"broker {broker.broker_id} has no listener {self._listener}"
+                raise BrokerError(ErrorCode.NETWORK_EXCEPTION, detail)
             connection = await AsyncConnection.open(
-                broker.host,
-                broker.port,
+                address.host,
+                address.port,
                 client_id=self._client_id,
                 cluster_id=self._cluster_id,
                 connect_timeout_s=self._connect_timeout_s,
@@ -79,7 +91,7 @@ class BrokerConnections:
                 connection.close()
                 raise BrokerError(
                     ErrorCode.NETWORK_EXCEPTION,
-                    f"{host_and_port(broker.host, broker.port)}: expected broker {broker.broker_id}, found {found}",
+                    f"{host_and_port(address.host, address.port)}: expected broker {broker.broker_id}, found {found}",
                 )
             self._open[broker.broker_id] = (broker, connection)
             return connection

@@ -25,6 +25,7 @@ from sparklog.errors import ClusterError
 from sparklog.model import BrokerEndpoint
 from sparklog.net.loop import new_event_loop
 from sparklog.protocol.proof import KeyRing
+from sparklog.security.listeners import inter_broker_listener
 from sparklog.zk import paths
 from sparklog.zk.controller_store import ControllerStore
 from sparklog.zk.errors import ZkError, ZkUnreachable
@@ -83,6 +84,7 @@ class ControllerLoop:
         self._zookeeper = zookeeper
         self._cluster_id = cluster_id
         self._keys = keys
+        self._inter_broker = inter_broker_listener(config)
         self._session_timeout_ms = session_timeout_ms or config.session_timeout_ms
         self._connect_timeout_ms = config.zk_connection_timeout_ms
         #: The settings of the ``Controller`` of every term.
@@ -270,6 +272,7 @@ class ControllerLoop:
             session_timeout_ms=self._session_timeout_ms,
             on_change=lambda: self._term_changed(term),
             keys=self._keys,
+            inter_broker=self._inter_broker,
         )
         log.info("controller %s starts term %d", self.controller_id, epoch)
         reason = await term.run(cautious=cautious)

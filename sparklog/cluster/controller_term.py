@@ -21,9 +21,11 @@ from sparklog.cluster.zookeeper_facts import ZookeeperFacts
 from sparklog.controller.controller import Controller
 from sparklog.controller.effects import Effect
 from sparklog.controller.events import Disconnected, Reconnected
+from sparklog.model import DEFAULT_LISTENER
 from sparklog.net.greeting import Credentials
 from sparklog.protocol.proof import Identity, KeyRing
 from sparklog.protocol.senders import SenderKind
+from sparklog.security.listeners import InterBroker
 from sparklog.zk.controller_store import ControllerStore
 from sparklog.zk.errors import ZkUnreachable
 from sparklog.zk.session import SessionState
@@ -41,6 +43,7 @@ class ControllerTerm:
         session_timeout_ms: int,
         on_change: Callable[[], None],
         keys: KeyRing | None = None,
+        inter_broker: InterBroker | None = None,
     ) -> None:
         self.core = core
         self._session = store.session
@@ -52,6 +55,7 @@ class ControllerTerm:
             credentials=Credentials(
                 KeyRing() if keys is None else keys, lambda: Identity(SenderKind.CONTROLLER, -1, core.controller_epoch)
             ),
+            listener=DEFAULT_LISTENER if inter_broker is None else inter_broker.name,
         )
         self.runner = CoreRunner(
             core, self._session, unreadable=store.unreadable, perform=self._perform, on_change=on_change

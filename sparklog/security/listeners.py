@@ -20,7 +20,7 @@ from typing import NamedTuple
 
 from sparklog.config import BrokerConfig
 from sparklog.errors import ConfigError
-from sparklog.model import DEFAULT_LISTENER, ListenerEndpoint, host_and_port
+from sparklog.model import DEFAULT_LISTENER, MAX_LISTENERS, ListenerEndpoint, host_and_port
 
 _NAME = re.compile(r"[A-Z0-9_-]{1,100}\Z")
 _LISTENER = re.compile(r"(?P<name>[^:/]*)://(?:\[(?P<ipv6>[^\]]*)\]|(?P<host>[^:\[\]]*)):(?P<port>[0-9]{1,5})\Z")
@@ -128,6 +128,8 @@ def broker_listeners(config: BrokerConfig, *, host: str, port: int, bind_host: s
     protocols = _protocols(config.listener_security_protocol_map)
     bound = _parse("listeners", config.listeners)
     advertised = _parse("advertised.listeners", config.advertised_listeners)
+    if len(bound) > MAX_LISTENERS:
+        raise ConfigError(f"listeners: expected at most {MAX_LISTENERS}, found {len(bound)}")
     if not bound:
         given = (config.advertised_listeners and "advertised.listeners") or (
             config.inter_broker_listener_name and "inter.broker.listener.name"
@@ -158,6 +160,27 @@ def broker_listeners(config: BrokerConfig, *, host: str, port: int, bind_host: s
     chosen = next(listener for listener in found if listener.name == inter_broker)
     _check(found, chosen, config)
     return Listeners(tuple(found), chosen, named=True)
+
+
+class InterBroker(NamedTuple):
+    """The listener through which brokers and the controller connect to brokers."""
+
+    name: str = DEFAULT_LISTENER
+    protocol: SecurityProtocol = SecurityProtocol.PLAINTEXT
+
+    @property
+    def has_certificates(self) -> bool:
+        """Return whether brokers and the controller authenticate by TLS certificates, not by the cluster's secret."""
+        return self.protocol is SecurityProtocol.SSL
+
+
+def inter_broker_listener(config: BrokerConfig) -> InterBroker:
+    """Return the listener for brokers and the controller. Raises ConfigError as ``broker_listeners``."""
+    names = tuple(_parse("listeners", config.listeners))
+    if not names:
+        return InterBroker()
+    name = _inter_broker_name(config.inter_broker_listener_name, names)
+    return InterBroker(name, _protocol(name, _protocols(config.listener_security_protocol_map)))
 
 
 def check_exposure(listeners: Listeners, *, trusted: bool, who: str) -> None:

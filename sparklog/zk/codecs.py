@@ -18,6 +18,7 @@ from sparklog.model import (
     BrokerRegistration,
     Int31,
     LeaderAndIsr,
+    ListenerEndpoint,
     Reassignment,
     SeenNumbers,
     TopicPartition,
@@ -103,6 +104,7 @@ class _BrokerNode(msgspec.Struct, frozen=True):
     seen: SeenNumbers = NOTHING_SEEN
     doubted: tuple[tuple[str, int], ...] = ()
     start_time: int = 0
+    endpoints: tuple[ListenerEndpoint, ...] = ()
 
 
 class _IsrChanges(msgspec.Struct, frozen=True):
@@ -344,6 +346,7 @@ def encode_broker(registration: BrokerRegistration) -> bytes:
             registration.seen,
             tuple((tp.topic, tp.partition) for tp in registration.doubted),
             registration.start_time,
+            registration.endpoints,
         )
     )
 
@@ -365,6 +368,7 @@ def decode_broker(path: str, data: bytes, broker_id: int) -> BrokerRegistration:
         seen=found.seen,
         doubted=tuple(TopicPartition(*pair) for pair in found.doubted),
         start_time=found.start_time,
+        endpoints=found.endpoints,
     )
 
 

@@ -7,10 +7,16 @@ import pytest
 
 from sparklog.broker.metadata_cache import MetadataCache
 from sparklog.errors import ConfigError, ErrorCode
-from sparklog.model import NO_LEADER, BrokerEndpoint, LeaderAndIsr, TopicPartition, TopicSchema
+from sparklog.model import NO_LEADER, BrokerEndpoint, LeaderAndIsr, ListenerEndpoint, TopicPartition, TopicSchema
 from sparklog.protocol.messages import ControlUpdate, PartitionDecision, TopicChange
 
 BROKERS = tuple(BrokerEndpoint(number, "host", 9092 + number, 1) for number in range(3))
+
+
+LISTENERS = (
+    ListenerEndpoint("CLIENT", "SASL_SSL", "host.example", 443),
+    ListenerEndpoint("BROKER", "SSL", "10.0.0.7", 1),
+)
 
 
 def topic(name: str = "t", topic_id: str = "id-1", config: dict[str, str] | None = None) -> TopicChange:
@@ -217,3 +223,23 @@ def test_deleted_topics_are_remembered_by_id(cache: MetadataCache) -> None:
     cache.apply(update(deleted=(("u", "id-2"),)))
     cache.apply(update(full=True))
     assert list(cache.forgotten) == ["id-1", "id-2", "id-3"]
+
+
+def test_a_client_gets_the_addresses_of_its_own_listener() -> None:
+    cache = MetadataCache("cluster", {}, "BROKER")
+    named = BrokerEndpoint(0, "main", 9092, 1, endpoints=LISTENERS)
+    cache.apply(update(brokers=(named, BROKERS[1])))
+
+    def addresses(listener: str) -> list[tuple[int, str, int]]:
+        reply = cache.metadata(0, (), schemas=False, listener=listener)
+        assert not any(broker.endpoints for broker in reply.brokers), "other listeners are not a client's business"
+        return [(broker.broker_id, broker.host, broker.port) for broker in reply.brokers]
+
+    assert addresses("CLIENT") == [(0, "host.example", 443)]
+    assert addresses("PLAINTEXT") == [(1, "host", 9093)], "a broker of an earlier release has this listener alone"
+    peer = cache.peer(0)
+    assert peer is not None and (peer.host, peer.port, peer.incarnation) == ("10.0.0.7", 1, 1)
+    assert cache.peer(1) is None
+    assert cache.endpoint(0) == named
+    cache.apply(update(sequence=1))
+    assert addresses("CLIENT") == []

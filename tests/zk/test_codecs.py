@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from sparklog.model import (
     BrokerRegistration,
     LeaderAndIsr,
+    ListenerEndpoint,
     TopicPartition,
     TopicRecord,
     TopicSchema,
@@ -46,7 +47,18 @@ def test_a_topic_record_survives_encoding(record: TopicRecord) -> None:
 
 def test_a_broker_registration_survives_encoding() -> None:
     registration = BrokerRegistration(
-        3, "h", 9092, "boot", "c", trusted=False, rack="r1", incarnation=5, pid=7, pid_namespace=8, start_time=9
+        3,
+        "h",
+        9092,
+        "boot",
+        "c",
+        trusted=False,
+        rack="r1",
+        incarnation=5,
+        pid=7,
+        pid_namespace=8,
+        start_time=9,
+        endpoints=(ListenerEndpoint("CLIENT", "SASL_SSL", "h", 9092), ListenerEndpoint("BROKER", "SSL", "h", 9093)),
     )
     assert codecs.decode_broker("/b", codecs.encode_broker(registration), 3) == registration
 

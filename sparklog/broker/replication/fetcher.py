@@ -173,7 +173,7 @@ class LeaderFetcher:
 
     async def _connect(self) -> None:
         context = self._context
-        endpoint = context.cache.endpoint(self.leader_id)
+        endpoint = context.cache.peer(self.leader_id)
         if endpoint is None:
             raise BrokerError(ErrorCode.BROKER_NOT_AVAILABLE, f"broker {self.leader_id} is not live")
         self._connection = await AsyncConnection.open(
