@@ -94,7 +94,7 @@ class GroupSettings:
 
 
 @dataclass(slots=True)
-class _Draft:
+class _GroupDraft:
     """A change of one group that is being appended to the log."""
 
     changes: dict[GroupKey, GroupValue | None] = field(default_factory=dict)
@@ -117,7 +117,7 @@ class _Group:
     membership: Membership
     #: The state that is committed in the log.
     state: dict[GroupKey, GroupValue] = field(default_factory=dict)
-    draft: _Draft | None = None
+    draft: _GroupDraft | None = None
     queue: list[_Queued] = field(default_factory=list)
     #: Whether the group waits for Resumed. Until then its requests wait as well.
     resuming: bool = False
@@ -141,7 +141,7 @@ class _Group:
         return [group_record(key, self.state[key]) for key in keys if key in self.state]
 
 
-class Groups(CoordinatorCore[_Group, _Draft]):
+class Groups(CoordinatorCore[_Group, _GroupDraft]):
     """The groups of one coordinator partition."""
 
     def __init__(self, settings: GroupSettings | None = None) -> None:
@@ -342,7 +342,7 @@ class Groups(CoordinatorCore[_Group, _Draft]):
         """
         if group.draft is not None or group.resuming:
             return
-        draft = _Draft(began_ms=now_ms)
+        draft = _GroupDraft(began_ms=now_ms)
         for event in _pop_share(group.queue):
             match event:
                 case TopicsGone():
@@ -377,7 +377,7 @@ class Groups(CoordinatorCore[_Group, _Draft]):
             self._effects.append(Resume(group.key))
         self._drop_if_empty(group)
 
-    def _delete(self, group: _Group, request: DeleteRequested, draft: _Draft, now_ms: int) -> None:
+    def _delete(self, group: _Group, request: DeleteRequested, draft: _GroupDraft, now_ms: int) -> None:
         if group.membership.members:
             detail = f"group {group.key!r} has {len(group.membership.members)} members"
             draft.answers.append(Respond(request.ticket, Refused(ErrorCode.NON_EMPTY_GROUP, detail)))
@@ -391,7 +391,7 @@ class Groups(CoordinatorCore[_Group, _Draft]):
             group.membership = Membership(group.key, max_size=self._settings.max_size)
             draft.answers.append(Respond(request.ticket, Done()))
 
-    def _commit(self, group: _Group, request: CommitRequested, draft: _Draft, now_ms: int) -> None:
+    def _commit(self, group: _Group, request: CommitRequested, draft: _GroupDraft, now_ms: int) -> None:
         if request.transaction is not None:
             key, decision = request.transaction
             handover = HandoverKey(FORMAT_VERSION, group.key, key)
@@ -417,7 +417,7 @@ class Groups(CoordinatorCore[_Group, _Draft]):
             draft.changes[place] = CommittedOffset(FORMAT_VERSION, offset, now_ms)
         draft.answers.append(Respond(request.ticket, Done()))
 
-    def _hold(self, group: _Group, request: HoldRequested, draft: _Draft, now_ms: int) -> None:
+    def _hold(self, group: _Group, request: HoldRequested, draft: _GroupDraft, now_ms: int) -> None:
         refusal = group.membership.refuses_commit(request.member_id, request.member_epoch, request.offsets)
         if refusal is not None:
             draft.answers.append(Respond(request.ticket, refusal))
@@ -440,13 +440,13 @@ class Groups(CoordinatorCore[_Group, _Draft]):
         )
         draft.answers.append(Respond(request.ticket, Done()))
 
-    def _end_hold(self, group: _Group, event: HoldEnded, draft: _Draft) -> None:
+    def _end_hold(self, group: _Group, event: HoldEnded, draft: _GroupDraft) -> None:
         key = HoldKey(FORMAT_VERSION, group.key, event.key)
         known = draft.changes.get(key, group.state.get(key))
         if isinstance(known, Hold) and known.producer_id == event.producer_id:
             draft.changes[key] = None
 
-    def _drop_topics(self, group: _Group, event: TopicsGone, draft: _Draft) -> None:
+    def _drop_topics(self, group: _Group, event: TopicsGone, draft: _GroupDraft) -> None:
         draft.gone.append(event)
         gone = set(event.topics)
         for key, value in {**group.state, **draft.changes}.items():
@@ -458,13 +458,13 @@ class Groups(CoordinatorCore[_Group, _Draft]):
 
     # --- durability ------------------------------------------------------------------------------------------------
 
-    def _change(self, group: _Group, draft: _Draft) -> None:
+    def _change(self, group: _Group, draft: _GroupDraft) -> None:
         self._stage(group, draft, [group_record(key, value) for key, value in draft.changes.items()])
 
-    def _unchanged(self, entry: _Group) -> _Draft:
-        return _Draft(began_ms=NEVER - _LATE_MS)
+    def _unchanged(self, entry: _Group) -> _GroupDraft:
+        return _GroupDraft(began_ms=NEVER - _LATE_MS)
 
-    def _committed(self, entry: _Group, draft: _Draft, now_ms: int) -> None:
+    def _committed(self, entry: _Group, draft: _GroupDraft, now_ms: int) -> None:
         for key, value in draft.changes.items():
             if value is None:
                 entry.state.pop(key, None)
@@ -476,7 +476,7 @@ class Groups(CoordinatorCore[_Group, _Draft]):
         self._serve_again(entry, now_ms)
         self._drop_if_empty(entry)
 
-    def _refused(self, entry: _Group, draft: _Draft, detail: str, now_ms: int) -> None:
+    def _refused(self, entry: _Group, draft: _GroupDraft, detail: str, now_ms: int) -> None:
         """Refuse the requests of the change ``draft``. Apply topic deletions again later: no client repeats them."""
         refusal = Refused(ErrorCode.COORDINATOR_NOT_AVAILABLE, f"{entry.key}: {detail}")
         self._effects += [Respond(answer.ticket, refusal) for answer in draft.answers]
@@ -536,7 +536,7 @@ class Groups(CoordinatorCore[_Group, _Draft]):
             or (isinstance(value, Hold) and now_ms >= value.commit_ms + self._settings.hold_ms)
         ]
         if gone and not entry.queue:
-            self._change(entry, _Draft(dict.fromkeys(gone), began_ms=now_ms))
+            self._change(entry, _GroupDraft(dict.fromkeys(gone), began_ms=now_ms))
 
 
 def _pop_share(queue: list[_Queued]) -> list[_Queued]:

@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 from pyspark.sql.datasource import InputPartition
 
-from sparklog.client.cluster.replica_selector import LocalReads
+from sparklog.client.cluster.replica_selector import LocalReadMode
 from sparklog.delta.origin import ArchiveOrigin
 from sparklog.errors import SparklogError
 from sparklog.model import NO_EPOCH, Span, TopicPartition
@@ -61,5 +61,5 @@ class RangeRead(InputPartition):
     fail_on_data_loss: bool
     last_epoch: int = NO_EPOCH
     times: Span | None = None
-    local: LocalReads = "auto"
+    local: LocalReadMode = "auto"
     archive: ArchivePlace | None = None

@@ -13,7 +13,7 @@ from typing import cast, get_args
 
 import msgspec
 
-from sparklog.client.cluster.replica_selector import LocalReads
+from sparklog.client.cluster.replica_selector import LocalReadMode
 from sparklog.errors import ConfigError
 from sparklog.model import TopicPartition
 from sparklog.spark.limits import TriggerLimits
@@ -76,7 +76,7 @@ class ReadOptions:
     min_partitions: int = 0
     max_records_per_partition: int | None = None
     where: Bounds = _EVERYTHING
-    local_reads: LocalReads = "auto"
+    local_reads: LocalReadMode = "auto"
     #: The path of the Delta table of the read's only topic, or of the directory of all archives.
     history: str | None = None
     #: The limits of a trigger, and the consumer group for a stream's progress. Both are only for streams.
@@ -177,12 +177,12 @@ def _isolation(given: Mapping[str, str]) -> int:
     return _ISOLATION[text]
 
 
-def _local_reads(given: Mapping[str, str]) -> LocalReads:
+def _local_reads(given: Mapping[str, str]) -> LocalReadMode:
     text = given.get("localReads", "auto").strip().lower()
-    for known in get_args(LocalReads):
+    for known in get_args(LocalReadMode):
         if text == known:
-            return cast(LocalReads, known)
-    raise ConfigError(f"option localReads={text!r}: expected {', '.join(get_args(LocalReads))}")
+            return cast(LocalReadMode, known)
+    raise ConfigError(f"option localReads={text!r}: expected {', '.join(get_args(LocalReadMode))}")
 
 
 def _history(given: Mapping[str, str]) -> str | None:

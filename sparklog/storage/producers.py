@@ -64,13 +64,13 @@ class ProducerSnapshot(msgspec.Struct, frozen=True):
     recent: tuple[tuple[int, int, int], ...] = ()
 
 
-Entries = Mapping[int, ProducerEntry]
+ProducerEntries = Mapping[int, ProducerEntry]
 
 
 class ProducerState(NamedTuple):
     """A copy of the table that later appends do not change."""
 
-    entries: Entries
+    entries: ProducerEntries
     transactions: TransactionState
 
 
@@ -138,7 +138,7 @@ def _with_appended(
 class ProducerTable:
     """The producers of one log. Owned by its ``Log``; no I/O."""
 
-    def __init__(self, entries: Entries | None = None, transactions: TransactionState | None = None) -> None:
+    def __init__(self, entries: ProducerEntries | None = None, transactions: TransactionState | None = None) -> None:
         self._entries: dict[int, ProducerEntry] = dict(entries or {})
         #: The count of all logs of the directory. None: no count is kept.
         self._count: ProducerCount | None = None

@@ -12,7 +12,7 @@ from typing import Protocol
 
 from msgspec import structs
 
-from sparklog.broker.requests.reassignments import Draft
+from sparklog.broker.requests.reassignments import ReassignmentDraft
 from sparklog.controller.events import PREFERRED, UNCLEAN, ElectionRequested
 from sparklog.errors import BrokerError
 from sparklog.model import TopicPartition, TopicRecord
@@ -171,7 +171,7 @@ class AdminActions:
             number = chance.choice(sorted(record.reassigning))
         wanted = target(record.assignment[number])
         live = {broker: found.incarnation for broker, found in self.zk.registered.items()}
-        draft = Draft(record, live=live)
+        draft = ReassignmentDraft(record, live=live)
         try:
             draft.alter(ReplicaMove(name, number, wanted), throttle_bytes=chance.choice(LIMITS))
         except BrokerError:

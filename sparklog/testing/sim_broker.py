@@ -16,7 +16,7 @@ from sparklog.model import TopicPartition
 from sparklog.protocol.messages import ControlUpdate, PartitionDecision
 from sparklog.replica import events as ev
 from sparklog.testing.sim_checks import SimViolation
-from sparklog.testing.sim_hosted import Hosted, PartitionHost
+from sparklog.testing.sim_hosted import Hosted, SimBrokerHost
 from sparklog.testing.sim_performer import ReplicaPerformer
 from sparklog.testing.sim_session import SimSession
 
@@ -34,7 +34,7 @@ TELL_MS = 50
 class SimBroker(ReplicaPerformer):
     """A simulated broker process. Mutable. Owner: the ``SimCluster``."""
 
-    def __init__(self, broker_id: int, cluster: PartitionHost) -> None:
+    def __init__(self, broker_id: int, cluster: SimBrokerHost) -> None:
         super().__init__(broker_id, cluster)
         self.stopping = False
         #: True if the page cache was lost, as the host's boot id shows, and no controller has recorded this yet.

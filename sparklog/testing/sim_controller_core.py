@@ -28,7 +28,7 @@ from sparklog.model import (
 )
 from sparklog.testing.sim_broker import SimBroker
 from sparklog.testing.sim_checks import PartitionChecker
-from sparklog.testing.sim_hosted import PartitionHost
+from sparklog.testing.sim_hosted import SimBrokerHost
 from sparklog.testing.sim_process import SimProcess
 from sparklog.testing.sim_session import SimSession
 from sparklog.testing.sim_zk import SESSION_MS, BadVersion, EpochLost, Levels, NodeGone
@@ -42,7 +42,7 @@ _T = TypeVar("_T")
 _Outcome = VersionedState | BadVersion | NodeGone | EpochLost
 
 
-class ControlledCluster(PartitionHost, Protocol):
+class ControlledCluster(SimBrokerHost, Protocol):
     """What controllers use of the simulated cluster."""
 
     checkers: dict[TopicPartition, PartitionChecker]

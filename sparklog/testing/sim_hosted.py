@@ -119,7 +119,7 @@ class Hosted:
         self.refused = None
 
 
-class PartitionHost(Protocol):
+class SimBrokerHost(Protocol):
     """What brokers use of the simulated cluster."""
 
     world: SimNetwork

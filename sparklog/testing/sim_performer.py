@@ -22,7 +22,7 @@ from sparklog.model import LeaderAndIsr, TopicPartition, TopicStates, VersionedS
 from sparklog.replica import effects as fx
 from sparklog.replica import events as ev
 from sparklog.testing.sim_checks import SimViolation
-from sparklog.testing.sim_hosted import Asked, Fetching, Hosted, PartitionHost, PeerBroker, SimProduce
+from sparklog.testing.sim_hosted import Asked, Fetching, Hosted, PeerBroker, SimBrokerHost, SimProduce
 from sparklog.testing.sim_log import NOT_IDEMPOTENT, SimBatch
 from sparklog.testing.sim_process import ProcessEnded
 from sparklog.testing.sim_session import SimSession
@@ -44,7 +44,7 @@ FetchVerdict = fx.ServeFetch | fx.RefuseFetch | fx.AnswerDiverging
 class ReplicaPerformer(PeerBroker):
     """The part of a simulated broker that performs the effects of replicas. Mutable. Owner: the ``SimCluster``."""
 
-    def __init__(self, broker_id: int, cluster: PartitionHost) -> None:
+    def __init__(self, broker_id: int, cluster: SimBrokerHost) -> None:
         super().__init__(broker_id, cluster.world)
         self.broker_id = broker_id
         self.cluster = cluster

@@ -14,7 +14,7 @@ from pyspark.sql.streaming.datasource import ReadAllAvailable
 
 from sparklog.cli.main import run
 from sparklog.client.admin.admin import Admin
-from sparklog.client.cluster.replica_selector import LocalReads
+from sparklog.client.cluster.replica_selector import LocalReadMode
 from sparklog.client.consumer.consumer import Consumer
 from sparklog.client.consumer.fetched_batches import decode_partition, split_partitions
 from sparklog.client.consumer.partition_reader import PartitionReader
@@ -125,7 +125,7 @@ class Readers:
         for thread in self._threads:
             thread.join()
 
-    def _read(self, local: LocalReads) -> None:
+    def _read(self, local: LocalReadMode) -> None:
         tp = TopicPartition(self._topic, 0)
         with Admin(self._cluster.bootstrap, timeout_s=PATIENCE_S) as admin:
             while not self._over.is_set():

@@ -16,7 +16,7 @@ import pyarrow as pa
 import pytest
 
 from sparklog.client.admin.admin import Admin
-from sparklog.client.cluster.replica_selector import LocalReads
+from sparklog.client.cluster.replica_selector import LocalReadMode
 from sparklog.client.consumer.partition_reader import PartitionReader
 from sparklog.client.errors import LocalReadUnavailable, LogTruncated
 from sparklog.client.producer.producer import Producer
@@ -64,7 +64,7 @@ def read(
     start: int,
     end: int,
     *,
-    local: LocalReads = "require",
+    local: LocalReadMode = "require",
     columns: list[str] | None = None,
     max_bytes: int = 20_000,
 ) -> tuple[pa.Table, PartitionReader]:
@@ -145,7 +145,7 @@ def test_a_local_read_works_while_segments_are_sealed(cluster: ProcessCluster, a
 
     writer = threading.Thread(target=write)
     writer.start()
-    modes: tuple[LocalReads, ...] = ("require", "auto")
+    modes: tuple[LocalReadMode, ...] = ("require", "auto")
     try:
         for mode in modes:
             found, reader = read(cluster, "flow", 0, 1500, local=mode)

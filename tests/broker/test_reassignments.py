@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from sparklog.broker.requests.reassignments import Draft
+from sparklog.broker.requests.reassignments import ReassignmentDraft
 from sparklog.errors import BrokerError, ErrorCode
 from sparklog.model import Reassignment, TopicRecord, TopicSchema
 from sparklog.protocol.messages import ReplicaMove
@@ -13,7 +13,7 @@ RECORD = TopicRecord("t", "id", ((0, 1), (1, 2)), (TopicSchema(0, b""),))
 
 
 def altered(record: TopicRecord, *moves: ReplicaMove, throttle_bytes: int = 0) -> TopicRecord:
-    draft = Draft(record, live=range(5))
+    draft = ReassignmentDraft(record, live=range(5))
     for move in moves:
         draft.alter(move, throttle_bytes=throttle_bytes)
     return draft.record
@@ -58,7 +58,7 @@ def test_another_order_is_a_move_and_the_same_order_is_none() -> None:
     ],
 )
 def test_an_invalid_move_is_refused_and_changes_nothing(move: ReplicaMove, code: ErrorCode) -> None:
-    draft = Draft(RECORD, live=range(5))
+    draft = ReassignmentDraft(RECORD, live=range(5))
     with pytest.raises(BrokerError) as caught:
         draft.alter(move, throttle_bytes=0)
     assert caught.value.code == code
@@ -66,6 +66,6 @@ def test_an_invalid_move_is_refused_and_changes_nothing(move: ReplicaMove, code:
 
 
 def test_an_offline_replica_may_stay_a_replica() -> None:
-    draft = Draft(RECORD, live=(1, 3))
+    draft = ReassignmentDraft(RECORD, live=(1, 3))
     draft.alter(ReplicaMove("t", 0, (0, 3)), throttle_bytes=0)
     assert draft.record.assignment[0] == (0, 3, 1)

@@ -20,7 +20,7 @@ from sparklog.client.cluster.routing_core import (
     NoResponse,
     Prepare,
     RoutingCore,
-    Steps,
+    RoutingSteps,
 )
 from sparklog.errors import BrokerError, ErrorCode
 from sparklog.protocol.messages import Ack, FindCoordinator, Metadata, MetadataReply
@@ -31,7 +31,7 @@ from tests.client.producing import hang_up, say_nothing
 class Driver:
     """A driver, and the way in which a test runs its steps."""
 
-    def __init__(self, core: RoutingCore, run: Callable[[Steps[Any]], Any]) -> None:
+    def __init__(self, core: RoutingCore, run: Callable[[RoutingSteps[Any]], Any]) -> None:
         self.core = core
         self.run = run
 
@@ -56,7 +56,7 @@ def address(fake: FakeCluster, broker_id: int) -> Address:
 
 
 def test_each_effect_has_its_result(driver: Driver, fake: FakeCluster) -> None:
-    def steps() -> Steps[None]:
+    def steps() -> RoutingSteps[None]:
         assert (yield ListOpen()) == {}
         with pytest.raises(BrokerError) as refused:
             yield Connect(Address("127.0.0.1", 1))
@@ -81,7 +81,7 @@ def test_each_effect_has_its_result(driver: Driver, fake: FakeCluster) -> None:
 
 
 def test_a_lost_connection_ends_the_request(driver: Driver, fake: FakeCluster) -> None:
-    def steps() -> Steps[None]:
+    def steps() -> RoutingSteps[None]:
         yield Connect(address(fake, 0))
         with pytest.raises(BrokerError) as lost:
             yield Ask(0, FindCoordinator(0, "group", "g"), 30.0)
@@ -106,7 +106,7 @@ def test_a_failed_attempt_is_followed_by_the_next_broker(driver: Driver, fake: F
 def test_a_silent_broker_is_replaced(driver: Driver, fake: FakeCluster, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("sparklog.client.cluster.routing_core.PATIENCE_S", 0.2)
 
-    def steps() -> Steps[None]:
+    def steps() -> RoutingSteps[None]:
         yield Connect(address(fake, 0))
         with pytest.raises(NoResponse, match=r"no response within 0\.2 s"):
             yield from driver.core.ask_any(Metadata(0, ()), MetadataReply)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from sparklog.client.cluster.metadata import Leader, MetadataCache, topic_error
+from sparklog.client.cluster.metadata import ClientMetadata, Leader, topic_error
 from sparklog.errors import ErrorCode
 from sparklog.model import BrokerEndpoint, TopicPartition, TopicSchema
 from sparklog.protocol.messages import MetadataReply, PartitionMetadata, TopicMetadata
@@ -29,7 +29,7 @@ def reply(
 
 
 def test_the_largest_leader_epoch_wins() -> None:
-    cache = MetadataCache()
+    cache = ClientMetadata()
     cache.update(reply(topic(0, 5)))
     cache.update(reply(topic(1, 4)))
     assert cache.leader(TP) == Leader(0, 5)
@@ -38,7 +38,7 @@ def test_the_largest_leader_epoch_wins() -> None:
 
 
 def test_a_deposed_leader_names_its_successor() -> None:
-    cache = MetadataCache()
+    cache = ClientMetadata()
     cache.update(reply(topic(0, 5)))
     assert not cache.merge_leader(TP, 1, 5), "the metadata must be unchanged"
     assert not cache.merge_leader(TP, 7, 6), "broker 7 has no known address"
@@ -51,20 +51,20 @@ def test_a_deposed_leader_names_its_successor() -> None:
 
 
 def test_a_leader_without_an_address_is_unknown() -> None:
-    cache = MetadataCache()
+    cache = ClientMetadata()
     cache.update(reply(topic(7, 1)))
     assert cache.leader(TP) is None
     assert cache.partition(TP) is not None
 
 
 def test_a_partition_may_have_no_leader() -> None:
-    cache = MetadataCache()
+    cache = ClientMetadata()
     cache.update(reply(topic(-1, 3)))
     assert cache.leader(TP) is None
 
 
 def test_a_leader_is_not_lost_within_its_epoch() -> None:
-    cache = MetadataCache()
+    cache = ClientMetadata()
     cache.update(reply(topic(0, 5)))
     cache.update(reply(topic(-1, 5)))
     assert cache.leader(TP) == Leader(0, 5), "that broker does not know the leader"
@@ -75,7 +75,7 @@ def test_a_leader_is_not_lost_within_its_epoch() -> None:
 
 
 def test_a_recreated_topic_starts_its_epochs_again() -> None:
-    cache = MetadataCache()
+    cache = ClientMetadata()
     cache.update(reply(topic(0, 9, partitions=3)))
     cache.update(reply(topic(1, 0, topic_id="b")))
     assert cache.leader(TP) == Leader(1, 0)
@@ -83,7 +83,7 @@ def test_a_recreated_topic_starts_its_epochs_again() -> None:
 
 
 def test_older_metadata_do_not_restore_a_deleted_topic() -> None:
-    cache = MetadataCache()
+    cache = ClientMetadata()
     cache.update(reply(topic(1, 0, topic_id="b"), epoch=2))
     cache.update(reply(topic(0, 9, topic_id="a"), epoch=1))
     found = cache.topic("t")
@@ -92,7 +92,7 @@ def test_older_metadata_do_not_restore_a_deleted_topic() -> None:
 
 
 def test_a_lagging_broker_does_not_restore_a_deleted_topic() -> None:
-    cache = MetadataCache()
+    cache = ClientMetadata()
 
     def topic_id() -> str:
         found = cache.topic("t")
@@ -118,7 +118,7 @@ def test_a_lagging_broker_does_not_restore_a_deleted_topic() -> None:
 
 def test_older_metadata_does_not_remove_a_topic() -> None:
     unknown = TopicMetadata(int(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION), "t")
-    cache = MetadataCache()
+    cache = ClientMetadata()
     nothing = reply(unknown, epoch=-1, brokers=())
     assert cache.is_stale(nothing)  # a broker without an update from a controller so far
     cache.update(reply(topic(0, 9), epoch=2))
@@ -131,7 +131,7 @@ def test_older_metadata_does_not_remove_a_topic() -> None:
 
 def test_a_dropped_topic_keeps_its_newest_epochs() -> None:
     """A broker with old metadata does not know the topic, and another one names an older leader."""
-    cache = MetadataCache()
+    cache = ClientMetadata()
     cache.update(reply(topic(0, 5)))
     assert cache.merge_leader(TP, 1, 6)
     cache.update(reply(TopicMetadata(int(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION), "t")))
@@ -144,7 +144,7 @@ def test_a_dropped_topic_keeps_its_newest_epochs() -> None:
 
 
 def test_partitions_and_schemas_are_never_removed() -> None:
-    cache = MetadataCache()
+    cache = ClientMetadata()
     cache.update(reply(topic(0, 1, partitions=3, schemas=2)))
     cache.update(reply(topic(0, 1, partitions=2, schemas=1)))
     assert len(cache.partitions("t")) == 3
@@ -152,14 +152,14 @@ def test_partitions_and_schemas_are_never_removed() -> None:
 
 
 def test_a_broker_keeps_its_newest_incarnation() -> None:
-    cache = MetadataCache()
+    cache = ClientMetadata()
     cache.update(reply(brokers=(broker(0, incarnation=3, port=2),)))
     cache.update(reply(brokers=(broker(0, incarnation=2, port=1),)))
     assert cache.brokers[0].port == 2
 
 
 def test_older_metadata_removes_no_broker() -> None:
-    cache = MetadataCache()
+    cache = ClientMetadata()
     cache.update(reply(brokers=(broker(0), broker(1)), epoch=5))
     cache.update(reply(brokers=(broker(0),), epoch=4))
     assert set(cache.brokers) == {0, 1}
@@ -169,7 +169,7 @@ def test_older_metadata_removes_no_broker() -> None:
 
 def test_a_leader_keeps_its_address_until_there_is_another() -> None:
     """A controller that misses a broker for a moment does not name it, although the broker still leads."""
-    cache = MetadataCache()
+    cache = ClientMetadata()
     cache.update(reply(topic(1, 5)))
     cache.update(reply(topic(1, 5), brokers=(broker(0),)))
     assert cache.leader(TP) == Leader(1, 5)
@@ -183,7 +183,7 @@ def test_a_leader_keeps_its_address_until_there_is_another() -> None:
 
 
 def test_an_unknown_topic_is_dropped_and_its_error_reported() -> None:
-    cache = MetadataCache()
+    cache = ClientMetadata()
     cache.update(reply(topic(0, 1)))
     unknown = TopicMetadata(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, "t", detail="no such topic")
     cache.update(reply(unknown))
@@ -195,7 +195,7 @@ def test_an_unknown_topic_is_dropped_and_its_error_reported() -> None:
 
 
 def test_partitions_are_grouped_by_the_broker_to_ask() -> None:
-    cache = MetadataCache()
+    cache = ClientMetadata()
     cache.update(reply(topic(0, 1, partitions=2)))
     missing = TopicPartition("t", 9)
     assert cache.group_by_leader([*cache.partitions("t"), missing]) == {0: cache.partitions("t"), None: [missing]}

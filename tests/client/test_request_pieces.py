@@ -12,7 +12,7 @@ from sparklog.client.consumer.consumer import Consumer
 from sparklog.client.producer.partition_queues import ProducerIdentity
 from sparklog.client.producer.producer import Producer
 from sparklog.client.producer.transaction_run import TransactionRun
-from sparklog.client.producer.transaction_session import OpenTransaction
+from sparklog.client.producer.transaction_session import OngoingTransaction
 from sparklog.model import TopicPartition
 from sparklog.net.server import ServerConnection
 from sparklog.protocol.fields import IN_ONE_REQUEST, MAX_ENTRIES
@@ -150,7 +150,7 @@ def test_the_largest_piece_of_entries_fits_into_a_header() -> None:
 
 def test_a_registration_of_partitions_with_long_names_fits_into_a_header() -> None:
     """A transaction that writes to more partitions registers them with several requests."""
-    transaction = OpenTransaction.__new__(OpenTransaction)
+    transaction = OngoingTransaction.__new__(OngoingTransaction)
     transaction.run = TransactionRun("key", "run", -1, timeout_s=1.0)
     transaction.identity = ProducerIdentity(1, 0)
     transaction.registered = set()

@@ -24,7 +24,7 @@ from sparklog.client.cluster.routing_core import (
     Prepare,
     Report,
     RoutingCore,
-    Steps,
+    RoutingSteps,
     WaitUntil,
     next_patience_s,
 )
@@ -135,7 +135,7 @@ class Script:
     def asked(self) -> list[int]:
         return [effect.broker_id for effect in self.effects if isinstance(effect, Ask)]
 
-    def error(self, steps: Steps[Any]) -> BrokerError:
+    def error(self, steps: RoutingSteps[Any]) -> BrokerError:
         with pytest.raises(BrokerError) as caught:
             self.run(steps)
         return caught.value

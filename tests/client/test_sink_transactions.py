@@ -9,7 +9,7 @@ import pytest
 from sparklog.client.errors import ClientTimeout, CommitOutcomeUnknown, ProducerFenced, TransactionStateError
 from sparklog.client.producer.producer import Producer
 from sparklog.client.producer.transaction_run import Joined
-from sparklog.client.producer.two_phase_write import AlreadyCommitted, Decided, decide, join
+from sparklog.client.producer.two_phase_write import AlreadyCommitted, WriteDecision, decide, join
 from sparklog.coordinator import transaction_end
 from sparklog.errors import ClusterError
 from sparklog.protocol.messages import (
@@ -26,7 +26,7 @@ def sink(fake: FakeCluster, run_id: str, version: int = 0) -> Joined:
     return joined
 
 
-def end_sink(fake: FakeCluster, run_id: str, *winners: Joined, version: int = 0, commit: bool = True) -> Decided:
+def end_sink(fake: FakeCluster, run_id: str, *winners: Joined, version: int = 0, commit: bool = True) -> WriteDecision:
     ids = [joined.producer_id for joined in winners]
     return decide(fake.bootstrap, key="query:q", version=version, run_id=run_id, winners=ids, commit=commit)
 
@@ -43,11 +43,11 @@ def test_only_the_winning_attempts_of_a_sink_are_seen(fake: FakeCluster) -> None
                 producer.commit()
     assert seen(fake, "t") == []
     fake.fault(0, times(1, EndTransaction, lose_answer))
-    assert end_sink(fake, "r1", parts[0], parts[2]) == Decided(complete=True, replayed=False)
+    assert end_sink(fake, "r1", parts[0], parts[2]) == WriteDecision(complete=True, replayed=False)
     assert sorted(seen(fake, "t")) == [b"0", b"0", b"2", b"2"]
     # again, by the same run and by a later one
     assert join(fake.bootstrap, key="query:q", version=0, run_id="r2") == AlreadyCommitted(0)
-    assert end_sink(fake, "r2") == Decided(complete=True, replayed=True)
+    assert end_sink(fake, "r2") == WriteDecision(complete=True, replayed=True)
     assert end_sink(fake, "r1", commit=False).replayed
     assert isinstance(sink(fake, "r2", version=1), Joined)
 
@@ -88,7 +88,7 @@ def test_a_sink_whose_end_has_several_parts_is_committed(fake: FakeCluster, monk
     for number, joined in enumerate(parts):
         with Producer(fake.bootstrap, in_transaction=pickle.loads(pickle.dumps(joined))) as producer:
             producer.send("t", b"%d" % number, partition=number % 2)
-    assert end_sink(fake, "r1", *parts[1:]) == Decided(complete=True, replayed=False)
+    assert end_sink(fake, "r1", *parts[1:]) == WriteDecision(complete=True, replayed=False)
     assert sorted(seen(fake, "t")) == [b"1", b"2", b"3"]
 
 

@@ -88,7 +88,7 @@ class ReassignmentRequests:
 
         def altered(record: TopicRecord) -> TopicRecord:
             refused.clear()
-            draft = Draft(record, live=self._context.cache.incarnations)
+            draft = ReassignmentDraft(record, live=self._context.cache.incarnations)
             for move in moves:
                 try:
                     draft.alter(move, throttle_bytes=throttle_bytes)
@@ -144,7 +144,7 @@ def _arrived(cache: MetadataCache, move: ReplicaMove) -> bool:
     return (known.target or known.replicas) == move.target
 
 
-class Draft:
+class ReassignmentDraft:
     """A copy of a topic's record into which moves are entered one by one. Pure.
 
     To enter the same move again has no further effect.

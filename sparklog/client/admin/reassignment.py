@@ -24,7 +24,7 @@ from sparklog.protocol.messages import (
     ReplicaMove,
 )
 
-Replicas = Mapping[TopicPartition, Sequence[int]]
+ReplicaLists = Mapping[TopicPartition, Sequence[int]]
 #: The errors for a move that has ended, or whose topic was deleted.
 _ENDED = {ErrorCode.NO_REASSIGNMENT_IN_PROGRESS, ErrorCode.UNKNOWN_TOPIC_OR_PARTITION}
 
@@ -148,7 +148,7 @@ def list_moves(cluster: BlockingCluster, brokers: Iterable[BrokerDescription] = 
     return found
 
 
-def not_on_target(reply: MetadataReply, targets: Replicas) -> list[str]:
+def not_on_target(reply: MetadataReply, targets: ReplicaLists) -> list[str]:
     """Return a sentence for each partition whose replicas are not exactly its target, or are not all in sync."""
     there = {(t.name, p.partition): p for t in reply.topics for p in t.partitions}
     found = []
@@ -215,7 +215,7 @@ def replicas_of(reply: MetadataReply, moves: Iterable[MoveDescription]) -> dict[
 
 
 def with_factor(
-    brokers: Sequence[BrokerEndpoint], replicas: Replicas, topic: str, replication_factor: int
+    brokers: Sequence[BrokerEndpoint], replicas: ReplicaLists, topic: str, replication_factor: int
 ) -> dict[TopicPartition, tuple[int, ...]]:
     """Return targets that give each partition of ``topic`` this number of replicas.
 
@@ -233,7 +233,7 @@ def with_factor(
 
 
 def draining(
-    brokers: Sequence[BrokerEndpoint], replicas: Replicas, broker_id: int
+    brokers: Sequence[BrokerEndpoint], replicas: ReplicaLists, broker_id: int
 ) -> dict[TopicPartition, tuple[int, ...]]:
     """Return targets that leave ``broker_id`` without replicas, and keep each partition's number of replicas.
 

@@ -28,7 +28,7 @@ from sparklog.client.cluster.routing_core import (
     NoResponse,
     Prepare,
     RoutingCore,
-    Steps,
+    RoutingSteps,
     check_broker,
 )
 from sparklog.errors import BrokerError, ConfigError, ErrorCode
@@ -109,7 +109,7 @@ class BlockingCluster:
 
     # --- asking ---
 
-    def run(self, steps: Steps[T], *, over: BlockingConnection | None = None) -> T:
+    def run(self, steps: RoutingSteps[T], *, over: BlockingConnection | None = None) -> T:
         """Perform the effects that ``steps`` yields, and return its result.
 
         With ``over`` this connection is used instead of the client's own connections.

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from typing import TypeVar
 
-from sparklog.client.cluster.routing_core import RoutingCore, Steps
+from sparklog.client.cluster.routing_core import RoutingCore, RoutingSteps
 from sparklog.errors import BrokerError
 from sparklog.model import BrokerEndpoint
 from sparklog.protocol.messages import FindCoordinator, FindCoordinatorReply, Reply, Request
@@ -26,7 +26,7 @@ class CoordinatorSearch:
         self._key = key
         self._found: BrokerEndpoint | None = None
 
-    def ask(self, request: Request, expected: type[R], *, patience_s: float = math.inf) -> Steps[R]:
+    def ask(self, request: Request, expected: type[R], *, patience_s: float = math.inf) -> RoutingSteps[R]:
         """Find the coordinator unless it is known, and send the request once. Raises BrokerError.
 
         The coordinator need not be in the metadata. After an error that another coordinator might not return, the next

@@ -25,7 +25,7 @@ from sparklog.client.cluster.routing_core import (
     Prepare,
     Report,
     RoutingCore,
-    Steps,
+    RoutingSteps,
     WaitUntil,
     check_broker,
 )
@@ -153,7 +153,7 @@ class LoopCluster:
 
     # --- requests ---
 
-    async def run(self, steps: Steps[T] | BackgroundSteps[T]) -> T:
+    async def run(self, steps: RoutingSteps[T] | BackgroundSteps[T]) -> T:
         """Perform the effects that ``steps`` yields, and return its result.
 
         Raises:

@@ -29,7 +29,7 @@ class Leader(NamedTuple):
     epoch: int
 
 
-class MetadataCache:
+class ClientMetadata:
     """The metadata of one client. Only one thread may use it."""
 
     def __init__(self) -> None:

@@ -8,7 +8,7 @@ from typing import Literal
 from sparklog.model import BrokerEndpoint
 
 #: Whether a reader may read the segment files of a broker on this host, must not, or must.
-LocalReads = Literal["auto", "never", "require"]
+LocalReadMode = Literal["auto", "never", "require"]
 
 
 def nearest(

@@ -1,9 +1,9 @@
 """The decisions of a client about its requests: which broker gets a request, and how long to wait for it. Pure.
 
-The methods that return ``Steps`` are generators. A generator yields effects, which a driver performs. The driver sends
-the result of each effect, its event, back into the generator, or throws the effect's error into it. The generator's
-return value is the result of the method. ``BlockingCluster`` and ``LoopCluster`` are the drivers. They own connections
-and clocks. ``retry`` decides whether a failed call is tried again.
+The methods that return ``RoutingSteps`` are generators. A generator yields effects, which a driver performs. The driver
+sends the result of each effect, its event, back into the generator, or throws the effect's error into it. The
+generator's return value is the result of the method. ``BlockingCluster`` and ``LoopCluster`` are the drivers. They
+own connections and clocks. ``retry`` decides whether a failed call is tried again.
 
 If several brokers or addresses are possible, a counter selects one. The counter is increased before a request that
 follows a failure, or a metadata response that did not help. So each broker gets a request after at most as many
@@ -19,7 +19,7 @@ from typing import Any, TypeVar
 
 from sparklog.client.cluster.backoff import Backoff
 from sparklog.client.cluster.bootstrap import Address, parse_bootstrap
-from sparklog.client.cluster.metadata import Leader, MetadataCache, MetadataPieces, topic_error
+from sparklog.client.cluster.metadata import ClientMetadata, Leader, MetadataPieces, topic_error
 from sparklog.errors import BrokerError, ErrorCode
 from sparklog.model import BrokerEndpoint, TopicPartition
 from sparklog.protocol.messages import Metadata, MetadataReply, Reply, Request, TopicMetadata
@@ -106,7 +106,7 @@ class Report:
 
 
 Effect = ListOpen | Connect | Prepare | Ask | Disconnect
-Steps = Generator[Effect, Any, T]
+RoutingSteps = Generator[Effect, Any, T]
 #: Steps that a client performs in the background.
 BackgroundSteps = Generator[Effect | WaitUntil | Report, Any, T]
 
@@ -120,7 +120,7 @@ class RoutingCore:
         Raises:
             ConfigError: ``bootstrap`` has no address.
         """
-        self.metadata = MetadataCache()
+        self.metadata = ClientMetadata()
         self.bootstrap = parse_bootstrap(bootstrap)
         #: The topics that ``refresh_wanted`` requests.
         self.wanted: set[str] = set()
@@ -157,7 +157,7 @@ class RoutingCore:
 
     # --- one request ---
 
-    def any_broker(self) -> Steps[int]:
+    def any_broker(self) -> RoutingSteps[int]:
         """Return the id of a connected broker, for a request that every broker can serve.
 
         If the connected brokers may be out of date, also connect to another one. If none is connected, try the
@@ -205,7 +205,7 @@ class RoutingCore:
         first = self._turn % len(listed) if listed else 0
         return listed[first:] + listed[:first]
 
-    def reach(self, broker: BrokerEndpoint) -> Steps[None]:
+    def reach(self, broker: BrokerEndpoint) -> RoutingSteps[None]:
         """Connect to a broker unless it is connected.
 
         Raises:
@@ -215,7 +215,9 @@ class RoutingCore:
             address = Address(broker.host, broker.port)
             check_broker(address, found=(yield Connect(address)), expected=broker.broker_id)
 
-    def ask(self, broker_id: int, request: Request, expected: type[R], *, patience_s: float = math.inf) -> Steps[R]:
+    def ask(
+        self, broker_id: int, request: Request, expected: type[R], *, patience_s: float = math.inf
+    ) -> RoutingSteps[R]:
         """Send a request once, to this broker. Raises BrokerError."""
         reply = yield Ask(broker_id, request, patience_s)
         if isinstance(reply, expected):
@@ -228,7 +230,7 @@ class RoutingCore:
 
     def ask_any(
         self, request: Request, expected: type[R], *, is_long: bool = False, longest_s: float = math.inf
-    ) -> Steps[R]:
+    ) -> RoutingSteps[R]:
         """Send a request once, to any broker. Raises BrokerError.
 
         ``is_long`` means that the request takes long at every broker, because the controller carries it out. Then wait
@@ -241,7 +243,7 @@ class RoutingCore:
 
     def _ask_replaceable(
         self, broker_id: int, request: Request, expected: type[R], *, longest_s: float = math.inf
-    ) -> Steps[R]:
+    ) -> RoutingSteps[R]:
         """Send a request that another broker could serve too. So do not wait long.
 
         A broker that does not respond in time is doubted. Its connection is closed only after the whole request
@@ -266,7 +268,7 @@ class RoutingCore:
 
     # --- metadata ---
 
-    def ask_metadata(self, request: Metadata, broker_id: int | None = None) -> Steps[MetadataReply]:
+    def ask_metadata(self, request: Metadata, broker_id: int | None = None) -> RoutingSteps[MetadataReply]:
         """Request all metadata from this broker, or from any broker if None, and return them. Raises BrokerError.
 
         This does not merge them into the client's own metadata.
@@ -280,13 +282,13 @@ class RoutingCore:
             self._doubt(broker_id)
         return pieces.reply
 
-    def refresh(self, topics: tuple[str, ...] | None) -> Steps[MetadataReply]:
+    def refresh(self, topics: tuple[str, ...] | None) -> RoutingSteps[MetadataReply]:
         """Request metadata once, from any broker, and merge them. None requests all topics, () only the brokers."""
         reply = yield from self.ask_metadata(Metadata(0, topics))
         self.metadata.update(reply)
         return reply
 
-    def fetch_topic(self, name: str) -> Steps[TopicMetadata]:
+    def fetch_topic(self, name: str) -> RoutingSteps[TopicMetadata]:
         """Return a topic after one refresh. Raises BrokerError: UNKNOWN_TOPIC_OR_PARTITION, INVALID_TOPIC_EXCEPTION."""
         reply = yield from self.refresh((name,))
         error = next((self._error(topic, reply) for topic in reply.topics if topic.name == name), None)
@@ -296,7 +298,7 @@ class RoutingCore:
         self._turn_is_due = True
         raise error or BrokerError(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, f"topic {name!r}")
 
-    def leader(self, tp: TopicPartition, *, refresh: bool) -> Steps[Leader]:
+    def leader(self, tp: TopicPartition, *, refresh: bool) -> RoutingSteps[Leader]:
         """Return the leader of a partition. If it is unknown or ``refresh`` is set, refresh the metadata once.
 
         Raises:
@@ -336,7 +338,7 @@ class RoutingCore:
         """Return the minimum delay between two metadata requests. It grows until ``on_progress`` is called."""
         return METADATA_BACKOFF.delay_ms(self._useless, self.roll()) / 1000
 
-    def refresh_noting_errors(self, topics: tuple[str, ...]) -> Steps[str]:
+    def refresh_noting_errors(self, topics: tuple[str, ...]) -> RoutingSteps[str]:
         """Request the metadata of topics, merge them, and store the topics' errors in ``topic_errors``.
 
         If the broker's metadata are stale, an error may be wrong. Then return it as text and do not store it.
@@ -379,7 +381,7 @@ def check_broker(address: object, *, found: int, expected: int) -> None:
         raise BrokerError(ErrorCode.BROKER_NOT_AVAILABLE, f"{address} is broker {found}; expected {expected}")
 
 
-def no_leader(metadata: MetadataCache, tp: TopicPartition) -> BrokerError:
+def no_leader(metadata: ClientMetadata, tp: TopicPartition) -> BrokerError:
     """Return the reason why ``tp`` has no leader: no such topic, no such partition, or none elected."""
     if metadata.partition(tp) is not None:
         return BrokerError(ErrorCode.LEADER_NOT_AVAILABLE, f"partition {tp} has no leader")

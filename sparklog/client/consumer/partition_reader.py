@@ -16,7 +16,7 @@ import pyarrow as pa
 from sparklog.client.cluster import forks
 from sparklog.client.cluster.blocking_cluster import BlockingCluster, Deadline
 from sparklog.client.cluster.isolation_level import Isolation, wire_isolation
-from sparklog.client.cluster.replica_selector import LocalReads
+from sparklog.client.cluster.replica_selector import LocalReadMode
 from sparklog.client.consumer.fetch_decoder import FetchDecoder
 from sparklog.client.consumer.fetched_batches import FetchedBatch
 from sparklog.client.consumer.fetcher import Fetcher, water_marks
@@ -56,7 +56,7 @@ class PartitionReader:
         topic_id: str = "",
         last_epoch: int = NO_EPOCH,
         isolation: Isolation | int = "read_committed",
-        local: LocalReads = "auto",
+        local: LocalReadMode = "auto",
         max_bytes: int = _MAX_BYTES,
         timeout_s: float = 60.0,
         client_id: str = "sparklog-reader",
@@ -80,8 +80,8 @@ class PartitionReader:
             timeout_s: the maximum time without any progress.
         """
         assert 0 <= start <= end, f"range [{start}, {end})"
-        if local not in get_args(LocalReads):
-            raise ConfigError(f"local={local!r}: expected {', '.join(get_args(LocalReads))}")
+        if local not in get_args(LocalReadMode):
+            raise ConfigError(f"local={local!r}: expected {', '.join(get_args(LocalReadMode))}")
         self._owns_cluster = not isinstance(bootstrap, BlockingCluster)
         self._cluster = (
             bootstrap

@@ -17,7 +17,7 @@ from sparklog.client.producer.partition_queues import PartitionQueues, ProducerI
 from sparklog.client.producer.send_loop import SendLoop
 from sparklog.client.producer.sender_settings import SenderSettings
 from sparklog.client.producer.transaction_run import TransactionRun
-from sparklog.client.producer.transaction_session import OpenTransaction, begin, end
+from sparklog.client.producer.transaction_session import OngoingTransaction, begin, end
 from sparklog.model import TopicPartition
 from sparklog.protocol.messages import GroupOffset
 
@@ -40,10 +40,10 @@ class SenderTransactions:
         self._coordinator = LoopCoordinator(cluster, TRANSACTION, key, request_timeout_s=settings.request_timeout_s)
         #: The number of transactions that this run of the producer has begun.
         self._turn = 0
-        self._open: OpenTransaction | None = None
+        self._open: OngoingTransaction | None = None
         #: The last transaction, for a caller that did not wait for the end of this transaction and asks for the end
         #: again.
-        self._ended: OpenTransaction | None = None
+        self._ended: OngoingTransaction | None = None
 
     def __str__(self) -> str:
         return f"transaction {self.key!r}"
@@ -87,12 +87,12 @@ class SenderTransactions:
         if self._open is not None:  # the caller did not wait for the response to ``begin``
             self._open.close()
         self._queues.begin(identity)
-        self._open = OpenTransaction(self._cluster, self._coordinator, run, identity, changed=self._sender.run_once)
+        self._open = OngoingTransaction(self._cluster, self._coordinator, run, identity, changed=self._sender.run_once)
 
     async def add_offsets(
         self, group: str | GroupMetadata, offsets: Sequence[GroupOffset], *, timeout_s: float
     ) -> None:
-        """Add a group's offsets to the transaction. Raises as ``OpenTransaction.add_offsets``."""
+        """Add a group's offsets to the transaction. Raises as ``OngoingTransaction.add_offsets``."""
         assert self._open is not None
         await self._open.add_offsets(group, offsets, timeout_s=timeout_s)
 
@@ -125,7 +125,7 @@ class SenderTransactions:
             raise
         self._leave(now)
 
-    def _leave(self, ended: OpenTransaction) -> None:
+    def _leave(self, ended: OngoingTransaction) -> None:
         ended.close()
         if self._open is ended:
             self._open, self._ended = None, ended

@@ -96,7 +96,7 @@ async def end(
     return decided
 
 
-class OpenTransaction:
+class OngoingTransaction:
     """The registered partitions and the keep-alive of an open transaction.
 
     Owner: the sender's event loop. ``close`` ends the tasks.

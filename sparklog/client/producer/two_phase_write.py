@@ -50,7 +50,7 @@ class AlreadyCommitted(NamedTuple):
     last_version: int
 
 
-class Decided(NamedTuple):
+class WriteDecision(NamedTuple):
     """A durable decision. ``complete``: every partition has its marker.
 
     ``replayed``: an earlier call made the decision.
@@ -133,7 +133,7 @@ def decide(
     winners: Iterable[int] = (),
     commit: bool = True,
     timeout_s: float = 60.0,
-) -> Decided:
+) -> WriteDecision:
     """Commit the records of the producer ids ``winners`` and abort the version's other records, or abort all records.
 
     Wait up to 30 s for the markers in all partitions, so that the next reader finds the rows. The decision is durable
@@ -180,7 +180,7 @@ def decide(
                 break
     if not decided.complete:
         _log.warning("%s: the decision is durable, but some partitions have no marker yet", run)
-    return Decided(decided.complete, decided.replayed)
+    return WriteDecision(decided.complete, decided.replayed)
 
 
 @contextmanager
