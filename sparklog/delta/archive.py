@@ -37,7 +37,7 @@ from sparklog.delta.file_sizes import FileSizes
 from sparklog.delta.maintenance import maintenance_of
 from sparklog.delta.micro_batch_archiver import Archived, BatchArchiver, data_loss
 from sparklog.delta.options import ArchiveOptions, interval_s
-from sparklog.delta.process_liveness import may_run, patience_s, this_process
+from sparklog.delta.process_liveness import longest_wait_s, may_run, this_process
 from sparklog.delta.stream_ends import BatchEnds, read_batch_ends
 from sparklog.delta.table_setup import prepare
 from sparklog.errors import SparklogError
@@ -260,7 +260,7 @@ class TopicArchive:
         Raises ArchiveFenced if the progress has changed since this run last read it.
         """
         if self._last is None:
-            self._gives_way_s = patience_s(found.every_s) if may_run(found.process) else 0.0
+            self._gives_way_s = longest_wait_s(found.every_s) if may_run(found.process) else 0.0
         elif found.attempt != self._attempt and found.commit != self._last.commit:
             raise ArchiveFenced(
                 f"another archive of topic {found.topic} has committed batch {found.batch}; this one had reached batch "

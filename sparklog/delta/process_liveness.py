@@ -37,7 +37,7 @@ def may_run(process: str) -> bool:
     return _began(int(number)) == process.rpartition("/")[2]
 
 
-def patience_s(every_s: float) -> float:
+def longest_wait_s(every_s: float) -> float:
     """Return the maximum seconds that a new run waits for the next commit of an archive with this interval.
 
     The interval is 0 for an archive that ends without a stop. If batches of the earlier archive take longer, the new

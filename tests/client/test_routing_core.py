@@ -26,7 +26,7 @@ from sparklog.client.cluster.routing_core import (
     RoutingCore,
     RoutingSteps,
     WaitUntil,
-    next_patience_s,
+    next_timeout_s,
 )
 from sparklog.errors import BrokerError, ErrorCode
 from sparklog.model import BrokerEndpoint, TopicPartition
@@ -111,10 +111,10 @@ class Script:
             case Prepare(broker_id):
                 if broker_id not in self.down:
                     self._connect(broker_id)
-            case Ask(broker_id, _, patience_s):
+            case Ask(broker_id, _, timeout_s):
                 reply = self.replies.get(broker_id)
                 if reply is None:
-                    raise NoResponse(f"broker {broker_id}", patience_s)
+                    raise NoResponse(f"broker {broker_id}", timeout_s)
                 if isinstance(reply, BrokerError):
                     raise reply
                 return reply
@@ -307,8 +307,8 @@ def test_a_useful_broker_is_found_among_others(count: int, turn: int, data: st.D
 # --- requests ---
 
 
-def test_the_patience_doubles_up_to_its_limit() -> None:
-    assert [next_patience_s(silences, 6.0) for silences in (0, 1, 2, 3, 1000)] == [1.0, 2.0, 4.0, 6.0, 6.0]
+def test_the_timeout_doubles_up_to_its_limit() -> None:
+    assert [next_timeout_s(silences, 6.0) for silences in (0, 1, 2, 3, 1000)] == [1.0, 2.0, 4.0, 6.0, 6.0]
 
 
 def test_a_silent_broker_is_asked_after_the_others() -> None:
@@ -324,7 +324,7 @@ def test_a_silent_broker_is_asked_after_the_others() -> None:
     assert 0 in script.connected, "the broker may only be busy"
 
 
-def test_a_response_restores_trust_and_patience() -> None:
+def test_a_response_restores_trust_and_the_first_timeout() -> None:
     core = new_core(brokers=1)
     script = Script(core, connected=[0])
     waits = []
@@ -332,7 +332,7 @@ def test_a_response_restores_trust_and_patience() -> None:
         script.replies = {0: response} if response else {}
         with contextlib.suppress(NoResponse):
             script.run(core.ask_any(InitProducerId(0), Ack))
-        waits += [effect.patience_s for effect in script.effects if isinstance(effect, Ask)]
+        waits += [effect.timeout_s for effect in script.effects if isinstance(effect, Ask)]
     assert waits == [1.0, 2.0, 4.0, 1.0]
 
 
@@ -490,13 +490,13 @@ def test_a_coordinator_is_found_connected_and_cached() -> None:
     search = CoordinatorSearch(core, GROUP, "g")
     script.replies = {0: FindCoordinatorReply(0, endpoints(8)[7], 0), 7: Ack(0)}
     request = TouchTransaction(0, "g", "run")
-    script.run(search.ask(request, Ack, patience_s=3.0))
+    script.run(search.ask(request, Ack, timeout_s=3.0))
     assert [effect for effect in script.effects if effect != ListOpen()] == [
         Ask(0, FindCoordinator(0, GROUP, "g"), 1.0),
         Connect(Address("host7", 9092)),
         Ask(7, request, 3.0),
     ]
-    script.run(search.ask(request, Ack, patience_s=3.0))
+    script.run(search.ask(request, Ack, timeout_s=3.0))
     assert script.effects == [ListOpen(), Ask(7, request, 3.0)]
 
 

@@ -340,7 +340,7 @@ def test_the_older_of_two_archives_continues(
     admin.create_topic(topic, partitions=1, replication_factor=1)
     # Each archive is treated as a process of another host.
     monkeypatch.setattr("sparklog.delta.archive.may_run", bool)
-    monkeypatch.setattr("sparklog.delta.archive.patience_s", lambda _: 300.0)
+    monkeypatch.setattr("sparklog.delta.archive.longest_wait_s", lambda _: 300.0)
     first = RunningArchives(spark, asked(brokers, topic, lake, interval="2 seconds"))
     later = RunningArchives(spark, asked(brokers, topic, lake, interval="100 milliseconds"))
 
@@ -359,7 +359,7 @@ def test_the_older_of_two_archives_continues(
         assert first.failed is None
     assert first.failed == {}, first.said
     produce(brokers, topic, "b")
-    monkeypatch.setattr("sparklog.delta.archive.patience_s", lambda every_s: every_s / 2)
+    monkeypatch.setattr("sparklog.delta.archive.longest_wait_s", lambda every_s: every_s / 2)
     assert [text.partition(": ")[2] for text in archived(spark, brokers, topic, lake)] == [
         "waiting for 1 s: another run made the last commit, and may still be running; of two runs, the first one"
         " continues",

@@ -5,7 +5,7 @@ from __future__ import annotations
 import subprocess
 from pathlib import Path
 
-from sparklog.delta.process_liveness import may_run, patience_s, this_process
+from sparklog.delta.process_liveness import longest_wait_s, may_run, this_process
 from tests.waiting import wait_until
 
 
@@ -32,4 +32,4 @@ def test_a_local_process_is_examined_and_a_remote_one_may_run() -> None:
 
 
 def test_the_wait_for_another_archive_is_limited() -> None:
-    assert [patience_s(every_s) for every_s in (0.0, 2.0, 30.0, 3600.0)] == [10.0, 5.0, 47.0, 120.0]
+    assert [longest_wait_s(every_s) for every_s in (0.0, 2.0, 30.0, 3600.0)] == [10.0, 5.0, 47.0, 120.0]

@@ -141,13 +141,13 @@ class BlockingCluster:
             case Prepare(broker_id):
                 with contextlib.suppress(BrokerError):
                     self.connection(broker_id)
-            case Ask(broker_id, request, patience_s):
+            case Ask(broker_id, request, timeout_s):
                 connection = over or self.connection(broker_id)
                 try:
-                    return connection.request(request, at_most_s=patience_s)[0]
+                    return connection.request(request, at_most_s=timeout_s)[0]
                 except BrokerError:
                     if connection.timed_out:
-                        raise NoResponse(connection.address, min(patience_s, self.request_timeout_s)) from None
+                        raise NoResponse(connection.address, min(timeout_s, self.request_timeout_s)) from None
                     raise
             case Disconnect(broker_id):
                 (over or self._connections[broker_id]).close()

@@ -26,7 +26,7 @@ class CoordinatorSearch:
         self._key = key
         self._found: BrokerEndpoint | None = None
 
-    def ask(self, request: Request, expected: type[R], *, patience_s: float = math.inf) -> RoutingSteps[R]:
+    def ask(self, request: Request, expected: type[R], *, timeout_s: float = math.inf) -> RoutingSteps[R]:
         """Find the coordinator unless it is known, and send the request once. Raises BrokerError.
 
         The coordinator need not be in the metadata. After an error that another coordinator might not return, the next
@@ -39,7 +39,7 @@ class CoordinatorSearch:
                 reply = yield from self._core.ask_any(find, FindCoordinatorReply, longest_s=_FIND_S)
                 broker = self._found = reply.broker
             yield from self._core.reach(broker)
-            return (yield from self._core.ask(broker.broker_id, request, expected, patience_s=patience_s))
+            return (yield from self._core.ask(broker.broker_id, request, expected, timeout_s=timeout_s))
         except BrokerError as error:
             if error.refresh_metadata:
                 self._found = None

@@ -185,8 +185,8 @@ class LoopCluster:
                 return self._keep(await self._open(address))
             case Prepare(broker_id):
                 self.connection(broker_id)
-            case Ask(broker_id, request, patience_s):
-                return await self._ask(broker_id, request, patience_s)
+            case Ask(broker_id, request, timeout_s):
+                return await self._ask(broker_id, request, timeout_s)
             case Disconnect(broker_id):
                 if broker_id in self._connections:
                     self._connections[broker_id].abort()
@@ -200,14 +200,14 @@ class LoopCluster:
                 assert_never(effect)
         return None
 
-    async def _ask(self, broker_id: int, request: Request, patience_s: float) -> Reply:
+    async def _ask(self, broker_id: int, request: Request, timeout_s: float) -> Reply:
         connection = self._connections.get(broker_id)
         if connection is None:
             raise BrokerError(ErrorCode.NETWORK_EXCEPTION, f"broker {broker_id} is not connected")
         try:
-            reply, _ = await asyncio.wait_for(connection.request(request), patience_s)
+            reply, _ = await asyncio.wait_for(connection.request(request), timeout_s)
         except asyncio.TimeoutError:
-            raise NoResponse(connection.address, patience_s) from None
+            raise NoResponse(connection.address, timeout_s) from None
         return reply
 
     async def ask_any(self, request: Request, expected: type[R]) -> R:

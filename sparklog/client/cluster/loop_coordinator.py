@@ -13,7 +13,7 @@ from typing import TypeVar
 from sparklog.client.cluster.coordinator_search import CoordinatorSearch
 from sparklog.client.cluster.loop_cluster import LoopCluster
 from sparklog.client.cluster.retry import Retry
-from sparklog.client.cluster.routing_core import next_patience_s
+from sparklog.client.cluster.routing_core import next_timeout_s
 from sparklog.errors import BrokerError
 from sparklog.protocol.messages import Reply, Request
 
@@ -32,17 +32,17 @@ class LoopCoordinator:
         """Return the coordinator of another group or transactional id."""
         return LoopCoordinator(self.cluster, kind, key, request_timeout_s=self._request_timeout_s)
 
-    async def ask_once(self, request: Request, expected: type[R], *, patience_s: float) -> R:
+    async def ask_once(self, request: Request, expected: type[R], *, timeout_s: float) -> R:
         """Find the coordinator unless it is known, and send the request once. Raises BrokerError."""
-        return await self.cluster.run(self.search.ask(request, expected, patience_s=patience_s))
+        return await self.cluster.run(self.search.ask(request, expected, timeout_s=timeout_s))
 
     def pause_s(self, count: int) -> float:
         """Return the delay after failure number ``count`` (from 0), with jitter."""
         return self.cluster.pause_s(count)
 
-    def patience_s(self, silences: int) -> float:
+    def timeout_s(self, silences: int) -> float:
         """Return how long to wait for a response. ``silences`` is the number of earlier requests without a response."""
-        return next_patience_s(silences, self._request_timeout_s)
+        return next_timeout_s(silences, self._request_timeout_s)
 
 
 class Attempts:
@@ -66,16 +66,16 @@ class Attempts:
         return self._retry.left_s(time.monotonic())
 
     @property
-    def patience_s(self) -> float:
+    def timeout_s(self) -> float:
         """Return how long the next attempt waits for its response, in seconds."""
-        return max(0.001, min(self._coordinator.patience_s(self._retry.silences), self.left_s))
+        return max(0.001, min(self._coordinator.timeout_s(self._retry.silences), self.left_s))
 
     async def ask(self, request: Request, expected: type[R]) -> R:
         """Repeat the request until it succeeds. Raises a BrokerError that is not retriable, or ClientTimeout."""
         coordinator = self._coordinator
         while True:
             try:
-                return await coordinator.ask_once(request, expected, patience_s=self.patience_s)
+                return await coordinator.ask_once(request, expected, timeout_s=self.timeout_s)
             except BrokerError as error:  # noqa: PERF203 - a retry loop
                 what, now_s = coordinator.search.describe(request), time.monotonic()
                 roll = coordinator.cluster.core.roll()

@@ -77,11 +77,11 @@ class Prepare:
 
 @dataclass(frozen=True, slots=True)
 class Ask:
-    """Send a request to a broker. The event is the reply, or a BrokerError; NoResponse after ``patience_s``."""
+    """Send a request to a broker. The event is the reply, or a BrokerError; NoResponse after ``timeout_s``."""
 
     broker_id: int
     request: Request
-    patience_s: float
+    timeout_s: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -216,10 +216,10 @@ class RoutingCore:
             check_broker(address, found=(yield Connect(address)), expected=broker.broker_id)
 
     def ask(
-        self, broker_id: int, request: Request, expected: type[R], *, patience_s: float = math.inf
+        self, broker_id: int, request: Request, expected: type[R], *, timeout_s: float = math.inf
     ) -> RoutingSteps[R]:
         """Send a request once, to this broker. Raises BrokerError."""
-        reply = yield Ask(broker_id, request, patience_s)
+        reply = yield Ask(broker_id, request, timeout_s)
         if isinstance(reply, expected):
             return reply
         yield Disconnect(broker_id)  # The broker's later replies may also be of a wrong type.
@@ -238,7 +238,7 @@ class RoutingCore:
         """
         broker_id = yield from self.any_broker()
         if is_long:
-            return (yield from self.ask(broker_id, request, expected, patience_s=self._request_timeout_s))
+            return (yield from self.ask(broker_id, request, expected, timeout_s=self._request_timeout_s))
         return (yield from self._ask_replaceable(broker_id, request, expected, longest_s=longest_s))
 
     def _ask_replaceable(
@@ -249,9 +249,9 @@ class RoutingCore:
         A broker that does not respond in time is doubted. Its connection is closed only after the whole request
         timeout, because the broker may be busy with other requests.
         """
-        limit_s = next_patience_s(self._silences, min(self._request_timeout_s, longest_s))
+        limit_s = next_timeout_s(self._silences, min(self._request_timeout_s, longest_s))
         try:
-            reply = yield from self.ask(broker_id, request, expected, patience_s=limit_s)
+            reply = yield from self.ask(broker_id, request, expected, timeout_s=limit_s)
         except NoResponse:
             self._silences += 1
             self._doubt(broker_id)
@@ -367,7 +367,7 @@ class RoutingCore:
         return BrokerError(ErrorCode.BROKER_NOT_AVAILABLE, detail)
 
 
-def next_patience_s(silences: int, most_s: float) -> float:
+def next_timeout_s(silences: int, most_s: float) -> float:
     """Return how long to wait for a response, at most ``most_s``.
 
     ``silences`` is the number of earlier requests without a response.

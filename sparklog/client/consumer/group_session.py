@@ -298,8 +298,8 @@ class GroupSession:
         """
         self._woken.clear()
         request = self._heartbeat()
-        patience_s = self._settings.heartbeat_interval_ms / 1000 + self._coordinator.patience_s(failures)
-        asked = asyncio.ensure_future(self._coordinator.ask_once(request, HeartbeatReply, patience_s=patience_s))
+        timeout_s = self._settings.heartbeat_interval_ms / 1000 + self._coordinator.timeout_s(failures)
+        asked = asyncio.ensure_future(self._coordinator.ask_once(request, HeartbeatReply, timeout_s=timeout_s))
         woken = asyncio.ensure_future(self._woken.wait())
         try:
             await asyncio.wait({asked, woken}, return_when=asyncio.FIRST_COMPLETED, timeout=self._poll_time_left_s())

@@ -80,7 +80,7 @@ async def end(
     decided: EndTransactionReply | None = None
     markers_by = time.monotonic() + MARKERS_WAIT_S
     while decided is None or not decided.complete:
-        server_ms = max(1, int(attempts.patience_s * 1000 * SERVER_SHARE))
+        server_ms = max(1, int(attempts.timeout_s * 1000 * SERVER_SHARE))
         request = EndTransaction(0, run.key, run.run_id, run.version, commit, winners, server_ms, run.turn)
         try:
             decided = await attempts.ask(request, EndTransactionReply)
@@ -197,9 +197,9 @@ class OngoingTransaction:
         try:
             while not self._closed and (partitions := self._missing(wanted)):
                 self.used = True
-                patience_s = self._coordinator.patience_s(failures)
+                timeout_s = self._coordinator.timeout_s(failures)
                 try:
-                    await self._coordinator.ask_once(self._addition(partitions), Ack, patience_s=patience_s)
+                    await self._coordinator.ask_once(self._addition(partitions), Ack, timeout_s=timeout_s)
                 except BrokerError as error:
                     if not error.retriable:
                         self._refuse(error)
