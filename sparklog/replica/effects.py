@@ -21,7 +21,7 @@ class AppendAsLeader(msgspec.Struct, frozen=True, gc=False):
     leader_epoch: int
 
 
-class AnswerProduce(msgspec.Struct, frozen=True, gc=False):
+class RespondToProduce(msgspec.Struct, frozen=True, gc=False):
     """Respond to the produce ``ticket``: with an error, or with success and the base offset.
 
     With acks=all only committed records are acknowledged. Every ticket gets exactly one response. With acks=0 the
@@ -169,7 +169,7 @@ class ReportBadDecision(msgspec.Struct, frozen=True, gc=False):
 
 Effect = (
     AppendAsLeader
-    | AnswerProduce
+    | RespondToProduce
     | AppendAsFollower
     | TruncateLog
     | RestartLog

@@ -71,7 +71,7 @@ class LeaderAppendFailed(msgspec.Struct, frozen=True, gc=False):
 
     The log contains no part of it.
 
-    The caller knows the reason and responds to the client itself. No AnswerProduce follows.
+    The caller knows the reason and responds to the client itself. No RespondToProduce follows.
     """
 
     ticket: int

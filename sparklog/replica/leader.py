@@ -29,13 +29,13 @@ from sparklog.errors import ErrorCode
 from sparklog.model import LeaderAndIsr
 from sparklog.replica.effects import (
     AnswerDiverging,
-    AnswerProduce,
     AppendAsLeader,
     Effect,
     HighWatermarkMoved,
     IsrChanged,
     LogEndMoved,
     RefuseFetch,
+    RespondToProduce,
     ServeFetch,
     WriteIsr,
 )
@@ -92,13 +92,13 @@ class LeaderRole:
     def produce_arrived(self, event: ProduceArrived) -> list[Effect]:
         acks = event.acks
         if self.contested_by:
-            return [AnswerProduce(event.ticket, ErrorCode.NOT_ENOUGH_REPLICAS, -1, self._contest)]
+            return [RespondToProduce(event.ticket, ErrorCode.NOT_ENOUGH_REPLICAS, -1, self._contest)]
         if acks == -1 and len(self.isr.committed) < self.view.min_committed:
             detail = f"{len(self.isr.committed)} in sync {self.isr.committed}, {self.view.min_committed} needed"
-            return [AnswerProduce(event.ticket, ErrorCode.NOT_ENOUGH_REPLICAS, -1, detail)]
+            return [RespondToProduce(event.ticket, ErrorCode.NOT_ENOUGH_REPLICAS, -1, detail)]
         if acks not in {-1, 1, 0}:
             detail = f"acks={acks}: expected 0, 1 or -1"
-            return [AnswerProduce(event.ticket, ErrorCode.INVALID_REQUIRED_ACKS, -1, detail)]
+            return [RespondToProduce(event.ticket, ErrorCode.INVALID_REQUIRED_ACKS, -1, detail)]
         self.purgatory.ordered[event.ticket] = (acks, event.deadline_ms)
         return [AppendAsLeader(event.ticket, self.epoch)]
 
@@ -128,7 +128,7 @@ class LeaderRole:
         if acks == -1 and event.end_offset > self.view.high_watermark:
             self.purgatory.wait(Waiting(event.end_offset, event.ticket, event.base_offset, deadline_ms))
         else:
-            effects.append(AnswerProduce(event.ticket, ErrorCode.NONE, event.base_offset))
+            effects.append(RespondToProduce(event.ticket, ErrorCode.NONE, event.base_offset))
         return effects
 
     def append_failed(self, event: LeaderAppendFailed) -> list[Effect]:
@@ -274,7 +274,7 @@ class LeaderRole:
         effects.append(HighWatermarkMoved(mark))
         if self.purgatory.first_end <= mark:
             effects += [
-                AnswerProduce(entry.ticket, ErrorCode.NONE, entry.base_offset)
+                RespondToProduce(entry.ticket, ErrorCode.NONE, entry.base_offset)
                 for entry in self.purgatory.complete(mark)
             ]
 
@@ -544,7 +544,8 @@ class LeaderRole:
                 f"appended, not committed in time: high watermark {self.view.high_watermark}, ISR {self.isr.committed}"
             )
             effects += [
-                AnswerProduce(entry.ticket, code, entry.base_offset, detail) for entry in self.purgatory.expire(now_ms)
+                RespondToProduce(entry.ticket, code, entry.base_offset, detail)
+                for entry in self.purgatory.expire(now_ms)
             ]
         if now_ms >= self.check_ms:
             self.reconsider(effects, now_ms)

@@ -25,11 +25,11 @@ from sparklog.errors import ErrorCode
 from sparklog.model import NO_EPOCH, NO_LEADER, LeaderAndIsr
 from sparklog.replica import events
 from sparklog.replica.effects import (
-    AnswerProduce,
     Effect,
     HighWatermarkMoved,
     RefuseFetch,
     ReportBadDecision,
+    RespondToProduce,
     RoleChanged,
     StopFetching,
 )
@@ -66,7 +66,7 @@ TRANSITIONS: tuple[Transition, ...] = (
         "Decided, IsrRefused",
         "new epoch, another leads or none",
         "follower",
-        "AnswerProduce for all waiting, Start- or StopFetching, RoleChanged",
+        "RespondToProduce for all waiting, Start- or StopFetching, RoleChanged",
     ),
     Transition(
         "leader",
@@ -80,11 +80,11 @@ TRANSITIONS: tuple[Transition, ...] = (
         "Decided, IsrRefused",
         "the decision contradicts itself",
         "follower",
-        "ReportBadDecision, AnswerProduce for all waiting, StopFetching, RoleChanged",
+        "ReportBadDecision, RespondToProduce for all waiting, StopFetching, RoleChanged",
     ),
-    Transition("leader", "Decided", "this broker is not a replica", "offline", "AnswerProduce for all waiting, ..."),
+    Transition("leader", "Decided", "this broker is not a replica", "offline", "RespondToProduce for all waiting, ..."),
     Transition("follower", "Decided", "this broker is not a replica", "offline", "StopFetching, RoleChanged"),
-    Transition("leader", "LogFailed, Stopped", "", "offline", "permanently: AnswerProduce for all waiting, ..."),
+    Transition("leader", "LogFailed, Stopped", "", "offline", "permanently: RespondToProduce for all waiting, ..."),
     Transition("follower", "LogFailed, Stopped", "", "offline", "permanently: StopFetching, RoleChanged"),
     Transition("offline", "LogFailed, Stopped", "", "offline", "permanently: StopFetching, RoleChanged"),
 )
@@ -446,7 +446,7 @@ class Replica:
     def _refuse_waiting(self, code: ErrorCode, detail: str) -> list[Effect]:
         if not isinstance(self._role, LeaderRole):
             return []
-        return [AnswerProduce(ticket, code, -1, detail) for ticket in self._role.purgatory.drain()]
+        return [RespondToProduce(ticket, code, -1, detail) for ticket in self._role.purgatory.drain()]
 
     @property
     def _final(self) -> bool:
@@ -457,7 +457,7 @@ class Replica:
     def _produce_arrived(self, event: events.ProduceArrived, now_ms: int) -> list[Effect]:
         if isinstance(self._role, LeaderRole):
             return self._role.produce_arrived(event)
-        return [AnswerProduce(event.ticket, *self._not_leading())]
+        return [RespondToProduce(event.ticket, *self._not_leading())]
 
     def _follower_fetched(self, event: events.FollowerFetched, now_ms: int) -> list[Effect]:
         if isinstance(self._role, LeaderRole):

@@ -200,7 +200,7 @@ class ReplicaPerformer(PeerBroker):
                 lambda: self.later(20, lambda: self._unsay_refused(tp)),
             )
 
-    def _answer_produce(self, tp: TopicPartition, hosted: Hosted, effect: fx.AnswerProduce, *_: object) -> None:
+    def _respond_to_produce(self, tp: TopicPartition, hosted: Hosted, effect: fx.RespondToProduce, *_: object) -> None:
         produce = hosted.produces.pop(effect.ticket)
         if effect.code == ErrorCode.NONE:
             assert hosted.replica is not None
@@ -524,7 +524,7 @@ class ReplicaPerformer(PeerBroker):
     #: The method for each type of effect. A table, because half of the simulator's time is spent here.
     _PERFORM: ClassVar[dict[type, Callable[..., ev.Event | None]]] = {
         fx.AppendAsLeader: _append_as_leader,
-        fx.AnswerProduce: _answer_produce,
+        fx.RespondToProduce: _respond_to_produce,
         fx.AppendAsFollower: _append_as_follower,
         fx.HighWatermarkMoved: _mark_moved,
         fx.LogEndMoved: _end_moved,

@@ -104,7 +104,7 @@ def _effect(effect: fx.Effect) -> str:
             return f"refuses with {code.name}"
         case fx.AnswerDiverging(epoch, end_offset):
             return f"answers that histories part at epoch {epoch}, end {end_offset}"
-        case fx.AnswerProduce(_, code, base_offset) if code == ErrorCode.NONE:
+        case fx.RespondToProduce(_, code, base_offset) if code == ErrorCode.NONE:
             return f"acknowledges {base_offset}"
         case fx.StartFetching(leader, leader_epoch):
             return f"fetches from b{leader} in epoch {leader_epoch}"

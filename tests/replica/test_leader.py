@@ -23,7 +23,7 @@ def test_acks_all_waits_for_every_member() -> None:
     assert stage.fetch(2, 1) == [fx.ServeFetch(1)]
     assert stage.fetch(3, 1) == [
         fx.HighWatermarkMoved(1),
-        fx.AnswerProduce(ticket, ErrorCode.NONE, 0),
+        fx.RespondToProduce(ticket, ErrorCode.NONE, 0),
         fx.ServeFetch(1),
     ]
 
@@ -33,7 +33,7 @@ def test_acks_1_and_0_wait_only_for_the_leaders_log(acks: int) -> None:
     stage = Stage()
     stage.lead()
     ticket, effects = stage.produce(acks)
-    assert effects[1:] == [fx.LogEndMoved(1), fx.AnswerProduce(ticket, ErrorCode.NONE, 0)]
+    assert effects[1:] == [fx.LogEndMoved(1), fx.RespondToProduce(ticket, ErrorCode.NONE, 0)]
     assert stage.replica.high_watermark == 0
 
 
@@ -41,14 +41,14 @@ def test_other_acks_are_refused() -> None:
     stage = Stage()
     stage.lead()
     ticket, effects = stage.produce(2)
-    assert effects == [fx.AnswerProduce(ticket, ErrorCode.INVALID_REQUIRED_ACKS, -1, "acks=2: expected 0, 1 or -1")]
+    assert effects == [fx.RespondToProduce(ticket, ErrorCode.INVALID_REQUIRED_ACKS, -1, "acks=2: expected 0, 1 or -1")]
 
 
 def test_acks_all_is_refused_before_the_append_below_min_insync() -> None:
     stage = Stage()
     stage.lead(isr=(1,))
     _, effects = stage.produce()
-    assert one(effects, fx.AnswerProduce).code == ErrorCode.NOT_ENOUGH_REPLICAS
+    assert one(effects, fx.RespondToProduce).code == ErrorCode.NOT_ENOUGH_REPLICAS
     assert only(effects, fx.AppendAsLeader) == []
     assert stage.log.log_end_offset == 0
 
@@ -60,7 +60,7 @@ def test_min_isr_counts_up_to_the_replication_factor() -> None:
     assert effects[1:] == [
         fx.LogEndMoved(1),
         fx.HighWatermarkMoved(1),
-        fx.AnswerProduce(ticket, ErrorCode.NONE, 0),
+        fx.RespondToProduce(ticket, ErrorCode.NONE, 0),
     ]
 
 
@@ -79,8 +79,8 @@ def test_a_produce_not_committed_in_time_times_out() -> None:
     stage = Stage()
     stage.lead()
     ticket, _ = stage.produce(timeout_ms=300)
-    assert only(stage.wait(299), fx.AnswerProduce) == []
-    answer = one(stage.wait(1), fx.AnswerProduce)
+    assert only(stage.wait(299), fx.RespondToProduce) == []
+    answer = one(stage.wait(1), fx.RespondToProduce)
     assert (answer.ticket, answer.code) == (ticket, ErrorCode.REQUEST_TIMED_OUT)
     assert stage.replica.waiting == 0
 
@@ -92,7 +92,7 @@ def test_a_produce_times_out_if_the_isr_shrinks_during_it() -> None:
     stage.produce(timeout_ms=500)
     stage.written(one(stage.send(ev.BrokersChanged({1: 11})), fx.WriteIsr))
     assert stage.replica.isr == (1,)
-    assert one(stage.wait(500), fx.AnswerProduce).code == ErrorCode.NOT_ENOUGH_REPLICAS_AFTER_APPEND
+    assert one(stage.wait(500), fx.RespondToProduce).code == ErrorCode.NOT_ENOUGH_REPLICAS_AFTER_APPEND
 
 
 def test_a_duplicate_gets_the_offsets_of_the_first_append() -> None:
@@ -103,9 +103,9 @@ def test_a_duplicate_gets_the_offsets_of_the_first_append() -> None:
     stage.replica.step(ev.ProduceArrived(90, -1, 99_999), stage.now_ms)
     assert stage.send(ev.LeaderAppended(90, 0, 1)) == []
     stage.fetch(2, 1)
-    assert one(stage.fetch(3, 1), fx.AnswerProduce) == fx.AnswerProduce(90, ErrorCode.NONE, 0)
+    assert one(stage.fetch(3, 1), fx.RespondToProduce) == fx.RespondToProduce(90, ErrorCode.NONE, 0)
     stage.replica.step(ev.ProduceArrived(91, -1, 99_999), stage.now_ms)
-    assert stage.send(ev.LeaderAppended(91, 0, 1)) == [fx.AnswerProduce(91, ErrorCode.NONE, 0)]
+    assert stage.send(ev.LeaderAppended(91, 0, 1)) == [fx.RespondToProduce(91, ErrorCode.NONE, 0)]
 
 
 def test_a_failed_append_is_dropped() -> None:
@@ -121,7 +121,7 @@ def test_waiting_produces_are_refused_when_the_leader_is_deposed() -> None:
     stage.lead()
     ticket, _ = stage.produce()
     answer, *rest = stage.send(decided(2, 2, 2))
-    assert isinstance(answer, fx.AnswerProduce)
+    assert isinstance(answer, fx.RespondToProduce)
     assert (answer.ticket, answer.code) == (ticket, ErrorCode.NOT_LEADER_OR_FOLLOWER)
     assert rest == [fx.StartFetching(2, 2), fx.RoleChanged("follower", 2)]
 
@@ -132,7 +132,7 @@ def test_waiting_produces_continue_when_the_same_leader_is_elected_again() -> No
     ticket, _ = stage.produce()
     assert stage.lead(epoch=2, version=2) == [fx.RoleChanged("leader", 2)]
     stage.fetch(2, 1)
-    assert one(stage.fetch(3, 1), fx.AnswerProduce) == fx.AnswerProduce(ticket, ErrorCode.NONE, 0)
+    assert one(stage.fetch(3, 1), fx.RespondToProduce) == fx.RespondToProduce(ticket, ErrorCode.NONE, 0)
 
 
 # --- fencing ----------------------------------------------------------------------------------------------------------
@@ -263,7 +263,7 @@ def test_an_addition_in_flight_holds_the_high_watermark() -> None:
     assert only(stage.fetch(2, 1), fx.HighWatermarkMoved) == []
     effects = stage.send(ev.IsrRefused(LeaderAndIsr(1, 1, (1, 2, 3), 1), 2, 1))
     assert effects == [fx.IsrChanged((1, 2, 3))]
-    assert one(stage.fetch(3, 1), fx.AnswerProduce).ticket == ticket
+    assert one(stage.fetch(3, 1), fx.RespondToProduce).ticket == ticket
 
 
 def test_a_refused_addition_is_retried_later() -> None:
@@ -334,14 +334,14 @@ def test_a_follower_that_cannot_truncate_is_not_in_sync() -> None:
         seen = stage.fetch(3, 4)
         assert stage.fetch(2, 5, last_epoch=2) == [fx.AnswerDiverging(1, 3)]
         seen += stage.wait(100)
-        assert not only(seen, fx.AnswerProduce) and not only(seen, fx.HighWatermarkMoved), (
+        assert not only(seen, fx.RespondToProduce) and not only(seen, fx.HighWatermarkMoved), (
             "the follower does not have that record"
         )
         orders += only(seen, fx.WriteIsr)
     assert [order.isr for order in orders[:1]] == [(1, 3)]
     effects = stage.written(orders[0])
     assert one(effects, fx.HighWatermarkMoved).high_watermark == 4
-    assert one(effects, fx.AnswerProduce).ticket == ticket
+    assert one(effects, fx.RespondToProduce).ticket == ticket
     assert stage.fetch(2, 5, last_epoch=2) == [fx.AnswerDiverging(1, 3)]
 
 
@@ -391,7 +391,7 @@ def test_a_newer_decision_is_followed_after_a_refused_write() -> None:
     ticket, _ = stage.produce()
     stage.send(ev.BrokersChanged({1: 11, 2: 12}))
     effects = stage.send(ev.IsrRefused(LeaderAndIsr(2, 2, (1, 2), 1), 2, 1))
-    assert one(effects, fx.AnswerProduce).ticket == ticket
+    assert one(effects, fx.RespondToProduce).ticket == ticket
     assert effects[1:] == [fx.StartFetching(2, 2), fx.RoleChanged("follower", 2)]
 
 
@@ -485,7 +485,7 @@ def test_nothing_is_committed_before_the_leaders_log_has_a_name() -> None:
     stage.log.named = False
     stage.lead()
     ticket, effects = stage.produce()
-    assert only(effects, fx.AnswerProduce) == []
+    assert only(effects, fx.RespondToProduce) == []
     for follower in (2, 3):
         effects = stage.fetch(follower, 1)
         assert only(effects, fx.HighWatermarkMoved) == []
@@ -493,7 +493,7 @@ def test_nothing_is_committed_before_the_leaders_log_has_a_name() -> None:
     stage.log.named = True
     effects = stage.send(ev.LogNamed())
     assert only(effects, fx.HighWatermarkMoved) == [fx.HighWatermarkMoved(1)]
-    assert one(effects, fx.AnswerProduce).ticket == ticket
+    assert one(effects, fx.RespondToProduce).ticket == ticket
 
 
 def test_a_replica_that_does_not_lead_ignores_log_names() -> None:
@@ -520,13 +520,13 @@ def test_a_leader_without_committed_records_acknowledges_nothing() -> None:
     assert only(stage.fetch(3, 1), fx.HighWatermarkMoved) == []
     for acks in (-1, 0, 1):
         _, effects = stage.produce(acks)
-        assert one(effects, fx.AnswerProduce).code == ErrorCode.NOT_ENOUGH_REPLICAS
-        assert "replicas [2] hold committed records" in one(effects, fx.AnswerProduce).detail
+        assert one(effects, fx.RespondToProduce).code == ErrorCode.NOT_ENOUGH_REPLICAS
+        assert "replicas [2] hold committed records" in one(effects, fx.RespondToProduce).detail
     stage.send(decided(1, 3, 2, isr=(1, 3)))  # the refusing follower has left the ISR by now
     assert stage.replica.high_watermark == 0
     effects = stage.fetch(2, 1)
     _, effects2 = stage.produce(1)
-    assert one(effects2, fx.AnswerProduce).code == ErrorCode.NONE, "the follower has cut its records"
+    assert one(effects2, fx.RespondToProduce).code == ErrorCode.NONE, "the follower has cut its records"
     stage.fetch(3, 1)
     assert stage.replica.high_watermark == 1
     assert ticket
@@ -537,7 +537,7 @@ def test_a_fetch_that_refuses_and_does_not_diverge_is_served() -> None:
     stage.lead(epoch=3)
     stage.produce()
     assert refused(stage, 2, 1, last_epoch=3)[-1] == fx.ServeFetch(1)
-    assert one(stage.produce(1)[1], fx.AnswerProduce).code == ErrorCode.NONE
+    assert one(stage.produce(1)[1], fx.RespondToProduce).code == ErrorCode.NONE
 
 
 def test_isr_writes_keep_the_epoch_of_the_last_lossy_election() -> None:

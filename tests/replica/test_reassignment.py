@@ -97,10 +97,10 @@ def test_min_insync_counts_the_smaller_factor_during_a_move() -> None:
     stage.send(decided(1, 1, 1, (1,), replicas=(1,)))
     stage.send(decided(1, 1, 1, (1,), factor=1))  # from 1 to (1, 2, 3): no records are copied yet
     ticket, effects = stage.produce()
-    assert one(effects, fx.AnswerProduce) == fx.AnswerProduce(ticket, ErrorCode.NONE, 0)
+    assert one(effects, fx.RespondToProduce) == fx.RespondToProduce(ticket, ErrorCode.NONE, 0)
     stage.send(decided(1, 2, 2, (1,)))  # the move has ended: of three replicas two must be in sync
     _, effects = stage.produce()
-    assert one(effects, fx.AnswerProduce).code == ErrorCode.NOT_ENOUGH_REPLICAS
+    assert one(effects, fx.RespondToProduce).code == ErrorCode.NOT_ENOUGH_REPLICAS
 
 
 def test_a_removed_replica_goes_offline_even_at_an_equal_version() -> None:
@@ -129,7 +129,7 @@ def test_waiting_produces_survive_the_end_of_a_move() -> None:
     ticket, _ = stage.produce()
     stage.send(decided(1, 2, 2, (1, 4), replicas=(4, 1), incarnations=LIVE_FIVE))
     effects = stage.send(ev.FollowerFetched(4, 14, 2, 1, 1))
-    assert one(effects, fx.AnswerProduce).ticket == ticket
+    assert one(effects, fx.RespondToProduce).ticket == ticket
     refused = stage.send(ev.FollowerFetched(2, 12, 1, 1, 1))
     assert one(refused, fx.RefuseFetch).code == ErrorCode.FENCED_LEADER_EPOCH
     assert one(stage.fetch(3, 1), fx.RefuseFetch).code == ErrorCode.NOT_LEADER_OR_FOLLOWER
@@ -170,7 +170,7 @@ def test_min_insync_counts_although_a_write_has_overtaken_it() -> None:
     stage.written(order)
     stage.send(decided(1, 1, 1, (1, 2), incarnations={1: 11, 3: 13}))
     _, effects = stage.produce()
-    assert one(effects, fx.AnswerProduce).code == ErrorCode.NOT_ENOUGH_REPLICAS
+    assert one(effects, fx.RespondToProduce).code == ErrorCode.NOT_ENOUGH_REPLICAS
 
 
 def test_an_overtaken_decision_of_an_ended_epoch_is_ignored() -> None:

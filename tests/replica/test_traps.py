@@ -123,7 +123,7 @@ def test_leader_not_in_its_own_isr() -> None:
     stage.lead(version=2)
     ticket, _ = stage.produce()
     effects = stage.send(decided(1, 1, 3, isr=(2, 3)))
-    assert one(effects, fx.AnswerProduce) == fx.AnswerProduce(
+    assert one(effects, fx.RespondToProduce) == fx.RespondToProduce(
         ticket, ErrorCode.NOT_LEADER_OR_FOLLOWER, -1, f"deposed: leader {NO_LEADER}"
     )
     assert stage.replica.role == "follower"
@@ -162,7 +162,7 @@ def test_last_isr_member_offline_must_keep_its_claim() -> None:
     assert stage.replica.isr == (1,)
     assert stage.lead(epoch=2, version=2, isr=(1,)) == []
     _, effects = stage.produce()
-    assert one(effects, fx.AnswerProduce).code == ErrorCode.KAFKA_STORAGE_ERROR
+    assert one(effects, fx.RespondToProduce).code == ErrorCode.KAFKA_STORAGE_ERROR
 
 
 @pytest.mark.parametrize(
@@ -189,7 +189,7 @@ def test_bounced_broker_resumes_its_old_epoch_with_a_shorter_log() -> None:
     followers' old fetches do not count."""
     stage = Stage(log_of(1, 1))
     assert stage.replica.role == "offline"
-    assert one(stage.produce()[1], fx.AnswerProduce).code == ErrorCode.NOT_LEADER_OR_FOLLOWER
+    assert one(stage.produce()[1], fx.RespondToProduce).code == ErrorCode.NOT_LEADER_OR_FOLLOWER
     refusal = one(stage.send(ev.FollowerFetched(2, 12, 1, 5, 1)), fx.RefuseFetch)
     assert refusal.code == ErrorCode.NOT_LEADER_OR_FOLLOWER
     stage.lead(epoch=2, version=2)

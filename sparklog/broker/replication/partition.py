@@ -25,7 +25,6 @@ from sparklog.record.header import BatchHeader
 from sparklog.record.validate import validate_batch, validate_placed_batch
 from sparklog.replica.effects import (
     AnswerDiverging,
-    AnswerProduce,
     AppendAsFollower,
     AppendAsLeader,
     CutAccepted,
@@ -35,6 +34,7 @@ from sparklog.replica.effects import (
     RefuseCut,
     RefuseFetch,
     ReportBadDecision,
+    RespondToProduce,
     RestartLog,
     RoleChanged,
     ServeFetch,
@@ -428,7 +428,7 @@ class Partition:
                 ErrorCode.INVALID_REQUEST, "the topic is not being restored: only its leader assigns offsets"
             )
 
-    def _respond_to_produce(self, effect: AnswerProduce) -> None:
+    def _respond_to_produce(self, effect: RespondToProduce) -> None:
         pending = self._pending.pop(effect.ticket, None)
         if pending is not None:
             pending.on_result(Answer(effect.code, effect.base_offset, pending.append_time_us, effect.detail))
@@ -528,7 +528,7 @@ class Partition:
     # --- responses ---
 
     def _respond(self, ticket: int, code: ErrorCode, *, detail: str) -> None:
-        self._respond_to_produce(AnswerProduce(ticket, code, -1, detail))
+        self._respond_to_produce(RespondToProduce(ticket, code, -1, detail))
 
     def _respond_all(self, code: ErrorCode, detail: str) -> None:
         for ticket in list(self._pending):
@@ -579,7 +579,7 @@ def _raise_refusal(checked: CheckedBatches, first: int, end: int) -> None:
 
 _PERFORM: dict[type, Callable[[Partition, Any], None]] = {
     AppendAsLeader: Partition._append_as_leader,
-    AnswerProduce: Partition._respond_to_produce,
+    RespondToProduce: Partition._respond_to_produce,
     AppendAsFollower: Partition._append_as_follower,
     TruncateLog: Partition._truncate_log,
     RestartLog: Partition._restart_log,
