@@ -126,6 +126,42 @@ BROKER_SETTINGS: dict[str, Setting] = {
     "zookeeper.connection.timeout.ms": Setting(
         "zk_connection_timeout_ms", 15_000, "Time-out of the first connection to ZooKeeper.", 100, 600_000
     ),
+    "zookeeper.ssl.client.enable": Setting("zookeeper_ssl", False, "Connect to ZooKeeper with TLS."),
+    "zookeeper.ssl.truststore.location": Setting(
+        "zookeeper_ssl_truststore",
+        "",
+        "PEM file with the certificates of the authorities that may sign ZooKeeper's certificate.",
+        longest=_LONGEST_PATH,
+    ),
+    "zookeeper.ssl.keystore.location": Setting(
+        "zookeeper_ssl_keystore",
+        "",
+        "PEM file with the certificate chain that ZooKeeper's clients present, and its private key.",
+        longest=_LONGEST_PATH,
+    ),
+    "zookeeper.ssl.key.location": Setting(
+        "zookeeper_ssl_key",
+        "",
+        "PEM file with the private key. Empty: it is in the file of the certificate chain.",
+        longest=_LONGEST_PATH,
+    ),
+    "zookeeper.ssl.endpoint.identification.algorithm": Setting(
+        "zookeeper_ssl_identification",
+        "https",
+        "Whether ZooKeeper's certificate must be for its host name: https, or none.",
+        choices=("https", "HTTPS", "none"),
+    ),
+    "zookeeper.digest.file": Setting(
+        "zookeeper_digest_file",
+        "",
+        "File of mode 0600 with a line user:password, which sessions prove to ZooKeeper.",
+        longest=_LONGEST_PATH,
+    ),
+    "zookeeper.set.acl": Setting(
+        "zookeeper_set_acl",
+        False,
+        "Create nodes that ZooKeeper sessions without the digest or the certificate cannot change.",
+    ),
     "preferred.leader.rebalance": Setting(
         "preferred_leader_rebalance", True, "Move leadership back to the preferred leader once it is in sync again."
     ),
@@ -424,6 +460,13 @@ class BrokerConfig(msgspec.Struct, frozen=True):
     num_partitions: int
     session_timeout_ms: int
     zk_connection_timeout_ms: int
+    zookeeper_ssl: bool
+    zookeeper_ssl_truststore: str
+    zookeeper_ssl_keystore: str
+    zookeeper_ssl_key: str
+    zookeeper_ssl_identification: str
+    zookeeper_digest_file: str
+    zookeeper_set_acl: bool
     preferred_leader_rebalance: bool
     preferred_leader_rebalance_interval_ms: int
     broker_replace_after_ms: int

@@ -19,9 +19,10 @@ from sparklog.cluster.cluster_secret import found_on_host
 from sparklog.cluster.controller_loop import ControllerLoop, ControllerStatus
 from sparklog.cluster.options import add_setting, merged, read_settings
 from sparklog.cluster.stop_request import StopRequest
-from sparklog.config import broker_config
+from sparklog.config import BrokerConfig, broker_config
 from sparklog.errors import ClusterError, ConfigError
 from sparklog.zk.cluster_store import ClusterStore
+from sparklog.zk.security import zookeeper_security
 from sparklog.zk.session import ZkSession
 
 
@@ -70,7 +71,7 @@ def controller(
         output = logging.StreamHandler(sys.stderr)
         output.setFormatter(LineFormatter("%(asctime)s %(name)s: %(message)s"))
         logging.basicConfig(handlers=[output], level=logging.INFO)
-    found = asyncio.run(_read_cluster(zookeeper, config.session_timeout_ms, config.zk_connection_timeout_ms))
+    found = asyncio.run(_read_cluster(zookeeper, config))
     cluster_id, holder, proves = found
     keys = read_secret_file(secret_file) if secret_file else found_on_host(cluster_id)
     if proves and not keys:
@@ -87,7 +88,7 @@ def controller(
     )
 
 
-async def _read_cluster(zookeeper: str, session_timeout_ms: int, connect_timeout_ms: int) -> tuple[str, bool, bool]:
+async def _read_cluster(zookeeper: str, config: BrokerConfig) -> tuple[str, bool, bool]:
     """Return the cluster id, whether a controller is active, and whether any broker has the cluster secret.
 
     Raises:
@@ -97,7 +98,10 @@ async def _read_cluster(zookeeper: str, session_timeout_ms: int, connect_timeout
     from sparklog.zk import paths
 
     session = await ZkSession.open(
-        zookeeper, session_timeout_ms=session_timeout_ms, connect_timeout_ms=connect_timeout_ms
+        zookeeper,
+        session_timeout_ms=config.session_timeout_ms,
+        connect_timeout_ms=config.zk_connection_timeout_ms,
+        security=zookeeper_security(config),
     )
     try:
         store = ClusterStore(session)

@@ -12,6 +12,7 @@ import typer
 from sparklog.broker.lifecycle.secret_file import read_secret_file
 from sparklog.cli.options import AsJson, Yes, confirm
 from sparklog.cli.output import note, print_json, print_table
+from sparklog.cli.zookeeper_options import ZookeeperConfig, security_in
 from sparklog.cluster.cluster_secret import driver_secret_file, found_on_host
 from sparklog.cluster.embedded_zookeeper import EmbeddedZookeeper
 from sparklog.controller.rebuild import RebuiltCluster, rebuild_cluster
@@ -20,6 +21,7 @@ from sparklog.model import DirectoryInventory
 from sparklog.protocol.proof import KeyRing
 from sparklog.storage.survey import survey
 from sparklog.zk.rebuild_store import RebuildStore
+from sparklog.zk.security import ZooKeeperSecurity
 from sparklog.zk.session import ZkSession
 
 zookeeper = typer.Typer(help="Rebuild ZooKeeper's data from the brokers' log directories.", no_args_is_help=True)
@@ -85,6 +87,7 @@ def rebuild(
             help="Cluster secret. Needed if ZooKeeper requires it and it is not in the data directory or on this host.",
         ),
     ] = None,
+    zookeeper_config: ZookeeperConfig = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the changes without writing them.")] = False,
     yes: Yes = False,
     as_json: AsJson = False,
@@ -98,6 +101,7 @@ def rebuild(
     """
     if bool(connect) == bool(data_dir):
         raise ConfigError("pass either --zookeeper or --data-dir as the target of the rebuild")
+    security = security_in(zookeeper_config)
     paths = list(log_dirs or [])
     if data_dir is not None:
         paths += sorted(path for path in data_dir.glob("slot-*") if path.is_dir() and path not in paths)
@@ -111,11 +115,11 @@ def rebuild(
         secret_file = driver_secret_file(data_dir)
     keys = read_secret_file(secret_file) if secret_file is not None else found_on_host(cluster.cluster_id)
     if data_dir is None:
-        asyncio.run(_write(connect, cluster, keys))
+        asyncio.run(_write(connect, cluster, keys, security))
         return
-    server = EmbeddedZookeeper.start(data_dir.resolve() / "zookeeper")
+    server = EmbeddedZookeeper.start(data_dir.resolve() / "zookeeper", security=security)
     try:
-        asyncio.run(_write(server.connect, cluster, keys))
+        asyncio.run(_write(server.connect, cluster, keys, security))
     finally:
         if not server.adopted:
             server.stop()
@@ -128,8 +132,8 @@ def _read(file: Path) -> list[DirectoryInventory]:
         raise StorageError(f"{file}: not an inventory of log directories: {error}") from None
 
 
-async def _write(connect: str, cluster: RebuiltCluster, keys: KeyRing) -> None:
-    session = await ZkSession.open(connect, keys=keys)
+async def _write(connect: str, cluster: RebuiltCluster, keys: KeyRing, security: ZooKeeperSecurity) -> None:
+    session = await ZkSession.open(connect, keys=keys, security=security)
     try:
         store = RebuildStore(session)
         await store.begin(cluster.cluster_id)

@@ -42,6 +42,7 @@ from sparklog.storage.directory_meta import Claim
 from sparklog.zk import codecs
 from sparklog.zk.cluster_store import ClusterStore
 from sparklog.zk.errors import ZkNodeExists
+from sparklog.zk.security import security_of
 from sparklog.zk.session import Node, ZkSession
 
 log = logging.getLogger(__name__)
@@ -90,7 +91,10 @@ async def supervise(spec: GenerationSpec, *, task: int, gather: Gather) -> str:
             serving.
     """
     session = await ZkSession.open(
-        spec.zookeeper, session_timeout_ms=spec.session_timeout_ms, keys=KeyRing(spec.secrets)
+        spec.zookeeper,
+        session_timeout_ms=spec.session_timeout_ms,
+        keys=KeyRing(spec.secrets),
+        security=security_of(spec.settings),
     )
     phases = _PhaseWatch(session, spec)
     group = _TaskGroup(spec, ClusterStore(session), host=spec.advertised_host or host_name())

@@ -36,6 +36,7 @@ from sparklog.model import BrokerRegistration, host_and_port
 from sparklog.protocol.proof import KeyRing
 from sparklog.spark.worker_python import choose_worker_python
 from sparklog.zk.cluster_store import ClusterStore
+from sparklog.zk.security import ZooKeeperSecurity, zookeeper_security
 from sparklog.zk.session import ZkSession
 
 log = logging.getLogger(__name__)
@@ -54,7 +55,9 @@ class ClusterDriver:
 
     def __init__(self, options: ClusterOptions) -> None:
         self._options = options.checked()
-        self._session_timeout_ms = broker_config(options.settings).session_timeout_ms
+        config = broker_config(options.settings)
+        self._session_timeout_ms = config.session_timeout_ms
+        self._security = zookeeper_security(config)
         self._embedded: ZookeeperSupervisor | None = None
         self._registration: DriverRegistration | None = None
         self._controller: ControllerLoop | None = None
@@ -90,7 +93,10 @@ class ClusterDriver:
         self._left = ""  # A new start takes the embedded ZooKeeper over again.
         if not self._options.zookeeper:
             server = EmbeddedZookeeper.start(
-                self.data_dir.resolve() / "zookeeper", host=zookeeper_host, settings=self._options.zookeeper_settings
+                self.data_dir.resolve() / "zookeeper",
+                host=zookeeper_host,
+                settings=self._options.zookeeper_settings,
+                security=self._security,
             )
             self._embedded = ZookeeperSupervisor(server)
             self.zookeeper = server.connect
@@ -101,6 +107,7 @@ class ClusterDriver:
                 session_timeout_ms=self._session_timeout_ms,
                 keys=self._keys,
                 owns_zookeeper=self._embedded is not None,
+                security=self._security,
             )
         except BaseException:
             # If the server was already running, another driver needs it. If this driver has just started it, no process
@@ -238,7 +245,11 @@ class ClusterDriver:
         try:
             if self._left_zookeeper is not None:
                 return not self._left_zookeeper.has_been_stopped
-            return bool(in_loop(_registered(self.zookeeper, session_timeout_ms=self._session_timeout_ms)))
+            return bool(
+                in_loop(
+                    _registered(self.zookeeper, session_timeout_ms=self._session_timeout_ms, security=self._security)
+                )
+            )
         except ClusterError:
             return True
 
@@ -270,10 +281,12 @@ class ClusterDriver:
             supervisor.stop()
 
 
-async def _registered(zookeeper: str, *, session_timeout_ms: int) -> tuple[BrokerRegistration, ...]:
+async def _registered(
+    zookeeper: str, *, session_timeout_ms: int, security: ZooKeeperSecurity
+) -> tuple[BrokerRegistration, ...]:
     """Return the registered brokers. Raises ClusterError if ZooKeeper does not respond within a session time-out."""
     session = await ZkSession.open(
-        zookeeper, session_timeout_ms=session_timeout_ms, connect_timeout_ms=session_timeout_ms
+        zookeeper, session_timeout_ms=session_timeout_ms, connect_timeout_ms=session_timeout_ms, security=security
     )
     try:
         return await ClusterStore(session).live_brokers()

@@ -29,6 +29,7 @@ from sparklog.security.listeners import inter_broker_listener
 from sparklog.zk import paths
 from sparklog.zk.controller_store import ControllerStore
 from sparklog.zk.errors import ZkError, ZkUnreachable
+from sparklog.zk.security import zookeeper_security
 from sparklog.zk.session import SessionState, ZkSession
 
 log = logging.getLogger(__name__)
@@ -87,6 +88,7 @@ class ControllerLoop:
         self._inter_broker = inter_broker_listener(config)
         self._session_timeout_ms = session_timeout_ms or config.session_timeout_ms
         self._connect_timeout_ms = config.zk_connection_timeout_ms
+        self._security = zookeeper_security(config)
         #: The settings of the ``Controller`` of every term.
         self.settings = ControllerSettings(
             session_timeout_ms=self._session_timeout_ms,
@@ -237,6 +239,7 @@ class ControllerLoop:
                 session_timeout_ms=self._session_timeout_ms,
                 connect_timeout_ms=self._connect_timeout_ms,
                 keys=self._keys,
+                security=self._security,
             )
         except ClusterError as error:
             log.warning("%s; retrying", error)

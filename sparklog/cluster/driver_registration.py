@@ -27,6 +27,7 @@ from sparklog.zk.cluster_store import ClusterStore
 from sparklog.zk.errors import ZkBadVersion, ZkError, ZkMultiFailed, ZkNodeExists, ZkNoNode, ZkUnreachable
 from sparklog.zk.protection import is_fresh, protect
 from sparklog.zk.registration_holder import pid_namespace
+from sparklog.zk.security import ZooKeeperSecurity
 from sparklog.zk.session import Check, Create, SessionState, ZkSession
 
 log = logging.getLogger(__name__)
@@ -41,10 +42,17 @@ class DriverRegistration:
     """
 
     def __init__(
-        self, zookeeper: str, *, session_timeout_ms: int, keys: KeyRing | None = None, owns_zookeeper: bool = False
+        self,
+        zookeeper: str,
+        *,
+        session_timeout_ms: int,
+        keys: KeyRing | None = None,
+        owns_zookeeper: bool = False,
+        security: ZooKeeperSecurity | None = None,
     ) -> None:
         self._keys = KeyRing() if keys is None else keys
         self._owns_zookeeper = owns_zookeeper
+        self._security = security
         self._zookeeper = zookeeper
         self._session_timeout_ms = session_timeout_ms
         self._loop = asyncio.new_event_loop()
@@ -64,16 +72,23 @@ class DriverRegistration:
         session_timeout_ms: int = 6000,
         keys: KeyRing | None = None,
         owns_zookeeper: bool = False,
+        security: ZooKeeperSecurity | None = None,
     ) -> DriverRegistration:
         """Connect to ZooKeeper and become the driver.
 
         ``keys`` are the cluster's secrets. If this driver owns the ZooKeeper, it protects it against writes by clients
-        without the secrets, unless brokers of release 0.1.0 may still use it.
+        without the secrets, unless brokers of release 0.1.0 may still use it. ``security`` is for its sessions.
 
         Raises:
             ClusterError: ZooKeeper does not respond, or another driver is alive. The error names its host.
         """
-        registration = cls(zookeeper, session_timeout_ms=session_timeout_ms, keys=keys, owns_zookeeper=owns_zookeeper)
+        registration = cls(
+            zookeeper,
+            session_timeout_ms=session_timeout_ms,
+            keys=keys,
+            owns_zookeeper=owns_zookeeper,
+            security=security,
+        )
         try:
             registration._call(registration._take())
         except BaseException:
@@ -120,7 +135,10 @@ class DriverRegistration:
 
     async def _take(self) -> None:
         self._session = await ZkSession.open(
-            self._zookeeper, session_timeout_ms=self._session_timeout_ms, keys=self._keys
+            self._zookeeper,
+            session_timeout_ms=self._session_timeout_ms,
+            keys=self._keys,
+            security=self._security,
         )
         await self._protect()
         await self._store.prepare()

@@ -4,6 +4,9 @@ The process is independent of the driver and keeps running after it, so brokers 
 takes the server over. A restarted server keeps the port of its first start. A file identifies the running process (pid,
 start time, boot), and ZooKeeper's ``srvr`` command checks it. A lock protects the start, so two drivers never start two
 servers in one directory. An ensemble is not supported: set ``zookeeper.connect`` to use an existing one.
+
+With TLS the server has no other port than the one with TLS, and accepts only clients with a certificate that a trusted
+authority has signed. The server's files are PEM files: those that ``zoo.cfg`` names, or else those of the clients.
 """
 
 from __future__ import annotations
@@ -15,6 +18,7 @@ import re
 import shutil
 import signal
 import socket
+import ssl
 import subprocess
 import time
 from collections.abc import Iterator, Mapping
@@ -24,10 +28,11 @@ from pathlib import Path
 import msgspec
 
 from sparklog.cluster.process import ProcessIdentity, identify, is_alive, port_taken, send_signal
-from sparklog.errors import ClusterError
+from sparklog.errors import ClusterError, ConfigError
 from sparklog.extras import require_spark
 from sparklog.model import host_and_port
-from sparklog.storage.disk import PRIVATE_DIRECTORY, RealDisk, read_file, replace_file
+from sparklog.storage.disk import PRIVATE_DIRECTORY, RealDisk, private_opener, read_file, replace_file
+from sparklog.zk.security import ZooKeeperSecurity
 
 FORMAT_VERSION = 1
 #: ZooKeeper ends a session at the first tick after its time-out. With the usual tick of one or two seconds, the
@@ -46,6 +51,8 @@ _JARS = re.compile(
 )
 _DISK = RealDisk()
 _JVM_FLAGS = ("-XX:TieredStopAtLevel=1", "-XX:+UseSerialGC", "-Xshare:auto", "-Xms32m", "-Xmx256m", "-Xss512k")
+#: ZooKeeper's names of the PEM files with its certificate and key, and with the authorities that it trusts.
+_KEY_STORE, _TRUST_STORE = "ssl.keyStore.location", "ssl.trustStore.location"
 _SYSTEM_PROPERTIES = (
     "-Djava.awt.headless=true",
     "-Dorg.apache.logging.log4j.level=WARN",
@@ -62,6 +69,8 @@ class _Note(msgspec.Struct, frozen=True):
     host: str
     port: int
     process: ProcessIdentity | None = None
+    #: Whether the port is one with TLS.
+    tls: bool = False
 
 
 class EmbeddedZookeeper:
@@ -72,30 +81,46 @@ class EmbeddedZookeeper:
     """
 
     def __init__(
-        self, directory: Path, host: str, port: int, process: ProcessIdentity, *, settings: Mapping[str, str]
+        self,
+        directory: Path,
+        host: str,
+        port: int,
+        process: ProcessIdentity,
+        *,
+        settings: Mapping[str, str],
+        security: ZooKeeperSecurity,
     ) -> None:
         self.directory = directory
         self.connect = host_and_port(host, port)
         self.process = process
         self._settings = settings
+        self._security = security
         #: Whether the server was already running before ``start``.
         self.adopted = True
         self._child: subprocess.Popen[bytes] | None = None
 
     @classmethod
     def start(
-        cls, directory: Path, *, host: str = "127.0.0.1", port: int = 0, settings: Mapping[str, str] | None = None
+        cls,
+        directory: Path,
+        *,
+        host: str = "127.0.0.1",
+        port: int = 0,
+        settings: Mapping[str, str] | None = None,
+        security: ZooKeeperSecurity | None = None,
     ) -> EmbeddedZookeeper:
         """Start the server of ``directory``, or take over the running one. Blocks until the server responds.
 
         The server listens on ``host``, and clients connect to it there. If ``port`` is 0, the server uses the recorded
         port, or any free port at the first start. ``settings`` are lines of zoo.cfg that override the defaults.
+        ``security`` is that of the clients. If they use TLS, the server does.
 
         Raises:
-            ClusterError: Java is missing, another program uses the recorded port, or the server did not start (with the
-                end of its output).
-            ConfigError: Spark, whose jars include the server, is not installed.
+            ClusterError: Java is missing, another program uses the recorded port, the server did not start (with the
+                end of its output), or a running server uses TLS and ``security`` does not, or the reverse.
+            ConfigError: Spark, whose jars include the server, is not installed, or a file for TLS cannot be used.
         """
+        settings, security = settings or {}, security or ZooKeeperSecurity()
         # The directory is private to this user: another user who could read the lock file could hold the lock and
         # prevent a start.
         directory.mkdir(PRIVATE_DIRECTORY, parents=True, exist_ok=True)
@@ -104,9 +129,15 @@ class EmbeddedZookeeper:
         with _lock(directory):
             note = _read_note(directory)
             if note is not None and note.process is not None and is_alive(note.process):
-                server = cls(directory, note.host, note.port, note.process, settings=settings or {})
+                if note.tls is not security.tls:
+                    raise ClusterError(
+                        f"the running ZooKeeper of {directory} (pid {note.process.pid}) serves"
+                        f" {'only with' if note.tls else 'without'} TLS: stop the cluster before you change that"
+                    )
+                server = cls(directory, note.host, note.port, note.process, settings=settings, security=security)
             else:
-                server = cls._launch(directory, host, port or (note.port if note is not None else 0), settings or {})
+                port = port or (note.port if note is not None else 0)
+                server = cls._launch(directory, host, port, settings=settings, security=security)
             server._await_ready()
             return server
 
@@ -125,15 +156,26 @@ class EmbeddedZookeeper:
             if note is None or note.process is None:
                 return None
             if is_alive(note.process):
-                server = type(self)(self.directory, note.host, note.port, note.process, settings=self._settings)
+                server = type(self)(
+                    self.directory,
+                    note.host,
+                    note.port,
+                    note.process,
+                    settings=self._settings,
+                    security=self._security,
+                )
             else:
-                server = self._launch(self.directory, note.host, note.port, self._settings)
+                server = self._launch(
+                    self.directory, note.host, note.port, settings=self._settings, security=self._security
+                )
             server._await_ready()
             self._reap()
             return server
 
     @classmethod
-    def _launch(cls, directory: Path, host: str, port: int, settings: Mapping[str, str]) -> EmbeddedZookeeper:
+    def _launch(
+        cls, directory: Path, host: str, port: int, *, settings: Mapping[str, str], security: ZooKeeperSecurity
+    ) -> EmbeddedZookeeper:
         if port and port_taken(host, port):
             raise ClusterError(
                 f"port {port} on {host}, which belongs to the ZooKeeper of {directory}, is used by another program"
@@ -142,7 +184,8 @@ class EmbeddedZookeeper:
         data = directory / "data"
         data.mkdir(exist_ok=True)
         config = directory / "zoo.cfg"
-        config.write_text(_configuration(data, host, port, settings))
+        stores = _stores(directory, settings, security) if security.tls else {}
+        config.write_text(_configuration(data, host, port, {**settings, **stores}, tls=security.tls))
         command = [find_java(), *_JVM_FLAGS, *_SYSTEM_PROPERTIES, "-cp", _class_path()]
         command += ["org.apache.zookeeper.server.quorum.QuorumPeerMain", str(config)]
         with (directory / "server.log").open("wb") as output:
@@ -159,14 +202,14 @@ class EmbeddedZookeeper:
             child.wait()
             raise ClusterError(f"ZooKeeper did not start: {_last_words(directory)}")
         try:
-            _write_note(directory, _Note(FORMAT_VERSION, host, port, process))
+            _write_note(directory, _Note(FORMAT_VERSION, host, port, process, tls=security.tls))
         except BaseException:
             # The file could not be written, for example because the disk is full. Stop the server, because it could not
             # be identified later and would keep its port in use.
             child.kill()
             child.wait()
             raise
-        server = cls(directory, host, port, process, settings=settings)
+        server = cls(directory, host, port, process, settings=settings, security=security)
         server.adopted = False
         server._child = child
         return server
@@ -176,6 +219,7 @@ class EmbeddedZookeeper:
         return self.process.pid
 
     def _await_ready(self) -> None:
+        context = self._security.context() if self._security.tls else None
         host, _, port = self.connect.replace("[", "").replace("]", "").rpartition(":")
         deadline = time.monotonic() + START_TIMEOUT_S
         while time.monotonic() < deadline:
@@ -183,13 +227,21 @@ class EmbeddedZookeeper:
                 if self._child is not None:
                     self._child.wait()
                 raise ClusterError(f"ZooKeeper stopped while starting: {_last_words(self.directory)}")
-            if answers(host, int(port)):
-                return
+            try:
+                if answers(host, int(port), context=context):
+                    return
+            except ssl.SSLCertVerificationError as error:
+                self._end_own()
+                raise ClusterError(f"ZooKeeper at {self.connect}: its certificate was refused: {error}") from None
             time.sleep(0.02)
         found = f"ZooKeeper (pid {self.pid}) did not respond at {self.connect} within {START_TIMEOUT_S:g} s"
+        self._end_own()
+        raise ClusterError(f"{found}: {_last_words(self.directory)}")
+
+    def _end_own(self) -> None:
+        """End the server if ``start`` has started it."""
         if not self.adopted:
             self._end(timeout_s=0.0)
-        raise ClusterError(f"{found}: {_last_words(self.directory)}")
 
     def leave(self) -> None:
         """Leave the server running, without further control by this object."""
@@ -264,20 +316,67 @@ def find_java() -> str:
     raise ClusterError("no Java found: install Java 17 or newer, or set JAVA_HOME")
 
 
-def answers(host: str, port: int, *, timeout_s: float = 1.0) -> bool:
-    """Return whether a ZooKeeper server at this address serves requests."""
+def answers(host: str, port: int, *, context: ssl.SSLContext | None = None, timeout_s: float = 1.0) -> bool:
+    """Return whether a ZooKeeper server at this address serves requests. With ``context``, connect with TLS.
+
+    Raises:
+        SSLCertVerificationError: the server's certificate is not trusted, or is for another host.
+    """
     try:
-        with socket.create_connection((host, port), timeout=timeout_s) as connection:
+        with contextlib.ExitStack() as stack:
+            connection = stack.enter_context(socket.create_connection((host, port), timeout=timeout_s))
+            if context is not None:
+                connection = stack.enter_context(context.wrap_socket(connection, server_hostname=host))
             connection.sendall(b"srvr")
             reply = b""
             while chunk := connection.recv(4096):
                 reply += chunk
+    except ssl.SSLCertVerificationError:
+        raise
     except OSError:
         return False
     return b"Mode:" in reply
 
 
-def _configuration(data: Path, host: str, port: int, settings: Mapping[str, str]) -> str:
+def _stores(directory: Path, settings: Mapping[str, str], security: ZooKeeperSecurity) -> dict[str, str]:
+    """Return the lines of zoo.cfg for TLS. Raises ConfigError if there is no certificate, or it cannot be read."""
+    trusted = settings.get(_TRUST_STORE, security.ca)
+    keys = settings.get(_KEY_STORE)
+    if keys is None:
+        if not security.certificate:
+            raise ConfigError(f"the embedded ZooKeeper with TLS needs zookeeper.ssl.keystore.location, or {_KEY_STORE}")
+        keys = security.certificate
+        if security.key:
+            keys = str(_one_file(directory, security))
+    return {
+        "serverCnxnFactory": "org.apache.zookeeper.server.NettyServerCnxnFactory",
+        _KEY_STORE: keys,
+        "ssl.keyStore.type": "PEM",
+        _TRUST_STORE: trusted,
+        "ssl.trustStore.type": "PEM",
+        "ssl.clientAuth": "need",
+        "ssl.enabledProtocols": "TLSv1.3,TLSv1.2",
+        # The addresses of brokers are not in their certificates. The clients do check the server's name.
+        "ssl.hostnameVerification": "false",
+        "ssl.clientHostnameVerification": "false",
+    }
+
+
+def _one_file(directory: Path, security: ZooKeeperSecurity) -> Path:
+    """Write the certificate and its key to one file, as ZooKeeper reads them."""
+    path = directory / "keystore.pem"
+    try:
+        content = Path(security.certificate).read_bytes() + b"\n" + Path(security.key).read_bytes()
+    except OSError as error:
+        raise ConfigError(f"TLS for ZooKeeper: {error.filename}: {error.strerror}") from None
+    path.unlink(missing_ok=True)
+    with open(path, "xb", opener=private_opener) as file:
+        file.write(content)
+    return path
+
+
+def _configuration(data: Path, host: str, port: int, settings: Mapping[str, str], *, tls: bool) -> str:
+    prefix = "secureClientPort" if tls else "clientPort"
     lines = {
         "tickTime": str(TICK_MS),
         "minSessionTimeout": str(_SHORTEST_SESSION_MS),
@@ -290,8 +389,8 @@ def _configuration(data: Path, host: str, port: int, settings: Mapping[str, str]
         # These lines cannot be overridden, because this module relies on them.
         "4lw.commands.whitelist": "srvr,ruok,mntr",
         "dataDir": str(data),
-        "clientPortAddress": host,
-        "clientPort": str(port),
+        f"{prefix}Address": host,
+        prefix: str(port),
     }
     return "".join(f"{key}={value}\n" for key, value in lines.items())
 

@@ -14,6 +14,7 @@ from sparklog.cluster.process import host_name
 from sparklog.config import broker_config
 from sparklog.errors import ConfigError
 from sparklog.security.listeners import broker_listeners, check_exposure, check_zookeeper_exposure, is_loopback
+from sparklog.zk.security import zookeeper_security
 
 DEFAULT_PORT = 9092
 #: The listen address of services that only this machine needs.
@@ -72,7 +73,12 @@ class ClusterOptions(msgspec.Struct, frozen=True, kw_only=True):
             raise ConfigError(f"port={self.port}: expected 1 to 65535")
         if len({path.resolve() for path in self.log_dirs}) != len(self.log_dirs):
             raise ConfigError(f"log directories must differ: {', '.join(str(path) for path in self.log_dirs)}")
-        broker_config(self.settings)
+        security = zookeeper_security(broker_config(self.settings))
+        if security.set_acl and not security.has_identity and self.zookeeper:
+            raise ConfigError(
+                "zookeeper.set.acl=true: set zookeeper.digest.file, or zookeeper.ssl.keystore.location, so that brokers"
+                " prove an identity to ZooKeeper"
+            )
         replicas = str(min(DEFAULT_REPLICATION_FACTOR, self.brokers))
         following = {"default.replication.factor": replicas, "internal.topic.replication.factor": replicas}
         if not self.zookeeper:
@@ -108,7 +114,9 @@ def check_network(options: ClusterOptions, master: str) -> None:
     listeners = broker_listeners(config, host=advertised, port=options.port, bind_host=bound)
     check_exposure(listeners, trusted=config.network_trusted, who="a broker")
     if not options.zookeeper:
-        check_zookeeper_exposure(zookeeper_host(options, master), trusted=config.network_trusted)
+        # With TLS the embedded ZooKeeper accepts only clients with a certificate.
+        trusted = config.network_trusted or config.zookeeper_ssl
+        check_zookeeper_exposure(zookeeper_host(options, master), trusted=trusted)
 
 
 def brokers_per_task(options: ClusterOptions, master: str) -> int:

@@ -43,6 +43,7 @@ from sparklog.zk import paths
 from sparklog.zk.cluster_store import ClusterStore
 from sparklog.zk.errors import ZkNoNode
 from sparklog.zk.protection import protect
+from sparklog.zk.security import security_of
 from sparklog.zk.session import ZkSession
 
 #: The timeout of a start, long enough for a very busy machine.
@@ -278,7 +279,10 @@ class ProcessCluster:
         """Start ZooKeeper with its old data and port, or use the server that is already running."""
         host = "127.0.0.1" if self.network is None else self.network.zookeeper_host
         self._zookeeper = self._inside(
-            ZOOKEEPER, lambda: EmbeddedZookeeper.start(self.base_dir / "zookeeper", host=host)
+            ZOOKEEPER,
+            lambda: EmbeddedZookeeper.start(
+                self.base_dir / "zookeeper", host=host, security=security_of(self.settings)
+            ),
         )
 
     def stop_controller(self) -> None:
@@ -294,7 +298,7 @@ class ProcessCluster:
         """Run one coroutine over a new ZooKeeper session and return its result."""
 
         async def ask() -> _T:
-            session = await ZkSession.open(self.zookeeper, keys=self.keys)
+            session = await ZkSession.open(self.zookeeper, keys=self.keys, security=security_of(self.settings))
             try:
                 return await question(ClusterStore(session))
             finally:

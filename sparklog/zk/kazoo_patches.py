@@ -1,12 +1,14 @@
-"""Replacements for parts of kazoo: waiting for sockets, the connection timeout, reconnection, and multis."""
+"""Replacements for parts of kazoo: waiting for sockets, TLS, the connection timeout, reconnection, and multis."""
 
 from __future__ import annotations
 
 import logging
 import select
+import socket
+import ssl
 import struct
-from collections.abc import Sequence
-from typing import Any, ClassVar
+from collections.abc import Callable, Sequence
+from typing import Any, ClassVar, NamedTuple
 
 from kazoo.exceptions import EXCEPTIONS, ZookeeperError
 from kazoo.handlers.threading import SequentialThreadingHandler
@@ -16,6 +18,8 @@ from kazoo.protocol.states import KeeperState
 from kazoo.retry import ForceRetryError, KazooRetry
 from kazoo.security import CREATOR_ALL_ACL, OPEN_ACL_UNSAFE, READ_ACL_UNSAFE
 
+from sparklog.errors import ConfigError
+from sparklog.zk import paths
 from sparklog.zk.ops import Check, Create, Op, SetData
 
 #: The number of connection attempts without a response that fit into a session timeout. Each attempt gets this fraction
@@ -35,11 +39,36 @@ EXCEPTIONS.default_factory = lambda: UnknownError
 
 
 class KazooHandler(SequentialThreadingHandler):  # type: ignore[misc]
-    """kazoo's handler for threads, with a faster ``select``.
+    """kazoo's handler for threads, with a faster ``select`` and its own TLS.
 
     kazoo calls ``select`` before each read and write, four times per request. Its own version creates and closes an
     epoll descriptor each time, which took most of the time of a request.
+
+    ``tls`` makes a context for each new connection; None is for connections without TLS. kazoo's own TLS also trusts
+    the certificate authorities of the system, and does not wait correctly: after it has read the first of two responses
+    in one TLS record, it waits for more bytes from the network.
     """
+
+    def __init__(self, tls: Callable[[], ssl.SSLContext] | None = None) -> None:
+        super().__init__()
+        self._tls = tls
+        #: The name of the host to which the next connection is made. Release 2.10 of kazoo passes only its address.
+        self.host = ""
+        #: The reason why the last connection with TLS failed; empty if it did not.
+        self.tls_failure = ""
+
+    def create_connection(self, address: tuple[str, int], *, timeout: float | None = None, **_: Any) -> socket.socket:
+        """Connect to a server, with TLS if this handler has it. Raises OSError, and ConfigError for its files."""
+        if self._tls is None:
+            found: socket.socket = super().create_connection(address, timeout=timeout)
+            return found
+        context = self._tls()
+        plain: socket.socket = super().create_connection(address, timeout=timeout)
+        try:
+            return context.wrap_socket(plain, server_hostname=self.host or address[0])
+        except BaseException:
+            plain.close()
+            raise
 
     def select(
         self, readers: Sequence[Any], writers: Sequence[Any], _: Sequence[Any], timeout: float | None = None
@@ -48,6 +77,11 @@ class KazooHandler(SequentialThreadingHandler):  # type: ignore[misc]
 
         No socket may be in both lists. A socket with an error counts as ready: the next read or write raises the error.
         """
+        # Bytes that TLS has already decrypted do not make the descriptor readable.
+        if self._tls is not None and (
+            ready_now := [one for one in readers if isinstance(one, ssl.SSLSocket) and one.pending()]
+        ):
+            return ready_now, [], []
         poll = select.poll()
         for waiting in readers:
             poll.register(waiting, select.POLLIN)
@@ -62,7 +96,7 @@ class KazooHandler(SequentialThreadingHandler):  # type: ignore[misc]
 
 
 class Connections(ConnectionHandler):  # type: ignore[misc]
-    """kazoo's connection handler, with three differences.
+    """kazoo's connection handler, with four differences.
 
     If a server does not respond when an existing session connects, the connection is closed early enough for the
     session to try another one. kazoo waits for the whole session timeout, so a session was lost if a server that was
@@ -73,7 +107,22 @@ class Connections(ConnectionHandler):  # type: ignore[misc]
 
     The response to an authentication request is matched to that request. ZooKeeper sends it before the responses to
     earlier requests, and kazoo would match it to the oldest request.
+
+    The handler learns the name of the server's host, and why a connection with TLS failed.
     """
+
+    def _connect(self, host: str, hostip: str, port: int) -> Any:
+        handler = self.handler
+        handler.host = host
+        try:
+            found = super()._connect(host, hostip, port)
+        except Exception as error:
+            cause = error if isinstance(error, ConfigError) else error.__context__
+            if isinstance(cause, (ssl.SSLError, ConfigError)):
+                handler.tls_failure = str(cause)
+            raise
+        handler.tls_failure = ""
+        return found
 
     def _read_header(self, timeout: float) -> Any:
         header, buffer, offset = super()._read_header(timeout)
@@ -122,9 +171,33 @@ _BEGIN = {kind: _HEADER.pack(kind, False, -1) for kind in (_CREATE, _DELETE, _SE
 OPEN_TO_ALL = tuple(OPEN_ACL_UNSAFE)
 #: The ACL under which sessions with the creator's credentials may do everything, and any other session may read.
 CLOSED = (*CREATOR_ALL_ACL, *READ_ACL_UNSAFE)
+#: The ACL under which sessions with the creator's credentials may do everything, and any other session nothing.
+SECRET = tuple(CREATOR_ALL_ACL)
 _STAT_BYTES = struct.calcsize("!qqqqiiiqiiq")
 #: The position of the data version in ZooKeeper's Stat structure.
 _VERSION_AT = struct.calcsize("!qqqq")
+
+
+class AclEntry(NamedTuple):
+    """One entry of a node's ACL: what the sessions with an identity may do."""
+
+    permissions: int
+    scheme: str
+    name: str
+
+    @property
+    def is_for_all(self) -> bool:
+        """Return whether the entry is for every session."""
+        return self.scheme == "world"
+
+
+def acl_entries(acl: Sequence[Any]) -> frozenset[AclEntry]:
+    """Return an ACL in kazoo's form as entries."""
+    return frozenset(AclEntry(entry.perms, entry.id.scheme, entry.id.id) for entry in acl)
+
+
+#: The ACL of an open node.
+OPEN_ENTRIES = acl_entries(OPEN_TO_ALL)
 
 
 def acl_bytes(acl: Sequence[Any]) -> bytes:
@@ -152,9 +225,15 @@ class Multi:
     #: The request type: ZooKeeper's OpCode.multi.
     type: ClassVar[int] = serialization.Transaction.type
 
-    def __init__(self, operations: Sequence[Op], root: str, acl: bytes = _OPEN_TO_ALL) -> None:
-        """Keep the operations. ``root`` is put before every path, and created nodes get ``acl``."""
+    def __init__(
+        self, operations: Sequence[Op], root: str, acl: bytes = _OPEN_TO_ALL, secret_acl: bytes | None = None
+    ) -> None:
+        """Keep the operations. ``root`` is put before every path.
+
+        Created nodes get ``acl``, and secret ones ``secret_acl``, by default the same.
+        """
         self._acl = acl
+        self._secret_acl = secret_acl if secret_acl is not None else acl
         self._operations = operations
         self._root = root.encode()
 
@@ -170,7 +249,8 @@ class Multi:
                 parts += (_BEGIN[_CHECK], *place, _INT.pack(op.version))
             elif isinstance(op, Create):
                 flags = _INT.pack(int(op.ephemeral))
-                parts += (_BEGIN[_CREATE], *place, _INT.pack(len(op.data)), op.data, self._acl, flags)
+                acl = self._secret_acl if paths.is_secret(op.path) else self._acl
+                parts += (_BEGIN[_CREATE], *place, _INT.pack(len(op.data)), op.data, acl, flags)
             else:
                 parts += (_BEGIN[_DELETE], *place, _INT.pack(op.version))
         parts.append(_END)

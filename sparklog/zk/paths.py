@@ -51,8 +51,11 @@ CUT_REFUSALS = "/admin/cut_refusals"
 DRIVER = "/driver"
 DRIVER_EPOCH = "/driver_epoch"
 
-#: The SCRAM credentials of users.
-USERS = "/config/users"
+#: The delegation tokens, and the access rules.
+TOKENS = "/config/tokens"
+ACLS = "/acls"
+#: Only sessions that have proved an identity to ZooKeeper may read these nodes and all nodes below them.
+_SECRET = (USERS, TOKENS, ACLS)
 
 #: The persistent nodes that every cluster has, parents before children.
 BASE = (
@@ -77,6 +80,11 @@ BASE = (
     CUT_REFUSALS,
     DRIVER_EPOCH,
 )
+
+
+def is_secret(path: str) -> bool:
+    """Return whether the content of this node must be unreadable for strangers."""
+    return path.startswith(_SECRET) and any(path == root or path.startswith(f"{root}/") for root in _SECRET)
 
 
 def broker(broker_id: int) -> str:

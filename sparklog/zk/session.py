@@ -40,9 +40,20 @@ from sparklog.zk.errors import (
     ZkNotEmpty,
     ZkUnreachable,
 )
-from sparklog.zk.kazoo_patches import CLOSED, OPEN_TO_ALL, Connections, KazooHandler, Multi, acl_bytes
+from sparklog.zk.kazoo_patches import (
+    CLOSED,
+    OPEN_TO_ALL,
+    SECRET,
+    AclEntry,
+    Connections,
+    KazooHandler,
+    Multi,
+    acl_bytes,
+    acl_entries,
+)
 from sparklog.zk.multi_batcher import MultiBatcher
 from sparklog.zk.ops import Check, Create, Delete, Op, SetData
+from sparklog.zk.security import Masked, ZooKeeperSecurity
 
 #: The maximum number of requests in kazoo at a time. For each request kazoo writes one byte to a blocking socket pair,
 #: to wake its thread, and the socket pair holds a few hundred bytes. More requests would block the event loop until
@@ -96,6 +107,7 @@ class ZkSession:
         session_timeout_ms: int,
         client_id: tuple[int, bytes] | None = None,
         keys: KeyRing | None = None,
+        security: ZooKeeperSecurity | None = None,
     ) -> None:
         hosts, _, chroot = connect.partition("/")
         self._root = f"/{chroot.strip('/')}" if chroot.strip("/") else ""
@@ -106,9 +118,14 @@ class ZkSession:
         self.generation = 0
         self.session_id = 0
         self._keys = KeyRing() if keys is None else keys
-        #: The ACL of nodes that this session creates, in kazoo's form and as encoded in a multi.
-        self._acl = OPEN_TO_ALL
-        self._acl_bytes = acl_bytes(OPEN_TO_ALL)
+        self.security = ZooKeeperSecurity() if security is None else security
+        credentials = self.security.credentials()
+        if self.security.tls:
+            self.security.context()  # A file that cannot be used fails here, and not in kazoo's thread.
+        self._use_acls(
+            CLOSED if self.security.has_identity and self.security.set_acl else OPEN_TO_ALL,
+            SECRET if self.security.has_identity else OPEN_TO_ALL,
+        )
         self._loop = asyncio.get_running_loop()
         self._inbox: deque[Callable[[], None]] = deque()
         self._inbox_scheduled = False
@@ -118,7 +135,7 @@ class ZkSession:
         self._connected = asyncio.Event()
         self._tasks: set[asyncio.Task[None]] = set()
         self._batcher = MultiBatcher(self.multi)
-        handler = KazooHandler()
+        self._handler = handler = KazooHandler(self.security.context if self.security.tls else None)
         # kazoo's default back-off rises to a minute, so that sessions expired although ZooKeeper was available again.
         delay_s = session_timeout_ms / 10_000
         retry = KazooRetry(
@@ -131,6 +148,9 @@ class ZkSession:
             handler=handler,
             connection_retry=retry,
             logger=_kazoo_log,
+            use_ssl=self.security.tls,
+            # kazoo proves them on each new connection, before the first request.
+            auth_data=[("digest", credential) for credential in credentials],
         )
         self._client._connection = Connections(self._client, self._client._conn_retry.copy(), logger=_kazoo_log)
         self._client.add_listener(self._state_changed)
@@ -144,30 +164,43 @@ class ZkSession:
         connect_timeout_ms: int = 15_000,
         client_id: tuple[int, bytes] | None = None,
         keys: KeyRing | None = None,
+        security: ZooKeeperSecurity | None = None,
     ) -> ZkSession:
         """Connect and create the chroot if it is missing.
 
-        ``keys`` are the cluster's secrets, which a protected ZooKeeper requires (see ``protection``).
+        ``keys`` are the cluster's secrets, which a protected ZooKeeper requires (see ``protection``). ``security`` has
+        the credentials for a ZooKeeper that the operator secures.
 
         Raises:
-          ClusterError: no ZooKeeper responded within ``connect_timeout_ms``.
+          ClusterError: no ZooKeeper responded within ``connect_timeout_ms``, or TLS failed.
+          ConfigError: a file that ``security`` names cannot be used.
         """
-        session = cls(connect, session_timeout_ms=session_timeout_ms, client_id=client_id, keys=keys)
+        session = cls(connect, session_timeout_ms=session_timeout_ms, client_id=client_id, keys=keys, security=security)
         try:
             session._client.start_async()
             await session.connected(timeout_ms=connect_timeout_ms)
             parts = [part for part in session._root.split("/") if part]
             for depth in range(1, len(parts) + 1):
-                await session._ensure("/" + "/".join(parts[:depth]))
+                # Other systems may use the nodes above the chroot.
+                acl = session._acl if depth == len(parts) else OPEN_TO_ALL
+                await session._ensure("/" + "/".join(parts[:depth]), acl)
             if session._keys:
                 await session._begin_protection(timeout_ms=connect_timeout_ms)
         except ZkUnreachable:
             await session.close()
-            raise ClusterError(f"no ZooKeeper responded at {connect} within {connect_timeout_ms} ms") from None
+            raise ClusterError(
+                f"no ZooKeeper responded at {connect} within {connect_timeout_ms} ms{session._hint()}"
+            ) from None
         except BaseException:
             await session.close()
             raise
         return session
+
+    def _hint(self) -> str:
+        """Return a part of an error message that says why no connection was possible."""
+        if self._handler.tls_failure:
+            return f": TLS failed: {self._handler.tls_failure}"
+        return ""
 
     async def close(self) -> None:
         """End the session, which deletes its ephemeral nodes. Returns after kazoo's threads have ended."""
@@ -232,9 +265,28 @@ class ZkSession:
         From then on this session creates nodes that sessions without the secrets cannot change.
         """
         for secret in self._keys.secrets:
-            credential = f"sparklog:{secret.derive('zookeeper').hex()}"
+            credential = Masked(f"sparklog:{secret.derive('zookeeper').hex()}")
             await self._submit(partial(self._client.add_auth_async, "digest", credential), lambda _: None)
-        self._acl, self._acl_bytes = CLOSED, acl_bytes(CLOSED)
+        self._use_acls(CLOSED, SECRET)
+
+    def _use_acls(self, plain: Sequence[Any], secret: Sequence[Any]) -> None:
+        """Create nodes with the ACL ``plain`` from now on, and secret nodes with the ACL ``secret``."""
+        self._acl, self._secret_acl = plain, secret
+        self._acl_bytes, self._secret_acl_bytes = acl_bytes(plain), acl_bytes(secret)
+
+    @property
+    def keeps_secrets(self) -> bool:
+        """Return whether strangers cannot read the secret nodes that this session creates."""
+        return self._secret_acl is SECRET
+
+    @property
+    def closes_nodes(self) -> bool:
+        """Return whether strangers cannot change the nodes that this session creates."""
+        return self._acl is CLOSED
+
+    def _acl_of(self, path: str) -> Sequence[Any]:
+        """Return the ACL with which this session creates a node; ``path`` is below the chroot."""
+        return self._secret_acl if paths.is_secret(path) else self._acl
 
     async def _begin_protection(self, *, timeout_ms: int) -> None:
         """Authenticate now if this ZooKeeper is protected, otherwise as soon as it is. Raises ZkUnreachable."""
@@ -293,9 +345,9 @@ class ZkSession:
         self, path: str, data: bytes = b"", *, ephemeral: bool = False, sequence: bool = False
     ) -> asyncio.Future[str]:
         """Create a node. The result is its path, which ends in a number if ``sequence`` is set."""
-        path = self._root + path
+        acl, path = self._acl_of(path), self._root + path
         return self._submit(
-            lambda: self._client.create_async(path, data, acl=self._acl, ephemeral=ephemeral, sequence=sequence),
+            lambda: self._client.create_async(path, data, acl=acl, ephemeral=ephemeral, sequence=sequence),
             lambda created: str(created)[len(self._root) :],
         )
 
@@ -304,10 +356,22 @@ class ZkSession:
         path = self._root + path
         return self._submit(lambda: self._client.set_async(path, data, version), lambda stat: int(stat.version))
 
+    def acl(self, path: str) -> asyncio.Future[frozenset[AclEntry]]:
+        """Read a node's ACL."""
+        path = self._root + path
+        return self._submit(lambda: self._client.get_acls_async(path), lambda found: acl_entries(found[0]))
+
     def set_acl(self, path: str) -> asyncio.Future[None]:
         """Set a node's ACL to that of the nodes that this session creates."""
+        return self._set_acl(path, self._acl_of(path))
+
+    def open_node(self, path: str) -> asyncio.Future[None]:
+        """Set a node's ACL so that every session may do everything with it."""
+        return self._set_acl(path, OPEN_TO_ALL)
+
+    def _set_acl(self, path: str, acl: Sequence[Any]) -> asyncio.Future[None]:
         path = self._root + path
-        return self._submit(lambda: self._client.set_acls_async(path, list(self._acl)), lambda _: None)
+        return self._submit(lambda: self._client.set_acls_async(path, list(acl)), lambda _: None)
 
     def delete(self, path: str, version: int = -1) -> asyncio.Future[None]:
         path = self._root + path
@@ -339,16 +403,16 @@ class ZkSession:
 
     def _commit(self, ops: Sequence[Op]) -> Any:
         result = self._client.handler.async_result()
-        self._client._call(Multi(ops, self._root, self._acl_bytes), result)
+        self._client._call(Multi(ops, self._root, self._acl_bytes, self._secret_acl_bytes), result)
         return result
 
     async def ensure(self, path: str) -> None:
         """Create a persistent node if it does not exist. Its parent must exist."""
-        await self._ensure(self._root + path)
+        await self._ensure(self._root + path, self._acl_of(path))
 
-    async def _ensure(self, absolute: str) -> None:
+    async def _ensure(self, absolute: str, acl: Sequence[Any]) -> None:
         with suppress(ZkNodeExists):
-            await self._submit(lambda: self._client.create_async(absolute, b"", acl=self._acl), lambda _: None)
+            await self._submit(lambda: self._client.create_async(absolute, b"", acl=acl), lambda _: None)
 
     async def patiently(self, ask: Callable[[], Awaitable[_T]]) -> _T:
         """Repeat an idempotent request until ZooKeeper responds, without a time limit.

@@ -91,7 +91,7 @@ def test_no_other_user_can_enter_the_servers_directory(tmp_path: Path, monkeypat
     """The server's lock file, which another user could lock, is in the directory, and so is the cluster's data in
     ZooKeeper."""
 
-    def launch(*_: object) -> None:
+    def launch(*_: object, **__: object) -> None:
         raise ClusterError("not started")
 
     monkeypatch.setattr(EmbeddedZookeeper, "_launch", launch)

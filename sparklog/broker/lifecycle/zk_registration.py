@@ -36,6 +36,7 @@ from sparklog.zk.broker_registry import BrokerRegistry
 from sparklog.zk.cluster_store import BarrierJob, ClusterStore
 from sparklog.zk.codecs import ElectionRequest, TruncationRefusal, ZkFormatError, encode
 from sparklog.zk.errors import BrokerIdTaken, ZkError, ZkNodeExists, ZkNoNode, ZkUnreachable
+from sparklog.zk.security import zookeeper_security
 from sparklog.zk.session import PAUSE_S, ZkSession
 from sparklog.zk.state_store import FateUnknown, NodeGone, WriteRefused
 
@@ -109,6 +110,7 @@ class ZkRegistration:
             session_timeout_ms=config.session_timeout_ms,
             connect_timeout_ms=config.zk_connection_timeout_ms,
             keys=context.keys,
+            security=zookeeper_security(config),
         )
         opened = self._use(session, registration)
         try:
