@@ -98,9 +98,9 @@ class InternalTopics:
             raise BrokerError(ErrorCode.INVALID_REQUEST, detail)
         if not request.key:
             raise BrokerError(ErrorCode.INVALID_REQUEST, f"{request.kind}: the name is empty")
-        reply_later(self._context, connection, request, self._find(request, topic))
+        reply_later(self._context, connection, request, self._find(request, topic, connection.listener))
 
-    async def _find(self, request: FindCoordinator, topic: str) -> Reply:
+    async def _find(self, request: FindCoordinator, topic: str, listener: str) -> Reply:
         await self.create(topic)
         await wait_for_metadata(
             self._context, lambda: coordinator_of(self._context.cache, topic, request.key) is not None, _WAIT_MS
@@ -109,7 +109,7 @@ class InternalTopics:
             coordinator_of(self._context.cache, topic, request.key),
             partition_of(self._context.cache, topic, request.key),
         )
-        endpoint = self._context.cache.endpoint(leader) if leader is not None else None
+        endpoint = self._context.cache.shown(listener).get(leader) if leader is not None else None
         if endpoint is None or tp is None:
             detail = f"{request.kind} {request.key!r}: {tp or topic} has no leader now"
             raise BrokerError(ErrorCode.COORDINATOR_NOT_AVAILABLE, detail)

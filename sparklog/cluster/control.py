@@ -35,6 +35,8 @@ class BrokerStatus(msgspec.Struct, frozen=True):
     broker_id: int = -1
     incarnation: int = -1
     pid: int = -1
+    #: The broker's main address, the one of the first listener for clients. Release 0.1.0 does not report its host.
+    host: str = ""
     port: int = -1
     state: str = ""
     #: The number of partitions that the broker leads and whose in-sync followers have not caught up yet.

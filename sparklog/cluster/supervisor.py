@@ -96,7 +96,7 @@ class BrokerSupervisor:
             return None
         return ServingBroker(
             broker_id=self._slot.broker_id,
-            host=self._host,
+            host=status.host or self._host,
             port=status.port,
             pid=self._process.pid,
             incarnation=status.incarnation,

@@ -199,7 +199,7 @@ class ServerConnection(asyncio.BufferedProtocol):
         self.peer = f"local:{peer_process(accepted)[0]}" if self.within_host else host_and_port(host, port)
         self.peer_host = _WITHIN_HOST if self.within_host else host
         reached_at = ip_address(transport.get_extra_info("sockname"))
-        if self._limits.unix_socket and (self.within_host or reached_at[0]) and self._security.is_plain:
+        if self._limits.unix_listener == self.listener and (self.within_host or reached_at[0]):
             self._end.describe = partial(_described, self._end.describe, self._limits.unix_socket, reached_at)
         if self._limits.closing:
             self._transport.close()
@@ -500,6 +500,8 @@ class Limits:
         self.closing = False
         #: The name of the Unix socket, which is in the reply to each hello; empty if there is no Unix socket.
         self.unix_socket = ""
+        #: The listener whose connections continue on the Unix socket; empty if there is no Unix socket.
+        self.unix_listener = ""
         #: The delays of the replies to failed logins.
         self.login_delays = LoginDelays()
         #: Adds the broker's proof to the reply to a hello; None if the broker has no credentials.
@@ -577,7 +579,7 @@ class Server:
                     )
                     undo.pop_all()
                 self._servers.append(server)
-                self._limits.unix_socket = name
+                self._limits.unix_socket, self._limits.unix_listener = name, security.name
         except OSError as error:
             _log.warning("Unix sockets are not available: %s", error)
 

@@ -1,4 +1,4 @@
-"""The sockets through which a broker's clients reach it: TCP, and local reads for readers on the same host."""
+"""The sockets through which a broker is reached: its listeners, and local reads for readers on the same host."""
 
 from __future__ import annotations
 
@@ -7,9 +7,13 @@ from sparklog.broker.lifecycle.process_config import ProcessConfig
 from sparklog.broker.lifecycle.request_table import request_handlers
 from sparklog.broker.requests.dispatch import ConnectionHandler
 from sparklog.broker.requests.local_reads import LocalReads, readers_socket
+from sparklog.errors import ConfigError
+from sparklog.model import ListenerEndpoint
+from sparklog.net.authentication import ListenerSecurity
 from sparklog.net.descriptors import boot_id
 from sparklog.net.server import Server, serve
 from sparklog.protocol.messages import HelloReply
+from sparklog.security.listeners import Listener, SecurityProtocol
 from sparklog.storage.open_files import descriptors_for_clients
 
 #: A tenth of the connections, but at most 1,000, is reserved for brokers and the controller. In a cluster of a hundred
@@ -22,6 +26,9 @@ class BrokerServer:
 
     def __init__(self, config: ProcessConfig, broker: Broker) -> None:
         self._config = config
+        self._listeners = config.listeners()
+        #: The ports of the listeners' sockets, by listener name.
+        self._ports: dict[str, int] = {}
         self._broker = broker
         self._context = broker.context
         self._local_reads: LocalReads | None = None
@@ -29,26 +36,44 @@ class BrokerServer:
 
     @property
     def port(self) -> int:
-        """Return the TCP port; -1 until the server listens."""
+        """Return the TCP port of the first listener for clients; -1 until the server listens."""
         return self._server.port if self._server is not None else -1
 
+    @property
+    def host(self) -> str:
+        """Return the broker's main address: the advertised host of the first listener for clients."""
+        return self._listeners.client.advertised_host
+
+    @property
+    def advertised_port(self) -> int:
+        """Return the port of the main address; -1 until the server listens."""
+        return self._listeners.client.advertised_port or self.port
+
+    @property
+    def endpoints(self) -> tuple[ListenerEndpoint, ...]:
+        """Return the advertised addresses of all listeners, if the settings name them. The server must listen."""
+        return self._listeners.endpoints(self._ports)
+
     async def open(self) -> None:
-        """Listen for clients.
+        """Listen for clients, for other brokers and for the controller.
 
         Raises:
-            OSError: the server cannot listen at its TCP address.
+            OSError: the server cannot listen at one of its TCP addresses.
         """
         config, settings, context = self._config, self._context.config, self._context
-        if config.control_socket:
+        listeners = self._listeners.all
+        # Readers of files do not log in, so only a listener without logins offers them.
+        if config.control_socket and any(listener.protocol is SecurityProtocol.PLAINTEXT for listener in listeners):
             path = readers_socket(config.control_socket)
             self._local_reads = LocalReads(context, self._broker.partitions, path)
             self._local_reads.open()
         handlers, on_lost = request_handlers(self._broker), self._broker.fetches.connection_lost
         max_connections = min(settings.max_connections, descriptors_for_clients())
-        self._server = await serve(
+        main = self._listeners.client
+        self._server = server = await serve(
             lambda connection: ConnectionHandler(handlers, context.counters, connection, on_lost),
-            host=config.bind_host or config.host,
-            port=config.port,
+            host=main.host,
+            port=main.port,
             describe=self._describe,
             max_frame_bytes=settings.max_frame_bytes,
             max_in_flight=settings.max_in_flight,
@@ -58,7 +83,12 @@ class BrokerServer:
             idle_s=settings.connections_max_idle_ms / 1000,
             within_host=settings.unix_sockets,
             credentials=context.credentials,
+            security=_security(main),
         )
+        self._ports[main.name] = server.port
+        for listener in listeners:
+            if listener is not main:
+                self._ports[listener.name] = await server.listen(listener.host, listener.port, _security(listener))
 
     def _describe(self, cid: int, version: int) -> HelloReply:
         context = self._context
@@ -82,3 +112,9 @@ class BrokerServer:
         """Close all connections of clients."""
         if self._server is not None:
             await self._server.close()
+
+
+def _security(listener: Listener) -> ListenerSecurity:
+    if listener.protocol is not SecurityProtocol.PLAINTEXT:
+        raise ConfigError(f"listener {listener.name}: this release has no {listener.protocol.value}")
+    return ListenerSecurity(listener.name)

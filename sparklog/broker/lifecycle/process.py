@@ -128,15 +128,15 @@ class BrokerProcess:
         )
         server = self._server = BrokerServer(config, broker)
         await server.open()
-        await registry.open(config.zookeeper, self._registration(directory, server.port))
+        await registry.open(config.zookeeper, self._registration(directory, server))
         self._watchdog.start()
         broker.start()
         gc.freeze()  # as in ``_load``: the objects created so far live as long as the process
         _log.info(
             "broker %d serves at %s:%d as incarnation %d, %d logs in %s",
             context.broker_id,
-            config.host,
-            server.port,
+            server.host,
+            server.advertised_port,
             context.incarnation,
             len(directory.logs()),
             config.log_dir,
@@ -172,17 +172,18 @@ class BrokerProcess:
             config=self._context.config,
         )
 
-    def _registration(self, directory: LogDirectory, port: int) -> BrokerRegistration:
+    def _registration(self, directory: LogDirectory, server: BrokerServer) -> BrokerRegistration:
         config = self._config
         return BrokerRegistration(
             broker_id=config.broker_id,
-            host=config.host,
-            port=port,
+            host=server.host,
+            port=server.advertised_port,
             boot_id=read_boot_id(),
             cluster_id=config.cluster_id,
             trusted=directory.trusted,
             rack=config.rack,
             proves=bool(self._context.keys),
+            endpoints=server.endpoints,
         )
 
     def _registered(self) -> Broker | None:
@@ -275,7 +276,8 @@ class BrokerProcess:
             "broker_id": context.broker_id,
             "incarnation": context.incarnation,
             "pid": os.getpid(),
-            "port": self._server.port if self._server is not None else -1,
+            "host": self._server.host if self._server is not None else "",
+            "port": self._server.advertised_port if self._server is not None else -1,
             "state": context.state if broker is not None else "starting",
             "quiesced": context.quiesced,
             "leading": broker.partitions.led if broker is not None else 0,

@@ -61,8 +61,6 @@ class ProcessConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_
         """
         settings = self.broker_settings()
         found = broker_listeners(settings, host=self.host, port=self.port, bind_host=self.bind_host)
-        if found.named:
-            raise ConfigError("listeners: this release has one listener for each broker")
         check_exposure(found, trusted=settings.network_trusted, who=f"broker {self.broker_id}")
         return found
 

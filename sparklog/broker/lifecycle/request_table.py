@@ -112,6 +112,7 @@ def _metadata(context: BrokerContext) -> HandleRequest:
             context.cache.metadata(
                 request.cid,
                 request.topics,
+                listener=connection.listener,
                 schemas=request.schemas,
                 internal=request.internal,
                 start=request.start,
