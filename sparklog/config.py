@@ -397,6 +397,15 @@ BROKER_SETTINGS: dict[str, Setting] = {
     "sasl.enabled.mechanisms": Setting(
         "sasl_enabled_mechanisms", "SCRAM-SHA-256,SCRAM-SHA-512", "SASL mechanisms that listeners accept."
     ),
+    "authorizer.enable": Setting(
+        "authorizer_enable",
+        "auto",
+        "Whether ACLs decide what a principal may do. auto: if super.users is not empty.",
+        choices=("auto", "true", "false"),
+    ),
+    "allow.everyone.if.no.acl.found": Setting(
+        "allow_everyone_if_no_acl_found", False, "Whether every principal may use a resource that has no ACL."
+    ),
     "super.users": Setting(
         "super_users",
         "",
@@ -525,6 +534,8 @@ class BrokerConfig(msgspec.Struct, frozen=True):
     ssl_client_auth: str
     ssl_enabled_protocols: str
     sasl_enabled_mechanisms: str
+    authorizer_enable: str
+    allow_everyone_if_no_acl_found: bool
     super_users: str
     connections_max_reauth_ms: int
     topic_defaults: dict[str, str]

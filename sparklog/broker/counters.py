@@ -20,6 +20,7 @@ BROKER_COUNTERS: dict[str, str] = {
     "logins.failed": "failed logins",
     "requests.denied": "requests, or parts of them, that a rule of the authorizer has denied",
     "audit.suppressed": "lines of the audit log that were left out because they repeat; a later line has their number",
+    "acls.nodes.skipped": "reads of unreadable ACLs in ZooKeeper; the resources of their pattern are denied to all",
     # --- writing ---
     "produce.requests": "produce requests accepted",
     "produce.requests.refused": "produce requests refused as a whole",

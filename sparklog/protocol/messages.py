@@ -14,6 +14,15 @@ from collections.abc import Callable
 
 import msgspec
 
+from sparklog.protocol.acl_messages import (
+    AclCondition,
+    AclEntry,
+    CreateAcls,
+    DeleteAcls,
+    DeleteAclsReply,
+    DescribeAcls,
+    DescribeAclsReply,
+)
 from sparklog.protocol.admin_messages import (
     Ack,
     AddColumns,
@@ -144,6 +153,8 @@ __all__ = [
     "AbortHanging",
     "AbortTransaction",
     "AbortedRange",
+    "AclCondition",
+    "AclEntry",
     "Ack",
     "AddColumns",
     "AddToTransaction",
@@ -157,15 +168,20 @@ __all__ = [
     "CommitOffsetsReply",
     "ControlUpdate",
     "ControlUpdateReply",
+    "CreateAcls",
     "CreatePartitions",
     "CreateTopic",
     "CreateTopicReply",
+    "DeleteAcls",
+    "DeleteAclsReply",
     "DeleteGroup",
     "DeleteRecords",
     "DeleteRecordsPartition",
     "DeleteRecordsReply",
     "DeleteTopic",
     "DeletedRecords",
+    "DescribeAcls",
+    "DescribeAclsReply",
     "DescribeBroker",
     "DescribeBrokerReply",
     "DescribeGroup",
@@ -308,6 +324,9 @@ Request = (
     | RestoreSetAside
     | RemoveSetAside
     | DescribeBroker
+    | CreateAcls
+    | DescribeAcls
+    | DeleteAcls
     | ControlUpdate
 )
 Reply = (
@@ -342,6 +361,8 @@ Reply = (
     | RestoreSetAsideReply
     | Ack
     | DescribeBrokerReply
+    | DescribeAclsReply
+    | DeleteAclsReply
     | ControlUpdateReply
     | SaslAuthenticateReply
 )

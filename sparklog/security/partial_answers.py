@@ -38,6 +38,7 @@ from sparklog.protocol.messages import (
     Reply,
     Request,
 )
+from sparklog.protocol.set_aside_messages import KNOWN_BY
 from sparklog.record.header import HEADER_BYTES
 from sparklog.security.acls import CLUSTER_NAME, Operation, ResourceType
 
@@ -47,10 +48,11 @@ REFUSED = ErrorCode.TOPIC_AUTHORIZATION_FAILED
 Allows = Callable[[Operation, ResourceType, str], bool]
 #: Work that yields between two parts, so that the broker can do other work.
 Shown = Generator[None, None, Reply]
-_Split = Produce | ListOffsets | DeleteRecords | CommitOffsets
+#: The requests with entries that a broker handles separately.
+Split = Produce | ListOffsets | DeleteRecords | CommitOffsets
 
 
-def without(request: _Split, body: memoryview, refused: Collection[int]) -> tuple[Request, memoryview]:
+def without(request: Split, body: memoryview, refused: Collection[int]) -> tuple[Request, memoryview]:
     """Return the request and its body without the entries with these indices."""
     if isinstance(request, CommitOffsets):
         return replace(request, offsets=_others(request.offsets, refused)), body
@@ -79,7 +81,7 @@ def _body_without(request: Produce, body: memoryview, refused: Collection[int]) 
     return memoryview(bytes(kept))
 
 
-def merged(request: _Split, reply: Reply, refused: dict[int, str]) -> Reply:
+def merged(request: Split, reply: Reply, refused: dict[int, str]) -> Reply:
     """Return the reply with the refusals of entries, by index, added to the results of the others.
 
     The broker's error for the whole request is returned as it is.
@@ -143,7 +145,8 @@ def shown(reply: Reply, allows: Allows, over: Callable[[], bool]) -> Shown:
         case DescribeBrokerReply():
             if allows(Operation.DESCRIBE_CONFIGS, ResourceType.CLUSTER, CLUSTER_NAME):
                 return reply
-            return replace(reply, settings={})
+            # Clients recognise by this setting what the broker supports.
+            return replace(reply, settings={key: reply.settings[key] for key in {KNOWN_BY} & reply.settings.keys()})
     return reply
 
 

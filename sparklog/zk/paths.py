@@ -48,6 +48,9 @@ STOPPING = "/admin/stopping"
 ELECTIONS = "/admin/elections"
 #: Replicas that refuse to truncate committed records that their leaders lack. Each is an ephemeral node.
 CUT_REFUSALS = "/admin/cut_refusals"
+#: The ACLs of the cluster, one node for each resource pattern, and the names of those that changed last.
+ACLS = "/acls"
+ACL_CHANGES = "/acls_changes"
 DRIVER = "/driver"
 DRIVER_EPOCH = "/driver_epoch"
 

@@ -114,6 +114,7 @@ class Registry:
 
     def __init__(self) -> None:
         self.answers: object = None
+        self.session_listeners: list[object] = []
 
     def __getattr__(self, name: str) -> Any:
         if self.answers is None:

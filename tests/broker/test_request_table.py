@@ -6,7 +6,7 @@ from sparklog.protocol.senders import SENDERS
 from tests.broker.staged import Stage
 
 #: Requests that a connection handles itself.
-HANDSHAKE = {"Hello", "Prove"}
+HANDSHAKE = {"Hello", "Prove", "SaslAuthenticate"}
 
 
 def test_every_classified_request_has_a_handler() -> None:

@@ -85,6 +85,9 @@ EXPECTED: list[tuple[Request, list[str]]] = [
     (m.RestoreSetAside(1, "id", 100), [f"Alter {CLUSTER}"]),
     (m.RemoveSetAside(1, ()), [f"Alter {CLUSTER}"]),
     (m.DescribeBroker(1), [f"Describe {CLUSTER}"]),
+    (m.CreateAcls(1, ()), [f"Alter {CLUSTER}"]),
+    (m.DescribeAcls(1), [f"Describe {CLUSTER}"]),
+    (m.DeleteAcls(1, ()), [f"Alter {CLUSTER}"]),
     (m.ControlUpdate(1, "c", 1, 1, False, None, (), ()), [f"ClusterAction {CLUSTER}"]),
 ]
 

@@ -33,6 +33,10 @@ from sparklog.broker.replication.topic_notes import TopicNotes
 from sparklog.broker.requests.access import Access
 from sparklog.broker.requests.fetch import Fetches
 from sparklog.broker.requests.slices import Slices
+from sparklog.broker.security.acl_cache import AclCache
+from sparklog.broker.security.audit_log import Audit
+from sparklog.broker.security.authorized_requests import AuthorizedFetch
+from sparklog.broker.security.authorizer import authorizer_of
 from sparklog.broker.transactions.coordinator_epochs import CoordinatorEpochs
 from sparklog.broker.transactions.coordinator_registry import CoordinatorHosting, Coordinators
 from sparklog.broker.transactions.fenced_producers import FencedProducers
@@ -78,8 +82,19 @@ class Broker:
         first_id = int.from_bytes(os.urandom(4), "big")
         sessions = SessionCache(slots=context.config.fetch_session_slots, first_id=first_id)
         self.fetches = Fetches(context, self.access, self.partitions, sessions)
+        self._create_authorizer()
         self._create_coordinators()
         self._create_replication()
+
+    def _create_authorizer(self) -> None:
+        """Create the authorizer, if the settings ask for it. Without one, requests and fetches have no further step."""
+        self.audit = Audit(self.context.counters)
+        self.authorizer = authorizer_of(self.context.config, self.audit)
+        self.acls: AclCache | None = None
+        if self.authorizer is not None:
+            self.acls = AclCache(self.authorizer, self.context.counters)
+            self.fetches.open_fetch = partial(AuthorizedFetch, self.authorizer)
+            self.registry.session_listeners.append(self.acls.open)
 
     def _create_coordinators(self) -> None:
         context, partitions, log_start_moved = self.context, self.partitions, self.fetches.log_start_moved
@@ -201,6 +216,9 @@ class Broker:
         self.marker_sender.close()
         self.verifications.close()
         self.hanging.close()
+        if self.acls is not None:
+            self.acls.close()
+        self.audit.close()
         await self.registry.close()
 
     def finish_logs(self) -> None:

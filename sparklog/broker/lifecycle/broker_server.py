@@ -62,8 +62,10 @@ class BrokerServer:
         """
         config, settings, context = self._config, self._context.config, self._context
         listeners = self._listeners.all
-        # Readers of files do not log in, so only a listener without logins offers them.
-        if config.control_socket and any(listener.protocol is SecurityProtocol.PLAINTEXT for listener in listeners):
+        # Readers of files do not log in and no ACL limits them, so only a listener without logins offers them, and no
+        # broker with an authorizer.
+        plain = any(listener.protocol is SecurityProtocol.PLAINTEXT for listener in listeners)
+        if config.control_socket and plain and self._broker.authorizer is None:
             path = readers_socket(config.control_socket)
             self._local_reads = LocalReads(context, self._broker.partitions, path)
             self._local_reads.open()

@@ -21,6 +21,8 @@ from sparklog.broker.requests.produce import ProduceRequests
 from sparklog.broker.requests.reassignments import ReassignmentRequests
 from sparklog.broker.requests.restore_records import RestoreRecordsRequests
 from sparklog.broker.requests.set_aside import SetAsideRequests
+from sparklog.broker.security.acl_requests import AclRequests
+from sparklog.broker.security.authorized_requests import authorized_handlers
 from sparklog.broker.transactions.hanging_transactions import HangingTransactionRequests
 from sparklog.broker.transactions.marker_append import MarkerRequests
 from sparklog.broker.transactions.transaction_requests import TransactionRequests
@@ -37,11 +39,14 @@ from sparklog.protocol.messages import (
     BeginTransaction,
     CommitOffsets,
     ControlUpdate,
+    CreateAcls,
     CreatePartitions,
     CreateTopic,
+    DeleteAcls,
     DeleteGroup,
     DeleteRecords,
     DeleteTopic,
+    DescribeAcls,
     DescribeBroker,
     DescribeGroup,
     ElectLeaders,
@@ -81,7 +86,10 @@ def request_handlers(broker: Broker) -> Handlers:
     permitted sender depends on the request's content. For all others it depends only on the kind of request.
     """
     handlers = {**_of_data(broker), **_of_topics(broker), **_of_coordinators(broker), **_of_operation(broker)}
-    return checked_handlers(broker.access, handlers)
+    checked = checked_handlers(broker.access, handlers)
+    if broker.authorizer is None:
+        return checked
+    return authorized_handlers(broker.authorizer, checked, slices=broker.slices, cache=broker.context.cache)
 
 
 def _of_data(broker: Broker) -> Handlers:
@@ -171,12 +179,16 @@ def _of_coordinators(broker: Broker) -> Handlers:
 def _of_operation(broker: Broker) -> Handlers:
     context = broker.context
     set_aside = SetAsideRequests(context, broker.set_aside, broker.registry)
+    acls = AclRequests(context, broker.authorizer, broker.acls)
     return {
         RestartBroker: _restart(context, broker.restart),
         ListSetAside: set_aside.list_logs,
         RestoreSetAside: set_aside.restore,
         RemoveSetAside: set_aside.remove,
         DescribeBroker: DescribeBrokerRequests(context, broker.partitions, broker.slices).handle,
+        CreateAcls: acls.create,
+        DescribeAcls: acls.describe,
+        DeleteAcls: acls.delete,
         ControlUpdate: broker.control_updates.handle,
     }
 

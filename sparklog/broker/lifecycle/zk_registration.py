@@ -77,6 +77,8 @@ class ZkRegistration:
         self._directory = directory
         self._on_id_taken = on_id_taken
         self._opened: _Session | None = None
+        #: Called with the session once it is open, before the broker registers.
+        self.session_listeners: list[Callable[[ZkSession], None]] = []
         #: The partition states that this broker wrote and has not reported to the controller yet: by (topic, topic id),
         #: then by partition.
         self._changed: dict[tuple[str, str], dict[int, VersionedState]] = {}
@@ -119,6 +121,8 @@ class ZkRegistration:
                 raise ClusterError(
                     f"ZooKeeper at {zookeeper} belongs to cluster {found!r}, expected {context.cluster_id!r}"
                 )
+            for listener in self.session_listeners:
+                listener(session)
             opened.registration.doubt(await self._lost(opened, self._directory.doubted))
             incarnation = await opened.registration.start(timeout_ms=config.zk_connection_timeout_ms)
         except BaseException:

@@ -56,6 +56,8 @@ class Fetches:
         self._access = access
         self.partitions = partitions
         self.counters = context.counters
+        #: The class of the fetches; with an authorizer, one that checks what the principal may read.
+        self.open_fetch: Callable[..., OpenFetch] = OpenFetch
         self.consumer_max_bytes = context.config.fetch_max_bytes
         self.follower_max_bytes = context.config.replica_fetch_response_max_bytes
         self._sessions = sessions
@@ -212,7 +214,7 @@ class Fetches:
             return
         session = context.session
         number = next(self._numbers) if session is None else session.session_id
-        fetch = OpenFetch(self, connection, number, request=request, context=context)
+        fetch = self.open_fetch(self, connection, number, request=request, context=context)
         if fetch.of_follower:
             self.counters["fetch.follower.requests"] += 1
             served = self._note_positions(fetch)

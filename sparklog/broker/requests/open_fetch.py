@@ -321,10 +321,10 @@ class OpenFetch:
             if left <= 0:
                 self.stale[key] = wanted
             else:
-                left -= self._read_one(key, wanted, left)
+                left -= self.read_one(key, wanted, left)
         return True
 
-    def _read_one(self, key: Key, wanted: FetchPartition, max_bytes: int) -> int:
+    def read_one(self, key: Key, wanted: FetchPartition, max_bytes: int) -> int:
         """Read one partition and return the cost of the read."""
         read_one = self._host.read_for_follower if self.of_follower else read_for_consumer
         read = self._reads[key] = read_one(
@@ -337,12 +337,17 @@ class OpenFetch:
         self._cost += read.cost
         return read.cost
 
+    def refuse_one(self, key: Key, refusal: FetchedPartition) -> int:
+        """Use this refusal as the result of a partition, without a read. Return the cost, which is 0."""
+        self._reads[key] = PartitionRead(refusal, (), 0, urgent=True)
+        return 0
+
     def _read_rest(self, left: int) -> None:
         """Read partitions of ``_rest`` for at most ``_READS_S``."""
         rest, ends_s = self._rest, time.monotonic() + _READS_S
         while rest and left > 0:
             key, wanted = rest.pop()
-            left -= self._read_one(key, wanted, left)
+            left -= self.read_one(key, wanted, left)
             if not len(rest) % _READS_AT_CLOCK and time.monotonic() >= ends_s:
                 break
         if left <= 0:

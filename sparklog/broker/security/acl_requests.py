@@ -1,0 +1,88 @@
+"""CreateAcls, DescribeAcls and DeleteAcls requests.
+
+A change is written to ZooKeeper, from which all brokers read it. The reply follows after this broker decides by it;
+other brokers follow within moments.
+"""
+
+from __future__ import annotations
+
+import logging
+
+from sparklog.broker.context import BrokerContext
+from sparklog.broker.requests.delayed_replies import reply_later
+from sparklog.broker.security.acl_cache import AclCache
+from sparklog.broker.security.authorizer import Authorizer
+from sparklog.errors import BrokerError, ConfigError, ErrorCode
+from sparklog.net.server import ServerConnection
+from sparklog.protocol.messages import (
+    Ack,
+    AclCondition,
+    CreateAcls,
+    DeleteAcls,
+    DeleteAclsReply,
+    DescribeAcls,
+    DescribeAclsReply,
+    Reply,
+)
+from sparklog.security.acl_entries import binding_of, condition_of, entry_of
+from sparklog.security.acls import AclFilter
+
+_log = logging.getLogger(__name__)
+
+#: The longest wait until this broker decides by a change that is stored.
+_APPLIED_S = 5.0
+
+
+class AclRequests:
+    """The handlers of requests about ACLs. ``authorizer`` and ``acls`` are None if the broker has no authorizer."""
+
+    def __init__(self, context: BrokerContext, authorizer: Authorizer | None, acls: AclCache | None) -> None:
+        self._context = context
+        self._authorizer = authorizer
+        self._acls = acls
+
+    def create(self, connection: ServerConnection, request: CreateAcls, body: memoryview) -> None:
+        reply_later(self._context, connection, request, self._create(self._require(), request))
+
+    async def _create(self, acls: AclCache, request: CreateAcls) -> Reply:
+        try:
+            wanted = [binding_of(entry) for entry in request.acls]
+        except ConfigError as error:
+            raise BrokerError(ErrorCode.INVALID_REQUEST, str(error)) from None
+        version = await acls.store.add(wanted)
+        await acls.applied(version, timeout_s=_APPLIED_S)
+        for acl in wanted:
+            _log.info("added: %s", acl)
+        return Ack(request.cid)
+
+    def describe(self, connection: ServerConnection, request: DescribeAcls, body: memoryview) -> None:
+        self._require()
+        assert self._authorizer is not None
+        condition, table = _condition(request.condition), self._authorizer.table
+        found = tuple(entry_of(acl) for acl in table.acls if condition.accepts(acl))
+        super_users = tuple(sorted(map(str, table.super_users)))
+        connection.reply(DescribeAclsReply(request.cid, found, super_users, table.allow_everyone_if_no_acl_found))
+
+    def delete(self, connection: ServerConnection, request: DeleteAcls, body: memoryview) -> None:
+        reply_later(self._context, connection, request, self._delete(self._require(), request))
+
+    async def _delete(self, acls: AclCache, request: DeleteAcls) -> Reply:
+        removed, version = await acls.store.remove([_condition(condition) for condition in request.conditions])
+        await acls.applied(version, timeout_s=_APPLIED_S)
+        for acl in sorted(removed):
+            _log.info("removed: %s", acl)
+        return DeleteAclsReply(request.cid, tuple(map(entry_of, sorted(removed))))
+
+    def _require(self) -> AclCache:
+        """Return the ACLs. Raises BrokerError SECURITY_DISABLED if the broker has no authorizer."""
+        if self._acls is None:
+            detail = "the broker has no authorizer: set super.users, which enables it"
+            raise BrokerError(ErrorCode.SECURITY_DISABLED, detail)
+        return self._acls
+
+
+def _condition(condition: AclCondition) -> AclFilter:
+    try:
+        return condition_of(condition)
+    except ConfigError as error:
+        raise BrokerError(ErrorCode.INVALID_REQUEST, str(error)) from None

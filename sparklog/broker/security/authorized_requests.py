@@ -1,0 +1,347 @@
+"""The handlers of requests with a check of the ACLs before each of them.
+
+A broker without an authorizer uses the handlers themselves. A request that is refused as a whole gets an error. Of a
+request with entries, the handler gets only the entries that are allowed, and the refusals of the others are added to
+its reply. From the reply to a list, the resources are left out that the principal may not see.
+
+Fetch is an exception: a partition is read later and repeatedly, so ``AuthorizedFetch`` checks each read.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Callable, Generator, Sequence
+from typing import Any, cast
+
+from msgspec.structs import replace
+
+from sparklog.broker.metadata_cache import MetadataCache
+from sparklog.broker.requests.dispatch import HandleRequest, Handlers
+from sparklog.broker.requests.open_fetch import OpenFetch
+from sparklog.broker.requests.slices import Slices, Steps, answer_failure
+from sparklog.broker.security.authorizer import Authorizer
+from sparklog.errors import BrokerError
+from sparklog.model import is_internal
+from sparklog.net.server import ServerConnection
+from sparklog.protocol.frames import Buffer
+from sparklog.protocol.messages import (
+    CommitOffsets,
+    CommitOffsetsReply,
+    DeleteRecords,
+    DeleteRecordsReply,
+    Fetch,
+    FetchedPartition,
+    FetchPartition,
+    ListOffsets,
+    ListOffsetsReply,
+    Metadata,
+    MetadataReply,
+    Produce,
+    ProduceReply,
+    Reply,
+    Request,
+    TopicMetadata,
+)
+from sparklog.replica.fetch_session import Key
+from sparklog.security.acls import Operation, ResourceType
+from sparklog.security.partial_answers import REFUSED, Allows, Split, merged, shown, without
+from sparklog.security.request_rules import RULES, Need, RequestRule
+
+_TOPIC = ResourceType.TOPIC
+_EMPTY: dict[type, Callable[[int], Reply]] = {
+    Produce: lambda cid: ProduceReply(cid, ()),
+    ListOffsets: lambda cid: ListOffsetsReply(cid, ()),
+    DeleteRecords: lambda cid: DeleteRecordsReply(cid, ()),
+    CommitOffsets: lambda cid: CommitOffsetsReply(cid, ()),
+}
+
+
+def authorized_handlers(
+    authorizer: Authorizer, handlers: Handlers, *, slices: Slices, cache: MetadataCache
+) -> Handlers:
+    """Return the handlers with a check of the ACLs added. Raises KeyError for a request without a rule."""
+    checks = _Checks(authorizer, slices, cache)
+    return {kind: checks.of(kind, RULES[kind], handle) for kind, handle in handlers.items()}
+
+
+class _Checks:
+    """The checks before the handlers of one broker."""
+
+    def __init__(self, authorizer: Authorizer, slices: Slices, cache: MetadataCache) -> None:
+        self._authorizer = authorizer
+        self._slices = slices
+        self._cache = cache
+
+    def of(self, kind: type, rule: RequestRule, handle: HandleRequest) -> HandleRequest:
+        if kind is Metadata:
+            return self._metadata(handle)
+        if kind is Produce:
+            return self._produce(rule, handle)
+        if kind is not Fetch and rule.entries is not None:
+            return self._entries(rule, handle)
+        return self._hiding(rule, handle) if rule.hides else self._whole(rule, handle)
+
+    def _whole(self, rule: RequestRule, handle: HandleRequest) -> HandleRequest:
+        authorizer, clauses = self._authorizer, rule.clauses
+
+        def authorized(connection: ServerConnection, request: Any, body: memoryview) -> None:
+            if not authorizer.skips(connection):
+                authorizer.require(connection, request, clauses(request))
+            handle(connection, request, body)
+
+        return authorized
+
+    def _hiding(self, rule: RequestRule, handle: HandleRequest) -> HandleRequest:
+        authorizer, clauses, slices = self._authorizer, rule.clauses, self._slices
+
+        def authorized(connection: ServerConnection, request: Any, body: memoryview) -> None:
+            if authorizer.skips(connection):
+                handle(connection, request, body)
+                return
+            authorizer.require(connection, request, clauses(request))
+            hiding = _HidingConnection(connection, request, slices, _allows(authorizer, connection))
+            handle(cast(ServerConnection, hiding), request, body)
+
+        return authorized
+
+    def _entries(self, rule: RequestRule, handle: HandleRequest) -> HandleRequest:
+        authorizer, clauses = self._authorizer, rule.clauses
+
+        def authorized(connection: ServerConnection, request: Any, body: memoryview) -> None:
+            if authorizer.skips(connection):
+                handle(connection, request, body)
+                return
+            authorizer.require(connection, request, clauses(request))
+            refused = self._refused(connection, request, rule)
+            if refused:
+                self._handle_rest(connection, request, body, handle=handle, refused=refused)
+            else:
+                handle(connection, request, body)
+
+        return authorized
+
+    def _produce(self, rule: RequestRule, handle: HandleRequest) -> HandleRequest:
+        checked = self._entries(rule, handle)
+        authorizer = self._authorizer
+
+        def authorized(connection: ServerConnection, request: Produce, body: memoryview) -> None:
+            # Most requests have one partition, outside a transaction.
+            if len(request.partitions) == 1 and not request.transaction:
+                topic = request.partitions[0].topic
+                if authorizer.skips(connection) or authorizer.allows(connection, Operation.WRITE, _TOPIC, topic):
+                    handle(connection, request, body)
+                    return
+            try:
+                checked(connection, request, body)
+            except BrokerError:
+                if request.acks != 0:
+                    raise
+                _end_without_reply(connection, request.cid)
+
+        return authorized
+
+    def _refused(self, connection: ServerConnection, request: Request, rule: RequestRule) -> dict[int, str]:
+        """Return a sentence about each refused entry, by its index."""
+        assert rule.entries is not None
+        operation, topics = rule.entries
+        refused: dict[int, str] = {}
+        details: dict[str, str] = {}
+        for index, topic in enumerate(topics(request)):
+            if not self._authorizer.allows(connection, operation, _TOPIC, topic):
+                if topic not in details:
+                    details[topic] = self._authorizer.deny(connection, request, Need(operation, _TOPIC, topic))
+                refused[index] = details[topic]
+        return refused
+
+    def _handle_rest(
+        self,
+        connection: ServerConnection,
+        request: Split,
+        body: memoryview,
+        *,
+        handle: HandleRequest,
+        refused: dict[int, str],
+    ) -> None:
+        """Handle the entries that are not refused, and add the refusals to the reply."""
+        merging = _MergingConnection(connection, lambda reply: merged(request, reply, refused))
+        entries = request.offsets if isinstance(request, CommitOffsets) else request.partitions
+        if isinstance(request, Produce) and request.acks == 0:
+            merging.closes = True
+        if len(refused) == len(entries):
+            if merging.closes:
+                merging.done(request.cid)
+            else:
+                merging.reply(_EMPTY[type(request)](request.cid))
+            return
+        rest, rest_body = without(request, body, refused)
+        handle(cast(ServerConnection, merging), rest, rest_body)
+
+    def _metadata(self, handle: HandleRequest) -> HandleRequest:
+        authorizer, rule = self._authorizer, RULES[Metadata]
+
+        def authorized(connection: ServerConnection, request: Metadata, body: memoryview) -> None:
+            if authorizer.skips(connection):
+                handle(connection, request, body)
+            elif request.topics is None:
+                work = self._all_topics(connection, request, body, handle)
+                self._slices.run(connection, work, lambda error: answer_failure(connection, request, error))
+            else:
+                self._named_topics(connection, request, body, handle, refused=self._refused(connection, request, rule))
+
+        return authorized
+
+    def _named_topics(
+        self,
+        connection: ServerConnection,
+        request: Metadata,
+        body: memoryview,
+        handle: HandleRequest,
+        *,
+        refused: dict[int, str],
+    ) -> None:
+        assert request.topics is not None
+        if not refused:
+            handle(connection, request, body)
+            return
+        named = {request.topics[index]: detail for index, detail in refused.items()}
+
+        def with_refusals(reply: Reply) -> Reply:
+            if not isinstance(reply, MetadataReply) or reply.next is not None:
+                return reply  # the last part of the reply has the refusals
+            refusals = (TopicMetadata(REFUSED, name, detail=detail) for name, detail in named.items())
+            return replace(reply, topics=(*reply.topics, *refusals))
+
+        rest = replace(request, topics=tuple(name for name in request.topics if name not in named))
+        handle(cast(ServerConnection, _MergingConnection(connection, with_refusals)), rest, body)
+
+    def _all_topics(
+        self, connection: ServerConnection, request: Metadata, body: memoryview, handle: HandleRequest
+    ) -> Steps:
+        """Ask for the topics that the principal may describe, by name. So no part of the reply names another one."""
+        allows, names = _allows(self._authorizer, connection), []
+        for name in tuple(self._cache.topics()):
+            if self._slices.over():
+                yield None
+            if (request.internal or not is_internal(name)) and allows(Operation.DESCRIBE, _TOPIC, name):
+                names.append(name)
+        names.sort()
+        start = request.start
+        if start is not None and start[1] >= 0:
+            at = bisect_left(names, start[0])
+            names = names[at:]  # the topic of ``start`` may have been deleted meanwhile
+            start = start if names and names[0] == start[0] else None
+        handle(connection, replace(request, topics=tuple(names), start=start), body)
+
+
+def _allows(authorizer: Authorizer, connection: ServerConnection) -> Allows:
+    return lambda operation, resource_type, name: authorizer.allows(connection, operation, resource_type, name)
+
+
+def _end_without_reply(connection: ServerConnection, cid: int) -> None:
+    """End a request with acks=0. Its client learns of the refusal because the connection is closed, as in Kafka."""
+    connection.done(cid)
+    connection.close()
+
+
+class _ForwardingConnection:
+    """The connection that a handler sees instead of the client's, so that its reply can be changed.
+
+    It has what handlers use of a ``ServerConnection``. A handler that uses more fails, and the client gets an error.
+    """
+
+    def __init__(self, connection: ServerConnection) -> None:
+        self._connection = connection
+        self.peer = connection.peer
+        self.client_id = connection.client_id
+        self.within_host = connection.within_host
+
+    @property
+    def server_queue(self) -> tuple[int, int]:
+        return self._connection.server_queue
+
+    def done(self, cid: int) -> None:
+        self._connection.done(cid)
+
+    def close(self) -> None:
+        self._connection.close()
+
+    def pause_requests(self) -> None:
+        self._connection.pause_requests()
+
+    def resume_requests(self) -> None:
+        self._connection.resume_requests()
+
+
+class _MergingConnection(_ForwardingConnection):
+    """A connection whose reply is changed by ``change``. With ``closes`` it is closed after a request without reply."""
+
+    def __init__(self, connection: ServerConnection, change: Callable[[Reply], Reply]) -> None:
+        super().__init__(connection)
+        self._change = change
+        self.closes = False
+
+    def reply(self, message: Reply, body: Sequence[Buffer] = (), body_bytes: int = -1) -> None:
+        self._connection.reply(self._change(message), body, body_bytes)
+
+    def done(self, cid: int) -> None:
+        if self.closes:
+            _end_without_reply(self._connection, cid)
+        else:
+            self._connection.done(cid)
+
+
+class _HidingConnection(_ForwardingConnection):
+    """A connection from whose reply the parts are left out that the principal may not see.
+
+    A reply may have hundreds of thousands of entries, so this is done in slices. Until it is done, the connection
+    handles no further request, even if the handler's own work in slices has ended.
+    """
+
+    def __init__(self, connection: ServerConnection, request: Request, slices: Slices, allows: Allows) -> None:
+        super().__init__(connection)
+        self._request = request
+        self._slices = slices
+        self._allows = allows
+        self._hiding = False
+
+    def reply(self, message: Reply, body: Sequence[Buffer] = (), body_bytes: int = -1) -> None:
+        self._hiding = True
+        self._slices.run(self, self._steps(message), self._failed)
+
+    def _steps(self, message: Reply) -> Generator[None, None, None]:
+        reply = yield from shown(message, self._allows, self._slices.over)
+        self._hiding = False
+        self._connection.reply(reply)
+
+    def _failed(self, error: Exception) -> None:
+        self._hiding = False
+        answer_failure(self._connection, self._request, error)
+
+    def resume_requests(self) -> None:
+        if not self._hiding:
+            self._connection.resume_requests()
+
+
+class AuthorizedFetch(OpenFetch):
+    """A fetch that checks before each read whether the principal may still read the topic.
+
+    A refused partition gets the same result whether or not it exists.
+    """
+
+    __slots__ = ("_authorizer",)
+
+    def __init__(self, authorizer: Authorizer, *args: Any, **named: Any) -> None:
+        super().__init__(*args, **named)
+        self._authorizer = authorizer
+
+    def read_one(self, key: Key, wanted: FetchPartition, max_bytes: int) -> int:
+        authorizer, connection = self._authorizer, self.connection
+        if (
+            self.of_follower
+            or authorizer.skips(connection)
+            or authorizer.allows(connection, Operation.READ, _TOPIC, wanted.topic)
+        ):
+            return super().read_one(key, wanted, max_bytes)
+        detail = authorizer.deny(connection, self.request, Need(Operation.READ, _TOPIC, wanted.topic))
+        result = FetchedPartition(wanted.topic, wanted.partition, REFUSED, -1, -1, -1, -1, detail=detail)
+        return self.refuse_one(key, result)

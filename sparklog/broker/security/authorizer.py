@@ -1,0 +1,150 @@
+"""The authorizer of one broker: it decides by the cluster's ACLs what the principal of a connection may do.
+
+Super users, and brokers and controllers that have proved their identity, may do everything. All other decisions are
+cached until the ACLs change.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Protocol
+
+from sparklog.broker.security.audit_log import AuditedConnection
+from sparklog.config import BrokerConfig
+from sparklog.errors import BrokerError, ConfigError, ErrorCode
+from sparklog.protocol.messages import Request
+from sparklog.protocol.proof import Identity
+from sparklog.security.acls import AclTable, Decision, Operation, ResourceType
+from sparklog.security.principals import Principal, parse_super_users
+from sparklog.security.request_rules import REFUSALS, Clause, Need
+
+#: The most cached decisions. At one more the cache is cleared, because a client can name any number of resources.
+MOST_CACHED = 100_000
+#: The longest cached name. No topic has a longer one.
+_LONGEST_CACHED = 255
+
+_Known = dict[tuple[Operation, ResourceType, "str | None"], bool]
+
+
+class Requester(AuditedConnection, Protocol):
+    """The facts about a connection that a decision needs."""
+
+    @property
+    def identity(self) -> Identity | None: ...
+
+
+class DenialLog(Protocol):
+    """The receiver of denied requests; ``audit_log.Audit`` is one."""
+
+    def denied(
+        self, connection: AuditedConnection, request: Request | str, operation: str, resource: str, rule: str
+    ) -> None: ...
+
+
+def authorizer_of(config: BrokerConfig, denials: DenialLog) -> Authorizer | None:
+    """Return the authorizer that the settings ask for, or None.
+
+    Raises:
+        ConfigError: a super user is not a principal, or there is none, so that no principal could add the first ACL.
+    """
+    super_users = parse_super_users(config.super_users)
+    if config.authorizer_enable == "false" or (config.authorizer_enable == "auto" and not super_users):
+        return None
+    if not super_users:
+        raise ConfigError("authorizer.enable=true: expected at least one principal in super.users, such as User:admin")
+    everyone = config.allow_everyone_if_no_acl_found
+    return Authorizer(AclTable(super_users=super_users, allow_everyone_if_no_acl_found=everyone), denials)
+
+
+class Authorizer:
+    """The authorizer of one broker. Owner: the broker's event loop.
+
+    ``table`` has the super users, and no ACL yet. Until ``set_acls`` is called, requests of other principals get a
+    retriable error.
+    """
+
+    def __init__(self, table: AclTable, denials: DenialLog) -> None:
+        self._table = table
+        self._denials = denials
+        self._loaded = False
+        #: The decisions by principal and host, then by operation and resource.
+        self._known: dict[tuple[Principal, str], _Known] = {}
+        self._cached = 0
+
+    @property
+    def table(self) -> AclTable:
+        """Return the ACLs that decide now."""
+        return self._table
+
+    def set_acls(self, table: AclTable) -> None:
+        """Decide by these ACLs from now on."""
+        self._table = table
+        self._loaded = True
+        self._clear()
+
+    def skips(self, connection: Requester) -> bool:
+        """Return whether the connection may do everything.
+
+        Raises:
+            BrokerError: BROKER_NOT_AVAILABLE, the ACLs have not been read yet.
+        """
+        if connection.identity is not None or connection.principal in self._table.super_users:
+            return True
+        if not self._loaded:
+            raise BrokerError(ErrorCode.BROKER_NOT_AVAILABLE, "the broker has not read the ACLs yet")
+        return False
+
+    def allows(
+        self, connection: Requester, operation: Operation, resource_type: ResourceType, name: str | None
+    ) -> bool:
+        """Return whether the principal may do the operation. ``name`` None means at least one resource of the type."""
+        known = self._known.get((connection.principal, connection.peer_host))
+        if known is not None:
+            allowed = known.get((operation, resource_type, name))
+            if allowed is not None:
+                return allowed
+        allowed = self.decide(connection, Need(operation, resource_type, name)).allowed
+        if name is None or len(name) <= _LONGEST_CACHED:
+            self._remember(connection, (operation, resource_type, name), allowed=allowed)
+        return allowed
+
+    def _remember(
+        self, connection: Requester, key: tuple[Operation, ResourceType, str | None], *, allowed: bool
+    ) -> None:
+        if self._cached >= MOST_CACHED:
+            self._clear()
+        self._known.setdefault((connection.principal, connection.peer_host), {})[key] = allowed
+        self._cached += 1
+
+    def _clear(self) -> None:
+        self._known.clear()
+        self._cached = 0
+
+    def decide(self, connection: Requester, need: Need) -> Decision:
+        """Decide without the cache, and return the rule too."""
+        operation, resource_type, name = need
+        principal, host = connection.principal, connection.peer_host
+        if name is None:
+            return self._table.decide_any(principal, host, operation, resource_type)
+        return self._table.decide(principal, host, operation, resource_type, name)
+
+    def require(self, connection: Requester, request: Request, clauses: Iterable[Clause]) -> None:
+        """Check that of each clause one need is allowed.
+
+        Raises:
+            BrokerError: the error of the last need of a clause that is not satisfied.
+        """
+        for clause in clauses:
+            for need in clause:
+                if self.allows(connection, *need):
+                    break
+            else:
+                detail = self.deny(connection, request, clause[-1])
+                raise BrokerError(REFUSALS[clause[-1].resource_type], detail)
+
+    def deny(self, connection: Requester, request: Request, need: Need) -> str:
+        """Record the denial with its rule, and return a sentence for the client, which does not have the rule."""
+        rule = self.decide(connection, need).rule
+        name = "*" if need.name is None else need.name
+        self._denials.denied(connection, request, need.operation.value, f"{need.resource_type}:{name}", rule)
+        return f"{connection.principal} may not {need.operation} on {need.resource_type} {name[:255]!r}"

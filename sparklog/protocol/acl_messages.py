@@ -1,0 +1,83 @@
+"""Messages about access control lists (ACLs).
+
+The texts are those of ``security.acls``: for example the operation ``Write`` and the pattern type ``Prefixed``. The
+broker accepts any case, and sends the usual one. Sources: KIP-140, KIP-290.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import msgspec
+
+from sparklog.protocol.fields import Entries, Listed, Message, Name
+
+#: The name of a resource or a principal.
+LongName = Annotated[str, msgspec.Meta(max_length=1024)]
+
+
+class AclEntry(msgspec.Struct, frozen=True, array_like=True):
+    """One ACL with its resource pattern."""
+
+    resource_type: Name
+    name: LongName
+    pattern_type: Name
+    principal: LongName
+    host: Name
+    operation: Name
+    permission: Name
+
+
+class AclCondition(msgspec.Struct, frozen=True, array_like=True):
+    """A condition for ACLs. A field that is None accepts every value.
+
+    With ``matching`` the name selects all patterns that match a resource of this name.
+    """
+
+    resource_type: Name | None = None
+    name: LongName | None = None
+    pattern_type: Name | None = None
+    principal: LongName | None = None
+    host: Name | None = None
+    operation: Name | None = None
+    permission: Name | None = None
+    matching: bool = False
+
+
+class CreateAcls(Message, frozen=True, tag="create_acls"):
+    """A request to add ACLs. Existing ones stay. The reply, an Ack, follows after they are stored.
+
+    If one of them is invalid, none is added.
+    """
+
+    acls: Entries[AclEntry]
+
+
+class DescribeAcls(Message, frozen=True, tag="describe_acls"):
+    """A request for the ACLs that satisfy a condition."""
+
+    condition: AclCondition = AclCondition()
+
+
+class DescribeAclsReply(Message, frozen=True, tag="describe_acls_reply"):
+    """The reply to DescribeAcls.
+
+    ``super_users`` and ``allow_everyone`` are the broker's settings ``super.users`` and
+    ``allow.everyone.if.no.acl.found``, with which a client can decide as the broker does.
+    """
+
+    acls: Listed[AclEntry]
+    super_users: Listed[str] = ()
+    allow_everyone: bool = False
+
+
+class DeleteAcls(Message, frozen=True, tag="delete_acls"):
+    """A request to delete the ACLs that satisfy one of these conditions."""
+
+    conditions: Entries[AclCondition]
+
+
+class DeleteAclsReply(Message, frozen=True, tag="delete_acls_reply"):
+    """The reply to DeleteAcls: the ACLs that were deleted."""
+
+    acls: Listed[AclEntry]
