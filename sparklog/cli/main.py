@@ -11,6 +11,8 @@ import sparklog.cli.starting  # isort: split
 import os
 import sys
 from collections.abc import Sequence
+from pathlib import Path
+from typing import Annotated, Optional
 
 import typer
 
@@ -33,12 +35,15 @@ from sparklog.cli.transactions import transactions
 from sparklog.cli.zookeeper import zookeeper
 from sparklog.client.errors import ClientTimeout
 from sparklog.errors import BrokerError, ConfigError, ErrorCode, SparklogError
+from sparklog.net.client_security import CLIENT_CONFIG
 
 EXIT_FAILED = 1
 EXIT_USAGE = 2
 EXIT_TIMEOUT = 3
 EXIT_INTERRUPTED = sparklog.cli.starting.EXIT_INTERRUPTED
 EXIT_PIPE = 141
+
+_CLIENT_CONFIG = "--client-config"
 
 #: The class of click's usage errors. Typer bundles click since 0.20 and exports no public name for the class.
 _UsageError: type[Exception] = typer.BadParameter.__mro__[1]
@@ -79,9 +84,30 @@ def _version(wanted: bool) -> None:
 
 @app.callback()
 def _options(
+    context: typer.Context,
     version: bool = typer.Option(False, "--version", callback=_version, is_eager=True, help="Show the version."),
+    client_config: Annotated[
+        Optional[Path],  # noqa: UP045 - typer reads this on Python 3.10 as well
+        typer.Option(
+            _CLIENT_CONFIG,
+            envvar=CLIENT_CONFIG,
+            metavar="FILE",
+            help="File with the settings of TLS and the login. May also follow the command.",
+        ),
+    ] = None,
 ) -> None:
-    pass
+    if client_config is not None:
+        # Every client of the command reads the variable. The last value comes back for the caller of ``run``.
+        before = os.environ.get(CLIENT_CONFIG)
+        os.environ[CLIENT_CONFIG] = str(client_config)
+        context.call_on_close(lambda: _restore(before))
+
+
+def _restore(before: str | None) -> None:
+    if before is None:
+        os.environ.pop(CLIENT_CONFIG, None)
+    else:
+        os.environ[CLIENT_CONFIG] = before
 
 
 def main() -> None:
@@ -92,7 +118,7 @@ def main() -> None:
 def run(arguments: Sequence[str]) -> int:
     """Run one command and return its exit code."""
     try:
-        result = app(list(arguments), prog_name="sparklog", standalone_mode=False)
+        result = app(_with_common_options_first(arguments), prog_name="sparklog", standalone_mode=False)
         sys.stdout.flush()
     except typer.Exit as end:
         return int(end.exit_code)
@@ -113,6 +139,17 @@ def run(arguments: Sequence[str]) -> int:
         _say(f"{where}{error.strerror or error}")
         return EXIT_FAILED
     return int(result) if isinstance(result, int) else 0
+
+
+def _with_common_options_first(arguments: Sequence[str]) -> list[str]:
+    """Return the arguments with ``--client-config``, which is allowed after the command too, before the command."""
+    own = list(arguments)
+    end = own.index("--") if "--" in own else len(own)
+    for at in range(end):
+        count = 2 if own[at] == _CLIENT_CONFIG else 1 if own[at].startswith(f"{_CLIENT_CONFIG}=") else 0
+        if count:
+            return own[at : at + count] + own[:at] + own[at + count :]
+    return own
 
 
 def _pipe_gone() -> int:

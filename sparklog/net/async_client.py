@@ -5,20 +5,26 @@ from __future__ import annotations
 import asyncio
 import os
 import select
+import ssl
 import time
 from collections.abc import Callable, Coroutine, Sequence
 from typing import Any, cast
 
-from sparklog.errors import BrokerError, ErrorCode, ProtocolError
+from sparklog.errors import BrokerError, ConfigError, ErrorCode, ProtocolError
 from sparklog.model import host_and_port
 from sparklog.net import unix_socket
+from sparklog.net.client_login import Login, advance, log_in, must_log_in
+from sparklog.net.client_security import ClientSecurity
 from sparklog.net.greeting import Credentials, Greeting
 from sparklog.net.loop import tune
+from sparklog.net.tls import client_context, connect_failure
 from sparklog.protocol.connection import DEFAULT_MAX_FRAME_BYTES, ClientEnd, PreparedRequest, error_of_reply
 from sparklog.protocol.frames import Buffer
-from sparklog.protocol.messages import ErrorReply, HelloReply, Prove, Reply, Request
+from sparklog.protocol.messages import ErrorReply, HelloReply, Prove, Reply, Request, SaslAuthenticate
 from sparklog.protocol.received import ReceivedReply
+from sparklog.security.listeners import SecurityProtocol
 
+_PLAINTEXT = ClientSecurity()
 ReplyAndBody = tuple[Reply, memoryview]
 #: A function that is called with the outcome of one request: the reply, or the error.
 OnOutcome = Callable[[ReplyAndBody | BrokerError], None]
@@ -34,8 +40,15 @@ class AsyncConnection(asyncio.BufferedProtocol):
     is called directly when the reply is read.
     """
 
-    def __init__(self, address: str, max_frame_bytes: int) -> None:
+    def __init__(self, address: str, max_frame_bytes: int, security: ClientSecurity = _PLAINTEXT) -> None:
         self.address = address
+        self._security = security
+        #: Whether ``wait_readable`` and ``read_now`` can be used: the socket carries frames and not TLS.
+        self.is_direct = True
+        #: The timer and the task of the next login, or None.
+        self._login_timer: asyncio.TimerHandle | None = None
+        self._login_task: asyncio.Task[None] | None = None
+        self._tls_error: ssl.SSLError | None = None
         self.closed = False
         self.hello: HelloReply | None = None
         self._prove: Prove | None = None
@@ -68,13 +81,17 @@ class AsyncConnection(asyncio.BufferedProtocol):
         credentials: Credentials | None = None,
         broker_id: int | None = None,
         proof_required: bool = False,
+        security: ClientSecurity = _PLAINTEXT,
     ) -> AsyncConnection:
-        """Connect and agree on a version; with ``credentials``, both sides prove their identity (see ``Greeting``).
+        """Connect, log in and agree on a version; with ``credentials``, both sides prove their identity (``Greeting``).
+
+        The connection logs in again before its session ends.
 
         Raises:
           BrokerError: NETWORK_EXCEPTION without a reply in time, or UNSUPPORTED_VERSION. INVALID_REQUEST if the broker
-            belongs to another cluster. CLUSTER_AUTHORIZATION_FAILED if the broker has not proved that it knows the
-            secret. BROKER_NOT_AVAILABLE if another broker than ``broker_id`` replies.
+            belongs to another cluster, or does not use TLS. CLUSTER_AUTHORIZATION_FAILED if the broker has not proved
+            that it knows the secret, or its certificate is not accepted. BROKER_NOT_AVAILABLE if another broker than
+            ``broker_id`` replies. SASL_AUTHENTICATION_FAILED or ILLEGAL_SASL_STATE if the login failed.
         """
         address = host_and_port(host, port)
         loop = asyncio.get_running_loop()
@@ -84,18 +101,28 @@ class AsyncConnection(asyncio.BufferedProtocol):
         made: list[AsyncConnection] = []
 
         def make() -> AsyncConnection:
-            made.append(cls(address, max_frame_bytes))
+            made.append(cls(address, max_frame_bytes, security))
             return made[-1]
 
         async def greet() -> AsyncConnection:
             chosen = await choose()
-            if chosen._prove is not None:
+            if must_log_in(cast(HelloReply, chosen.hello), security, has_proof=chosen._prove is not None):
+                await chosen._log_in()
+            elif chosen._prove is not None:
                 await chosen.request(chosen._prove)
             return chosen
 
         async def choose() -> AsyncConnection:
-            _, connection = await loop.create_connection(make, host, port)
+            context = client_context(security)
+            if context is None:
+                _, connection = await loop.create_connection(make, host, port)
+            else:
+                _, connection = await loop.create_connection(
+                    make, host, port, ssl=context, server_hostname=host, ssl_handshake_timeout=connect_timeout_s
+                )
             greeted = await connection._greet(greeting)
+            if security.protocol is not SecurityProtocol.PLAINTEXT:
+                return connection
             by_unix = unix_socket.connect(greeted, connection.peer)
             if by_unix is None:
                 return connection
@@ -116,6 +143,8 @@ class AsyncConnection(asyncio.BufferedProtocol):
         chosen: list[AsyncConnection] = []
         try:
             chosen.append(await asyncio.wait_for(greet(), connect_timeout_s))
+        except (ssl.SSLError, ConfigError) as error:
+            raise connect_failure(address, error) from None
         # UnicodeError means that the host name is invalid.
         except (OSError, UnicodeError, asyncio.TimeoutError) as error:
             detail = f"{address}: {str(error) or 'no response'} (within {connect_timeout_s} s)"
@@ -137,6 +166,42 @@ class AsyncConnection(asyncio.BufferedProtocol):
         self.hello = cast(HelloReply, reply)
         self._prove = greeting.prove(hello, self.hello)
         return self.hello
+
+    async def _log_in(self) -> None:
+        """Log in, and do so again before the session ends. Raises BrokerError."""
+        login = log_in(self._security)
+        step = await self._advance(login, None)
+        while not isinstance(step, float):
+            reply, _ = await self.request(step)
+            step = await self._advance(login, reply)
+        if step:
+            self._login_timer = self._loop.call_later(step, self._start_login)
+
+    async def _advance(self, login: Login, reply: Reply | None) -> SaslAuthenticate | float:
+        """Perform one step of a login in another thread, because it may take long."""
+        try:
+            computing = self._loop.run_in_executor(None, advance, login, reply)
+        except RuntimeError:  # Python is exiting and starts no more threads.
+            return advance(login, reply)
+        return await computing
+
+    def _start_login(self) -> None:
+        self._login_task = self._loop.create_task(self._log_in_again())
+
+    async def _log_in_again(self) -> None:
+        try:
+            await self._log_in()
+        except BrokerError as error:
+            if not self.closed:
+                self._reason = str(error)
+                self.abort()
+
+    def _end_login(self) -> None:
+        if self._login_timer is not None:
+            self._login_timer.cancel()
+        if self._login_task is not None:
+            self._login_task.cancel()
+        self._login_timer = self._login_task = None
 
     def request(self, message: Request, body: Sequence[Buffer] = ()) -> asyncio.Future[ReplyAndBody]:
         """Send a request, and return a future with (reply, body).
@@ -210,7 +275,8 @@ class AsyncConnection(asyncio.BufferedProtocol):
 
         Returns False if neither happens in time.
 
-        For the first ``awake_s`` seconds the thread polls repeatedly instead of sleeping.
+        For the first ``awake_s`` seconds the thread polls repeatedly instead of sleeping. The connection must be
+        ``is_direct``.
         """
         if self._poll is None:
             poll = select.poll()
@@ -230,6 +296,8 @@ class AsyncConnection(asyncio.BufferedProtocol):
 
         Returns False if no bytes were read; the event loop must then find out why.
         """
+        if not self.is_direct:
+            return False
         try:
             count = os.readv(self._socket_number, [self._end.get_buffer()])
         except OSError:
@@ -259,6 +327,7 @@ class AsyncConnection(asyncio.BufferedProtocol):
         self._transport = cast(asyncio.Transport, transport)
         tune(transport)
         self._socket_number = transport.get_extra_info("socket").fileno()
+        self.is_direct = transport.get_extra_info("ssl_object") is None
 
     def get_buffer(self, sizehint: int) -> memoryview:
         return self._end.get_buffer()
@@ -307,6 +376,8 @@ class AsyncConnection(asyncio.BufferedProtocol):
         was_closed, self.closed = self.closed, True
         if exc is not None:
             self._reason = str(exc)
+            if isinstance(exc, ssl.SSLError):
+                self._tls_error = exc
             # On a Unix socket the first write after the peer has closed fails, although the peer's last replies can
             # still be read. If a caller did not get the reply to a request that was carried out, it would send the
             # request again.
@@ -327,12 +398,15 @@ class AsyncConnection(asyncio.BufferedProtocol):
         return cid
 
     def _fail_waiting(self) -> None:
+        self._end_login()
         waiting, self._waiting = self._waiting, {}
         for on_outcome in waiting.values():
             # The caller of ``close`` may be in the middle of a change, so the callbacks run later.
             self._loop.call_soon(on_outcome, self._lost_error())
 
     def _lost_error(self) -> BrokerError:
+        if self._tls_error is not None:
+            return connect_failure(self.address, self._tls_error)
         return BrokerError(ErrorCode.NETWORK_EXCEPTION, f"connection to {self.address}: {self._reason}")
 
 

@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 import socket
+import ssl
+import time
 from collections import deque
 from collections.abc import Sequence
 from types import TracebackType
 
-from sparklog.errors import BrokerError, ErrorCode, ProtocolError
+from sparklog.errors import BrokerError, ConfigError, ErrorCode, ProtocolError
 from sparklog.model import host_and_port
 from sparklog.net import unix_socket
+from sparklog.net.client_login import advance, log_in, must_log_in
+from sparklog.net.client_security import ClientSecurity
 from sparklog.net.greeting import Credentials, Greeting
+from sparklog.net.tls import client_context, connect_failure
 from sparklog.protocol.connection import (
     DEFAULT_MAX_FRAME_BYTES,
     ClientEnd,
@@ -19,8 +24,12 @@ from sparklog.protocol.connection import (
 from sparklog.protocol.frames import Buffer
 from sparklog.protocol.messages import HelloReply, Prove, Reply, Request
 from sparklog.protocol.received import ReceivedReply
+from sparklog.security.listeners import SecurityProtocol
 
 _IOV_MAX = 512
+#: The size up to which the buffers of a frame are joined before they are encrypted.
+_JOINED_BYTES = 64 * 1024
+_PLAINTEXT = ClientSecurity()
 
 
 class BlockingConnection:
@@ -37,15 +46,21 @@ class BlockingConnection:
         timeout_s: float = 30.0,
         max_frame_bytes: int = DEFAULT_MAX_FRAME_BYTES,
         credentials: Credentials | None = None,
+        security: ClientSecurity = _PLAINTEXT,
     ) -> None:
-        """Connect and agree on a version. ``timeout_s`` limits every later wait for bytes.
+        """Connect, log in and agree on a version. ``timeout_s`` limits every later wait for bytes.
 
         With ``credentials``, prove that this process is a broker or the controller, and require the same of the broker.
+        The connection logs in again with the first request after most of its session has passed.
 
         Raises:
-          BrokerError: NETWORK_EXCEPTION, UNSUPPORTED_VERSION or INVALID_REQUEST (another cluster);
-            CLUSTER_AUTHORIZATION_FAILED if credentials are given and the broker does not know their secret.
+          BrokerError: NETWORK_EXCEPTION, UNSUPPORTED_VERSION or INVALID_REQUEST (another cluster, or no TLS);
+            CLUSTER_AUTHORIZATION_FAILED if credentials are given and the broker does not know their secret, or if the
+            broker's certificate is not accepted; SASL_AUTHENTICATION_FAILED or ILLEGAL_SASL_STATE if the login failed.
         """
+        self._security = security
+        #: The monotonic time after which the next request logs in again; 0 for never.
+        self._login_at_s = 0.0
         self._prove: Prove | None = None
         self.address = host_and_port(host, port)
         self._end = ClientEnd(max_frame_bytes)
@@ -55,18 +70,25 @@ class BlockingConnection:
         self.timed_out = False
         self._timeout_s = timeout_s
         try:
+            context = client_context(security)
             self._socket = socket.create_connection((host, port), timeout=connect_timeout_s)
-        except (OSError, UnicodeError) as error:  # UnicodeError means that the host name is invalid.
+            if context is not None:
+                self._socket = _with_tls(self._socket, context, host)
+        # UnicodeError means that the host name is invalid.
+        except (OSError, UnicodeError, ConfigError) as error:
             self.closed = True
-            raise BrokerError(ErrorCode.NETWORK_EXCEPTION, f"{self.address}: {error}") from None
+            raise connect_failure(self.address, error) from None
         greeting = Greeting(client_id, cluster_id, credentials=credentials, proof_required=credentials is not None)
         try:
             self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             self.hello = self._greet(greeting)
-            by_unix = unix_socket.connect(self.hello, self._socket.getpeername())
-            if by_unix is not None:
-                by_unix.settimeout(unix_socket.greeting_s(connect_timeout_s))
-                self._change_to(by_unix, greeting, ClientEnd(max_frame_bytes))
+            if security.protocol is SecurityProtocol.PLAINTEXT:
+                by_unix = unix_socket.connect(self.hello, self._socket.getpeername())
+                if by_unix is not None:
+                    by_unix.settimeout(unix_socket.greeting_s(connect_timeout_s))
+                    self._change_to(by_unix, greeting, ClientEnd(max_frame_bytes))
+            if must_log_in(self.hello, security, has_proof=self._prove is not None):
+                self._log_in()
             self._prove_itself()
             self._socket.settimeout(timeout_s)
         except OSError as error:  # For a connection that was reset meanwhile, not even the peer's address is available.
@@ -137,6 +159,11 @@ class BlockingConnection:
 
     def send(self, message: Request, body: Sequence[Buffer] = ()) -> int:
         """Send a request without waiting. Return the correlation id, which its reply from ``receive`` will have."""
+        if self._login_at_s and time.monotonic() >= self._login_at_s and not self.closed:
+            self._log_in()
+        return self._send(message, body)
+
+    def _send(self, message: Request, body: Sequence[Buffer] = ()) -> int:
         if self.closed:
             raise BrokerError(ErrorCode.NETWORK_EXCEPTION, f"{self.address}: connection is closed")
         cid, buffers = self._end.encode(message, body)
@@ -152,9 +179,43 @@ class BlockingConnection:
         raise_for_error(received.reply)
         return received.reply, received.body
 
+    def _log_in(self) -> None:
+        """Log in. Replies to earlier requests that arrive meanwhile are kept for ``receive``. Raises BrokerError."""
+        self._login_at_s = 0.0
+        login = log_in(self._security)
+        try:
+            step = advance(login, None)
+            while not isinstance(step, float):
+                cid = self._send(step)
+                received = self._next_of(cid)
+                raise_for_error(received.reply)
+                step = advance(login, received.reply)
+        except BrokerError:
+            self.close()
+            raise
+        if step:
+            self._login_at_s = time.monotonic() + step
+
+    def _next_of(self, cid: int) -> ReceivedReply:
+        others: list[ReceivedReply] = []
+        while True:
+            received = self._next()
+            if received.reply.cid in {cid, -1}:
+                self._received.extendleft(reversed(others))
+                return received
+            others.append(received)
+
     def fileno(self) -> int:
-        """Return the file descriptor for ``select``, which is readable when a reply has started to arrive."""
+        """Return the file descriptor for ``select``, which is readable when a reply has started to arrive.
+
+        It is not readable for bytes that the connection has already read; see ``has_received``.
+        """
         return self._socket.fileno()
+
+    @property
+    def has_received(self) -> bool:
+        """Return whether the connection has read bytes of a reply that ``receive`` has not returned yet."""
+        return bool(self._received) or (isinstance(self._socket, ssl.SSLSocket) and self._socket.pending() > 0)
 
     def close(self) -> None:
         if not self.closed:
@@ -181,6 +242,12 @@ class BlockingConnection:
         return self._received.popleft()
 
     def _send_all(self, buffers: Sequence[Buffer]) -> None:
+        if isinstance(self._socket, ssl.SSLSocket):
+            if sum(memoryview(buffer).nbytes for buffer in buffers) <= _JOINED_BYTES:
+                buffers = [b"".join(buffers)]
+            for buffer in buffers:
+                self._socket.sendall(buffer)
+            return
         views = deque(memoryview(buffer).cast("B") for buffer in buffers)
         while views:
             sent = self._socket.sendmsg([views[i] for i in range(min(len(views), _IOV_MAX))])
@@ -191,6 +258,16 @@ class BlockingConnection:
 
     def _fail(self, error: Exception) -> BrokerError:
         self.close()
+        if isinstance(error, ssl.SSLError):
+            return connect_failure(self.address, error)
         self.timed_out = isinstance(error, TimeoutError)
         reason = "no response in time" if self.timed_out else str(error)
         return BrokerError(ErrorCode.NETWORK_EXCEPTION, f"{self.address}: {reason}")
+
+
+def _with_tls(plain: socket.socket, context: ssl.SSLContext, host: str) -> ssl.SSLSocket:
+    try:
+        return context.wrap_socket(plain, server_hostname=host)
+    except BaseException:
+        plain.close()
+        raise

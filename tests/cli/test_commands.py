@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import time
 from pathlib import Path
 
@@ -17,6 +18,7 @@ from sparklog.cli.main import app
 from sparklog.cli.options import byte_count
 from sparklog.cli.output import print_table
 from sparklog.client.producer.producer import Producer
+from sparklog.net.client_security import CLIENT_CONFIG
 from sparklog.protocol.messages import DescribedGroup, FoundHangingTransaction, MemberDescription, TopicPartitions
 from tests.cli.in_process import Cli, Result
 from tests.cli.rows import ROWS, table_of
@@ -368,3 +370,25 @@ def test_brokers_fit_a_terminal_of_80_characters(
     print_table(columns, [row], title="cluster " + 32 * "c", numeric=("broker", "pid"))
     lines = capsys.readouterr().out.splitlines()
     assert lines[-1].split() == [*map(str, row[:-1]), "123.4", "MiB"]
+
+
+# --- the settings of clients ---
+
+
+def test_client_settings_may_come_before_or_after_the_command(
+    cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv(CLIENT_CONFIG, raising=False)
+    plain, tls = tmp_path / "plain.conf", tmp_path / "tls.conf"
+    plain.write_text("security.protocol = PLAINTEXT\n", "utf-8")
+    tls.write_text(f"security.protocol = SSL\nssl.ca.location = {tmp_path}/missing.pem\n", "utf-8")
+    assert cli("--client-config", plain, "topics", "list").code == 0
+    assert cli("topics", "list", f"--client-config={plain}").code == 0
+    for arguments in (("--client-config", tls, "topics", "list"), ("topics", "list", "--client-config", tls)):
+        refused = cli(*arguments)
+        assert refused.code == 2 and "missing.pem: No such file" in refused.err
+    assert CLIENT_CONFIG not in os.environ
+    monkeypatch.setenv(CLIENT_CONFIG, str(tls))
+    assert cli("topics", "list").code == 2
+    assert cli("topics", "list", "--client-config", plain).code == 0
+    assert os.environ[CLIENT_CONFIG] == str(tls)

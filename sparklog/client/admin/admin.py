@@ -33,6 +33,7 @@ from sparklog.client.cluster.metadata import Leader
 from sparklog.client.cluster.offsets import OffsetQuery, checked_offset, list_offsets
 from sparklog.errors import BrokerError, ErrorCode
 from sparklog.model import BrokerEndpoint, TopicPartition
+from sparklog.net.client_security import Security
 from sparklog.protocol.messages import (
     DeletedRecords,
     DeleteRecords,
@@ -66,14 +67,23 @@ class Admin:
         timeout_s: float = 30.0,
         client_id: str = "sparklog-admin",
         first_contact_s: float | None = None,
+        security: Security = None,
     ) -> None:
         """Create the client. It connects at the first call.
 
         ``timeout_s`` bounds every call, including retries. As long as no broker has ever responded, ``first_contact_s``
-        is the bound; None means ``timeout_s``.
+        is the bound; None means ``timeout_s``. ``security`` has the settings of TLS and the login, with Kafka's names,
+        or is the path of a file with them; None means the file that ``SPARKLOG_CLIENT_CONFIG`` names.
+
+        Raises:
+            ConfigError: ``bootstrap`` has no address, or ``security`` is not valid.
         """
         self._cluster = BlockingCluster(
-            bootstrap, client_id=client_id, timeout_s=timeout_s, first_contact_s=first_contact_s
+            bootstrap,
+            client_id=client_id,
+            timeout_s=timeout_s,
+            first_contact_s=first_contact_s,
+            security=security,
         )
         self._timeout_s = timeout_s
         forks.watch(self)

@@ -34,6 +34,8 @@ from sparklog.client.cluster.routing_core import (
 from sparklog.errors import BrokerError, ConfigError, ErrorCode
 from sparklog.model import TopicPartition, assert_never
 from sparklog.net.blocking import BlockingConnection
+from sparklog.net.client_security import Security, client_security
+from sparklog.net.tls import client_context
 from sparklog.protocol.messages import Metadata, MetadataReply, Reply, Request, TopicMetadata
 
 T = TypeVar("T")
@@ -67,16 +69,20 @@ class BlockingCluster:
         connect_timeout_s: float = 5.0,
         first_contact_s: float | None = None,
         backoff: Backoff = Backoff(),  # noqa: B008 - an immutable value
+        security: Security = None,
     ) -> None:
         """Create the client without connecting.
 
         ``timeout_s`` limits each call including its retries. ``request_timeout_s`` limits one wait for a broker, so
         that a broker that hangs does not use up the whole time of the call. ``first_contact_s`` limits calls as long as
-        no broker has ever responded, because the user may have given a wrong address.
+        no broker has ever responded, because the user may have given a wrong address. ``security`` has the settings of
+        TLS and the login.
 
         Raises:
-            ConfigError: ``bootstrap`` has no address.
+            ConfigError: ``bootstrap`` has no address, or ``security`` is not valid.
         """
+        self.security = client_security(security)
+        client_context(self.security)  # raises ConfigError for a file that cannot be used
         self.timeout_s = timeout_s
         self.request_timeout_s = min(request_timeout_s, timeout_s)
         self.core = RoutingCore(bootstrap, request_timeout_s=self.request_timeout_s, roll=random.Random().random)
@@ -324,4 +330,5 @@ class BlockingCluster:
             cluster_id=self.metadata.cluster_id,
             connect_timeout_s=min(self._connect_timeout_s, limit_s),
             timeout_s=min(self.request_timeout_s, limit_s),
+            security=self.security,
         )

@@ -32,6 +32,8 @@ from sparklog.client.cluster.routing_core import (
 from sparklog.errors import BrokerError, ErrorCode
 from sparklog.model import TopicPartition, assert_never
 from sparklog.net.async_client import AsyncConnection
+from sparklog.net.client_security import Security, client_security
+from sparklog.net.tls import client_context
 from sparklog.protocol.messages import Reply, Request
 
 T = TypeVar("T")
@@ -51,15 +53,21 @@ class LoopCluster:
         loop: asyncio.AbstractEventLoop | None = None,
         connect_timeout_s: float = 5.0,
         backoff: Backoff = Backoff(),  # noqa: B008 - an immutable value
+        security: Security = None,
     ) -> None:
         """Create the client without connecting.
 
         ``changed`` is called after a connection was opened or lost, and after new metadata were merged. If ``loop`` is
-        given, the methods may also be called while this loop is not running.
+        given, the methods may also be called while this loop is not running. ``security`` has the settings of TLS and
+        the login.
 
         Raises:
-            ConfigError: ``bootstrap`` has no address.
+            ConfigError: ``bootstrap`` has no address, or ``security`` is not valid.
         """
+        self.security = client_security(security)
+        client_context(self.security)  # raises ConfigError for a file that cannot be used
+        #: Whether a connection can only be used by a running loop, because it uses TLS.
+        self.needs_loop = False
         self.core = RoutingCore(bootstrap, request_timeout_s=request_timeout_s, roll=random.Random().random)
         self.metadata = self.core.metadata
         #: The topics with an error in the last responses, with their errors.
@@ -128,6 +136,7 @@ class LoopCluster:
             connection.close()  # The client is closed, or two connections were opened at the same time.
         else:
             self._connections[broker_id] = connection
+            self.needs_loop = any(not one.is_direct for one in self._connections.values())
             self._failures.pop(broker_id, None)
             self.core.on_connected(broker_id)
             connection.on_lost = self._connection_lost
@@ -149,6 +158,7 @@ class LoopCluster:
             client_id=self._client_id,
             cluster_id=self.metadata.cluster_id,
             connect_timeout_s=self._connect_timeout_s,
+            security=self.security,
         )
 
     # --- requests ---

@@ -38,6 +38,7 @@ from sparklog.client.consumer.timestamp_seek import TimestampSeek
 from sparklog.client.errors import ClientTimeout, LogTruncated
 from sparklog.errors import BrokerError, ConfigError, ErrorCode
 from sparklog.model import TopicPartition
+from sparklog.net.client_security import Security
 from sparklog.record.schema import fit_table
 
 MIB = 1024 * 1024
@@ -79,6 +80,7 @@ class Consumer:
         instance_id: str = "",
         rack: str = "",
         metadata_max_age_ms: int = 60_000,
+        security: Security = None,
     ) -> None:
         """Connect and look up the start positions. With a group, begin to join it.
 
@@ -123,6 +125,8 @@ class Consumer:
             rack: (group) prefer partitions with a replica in this rack.
             metadata_max_age_ms: (without a group) the time within which the consumer begins to read new partitions. In
                 a group the coordinator assigns them.
+            security: the settings of TLS and the login, with Kafka's names, or the path of a file with them. None: the
+                file that ``SPARKLOG_CLIENT_CONFIG`` names.
 
         Raises:
             BrokerError: UNKNOWN_TOPIC_OR_PARTITION, INVALID_TOPIC_EXCEPTION.
@@ -135,7 +139,11 @@ class Consumer:
             raise ConfigError(f"start={start!r}: expected 'earliest', 'latest', a datetime or offsets by partition")
         self._isolation = wire_isolation(isolation)
         self._cluster = BlockingCluster(
-            bootstrap, client_id=client_id, timeout_s=timeout_s, first_contact_s=first_contact_s
+            bootstrap,
+            client_id=client_id,
+            timeout_s=timeout_s,
+            first_contact_s=first_contact_s,
+            security=security,
         )
         self._columns = ConsumerProjection(
             self._cluster, columns, log_columns=log_columns, event_times=isinstance(start, dt.datetime)
@@ -184,7 +192,9 @@ class Consumer:
                 group, tuple(names), pattern, instance_id, rack, session_timeout_ms=session_timeout_ms,
                 heartbeat_interval_ms=heartbeat_interval_ms, max_poll_interval_ms=max_poll_interval_ms,
             )  # fmt: skip
-            self._session = GroupSession(bootstrap, member, client_id=client_id, timeout_s=timeout_s)
+            self._session = GroupSession(
+                bootstrap, member, client_id=client_id, timeout_s=timeout_s, security=self._cluster.security
+            )
             self._group_consumer = GroupConsumer(
                 self,
                 self._session,

@@ -260,7 +260,10 @@ class Fetcher:
             by_socket[number] = broker_id
             poller.register(number, select.POLLIN)
         completed: list[CompletedFetch] = []
-        for number, _ in poller.poll(wait_s * 1000):
+        # The poller does not see replies that a connection has read already.
+        ready = {number: None for number, broker_id in by_socket.items() if self._has_received(broker_id)}
+        ready |= dict.fromkeys(number for number, _ in poller.poll(0 if ready else wait_s * 1000))
+        for number in ready:
             if number == self.wake_fd:
                 self.woken = True
                 continue
@@ -272,6 +275,9 @@ class Fetcher:
                 self.defer(error)
                 break
         return completed
+
+    def _has_received(self, broker_id: int) -> bool:
+        return self._in_flight[broker_id].connection.has_received
 
     def _receive(self, broker_id: int) -> list[CompletedFetch]:
         fetch = self._in_flight.pop(broker_id)
@@ -466,6 +472,8 @@ def _more_follows(parts: Sequence[PartitionBytes]) -> bool:
 
 def _readable(connection: BlockingConnection) -> bool:
     """Return whether a response has arrived, perhaps long ago, while the user did not call the consumer."""
+    if connection.has_received:
+        return True
     poller = select.poll()
     poller.register(connection.fileno(), select.POLLIN)
     return bool(poller.poll(0))

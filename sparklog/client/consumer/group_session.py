@@ -30,6 +30,7 @@ from sparklog.client.cluster.request_pieces import pieces
 from sparklog.client.consumer.group_commits import REMOVED, REMOVED_SINCE, AssignedPartition, Commit, GroupCommits
 from sparklog.client.errors import ClientTimeout, CommitRefused
 from sparklog.errors import BrokerError, ErrorCode, SparklogError
+from sparklog.net.client_security import Security
 from sparklog.net.loop import new_event_loop
 from sparklog.protocol.messages import (
     JOIN,
@@ -89,7 +90,13 @@ class GroupSession:
     """The session of one consumer. The user's thread calls the methods. ``close`` ends the session's own thread."""
 
     def __init__(
-        self, bootstrap: str | Iterable[str], settings: MemberSettings, *, client_id: str, timeout_s: float
+        self,
+        bootstrap: str | Iterable[str],
+        settings: MemberSettings,
+        *,
+        client_id: str,
+        timeout_s: float,
+        security: Security = None,
     ) -> None:
         """Start the thread. Raises ConfigError if the bootstrap servers are not addresses."""
         self._settings = settings
@@ -113,7 +120,9 @@ class GroupSession:
         os.set_blocking(self._write_fd, False)
         self._loop = new_event_loop()
         try:
-            self._cluster = LoopCluster(bootstrap, client_id=client_id, changed=lambda: None, request_timeout_s=10.0)
+            self._cluster = LoopCluster(
+                bootstrap, client_id=client_id, changed=lambda: None, request_timeout_s=10.0, security=security
+            )
         except BaseException:
             self._loop.close()
             self._close_pipe()

@@ -26,6 +26,7 @@ from sparklog.client.consumer.projection import TopicProjection
 from sparklog.client.errors import ClientTimeout, LocalReadUnavailable
 from sparklog.errors import BrokerError, ConfigError, ErrorCode
 from sparklog.model import NO_EPOCH, TopicPartition
+from sparklog.net.client_security import Security
 from sparklog.protocol.messages import TopicMetadata
 from sparklog.record.header import BatchHeader
 from sparklog.record.schema import parse_schema
@@ -60,6 +61,7 @@ class PartitionReader:
         max_bytes: int = _MAX_BYTES,
         timeout_s: float = 60.0,
         client_id: str = "sparklog-reader",
+        security: Security = None,
     ) -> None:
         """Create the reader without connecting.
 
@@ -78,6 +80,7 @@ class PartitionReader:
                 ``counters`` shows which one was used.
             max_bytes: the maximum size of one response. A larger batch is returned alone.
             timeout_s: the maximum time without any progress.
+            security: the settings of TLS and the login. A shared cluster client has its own.
         """
         assert 0 <= start <= end, f"range [{start}, {end})"
         if local not in get_args(LocalReadMode):
@@ -86,7 +89,7 @@ class PartitionReader:
         self._cluster = (
             bootstrap
             if isinstance(bootstrap, BlockingCluster)
-            else BlockingCluster(bootstrap, client_id=client_id, timeout_s=timeout_s)
+            else BlockingCluster(bootstrap, client_id=client_id, timeout_s=timeout_s, security=security)
         )
         self._tp = TopicPartition(*topic_partition)
         self._start = start

@@ -159,6 +159,8 @@ class DirectSender:
             return None
         connection = self._cluster.connection(leader.broker_id)
         assert connection is not None, "it can take requests"
+        if not connection.is_direct:
+            return None
         route = self._routes[topic.name, partition] = _Route(tp, topic, leader.broker_id, connection)
         return route
 

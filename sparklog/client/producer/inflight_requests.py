@@ -181,12 +181,13 @@ class InflightRequests:
     def only_connection(self) -> AsyncConnection | None:
         """Return the connection of all requests in flight, or None.
 
-        Return None if there are several connections, or if bytes of the requests are not sent yet.
+        Return None if there are several connections, if bytes of the requests are not sent yet, or if only the loop can
+        read the connection.
         """
         if len(self._counts) != 1:
             return None
         (connection,) = self._counts
-        return None if connection.closed or connection.unsent_bytes else connection
+        return None if connection.closed or connection.unsent_bytes or not connection.is_direct else connection
 
     # --- requests that take long ---
 

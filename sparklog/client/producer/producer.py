@@ -44,6 +44,7 @@ from sparklog.client.producer.transaction_api import ProducerTransactions, produ
 from sparklog.client.producer.transaction_run import Joined
 from sparklog.errors import BrokerError, ConfigError, ErrorCode, SparklogError
 from sparklog.model import TopicPartition, check_topic_name
+from sparklog.net.client_security import Security, client_security
 from sparklog.protocol.messages import ACKS_ALL
 from sparklog.record.codec import COMPRESSIONS
 
@@ -138,6 +139,7 @@ class Producer:
         in_transaction: Joined | None = None,
         client_id: str = "sparklog-producer",
         metadata_max_age_ms: int = 60_000,
+        security: Security = None,
     ) -> None:
         """Start the I/O thread. Connections open at the first request.
 
@@ -166,6 +168,8 @@ class Producer:
                 ``sink_transaction.join``). That process begins and ends it.
             metadata_max_age_ms: the maximum age of metadata. The producer finds new partitions and columns within this
                 time, or at once when it writes to them.
+            security: the settings of TLS and the login, with Kafka's names, or the path of a file with them. None: the
+                file that ``SPARKLOG_CLIENT_CONFIG`` names.
 
         Raises:
             ConfigError: an argument is invalid; the message has its name, its value and the expected values.
@@ -216,6 +220,7 @@ class Producer:
             max_request_bytes=max(8 * MIB, table_bytes),
             metadata_max_age_s=metadata_max_age_ms / 1000,
             transaction=run.key if run is not None else "",
+            security=client_security(security),
         )
         self._transactions: ProducerTransactions | None = None
         self._sender = Sender(settings, self._writes)

@@ -70,6 +70,7 @@ class Sender:
                 changed=self.run_once,
                 request_timeout_s=settings.request_timeout_s,
                 loop=thread.loop,
+                security=settings.security,
             )
         except BaseException:
             thread.loop.close()
@@ -256,6 +257,7 @@ class Sender:
             or self.transactions is not None
             or self._timer is not None
             or bool(self._cluster.tasks)
+            or self._cluster.needs_loop
             or bool(self._queues.sendable)
         )
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+from sparklog.net.client_security import ClientSecurity
+
 
 class SenderSettings(NamedTuple):
     """The settings of a producer. Sizes are in bytes, and times in seconds, except ``linger_ms``."""
@@ -23,3 +25,4 @@ class SenderSettings(NamedTuple):
     metadata_max_age_s: float
     #: The key of this producer's transactions; empty if the producer does not use transactions.
     transaction: str = ""
+    security: ClientSecurity = ClientSecurity()

@@ -28,6 +28,7 @@ from sparklog.client.producer.transaction_run import (
     end_error,
 )
 from sparklog.errors import BrokerError, ClusterError
+from sparklog.net.client_security import Security
 from sparklog.protocol.fields import MAX_PLAIN
 from sparklog.protocol.messages import (
     BeginTransaction,
@@ -69,6 +70,7 @@ def join(
     timeout_s: float = 60.0,
     max_block_s: float = 60.0,
     by_topic: bool = False,
+    security: Security = None,
 ) -> Joined | AlreadyCommitted:
     """Join the transaction for ``version`` of ``key`` as run ``run_id``. Several tasks of one run may join.
 
@@ -78,6 +80,7 @@ def join(
         timeout_s: the coordinator aborts the transaction if it gets no request of any task for this time.
         max_block_s: how long to retry.
         by_topic: each topic has its own last committed version. Then the result is never AlreadyCommitted.
+        security: the settings of TLS and the login. A shared cluster client has its own.
 
     Raises:
         ProducerFenced: a later run has begun.
@@ -86,7 +89,7 @@ def join(
     assert version >= 0, version
     run = TransactionRun(key, run_id, version, timeout_s)
     request = BeginTransaction(0, key, run_id, version, max(1, int(timeout_s * 1000)), by_topic=by_topic)
-    with _open_cluster(bootstrap, max_block_s) as cluster:
+    with _open_cluster(bootstrap, max_block_s, security) as cluster:
         try:
             coordinator = BlockingCoordinator(cluster, TRANSACTION, key)
             reply = coordinator.ask(request, BeginTransactionReply, timeout_s=max_block_s)
@@ -104,6 +107,7 @@ def settled_version(
     run_id: str,
     topic_id: str = "",
     max_block_s: float = 60.0,
+    security: Security = None,
 ) -> int:
     """Return the last committed version of ``key`` (in the topic, if an id is given), or -1 if there is none.
 
@@ -115,7 +119,7 @@ def settled_version(
         ClientTimeout: no coordinator responded.
     """
     request = SettleVersion(0, key, run_id, topic_id)
-    with _open_cluster(bootstrap, max_block_s) as cluster:
+    with _open_cluster(bootstrap, max_block_s, security) as cluster:
         try:
             coordinator = BlockingCoordinator(cluster, TRANSACTION, key)
             found = coordinator.ask(request, SettleVersionReply, timeout_s=max_block_s)
@@ -133,6 +137,7 @@ def decide(
     winners: Iterable[int] = (),
     commit: bool = True,
     timeout_s: float = 60.0,
+    security: Security = None,
 ) -> WriteDecision:
     """Commit the records of the producer ids ``winners`` and abort the version's other records, or abort all records.
 
@@ -166,7 +171,7 @@ def decide(
             uncertain = uncertain or may_have_acted(error)
             raise
 
-    with _open_cluster(bootstrap, timeout_s) as cluster:
+    with _open_cluster(bootstrap, timeout_s, security) as cluster:
         coordinator = BlockingCoordinator(cluster, TRANSACTION, key)
         while decided is None or not decided.complete:
             left_s = timeout_s - (time.monotonic() - began)
@@ -184,10 +189,12 @@ def decide(
 
 
 @contextmanager
-def _open_cluster(bootstrap: str | Iterable[str] | BlockingCluster, timeout_s: float) -> Iterator[BlockingCluster]:
+def _open_cluster(
+    bootstrap: str | Iterable[str] | BlockingCluster, timeout_s: float, security: Security
+) -> Iterator[BlockingCluster]:
     """Yield a cluster client. Close the client at the end only if this function has created it."""
     if isinstance(bootstrap, BlockingCluster):
         yield bootstrap
         return
-    with BlockingCluster(bootstrap, client_id="sparklog-sink", timeout_s=timeout_s) as cluster:
+    with BlockingCluster(bootstrap, client_id="sparklog-sink", timeout_s=timeout_s, security=security) as cluster:
         yield cluster

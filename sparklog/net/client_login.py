@@ -1,0 +1,102 @@
+"""The login of a client on a new connection, and again before its session ends.
+
+``log_in`` has the messages of one login and no I/O; the connections of both kinds send them.
+"""
+
+from __future__ import annotations
+
+import random
+import secrets
+from collections.abc import Generator
+
+from sparklog.errors import BrokerError, ConfigError, ErrorCode
+from sparklog.net.client_security import ClientSecurity
+from sparklog.protocol.messages import HelloReply, Reply, SaslAuthenticate, SaslAuthenticateReply
+from sparklog.protocol.sasl import OAUTHBEARER, SaslClient
+from sparklog.protocol.scram import SaltedPasswords, ScramClient
+
+#: The messages of one login. It is sent the reply to each, and returns the seconds until the next login; 0 for none.
+Login = Generator[SaslAuthenticate, Reply, float]
+
+_NONCE_BYTES = 24
+#: The part of a session's lifetime after which the client logs in again. Source: KIP-368.
+_EARLIEST, _LATEST = 0.85, 0.95
+_salted = SaltedPasswords()
+
+
+def must_log_in(reply: HelloReply, security: ClientSecurity, *, has_proof: bool) -> bool:
+    """Return whether the client must log in, by the broker's reply to its hello.
+
+    ``has_proof`` means that this process proves that it is a broker or controller, which replaces a login.
+
+    Raises:
+        BrokerError: ILLEGAL_SASL_STATE, only one of the two sides expects a login; UNSUPPORTED_SASL_MECHANISM.
+    """
+    offered = reply.sasl_mechanisms
+    if has_proof:
+        return False
+    if not security.protocol.uses_sasl:
+        if offered:
+            detail = f"the listener requires a login by {' or '.join(offered)}: set security.protocol to SASL_SSL"
+            raise BrokerError(ErrorCode.ILLEGAL_SASL_STATE, detail)
+        return False
+    if not offered:
+        detail = f"the listener has no logins, and security.protocol is {security.protocol.value}"
+        raise BrokerError(ErrorCode.ILLEGAL_SASL_STATE, detail)
+    if security.mechanism not in offered:
+        detail = f"{security.mechanism} found, the listener offers {', '.join(offered)}"
+        raise BrokerError(ErrorCode.UNSUPPORTED_SASL_MECHANISM, detail)
+    return True
+
+
+def log_in(security: ClientSecurity) -> Login:
+    """Log in once. Each step may take tens of milliseconds of processor time, and reads the files of references.
+
+    Raises:
+        BrokerError: SASL_AUTHENTICATION_FAILED and other errors of the login.
+    """
+    try:
+        client = _sasl_client(security)
+        data = client.first()
+    except ConfigError as error:
+        raise BrokerError(ErrorCode.SASL_AUTHENTICATION_FAILED, str(error)) from None
+    while True:
+        reply = yield SaslAuthenticate(0, client.mechanism, data)
+        if not isinstance(reply, SaslAuthenticateReply):
+            detail = f"the broker responded to SaslAuthenticate with {type(reply).__name__}"
+            raise BrokerError(ErrorCode.INVALID_REQUEST, detail)
+        if reply.complete and client.complete:
+            break
+        data = client.step(reply.data)
+        if reply.complete:
+            if not client.complete:
+                raise BrokerError(ErrorCode.SASL_AUTHENTICATION_FAILED, "the broker has not proved its identity")
+            break
+    return random.uniform(_EARLIEST, _LATEST) * reply.session_lifetime_ms / 1000
+
+
+def advance(login: Login, reply: Reply | None) -> SaslAuthenticate | float:
+    """Return the next message of the login after ``reply``, which is None at first, or the result of ``log_in``.
+
+    Raises:
+        BrokerError: the login failed.
+    """
+    try:
+        return next(login) if reply is None else login.send(reply)
+    except StopIteration as done:
+        again_s: float = done.value
+        return again_s
+
+
+def _sasl_client(security: ClientSecurity) -> SaslClient:
+    """Return the client's side of a new login. Raises ConfigError."""
+    if security.mechanism == OAUTHBEARER:
+        raise ConfigError(f"sasl.mechanism {OAUTHBEARER} is not supported yet")
+    return ScramClient(
+        security.mechanism,
+        security.username,
+        security.password.reveal(),
+        secrets.token_urlsafe(_NONCE_BYTES),
+        token=security.is_token,
+        salted=_salted,
+    )

@@ -1,0 +1,202 @@
+"""TLS contexts of brokers and clients, from PEM files.
+
+A context is used until one of its files changes; then the next connection gets a new one. While the new files cannot be
+used, for example because only one of two files has been replaced, the last context stays in use. TLS 1.2 is the oldest
+version. Renegotiation and compression are off.
+"""
+
+from __future__ import annotations
+
+import functools
+import logging
+import ssl
+from collections.abc import Callable
+from pathlib import Path
+from typing import NamedTuple
+
+from sparklog.errors import BrokerError, ConfigError, ErrorCode
+from sparklog.net.client_security import ClientSecurity
+from sparklog.net.password import NO_PASSWORD, Password
+from sparklog.security.listeners import ClientAuth
+
+_log = logging.getLogger(__name__)
+
+#: A file's inode, size and time of change, or None if there is no file.
+_Stamp = tuple[int, int, int] | None
+
+_VERIFICATION = {
+    ClientAuth.NONE: ssl.CERT_NONE,
+    ClientAuth.REQUESTED: ssl.CERT_OPTIONAL,
+    ClientAuth.REQUIRED: ssl.CERT_REQUIRED,
+}
+#: OpenSSL's reasons of an error that bytes of another protocol cause.
+_NOT_TLS = (
+    "WRONG_VERSION_NUMBER",
+    "RECORD_LAYER_FAILURE",
+    "PACKET_LENGTH_TOO_LONG",
+    "HTTP_REQUEST",
+    "UNKNOWN_PROTOCOL",
+)
+#: OpenSSL's reasons of an error that the peer reports because of the certificate of this process.
+_CERTIFICATE_ALERTS = (
+    "CERTIFICATE_REQUIRED",
+    "BAD_CERTIFICATE",
+    "UNKNOWN_CA",
+    "CERTIFICATE_EXPIRED",
+)
+
+
+class PemFiles(NamedTuple):
+    """The PEM files of one context: the trusted authorities, the own certificate and its key; empty for none.
+
+    If ``key`` is empty, the key is in ``certificate``.
+    """
+
+    ca: str = ""
+    certificate: str = ""
+    key: str = ""
+    key_password: Password = NO_PASSWORD
+
+    def stamps(self) -> tuple[_Stamp, ...]:
+        return tuple(_stamp(path) for path in (self.ca, self.certificate, self.key) if path)
+
+    def load_into(self, context: ssl.SSLContext) -> None:
+        """Load the files. Raises ConfigError, which names the file."""
+        if self.ca:
+            _load(self.ca, lambda: context.load_verify_locations(self.ca))
+        if self.certificate:
+            password = self.key_password.reveal
+
+            def load() -> None:
+                context.load_cert_chain(self.certificate, self.key or None, password)
+
+            _load(" and ".join(filter(None, (self.certificate, self.key))), load)
+
+
+def _stamp(path: str) -> _Stamp:
+    try:
+        found = Path(path).stat()
+    except OSError:
+        return None
+    return found.st_ino, found.st_size, found.st_mtime_ns
+
+
+def _load(what: str, load: Callable[[], None]) -> None:
+    try:
+        load()
+    except ssl.SSLError as error:
+        raise ConfigError(f"{what}: not usable as PEM: {error.reason or error}") from None
+    except OSError as error:
+        raise ConfigError(f"{what}: {error.strerror or error}") from None
+
+
+class _ReloadedContext:
+    """A TLS context that follows its files. Any thread may call ``current``."""
+
+    def __init__(self, files: PemFiles, make: Callable[[], ssl.SSLContext]) -> None:
+        """Make the first context. ``make`` returns one without the files. Raises ConfigError."""
+        self._files = files
+        self._make = make
+        self._stamps = files.stamps()
+        self._context = self._loaded()
+
+    def current(self) -> ssl.SSLContext:
+        """Return the context for a new connection."""
+        stamps = self._files.stamps()
+        if stamps != self._stamps:
+            try:
+                self._context = self._loaded()
+            except ConfigError as error:
+                _log.warning("the last certificates stay in use: %s", error)
+            # Files that cannot be used are read again when they change again.
+            self._stamps = stamps
+        return self._context
+
+    def _loaded(self) -> ssl.SSLContext:
+        context = self._make()
+        context.minimum_version = ssl.TLSVersion.TLSv1_2
+        context.options |= ssl.OP_NO_RENEGOTIATION | ssl.OP_NO_COMPRESSION
+        self._files.load_into(context)
+        return context
+
+
+class ServerTls:
+    """The TLS of one listener of a broker."""
+
+    def __init__(self, files: PemFiles, client_auth: ClientAuth = ClientAuth.NONE) -> None:
+        """Read the files. Raises ConfigError.
+
+        With ``client_auth`` REQUIRED or REQUESTED, the authorities in ``files.ca`` must have issued the certificates of
+        clients.
+        """
+        if not files.certificate:
+            raise ConfigError("a listener with TLS needs a certificate: set ssl.keystore.location")
+        if client_auth is not ClientAuth.NONE and not files.ca:
+            raise ConfigError(
+                f"ssl.client.auth={client_auth.value} needs trusted authorities: set ssl.truststore.location"
+            )
+        self.files = files
+        self.client_auth = client_auth
+        self._reloaded = _ReloadedContext(files, self._make)
+
+    def context(self) -> ssl.SSLContext:
+        """Return the context for a new connection."""
+        return self._reloaded.current()
+
+    def _make(self) -> ssl.SSLContext:
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        context.options |= ssl.OP_CIPHER_SERVER_PREFERENCE
+        context.verify_mode = _VERIFICATION[self.client_auth]
+        return context
+
+
+class ClientTls:
+    """The TLS of a client."""
+
+    def __init__(self, files: PemFiles, *, verify_hostname: bool = True) -> None:
+        """Read the files. Raises ConfigError. Without ``files.ca`` the system's authorities are trusted."""
+        self._files = files
+        self._verify_hostname = verify_hostname
+        self._reloaded = _ReloadedContext(files, self._make)
+
+    def context(self) -> ssl.SSLContext:
+        """Return the context for a new connection."""
+        return self._reloaded.current()
+
+    def _make(self) -> ssl.SSLContext:
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+        context.check_hostname = self._verify_hostname
+        if not self._files.ca:
+            context.load_default_certs()
+        return context
+
+
+@functools.lru_cache(maxsize=16)
+def _client_tls(files: PemFiles, verify_hostname: bool) -> ClientTls:
+    return ClientTls(files, verify_hostname=verify_hostname)
+
+
+def client_context(security: ClientSecurity) -> ssl.SSLContext | None:
+    """Return the context for a new connection of a client, or None without TLS. Raises ConfigError."""
+    if not security.protocol.uses_tls:
+        return None
+    files = PemFiles(security.ca, security.certificate, security.key, security.key_password)
+    return _client_tls(files, security.verify_hostname).context()
+
+
+def connect_failure(address: str, error: BaseException) -> BrokerError:
+    """Return the error of a client for a failed connect, TLS handshake or exchange of the first messages."""
+    if isinstance(error, ConfigError):  # A file of the settings has been removed meanwhile.
+        return BrokerError(ErrorCode.NETWORK_EXCEPTION, f"{address}: {error}")
+    if isinstance(error, ssl.SSLCertVerificationError):
+        detail = f"{address}: the broker's certificate is not accepted: {error.verify_message or error}"
+        return BrokerError(ErrorCode.CLUSTER_AUTHORIZATION_FAILED, detail)
+    if isinstance(error, ssl.SSLError):
+        reason = error.reason or ""
+        if any(part in reason for part in _NOT_TLS):
+            detail = f"{address}: the listener does not use TLS ({reason}): see security.protocol"
+            return BrokerError(ErrorCode.INVALID_REQUEST, detail)
+        if "ALERT" in reason and any(part in reason for part in _CERTIFICATE_ALERTS):
+            detail = f"{address}: the broker does not accept the certificate of this client: {reason}"
+            return BrokerError(ErrorCode.SASL_AUTHENTICATION_FAILED, detail)
+    return BrokerError(ErrorCode.NETWORK_EXCEPTION, f"{address}: {error}")
