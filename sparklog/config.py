@@ -327,6 +327,9 @@ BROKER_SETTINGS: dict[str, Setting] = {
     "unix.sockets.enable": Setting(
         "unix_sockets", True, "Switch connections of clients and followers on the same host to a Unix socket."
     ),
+    "quota.window.size.seconds": Setting(
+        "quota_window_seconds", 1, "Seconds of its quotas' rates that a client may use at once after a pause.", 1, 3600
+    ),
     "hot.batches.bytes": Setting("hot_batches_bytes", 64 * MIB, "Memory per broker for the newest batches.", 0, 2**40),
     "listeners": Setting(
         "listeners",
@@ -519,6 +522,7 @@ class BrokerConfig(msgspec.Struct, frozen=True):
     fetch_session_slots: int
     local_reads: bool
     unix_sockets: bool
+    quota_window_seconds: int
     hot_batches_bytes: int
     listeners: str
     advertised_listeners: str

@@ -15,6 +15,7 @@ from typing import Any
 
 from sparklog.broker.asyncio_tasks import end_tasks
 from sparklog.broker.metadata_cache import MetadataCache
+from sparklog.broker.security.audit_log import Audit
 from sparklog.config import BrokerConfig
 from sparklog.model import NO_EPOCH
 from sparklog.net.greeting import Credentials
@@ -42,6 +43,7 @@ class BrokerContext:
         self.inter_broker = inter_broker_listener(config)
         self.cache = MetadataCache(cluster_id, config.topic_defaults, self.inter_broker.name)
         self.counters: Counter[str] = Counter()
+        self.audit = Audit(self.counters)
         self._incarnation = NO_EPOCH
         #: The cluster's secrets; empty if this broker was started without any.
         self.keys = KeyRing() if keys is None else keys

@@ -19,6 +19,7 @@ BROKER_COUNTERS: dict[str, str] = {
     "logins": "successful logins",
     "logins.failed": "failed logins",
     "requests.denied": "requests, or parts of them, that a rule of the authorizer has denied",
+    "quotas.waits": "times that a connection had to wait because its client had exceeded a quota",
     "audit.suppressed": "lines of the audit log that were left out because they repeat; a later line has their number",
     "acls.nodes.skipped": "reads of unreadable ACLs in ZooKeeper; the resources of their pattern are denied to all",
     # --- writing ---

@@ -127,7 +127,8 @@ class ServerConnection(asyncio.BufferedProtocol):
         self._writable = True
         self._reading = True
         self._handling = False
-        self._paused = False
+        #: The number of reasons why no further request is handled.
+        self._pauses = 0
         #: Whether a large frame is being received or waits for room, and the bytes that had arrived at the last check.
         self._receives = False
         self._seen_bytes = 0
@@ -163,8 +164,8 @@ class ServerConnection(asyncio.BufferedProtocol):
 
     @property
     def awaits_replies(self) -> bool:
-        """Return whether requests are in progress or being received."""
-        return bool(self._in_hand or self._queue or self._receives)
+        """Return whether requests are in progress, being received or paused."""
+        return bool(self._in_hand or self._queue or self._receives or self._pauses)
 
     @property
     def identity(self) -> Identity | None:
@@ -317,12 +318,13 @@ class ServerConnection(asyncio.BufferedProtocol):
     def pause_requests(self) -> None:
         """Handle no further request of this connection before ``resume_requests``.
 
-        The current request is handled in several slices, and later requests must not overtake it.
+        Later requests must not overtake one that is handled in several slices, or the client has exceeded a quota. Each
+        reason has its own pair of calls.
         """
-        self._paused = True
+        self._pauses += 1
 
     def resume_requests(self) -> None:
-        self._paused = False
+        self._pauses -= 1
         if not self._handling:
             self.resume()
 
@@ -467,7 +469,7 @@ class ServerConnection(asyncio.BufferedProtocol):
         return not (self._is_full() or (self._queue and self._turn.is_spent))
 
     def _is_full(self) -> bool:
-        return not self._writable or self._paused or len(self._in_hand) >= self._max_in_flight
+        return not self._writable or self._pauses > 0 or len(self._in_hand) >= self._max_in_flight
 
     def _set_reading(self, reading: bool) -> None:
         if self._transport is not None and not self._transport.is_closing():

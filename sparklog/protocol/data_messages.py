@@ -212,9 +212,13 @@ class ProduceResult(msgspec.Struct, frozen=True, array_like=True):
 
 
 class ProduceReply(Message, frozen=True, tag="produce_reply"):
-    """The reply to Produce: one result per partition, in order."""
+    """The reply to Produce: one result per partition, in order.
+
+    If a quota is exceeded, the broker handles the connection's next request after ``throttle_time_ms``.
+    """
 
     results: Listed[ProduceResult]
+    throttle_time_ms: int = 0
 
 
 class FetchPartition(msgspec.Struct, frozen=True, array_like=True, gc=False):
@@ -300,11 +304,15 @@ class FetchedPartition(msgspec.Struct, frozen=True, array_like=True, gc=False):
 
 
 class FetchReply(Message, frozen=True, tag="fetch_reply"):
-    """The reply to Fetch. ``code`` is an error of the session. In a session, unchanged partitions are left out."""
+    """The reply to Fetch. ``code`` is an error of the session. In a session, unchanged partitions are left out.
+
+    ``throttle_time_ms`` is that of ProduceReply.
+    """
 
     code: int
     session_id: int
     partitions: Listed[FetchedPartition]
+    throttle_time_ms: int = 0
 
 
 class ListOffsetsPartition(msgspec.Struct, frozen=True, array_like=True):

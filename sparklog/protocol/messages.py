@@ -111,6 +111,16 @@ from sparklog.protocol.group_messages import (
     MemberDescription,
     TopicPartitions,
 )
+from sparklog.protocol.quota_messages import (
+    AlterClientQuotas,
+    AlterClientQuotasReply,
+    DescribeClientQuotas,
+    DescribeClientQuotasReply,
+    DescribedQuotas,
+    QuotaAlteration,
+    QuotaKey,
+    QuotaResult,
+)
 from sparklog.protocol.security_messages import SaslAuthenticate, SaslAuthenticateReply
 from sparklog.protocol.set_aside_messages import (
     ListSetAside,
@@ -158,6 +168,8 @@ __all__ = [
     "Ack",
     "AddColumns",
     "AddToTransaction",
+    "AlterClientQuotas",
+    "AlterClientQuotasReply",
     "AlterReassignments",
     "AlterReassignmentsReply",
     "AlterTopic",
@@ -182,6 +194,9 @@ __all__ = [
     "DeletedRecords",
     "DescribeAcls",
     "DescribeAclsReply",
+    "DescribeClientQuotas",
+    "DescribeClientQuotasReply",
+    "DescribedQuotas",
     "DescribeBroker",
     "DescribeBrokerReply",
     "DescribeGroup",
@@ -245,6 +260,9 @@ __all__ = [
     "ProduceReply",
     "ProduceResult",
     "Prove",
+    "QuotaAlteration",
+    "QuotaKey",
+    "QuotaResult",
     "ReassignmentStatus",
     "ReplicaDescription",
     "ReplicaMove",
@@ -327,6 +345,8 @@ Request = (
     | CreateAcls
     | DescribeAcls
     | DeleteAcls
+    | AlterClientQuotas
+    | DescribeClientQuotas
     | ControlUpdate
 )
 Reply = (
@@ -363,6 +383,8 @@ Reply = (
     | DescribeBrokerReply
     | DescribeAclsReply
     | DeleteAclsReply
+    | AlterClientQuotasReply
+    | DescribeClientQuotasReply
     | ControlUpdateReply
     | SaslAuthenticateReply
 )

@@ -18,6 +18,7 @@ from sparklog.protocol.messages import (
     AbortTransaction,
     AddColumns,
     AddToTransaction,
+    AlterClientQuotas,
     AlterReassignments,
     AlterTopic,
     BeginTransaction,
@@ -32,6 +33,7 @@ from sparklog.protocol.messages import (
     DeleteTopic,
     DescribeAcls,
     DescribeBroker,
+    DescribeClientQuotas,
     DescribeGroup,
     ElectLeaders,
     EndTransaction,
@@ -121,6 +123,8 @@ SENDERS: dict[type, SenderKind] = {
     CreateAcls: SenderKind.CLIENT,
     DescribeAcls: SenderKind.CLIENT,
     DeleteAcls: SenderKind.CLIENT,
+    AlterClientQuotas: SenderKind.CLIENT,
+    DescribeClientQuotas: SenderKind.CLIENT,
     ControlUpdate: SenderKind.CONTROLLER,
 }
 

@@ -8,10 +8,13 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
+from sparklog.errors import ErrorCode
 from sparklog.protocol.messages import (
     AbortHanging,
     AbortTransaction,
     AddColumns,
+    AlterClientQuotas,
+    AlterClientQuotasReply,
     AlterReassignments,
     AlterReassignmentsReply,
     AlterTopic,
@@ -25,6 +28,7 @@ from sparklog.protocol.messages import (
     ElectLeaders,
     ElectLeadersReply,
     ErrorReply,
+    QuotaAlteration,
     RemoveSetAside,
     Reply,
     Request,
@@ -32,6 +36,7 @@ from sparklog.protocol.messages import (
     RestoreSetAside,
     RestoreSetAsideReply,
 )
+from sparklog.security.quotas import QuotaEntity
 
 #: The most partitions or names that a description lists.
 _LISTED = 10
@@ -47,7 +52,7 @@ class Change(NamedTuple):
 def change_of(request: Request, reply: Reply) -> Change | None:
     """Return what the request has changed, by its reply; None if it has changed nothing or is not administrative."""
     if isinstance(reply, ErrorReply):
-        return None
+        return _requested(request) if reply.code == ErrorCode.REQUEST_TIMED_OUT else None
     match request, reply:
         case CreateTopic(), CreateTopicReply():
             return Change(f"Topic:{request.name}", f"created, topic id {reply.topic_id}")
@@ -87,6 +92,11 @@ def change_of(request: Request, reply: Reply) -> Change | None:
             return Change(
                 f"Topic:{request.topic}", f"aborted the transaction of producer {request.producer_id} in {where}"
             )
+        case AlterClientQuotas(), AlterClientQuotasReply() if not request.validate_only:
+            done = zip(request.alterations, reply.results, strict=False)
+            return _of_many(
+                "Cluster", "quotas:", [_quotas(alteration) for alteration, result in done if not result.code]
+            )
         case RestartBroker(), _:
             return Change("Cluster", "restart of this broker")
         case RestoreSetAside(), RestoreSetAsideReply():
@@ -96,9 +106,29 @@ def change_of(request: Request, reply: Reply) -> Change | None:
     return None
 
 
+def _requested(request: Request) -> Change | None:
+    """Return what the request changes, now or later. Its result was not known in time."""
+    match request:
+        case CreateTopic() | DeleteTopic():
+            return Change(f"Topic:{request.name}", "requested, not complete in time")
+        case CreatePartitions() | AddColumns() | AlterTopic():
+            return Change(f"Topic:{request.topic}", "requested, not complete in time")
+        case ElectLeaders() | RestoreSetAside():
+            return Change("Cluster", "requested, not complete in time")
+        case AlterClientQuotas():
+            return _of_many("Cluster", "requested quotas:", [_quotas(one) for one in request.alterations])
+    return None
+
+
 def _settings(request: AlterTopic) -> str:
     done = [f"{key}={value}" for key, value in request.config.items()] + [f"unset {key}" for key in request.unset]
     return _listed(done)
+
+
+def _quotas(alteration: QuotaAlteration) -> str:
+    key = alteration.key
+    values = [f"unset {name}" if value is None else f"{name}={value:g}" for name, value in alteration.quotas.items()]
+    return f"{QuotaEntity(key.user, key.client_id, key.ip)}: {' '.join(values)}"
 
 
 def _topics(names: Iterable[str]) -> str:

@@ -15,7 +15,7 @@ clients of a quota share one bucket.
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import NamedTuple
 
 from sparklog.errors import BrokerError, ErrorCode
@@ -38,6 +38,7 @@ QUOTA_NAMES = (*CLIENT_QUOTAS, *ADDRESS_QUOTAS)
 _LEAST = 1e-6
 #: The names of an entity's parts in messages, as in Kafka.
 USER, CLIENT_ID, IP = "user", "client-id", "ip"
+PARTS = (USER, CLIENT_ID, IP)
 _MAX_NAME = 255
 #: The most buckets of one broker and quota.
 MAX_BUCKETS = 10_000
@@ -53,8 +54,22 @@ class QuotaEntity(NamedTuple):
     ip: str | None = None
 
     def __str__(self) -> str:
-        parts = ((USER, self.user), (CLIENT_ID, self.client_id), (IP, self.ip))
+        parts = zip(PARTS, self, strict=True)
         return ", ".join(f"{part} {name!r}" if name else f"default {part}" for part, name in parts if name is not None)
+
+    def matches(self, wanted: QuotaEntity, *, any_of: Collection[str] = (), strict: bool = False) -> bool:
+        """Return whether the entity has the parts of ``wanted`` that are not None, and those that ``any_of`` names.
+
+        With ``strict`` it must have no other part.
+        """
+        for part, name, needed in zip(PARTS, self, wanted, strict=True):
+            if needed is not None and name != needed:
+                return False
+            if name is None and part in any_of:
+                return False
+            if strict and name is not None and needed is None and part not in any_of:
+                return False
+        return True
 
 
 #: The values of one entity, by the quota's name.

@@ -23,6 +23,7 @@ from sparklog.protocol.messages import (
     AbortTransaction,
     AddColumns,
     AddToTransaction,
+    AlterClientQuotas,
     AlterReassignments,
     AlterTopic,
     BeginTransaction,
@@ -37,6 +38,7 @@ from sparklog.protocol.messages import (
     DeleteTopic,
     DescribeAcls,
     DescribeBroker,
+    DescribeClientQuotas,
     DescribeGroup,
     ElectLeaders,
     EndTransaction,
@@ -318,5 +320,7 @@ RULES: dict[type, RequestRule] = {
     CreateAcls: of_cluster(Operation.ALTER),
     DescribeAcls: of_cluster(Operation.DESCRIBE),
     DeleteAcls: of_cluster(Operation.ALTER),
+    AlterClientQuotas: of_cluster(Operation.ALTER_CONFIGS),
+    DescribeClientQuotas: of_cluster(Operation.DESCRIBE_CONFIGS),
     ControlUpdate: of_cluster(Operation.CLUSTER_ACTION),
 }

@@ -58,7 +58,7 @@ DRIVER_EPOCH = "/driver_epoch"
 TOKENS = "/config/tokens"
 ACLS = "/acls"
 #: Only sessions that have proved an identity to ZooKeeper may read these nodes and all nodes below them.
-_SECRET = (USERS, TOKENS, ACLS)
+_SECRET = (USERS, TOKENS, ACLS, QUOTAS)
 
 #: The persistent nodes that every cluster has, parents before children.
 BASE = (

@@ -53,10 +53,11 @@ class _ConfigNode(msgspec.Struct, frozen=True):
 
 
 class Quotas(NamedTuple):
-    """All quotas, and the version of the index that they belong to."""
+    """All quotas, the version of the index that they belong to, and the session that has read them."""
 
     version: int
     values: Mapping[QuotaEntity, QuotaValues]
+    generation: int = 0
 
 
 NO_QUOTAS = Quotas(-1, {})
@@ -106,22 +107,23 @@ class QuotaStore:
         index = decode_index(node)
         if node is None:
             return NO_QUOTAS
-        missed = node.version - known.version
+        missed, generation = node.version - known.version, self._session.generation
         entities = frozenset(index.entities)
-        if known.version < 0 or not 0 <= missed <= len(index.changed):
-            return Quotas(node.version, await self._values(entities))
+        # A later session may see a ZooKeeper that was restored from an older copy.
+        if known.version < 0 or known.generation != generation or not 0 <= missed <= len(index.changed):
+            return Quotas(node.version, await self._values(entities), generation)
         changed = frozenset(index.changed[len(index.changed) - missed :])
         kept = {entity: values for entity, values in known.values.items() if entity in entities - changed}
-        return Quotas(node.version, {**kept, **await self._values(entities & changed)})
+        return Quotas(node.version, {**kept, **await self._values(entities & changed)}, generation)
 
-    async def current(self) -> Quotas:
-        """Return the quotas after all earlier writes. Raises ZkError."""
+    async def current(self, known: Quotas = NO_QUOTAS) -> Quotas:
+        """Return the quotas after all earlier writes. Only what has changed since ``known`` is read. Raises ZkError."""
         await self._session.sync(paths.CONFIG)
         try:
             node = await self._session.get(paths.QUOTAS)
         except ZkNoNode:
             return NO_QUOTAS
-        return await self.read(node)
+        return await self.read(node, known)
 
     async def alter(self, entity: QuotaEntity, changes: Mapping[str, float | None]) -> int:
         """Set or remove (None) quotas of one entity, and return the new version of the index.

@@ -79,6 +79,8 @@ EXPECTED: list[tuple[Request, list[str]]] = [
     (m.RestoreRecords(1, "orders", 0, "", 1, 0, 100), [f"Write {TOPIC}", f"Alter {TOPIC}"]),
     (m.AlterReassignments(1, (), 100), [f"Alter {CLUSTER}"]),
     (m.ListReassignments(1), [f"Describe {CLUSTER}"]),
+    (m.AlterClientQuotas(1, (), 100), [f"AlterConfigs {CLUSTER}"]),
+    (m.DescribeClientQuotas(1), [f"DescribeConfigs {CLUSTER}"]),
     (m.ElectLeaders(1, "preferred", 100), [f"Alter {CLUSTER}"]),
     (m.RestartBroker(1, 1), [f"Alter {CLUSTER}"]),
     (m.ListSetAside(1), [f"Describe {CLUSTER}"]),

@@ -238,7 +238,9 @@ class GroupRequests:
             if isinstance(result, Refused):
                 connection.reply(ErrorReply(request.cid, result.code, result.detail))
             else:
-                connection.reply(Ack(request.cid))
+                reply = Ack(request.cid)
+                connection.reply(reply)
+                self._context.audit.replied(connection, request, reply)
 
         host = self._groups.of(request.group)
         host.ask(lambda ticket: DeleteRequested(ticket, request.group), on_result)

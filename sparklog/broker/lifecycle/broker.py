@@ -34,9 +34,10 @@ from sparklog.broker.requests.access import Access
 from sparklog.broker.requests.fetch import Fetches
 from sparklog.broker.requests.slices import Slices
 from sparklog.broker.security.acl_cache import AclCache
-from sparklog.broker.security.audit_log import Audit
 from sparklog.broker.security.authorized_requests import AuthorizedFetch
 from sparklog.broker.security.authorizer import authorizer_of
+from sparklog.broker.security.quota_manager import QuotaManager
+from sparklog.broker.security.quota_updates import QuotaUpdates
 from sparklog.broker.transactions.coordinator_epochs import CoordinatorEpochs
 from sparklog.broker.transactions.coordinator_registry import CoordinatorHosting, Coordinators
 from sparklog.broker.transactions.fenced_producers import FencedProducers
@@ -46,6 +47,7 @@ from sparklog.broker.transactions.marker_append import MarkerAppend
 from sparklog.broker.transactions.marker_sender import MarkerSender
 from sparklog.broker.transactions.transaction_host import TransactionHost
 from sparklog.broker.transactions.verification import TransactionVerification
+from sparklog.net.server import ServerConnection
 from sparklog.protocol.messages import ControlUpdate
 from sparklog.replica.fetch_session import SessionCache
 
@@ -75,6 +77,12 @@ class Broker:
         self.log_failed = log_failed
         self.restart = restart
         self._directory = partitions.directory
+        self.quotas = QuotaManager(
+            context.counters,
+            window_s=context.config.quota_window_seconds,
+            queued_max_bytes=context.config.queued_max_bytes,
+        )
+        self.quota_updates = QuotaUpdates(context, registry, self.quotas)
         self.access = Access(context.keys, context.cache, context.counters)
         #: The work on long requests, which runs in slices so that the event loop also serves others.
         self.slices = Slices()
@@ -88,8 +96,7 @@ class Broker:
 
     def _create_authorizer(self) -> None:
         """Create the authorizer, if the settings ask for it. Without one, requests and fetches have no further step."""
-        self.audit = Audit(self.context.counters)
-        self.authorizer = authorizer_of(self.context.config, self.audit)
+        self.authorizer = authorizer_of(self.context.config, self.context.audit)
         self.acls: AclCache | None = None
         if self.authorizer is not None:
             self.acls = AclCache(self.authorizer, self.context.counters)
@@ -191,12 +198,18 @@ class Broker:
         if epoch > file.seen.controller_epoch:
             self.context.spawn(note(), "note the controller epoch")
 
+    def connection_lost(self, connection: ServerConnection) -> None:
+        """Forget a connection that has ended."""
+        self.quotas.connection_lost(connection)
+        self.fetches.connection_lost(connection)
+
     def start(self) -> None:
         """Start the background work. Call this after the registration."""
         self._log_maintenance.start()
         self._cleaner.start()
         self.set_aside.start()
         self._topic_notes.start()
+        self.quota_updates.start()
         self.hanging.start()
 
     async def stop_replication(self) -> None:
@@ -218,8 +231,8 @@ class Broker:
         self.hanging.close()
         if self.acls is not None:
             self.acls.close()
-        self.audit.close()
         await self.registry.close()
+        self.context.audit.close()
 
     def finish_logs(self) -> None:
         """Mark the log directory as cleanly closed. Call this after ``close``. It waits for the disk.

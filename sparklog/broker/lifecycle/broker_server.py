@@ -67,13 +67,14 @@ class BrokerServer:
         plain = any(listener.protocol is SecurityProtocol.PLAINTEXT for listener in listeners)
         if config.control_socket and plain and self._broker.authorizer is None:
             path = readers_socket(config.control_socket)
-            self._local_reads = LocalReads(context, self._broker.partitions, path)
+            self._local_reads = LocalReads(context, self._broker.partitions, self._broker.quotas, path)
             self._local_reads.open()
-        handlers, on_lost = request_handlers(self._broker), self._broker.fetches.connection_lost
+        broker = self._broker
+        handlers = broker.quotas.limited(request_handlers(broker), broker.fetches, broker.slices)
         max_connections = min(settings.max_connections, descriptors_for_clients())
         main = self._listeners.client
         self._server = server = await serve(
-            lambda connection: ConnectionHandler(handlers, context.counters, connection, on_lost),
+            lambda connection: ConnectionHandler(handlers, context.counters, connection, broker.connection_lost),
             host=main.host,
             port=main.port,
             describe=self._describe,

@@ -34,6 +34,7 @@ from sparklog.protocol.messages import (
     Ack,
     AddColumns,
     AddToTransaction,
+    AlterClientQuotas,
     AlterReassignments,
     AlterTopic,
     BeginTransaction,
@@ -48,6 +49,7 @@ from sparklog.protocol.messages import (
     DeleteTopic,
     DescribeAcls,
     DescribeBroker,
+    DescribeClientQuotas,
     DescribeGroup,
     ElectLeaders,
     EndTransaction,
@@ -95,7 +97,12 @@ def request_handlers(broker: Broker) -> Handlers:
 def _of_data(broker: Broker) -> Handlers:
     context, partitions, slices = broker.context, broker.partitions, broker.slices
     produce = ProduceRequests(
-        context, partitions, slices=slices, fetches=broker.fetches, verifications=broker.verifications
+        context,
+        partitions,
+        slices=slices,
+        fetches=broker.fetches,
+        verifications=broker.verifications,
+        quotas=broker.quotas,
     )
     delete_records = DeleteRecordsRequests(
         context,
@@ -185,6 +192,8 @@ def _of_operation(broker: Broker) -> Handlers:
         ListSetAside: set_aside.list_logs,
         RestoreSetAside: set_aside.restore,
         RemoveSetAside: set_aside.remove,
+        AlterClientQuotas: broker.quota_updates.alter,
+        DescribeClientQuotas: broker.quota_updates.describe,
         DescribeBroker: DescribeBrokerRequests(context, broker.partitions, broker.slices).handle,
         CreateAcls: acls.create,
         DescribeAcls: acls.describe,
@@ -208,6 +217,8 @@ def _restart(context: BrokerContext, restart: Callable[[], None]) -> HandleReque
             )
         restart()
         _log.info("restart requested by %s", connection.peer)
-        connection.reply(Ack(request.cid))
+        reply = Ack(request.cid)
+        connection.reply(reply)
+        context.audit.replied(connection, request, reply)
 
     return handle

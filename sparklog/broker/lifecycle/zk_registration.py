@@ -36,6 +36,7 @@ from sparklog.zk.broker_registry import BrokerRegistry
 from sparklog.zk.cluster_store import BarrierJob, ClusterStore
 from sparklog.zk.codecs import ElectionRequest, TruncationRefusal, ZkFormatError, encode
 from sparklog.zk.errors import BrokerIdTaken, ZkError, ZkNodeExists, ZkNoNode, ZkUnreachable
+from sparklog.zk.quota_store import QuotaStore
 from sparklog.zk.security import zookeeper_security
 from sparklog.zk.session import PAUSE_S, ZkSession
 from sparklog.zk.state_store import FateUnknown, NodeGone, WriteRefused
@@ -442,6 +443,17 @@ class ZkRegistration:
             except ZkUnreachable:
                 continue
             await changed.wait()
+
+    # --- security ---
+
+    @property
+    def quotas(self) -> QuotaStore:
+        """Return the quotas in ZooKeeper. Raise BrokerError BROKER_NOT_AVAILABLE before the registration."""
+        return QuotaStore(self._session, self._store.unreadable)
+
+    async def connected(self) -> None:
+        """Wait for a connection to ZooKeeper. Raise ZkUnreachable if there is none for a session timeout."""
+        await self._session.connected(timeout_ms=self._context.config.session_timeout_ms)
 
     def withdraw_request(self, path: str) -> None:
         """Delete the node of a request, so that the controller does not carry out the request later."""

@@ -19,13 +19,20 @@ _MAX_TIMEOUT_MS = 600_000
 def reply_later(
     context: BrokerContext, connection: ServerConnection, request: Request, work: Coroutine[Any, Any, Reply]
 ) -> None:
-    """Run ``work`` as a task, and respond with its result or with the error that it raises."""
+    """Run ``work`` as a task, and respond with its result or with the error that it raises.
+
+    The audit log records what an administrative request has changed.
+    """
 
     async def answer() -> None:
         try:
-            connection.reply(await work)
+            reply = await work
+            connection.reply(reply)
+            context.audit.replied(connection, request, reply)
         except BrokerError as error:
-            connection.reply(ErrorReply(request.cid, error.code, error.detail))
+            reply = ErrorReply(request.cid, error.code, error.detail)
+            connection.reply(reply)
+            context.audit.replied(connection, request, reply)
         except ClusterError as error:
             connection.reply(ErrorReply(request.cid, ErrorCode.COORDINATOR_NOT_AVAILABLE, str(error)))
         except Exception as error:

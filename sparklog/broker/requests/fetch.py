@@ -58,6 +58,8 @@ class Fetches:
         self.counters = context.counters
         #: The class of the fetches; with an authorizer, one that checks what the principal may read.
         self.open_fetch: Callable[..., OpenFetch] = OpenFetch
+        #: Called with the bytes of each reply to a consumer, if consumers have quotas. It returns the throttle time.
+        self.consumer_sent: Callable[[ServerConnection, int], int] | None = None
         self.consumer_max_bytes = context.config.fetch_max_bytes
         self.follower_max_bytes = context.config.replica_fetch_response_max_bytes
         self._sessions = sessions

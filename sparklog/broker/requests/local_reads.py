@@ -15,6 +15,7 @@ from sparklog.broker.context import BrokerContext
 from sparklog.broker.replication.partition import Partition
 from sparklog.broker.replication.partitions import Partitions
 from sparklog.broker.requests.fetch_read import parted_from_consumer, require_readable
+from sparklog.broker.security.quota_manager import QuotaManager
 from sparklog.errors import BrokerError, ErrorCode, StorageError
 from sparklog.net.descriptors import MAX_PACKET_BYTES, DescriptorServer
 from sparklog.protocol.local_reads import FORMAT_VERSION, OpenedSegment, OpenSegment, decode_request, encode
@@ -36,8 +37,9 @@ def readers_socket(control_socket: str) -> Path:
 class LocalReads:
     """The server of local reads. Owner: the broker process, on its event loop."""
 
-    def __init__(self, context: BrokerContext, partitions: Partitions, path: Path) -> None:
+    def __init__(self, context: BrokerContext, partitions: Partitions, quotas: QuotaManager, path: Path) -> None:
         self._context = context
+        self._quotas = quotas
         self._partitions = partitions
         self._path = path
         self._server: DescriptorServer | None = None
@@ -91,6 +93,8 @@ class LocalReads:
         return payload, descriptors
 
     def _open_segment(self, request: OpenSegment) -> tuple[OpenedSegment, list[int]]:
+        if self._quotas.limits_consumers:  # what a reader maps cannot be counted
+            raise BrokerError(ErrorCode.REPLICA_NOT_AVAILABLE, "consumers have quotas, so they must fetch")
         if request.isolation not in {0, 1}:
             raise BrokerError(ErrorCode.INVALID_REQUEST, f"isolation {request.isolation} found, expected 0 or 1")
         wanted = FetchPartition(

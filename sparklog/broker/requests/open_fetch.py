@@ -10,7 +10,10 @@ import logging
 import math
 import time
 from collections import Counter
+from collections.abc import Callable
 from typing import Protocol
+
+from msgspec.structs import replace
 
 from sparklog.broker.replication.partition import FetchVerdict, Partition
 from sparklog.broker.replication.partitions import Partitions
@@ -37,6 +40,7 @@ class FetchHost(Protocol):
 
     partitions: Partitions
     counters: Counter[str]
+    consumer_sent: Callable[[ServerConnection, int], int] | None
     #: Limits of a response, even if the client requests more, because the broker builds the response in memory.
     consumer_max_bytes: int
     follower_max_bytes: int
@@ -232,8 +236,13 @@ class OpenFetch:
                 body_bytes += read.size
                 if read.result.stored_bytes:
                     self._count_projected(read.result)
-        self._host.counters["fetch.follower.bytes" if self.of_follower else "fetch.consumer.bytes"] += body_bytes
-        self.connection.reply(self.context.reply(results, self.request.cid), body, body_bytes)
+        host, reply = self._host, self.context.reply(results, self.request.cid)
+        host.counters["fetch.follower.bytes" if self.of_follower else "fetch.consumer.bytes"] += body_bytes
+        if host.consumer_sent is not None and not self.of_follower:
+            throttle_ms = host.consumer_sent(self.connection, body_bytes)
+            if throttle_ms:
+                reply = replace(reply, throttle_time_ms=throttle_ms)
+        self.connection.reply(reply, body, body_bytes)
 
     def _count_projected(self, result: FetchedPartition) -> None:
         counters = self._host.counters

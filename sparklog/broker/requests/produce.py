@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 from functools import partial
-from typing import cast
+from typing import Protocol, cast
 
 from sparklog.broker.context import BrokerContext
 from sparklog.broker.internal_topics import refuse_internal
@@ -32,6 +32,16 @@ _MAX_TIMEOUT_MS = 3_600_000
 #: Flags that change the meaning of a batch: those that only the log sets, and the transaction flag.
 _CHECKED_FLAGS = int(Flag.CONTROL | Flag.OFFSET_ARRAY | Flag.FIRST_OF_SEGMENT | Flag.TRANSACTIONAL | Flag.PROJECTED)
 _TRANSACTIONAL = int(Flag.TRANSACTIONAL)
+
+
+class Throttling(Protocol):
+    """The quotas of producers."""
+
+    #: Whether any quota is set.
+    active: bool
+
+    def throttle_ms(self, connection: ServerConnection) -> int:
+        """Return the time in milliseconds for which the next request of this connection waits."""
 
 
 class _OpenProduce:
@@ -86,8 +96,10 @@ class ProduceRequests:
         slices: Slices,
         fetches: Fetches,
         verifications: TransactionVerification,
+        quotas: Throttling,
     ) -> None:
         self._context = context
+        self._quotas = quotas
         self.counters = context.counters
         self._partitions = partitions
         self._slices = slices
@@ -319,7 +331,8 @@ class ProduceRequests:
 
     def finish(self, connection: ServerConnection, cid: int, *, acks: int, results: tuple[ProduceResult, ...]) -> None:
         if acks != 0:
-            self._fetches.reply_after_consumers(connection.reply, ProduceReply(cid, results))
+            throttle_ms = self._quotas.throttle_ms(connection) if self._quotas.active else 0
+            self._fetches.reply_after_consumers(connection.reply, ProduceReply(cid, results, throttle_ms))
             return
         connection.done(cid)
         # A producer with acks=0 gets no responses. If it writes to the wrong broker, it learns of that only because the

@@ -65,6 +65,8 @@ class Slices:
         self._slicing = False
         self._scheduled = False
         self._closed = False
+        #: Called with a connection and the seconds that each slice of its work has taken, or None.
+        self.used: Callable[[Pausable, float], None] | None = None
 
     def over(self) -> bool:
         """Return whether the time of the current slice is over, so that the running work must yield."""
@@ -110,6 +112,7 @@ class Slices:
     def _advance(self, work: _Work) -> bool:
         """Do one slice of the work, and return whether the work is done."""
         self._slicing = True
+        began_s = time.monotonic()
         try:
             waited = next(work.steps)
         except StopIteration:
@@ -119,6 +122,8 @@ class Slices:
             return True
         finally:
             self._slicing = False
+            if self.used is not None:
+                self.used(work.connection, time.monotonic() - began_s)
         if waited is None:
             self._wait(work)
         else:

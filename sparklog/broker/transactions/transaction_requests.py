@@ -189,9 +189,12 @@ class TransactionRequests:
             asyncio.get_running_loop().call_later(_CONFIRM_S, on_result, _unconfirmed(request, _CONFIRM_S))
 
     def abort(self, connection: ServerConnection, request: AbortTransaction, body: memoryview) -> None:
-        self._transactions.of(request.key).ask(
-            lambda ticket: events.AbortRequested(ticket, request.key), _answering(connection, request.cid)
-        )
+        def on_outcome(outcome: Outcome) -> None:
+            reply = _reply(request.cid, outcome)
+            connection.reply(reply)
+            self._context.audit.replied(connection, request, reply)
+
+        self._transactions.of(request.key).ask(lambda ticket: events.AbortRequested(ticket, request.key), on_outcome)
 
     def list_transactions(self, connection: ServerConnection, request: ListTransactions, body: memoryview) -> None:
         answer_in_slices(self._slices, connection, request, self._list_transactions(request.cid))

@@ -12,6 +12,7 @@ from typing import Any
 import pyarrow as pa
 
 from sparklog.client.admin import groups, reassignment, rolling_restart, set_aside, topics, transactions
+from sparklog.client.admin import quotas as quota_admin
 from sparklog.client.admin.descriptions import (
     BrokerDescription,
     ClusterDescription,
@@ -44,6 +45,7 @@ from sparklog.protocol.messages import (
     GroupOffset,
     Metadata,
     MetadataReply,
+    QuotaKey,
 )
 
 #: The offset of a delete request that stands for the partition's high watermark.
@@ -546,6 +548,35 @@ class Admin:
             ClientTimeout: the leader did not respond; the transaction may be aborted.
         """
         transactions.abort_hanging(self._cluster, TopicPartition(*partition), producer_id)
+
+    # --- quotas ---
+
+    def alter_quotas(
+        self,
+        quotas: Mapping[str, float | None],
+        *,
+        user: str | None = None,
+        client_id: str | None = None,
+        ip: str | None = None,
+        timeout_s: float | None = None,
+    ) -> None:
+        """Set quotas of a user, a client id, a client id of a user, or an address; a value of None removes a quota.
+
+        An empty name means the default: all users, client ids or addresses without quotas of their own. The quotas are
+        ``producer_byte_rate``, ``consumer_byte_rate`` and ``request_percentage``; for an address
+        ``connection_creation_rate``. Every broker enforces them by itself, without a restart.
+
+        Raises:
+            BrokerError: INVALID_CONFIG for an unknown quota or value, INVALID_REQUEST for another entity.
+            ClientTimeout: no broker responded in time; the quotas may be set.
+        """
+        quota_admin.alter_quotas(self._cluster, QuotaKey(user, client_id, ip), quotas, timeout_s=timeout_s)
+
+    def describe_quotas(
+        self, *, user: str | None = None, client_id: str | None = None, ip: str | None = None
+    ) -> list[quota_admin.ClientQuotas]:
+        """Return the quotas of all entities with these names; None matches any name, and entities without this part."""
+        return quota_admin.describe_quotas(self._cluster, QuotaKey(user, client_id, ip))
 
     def _replicas(self) -> tuple[tuple[BrokerEndpoint, ...], dict[TopicPartition, tuple[int, ...]]]:
         """Return the live brokers, and the replicas of every partition.

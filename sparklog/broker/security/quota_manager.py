@@ -1,0 +1,279 @@
+"""The enforcement of quotas in one broker: who is charged for what, and which connection has to wait.
+
+A request is handled, and charged for its bytes and for the time of the event loop that it takes. If this exceeds a
+quota, the connection's next request waits until the allowance is positive again, and the reply has that time. Meanwhile
+the socket is not read. The client of a new connection could avoid the wait by opening one connection for each request.
+So the first request of a kind on a connection waits for an earlier excess.
+
+Brokers and controllers are exempt. While no quota is set, the handlers of requests are those without quotas.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import time
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+from msgspec.structs import replace
+
+from sparklog.broker.requests.dispatch import HandleRequest, Handlers
+from sparklog.broker.requests.slices import Slices, answer_failure
+from sparklog.errors import BrokerError, ErrorCode
+from sparklog.net.connection_slots import ConnectionStanding
+from sparklog.net.server import ServerConnection
+from sparklog.protocol.messages import Fetch, Produce
+from sparklog.security.quotas import (
+    CONSUMER_BYTE_RATE,
+    PRODUCER_BYTE_RATE,
+    REQUEST_PERCENTAGE,
+    QuotaBuckets,
+    QuotaTable,
+    TokenBucket,
+)
+
+#: The part of ``queued.max.bytes`` that requests may take while they wait for an earlier excess of their client.
+_HELD_PART = 8
+#: The event loop rounds its timers to milliseconds.
+_EARLY_S = 0.002
+_PERCENT = 0.01
+#: The quota of the bytes of a request or its reply.
+_QUOTA_OF: dict[type, str] = {Produce: PRODUCER_BYTE_RATE, Fetch: CONSUMER_BYTE_RATE}
+
+
+class Fetching(Protocol):
+    """The fetches of the broker. ``consumer_sent`` is called with the bytes of each reply to a consumer."""
+
+    consumer_sent: Callable[[ServerConnection, int], int] | None
+
+
+@dataclass(eq=False)
+class _Client:
+    """The buckets of one connection, by the quota's name, and its wait."""
+
+    buckets: dict[str, TokenBucket]
+    #: The quotas that no request of this connection was charged for.
+    unused: set[str] = field(default_factory=set)
+    #: The monotonic time until which the connection waits; 0 if it does not wait.
+    until_s: float = 0.0
+    timer: asyncio.TimerHandle | None = None
+    #: The size of the request that waits, and the function that handles it.
+    held: tuple[int, Callable[[], None]] | None = None
+
+
+_EXEMPT = _Client({})
+
+
+class QuotaManager:
+    """The quotas of one broker. Owner: its event loop.
+
+    ``window_s`` is the time whose rate a client may use at once, and ``max_held_bytes`` limits the requests that wait.
+    """
+
+    def __init__(self, counters: Counter[str], *, window_s: float, queued_max_bytes: int) -> None:
+        self._counters = counters
+        self._max_held_bytes = queued_max_bytes // _HELD_PART
+        self._held_bytes = 0
+        self._table = QuotaTable()
+        self._buckets = {
+            PRODUCER_BYTE_RATE: QuotaBuckets(PRODUCER_BYTE_RATE, window_s=window_s),
+            CONSUMER_BYTE_RATE: QuotaBuckets(CONSUMER_BYTE_RATE, window_s=window_s),
+            REQUEST_PERCENTAGE: QuotaBuckets(REQUEST_PERCENTAGE, window_s=window_s, unit=_PERCENT),
+        }
+        self._clients: dict[ServerConnection, _Client] = {}
+        self._plain: Handlers = {}
+        self._limited: Handlers = {}
+        self._in_use: dict[type, HandleRequest] = {}
+        self._fetching: Fetching | None = None
+        self._slices: Slices | None = None
+        #: Whether any quota of requests is set.
+        self.active = False
+
+    # --- the parts of the broker ---
+
+    def limited(self, handlers: Handlers, fetching: Fetching, slices: Slices) -> Handlers:
+        """Return the handlers to use: always those that enforce the present quotas."""
+        self._plain = handlers
+        self._limited = {kind: self._wrapped(kind, handle) for kind, handle in handlers.items()}
+        self._in_use = dict(handlers)
+        self._fetching = fetching
+        self._slices = slices
+        return self._in_use
+
+    def apply(self, table: QuotaTable) -> None:
+        """Enforce these quotas from now on. All connections that wait continue."""
+        self._table = table
+        self.active = table.limits_clients
+        self._in_use.update(self._limited if self.active else self._plain)
+        if self._fetching is not None:
+            self._fetching.consumer_sent = self._consumer_sent if table.has(CONSUMER_BYTE_RATE) else None
+        if self._slices is not None:
+            self._slices.used = self._slice_used if table.has(REQUEST_PERCENTAGE) else None
+        for buckets in self._buckets.values():
+            buckets.keep_only(table)
+        clients, self._clients = self._clients, {}
+        for connection, client in clients.items():
+            self._end_wait(connection, client)
+
+    @property
+    def table(self) -> QuotaTable:
+        return self._table
+
+    @property
+    def limits_consumers(self) -> bool:
+        """Return whether consumers have quotas, so that they must not read files themselves."""
+        return self._table.has(CONSUMER_BYTE_RATE)
+
+    def throttle_ms(self, connection: ServerConnection) -> int:
+        """Return the time in milliseconds for which the next request of this connection waits."""
+        client = self._clients.get(connection)
+        if client is None or not client.until_s:
+            return 0
+        return max(0, math.ceil((client.until_s - time.monotonic()) * 1000))
+
+    def connection_lost(self, connection: ServerConnection) -> None:
+        client = self._clients.pop(connection, None)
+        if client is not None:
+            if client.timer is not None:
+                client.timer.cancel()
+            if client.held is not None:
+                self._held_bytes -= client.held[0]
+
+    # --- requests ---
+
+    def _wrapped(self, kind: type, handle: HandleRequest) -> HandleRequest:
+        quota = _QUOTA_OF.get(kind, "")
+
+        def limited(connection: ServerConnection, request: Any, body: memoryview) -> None:
+            client = self._clients.get(connection) or self._new_client(connection)
+            if client is _EXEMPT:
+                handle(connection, request, body)
+                return
+            if client.unused:
+                wait_s = self._earlier_excess_s(client, quota)
+                if wait_s > 0:
+                    self._hold(connection, client, wait_s=wait_s, request=request, body=body, limited=limited)
+                    return
+            began_s = time.monotonic()
+            if quota and (bucket := client.buckets.get(quota)) is not None:
+                if quota == PRODUCER_BYTE_RATE:
+                    self._wait(connection, client, bucket.charge(len(body), began_s))
+                else:
+                    # A reply of at most one window's bytes keeps the wait short.
+                    request = replace(request, max_bytes=min(request.max_bytes, max(1, int(bucket.burst))))
+            try:
+                handle(connection, request, body)
+            finally:
+                if (bucket := client.buckets.get(REQUEST_PERCENTAGE)) is not None:
+                    now_s = time.monotonic()
+                    self._wait(connection, client, bucket.charge(now_s - began_s, now_s))
+
+        return limited
+
+    def _new_client(self, connection: ServerConnection) -> _Client:
+        if connection.identity is not None or connection.standing is ConnectionStanding.PEER:
+            return _EXEMPT
+        now_s, user, client_id = time.monotonic(), connection.principal.name, connection.client_id
+        found: dict[str, TokenBucket] = {}
+        for name, buckets in self._buckets.items():
+            limit = self._table.limit(name, user=user, client_id=client_id)
+            if limit is not None:
+                found[name] = buckets.bucket(limit, now_s)
+        client = self._clients[connection] = _Client(found, set(found))
+        return client
+
+    def _earlier_excess_s(self, client: _Client, quota: str) -> float:
+        """Return the time for which the first request that uses a quota has to wait."""
+        now_s, wait_s = time.monotonic(), 0.0
+        for name in client.unused & {quota, REQUEST_PERCENTAGE}:
+            client.unused.discard(name)
+            wait_s = max(wait_s, client.buckets[name].wait_s(now_s))
+        return wait_s
+
+    def _hold(
+        self,
+        connection: ServerConnection,
+        client: _Client,
+        *,
+        wait_s: float,
+        request: Any,
+        body: memoryview,
+        limited: HandleRequest,
+    ) -> None:
+        """Handle the request after ``wait_s``.
+
+        Raises:
+            BrokerError: THROTTLING_QUOTA_EXCEEDED, too many bytes of requests wait.
+        """
+        if self._held_bytes + len(body) > self._max_held_bytes:
+            client.unused.update(client.buckets)
+            if isinstance(request, Produce) and not request.acks:  # such a producer gets no replies
+                connection.done(request.cid)
+                connection.close()
+                return
+            detail = (
+                f"client {connection.client_id!r} of {connection.principal} has exceeded a quota for {wait_s:.1f} s"
+            )
+            raise BrokerError(ErrorCode.THROTTLING_QUOTA_EXCEEDED, detail)
+
+        def handle() -> None:
+            try:
+                limited(connection, request, body)
+            except Exception as error:
+                answer_failure(connection, request, error)
+
+        self._held_bytes += len(body)
+        client.held = len(body), handle
+        self._wait(connection, client, wait_s)
+
+    def _consumer_sent(self, connection: ServerConnection, size: int) -> int:
+        """Charge the bytes of a reply to a consumer, and return the time that the reply has to contain."""
+        client = self._clients.get(connection)
+        bucket = client.buckets.get(CONSUMER_BYTE_RATE) if client is not None else None
+        if client is None or bucket is None:
+            return 0
+        self._wait(connection, client, bucket.charge(size, time.monotonic()))
+        return self.throttle_ms(connection)
+
+    def _slice_used(self, connection: object, took_s: float) -> None:
+        """Charge the time of a slice of a long request."""
+        if isinstance(connection, ServerConnection) and (client := self._clients.get(connection)) is not None:
+            bucket = client.buckets.get(REQUEST_PERCENTAGE)
+            if bucket is not None:
+                self._wait(connection, client, bucket.charge(took_s, time.monotonic()))
+
+    # --- waits ---
+
+    def _wait(self, connection: ServerConnection, client: _Client, wait_s: float) -> None:
+        """Let the next request of the connection wait, at least for ``wait_s`` from now on."""
+        if wait_s <= 0 or connection.closed:
+            return
+        if not client.until_s:
+            self._counters["quotas.waits"] += 1
+            connection.pause_requests()
+            client.timer = asyncio.get_running_loop().call_later(wait_s, self._check_wait, connection, client)
+        client.until_s = max(client.until_s, time.monotonic() + wait_s)
+
+    def _check_wait(self, connection: ServerConnection, client: _Client) -> None:
+        left_s = client.until_s - time.monotonic()
+        if left_s > _EARLY_S:
+            client.timer = asyncio.get_running_loop().call_later(left_s, self._check_wait, connection, client)
+        else:
+            self._end_wait(connection, client)
+
+    def _end_wait(self, connection: ServerConnection, client: _Client) -> None:
+        if not client.until_s:
+            return
+        client.until_s = 0.0
+        if client.timer is not None:
+            client.timer.cancel()
+            client.timer = None
+        held, client.held = client.held, None
+        if held is not None:
+            size, handle = held
+            self._held_bytes -= size
+            handle()  # before ``resume_requests``, so that no later request overtakes it
+        connection.resume_requests()

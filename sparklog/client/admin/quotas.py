@@ -1,0 +1,52 @@
+"""The administration of quotas: they are set, removed and listed."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from sparklog.client.cluster.blocking_cluster import BlockingCluster
+from sparklog.errors import BrokerError
+from sparklog.protocol.messages import (
+    AlterClientQuotas,
+    AlterClientQuotasReply,
+    DescribeClientQuotas,
+    DescribeClientQuotasReply,
+    QuotaAlteration,
+    QuotaKey,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class ClientQuotas:
+    """The quotas of one entity. Each part is a name, ``""`` for the default, or None if it does not matter."""
+
+    user: str | None
+    client_id: str | None
+    ip: str | None
+    quotas: Mapping[str, float]
+
+
+def alter_quotas(
+    cluster: BlockingCluster, key: QuotaKey, quotas: Mapping[str, float | None], *, timeout_s: float | None
+) -> None:
+    """Set or remove quotas. Arguments and errors are those of ``Admin.alter_quotas``."""
+    values = {name: None if value is None else float(value) for name, value in quotas.items()}
+    request = AlterClientQuotas(0, (QuotaAlteration(key, values),), cluster.broker_timeout_ms(timeout_s))
+
+    def attempt() -> None:
+        for result in cluster.ask_any(request, AlterClientQuotasReply).results:
+            if result.code:
+                raise BrokerError(result.code, result.detail)
+
+    cluster.retrying("AlterClientQuotas", attempt, timeout_s=timeout_s)
+
+
+def describe_quotas(cluster: BlockingCluster, key: QuotaKey) -> list[ClientQuotas]:
+    """Return quotas. Arguments and errors are those of ``Admin.describe_quotas``."""
+    reply = cluster.retrying(
+        "DescribeClientQuotas", lambda: cluster.ask_any(DescribeClientQuotas(0, key), DescribeClientQuotasReply)
+    )
+    return [
+        ClientQuotas(entry.key.user, entry.key.client_id, entry.key.ip, dict(entry.quotas)) for entry in reply.entries
+    ]
