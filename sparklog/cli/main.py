@@ -32,6 +32,7 @@ from sparklog.cli.segments import segments
 from sparklog.cli.top import top
 from sparklog.cli.topics import topics
 from sparklog.cli.transactions import transactions
+from sparklog.cli.users import users
 from sparklog.cli.zookeeper import zookeeper
 from sparklog.client.errors import ClientTimeout
 from sparklog.errors import BrokerError, ConfigError, ErrorCode, SparklogError
@@ -73,6 +74,7 @@ segments.command("salvage")(salvage)
 app.add_typer(segments, name="segments")
 app.add_typer(zookeeper, name="zookeeper")
 app.add_typer(certs, name="certs")
+app.add_typer(users, name="users")
 app.command("controller")(controller)
 
 

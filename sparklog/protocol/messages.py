@@ -157,6 +157,12 @@ from sparklog.protocol.transaction_messages import (
     WriteMarkers,
     WriteMarkersReply,
 )
+from sparklog.protocol.user_messages import (
+    AlterUserScramCredentials,
+    AlterUserScramCredentialsReply,
+    DescribeUserScramCredentials,
+    DescribeUserScramCredentialsReply,
+)
 
 __all__ = [
     "ACKS_ALL",
@@ -173,6 +179,8 @@ __all__ = [
     "AlterReassignments",
     "AlterReassignmentsReply",
     "AlterTopic",
+    "AlterUserScramCredentials",
+    "AlterUserScramCredentialsReply",
     "BeginTransaction",
     "BeginTransactionReply",
     "CONSUMER",
@@ -201,6 +209,8 @@ __all__ = [
     "DescribeBrokerReply",
     "DescribeGroup",
     "DescribeGroupReply",
+    "DescribeUserScramCredentials",
+    "DescribeUserScramCredentialsReply",
     "EARLIEST",
     "ElectLeaders",
     "ElectLeadersReply",
@@ -347,6 +357,8 @@ Request = (
     | DeleteAcls
     | AlterClientQuotas
     | DescribeClientQuotas
+    | DescribeUserScramCredentials
+    | AlterUserScramCredentials
     | ControlUpdate
 )
 Reply = (
@@ -385,6 +397,8 @@ Reply = (
     | DeleteAclsReply
     | AlterClientQuotasReply
     | DescribeClientQuotasReply
+    | DescribeUserScramCredentialsReply
+    | AlterUserScramCredentialsReply
     | ControlUpdateReply
     | SaslAuthenticateReply
 )

@@ -21,6 +21,7 @@ from sparklog.protocol.messages import (
     AlterClientQuotas,
     AlterReassignments,
     AlterTopic,
+    AlterUserScramCredentials,
     BeginTransaction,
     CommitOffsets,
     ControlUpdate,
@@ -35,6 +36,7 @@ from sparklog.protocol.messages import (
     DescribeBroker,
     DescribeClientQuotas,
     DescribeGroup,
+    DescribeUserScramCredentials,
     ElectLeaders,
     EndTransaction,
     Fetch,
@@ -125,6 +127,8 @@ SENDERS: dict[type, SenderKind] = {
     DeleteAcls: SenderKind.CLIENT,
     AlterClientQuotas: SenderKind.CLIENT,
     DescribeClientQuotas: SenderKind.CLIENT,
+    DescribeUserScramCredentials: SenderKind.CLIENT,
+    AlterUserScramCredentials: SenderKind.CLIENT,
     ControlUpdate: SenderKind.CONTROLLER,
 }
 

@@ -18,6 +18,8 @@ from sparklog.protocol.messages import (
     AlterReassignments,
     AlterReassignmentsReply,
     AlterTopic,
+    AlterUserScramCredentials,
+    AlterUserScramCredentialsReply,
     CreatePartitions,
     CreateTopic,
     CreateTopicReply,
@@ -103,6 +105,9 @@ def change_of(request: Request, reply: Reply) -> Change | None:
             return Change(f"Topic:{reply.topic}", f"recreated from set-aside logs, topic id {request.topic_id}")
         case RemoveSetAside(), _:
             return _of_many("Cluster", "deleted set-aside logs", list(request.names))
+        case AlterUserScramCredentials(), AlterUserScramCredentialsReply():
+            altered = [result.user for result in reply.users if not result.code]
+            return _of_many(f"User:{_listed(altered)}", "credentials:", _credentials(request, set(altered)))
     return None
 
 
@@ -129,6 +134,11 @@ def _quotas(alteration: QuotaAlteration) -> str:
     key = alteration.key
     values = [f"unset {name}" if value is None else f"{name}={value:g}" for name, value in alteration.quotas.items()]
     return f"{QuotaEntity(key.user, key.client_id, key.ip)}: {' '.join(values)}"
+
+
+def _credentials(request: AlterUserScramCredentials, altered: set[str]) -> list[str]:
+    deleted = [f"deleted {one.mechanism} of {one.user}" for one in request.deletions if one.user in altered]
+    return deleted + [f"set {one.mechanism} of {one.user}" for one in request.upsertions if one.user in altered]
 
 
 def _topics(names: Iterable[str]) -> str:

@@ -26,6 +26,7 @@ from sparklog.protocol.messages import (
     AlterClientQuotas,
     AlterReassignments,
     AlterTopic,
+    AlterUserScramCredentials,
     BeginTransaction,
     CommitOffsets,
     ControlUpdate,
@@ -40,6 +41,7 @@ from sparklog.protocol.messages import (
     DescribeBroker,
     DescribeClientQuotas,
     DescribeGroup,
+    DescribeUserScramCredentials,
     ElectLeaders,
     EndTransaction,
     Fetch,
@@ -322,5 +324,7 @@ RULES: dict[type, RequestRule] = {
     DeleteAcls: of_cluster(Operation.ALTER),
     AlterClientQuotas: of_cluster(Operation.ALTER_CONFIGS),
     DescribeClientQuotas: of_cluster(Operation.DESCRIBE_CONFIGS),
+    DescribeUserScramCredentials: of_cluster(Operation.DESCRIBE),
+    AlterUserScramCredentials: of_cluster(Operation.ALTER),
     ControlUpdate: of_cluster(Operation.CLUSTER_ACTION),
 }

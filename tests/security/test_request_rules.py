@@ -90,6 +90,8 @@ EXPECTED: list[tuple[Request, list[str]]] = [
     (m.CreateAcls(1, ()), [f"Alter {CLUSTER}"]),
     (m.DescribeAcls(1), [f"Describe {CLUSTER}"]),
     (m.DeleteAcls(1, ()), [f"Alter {CLUSTER}"]),
+    (m.DescribeUserScramCredentials(1), [f"Describe {CLUSTER}"]),
+    (m.AlterUserScramCredentials(1), [f"Alter {CLUSTER}"]),
     (m.ControlUpdate(1, "c", 1, 1, False, None, (), ()), [f"ClusterAction {CLUSTER}"]),
 ]
 

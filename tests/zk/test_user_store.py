@@ -179,7 +179,8 @@ def follow(scenario: Callable[[ZkSession, UserStore, Users, list[Principal]], Aw
         writer = await ZkSession.open(connect, session_timeout_ms=2000)
         reader = await ZkSession.open(connect, session_timeout_ms=2000)
         revoked: list[Principal] = []
-        users = Users(revoked.append)
+        users = Users()
+        users.revoked_listeners.append(revoked.append)
         try:
             users.open(reader)
             await users.loaded()

@@ -36,8 +36,10 @@ from sparklog.broker.requests.slices import Slices
 from sparklog.broker.security.acl_cache import AclCache
 from sparklog.broker.security.authorized_requests import AuthorizedFetch
 from sparklog.broker.security.authorizer import authorizer_of
+from sparklog.broker.security.logins import Logins, sasl_mechanisms
 from sparklog.broker.security.quota_manager import QuotaManager
 from sparklog.broker.security.quota_updates import QuotaUpdates
+from sparklog.broker.security.users import Users
 from sparklog.broker.transactions.coordinator_epochs import CoordinatorEpochs
 from sparklog.broker.transactions.coordinator_registry import CoordinatorHosting, Coordinators
 from sparklog.broker.transactions.fenced_producers import FencedProducers
@@ -84,6 +86,7 @@ class Broker:
         )
         self.quota_updates = QuotaUpdates(context, registry, self.quotas)
         self.access = Access(context.keys, context.cache, context.counters)
+        self._create_logins()
         #: The work on long requests, which runs in slices so that the event loop also serves others.
         self.slices = Slices()
         # The fetch session ids of this process must differ from those of an earlier process.
@@ -93,6 +96,18 @@ class Broker:
         self._create_authorizer()
         self._create_coordinators()
         self._create_replication()
+
+    def _create_logins(self) -> None:
+        """Create the users and their logins on the listeners with SASL."""
+        self.users = Users()
+        self.registry.session_listeners.append(self.users.open)
+        self.logins = Logins(
+            sasl_mechanisms(self.context.config.sasl_enabled_mechanisms),
+            self.users,
+            max_reauth_ms=self.context.config.connections_max_reauth_ms,
+            wall_ms=self.context.wall_ms,
+            on_login=self.context.audit.login,
+        )
 
     def _create_authorizer(self) -> None:
         """Create the authorizer, if the settings ask for it. Without one, requests and fetches have no further step."""
@@ -231,6 +246,7 @@ class Broker:
         self.hanging.close()
         if self.acls is not None:
             self.acls.close()
+        self.users.close()
         await self.registry.close()
         self.context.audit.close()
 

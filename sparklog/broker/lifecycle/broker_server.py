@@ -86,12 +86,13 @@ class BrokerServer:
             idle_s=settings.connections_max_idle_ms / 1000,
             within_host=settings.unix_sockets,
             credentials=context.credentials,
-            security=_security(main),
+            security=self._security(main),
         )
+        self._broker.users.revoked_listeners.append(server.close_connections)
         self._ports[main.name] = server.port
         for listener in listeners:
             if listener is not main:
-                self._ports[listener.name] = await server.listen(listener.host, listener.port, _security(listener))
+                self._ports[listener.name] = await server.listen(listener.host, listener.port, self._security(listener))
 
     def _describe(self, cid: int, version: int) -> HelloReply:
         context = self._context
@@ -106,6 +107,11 @@ class BrokerServer:
             local_socket=self._local_reads.address if self._local_reads is not None else "",
         )
 
+    def _security(self, listener: Listener) -> ListenerSecurity:
+        if listener.protocol.uses_tls:
+            raise ConfigError(f"listener {listener.name}: this release has no {listener.protocol.value}")
+        return ListenerSecurity(listener.name, self._broker.logins if listener.protocol.uses_sasl else None)
+
     def close_local_reads(self) -> None:
         """Stop giving segment files to readers on this host."""
         if self._local_reads is not None:
@@ -115,9 +121,3 @@ class BrokerServer:
         """Close all connections of clients."""
         if self._server is not None:
             await self._server.close()
-
-
-def _security(listener: Listener) -> ListenerSecurity:
-    if listener.protocol is not SecurityProtocol.PLAINTEXT:
-        raise ConfigError(f"listener {listener.name}: this release has no {listener.protocol.value}")
-    return ListenerSecurity(listener.name)

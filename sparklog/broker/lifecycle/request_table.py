@@ -23,6 +23,7 @@ from sparklog.broker.requests.restore_records import RestoreRecordsRequests
 from sparklog.broker.requests.set_aside import SetAsideRequests
 from sparklog.broker.security.acl_requests import AclRequests
 from sparklog.broker.security.authorized_requests import authorized_handlers
+from sparklog.broker.security.user_requests import UserRequests
 from sparklog.broker.transactions.hanging_transactions import HangingTransactionRequests
 from sparklog.broker.transactions.marker_append import MarkerRequests
 from sparklog.broker.transactions.transaction_requests import TransactionRequests
@@ -37,6 +38,7 @@ from sparklog.protocol.messages import (
     AlterClientQuotas,
     AlterReassignments,
     AlterTopic,
+    AlterUserScramCredentials,
     BeginTransaction,
     CommitOffsets,
     ControlUpdate,
@@ -51,6 +53,7 @@ from sparklog.protocol.messages import (
     DescribeBroker,
     DescribeClientQuotas,
     DescribeGroup,
+    DescribeUserScramCredentials,
     ElectLeaders,
     EndTransaction,
     Fetch,
@@ -187,6 +190,7 @@ def _of_operation(broker: Broker) -> Handlers:
     context = broker.context
     set_aside = SetAsideRequests(context, broker.set_aside, broker.registry)
     acls = AclRequests(context, broker.authorizer, broker.acls)
+    users = UserRequests(context, broker.users)
     return {
         RestartBroker: _restart(context, broker.restart),
         ListSetAside: set_aside.list_logs,
@@ -194,6 +198,8 @@ def _of_operation(broker: Broker) -> Handlers:
         RemoveSetAside: set_aside.remove,
         AlterClientQuotas: broker.quota_updates.alter,
         DescribeClientQuotas: broker.quota_updates.describe,
+        DescribeUserScramCredentials: users.describe,
+        AlterUserScramCredentials: users.alter,
         DescribeBroker: DescribeBrokerRequests(context, broker.partitions, broker.slices).handle,
         CreateAcls: acls.create,
         DescribeAcls: acls.describe,

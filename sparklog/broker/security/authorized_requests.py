@@ -254,6 +254,10 @@ class _ForwardingConnection:
         self.peer = connection.peer
         self.client_id = connection.client_id
         self.within_host = connection.within_host
+        self.principal = connection.principal
+        self.peer_host = connection.peer_host
+        self.listener = connection.listener
+        self.identity = connection.identity
 
     @property
     def server_queue(self) -> tuple[int, int]:

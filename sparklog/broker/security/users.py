@@ -27,11 +27,12 @@ _log = logging.getLogger(__name__)
 class Users:
     """The credentials of all users. Owner: the broker's event loop, from ``open`` to ``close``.
 
-    ``on_revoked`` is called with the principal of each user that has lost a credential or got another one in its place.
+    The connections of a user end when it has lost a credential or got another one in its place.
     """
 
-    def __init__(self, on_revoked: Callable[[Principal], None]) -> None:
-        self._on_revoked = on_revoked
+    def __init__(self) -> None:
+        #: Called with the principal of each user whose connections must end.
+        self.revoked_listeners: list[Callable[[Principal], object]] = []
         self._session: ZkSession | None = None
         self._store: UserStore | None = None
         self._users: dict[str, Credentials] = {}
@@ -153,4 +154,5 @@ class Users:
                 self._users.pop(name, None)
             if any(after.get(mechanism) != credential for mechanism, credential in before.items()):
                 _log.info("a credential of user %r was changed or deleted: ending its connections", name)
-                self._on_revoked(Principal(USER, name))
+                for listener in self.revoked_listeners:
+                    listener(Principal(USER, name))

@@ -11,7 +11,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from sparklog.client.admin import groups, reassignment, rolling_restart, set_aside, topics, transactions
+from sparklog.client.admin import groups, reassignment, rolling_restart, set_aside, topics, transactions, users
 from sparklog.client.admin import quotas as quota_admin
 from sparklog.client.admin.descriptions import (
     BrokerDescription,
@@ -26,6 +26,7 @@ from sparklog.client.admin.descriptions import (
     describe_topic,
 )
 from sparklog.client.admin.set_aside import RestoredTopic, SetAsideDescription
+from sparklog.client.admin.users import SCRAM_MECHANISMS, UserDescription
 from sparklog.client.cluster import forks
 from sparklog.client.cluster.blocking_cluster import BlockingCluster
 from sparklog.client.cluster.isolation_level import Isolation, wire_isolation
@@ -47,6 +48,7 @@ from sparklog.protocol.messages import (
     MetadataReply,
     QuotaKey,
 )
+from sparklog.protocol.scram import DEFAULT_ITERATIONS
 
 #: The offset of a delete request that stands for the partition's high watermark.
 _HIGH_WATERMARK = -1
@@ -502,6 +504,44 @@ class Admin:
             BrokerError: NON_EMPTY_GROUP, GROUP_ID_NOT_FOUND.
         """
         groups.delete_group(self._cluster, group)
+
+    # --- users ---
+
+    def list_users(self, names: Iterable[str] | None = None) -> list[UserDescription]:
+        """Return the users that can log in with a password, with their mechanisms and iterations, by name.
+
+        With ``names`` return only these users. Unknown ones are left out.
+        """
+        return users.list_users(self._cluster, names)
+
+    def set_password(
+        self,
+        name: str,
+        password: str,
+        *,
+        mechanisms: Iterable[str] = SCRAM_MECHANISMS,
+        iterations: int = DEFAULT_ITERATIONS,
+    ) -> None:
+        """Create a user, or change its password, which ends the user's connections.
+
+        The password does not leave this process. The brokers get keys that are derived from it. The credentials of
+        other mechanisms than ``mechanisms`` stay as they are.
+
+        Raises:
+            ConfigError: the name or the password is empty or has characters that are not allowed, the mechanism is
+                unknown, or there are too few or too many iterations.
+            BrokerError: UNACCEPTABLE_CREDENTIAL.
+        """
+        prepared = users.checked_name(name)
+        users.set_password(self._cluster, prepared, users.new_credentials(password, mechanisms, iterations))
+
+    def delete_user(self, name: str, *, mechanisms: Iterable[str] | None = None) -> None:
+        """Delete a user's credentials, which ends its connections. With ``mechanisms`` delete only these.
+
+        Raises:
+            BrokerError: RESOURCE_NOT_FOUND, there is no such user, or it has no credential for a mechanism.
+        """
+        users.delete_user(self._cluster, name, mechanisms)
 
     # --- transactions ---
 

@@ -1,0 +1,118 @@
+"""The logins of the clients of one listener: it begins them, and reports their ends to the audit log.
+
+The server delays the replies to failed logins (``net.authentication``). A login of an unknown user takes the same steps
+and the same time as one with a wrong password (``protocol.scram``).
+"""
+
+from __future__ import annotations
+
+import base64
+import os
+import weakref
+from collections.abc import Callable
+from typing import Protocol
+
+from sparklog.broker.security.users import Users
+from sparklog.errors import BrokerError, ConfigError, ErrorCode
+from sparklog.model import USER, Principal
+from sparklog.net.authentication import LoginPeer
+from sparklog.protocol.sasl import SCRAM_SHA_256, SCRAM_SHA_512, SaslServer, ServerStep
+from sparklog.protocol.scram import ScramServer
+
+_NONCE_BYTES = 24
+#: The mechanisms of this release.
+_KNOWN = (SCRAM_SHA_512, SCRAM_SHA_256)
+
+
+class OnLogin(Protocol):
+    """The part of the audit log that logins use."""
+
+    def __call__(
+        self, principal: Principal | str, host: str, mechanism: str, ok: bool, reason: str = "", *, listener: str = ""
+    ) -> None: ...
+
+
+def sasl_mechanisms(text: str) -> tuple[str, ...]:
+    """Return the mechanisms of the setting ``sasl.enabled.mechanisms``, in its order.
+
+    Raises:
+        ConfigError: there is none, or an unknown one.
+    """
+    found = tuple(dict.fromkeys(part.strip().upper() for part in text.split(",") if part.strip()))
+    unknown = [name for name in found if name not in _KNOWN]
+    if unknown or not found:
+        raise ConfigError(f"sasl.enabled.mechanisms={text!r}: expected a list of {', '.join(_KNOWN)}")
+    return found
+
+
+class Logins:
+    """The logins of one listener. Owner: the broker's event loop.
+
+    ``mechanisms`` are the enabled ones, the preferred one first. A client must log in again after
+    ``max_reauth_ms``; 0 means never. ``wall_ms`` returns the time in milliseconds since 1970.
+    """
+
+    def __init__(
+        self,
+        mechanisms: tuple[str, ...],
+        users: Users,
+        *,
+        max_reauth_ms: int,
+        wall_ms: Callable[[], int],
+        on_login: OnLogin,
+    ) -> None:
+        self._mechanisms = mechanisms
+        self._users = users
+        self._max_reauth_ms = max_reauth_ms
+        self._wall_ms = wall_ms
+        self._on_login = on_login
+        #: The last login of each connection that has begun, for the name in the audit log.
+        self._begun: weakref.WeakKeyDictionary[LoginPeer, ScramServer] = weakref.WeakKeyDictionary()
+
+    @property
+    def mechanisms(self) -> tuple[str, ...]:
+        """Return the enabled mechanisms."""
+        return self._mechanisms
+
+    def begin(self, mechanism: str, connection: LoginPeer) -> SaslServer:
+        """Return the server's side of a new login.
+
+        Raises:
+            BrokerError: UNSUPPORTED_SASL_MECHANISM; BROKER_NOT_AVAILABLE, the broker has not read the users yet.
+        """
+        if mechanism not in self._mechanisms:
+            detail = f"mechanism {mechanism[:64]!r}: this listener has {', '.join(self._mechanisms)}"
+            raise BrokerError(ErrorCode.UNSUPPORTED_SASL_MECHANISM, detail)
+        assert mechanism in {SCRAM_SHA_256, SCRAM_SHA_512}
+        if not self._users.is_loaded:
+            raise BrokerError(ErrorCode.BROKER_NOT_AVAILABLE, "the broker has not read the users yet")
+        server = ScramServer(
+            mechanism,
+            lambda name: self._users.credential(mechanism, name),
+            base64.b64encode(os.urandom(_NONCE_BYTES)).decode(),
+            self._users.unknown_users_key,
+        )
+        self._begun[connection] = server
+        return server
+
+    def session_lifetime_ms(self, step: ServerStep) -> int:
+        """Return the time until the client must log in again; 0 means never, and less means that it is too late."""
+        if step.expires_at_ms is None:
+            return self._max_reauth_ms
+        left_ms = step.expires_at_ms - self._wall_ms()
+        if left_ms <= 0:
+            return -1
+        return min(left_ms, self._max_reauth_ms) if self._max_reauth_ms else left_ms
+
+    def succeeded(self, connection: LoginPeer, mechanism: str) -> None:
+        """Report a complete login."""
+        self._begun.pop(connection, None)
+        self._on_login(connection.principal, connection.peer_host, mechanism, ok=True, listener=connection.listener)
+
+    def failed(self, connection: LoginPeer, mechanism: str, error: BrokerError) -> None:
+        """Report a failed login, with the name that the client has claimed."""
+        begun = self._begun.pop(connection, None)
+        claimed = Principal(USER, begun.username) if begun is not None and begun.username else ""
+        self._on_login(
+            claimed, connection.peer_host, mechanism, ok=False, reason=str(error), listener=connection.listener
+        )
