@@ -257,6 +257,7 @@ def test_a_bit_flip_after_the_verification_for_a_projection_is_found(cluster: Pr
         assert read(*columns).equals(table.select(columns))
 
 
+@pytest.mark.extended
 def test_an_index_is_truncated_under_a_running_leader(cluster: ProcessCluster) -> None:
     """The broker's disk cannot be trusted: the broker hands over its leaderships and exits. After a restart it
     copies the log."""

@@ -15,6 +15,7 @@ from sparklog.zk import codecs, paths
 from sparklog.zk.cluster_store import ClusterStore
 from tests.broker.support import encoded, read_all
 from tests.broker.topics import PATIENCE_S, Writer, create_topic, new_producer_id, wait_equal, wait_isr
+from tests.tiers import marked_after
 
 pytestmark = pytest.mark.integration
 ALL = {0, 1, 2}
@@ -36,7 +37,7 @@ def untrusted(cluster: ProcessCluster) -> list[str]:
     return cluster.ask_zookeeper(read)
 
 
-@pytest.mark.parametrize("fails", ["fsync", READ_ONLY])
+@pytest.mark.parametrize("fails", marked_after(1, ["fsync", READ_ONLY], pytest.mark.extended))
 def test_a_broker_is_not_trusted_after_a_failed_fsync(cluster: ProcessCluster, tmp_path: Path, fails: str) -> None:
     """If its disk cannot store that, ZooKeeper does."""
     topic, slot, switch = f"failed-{fails}", cluster.slots[0], tmp_path / "switch"

@@ -23,6 +23,7 @@ from sparklog.zk import codecs, paths
 from sparklog.zk.cluster_store import ClusterStore
 from tests.broker.support import encoded, read_all
 from tests.broker.topics import PATIENCE_S, Writer, create_topic, leader, wait_equal, wait_isr
+from tests.tiers import marked_after
 
 pytestmark = pytest.mark.integration
 ALL = {0, 1, 2}
@@ -81,7 +82,9 @@ def kill_all(cluster: ProcessCluster) -> None:
             cluster.kill(broker_id, number, retire=False)
 
 
-@pytest.mark.parametrize("damage", [lose, tear, exchange, lose_the_checkpoint_too])
+@pytest.mark.parametrize(
+    "damage", marked_after(1, [lose, tear, exchange, lose_the_checkpoint_too], pytest.mark.extended)
+)
 def test_a_broker_restarted_without_a_log_does_not_lead_it(
     cluster: ProcessCluster, damage: Callable[[Path, str], None]
 ) -> None:
@@ -147,6 +150,7 @@ def test_replicas_that_were_always_empty_are_not_doubted(cluster: ProcessCluster
     wait_equal(cluster, topic, 1)
 
 
+@pytest.mark.extended
 def test_an_earlier_releases_mark_promises_no_names(cluster: ProcessCluster) -> None:
     """No checkpoint names the logs of its last seconds. A log without a name is intact, and one that cannot be read
     is doubted."""
@@ -212,6 +216,7 @@ def test_a_leader_with_an_older_copy_yields_to_a_fuller_replica(cluster: Process
         assert len(read_all(connection, topic)) == 11
 
 
+@pytest.mark.extended
 def test_contradictory_copies_wait_for_an_operator(cluster: ProcessCluster, caplog: pytest.LogCaptureFixture) -> None:
     """The broker with the older copy is alone until it has committed records of its own."""
     topic, tp = "disputed", TopicPartition("disputed", 0)

@@ -20,6 +20,7 @@ from sparklog.zk import paths
 from sparklog.zk.cluster_store import ClusterStore
 from tests.broker.support import encoded, read_all
 from tests.broker.topics import PATIENCE_S, Writer, create_topic, leader, partition, wait_equal, wait_isr
+from tests.tiers import marked_after
 
 pytestmark = pytest.mark.integration
 ALL = {0, 1, 2}
@@ -66,7 +67,7 @@ def test_a_leader_restarted_without_its_tail_does_not_lead(cluster: ProcessClust
     wait_until(lambda: not untrusted(cluster), PATIENCE_S, "the marks to be taken away")
 
 
-@pytest.mark.parametrize("what", ["directory", "log", "older-copy"])
+@pytest.mark.parametrize("what", marked_after(1, ["older-copy", "directory", "log"], pytest.mark.extended))
 def test_a_leader_restarted_on_another_directory_does_not_lead(cluster: ProcessCluster, what: str) -> None:
     """The directory or one log was emptied while the broker was down, or restored from a copy after a clean
     shutdown: no file is damaged."""

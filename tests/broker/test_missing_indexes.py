@@ -14,12 +14,13 @@ from sparklog.testing.process_cluster import ProcessCluster
 from tests.broker.support import encoded, read_all
 from tests.broker.topics import Writer, create_topic, segment_digests, wait_equal, wait_isr
 from tests.cli.in_process import in_process
+from tests.tiers import marked_after
 
 pytestmark = pytest.mark.integration
 ALL = {0, 1, 2}
 
 
-@pytest.mark.parametrize("ends", ["stopped", "killed"])
+@pytest.mark.parametrize("ends", marked_after(1, ["killed", "stopped"], pytest.mark.extended))
 def test_a_broker_without_its_index_files_copies_its_logs(cluster: ProcessCluster, ends: str) -> None:
     topic, slot = f"unindexed-{ends}", cluster.slots[0]
     create_topic(cluster, topic, assignment=((0, 1, 2),), config={"segment.bytes": "4096"})

@@ -86,6 +86,7 @@ def test_a_coordinator_deposed_while_paused_admits_nothing(cluster: ProcessClust
     wait_isr(cluster, "__transaction_state", {0, 1, 2}, number)
 
 
+@pytest.mark.extended
 def test_a_coordinator_deposed_while_paused_refuses_nothing_permanently(cluster: ProcessCluster) -> None:
     """The old coordinator does not perform an abort either. It does not know its successor's open transactions, and
     clients ask again. It has coordinated earlier transactions of some keys."""
@@ -134,6 +135,7 @@ def _is_elsewhere(client: Client) -> bool:
     return client.coordinator() != 2
 
 
+@pytest.mark.extended
 def test_an_unconfirmed_transaction_is_not_refused_permanently(cluster: ProcessCluster) -> None:
     key = key_at(cluster, 2, "unconfirmed")
     touch, verify = TouchTransaction(0, key, "run"), VerifyTransaction(0, key, STRANGER, 0, "any", 0)
@@ -169,6 +171,7 @@ def test_an_unconfirmed_transaction_is_not_refused_permanently(cluster: ProcessC
         assert 1 <= hosted_end(cluster, coordinator, number) - end < 50, "some refusals share one write"
 
 
+@pytest.mark.extended
 def test_refusals_do_not_fill_the_coordinators_log(cluster: ProcessCluster) -> None:
     key = key_at(cluster, 2, "hammered")
     number = coordinating(cluster, key)

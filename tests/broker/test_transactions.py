@@ -268,6 +268,7 @@ def test_abandoned_transactions_time_out_and_operators_end_others(cluster: Proce
     assert refused.value.code is ErrorCode.INVALID_PRODUCER_EPOCH
 
 
+@pytest.mark.extended
 def test_two_hundred_transactional_keys_work_at_the_same_time(cluster: ProcessCluster) -> None:
     create_topic(cluster, "many-keys", partitions=4)
 

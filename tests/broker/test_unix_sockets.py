@@ -37,6 +37,7 @@ def test_all_clients_of_a_host_use_unix_sockets(cluster: ProcessCluster) -> None
         wait_until(lambda: not by_tcp(cluster), 30, "the end of TCP connections")
 
 
+@pytest.mark.extended
 def test_without_unix_sockets_clients_use_tcp(cluster: ProcessCluster) -> None:
     create_topic(cluster, "afar", assignment=((0, 1, 2),))
     cluster.settings["unix.sockets.enable"] = "false"

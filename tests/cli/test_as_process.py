@@ -80,6 +80,7 @@ def test_ctrl_c_ends_a_following_consumer(environment: dict[str, str]) -> None:
             reader.kill()
 
 
+@pytest.mark.extended
 def test_a_closed_pipe_ends_the_command(environment: dict[str, str]) -> None:
     assert sparklog(environment, "topics", "create", "pipe").returncode == 0
     lines = b"".join(b"%d\n" % number for number in range(200_000))
@@ -147,6 +148,7 @@ def test_top_draws_on_a_terminal(environment: dict[str, str]) -> None:
     assert b"busiest partitions" in shown and b"watched-0" in shown
 
 
+@pytest.mark.extended
 def test_a_brokers_refusal_is_one_line(environment: dict[str, str], tmp_path: Path) -> None:
     assert sparklog(environment, "topics", "create", "small", "-c", "max.message.bytes=2048").returncode == 0
     large = tmp_path / "large.txt"

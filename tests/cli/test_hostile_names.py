@@ -30,6 +30,7 @@ from sparklog.protocol.messages import (
 from tests.cli.in_process import Result, in_process
 from tests.client.fake_cluster import FakeBroker, FakeCluster
 from tests.conftest import ROOT
+from tests.tiers import marked_after
 
 #: It sets a terminal's title, clears the screen by a one-character code, forges a row, reverses text, and is invalid
 #: markup.
@@ -150,7 +151,7 @@ def test_every_command_is_tried_here() -> None:
     assert {*COMMANDS, *WITHOUT_CLUSTER} == {one for one in commands() if not one.startswith(GROUPS_WITHOUT_CLUSTER)}
 
 
-@pytest.mark.parametrize("on_terminal", [False, True])
+@pytest.mark.parametrize("on_terminal", marked_after(1, [True, False], pytest.mark.extended))
 @pytest.mark.parametrize("command", COMMANDS)
 def test_a_command_escapes_names_chosen_by_others(hostile: FakeCluster, command: str, on_terminal: bool) -> None:
     arguments, has_name = COMMANDS[command]

@@ -127,6 +127,7 @@ def archive_clicks(lake: Path) -> None:
 
 @pytest.mark.integration
 @pytest.mark.timeout(240)
+@pytest.mark.extended
 def test_a_cluster_is_started_inspected_and_stopped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     Path("conf").symlink_to(ROOT / "conf")

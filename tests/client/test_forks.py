@@ -19,6 +19,7 @@ from sparklog.client.consumer.partition_reader import PartitionReader
 from sparklog.protocol.messages import Produce
 from tests.client.fake_cluster import FakeCluster
 from tests.client.producing import say_nothing, times
+from tests.tiers import marked_after
 
 _TIMEOUT_S = 30
 
@@ -72,7 +73,7 @@ def test_a_producer_refuses_every_call_in_a_child(fake: FakeCluster) -> None:
         assert producer.send("t", b"after").result(_TIMEOUT_S).offset == 1
 
 
-@pytest.mark.parametrize("how", ["send", "write"])
+@pytest.mark.parametrize("how", marked_after(1, ["send", "write"], pytest.mark.extended))
 def test_a_future_of_the_parent_fails_in_a_child(fake: FakeCluster, how: str) -> None:
     fake.create("t", partitions=1)
     for broker in fake.brokers:

@@ -212,6 +212,7 @@ class Writer:
             self.error = error
 
 
+@pytest.mark.extended
 def test_transactions_continue_when_coordinator_and_leader_fail(cluster: ProcessCluster, admin: Admin) -> None:
     admin.create_topic("t", partitions=3, replication_factor=3)
     writer = Writer(cluster, "t", 3)

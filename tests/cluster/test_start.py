@@ -23,6 +23,7 @@ from sparklog.cluster.options import ClusterOptions, Sizing
 from sparklog.cluster.process import send_signal
 from sparklog.errors import ClusterError
 from sparklog.zk.broker_registry import BrokerRegistry
+from tests.tiers import marked_after
 from tests.waiting import wait_until
 from tests.zk.support import broker, opened
 
@@ -97,7 +98,7 @@ def test_an_early_stop_leaves_running_brokers_and_reports_it(data_dir: Path, fou
     assert told == [], "the driver must not report a stop"
 
 
-@pytest.mark.parametrize("is_paused", [False, True])
+@pytest.mark.parametrize("is_paused", marked_after(1, [True, False], pytest.mark.extended))
 def test_a_stop_that_cannot_reach_the_brokers_reports_it(
     data_dir: Path, monkeypatch: pytest.MonkeyPatch, is_paused: bool
 ) -> None:
@@ -174,7 +175,7 @@ def signals() -> Iterator[None]:
         signal.signal(number, handler)
 
 
-@pytest.mark.parametrize("is_refused", [True, False])
+@pytest.mark.parametrize("is_refused", marked_after(1, [True, False], pytest.mark.extended))
 @pytest.mark.usefixtures("root_logger", "signals")
 def test_a_refused_driver_does_not_write_to_the_running_ones_log(
     data_dir: Path, monkeypatch: pytest.MonkeyPatch, is_refused: bool

@@ -170,6 +170,7 @@ def test_a_typed_topic_whose_schema_grows_during_the_archive(
     )
 
 
+@pytest.mark.extended
 def test_names_that_delta_does_not_accept_are_archived(
     spark: SparkSession, admin: Admin, brokers: ProcessCluster, topic: str, lake: str
 ) -> None:
@@ -246,6 +247,7 @@ def test_json_values_and_invalid_ones_are_archived(
     assert ends(lake, topic) == {0: 8}
 
 
+@pytest.mark.extended
 def test_a_quarantine_survives_its_table_and_commits(plain_spark: SparkSession, lake: str, topic: str) -> None:
     columns = ddl("_partition int, _offset bigint, _timestamp timestamp, reason string, record struct<a: int>")
     path = quarantine_path(lake, topic)
@@ -326,6 +328,7 @@ def test_an_overtaken_archive_of_a_topic_ends_without_traces(
     assert [seam.batch for seam in seams(lake, topic)] == [0, 1]
 
 
+@pytest.mark.extended
 def test_the_older_of_two_archives_continues(
     spark: SparkSession,
     admin: Admin,
@@ -404,6 +407,42 @@ def test_an_archive_refuses_topics_that_do_not_fit(
     brokers: ProcessCluster,
     topic: str,
     lake: str,
+) -> None:
+    admin.create_topic(topic, partitions=1, replication_factor=1)
+    produce(brokers, topic, "a", "b")
+    archived(spark, brokers, topic, lake, partition_by=())
+
+    _, error = archive(spark, brokers, topic, lake, partition_by=("_date",))
+    assert "is partitioned by nothing, but _date is requested" in str(error)
+    _, error = archive(spark, brokers, topic, lake, mode="upsert")
+    assert "was archived in mode append, but mode upsert is requested" in str(error)
+
+    spark.range(3).write.format("delta").save(table_path(lake, f"{topic}-other"))
+    admin.create_topic(f"{topic}-other", replication_factor=1)
+    _, error = archive(spark, brokers, f"{topic}-other", lake)
+    assert "has rows that were not written by an archive" in str(error)
+
+    name = f"{topic}-keys"
+    admin.create_topic(name, replication_factor=1)
+    _, error = archive(spark, brokers, name, lake, partition_by=("key",))
+    assert isinstance(error, ConfigError) and "cannot be partitioned by key, which is binary" in str(error)
+
+    name = f"{topic}-case"
+    with pytest.raises(BrokerError, match="differ in case only"):
+        admin.create_topic(name, replication_factor=1, schema="n bigint, N string")
+    admin.create_topic(name, replication_factor=1, schema="n bigint, _Offset bigint")
+    said, error = archive(spark, brokers, name, lake)
+    assert isinstance(error, ConfigError) and "Delta ignores case" in str(error), said
+    assert len(said) == 1 and "JVM" not in said[0]
+
+
+@pytest.mark.extended
+def test_an_archive_reports_lost_records_and_another_topic_of_its_name(
+    spark: SparkSession,
+    admin: Admin,
+    brokers: ProcessCluster,
+    topic: str,
+    lake: str,
     *,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -411,12 +450,6 @@ def test_an_archive_refuses_topics_that_do_not_fit(
     produce(brokers, topic, "a", "b")
     archived(spark, brokers, topic, lake, partition_by=())
     produce(brokers, topic, "c", "d")
-
-    _, error = archive(spark, brokers, topic, lake, partition_by=("_date",))
-    assert "is partitioned by nothing, but _date is requested" in str(error)
-    _, error = archive(spark, brokers, topic, lake, mode="upsert")
-    assert "was archived in mode append, but mode upsert is requested" in str(error)
-
     place = TopicPartition(topic, 0)
     # the group committed these offsets for an archive at another path
     admin.commit_offsets(f"archive-{topic}", {place: 4})
@@ -461,21 +494,3 @@ def test_an_archive_refuses_topics_that_do_not_fit(
     admin.delete_topic(topic)
     _, error = archive(spark, brokers, topic, lake)
     assert "UNKNOWN_TOPIC_OR_PARTITION" in str(error)
-
-    spark.range(3).write.format("delta").save(table_path(lake, f"{topic}-other"))
-    admin.create_topic(f"{topic}-other", replication_factor=1)
-    _, error = archive(spark, brokers, f"{topic}-other", lake)
-    assert "has rows that were not written by an archive" in str(error)
-
-    name = f"{topic}-keys"
-    admin.create_topic(name, replication_factor=1)
-    _, error = archive(spark, brokers, name, lake, partition_by=("key",))
-    assert isinstance(error, ConfigError) and "cannot be partitioned by key, which is binary" in str(error)
-
-    name = f"{topic}-case"
-    with pytest.raises(BrokerError, match="differ in case only"):
-        admin.create_topic(name, replication_factor=1, schema="n bigint, N string")
-    admin.create_topic(name, replication_factor=1, schema="n bigint, _Offset bigint")
-    said, error = archive(spark, brokers, name, lake)
-    assert isinstance(error, ConfigError) and "Delta ignores case" in str(error), said
-    assert len(said) == 1 and "JVM" not in said[0]

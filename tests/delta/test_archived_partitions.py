@@ -40,6 +40,7 @@ def test_text_that_cannot_name_a_directory_is_quarantined(
     assert places(bad_rows(lake, topic))[-2:] == [(0, 13), (0, 14)] and len(bad_rows(lake, topic)) == 8
 
 
+@pytest.mark.extended
 def test_a_table_can_be_partitioned_by_bytes(
     spark: SparkSession, admin: Admin, brokers: ProcessCluster, topic: str, lake: str
 ) -> None:

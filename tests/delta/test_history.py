@@ -193,6 +193,7 @@ def test_sql_views_read_the_history(spark: SparkSession, orders: str, lake: str)
     assert spark.sql("SELECT count(*) FROM by_delta WHERE price < 5").first() == (5,)
 
 
+@pytest.mark.extended
 def test_a_killed_history_query_resumes_where_it_was(
     spark: SparkSession, brokers: ProcessCluster, admin: Admin, archive: Archive, tmp_path: Path
 ) -> None:

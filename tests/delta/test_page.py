@@ -12,7 +12,7 @@ from pyspark.sql import SparkSession
 from sparklog.cluster.local import LocalCluster
 from tests.ports import FirstPort
 
-pytestmark = [pytest.mark.integration, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.integration, pytest.mark.extended, pytest.mark.timeout(300)]
 
 PAGE = Path(__file__).resolve().parent.parent.parent / "docs" / "delta.md"
 #: Lines that the example prints, in their order. Other lines may come between them.

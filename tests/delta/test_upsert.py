@@ -90,6 +90,7 @@ def test_an_upsert_archive_holds_the_newest_values(
     assert "was archived in mode upsert, but mode append is requested" in str(error)
 
 
+@pytest.mark.extended
 def test_a_typed_topic_with_two_keys_and_a_new_column(
     spark: SparkSession, admin: Admin, brokers: ProcessCluster, topic: str, lake: str
 ) -> None:
@@ -251,6 +252,7 @@ def test_a_repeated_merge_changes_nothing(spark: SparkSession, lake: str, topic:
     assert spark.conf.get("spark.databricks.delta.write.txnAppId", None) is None
 
 
+@pytest.mark.extended
 def test_a_merge_with_concurrent_deletes_is_retried(spark: SparkSession, lake: str, topic: str, tmp_path: Path) -> None:
     """During the merge another writer deletes rows from the table: once, and then more often than the merge is
     retried."""

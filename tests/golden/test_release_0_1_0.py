@@ -23,6 +23,7 @@ from sparklog.protocol.frames import PREFIX, PREFIX_BYTES
 from sparklog.protocol.messages import decode_reply, decode_request
 from sparklog.testing.process_cluster import ProcessCluster, wait_until
 from tests.broker.topics import leader, wait_isr
+from tests.tiers import marked_after
 
 FILES = Path(__file__).parent / "release_0_1_0"
 SETTINGS = {"default.replication.factor": "1", "log.cleaner.enable": "false"}
@@ -104,6 +105,7 @@ class TestDirectories:
         assert table["value"].to_pylist()[-1] == b"new"
         assert table["_offset"].to_pylist()[-1] == expected("compacted")["_offset"].to_pylist()[-1] + 1
 
+    @pytest.mark.extended
     def test_a_spark_query_resumes_its_checkpoint_exactly_once(
         self, cluster: ProcessCluster, directories: Path
     ) -> None:
@@ -217,7 +219,11 @@ class TestProcesses:
                 written += 20
                 assert found == values_of(cluster.bootstrap, "upgraded") == list(range(written))
 
-    @pytest.mark.parametrize("old_leads", [True, False], ids=["the-leader-is-old", "the-leader-is-new"])
+    @pytest.mark.parametrize(
+        "old_leads",
+        marked_after(1, [True, False], pytest.mark.extended),
+        ids=["the-leader-is-old", "the-leader-is-new"],
+    )
     def test_a_killed_leader_is_replaced_by_another_releases_broker(self, old_sources: Path, old_leads: bool) -> None:
         cluster = ProcessCluster(2, settings={"default.replication.factor": "2", "min.insync.replicas": "1"})
         for slot in cluster.slots.values():

@@ -33,6 +33,7 @@ from sparklog.storage.directory_meta import Claim, claim_directory
 from sparklog.zk.broker_registry import BrokerRegistry
 from tests.cluster.support import eventually, kill_noted
 from tests.ports import FirstPort
+from tests.tiers import marked_after
 from tests.zk.support import broker, opened
 
 pytestmark = pytest.mark.integration
@@ -126,6 +127,7 @@ def test_a_stop_refused_a_directory_keeps_zookeeper_until_the_next(
     assert not server.is_alive
 
 
+@pytest.mark.extended
 def test_a_generation_refused_a_directory_has_not_stopped_its_broker(drivers: Drivers) -> None:
     driver = drivers.take()
     asyncio.run(drivers.run(driver, Phase.REGROUP))
@@ -148,7 +150,12 @@ def test_a_smaller_cluster_stops_brokers_an_earlier_one_left(drivers: Drivers) -
     assert drivers.running == []
 
 
-@pytest.mark.parametrize("where", ["elsewhere", "in another container", "in an earlier release's container", "here"])
+@pytest.mark.parametrize(
+    "where",
+    marked_after(
+        1, ["elsewhere", "here", "in another container", "in an earlier release's container"], pytest.mark.extended
+    ),
+)
 def test_brokers_of_other_hosts_cannot_be_stopped_from_here(drivers: Drivers, where: str) -> None:
     """A dead broker of this host that is only still registered does not count. A broker of another container cannot
     be examined here."""
@@ -202,6 +209,7 @@ def test_a_remotely_killed_broker_is_awaited_until_its_session_ends(
     assert asyncio.run(story()) == ""
 
 
+@pytest.mark.extended
 def test_a_stop_without_zookeeper_cannot_confirm_the_end(drivers: Drivers) -> None:
     driver = drivers.take()
     assert driver._generations is not None and driver._embedded is not None
@@ -241,7 +249,7 @@ def test_an_incomplete_stop_is_reported_until_its_brokers_are_unknown(
     assert driver.stop() == "", "no broker is left to ask"
 
 
-@pytest.mark.parametrize("is_failing", [False, True])
+@pytest.mark.parametrize("is_failing", marked_after(1, [False, True], pytest.mark.extended))
 def test_a_local_cluster_that_cannot_stop_keeps_its_directory(
     drivers: Drivers, is_failing: bool, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -106,6 +106,7 @@ def test_without_a_slot_for_jobs_nothing_starts(session: SparkSession, tmp_path:
 
 
 @pytest.mark.parametrize("session", ["local[2]"], indirect=True)
+@pytest.mark.extended
 def test_a_stop_names_the_brokers_it_could_not_reach(session: SparkSession, tmp_path: Path) -> None:
     cluster = sparklog.LocalCluster(session, brokers=1, data_dir=tmp_path, port=FirstPort.LOCAL_CLUSTER)
 

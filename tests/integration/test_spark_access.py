@@ -117,6 +117,7 @@ def test_the_secret_is_in_no_command_line_and_no_file(job: ClusterJob) -> None:
 
 
 @pytest.mark.skipif(os.getuid() != 0, reason="only root can become another user")
+@pytest.mark.extended
 def test_another_user_of_this_machine_cannot_use_sparks_ports(job: ClusterJob) -> None:
     """The same client is accepted with the secret, so the refusal has no other reason."""
     secret = secret_of(job)

@@ -94,6 +94,7 @@ def wait_for_set_aside(cluster: ProcessCluster, broker_id: int, count: int) -> N
     )
 
 
+@pytest.mark.extended
 def test_no_record_is_mistaken_for_a_duplicate_after_a_restore(
     cluster: ProcessCluster,
 ) -> None:
@@ -108,6 +109,7 @@ def test_no_record_is_mistaken_for_a_duplicate_after_a_restore(
     assert read_values(cluster.bootstrap, "t") == [*before, *after]
 
 
+@pytest.mark.extended
 def test_logs_of_a_topic_unknown_to_the_copy_are_kept(cluster: ProcessCluster) -> None:
     make_topic(cluster, "t")
     copy = copy_zookeeper(cluster)
@@ -197,6 +199,7 @@ def test_a_topic_unknown_to_the_copy_is_restored_completely(
     assert run(["partitions", "set-aside", "restore", "later", "--yes", *brokers]) == 1
 
 
+@pytest.mark.extended
 def test_a_set_aside_log_is_removed_by_hand_only(cluster: ProcessCluster, capsys: pytest.CaptureFixture[str]) -> None:
     make_topic(cluster, "t")
     copy = copy_zookeeper(cluster)

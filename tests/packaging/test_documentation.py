@@ -25,6 +25,7 @@ def build(pages: Path, site: Path) -> subprocess.CompletedProcess[str]:
     )
 
 
+@pytest.mark.extended
 def test_the_site_builds_without_a_warning(tmp_path: Path) -> None:
     done = build(ROOT / "docs", tmp_path)
     assert (done.returncode, done.stderr) == (0, "")

@@ -17,7 +17,7 @@ import pytest
 from sparklog.testing.process_cluster import ProcessCluster
 from tests.packaging.test_wheel import build_wheel
 
-pytestmark = [pytest.mark.integration, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.integration, pytest.mark.extended, pytest.mark.timeout(600)]
 
 #: Packages that only ``sparklog[spark]`` and ``sparklog[delta]`` install.
 SPARK = {"pyspark", "py4j", "pandas", "pytz", "python-dateutil", "delta-spark", "deltalake"}

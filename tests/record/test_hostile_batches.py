@@ -18,7 +18,11 @@ TIMEOUT_S = 150
 
 @pytest.mark.parametrize(
     ("seed", "thousands"),
-    [(1, 8), (2, 8), pytest.param(3, 1000, marks=[pytest.mark.long, pytest.mark.timeout(3 * 3600)])],
+    [
+        (1, 4),
+        pytest.param(2, 8, marks=pytest.mark.extended),
+        pytest.param(3, 1000, marks=[pytest.mark.long, pytest.mark.timeout(3 * 3600)]),
+    ],
 )
 def test_broken_batches_give_typed_errors_and_never_end_the_process(seed: int, thousands: int) -> None:
     rounds = str(1000 * thousands)

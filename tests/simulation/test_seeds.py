@@ -10,7 +10,7 @@ from sparklog.testing.sim_case import Case
 from sparklog.testing.simulate import main
 
 
-@pytest.mark.parametrize("seeds", ["0..100", pytest.param("100..500", marks=pytest.mark.extended)])
+@pytest.mark.parametrize("seeds", ["0..50", pytest.param("50..500", marks=pytest.mark.extended)])
 def test_five_hundred_seeds_pass(seeds: str, capsys: pytest.CaptureFixture[str]) -> None:
     """A failure prints the smallest case that it finds."""
     code = main(["--seeds", seeds, "--partitions", "2", "--jobs", "2", "--budget", "200"])

@@ -130,6 +130,7 @@ def test_a_query_finds_new_partitions_before_and_after_a_restart(
     assert sink.values == ["new", "partition", "topic", "while it was down"]
 
 
+@pytest.mark.extended
 def test_data_loss_fails_a_query_until_it_is_allowed(
     spark: SparkSession, admin: Admin, brokers: ProcessCluster, topic: str, *, tmp_path: Path
 ) -> None:
@@ -152,6 +153,7 @@ def test_data_loss_fails_a_query_until_it_is_allowed(
         sink.drain(frame)
 
 
+@pytest.mark.extended
 def test_a_query_notices_an_unclean_truncation(
     spark: SparkSession, admin: Admin, brokers: ProcessCluster, topic: str, *, tmp_path: Path
 ) -> None:

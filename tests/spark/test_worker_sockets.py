@@ -59,6 +59,7 @@ spark.stop()
 """
 
 
+@pytest.mark.extended
 def test_a_worker_with_an_absent_reader_exits_quietly() -> None:
     done = subprocess.run([sys.executable, "-c", _LIMITED], check=False, capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stderr

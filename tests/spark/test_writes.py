@@ -71,6 +71,7 @@ def test_kafka_like_columns_create_a_topic_with_kafkas_columns(spark: SparkSessi
     assert read(spark, topic).select("key", "value").collect() == [Row(key=bytearray(b"k"), value=bytearray(b"v"))]
 
 
+@pytest.mark.extended
 def test_a_stream_creates_a_topic_with_all_types(spark: SparkSession, admin: Admin, topic: str, tmp_path: Path) -> None:
     """The test uses all types that streams support: Spark refuses TIME there. Timestamps are stored in UTC, although
     the session's zone is New York."""
@@ -115,6 +116,7 @@ def test_a_repeated_foreach_batch_repeats_only_unnamed_writes(
     assert [read(spark, name).count() for name in names] == [3, 6, 3, 3, 3]
 
 
+@pytest.mark.extended
 def test_complete_mode_appends_the_whole_result_each_time(
     spark: SparkSession, admin: Admin, topic: str, tmp_path: Path
 ) -> None:

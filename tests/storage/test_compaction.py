@@ -33,6 +33,7 @@ from tests.storage.compacting import (
     seen,
     write,
 )
+from tests.tiers import marked_after
 
 
 @pytest.fixture
@@ -200,7 +201,7 @@ def test_the_last_sequence_of_each_producer_is_in_the_log(disk: SimDisk, log: Lo
         write(follower, (b"key", 9), producer=producer, sequence=50)
 
 
-@pytest.mark.parametrize("buffer_keys", [1, 40, 400])
+@pytest.mark.parametrize("buffer_keys", marked_after(1, [40, 1, 400], pytest.mark.extended))
 def test_keys_beyond_the_memory_are_spilled(disk: SimDisk, log: Log, buffer_keys: int) -> None:
     other = keyed_log(open_directory(disk=SimDisk()))
     for number in range(1000):
@@ -219,7 +220,7 @@ def test_keys_beyond_the_memory_are_spilled(disk: SimDisk, log: Log, buffer_keys
     assert clean(log, buffer_bytes=96 * buffer_keys) is None, "all dirty records must be clean"
 
 
-@pytest.mark.parametrize("after", [0, 1, 2, 3, 5, 7])
+@pytest.mark.parametrize("after", marked_after(2, [1, 5, 0, 2, 3, 7], pytest.mark.extended))
 def test_a_cleaning_without_spill_space_is_bounded_by_its_memory(disk: SimDisk, log: Log, after: int) -> None:
     """The next cleanings continue until all records are clean."""
     for number in range(600):

@@ -12,6 +12,7 @@ from sparklog.storage.offset_map import BYTES_PER_KEY
 from sparklog.testing.sim_disk import ProcessDied, SimDisk
 from tests.storage.batches import append, open_directory
 from tests.storage.compacting import Seen, clean, commit_and_seal, keyed, keyed_log, keyed_rules, seen
+from tests.tiers import marked_after
 
 NOW_US = 10_000_000
 RECORDS = 22
@@ -85,7 +86,7 @@ def test_a_process_crash_at_any_step_of_a_cleaning_loses_nothing(operation: int)
     check(disk, before, boot_id="boot-1")
 
 
-@pytest.mark.parametrize("seed", range(2))
+@pytest.mark.parametrize("seed", marked_after(1, range(2), pytest.mark.extended))
 @pytest.mark.parametrize("operation", range(TOTAL))
 def test_a_power_failure_at_any_step_of_a_cleaning_loses_nothing(operation: int, seed: int) -> None:
     disk, before = died_at(operation, 1000 * seed + operation)

@@ -21,6 +21,7 @@ from tests.storage.compacting import (
     seen,
     write,
 )
+from tests.tiers import marked_after
 
 
 @pytest.fixture
@@ -28,7 +29,7 @@ def log(disk: SimDisk) -> Log:
     return keyed_log(open_directory(disk=disk))
 
 
-@pytest.mark.parametrize("at", [1, 37, 100, 150, 199])
+@pytest.mark.parametrize("at", marked_after(2, [100, 1, 37, 150, 199], pytest.mark.extended))
 def test_a_follower_continues_with_the_leaders_cleaned_segments(log: Log, at: int) -> None:
     for number in range(200):
         write(log, (b"key %d" % (number % 30), number), (b"only %d" % number, number))

@@ -22,6 +22,7 @@ from tests.storage.batches import (
     open_directory,
     read_numbers,
 )
+from tests.tiers import marked_after
 
 
 class Witness:
@@ -138,7 +139,7 @@ def test_a_process_crash_keeps_every_promise(operation: int) -> None:
 
 
 @pytest.mark.parametrize("operation", range(0, TOTAL, 2))
-@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("seed", marked_after(1, range(3), pytest.mark.extended))
 def test_a_machine_crash_keeps_every_promise(operation: int, seed: int) -> None:
     disk, witness = died_at(operation, seed=1000 * seed + operation)
     disk.restart(page_cache_lost=True)

@@ -14,6 +14,7 @@ from sparklog.storage.log_directory import LogDirectory
 from sparklog.storage.truncation_job import TruncationJob
 from sparklog.testing.sim_disk import SimDisk
 from tests.storage.batches import SMALL, commit_and_seal, create_log, fill, open_directory, read_numbers
+from tests.tiers import marked_after
 
 
 class CountingDisk(SimDisk):
@@ -43,7 +44,7 @@ def _content(disk: SimDisk, log: Log) -> dict[str, bytes]:
     return {name: bytes(disk._files[log.directory / name].content) for name in disk.names(log.directory)}
 
 
-@pytest.mark.parametrize("seed", range(200))
+@pytest.mark.parametrize("seed", marked_after(50, range(200), pytest.mark.extended))
 def test_a_prepared_truncation_equals_a_direct_one(seed: int) -> None:
     """``changed`` is what happens to the log while a thread works."""
     found = []

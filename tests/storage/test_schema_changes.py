@@ -38,6 +38,7 @@ from tests.storage.batches import (
     refused,
     store_schemas,
 )
+from tests.tiers import marked_after
 
 DIRECTORY = LOG_DIR / str(TP)
 ALL = (*SCHEMAS, TopicSchema(2, schema_message(WIDEST)))
@@ -168,7 +169,7 @@ def test_a_process_crash_around_a_new_schema_loses_nothing(operation: int) -> No
     check(log, at_least=witness.appended)
 
 
-@pytest.mark.parametrize("seed", range(40))
+@pytest.mark.parametrize("seed", marked_after(10, range(40), pytest.mark.extended))
 def test_random_histories_with_new_schemas_keep_fsynced_records(seed: int) -> None:
     """Appends, truncations, seals, flushes, starts and power failures in any order."""
     rng = random.Random(seed)

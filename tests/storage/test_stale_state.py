@@ -12,8 +12,9 @@ from sparklog.storage.log_directory import LogDirectory
 from sparklog.storage.rebuild_state import load_producers
 from sparklog.testing.sim_disk import SimDisk
 from tests.storage.batches import SMALL, TP, append, batch, commit_and_seal, create_log, fill, open_directory
+from tests.tiers import marked_after
 
-SEEDS = pytest.mark.parametrize("seed", range(12))
+SEEDS = pytest.mark.parametrize("seed", marked_after(4, range(12), pytest.mark.extended))
 
 
 def _killed_and_cut(disk: SimDisk, log: Log) -> tuple[LogDirectory, Log]:
@@ -63,10 +64,10 @@ def test_leader_epochs_of_a_longer_log_are_ignored(seed: int, flushed: bool) -> 
     assert true == {offset: log._tail.epochs.epoch_at(offset) for offset in true}
 
 
-@pytest.mark.parametrize("seeds", range(0, 400, 100))
+@pytest.mark.parametrize("seeds", marked_after(1, range(0, 400, 50), pytest.mark.extended))
 def test_producers_of_a_longer_log_are_ignored(seeds: int) -> None:
     """Power may fail before anything else is durable."""
-    for seed in range(seeds, seeds + 100):
+    for seed in range(seeds, seeds + 50):
         disk = SimDisk(seed=seed)
         directory = open_directory(disk=disk)
         log = create_log(directory, segment_bytes=SMALL)
@@ -82,10 +83,10 @@ def test_producers_of_a_longer_log_are_ignored(seeds: int) -> None:
         assert log._tail.producers.state() == true.state()
 
 
-@pytest.mark.parametrize("seeds", range(0, 400, 100))
+@pytest.mark.parametrize("seeds", marked_after(1, range(0, 400, 50), pytest.mark.extended))
 def test_a_stale_copy_of_a_truncated_segment_is_not_reused(seeds: int) -> None:
     """The log has grown to the copy's base offset. As the next segment the copy would prevent a start."""
-    for seed in range(seeds, seeds + 100):
+    for seed in range(seeds, seeds + 50):
         disk = SimDisk(seed=seed)
         directory = open_directory(disk=disk)
         log = create_log(directory, segment_bytes=SMALL)

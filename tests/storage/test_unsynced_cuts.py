@@ -25,6 +25,7 @@ from tests.storage.batches import (
     read_numbers,
     refused,
 )
+from tests.tiers import marked_after
 
 Flush = Callable[[LogDirectory, Log], None]
 
@@ -50,7 +51,7 @@ def _clean_stop(directory: LogDirectory, log: Log) -> None:
 
 
 FLUSHES = pytest.mark.parametrize("flush", [_at_once, _by_time, _while_one_by_time_is_at_work, _clean_stop])
-SEEDS = pytest.mark.parametrize("seed", range(6))
+SEEDS = pytest.mark.parametrize("seed", marked_after(2, range(6), pytest.mark.extended))
 
 
 def _log(disk: SimDisk, boot_id: str = "boot-1") -> tuple[LogDirectory, Log]:
@@ -195,7 +196,7 @@ def test_a_truncation_before_a_kill_is_fsynced_with_the_next_segment(seed: int, 
     _check(disk, 9)
 
 
-@pytest.mark.parametrize("seed", range(12))
+@pytest.mark.parametrize("seed", marked_after(4, range(12), pytest.mark.extended))
 def test_a_truncation_after_a_kill_removes_nothing_fsynced(seed: int) -> None:
     """The recovery point at the start is older than the flush."""
     disk = SimDisk(seed=seed)
@@ -213,7 +214,7 @@ def test_a_truncation_after_a_kill_removes_nothing_fsynced(seed: int) -> None:
     assert read_numbers(found)[:9] == list(range(9))
 
 
-@pytest.mark.parametrize("seed", range(12))
+@pytest.mark.parametrize("seed", marked_after(4, range(12), pytest.mark.extended))
 def test_an_unsynced_seal_of_a_killed_process_is_fsynced_later(seed: int) -> None:
     disk = SimDisk(seed=seed)
     directory, log = _log(disk)
@@ -413,7 +414,7 @@ _SEALING = (
 )
 
 
-@pytest.mark.parametrize("seeds", range(0, 1000, 50))
+@pytest.mark.parametrize("seeds", marked_after(4, range(0, 1000, 50), pytest.mark.extended))
 def test_a_power_failure_keeps_fsynced_records_in_random_histories(seeds: int) -> None:
     for seed in range(seeds, seeds + 50):
         life = _Life(seed)
@@ -440,7 +441,7 @@ def _batches(log: Log) -> set[tuple[int, int]]:
     return {(int(header["base_offset"]), int(header["leader_epoch"])) for header in headers}
 
 
-@pytest.mark.parametrize("seed", range(12))
+@pytest.mark.parametrize("seed", marked_after(4, range(12), pytest.mark.extended))
 def test_interrupted_seals_report_nothing_that_a_power_failure_loses(seed: int) -> None:
     disk = SimDisk(seed=seed)
     directory, log = _log(disk)
