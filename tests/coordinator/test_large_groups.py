@@ -18,6 +18,7 @@ from sparklog.broker.transactions.coordinator_runtime import _encoded
 from sparklog.coordinator.effects import Append, ComputeTarget
 from sparklog.coordinator.group_events import TopicsGone
 from tests.coordinator.group_host import GroupsHost, SimMember
+from tests.tiers import marked_after
 
 PARTITIONS = 100_000
 LIMIT_S = 0.2
@@ -60,7 +61,7 @@ def rounds(host: TimedHost, members: list[SimMember], count: int = 8) -> None:
 
 
 @pytest.mark.alone
-@pytest.mark.parametrize("size", [1, 10, 1000])
+@pytest.mark.parametrize("size", marked_after(1, [1000, 1, 10], pytest.mark.extended))
 def test_no_step_of_a_large_group_takes_long(size: int) -> None:
     """Let members join, one more join, one leave, and a topic end. A member with all partitions takes the longest."""
     host = TimedHost({f"topic-{number:03}": PARTITIONS // 100 for number in range(100)})

@@ -44,6 +44,7 @@ def values(bootstrap: str, topic: str, count: int) -> list[int]:
 
 
 @pytest.mark.alone
+@pytest.mark.extended
 def test_a_cluster_survives_its_executors_and_its_driver(tmp_path: Path, jobs: list[ClusterJob]) -> None:
     def start(*submit: str) -> ClusterJob:
         jobs.append(ClusterJob(tmp_path, "--port", str(FirstPort.CLUSTER_JOB), submit=submit))
