@@ -201,6 +201,16 @@ BROKER_SETTINGS: dict[str, Setting] = {
     "max.connections": Setting(
         "max_connections", 10_000, "Maximum open connections; lower if file descriptors are limited.", 8, 1_000_000
     ),
+    "max.connections.per.ip": Setting(
+        "max_connections_per_ip", 2**31 - 1, "Maximum open connections of clients from one address.", 1, 2**31 - 1
+    ),
+    "max.connections.per.user": Setting(
+        "max_connections_per_user",
+        2**31 - 1,
+        "Maximum open connections of clients that have logged in as one user.",
+        1,
+        2**31 - 1,
+    ),
     "connections.max.idle.ms": Setting(
         "connections_max_idle_ms", 600_000, "Idle time after which a client's connection is closed.", 1000, 2**40
     ),
@@ -489,6 +499,8 @@ class BrokerConfig(msgspec.Struct, frozen=True):
     max_frame_bytes: int
     max_in_flight: int
     max_connections: int
+    max_connections_per_ip: int
+    max_connections_per_user: int
     connections_max_idle_ms: int
     queued_max_bytes: int
     controlled_stop_timeout_ms: int

@@ -44,6 +44,7 @@ from sparklog.protocol.login import ServerLogin
 from sparklog.protocol.messages import ErrorReply, HelloReply, Reply, Request, SaslAuthenticateReply
 from sparklog.protocol.proof import Authenticator, Identity
 from sparklog.protocol.received import ReceivedRequest
+from sparklog.security.connection_limits import ConnectionLimits
 from sparklog.security.principals import ANONYMOUS
 
 _log = logging.getLogger(__name__)
@@ -144,6 +145,8 @@ class ServerConnection(asyncio.BufferedProtocol):
         self.principal: Principal = ANONYMOUS
         #: The timer of the end of the session or of the reply to a failed login, or None.
         self._timer: asyncio.TimerHandle | None = None
+        #: Whether the limits of clients' connections have counted this one.
+        self._admitted = False
         #: Whether this connection uses the Unix socket.
         self.within_host = False
         self.closed = False
@@ -207,7 +210,7 @@ class ServerConnection(asyncio.BufferedProtocol):
             return
         self.used_s = time.monotonic()
         if not self._limits.places.accept(self, spare=_SPARE if self.within_host else 0):
-            self._refuse(-1, self._limits.places.limit)
+            self._refuse(-1, _too_many(self._limits.places.limit))
             return
         self._handler = self._factory(self)
 
@@ -239,6 +242,8 @@ class ServerConnection(asyncio.BufferedProtocol):
     def connection_lost(self, exc: Exception | None) -> None:
         self.closed = True
         self._limits.places.leave(self)
+        if self._limits.connection_limits is not None:
+            self._limits.connection_limits.leave(self)
         if self._receives:
             self._limits.receiving.end(self)
         self._budget.waiting.discard(self)
@@ -279,10 +284,9 @@ class ServerConnection(asyncio.BufferedProtocol):
         _log.warning("closed the connection of %s: %s", self.peer, reason)
         self.abort()
 
-    def _refuse(self, cid: int, limit: int) -> None:
+    def _refuse(self, cid: int, detail: str) -> None:
         if not self.within_host:  # The client of a Unix socket also has a TCP connection, and continues there.
-            _log.warning("refused a connection of %s: %d are open, the maximum is %d", self.peer, limit, limit)
-        detail = f"{limit} connections are open, at most {limit} accepted"
+            _log.warning("refused a connection of %s: %s", self.peer, detail)
         reply = ErrorReply(cid, ErrorCode.THROTTLING_QUOTA_EXCEEDED, detail)
         assert self._transport is not None
         self._transport.writelines(encode_reply(reply))
@@ -366,7 +370,7 @@ class ServerConnection(asyncio.BufferedProtocol):
         assert self._transport is not None
         if not event.close and not isinstance(event.reply, ErrorReply) and not self._limits.places.greeted(self):
             self._queue.clear()
-            self._refuse(event.reply.cid, self._limits.places.client_limit)
+            self._refuse(event.reply.cid, _too_many(self._limits.places.client_limit))
             return
         if isinstance(event.reply, SaslAuthenticateReply):
             if event.reply.complete:
@@ -374,10 +378,30 @@ class ServerConnection(asyncio.BufferedProtocol):
         elif isinstance(event.reply, ErrorReply) and event.reply.code in _LOGIN_ERRORS:
             self._login_failed(event.reply)
             return
+        if not self._admitted and not event.close and (refusal := self._admit()):
+            self._queue.clear()
+            self._refuse(event.reply.cid, refusal)
+            return
         self._transport.writelines(encode_reply(event.reply))
         if event.close:
             self._queue.clear()
             self.close()
+
+    def _admit(self) -> str:
+        """Count a client's connection once. Return why it is refused, or the empty text."""
+        if self.standing is not ConnectionStanding.CLIENT:
+            return ""
+        self._admitted = True
+        limits = self._limits.connection_limits
+        if limits is None:
+            return ""
+        return limits.admit(
+            self,
+            address=self.peer_host,
+            principal=self.principal,
+            within_host=self.within_host,
+            now_s=time.monotonic(),
+        )
 
     # --- logins ---
 
@@ -486,6 +510,10 @@ def _described(
     return replace(describe(cid, version), unix_socket=name, reached_at=reached_at)
 
 
+def _too_many(limit: int) -> str:
+    return f"{limit} connections are open, at most {limit} accepted"
+
+
 class Limits:
     """The limits that the connections of one server share."""
 
@@ -504,6 +532,8 @@ class Limits:
         self.unix_socket = ""
         #: The listener whose connections continue on the Unix socket; empty if there is no Unix socket.
         self.unix_listener = ""
+        #: The limits of clients by address and user, or None.
+        self.connection_limits: ConnectionLimits | None = None
         #: The delays of the replies to failed logins.
         self.login_delays = LoginDelays()
         #: Adds the broker's proof to the reply to a hello; None if the broker has no credentials.
@@ -651,6 +681,7 @@ async def serve(
     idle_s: float = 600.0,
     hello_s: float = 10.0,
     security: ListenerSecurity = _PLAIN,
+    connection_limits: ConnectionLimits | None = None,
 ) -> Server:
     """Listen on ``host:port`` and, with ``within_host``, on a Unix socket for clients on the same host.
 
@@ -667,6 +698,7 @@ async def serve(
     )
     if credentials is not None:
         limits.authenticator = credentials
+    limits.connection_limits = connection_limits
     server = Server(factory, describe, limits=limits, budget=_Budget(queued_max_bytes))
     # The Unix socket is bound first, because its name must be in the reply to the first hello on TCP.
     if within_host and security.is_plain:

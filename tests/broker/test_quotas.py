@@ -85,9 +85,13 @@ def least_s(batches: int, rate: float = RATE) -> float:
 def alter(cluster: ProcessCluster, quotas: dict[str, float | None], **key: str) -> None:
     """Change quotas through broker 0, which enforces them when it replies."""
     with cluster.connect(0) as connection:
-        reply, _ = connection.request(AlterClientQuotas(0, (QuotaAlteration(QuotaKey(**key), quotas),), 30_000))
-        assert isinstance(reply, AlterClientQuotasReply)
-        assert [result.code for result in reply.results] == [0]
+        alter_with(connection, quotas, **key)
+
+
+def alter_with(connection: BlockingConnection, quotas: dict[str, float | None], **key: str) -> None:
+    reply, _ = connection.request(AlterClientQuotas(0, (QuotaAlteration(QuotaKey(**key), quotas),), 30_000))
+    assert isinstance(reply, AlterClientQuotasReply)
+    assert [result.code for result in reply.results] == [0]
 
 
 def waits(cluster: ProcessCluster) -> int:
@@ -176,11 +180,24 @@ def test_consumers_with_quotas_fetch_in_place_of_local_reads(cluster: ProcessClu
 
 
 def test_requests_that_take_too_much_time_wait(cluster: ProcessCluster, admin: Admin, topic: str) -> None:
-    alter(cluster, {REQUEST_PERCENTAGE: 0.01}, client_id="app")
+    alter(cluster, {REQUEST_PERCENTAGE: 0.1}, client_id="app")
     before = waits(cluster)
     with connected(cluster, "app") as limited:
         write(limited, topic, 3)
     assert waits(cluster) > before
+
+
+def test_an_address_cannot_open_connections_faster_than_its_quota(cluster: ProcessCluster, admin: Admin) -> None:
+    alter(cluster, {CONNECTION_CREATION_RATE: 0.1}, ip="127.0.0.1")
+    first, refused = connected(cluster, "app"), 0
+    for _ in range(3):
+        with pytest.raises(BrokerError) as error:
+            connected(cluster, "app")
+        refused += error.value.code is ErrorCode.THROTTLING_QUOTA_EXCEEDED
+    assert refused == 3
+    alter_with(first, {CONNECTION_CREATION_RATE: None}, ip="127.0.0.1")
+    first.close()
+    connected(cluster, "app").close()
 
 
 def test_impossible_quotas_are_refused(admin: Admin) -> None:

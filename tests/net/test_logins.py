@@ -31,6 +31,7 @@ from sparklog.protocol.messages import (
     encode_message,
 )
 from sparklog.protocol.received import ReceivedReply
+from sparklog.security.connection_limits import ConnectionLimits
 from tests.net.test_connection_slots import NEVER_S, Scene, closed, served, until
 from tests.net.two_step_login import MECHANISM, TwoStepLogins
 
@@ -82,7 +83,7 @@ async def logged_in(scene: Scene, user: str = "anna") -> Client:
 
 
 @asynccontextmanager
-async def protected(logins: TwoStepLogins | None = None, **options: float) -> AsyncIterator[Scene]:
+async def protected(logins: TwoStepLogins | None = None, **options: object) -> AsyncIterator[Scene]:
     security = ListenerSecurity("SECURE", logins or TwoStepLogins())
     async with served(security=security, **options) as scene:
         yield scene
@@ -143,6 +144,37 @@ def test_connections_without_a_login_leave_their_slots_to_others() -> None:
                 assert await closed(one.reader) == b""
             for user in users:
                 assert isinstance(await user.ask(Metadata(3)), Ack)
+
+    asyncio.run(test())
+
+
+def test_a_user_cannot_have_more_connections_than_its_limit() -> None:
+    async def test() -> None:
+        limits = ConnectionLimits(per_address=100, per_user=2, window_s=1)
+        async with protected(connection_limits=limits) as scene:
+            first, second = await logged_in(scene), await logged_in(scene)
+            refused = await (await greeted(scene)).log_in("anna")
+            assert isinstance(refused, ErrorReply) and refused.code == ErrorCode.THROTTLING_QUOTA_EXCEEDED
+            assert refused.detail == "2 connections of User:anna are open, the maximum"
+            await logged_in(scene, "bert")
+            first.writer.close()
+            await scene.until(2)
+            assert isinstance(await (await logged_in(scene)).ask(Metadata(3)), Ack)
+            assert isinstance(await second.ask(Metadata(3)), Ack)
+
+    asyncio.run(test())
+
+
+def test_an_address_cannot_open_more_connections_than_its_limit() -> None:
+    async def test() -> None:
+        limits = ConnectionLimits(per_address=2, per_user=100, window_s=1)
+        async with protected(connection_limits=limits) as scene:
+            await logged_in(scene)
+            await logged_in(scene, "bert")
+            waiting = await greeted(scene)  # it does not count before its login
+            refused = await waiting.log_in("bert")
+            assert isinstance(refused, ErrorReply) and "address 127.0.0.1" in refused.detail
+            assert await closed(waiting.reader) == b""
 
     asyncio.run(test())
 

@@ -52,6 +52,7 @@ from sparklog.broker.transactions.verification import TransactionVerification
 from sparklog.net.server import ServerConnection
 from sparklog.protocol.messages import ControlUpdate
 from sparklog.replica.fetch_session import SessionCache
+from sparklog.security.connection_limits import ConnectionLimits
 
 _log = logging.getLogger(__name__)
 
@@ -79,10 +80,17 @@ class Broker:
         self.log_failed = log_failed
         self.restart = restart
         self._directory = partitions.directory
+        config = context.config
+        connections = ConnectionLimits(
+            per_address=config.max_connections_per_ip,
+            per_user=config.max_connections_per_user,
+            window_s=config.quota_window_seconds,
+        )
         self.quotas = QuotaManager(
             context.counters,
-            window_s=context.config.quota_window_seconds,
-            queued_max_bytes=context.config.queued_max_bytes,
+            connections,
+            window_s=config.quota_window_seconds,
+            queued_max_bytes=config.queued_max_bytes,
         )
         self.quota_updates = QuotaUpdates(context, registry, self.quotas)
         self.access = Access(context.keys, context.cache, context.counters)

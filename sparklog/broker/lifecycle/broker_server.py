@@ -87,6 +87,7 @@ class BrokerServer:
             within_host=settings.unix_sockets,
             credentials=context.credentials,
             security=self._security(main),
+            connection_limits=broker.quotas.connections,
         )
         self._broker.users.revoked_listeners.append(server.close_connections)
         self._ports[main.name] = server.port

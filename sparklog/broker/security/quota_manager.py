@@ -26,6 +26,7 @@ from sparklog.errors import BrokerError, ErrorCode
 from sparklog.net.connection_slots import ConnectionStanding
 from sparklog.net.server import ServerConnection
 from sparklog.protocol.messages import Fetch, Produce
+from sparklog.security.connection_limits import ConnectionLimits
 from sparklog.security.quotas import (
     CONSUMER_BYTE_RATE,
     PRODUCER_BYTE_RATE,
@@ -73,8 +74,11 @@ class QuotaManager:
     ``window_s`` is the time whose rate a client may use at once, and ``max_held_bytes`` limits the requests that wait.
     """
 
-    def __init__(self, counters: Counter[str], *, window_s: float, queued_max_bytes: int) -> None:
+    def __init__(
+        self, counters: Counter[str], connections: ConnectionLimits, *, window_s: float, queued_max_bytes: int
+    ) -> None:
         self._counters = counters
+        self.connections = connections
         self._max_held_bytes = queued_max_bytes // _HELD_PART
         self._held_bytes = 0
         self._table = QuotaTable()
@@ -112,6 +116,7 @@ class QuotaManager:
             self._fetching.consumer_sent = self._consumer_sent if table.has(CONSUMER_BYTE_RATE) else None
         if self._slices is not None:
             self._slices.used = self._slice_used if table.has(REQUEST_PERCENTAGE) else None
+        self.connections.apply(table)
         for buckets in self._buckets.values():
             buckets.keep_only(table)
         clients, self._clients = self._clients, {}

@@ -1,0 +1,74 @@
+"""Limits of clients' connections: by address, by user, and of new ones per second.
+
+Pure: the callers pass the time. Connections of brokers and controllers do not count. All clients without a login are
+one user, so the limit by user does not apply to them.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Hashable
+
+from sparklog.model import Principal
+from sparklog.security.principals import ANONYMOUS
+from sparklog.security.quotas import CONNECTION_CREATION_RATE, QuotaBuckets, QuotaTable
+
+
+class ConnectionLimits:
+    """The limits of one broker. Owner: its event loop.
+
+    ``per_address`` and ``per_user`` are the most open connections of each. An address may open the connections of
+    ``window_s`` seconds at once.
+    """
+
+    def __init__(self, *, per_address: int, per_user: int, window_s: float) -> None:
+        self._per_address = per_address
+        self._per_user = per_user
+        self._table = QuotaTable()
+        self._buckets = QuotaBuckets(CONNECTION_CREATION_RATE, window_s=window_s)
+        #: The addresses and users of the open connections. It has an entry for each connection that counts.
+        self._open: dict[Hashable, tuple[str, Principal]] = {}
+        self._of_address: Counter[Hashable] = Counter()
+        self._of_user: Counter[Hashable] = Counter()
+
+    def apply(self, table: QuotaTable) -> None:
+        """Enforce these quotas from now on."""
+        self._table = table
+        self._buckets.keep_only(table)
+
+    def admit(
+        self, connection: Hashable, *, address: str, principal: Principal, within_host: bool, now_s: float
+    ) -> str:
+        """Count a client's connection after its hello and login. Return why it is refused, or the empty text.
+
+        A client that continues on the Unix socket has opened a TCP connection before, which counts as its new one.
+        """
+        if self._of_address[address] >= self._per_address:
+            return f"{self._of_address[address]} connections of address {address} are open, the maximum"
+        is_user = principal != ANONYMOUS
+        if is_user and self._of_user[principal] >= self._per_user:
+            return f"{self._of_user[principal]} connections of {principal} are open, the maximum"
+        if not within_host and (limit := self._table.limit_of_address(CONNECTION_CREATION_RATE, address)) is not None:
+            bucket = self._buckets.bucket(limit, now_s)
+            wait_s = bucket.wait_s(now_s)
+            if wait_s > 0:
+                return f"address {address} has opened more than {limit.rate:g} connections per second"
+            bucket.charge(1, now_s)
+        self._open[connection] = address, principal
+        self._of_address[address] += 1
+        self._of_user[principal] += 1
+        return ""
+
+    def leave(self, connection: Hashable) -> None:
+        """Forget a connection that has ended. It may have been refused, or never admitted."""
+        found = self._open.pop(connection, None)
+        if found is not None:
+            address, principal = found
+            _decrement(self._of_address, address)
+            _decrement(self._of_user, principal)
+
+
+def _decrement(counter: Counter[Hashable], key: Hashable) -> None:
+    counter[key] -= 1
+    if not counter[key]:
+        del counter[key]
