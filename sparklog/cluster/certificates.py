@@ -23,6 +23,7 @@ from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption,
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
 from sparklog.errors import ConfigError
+from sparklog.security.peer_certificates import role_uri
 
 #: The roles that a certificate may have. Brokers and controllers of a cluster accept each other by this role.
 ROLES = ("broker", "controller")
@@ -49,11 +50,6 @@ class Subject(NamedTuple):
     hosts: tuple[str, ...] = ()
     role: str = ""
     cluster_id: str = ""
-
-
-def role_uri(cluster_id: str, role: str) -> str:
-    """Return the URI that a certificate of a broker or controller has among its subject alternative names."""
-    return f"sparklog:{cluster_id}/{role}"
 
 
 def files_of(directory: Path, name: str) -> CertificateFiles:

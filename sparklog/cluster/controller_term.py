@@ -65,7 +65,7 @@ class ControllerTerm:
         self.performer = EffectPerformer(
             self.runner, store, topics=self.topics, states=states, connections=self._connections
         )
-        proofs = RequiredProofs(self._session, enabled=bool(keys))
+        proofs = RequiredProofs(self._session, enabled=bool(keys), inter_broker=inter_broker)
         self.facts = ZookeeperFacts(self.runner, store, topics=self.topics, states=states, proofs=proofs)
 
     @property

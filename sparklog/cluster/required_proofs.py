@@ -3,6 +3,9 @@
 Running brokers of release 0.1.0 take part without a proof. When all live brokers, and all absent ones that have
 replicas, have registered with a proof, the controller sets the mark. It is never removed. From then on the controller
 ignores registrations without a proof: such a broker leads no partition, and other brokers do not learn of it.
+
+In a cluster whose brokers have TLS certificates, the mark has no meaning. The controller ignores every broker that does
+not have the listener for brokers, because only certificates count there.
 """
 
 from __future__ import annotations
@@ -13,26 +16,32 @@ import logging
 from collections.abc import Callable, Collection, Iterable
 
 from sparklog.model import BrokerRegistration
+from sparklog.security.listeners import InterBroker
 from sparklog.zk import codecs, paths
 from sparklog.zk.errors import ZkNodeExists, ZkNoNode
 from sparklog.zk.session import ZkSession
 
 log = logging.getLogger(__name__)
 
+_NO_PROOF = "does not prove the cluster's secret"
+
 
 class RequiredProofs:
     """The component that sets the mark and then ignores registrations without a proof, for one controller term.
 
-    If ``enabled`` is false, this controller knows no secret and does not require proofs.
+    If ``enabled`` is false, this controller knows no secret and does not require proofs. ``inter_broker`` is the
+    listener through which it connects to brokers.
     """
 
-    def __init__(self, session: ZkSession, *, enabled: bool) -> None:
+    def __init__(self, session: ZkSession, *, enabled: bool, inter_broker: InterBroker | None = None) -> None:
         self._session = session
-        self._enabled = enabled
+        self._certified = inter_broker is not None and inter_broker.has_certificates
+        self._enabled = enabled and not self._certified
+        self._inter_broker = InterBroker() if inter_broker is None else inter_broker
         self._refused: set[tuple[int, int]] = set()
         self._awaited: frozenset[int] = frozenset()
         #: Whether every broker must prove that it knows the secret.
-        self.required = False
+        self.required = self._certified
 
     async def load(self) -> None:
         """Read the mark. Raises ZkError."""
@@ -45,19 +54,27 @@ class RequiredProofs:
             return tuple(brokers)
         counted = []
         for broker in brokers:
-            if broker.proves:
+            if broker.proves and self._is_reachable(broker):
                 counted.append(broker)
             elif (broker.broker_id, broker.incarnation) not in self._refused:
                 self._refused.add((broker.broker_id, broker.incarnation))
+                reason = f"has no listener {self._inter_broker.name} with TLS" if self._certified else _NO_PROOF
                 log.error(
-                    "broker %d at %s:%d, incarnation %d, does not prove the cluster's secret and is excluded: start"
-                    " it again with a driver of this release",
+                    "broker %d at %s:%d, incarnation %d, %s and is excluded: start it again with a driver of this"
+                    " release and its settings",
                     broker.broker_id,
                     broker.host,
                     broker.port,
                     broker.incarnation,
+                    reason,
                 )
         return tuple(counted)
+
+    def _is_reachable(self, broker: BrokerRegistration) -> bool:
+        name, protocol = self._inter_broker.name, self._inter_broker.protocol.value
+        return not self._certified or any(
+            (found.name, found.protocol) == (name, protocol) for found in broker.endpoints
+        )
 
     async def settle(
         self, live: Collection[BrokerRegistration], *, retired: Collection[int], hosting: Callable[[], set[int]]

@@ -1,5 +1,7 @@
 """The first messages of a connection: the hello, and the mutual proof if a broker or the controller opens it.
 
+In a cluster whose brokers have TLS certificates, the certificates are the proof of both sides.
+
 ``protocol.proof`` computes the proofs. This module adds the nonces, which must be random and new for each hello, and
 the secrets and the identity of this process.
 """
@@ -13,17 +15,32 @@ from sparklog.errors import BrokerError, ErrorCode
 from sparklog.protocol import connection, proof
 from sparklog.protocol.messages import Hello, HelloReply, Prove
 from sparklog.protocol.proof import Identity, IdentityClaim, KeyRing
+from sparklog.protocol.senders import SenderKind
+from sparklog.security.peer_certificates import Certificate, PeerCertificates
 
 
 class Credentials:
-    """The secrets and the identity of one broker or controller process.
+    """The secrets or the certificate, and the identity, of one broker or controller process.
 
-    ``identity`` returns the current identity, because a broker's incarnation changes.
+    ``identity`` returns the current identity, because a broker's incarnation changes. With ``certificates`` the
+    process authenticates by TLS certificates and not by the secrets.
     """
 
-    def __init__(self, keys: KeyRing, identity: Callable[[], Identity]) -> None:
-        self.keys = keys
+    def __init__(
+        self, keys: KeyRing, identity: Callable[[], Identity], certificates: PeerCertificates | None = None
+    ) -> None:
+        self.keys = keys if certificates is None else KeyRing()
         self.identity = identity
+        self.certificates = certificates
+
+    @property
+    def required(self) -> bool:
+        """Return whether peers must prove their identity."""
+        return bool(self.keys) or self.certificates is not None
+
+    def roles(self, certificate: Certificate | None) -> frozenset[SenderKind] | None:
+        """Return the roles that a peer's certificate gives; None if certificates give no roles in this cluster."""
+        return None if self.certificates is None else self.certificates.roles(certificate)
 
     def answer(self, hello: Hello, reply: HelloReply) -> tuple[HelloReply, IdentityClaim | None]:
         """Return the reply to a hello with this broker's proof, and the identity that the opener claims.
@@ -53,7 +70,8 @@ class Greeting:
         """Store what is expected of the broker.
 
         ``broker_id`` is the broker that should reply; None means any broker. With ``proof_required`` the broker must
-        prove that it knows the cluster's secret. Otherwise a broker without a proof is accepted.
+        prove that it knows the cluster's secret. Otherwise a broker without a proof is accepted. Credentials with
+        certificates always require the certificate of a broker.
         """
         self._plain = connection.hello(client_id, cluster_id)
         self._credentials = credentials
@@ -64,18 +82,30 @@ class Greeting:
     def hello(self) -> Hello:
         if self._credentials is None:
             return self._plain
+        if self._credentials.certificates is not None:
+            return proof.claim(self._plain, self._credentials.identity())
         nonce = secrets.token_bytes(proof.NONCE_BYTES)
         return proof.offer(self._plain, self._credentials.keys, self._credentials.identity(), nonce)
 
-    def prove(self, hello: Hello, reply: HelloReply) -> Prove | None:
-        """Check the broker's reply. Return the message with this process's proof, or None if no proof is needed.
+    def prove(self, hello: Hello, reply: HelloReply, certificate: Certificate | None = None) -> Prove | None:
+        """Check the broker's reply and its TLS certificate.
 
-        Raises BrokerError INVALID_REQUEST if the broker belongs to another cluster, and the errors of ``proof.check``.
+        Return the message with this process's proof, or None if no proof is needed.
+
+        Raises BrokerError INVALID_REQUEST if the broker belongs to another cluster, CLUSTER_AUTHORIZATION_FAILED if its
+        certificate is not one of a broker, and the errors of ``proof.check``.
         """
         if self._credentials is None:
             return None
         if hello.cluster_id and reply.cluster_id != hello.cluster_id:
             detail = f"cluster {hello.cluster_id!r} expected, broker {reply.broker_id} is of {reply.cluster_id!r}"
             raise BrokerError(ErrorCode.INVALID_REQUEST, detail)
+        roles = self._credentials.roles(certificate)
+        if roles is not None:
+            proof.check_broker(reply, expected=self._broker_id)
+            if SenderKind.BROKER not in roles:
+                detail = f"broker {reply.broker_id} has no TLS certificate of a broker of this cluster"
+                raise BrokerError(ErrorCode.CLUSTER_AUTHORIZATION_FAILED, detail)
+            return None
         own = proof.check(hello, reply, self._credentials.keys, expected=self._broker_id, required=self._proof_required)
         return Prove(0, own) if own else None

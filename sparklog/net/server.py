@@ -161,8 +161,8 @@ class ServerConnection(asyncio.BufferedProtocol):
         end = self._end
         if not end.admitted or end.may_prove:
             return ConnectionStanding.UNKNOWN
-        # If there is no secret, only the client id shows the kind.
-        by_name = not self._limits.has_secret and end.client_id.startswith(_PEERS)
+        # If brokers prove nothing, only the client id shows the kind.
+        by_name = not self._limits.asks_for_proof and end.client_id.startswith(_PEERS)
         return ConnectionStanding.PEER if by_name or end.identity is not None else ConnectionStanding.CLIENT
 
     @property
@@ -205,6 +205,8 @@ class ServerConnection(asyncio.BufferedProtocol):
         reached_at = ip_address(transport.get_extra_info("sockname"))
         if self._limits.unix_listener == self.listener and (self.within_host or reached_at[0]):
             self._end.describe = partial(_described, self._end.describe, self._limits.unix_socket, reached_at)
+        if self._limits.authenticator is not None:
+            self._end.roles = self._limits.authenticator.roles(transport.get_extra_info("peercert"))
         if self._limits.closing:
             self._transport.close()
             return
@@ -540,8 +542,9 @@ class Limits:
         self.authenticator: Authenticator | None = None
 
     @property
-    def has_secret(self) -> bool:
-        return self.authenticator is not None and bool(self.authenticator.keys)
+    def asks_for_proof(self) -> bool:
+        """Return whether brokers and the controller prove their identity."""
+        return self.authenticator is not None and self.authenticator.required
 
 
 class Server:

@@ -34,9 +34,10 @@ from sparklog.protocol.messages import (
     decode_request,
     encode_message,
 )
-from sparklog.protocol.proof import Authenticator, Identity, IdentityClaim
+from sparklog.protocol.proof import Authenticator, Identity, IdentityClaim, certified
 from sparklog.protocol.received import Frame, OversizeFrame, ReceivedReply, ReceivedRequest, cid_of
 from sparklog.protocol.sasl import MAX_SASL_BYTES
+from sparklog.protocol.senders import SenderKind
 
 DEFAULT_MAX_FRAME_BYTES = 128 * 1024 * 1024
 #: The largest frame of a hello.
@@ -167,6 +168,8 @@ class ServerEnd:
         self.describe = describe
         self._authenticator = authenticator
         self._claim: IdentityClaim | None = None
+        #: The roles that the peer's TLS certificate gives; None if certificates give no roles in this cluster.
+        self.roles: frozenset[SenderKind] | None = None
         self.login = login
         #: Whether requests are served: the hello and, if the listener requires one, the login are complete.
         self.admitted = False
@@ -238,7 +241,7 @@ class ServerEnd:
 
     @property
     def _asks_for_proof(self) -> bool:
-        return self._authenticator is not None and bool(self._authenticator.keys)
+        return self.roles is not None or (self._authenticator is not None and bool(self._authenticator.keys))
 
     def _understand(self, frame: Frame) -> ReceivedRequest | ImmediateAnswer:
         header = frame.header
@@ -319,6 +322,8 @@ class ServerEnd:
             reply = _before_login(reply, self.login.mechanisms)
         if self._authenticator is not None:
             try:
+                if self.roles is not None:
+                    self.identity = certified(request, self.roles)
                 reply, self._claim = self._authenticator.answer(request, reply)
             except BrokerError as error:
                 return ImmediateAnswer(ErrorReply(request.cid, error.code, error.detail), close=True)

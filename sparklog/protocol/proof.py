@@ -11,13 +11,16 @@ So a proof is valid for one connection and one direction. It can be neither repl
 The secret itself is never sent. The proofs do not encrypt the connection, and a man in the middle could relay them
 between two processes that know the secret. Only TLS prevents that. Source: RFC 2104 (HMAC); ISO/IEC 9798-4, mutual
 three-pass authentication.
+
+In a cluster whose brokers use TLS certificates, the certificate takes the place of the secret: ``Hello`` claims the
+identity, and the certificate must permit its role.
 """
 
 from __future__ import annotations
 
 import hmac
-from collections.abc import Iterable
-from typing import NamedTuple, Protocol
+from collections.abc import Iterable, Mapping
+from typing import Any, NamedTuple, Protocol
 
 import msgspec
 
@@ -120,9 +123,19 @@ class IdentityClaim(NamedTuple):
 
 
 class Authenticator(Protocol):
-    """What a broker needs to authenticate itself and its peers: its secrets, and a new nonce for each Hello."""
+    """What a broker needs to authenticate itself and its peers: its secrets, and a new nonce for each Hello.
+
+    If brokers authenticate by TLS certificates, it has no secrets.
+    """
 
     keys: KeyRing
+
+    @property
+    def required(self) -> bool:
+        """Return whether peers must prove their identity."""
+
+    def roles(self, certificate: Mapping[str, Any] | None) -> frozenset[SenderKind] | None:
+        """Return the roles that a peer's certificate gives; None if certificates give no roles in this cluster."""
 
     def answer(self, hello: Hello, reply: HelloReply) -> tuple[HelloReply, IdentityClaim | None]:
         """Return the reply with the broker's proof, and the identity that the peer must prove. Raises BrokerError."""
@@ -165,6 +178,35 @@ def answer(hello: Hello, reply: HelloReply, keys: KeyRing, nonce: bytes) -> tupl
     return proved, IdentityClaim(identity, _proof(secret, _CLIENT, said))
 
 
+def claim(hello: Hello, identity: Identity) -> Hello:
+    """Return ``hello`` with a claim to ``identity``, which the TLS certificate of this process must permit."""
+    return msgspec.structs.replace(
+        hello, role=identity.role.value, number=identity.number, incarnation=identity.incarnation
+    )
+
+
+def certified(hello: Hello, roles: frozenset[SenderKind]) -> Identity | None:
+    """Return the identity that ``hello`` claims, or None if it claims none. ``roles`` are those of the certificate.
+
+    Raises:
+      BrokerError: CLUSTER_AUTHORIZATION_FAILED, the certificate does not permit the role.
+    """
+    if not hello.role:
+        return None
+    for role in roles:
+        if role.value == hello.role:
+            return Identity(role, hello.number, hello.incarnation)
+    detail = f"role {hello.role!r} needs a TLS certificate of this cluster with this role"
+    raise BrokerError(ErrorCode.CLUSTER_AUTHORIZATION_FAILED, detail)
+
+
+def check_broker(reply: HelloReply, *, expected: int | None) -> None:
+    """Check that the expected broker has replied. Raises BrokerError BROKER_NOT_AVAILABLE if it is another one."""
+    if expected is not None and reply.broker_id != expected:
+        detail = f"broker {expected} expected, broker {reply.broker_id} replied"
+        raise BrokerError(ErrorCode.BROKER_NOT_AVAILABLE, detail)
+
+
 def check(hello: Hello, reply: HelloReply, keys: KeyRing, *, expected: int | None, required: bool) -> bytes:
     """Check the broker's proof. Return the proof to send in ``Prove``, or empty bytes if the broker sent no proof.
 
@@ -174,9 +216,7 @@ def check(hello: Hello, reply: HelloReply, keys: KeyRing, *, expected: int | Non
       BrokerError: CLUSTER_AUTHORIZATION_FAILED, the broker's proof is missing or wrong; BROKER_NOT_AVAILABLE, another
         broker replied.
     """
-    if expected is not None and reply.broker_id != expected:
-        detail = f"broker {expected} expected, broker {reply.broker_id} replied"
-        raise BrokerError(ErrorCode.BROKER_NOT_AVAILABLE, detail)
+    check_broker(reply, expected=expected)
     secret = keys.find((reply.key_id,)) if reply.key_id in hello.key_ids else None
     if secret is None or not reply.proof:
         if required:

@@ -141,7 +141,7 @@ class BrokerProcess:
             len(directory.logs()),
             config.log_dir,
         )
-        if not context.keys:
+        if not context.credentials.required:
             _log.warning(
                 "broker %d has no cluster secret: it accepts any connection as a broker or the controller",
                 context.broker_id,
@@ -182,7 +182,7 @@ class BrokerProcess:
             cluster_id=config.cluster_id,
             trusted=directory.trusted,
             rack=config.rack,
-            proves=bool(self._context.keys),
+            proves=self._context.credentials.required,
             endpoints=server.endpoints,
         )
 

@@ -6,7 +6,11 @@ While the controller's list of brokers contains such brokers, this broker accept
 follower's fetch without a proof must have the id of such a broker. A request without a proof must not name a newer
 incarnation or coordinator epoch than the controller has announced. Control updates always need a proof.
 
-A broker that an operator started without a secret accepts every request, and logs a warning at its start.
+In a cluster whose brokers have TLS certificates, the certificate is the only proof, and a broker of release 0.1.0 is
+not accepted.
+
+A broker that an operator started without a secret and a certificate accepts every request, and logs a warning at its
+start.
 """
 
 from __future__ import annotations
@@ -15,16 +19,16 @@ from collections import Counter
 
 from sparklog.broker.metadata_cache import MetadataCache
 from sparklog.errors import BrokerError, ErrorCode
+from sparklog.net.greeting import Credentials
 from sparklog.net.server import ServerConnection
-from sparklog.protocol.proof import KeyRing
 from sparklog.protocol.senders import SenderKind
 
 
 class Access:
     """The component that checks who may send which request to one broker. Owner: the broker's event loop."""
 
-    def __init__(self, keys: KeyRing, cache: MetadataCache, counters: Counter[str]) -> None:
-        self._keys = keys
+    def __init__(self, credentials: Credentials, cache: MetadataCache, counters: Counter[str]) -> None:
+        self._credentials = credentials
         self._cache = cache
         self._counters = counters
 
@@ -34,16 +38,16 @@ class Access:
         Raises:
             BrokerError: CLUSTER_AUTHORIZATION_FAILED.
         """
-        if not self._keys or self._proves(connection, sender):
+        if not self._credentials.required or self._proves(connection, sender):
             return
-        if sender is SenderKind.BROKER and self._cache.unproven:
+        if sender is SenderKind.BROKER and self._unproven:
             self._counters["requests.unproven"] += 1
             return
         raise self._refusal(connection, sender, what)
 
     def require_controller(self, connection: ServerConnection, controller_epoch: int) -> None:
         """Check that ``connection`` belongs to the controller with this epoch. Raises what ``require`` raises."""
-        if not self._keys:
+        if not self._credentials.required:
             return
         self.require(connection, SenderKind.CONTROLLER, "a control update")
         identity = connection.identity
@@ -58,7 +62,7 @@ class Access:
         """Check that ``connection`` may fetch as the follower ``broker_id``. Raises what ``require`` raises."""
         if self.proves_broker(connection, broker_id):
             return
-        if broker_id in self._cache.unproven and connection.identity is None:
+        if broker_id in self._unproven and connection.identity is None:
             self._counters["requests.unproven"] += 1
             return
         raise self._refusal(connection, SenderKind.BROKER, f"a fetch of follower {broker_id}")
@@ -66,9 +70,9 @@ class Access:
     def proves_broker(self, connection: ServerConnection, broker_id: int | None = None) -> bool:
         """Return whether ``connection`` has proved that it belongs to broker ``broker_id``; None means any broker.
 
-        Without a cluster secret every connection counts as proved.
+        Without a cluster secret and certificates every connection counts as proved.
         """
-        if not self._keys:
+        if not self._credentials.required:
             return True
         identity = connection.identity
         return (
@@ -76,6 +80,11 @@ class Access:
             and identity.role is SenderKind.BROKER
             and (broker_id is None or identity.number == broker_id)
         )
+
+    @property
+    def _unproven(self) -> frozenset[int]:
+        """Return the brokers whose requests need no proof."""
+        return self._cache.unproven if self._credentials.certificates is None else frozenset()
 
     def _proves(self, connection: ServerConnection, sender: SenderKind) -> bool:
         identity = connection.identity

@@ -176,7 +176,7 @@ class TransactionVerification:
             )
             assert isinstance(reply, VerifyTransactionReply)
             # A former coordinator may confirm a transaction that its successor has ended.
-            proved = not context.keys or wanted not in context.cache.unproven
+            proved = not context.credentials.required or wanted not in context.cache.unproven
             self._epochs.accept(request.key, reply.coordinator_epoch, proved=proved)
         except BrokerError as error:
             return error
