@@ -70,6 +70,8 @@ class LoopCluster:
         self.needs_loop = False
         self.core = RoutingCore(bootstrap, request_timeout_s=request_timeout_s, roll=random.Random().random)
         self.metadata = self.core.metadata
+        #: ``RoutingCore.on_progress``: record that a request has succeeded with the current metadata.
+        self.on_progress = self.core.on_progress
         #: The topics with an error in the last responses, with their errors.
         self.topic_errors = self.core.topic_errors
         self.last_problem = ""
@@ -249,10 +251,6 @@ class LoopCluster:
     async def refresh_once(self, topic: str) -> None:
         """Request the metadata of one topic now, from any broker, and merge the response. Raises BrokerError."""
         self._report(await self.run(self.core.refresh_noting_errors((topic,))))
-
-    def progress(self) -> None:
-        """Reset the delay of metadata requests, because a request succeeded with the current metadata."""
-        self.core.on_progress()
 
     def merge_leader(self, tp: TopicPartition, leader: int, epoch: int) -> bool:
         """Merge the leader that a former leader has named. Return whether it is new and its address is known."""

@@ -38,6 +38,7 @@ class CallerIo:
         """
         self._handoff = handoff
         self._sender = sender
+        self._needs_loop = sender.needs_loop
         self._io_thread = thread
         self._waits = 0
         self._waiting_thread = -1
@@ -57,13 +58,13 @@ class CallerIo:
         """
         if not self._handoff.lent and self._waits_in_sequence():
             try:
-                self._handoff.borrow(lambda: not self._sender.needs_loop())
+                self._handoff.borrow(lambda: not self._needs_loop())
             except RuntimeError:
                 return  # the I/O thread has just ended and completed all open work
             if not self._handoff.lent:
                 self._waits = -_WAITS_IN_SEQUENCE  # other work is in progress and will take a moment
         if self._handoff.lent:
-            self._act(self._receive, (finished,), only_waiting=True)
+            self.act(self._receive, (finished,), only_waiting=True)
 
     def _waits_in_sequence(self) -> bool:
         """Return whether the last waits, more than ``_WAITS_IN_SEQUENCE``, were all of this thread."""
@@ -73,12 +74,8 @@ class CallerIo:
         self._waits += 1
         return self._waits > _WAITS_IN_SEQUENCE
 
-    def act(self, work: Callable[..., None], *arguments: Any) -> bool:
-        """Run ``work`` in the calling thread if the I/O thread has lent the event loop. Return whether it ran."""
-        return self._act(work, arguments, only_waiting=False)
-
-    def _act(self, work: Callable[..., None], arguments: tuple[Any, ...], *, only_waiting: bool) -> bool:
-        """Enter the loop, run ``work`` and leave.
+    def act(self, work: Callable[..., None], arguments: tuple[Any, ...], *, only_waiting: bool = False) -> bool:
+        """Run ``work`` in the calling thread if the I/O thread has lent the event loop. Return whether it ran.
 
         ``only_waiting`` is the initial value of ``_only_waiting``, which ``work`` may change.
         """
@@ -103,7 +100,7 @@ class CallerIo:
                             self._io_thread.end(error)
                 raise
             finally:
-                needed = self._sender.needs_loop()
+                needed = self._needs_loop()
                 handoff.leave()
                 if needed:
                     handoff.recall()

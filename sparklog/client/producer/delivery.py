@@ -108,7 +108,7 @@ class DeliveryReports:
 
     def _succeeded(self, batch: ProducerBatch, base_offset: int) -> None:
         self._queues.succeeded(batch)
-        self._cluster.progress()
+        self._cluster.on_progress()
         handle, outcome = self._concluded(batch, base_offset, None)
         self.acknowledged.append((handle.completion, handle.number, outcome))
 

@@ -77,13 +77,18 @@ class DirectSender:
         if the sender has other work at that time.
         """
         self._sender = sender
+        self._may_send = sender.may_send
+        self._is_idle = sender.is_idle
         self._io_thread = thread
+        self._act = thread.caller_io.act
         self._handoff = thread.handoff
         self._cluster = cluster
+        self._metadata = cluster.metadata
         self._queues = queues
         self._requests = requests
         self._reports = reports
         self._writes = writes
+        self._open = writes.open
         self._routes: dict[tuple[str, int], _Route] = {}
         #: The version of the metadata from which all routes were made.
         self._version = -1
@@ -109,16 +114,16 @@ class DirectSender:
         if len(body) > topic.max_message_bytes:
             return None
         sent: list[SingleRecordCompletion] = []
-        self._io_thread.caller_io.act(self._send, topic, partition, body, time_us, sent)
+        self._act(self._send, (topic, partition, body, time_us, sent))
         return RecordFuture(sent[0], 0) if sent else None
 
     def _send(
         self, topic: ProducerTopic, partition: int, body: bytes, time_us: int, sent: list[SingleRecordCompletion]
     ) -> None:
         now_ms = time.monotonic() * 1000
-        if not self._sender.may_send(now_ms):
+        if not self._may_send(now_ms):
             return
-        if self._version != self._cluster.version:
+        if self._version != self._metadata.version:
             self._drop_routes()
         route = self._routes.get((topic.name, partition))
         if route is None or route.topic is not topic or route.connection.closed:
@@ -129,19 +134,21 @@ class DirectSender:
         if number is None:
             return
         record = SingleRecordCompletion(self._io_thread, self._writes, topic.name, partition, time_us)
-        self._writes.open.add(record)
+        self._open.add(record)
         sent.append(record)
+        requests = self._requests
         header = single_record_header(body, time_us, topic.schema_id, topic.event_time is not None, number)
         batch = ProducerBatch(
             route.tp,
             EncodedBatch(header, body),
             topic_id=topic.topic_id,
-            deadline_ms=now_ms + self._requests.delivery_timeout_ms,
+            deadline_ms=now_ms + requests.delivery_timeout_ms,
             handle=DeliveryHandle(record, 0, 0),
         )
         self._queues.start(batch, route.broker_id)
-        request = route.requests.get(len(body)) or self._prepare(route, len(body))
-        started = self._requests.begin(route.connection, [batch], now_ms, now_ms + self._requests.first_timeout_ms)
+        length = len(body)
+        request = route.requests.get(length) or self._prepare(route, length)
+        started = requests.begin(route.connection, [batch], now_ms, now_ms + requests.first_timeout_ms)
         on_response = functools.partial(self._on_response, record, started)
         route.connection.ask_prepared(request, header.pack(), body, on_response)
 
@@ -149,12 +156,12 @@ class DirectSender:
         """Drop all routes after a change of metadata."""
         self._routes.clear()
         self._prepared = 0
-        self._version = self._cluster.version  # last, so that an interrupted call is repeated
+        self._version = self._metadata.version  # last, so that an interrupted call is repeated
 
     def _find(self, topic: ProducerTopic, partition: int) -> _Route | None:
         """Create the route of a partition and store it. Return None if the general path must send."""
         tp = TopicPartition(topic.name, partition)
-        leader = self._cluster.metadata.leader(tp)
+        leader = self._metadata.leader(tp)
         if leader is None or not self._sender.is_current(topic) or not self._requests.can_accept(leader.broker_id):
             return None
         connection = self._cluster.connection(leader.broker_id)
@@ -187,9 +194,9 @@ class DirectSender:
             return
         self._requests.ended(sent, on_response=True)
         self._queues.succeeded(batch)
-        self._cluster.progress()
+        self._cluster.on_progress()
         record.acknowledged(offset)
-        if self._sender.is_idle():
+        if self._is_idle():
             record.notify()
         else:
             self._reports.acknowledged.append((record, 0, BatchOutcome(batch.tp.partition, offset, 1)))

@@ -351,10 +351,6 @@ class PartitionQueues:
 
     # --- outcomes ---
 
-    def succeeded(self, batch: ProducerBatch) -> None:
-        """Remove a batch that is in the log."""
-        self._remove(batch)
-
     def failed(self, batch: ProducerBatch, code: ErrorCode, *, now_ms: float, roll: float, detail: str = "") -> bool:
         """Handle a failed attempt.
 
@@ -436,6 +432,11 @@ class PartitionQueues:
         if others:
             self._busy_topics[batch.tp.topic] = others
 
+    #: Remove a batch that is in the log.
+    succeeded = _remove
+    #: Remove a batch, which the caller fails. The batch is not retried.
+    drop = _remove
+
     # --- queries ---
 
     def busy_partitions(self) -> list[TopicPartition]:
@@ -458,10 +459,6 @@ class PartitionQueues:
             if topic is None or tp.topic == topic
             for batch in (*partition.outstanding, *partition.queued)
         ]
-
-    def drop(self, batch: ProducerBatch) -> None:
-        """Remove a batch, which the caller fails. The batch is not retried."""
-        self._remove(batch)
 
     def next_time_ms(self, now_ms: float) -> float | None:
         """Return the next time at which a retry becomes due or a batch expires, or None."""

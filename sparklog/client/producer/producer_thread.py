@@ -40,6 +40,8 @@ class ProducerThread:
         self.loop = new_event_loop()
         self.handoff = LoopHandoff(self.loop)
         self.caller_io = CallerIo(self.handoff, sender, self)
+        #: ``CallerIo.wait_helping``, which every single record calls.
+        self.wait_helping = self.caller_io.wait_helping
         #: Whether ``run_once`` was posted to the loop and has not begun.
         self.woken = False
         #: The reason for the producer's end, or None.
@@ -76,16 +78,12 @@ class ProducerThread:
 
         The calling thread does this if the I/O thread has lent it the event loop. Otherwise the I/O thread does.
         """
-        if not self.handoff.lent or not self.caller_io.act(self._sender.run_once):
+        if not self.handoff.lent or not self.caller_io.act(self._sender.run_once, ()):
             self.wake()
 
     def recall_loop(self) -> None:
         """Give the event loop back to the I/O thread, because the caller is about to wait without running it."""
         self.handoff.recall()
-
-    def wait_helping(self, finished: Callable[[], bool]) -> None:
-        """Do the I/O in the calling thread until ``finished()`` is true. May return before that."""
-        self.caller_io.wait_helping(finished)
 
     def on_io_thread(self) -> bool:
         """Return whether the calling thread is the one that runs the loop's callbacks."""

@@ -33,7 +33,6 @@ from sparklog.client.producer.sender_settings import SenderSettings
 from sparklog.client.producer.sender_transactions import SenderTransactions
 from sparklog.errors import BrokerError
 from sparklog.model import TopicPartition
-from sparklog.net.async_client import AsyncConnection
 from sparklog.protocol.messages import InitProducerId, InitProducerIdReply
 from sparklog.record.codec import EncodedBatch
 
@@ -89,6 +88,8 @@ class Sender:
         self._reports = DeliveryReports(self._cluster, self._queues, self.buffer, settings)
         self._revalidation = BatchRevalidation(self._metadata, self._queues, self._reports)
         self._requests = InflightRequests(self, self._cluster, self._reports, settings, loop=thread.loop)
+        #: ``SendLoop.only_connection``.
+        self.only_connection = self._requests.only_connection
         self.transactions: SenderTransactions | None = None
         if settings.transaction:
             self.transactions = SenderTransactions(self, self._cluster, self._queues, settings)
@@ -256,14 +257,8 @@ class Sender:
             self.thread.broken is not None
             or self.transactions is not None
             or self._timer is not None
-            or bool(self._cluster.tasks)
-            or self._cluster.needs_loop
-            or bool(self._queues.sendable)
+            or bool(self._cluster.tasks or self._queues.sendable or self._cluster.needs_loop)
         )
-
-    def only_connection(self) -> AsyncConnection | None:
-        """Return the connection of all requests in flight, or None, as ``SendLoop.only_connection``."""
-        return self._requests.only_connection()
 
     def is_current(self, topic: ProducerTopic) -> bool:
         """Return whether ``topic`` matches the newest metadata."""
