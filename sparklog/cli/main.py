@@ -34,6 +34,7 @@ from sparklog.cli.topics import topics
 from sparklog.cli.transactions import transactions
 from sparklog.cli.users import users
 from sparklog.cli.zookeeper import zookeeper
+from sparklog.cli.zookeeper_acls import open_tree, secure_tree
 from sparklog.client.errors import ClientTimeout
 from sparklog.errors import BrokerError, ConfigError, ErrorCode, SparklogError
 from sparklog.net.client_security import CLIENT_CONFIG
@@ -72,6 +73,8 @@ app.add_typer(perf, name="perf")
 app.command("top")(top)
 segments.command("salvage")(salvage)
 app.add_typer(segments, name="segments")
+zookeeper.command("secure")(secure_tree)
+zookeeper.command("open")(open_tree)
 app.add_typer(zookeeper, name="zookeeper")
 app.add_typer(certs, name="certs")
 app.add_typer(users, name="users")

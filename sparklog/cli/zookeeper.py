@@ -1,4 +1,4 @@
-"""``sparklog zookeeper``: recovery from the loss of ZooKeeper's data."""
+"""``sparklog zookeeper``: recovery from the loss of ZooKeeper's data, and the ACLs of its nodes."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import typer
 from sparklog.broker.lifecycle.secret_file import read_secret_file
 from sparklog.cli.options import AsJson, Yes, confirm
 from sparklog.cli.output import note, print_json, print_table
-from sparklog.cli.zookeeper_options import ZookeeperConfig, security_in
+from sparklog.cli.zookeeper_options import Connect, SecretFile, ZookeeperConfig, security_in
 from sparklog.cluster.cluster_secret import driver_secret_file, found_on_host
 from sparklog.cluster.embedded_zookeeper import EmbeddedZookeeper
 from sparklog.controller.rebuild import RebuiltCluster, rebuild_cluster
@@ -24,7 +24,10 @@ from sparklog.zk.rebuild_store import RebuildStore
 from sparklog.zk.security import ZooKeeperSecurity
 from sparklog.zk.session import ZkSession
 
-zookeeper = typer.Typer(help="Rebuild ZooKeeper's data from the brokers' log directories.", no_args_is_help=True)
+zookeeper = typer.Typer(
+    help="Rebuild ZooKeeper's data from the brokers' log directories, close its nodes to strangers, open them.",
+    no_args_is_help=True,
+)
 
 
 @zookeeper.command("inventory")
@@ -68,10 +71,7 @@ def rebuild(
             "--inventory", metavar="FILE", help="Output of 'zookeeper inventory' on another host; repeatable."
         ),
     ] = None,
-    connect: Annotated[
-        str,
-        typer.Option("--zookeeper", "-z", envvar="SPARKLOG_ZOOKEEPER", metavar="HOST:PORT,.../CHROOT"),
-    ] = "",
+    connect: Connect = "",
     data_dir: Annotated[
         Path | None,
         typer.Option(
@@ -79,14 +79,7 @@ def rebuild(
             help="Data directory of a cluster with an embedded ZooKeeper, which the command starts.",
         ),
     ] = None,
-    secret_file: Annotated[
-        Path | None,
-        typer.Option(
-            envvar="SPARKLOG_SECRET_FILE",
-            metavar="FILE",
-            help="Cluster secret. Needed if ZooKeeper requires it and it is not in the data directory or on this host.",
-        ),
-    ] = None,
+    secret_file: SecretFile = None,
     zookeeper_config: ZookeeperConfig = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the changes without writing them.")] = False,
     yes: Yes = False,

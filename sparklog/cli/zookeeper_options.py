@@ -1,4 +1,4 @@
-"""The option with which commands that use ZooKeeper learn how to prove an identity to it."""
+"""The options of commands that use ZooKeeper: its address, and how to prove an identity to it."""
 
 from __future__ import annotations
 
@@ -10,6 +10,15 @@ import typer
 from sparklog.cluster.options import read_settings
 from sparklog.zk.security import ZooKeeperSecurity, security_of
 
+Connect = Annotated[str, typer.Option("--zookeeper", "-z", envvar="SPARKLOG_ZOOKEEPER", metavar="HOST:PORT,.../CHROOT")]
+SecretFile = Annotated[
+    Optional[Path],  # noqa: UP045 - typer reads this on Python 3.10 as well
+    typer.Option(
+        envvar="SPARKLOG_SECRET_FILE",
+        metavar="FILE",
+        help="Cluster secret. Needed if ZooKeeper requires it and it is not in the data directory or on this host.",
+    ),
+]
 ZookeeperConfig = Annotated[
     Optional[Path],  # noqa: UP045 - typer reads this on Python 3.10 as well
     typer.Option(

@@ -7,7 +7,7 @@ import select
 import socket
 import ssl
 import struct
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, ClassVar, NamedTuple
 
 from kazoo.exceptions import EXCEPTIONS, ZookeeperError
@@ -16,7 +16,7 @@ from kazoo.protocol import serialization
 from kazoo.protocol.connection import AUTH_XID, ConnectionHandler
 from kazoo.protocol.states import KeeperState
 from kazoo.retry import ForceRetryError, KazooRetry
-from kazoo.security import CREATOR_ALL_ACL, OPEN_ACL_UNSAFE, READ_ACL_UNSAFE
+from kazoo.security import ACL, CREATOR_ALL_ACL, OPEN_ACL_UNSAFE, READ_ACL_UNSAFE, Id
 
 from sparklog.errors import ConfigError
 from sparklog.zk import paths
@@ -196,6 +196,13 @@ def acl_entries(acl: Sequence[Any]) -> frozenset[AclEntry]:
     return frozenset(AclEntry(entry.perms, entry.id.scheme, entry.id.id) for entry in acl)
 
 
+def kazoo_acl(entries: Iterable[AclEntry]) -> list[ACL]:
+    """Return entries as an ACL in kazoo's form."""
+    return [ACL(entry.permissions, Id(entry.scheme, entry.name)) for entry in sorted(entries)]
+
+
+#: What any session may do with a closed node.
+READ_BY_ALL = acl_entries(READ_ACL_UNSAFE)
 #: The ACL of an open node.
 OPEN_ENTRIES = acl_entries(OPEN_TO_ALL)
 

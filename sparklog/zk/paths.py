@@ -54,11 +54,10 @@ ACL_CHANGES = "/acls_changes"
 DRIVER = "/driver"
 DRIVER_EPOCH = "/driver_epoch"
 
-#: The delegation tokens, and the access rules.
+#: The delegation tokens.
 TOKENS = "/config/tokens"
-ACLS = "/acls"
 #: Only sessions that have proved an identity to ZooKeeper may read these nodes and all nodes below them.
-_SECRET = (USERS, TOKENS, ACLS, QUOTAS)
+_SECRET = (USERS, TOKENS, ACLS, ACL_CHANGES, QUOTAS)
 
 #: The persistent nodes that every cluster has, parents before children.
 BASE = (
@@ -83,6 +82,8 @@ BASE = (
     CUT_REFUSALS,
     DRIVER_EPOCH,
 )
+#: The nodes of a cluster that have no parent but the root.
+TOP = frozenset("/" + path.split("/")[1] for path in (*BASE, *_SECRET, CONTROLLER, DRIVER))
 
 
 def is_secret(path: str) -> bool:

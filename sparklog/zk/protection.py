@@ -1,9 +1,9 @@
 """The protection of the cluster's own ZooKeeper against writes by sessions without the cluster's secret.
 
-Every node has an ACL under which sessions with the secret may do everything, and other sessions may only read.
-ZooKeeper's ACLs are not inherited. Therefore the driver that creates the node ``PROTECTED`` sets the ACLs of all
-existing nodes, and every session that sees this node creates its own nodes with the ACL. Nothing secret is stored in
-ZooKeeper.
+Every node has an ACL under which sessions with the secret may do everything, and other sessions may only read, or not
+even that if the node is secret. ZooKeeper's ACLs are not inherited. Therefore the driver that creates the node
+``PROTECTED`` sets the ACLs of all existing nodes, and every session that sees this node creates its own nodes with the
+ACL. A ZooKeeper that the operator names is secured by its own credentials instead: see ``security``.
 
 The password is derived from the secret for this purpose only. It is not sent to a ZooKeeper without the node
 ``PROTECTED``.
@@ -11,18 +11,15 @@ The password is derived from the secret for this purpose only. It is not sent to
 
 from __future__ import annotations
 
-import asyncio
+from collections.abc import Callable
+from contextlib import suppress
 
 from sparklog.errors import ClusterError
 from sparklog.protocol.proof import KeyRing
 from sparklog.zk import paths
 from sparklog.zk.errors import ZkNoAuth, ZkNoNode
 from sparklog.zk.session import ZkSession
-
-#: The number of nodes whose ACLs are set at a time.
-_AT_ONCE = 1000
-#: ZooKeeper's own node.
-_NOT_OURS = "/zookeeper"
+from sparklog.zk.tree_acls import TreeCount, close_tree, open_tree
 
 
 async def is_fresh(session: ZkSession) -> bool:
@@ -33,11 +30,13 @@ async def is_fresh(session: ZkSession) -> bool:
         return True
 
 
-async def protect(session: ZkSession, keys: KeyRing) -> None:
+async def protect(
+    session: ZkSession, keys: KeyRing, *, again: bool = False, progress: Callable[[int], None] | None = None
+) -> TreeCount:
     """Protect this ZooKeeper against sessions that do not know one of ``keys``.
 
-    If ``keys`` has a single secret and the protection for it is complete, nothing happens. If an earlier call was
-    interrupted, the ACLs of all nodes are set again.
+    If ``keys`` has a single secret and the protection for it is complete, nothing happens, unless ``again`` is set. If
+    an earlier call was interrupted, the ACLs of all nodes are set again.
 
     Raises:
       ClusterError: ZooKeeper is protected by another secret. ZkUnreachable: the connection broke; the caller may repeat
@@ -50,37 +49,28 @@ async def protect(session: ZkSession, keys: KeyRing) -> None:
         await session.ensure(paths.PROTECTED)
         # While the secret is being changed, sessions that know only the old secret still create nodes that only it
         # opens. So do not stop here.
-        if (await session.get(paths.PROTECTED)).data == wanted and len(keys.secrets) == 1:
-            return
-        # Walk through all nodes twice. Where the first walk has passed, other sessions may still create nodes without
-        # the ACL until they see the node ``PROTECTED``. The second walk finds these.
-        for _ in range(2):
-            await _walk(session)
+        if (await session.get(paths.PROTECTED)).data == wanted and len(keys.secrets) == 1 and not again:
+            return TreeCount()
+        # Other sessions may create nodes without the ACL until they see the node ``PROTECTED``.
+        count = await close_tree(session, progress=progress)
         await session.set(paths.PROTECTED, wanted)
     except ZkNoAuth:
         raise ClusterError(
             f"ZooKeeper at {session.connect_string} is protected by a cluster secret other than {wanted.decode()},"
             " the one of this driver: restore its file cluster.secret, or start once with skipACL=yes in zoo.cfg"
         ) from None
+    return count
 
 
-async def _walk(session: ZkSession) -> None:
-    level = ["/"]
-    while level:
-        below: list[str] = []
-        for first in range(0, len(level), _AT_ONCE):
-            part = level[first : first + _AT_ONCE]
-            for children in await asyncio.gather(*(_close(session, path) for path in part)):
-                below += children
-        level = below
+async def unprotect(
+    session: ZkSession, *, with_secrets: bool = False, progress: Callable[[int], None] | None = None
+) -> TreeCount:
+    """End the protection, and let every session do everything. No process of the cluster may run meanwhile.
 
-
-async def _close(session: ZkSession, path: str) -> list[str]:
-    """Set the ACL of one node and return its children."""
-    try:
-        await session.set_acl(path)
-        names = await session.children(path)
-    except ZkNoNode:
-        return []
-    children = [f"{path.rstrip('/')}/{name}" for name in names]
-    return [child for child in children if child != _NOT_OURS]
+    Raises:
+      ZkNoAuth, ZkUnreachable: as ``open_tree``.
+    """
+    count = await open_tree(session, with_secrets=with_secrets, progress=progress)
+    with suppress(ZkNoNode):
+        await session.delete(paths.PROTECTED)
+    return count

@@ -16,7 +16,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import deque
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from contextlib import suppress
 from enum import Enum
 from functools import partial
@@ -50,6 +50,7 @@ from sparklog.zk.kazoo_patches import (
     Multi,
     acl_bytes,
     acl_entries,
+    kazoo_acl,
 )
 from sparklog.zk.multi_batcher import MultiBatcher
 from sparklog.zk.ops import Check, Create, Delete, Op, SetData
@@ -275,6 +276,11 @@ class ZkSession:
         self._acl_bytes, self._secret_acl_bytes = acl_bytes(plain), acl_bytes(secret)
 
     @property
+    def has_chroot(self) -> bool:
+        """Return whether this session sees only a part of ZooKeeper's tree."""
+        return bool(self._root)
+
+    @property
     def keeps_secrets(self) -> bool:
         """Return whether strangers cannot read the secret nodes that this session creates."""
         return self._secret_acl is SECRET
@@ -365,9 +371,9 @@ class ZkSession:
         """Set a node's ACL to that of the nodes that this session creates."""
         return self._set_acl(path, self._acl_of(path))
 
-    def open_node(self, path: str) -> asyncio.Future[None]:
-        """Set a node's ACL so that every session may do everything with it."""
-        return self._set_acl(path, OPEN_TO_ALL)
+    def set_entries(self, path: str, entries: Iterable[AclEntry]) -> asyncio.Future[None]:
+        """Set a node's ACL to ``entries``."""
+        return self._set_acl(path, kazoo_acl(entries))
 
     def _set_acl(self, path: str, acl: Sequence[Any]) -> asyncio.Future[None]:
         path = self._root + path

@@ -9,9 +9,10 @@ import threading
 from collections.abc import Mapping
 from pathlib import Path
 
-from sparklog.broker.lifecycle.secret_file import new_secret
+from sparklog.broker.lifecycle.secret_file import new_secret, write_secret_file
 from sparklog.client.admin.admin import Admin
 from sparklog.cluster.barrier_task import retire_through
+from sparklog.cluster.cluster_secret import driver_secret_file
 from sparklog.cluster.controller_loop import ControllerLoop
 from sparklog.cluster.embedded_zookeeper import EmbeddedZookeeper
 from sparklog.cluster.slots import Slot
@@ -51,6 +52,7 @@ class SupervisedCluster:
     def __enter__(self) -> SupervisedCluster:
         try:
             self._embedded = EmbeddedZookeeper.start(self._base_dir / "zookeeper")
+            write_secret_file(driver_secret_file(self._base_dir), self._keys)
             self.zookeeper = self._embedded.connect
             asyncio.run(self._protect())
             self._controller = ControllerLoop(self.zookeeper, settings=self._settings, keys=self._keys)

@@ -16,6 +16,7 @@ from sparklog.protocol.proof import KeyRing, Secret
 from sparklog.zk import paths
 from sparklog.zk.cluster_store import ClusterStore
 from sparklog.zk.errors import ZkMultiFailed, ZkNoAuth
+from sparklog.zk.kazoo_patches import OPEN_ENTRIES
 from sparklog.zk.protection import protect
 from sparklog.zk.security import ZooKeeperSecurity
 from sparklog.zk.session import Create, Delete, SetData, ZkSession
@@ -71,7 +72,11 @@ async def _is_refused(request: Awaitable[object]) -> bool:
 
 
 async def _may_change(session: ZkSession, path: str) -> bool:
-    tried: list[Awaitable[object]] = [session.set(path, b"stranger"), session.set_acl(path), session.open_node(path)]
+    tried: list[Awaitable[object]] = [
+        session.set(path, b"stranger"),
+        session.set_acl(path),
+        session.set_entries(path, OPEN_ENTRIES),
+    ]
     tried += [session.create(f"{path}/stranger"), session.multi([SetData(path, b"")]), session.multi([Delete(path)])]
     return not all([await _is_refused(request) for request in tried])
 

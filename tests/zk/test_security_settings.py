@@ -120,11 +120,13 @@ def test_a_masked_text_is_equal_to_its_content() -> None:
     assert len({Masked("a:b"), "a:b"}) == 1
 
 
-@pytest.mark.parametrize("path", ["/config/users", "/config/users/anna", "/config/tokens/7", "/acls", "/acls/topic/t"])
+@pytest.mark.parametrize(
+    "path", ["/config/users", "/config/users/anna", "/config/tokens/7", "/acls/topic/t", "/acls_changes"]
+)
 def test_credentials_and_access_rules_are_secret(path: str) -> None:
     assert paths.is_secret(path)
 
 
-@pytest.mark.parametrize("path", ["/", "/config", "/config/users2", "/acls_changes", "/brokers/topics/acls"])
+@pytest.mark.parametrize("path", ["/", "/config", "/config/users2", "/aclsx", "/brokers/topics/acls"])
 def test_other_nodes_are_readable(path: str) -> None:
     assert not paths.is_secret(path)

@@ -1,0 +1,217 @@
+"""The ACLs of all nodes of a cluster: closing and opening a tree that exists, while the cluster runs.
+
+ZooKeeper's ACLs are not inherited, so these functions walk through the tree and set the ACL of each node that has
+another one. A walk that was interrupted may be repeated. ``security`` says what closed, open and secret nodes are.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Sequence
+from typing import NamedTuple
+
+from sparklog.errors import ClusterError
+from sparklog.zk import paths
+from sparklog.zk.errors import ZkNoAuth, ZkNoNode
+from sparklog.zk.kazoo_patches import OPEN_ENTRIES, READ_BY_ALL, AclEntry
+from sparklog.zk.session import ZkSession
+
+Acl = frozenset[AclEntry]
+#: The number of nodes whose ACLs are read and set at a time.
+_AT_ONCE = 1000
+#: The maximum number of walks after which ``close_tree`` gives up waiting for the end of open nodes.
+_MOST_WALKS = 5
+#: The node that a session creates to learn the ACL that ZooKeeper makes from its credentials.
+_SAMPLE = "/cluster/acl-"
+#: ZooKeeper's own node.
+_NOT_OURS = "/zookeeper"
+
+
+class TreeCount(NamedTuple):
+    """The nodes of a tree: all, those whose ACL was set, and those that the last walk still found open to strangers."""
+
+    nodes: int = 0
+    changed: int = 0
+    found_open: int = 0
+
+
+async def close_tree(
+    session: ZkSession, *, roots: Sequence[str] = ("/",), progress: Callable[[int], None] | None = None
+) -> TreeCount:
+    """Close all nodes at and below ``roots``, and make the secret ones unreadable for strangers.
+
+    The walk is repeated until it finds no open node, because other sessions may create open nodes meanwhile. If the
+    result has ``found_open``, some session creates open nodes all the time. ``session`` must close the nodes that it
+    creates. ``progress`` is called with the number of nodes so far.
+
+    Raises:
+      ZkNoAuth: a node is closed to this session. ZkUnreachable: the connection broke; the caller may repeat the call.
+    """
+    assert session.closes_nodes
+    own = await _own_entries(session)
+    closed, secret = own | READ_BY_ALL, own
+    opened = changed = 0
+
+    async def close(path: str) -> bool:
+        nonlocal opened, changed
+        wanted = secret if paths.is_secret(path) else closed
+        found = await session.acl(path)
+        if found != wanted:
+            opened += not _keeps_out(found, path)
+            await session.set_entries(path, wanted)
+            changed += 1
+        return True
+
+    for _ in range(_MOST_WALKS):
+        opened = 0
+        nodes = await _walk(session, roots, close, progress)
+        if not opened:
+            break
+    return TreeCount(nodes, changed, opened)
+
+
+async def open_tree(
+    session: ZkSession,
+    *,
+    roots: Sequence[str] = ("/",),
+    with_secrets: bool = False,
+    progress: Callable[[int], None] | None = None,
+) -> TreeCount:
+    """Let every session do everything with all nodes at and below ``roots``.
+
+    Without ``with_secrets`` the secret nodes keep their ACLs, and are not counted.
+
+    Raises: as ``close_tree``.
+    """
+    changed = 0
+
+    async def open_node(path: str) -> bool:
+        nonlocal changed
+        if paths.is_secret(path) and not with_secrets:
+            return False
+        if await session.acl(path) != OPEN_ENTRIES:
+            await session.set_entries(path, OPEN_ENTRIES)
+            changed += 1
+        return True
+
+    nodes = await _walk(session, roots, open_node, progress)
+    return TreeCount(nodes, changed)
+
+
+async def roots_of(session: ZkSession) -> tuple[str, ...]:
+    """Return the nodes at which the tree of the cluster begins, in a ZooKeeper that others may use as well.
+
+    This is the chroot, or without a chroot the cluster's own nodes below the root.
+    """
+    if session.has_chroot:
+        return ("/",)
+    return tuple(f"/{name}" for name in await session.children("/") if f"/{name}" in paths.TOP)
+
+
+async def processes_with_open_nodes(session: ZkSession) -> tuple[str, ...]:
+    """Return the brokers, the controller and the driver whose own nodes are open to every session.
+
+    Such a process does not close the nodes that it creates, and it may have no credentials.
+    """
+    return await _processes(session, lambda acl: acl >= OPEN_ENTRIES)
+
+
+async def processes_with_closed_nodes(session: ZkSession) -> tuple[str, ...]:
+    """Return the brokers, the controller and the driver that close the nodes that they create."""
+    return await _processes(session, lambda acl: not acl >= OPEN_ENTRIES)
+
+
+async def check_identities(session: ZkSession) -> None:
+    """Refuse credentials that the running processes of the cluster do not share.
+
+    Raises:
+      ClusterError: a process would lose access to nodes that this session closes.
+    """
+    own = await _own_entries(session)
+
+    def differs(acl: Acl) -> bool:
+        identities = frozenset(entry for entry in acl if not entry.is_for_all)
+        return bool(identities) and not identities & own
+
+    if others := await _processes(session, differs):
+        raise ClusterError(
+            f"{', '.join(others)}: the credentials are other ones than those of this command, so nodes that it closes"
+            " would be closed to them"
+        )
+
+
+async def _processes(session: ZkSession, has: Callable[[Acl], bool]) -> tuple[str, ...]:
+    named = {paths.CONTROLLER: "the controller", paths.DRIVER: "the driver"}
+    try:
+        ids = sorted(await session.children(paths.BROKER_IDS), key=lambda text: (len(text), text))
+    except ZkNoNode:
+        ids = []
+    named = {f"{paths.BROKER_IDS}/{broker_id}": f"broker {broker_id}" for broker_id in ids} | named
+    acls = await asyncio.gather(*(session.acl(path) for path in named), return_exceptions=True)
+    found = []
+    for name, acl in zip(named.values(), acls, strict=True):
+        if isinstance(acl, ZkNoNode):
+            continue
+        if isinstance(acl, BaseException):
+            raise acl
+        if has(acl):
+            found.append(name)
+    return tuple(found)
+
+
+async def _own_entries(session: ZkSession) -> Acl:
+    """Return the entries that ZooKeeper makes from the credentials of this session.
+
+    Certificates differ by process. So if the session has a digest as well, only the digest counts. Raises ZkNoAuth.
+    """
+    try:
+        path = await session.create(_SAMPLE, ephemeral=True, sequence=True)
+    except ZkNoAuth:
+        raise ZkNoAuth(f"{_SAMPLE}: the parent is closed to the credentials of this session") from None
+    found = frozenset(entry for entry in await session.acl(path) if not entry.is_for_all)
+    await session.delete(path)
+    return frozenset(entry for entry in found if entry.scheme == "digest") or found
+
+
+def _keeps_out(acl: Acl, path: str) -> bool:
+    """Return whether strangers cannot change the node, and cannot read it if it is secret."""
+    for_all = frozenset(entry for entry in acl if entry.is_for_all)
+    return not for_all if paths.is_secret(path) else for_all <= READ_BY_ALL
+
+
+async def _walk(
+    session: ZkSession,
+    roots: Sequence[str],
+    visit: Callable[[str], Awaitable[bool]],
+    progress: Callable[[int], None] | None,
+) -> int:
+    """Visit all nodes, parents before children, and return their number.
+
+    The nodes below a node for which ``visit`` returns false are not visited, and it is not counted.
+    """
+
+    async def enter(path: str) -> list[str] | None:
+        try:
+            if not await visit(path):
+                return None
+            names = await session.children(path)
+        except ZkNoNode:
+            return None
+        except ZkNoAuth:
+            raise ZkNoAuth(f"node {path} is closed to the credentials of this session") from None
+        children = [f"{path.rstrip('/')}/{name}" for name in names]
+        return [child for child in children if child != _NOT_OURS]
+
+    nodes = 0
+    level = list(roots)
+    while level:
+        below: list[str] = []
+        for first in range(0, len(level), _AT_ONCE):
+            for children in await asyncio.gather(*(enter(path) for path in level[first : first + _AT_ONCE])):
+                if children is not None:
+                    nodes += 1
+                    below += children
+            if progress is not None:
+                progress(nodes)
+        level = below
+    return nodes
