@@ -116,7 +116,7 @@ class ZookeeperFacts:
         self._start(paths.STOPPING, self.read_stopping, "stopping brokers")
         self._start(paths.DELETE_TOPICS, self._read_deletions, "topic deletions")
         self._start(paths.ELECTIONS, self._read_elections, "elections")
-        self._start(paths.CUT_REFUSALS, self._read_refusals, "refused cuts")
+        self._start(paths.TRUNCATION_REFUSALS, self._read_refusals, "refused cuts")
         self._start(paths.ISR_CHANGES, self._read_isr_changes, "ISR changes")
 
     def close(self) -> None:

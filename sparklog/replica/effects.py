@@ -62,12 +62,12 @@ class RestartLog(msgspec.Struct, frozen=True, gc=False):
     offset: int
 
 
-class RefuseCut(msgspec.Struct, frozen=True, gc=False):
+class RefuseTruncation(msgspec.Struct, frozen=True, gc=False):
     """Report to the controller that this replica refuses to truncate its log as its leader requires.
 
     This replica holds committed records from ``offset`` on that the leader of ``leader_epoch`` lacks. After a pause it
-    continues to fetch, and each fetch says that it refuses (``Replica.refuses_cut``). The refusal lasts until the role
-    changes or the leader responds without a divergence.
+    continues to fetch, and each fetch says that it refuses (``Replica.refuses_truncation``). The refusal lasts until
+    the role changes or the leader responds without a divergence.
     """
 
     leader: int
@@ -76,8 +76,8 @@ class RefuseCut(msgspec.Struct, frozen=True, gc=False):
     high_watermark: int
 
 
-class CutAccepted(msgspec.Struct, frozen=True, gc=False):
-    """Withdraw an earlier RefuseCut: the logs agree again, or the truncation is now allowed."""
+class TruncationAccepted(msgspec.Struct, frozen=True, gc=False):
+    """Withdraw an earlier RefuseTruncation: the logs agree again, or the truncation is now allowed."""
 
 
 class WriteIsr(msgspec.Struct, frozen=True, gc=False):
@@ -173,8 +173,8 @@ Effect = (
     | AppendAsFollower
     | TruncateLog
     | RestartLog
-    | RefuseCut
-    | CutAccepted
+    | RefuseTruncation
+    | TruncationAccepted
     | WriteIsr
     | HighWatermarkMoved
     | LogEndMoved

@@ -21,14 +21,14 @@ from sparklog.errors import ErrorCode
 from sparklog.model import NO_EPOCH, NO_LEADER, UNKNOWN_LOSS, LeaderAndIsr
 from sparklog.replica.effects import (
     AppendAsFollower,
-    CutAccepted,
     Effect,
     HighWatermarkMoved,
-    RefuseCut,
+    RefuseTruncation,
     RestartLog,
     StartFetching,
     StopFetching,
     TruncateLog,
+    TruncationAccepted,
 )
 from sparklog.replica.events import LeaderResponded
 from sparklog.replica.view import PartitionView
@@ -82,7 +82,7 @@ class FollowerRole:
             return self._truncate(event.diverging, event)
         if self.refuses:  # The histories agree now.
             self.refuses = False
-            return [CutAccepted(), *self.on_response(event)]
+            return [TruncationAccepted(), *self.on_response(event)]
         if self._must_truncate:
             # The histories differed below this log's end. The leader's log now begins at that end, so it can no longer
             # compare them.
@@ -133,10 +133,10 @@ class FollowerRole:
         offset = max(first, min(end_offset, first if ours.epoch == NO_EPOCH else ours.end_offset))
         if offset >= log.log_end_offset:
             return []
-        return self._cut(offset, TruncateLog(offset), event)
+        return self._truncate_unless_committed(offset, TruncateLog(offset), event)
 
     def _restart(self, offset: int, event: LeaderResponded) -> list[Effect]:
-        return self._cut(offset, RestartLog(offset), event)
+        return self._truncate_unless_committed(offset, RestartLog(offset), event)
 
     def _loses_committed(self, offset: int, event: LeaderResponded) -> bool:
         """Return whether a truncation to ``offset`` would remove committed records.
@@ -149,7 +149,7 @@ class FollowerRole:
             return False
         return max(offset, event.log_start_offset) < view.high_watermark
 
-    def _cut(self, offset: int, order: Effect, event: LeaderResponded) -> list[Effect]:
+    def _truncate_unless_committed(self, offset: int, order: Effect, event: LeaderResponded) -> list[Effect]:
         """Truncate, or refuse to.
 
         Before the truncation lower the high watermark if necessary (after an unclean election).
@@ -162,9 +162,9 @@ class FollowerRole:
             if self.refuses:
                 return []
             self.refuses = True
-            return [RefuseCut(self.leader, self.epoch, offset, view.high_watermark)]
+            return [RefuseTruncation(self.leader, self.epoch, offset, view.high_watermark)]
         self._truncating = True
-        accepted: list[Effect] = [CutAccepted()] if self.refuses else []
+        accepted: list[Effect] = [TruncationAccepted()] if self.refuses else []
         self.refuses = False
         return [*accepted, *self._set_mark(max(view.log.log_start_offset, min(view.high_watermark, offset))), order]
 

@@ -205,7 +205,7 @@ class Replica:
         return isinstance(role, Offline) and not role.final and view.version >= 0 and self._dismissed(view.state)
 
     @property
-    def refuses_cut(self) -> bool:
+    def refuses_truncation(self) -> bool:
         """Return whether this follower holds committed records that its leader lacks, and refuses to truncate them."""
         return isinstance(self._role, FollowerRole) and self._role.refuses
 

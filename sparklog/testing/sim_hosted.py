@@ -12,7 +12,7 @@ import msgspec
 from sparklog.errors import ErrorCode
 from sparklog.model import TopicPartition
 from sparklog.replica import events as ev
-from sparklog.replica.effects import RefuseCut, TruncateLog
+from sparklog.replica.effects import RefuseTruncation, TruncateLog
 from sparklog.replica.replica import Replica, ReplicaSettings
 from sparklog.testing.sim_checks import PartitionChecker
 from sparklog.testing.sim_log import NOT_IDEMPOTENT, Sequenced, SimBatch, SimLog
@@ -106,16 +106,16 @@ class Hosted:
     #: The fetches that wait for data (long polls), by follower.
     parked: dict[int, Asked] = field(default_factory=dict)
     #: The truncation in progress.
-    cut: TruncateLog | None = None
+    truncation: TruncateLog | None = None
     #: The truncation that the replica refuses.
-    refused: RefuseCut | None = None
+    refused: RefuseTruncation | None = None
 
     def forget_process(self) -> None:
         self.replica = None
         self.fetching = None
         self.produces.clear()
         self.parked.clear()
-        self.cut = None
+        self.truncation = None
         self.refused = None
 
 

@@ -153,17 +153,17 @@ class SimLog:
         """Truncate the log to the batches that end at or below ``offset``; return the new end offset."""
         if offset < self.log_end_offset:
             del self.batches[bisect_right(self._ends, offset) :]
-            self._cut()
+            self._truncate()
             self.rebuild_producers()
         return self.log_end_offset
 
     def restart_at(self, offset: int) -> None:
         self.batches.clear()
         self.log_start_offset = self.first_segment_offset = self.flushed_end = offset
-        self._cut()
+        self._truncate()
         self.producers.clear()
 
-    def _cut(self) -> None:
+    def _truncate(self) -> None:
         last = self.batches[-1].header if self.batches else None
         del self._ends[len(self.batches) :]
         self.log_end_offset = last.next_offset if last else self.first_segment_offset

@@ -123,28 +123,28 @@ class ReplicaPerformer(PeerBroker):
         """
         takes_ms = CUTS_MS[hosted.log.log_end_offset % len(CUTS_MS)] if asked is not None else 0
         if not takes_ms:
-            return self._cut(tp, hosted, effect)
-        hosted.cut = effect
-        self.later(takes_ms, lambda: self._cut_late(tp, hosted, effect))
+            return self._truncate_now(tp, hosted, effect)
+        hosted.truncation = effect
+        self.later(takes_ms, lambda: self._truncate_late(tp, hosted, effect))
         return None
 
-    def _cut_late(self, tp: TopicPartition, hosted: Hosted, effect: fx.TruncateLog) -> None:
+    def _truncate_late(self, tp: TopicPartition, hosted: Hosted, effect: fx.TruncateLog) -> None:
         """Perform a delayed truncation, unless the replica's role has changed since then."""
-        if self.hosted.get(tp) is not hosted or hosted.cut is not effect:
+        if self.hosted.get(tp) is not hosted or hosted.truncation is not effect:
             return
         assert hosted.replica is not None
-        hosted.cut = None
+        hosted.truncation = None
         may_fail = self.cluster.append_failure > 0  # no failures in the last phase of the run
         if self.full_until_ms > self.world.now_ms or (may_fail and self.world.random.random() < CUT_FAILURE):
             self.world.happened["cut without room"] += 1
             self.handle(tp, ev.TruncationFailed())
             return
         self.world.happened["cut in a thread"] += 1
-        self.handle(tp, self._cut(tp, hosted, effect))
+        self.handle(tp, self._truncate_now(tp, hosted, effect))
         following = fx.StartFetching(hosted.replica.leader, hosted.replica.leader_epoch)
         self._start_fetching(tp, hosted, following)
 
-    def _cut(self, tp: TopicPartition, hosted: Hosted, effect: fx.TruncateLog) -> ev.Event:
+    def _truncate_now(self, tp: TopicPartition, hosted: Hosted, effect: fx.TruncateLog) -> ev.Event:
         self.world.note(f"b{self.broker_id} truncates {tp} from {hosted.log.log_end_offset} to {effect.offset}")
         end_offset = hosted.log.truncate(effect.offset)
         hosted.checkpoint = min(hosted.checkpoint, end_offset)
@@ -156,14 +156,14 @@ class ReplicaPerformer(PeerBroker):
         hosted.checker.cut(self.broker_id)
         return ev.Truncated(effect.offset)
 
-    def _refuse_cut(self, tp: TopicPartition, hosted: Hosted, effect: fx.RefuseCut, *_: object) -> None:
+    def _refuse_truncation(self, tp: TopicPartition, hosted: Hosted, effect: fx.RefuseTruncation, *_: object) -> None:
         """Record that the replica refuses to truncate, and publish this in ZooKeeper."""
         self.world.happened["cut refused"] += 1
         self.world.note(f"b{self.broker_id} refuses to cut {tp} to {effect.offset}, below {effect.high_watermark}")
         hosted.refused = effect
         self._say_refused(tp, hosted, effect)
 
-    def _say_refused(self, tp: TopicPartition, hosted: Hosted, effect: fx.RefuseCut) -> None:
+    def _say_refused(self, tp: TopicPartition, hosted: Hosted, effect: fx.RefuseTruncation) -> None:
         session = self.session
         if hosted.refused is not effect or session is None:
             return
@@ -182,12 +182,12 @@ class ReplicaPerformer(PeerBroker):
                 self._unsay_refused(tp)
 
         session.ask(
-            lambda: self.zk.refuse_cut(session.session_id, refusal),
+            lambda: self.zk.refuse_truncation(session.session_id, refusal),
             lambda _: said(),
             lambda: self.later(20, lambda: self._say_refused(tp, hosted, effect)),
         )
 
-    def _accept_cut(self, tp: TopicPartition, hosted: Hosted, *_: object) -> None:
+    def _accept_truncation(self, tp: TopicPartition, hosted: Hosted, *_: object) -> None:
         if hosted.refused is not None:
             hosted.refused = None
             self._unsay_refused(tp)
@@ -195,7 +195,7 @@ class ReplicaPerformer(PeerBroker):
     def _unsay_refused(self, tp: TopicPartition) -> None:
         if self.session is not None:
             self.session.ask(
-                lambda: self.zk.accept_cut(self.broker_id, tp),
+                lambda: self.zk.accept_truncation(self.broker_id, tp),
                 lambda _: None,
                 lambda: self.later(20, lambda: self._unsay_refused(tp)),
             )
@@ -230,10 +230,10 @@ class ReplicaPerformer(PeerBroker):
     def _role_changed(self, tp: TopicPartition, hosted: Hosted, effect: fx.RoleChanged, *_: object) -> None:
         role, epoch = effect.role, effect.leader_epoch
         self.world.note(f"b{self.broker_id} is {role} of {tp} in epoch {epoch}")
-        if hosted.cut is not None:
+        if hosted.truncation is not None:
             self.world.happened["cut forgotten"] += 1
-            hosted.cut = None
-        self._accept_cut(tp, hosted)
+            hosted.truncation = None
+        self._accept_truncation(tp, hosted)
         if role == "leader":
             hosted.checker.became_leader(self.broker_id, self.process, epoch)
         parked, hosted.parked = list(hosted.parked.values()), {}
@@ -330,7 +330,7 @@ class ReplicaPerformer(PeerBroker):
                 fetching.leader_epoch,
                 log.log_end_offset,
                 log.last_epoch,
-                replica.refuses_cut,
+                replica.refuses_truncation,
             ),
             mark=replica.high_watermark,
             follower=self,
@@ -353,11 +353,11 @@ class ReplicaPerformer(PeerBroker):
         self.handle(tp, answer, batches=batches, asked=asked)
         unused = batches and log.log_end_offset == end_offset
         fetching.mark = answer.high_watermark
-        if hosted.cut is not None:
+        if hosted.truncation is not None:
             return  # the fetch loop starts again after the truncation
         if fetching.request == asked.request and hosted.fetching is fetching:
             fetching.request += 1
-            refused = answer.diverging is not None and hosted.replica is not None and hosted.replica.refuses_cut
+            refused = answer.diverging is not None and hosted.replica is not None and hosted.replica.refuses_truncation
             if answer.code or unused or refused:
                 self.later(FETCH_PAUSE_MS, lambda: self._fetch(tp, hosted, fetching))
             else:
@@ -533,8 +533,8 @@ class ReplicaPerformer(PeerBroker):
         fx.AnswerDiverging: _verdict,
         fx.TruncateLog: _truncate,
         fx.RestartLog: _restart_log,
-        fx.RefuseCut: _refuse_cut,
-        fx.CutAccepted: _accept_cut,
+        fx.RefuseTruncation: _refuse_truncation,
+        fx.TruncationAccepted: _accept_truncation,
         fx.WriteIsr: _write_isr,
         fx.IsrChanged: _isr_changed,
         fx.StartFetching: _start_fetching,

@@ -92,9 +92,9 @@ def _effect(effect: fx.Effect) -> str:
             return f"high watermark {high_watermark}"
         case fx.TruncateLog(offset):
             return f"truncates to {offset}"
-        case fx.RefuseCut(_, _, offset, high_watermark):
+        case fx.RefuseTruncation(_, _, offset, high_watermark):
             return f"refuses to cut to {offset}, below its high watermark {high_watermark}"
-        case fx.CutAccepted():
+        case fx.TruncationAccepted():
             return "withdraws its refusal"
         case fx.RestartLog(offset):
             return f"empties its log and starts at {offset}"

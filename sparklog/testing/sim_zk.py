@@ -272,11 +272,11 @@ class SimZk(SimProcess):
     def _refusals(self) -> tuple[TruncationRefused, ...]:
         return tuple(refusal for _, refusal in self.refusals.values())
 
-    def refuse_cut(self, session_id: int, refusal: TruncationRefused) -> None:
+    def refuse_truncation(self, session_id: int, refusal: TruncationRefused) -> None:
         """Record that a replica has committed records that its leader lacks. The session's end deletes this record."""
         self.refusals[refusal.broker_id, refusal.tp] = session_id, refusal
 
-    def accept_cut(self, broker_id: int, tp: TopicPartition) -> None:
+    def accept_truncation(self, broker_id: int, tp: TopicPartition) -> None:
         self.refusals.pop((broker_id, tp), None)
 
     def notify(self, broker_id: int, told: tuple[TopicStates, ...]) -> None:

@@ -218,8 +218,8 @@ class ControllerLevels:
 
         The parent node is created if it is missing, as in a cluster of an earlier release.
         """
-        await self.session.ensure(paths.CUT_REFUSALS)
-        return tuple((await self.read_values(paths.CUT_REFUSALS, codecs.TruncationRefusal)).values())
+        await self.session.ensure(paths.TRUNCATION_REFUSALS)
+        return tuple((await self.read_values(paths.TRUNCATION_REFUSALS, codecs.TruncationRefusal)).values())
 
     async def states(self, tps: Sequence[TopicPartition]) -> dict[TopicPartition, VersionedState | None]:
         """Return the states of these partitions, or None for a partition without one. Omit unreadable states.

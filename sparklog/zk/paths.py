@@ -47,7 +47,7 @@ STOPPING = "/admin/stopping"
 #: Requests to elect leaders. Each is an ephemeral node, which the controller deletes when the request is finished.
 ELECTIONS = "/admin/elections"
 #: Replicas that refuse to truncate committed records that their leaders lack. Each is an ephemeral node.
-CUT_REFUSALS = "/admin/cut_refusals"
+TRUNCATION_REFUSALS = "/admin/cut_refusals"
 #: The ACLs of the cluster, one node for each resource pattern, and the names of those that changed last.
 ACLS = "/acls"
 ACL_CHANGES = "/acls_changes"
@@ -79,7 +79,7 @@ BASE = (
     DELETE_TOPICS,
     STOPPING,
     ELECTIONS,
-    CUT_REFUSALS,
+    TRUNCATION_REFUSALS,
     DRIVER_EPOCH,
 )
 #: The nodes of a cluster that have no parent but the root.
@@ -115,8 +115,8 @@ def election(request_id: str) -> str:
     return f"{ELECTIONS}/{request_id}"
 
 
-def cut_refusal(name: str) -> str:
-    return f"{CUT_REFUSALS}/{name}"
+def truncation_refusal(name: str) -> str:
+    return f"{TRUNCATION_REFUSALS}/{name}"
 
 
 def isr_change(broker_id: int) -> str:

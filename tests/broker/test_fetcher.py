@@ -92,13 +92,13 @@ def run(
 
 
 def _replica(**more: object) -> SimpleNamespace:
-    return SimpleNamespace(**{"leader_epoch": 0, "refuses_cut": False, **more})
+    return SimpleNamespace(**{"leader_epoch": 0, "refuses_truncation": False, **more})
 
 
 def partition(topic_id: str = "id", **more: object) -> SimpleNamespace:
     log = SimpleNamespace(log_end_offset=0, last_epoch=-1, log_start_offset=0)
     tp = TopicPartition("t", 0)
-    states = {"stopped": False, "is_cutting": False, "awaits_name": False, "replica": _replica()}
+    states = {"stopped": False, "is_truncating": False, "awaits_name": False, "replica": _replica()}
     return SimpleNamespace(tp=tp, topic_id=topic_id, log=log, **{**states, **more})
 
 
@@ -225,7 +225,7 @@ def test_a_partition_is_not_fetched_while_its_log_is_truncated(
     """The leader would send the divergence point repeatedly."""
 
     def ordered(*_: object) -> None:
-        followed.is_cutting = True
+        followed.is_truncating = True
 
     async def scenario(broker: BrokerContext, leader: FakeLeader) -> None:
         fetcher = followed.fetchers._by_leader[LEADER]
@@ -233,10 +233,10 @@ def test_a_partition_is_not_fetched_while_its_log_is_truncated(
         await until(lambda: len(leader.held) == 1)
         leader.answer_oldest()
         await until(lambda: len(leader.held) == 2)
-        assert followed.is_cutting and leader.last is not None
+        assert followed.is_truncating and leader.last is not None
         assert (leader.last.partitions, leader.last.forgotten) == ((), (("t", 0),))
         leader.answers = ()
-        followed.is_cutting = False
+        followed.is_truncating = False
         fetcher.follow(cast(Partition, followed), 0)
         await until(lambda: len(leader.held) == 3)
         assert [(wanted.topic, wanted.fetch_offset) for wanted in leader.last.partitions] == [("t", 0)]

@@ -247,8 +247,8 @@ def diverging(
 def test_committed_records_are_not_truncated_for_a_leader_without_them() -> None:
     """The follower reports it once, for any response of the leader, and keeps its log and high watermark."""
     stage = committed_log(high_watermark=3)
-    assert diverging(stage, 1, 2) == [fx.RefuseCut(2, 3, 2, 3)]
-    assert stage.replica.refuses_cut
+    assert diverging(stage, 1, 2) == [fx.RefuseTruncation(2, 3, 2, 3)]
+    assert stage.replica.refuses_truncation
     assert diverging(stage, 1, 1) == []
     assert diverging(stage, -1, 0) == []
     assert (stage.log.log_end_offset, stage.replica.high_watermark) == (4, 3)
@@ -256,13 +256,13 @@ def test_committed_records_are_not_truncated_for_a_leader_without_them() -> None
 
 def test_an_empty_leader_is_refused_as_well() -> None:
     stage = committed_log(high_watermark=1)
-    assert diverging(stage, -1, 0) == [fx.RefuseCut(2, 3, 0, 1)]
+    assert diverging(stage, -1, 0) == [fx.RefuseTruncation(2, 3, 0, 1)]
 
 
 def test_uncommitted_records_are_truncated_as_usual() -> None:
     stage = committed_log(high_watermark=2)
     assert fx.TruncateLog(2) in diverging(stage, 1, 2)
-    assert not stage.replica.refuses_cut
+    assert not stage.replica.refuses_truncation
 
 
 @pytest.mark.parametrize("lossy_epoch", [3, UNKNOWN_LOSS])
@@ -274,7 +274,7 @@ def test_records_from_before_a_lossy_election_are_truncated(lossy_epoch: int) ->
 
 def test_records_of_a_lossy_elections_own_epoch_are_kept() -> None:
     stage = committed_log(high_watermark=4, lossy_epoch=2)
-    assert only(diverging(stage, 1, 2), fx.RefuseCut) == [fx.RefuseCut(2, 3, 2, 4)]
+    assert only(diverging(stage, 1, 2), fx.RefuseTruncation) == [fx.RefuseTruncation(2, 3, 2, 4)]
 
 
 def test_records_below_the_leaders_log_start_are_dropped() -> None:
@@ -287,7 +287,7 @@ def test_records_below_the_leaders_log_start_are_dropped() -> None:
 def test_a_log_start_below_the_high_watermark_is_no_excuse() -> None:
     stage = committed_log(high_watermark=3)
     assert only(diverging(stage, 0, 1, log_start=1, code=ErrorCode.OFFSET_OUT_OF_RANGE), fx.RestartLog) == []
-    assert stage.replica.refuses_cut
+    assert stage.replica.refuses_truncation
 
 
 def test_an_outdated_log_is_copied_again_completely() -> None:
@@ -301,11 +301,11 @@ def test_a_refusal_ends_with_the_role_and_when_histories_agree() -> None:
     stage = committed_log(high_watermark=3)
     diverging(stage, 1, 2)
     agree = ev.LeaderResponded(3, 4, 0, 4, 0, 4, None, 0, 4, stage.log.last_epoch)
-    assert stage.send(agree) == [fx.CutAccepted(), fx.HighWatermarkMoved(4)]
-    assert not stage.replica.refuses_cut
+    assert stage.send(agree) == [fx.TruncationAccepted(), fx.HighWatermarkMoved(4)]
+    assert not stage.replica.refuses_truncation
     diverging(stage, 1, 2)
-    assert stage.replica.refuses_cut
+    assert stage.replica.refuses_truncation
     stage.send(ev.Decided(LeaderAndIsr(3, 4, (1, 2, 3), 1, lossy_epoch=NO_LOSS), 2, REPLICAS, LIVE, 2))
-    assert not stage.replica.refuses_cut
+    assert not stage.replica.refuses_truncation
     stage.send(ev.Decided(LeaderAndIsr(1, 5, (1,), 1, lossy_epoch=NO_LOSS), 3, REPLICAS, LIVE, 1))
-    assert not stage.replica.refuses_cut and stage.replica.is_leader
+    assert not stage.replica.refuses_truncation and stage.replica.is_leader

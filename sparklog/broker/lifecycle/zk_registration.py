@@ -28,7 +28,7 @@ from sparklog.model import (
     VersionedState,
     check_topic_name,
 )
-from sparklog.replica.effects import RefuseCut, WriteIsr
+from sparklog.replica.effects import RefuseTruncation, WriteIsr
 from sparklog.replica.events import IsrRefused, IsrWriteFailed, IsrWritten
 from sparklog.storage.log_directory import LogDirectory
 from sparklog.zk import paths
@@ -90,7 +90,7 @@ class ZkRegistration:
         self._known: VersionedState | None = None
         self._isr_lines = Lines(_log)
         #: The nodes (path, content) that report refused truncations to the controller.
-        self._refusals: dict[Partition, tuple[str, RefuseCut]] = {}
+        self._refusals: dict[Partition, tuple[str, RefuseTruncation]] = {}
         self._producer_ids = iter(range(0))
         self._producer_ids_lock = asyncio.Lock()
         self.announced = False
@@ -197,7 +197,7 @@ class ZkRegistration:
         self._context.incarnation = incarnation
         self._context.counters["zookeeper.registrations"] += 1
         for partition, (_, effect) in list(self._refusals.items()):  # the expired session's nodes are gone
-            self.refuse_cut(partition, effect)
+            self.refuse_truncation(partition, effect)
 
     def _registration_failed(self, error: Exception) -> None:
         self._context.counters["zookeeper.registrations.failed"] += 1
@@ -307,17 +307,17 @@ class ZkRegistration:
 
     # --- refused cuts -----------------------------------------------------------------------------------------------
 
-    def refuse_cut(self, partition: Partition, effect: RefuseCut) -> None:
+    def refuse_truncation(self, partition: Partition, effect: RefuseTruncation) -> None:
         """Report to the controller that the leader lacks committed records of this replica.
 
-        The replica refuses to truncate these records. The report stays until ``accept_cut`` is called.
+        The replica refuses to truncate these records. The report stays until ``accept_truncation`` is called.
         """
-        path = paths.cut_refusal(f"{self._context.broker_id}-{uuid.uuid4().hex}")
+        path = paths.truncation_refusal(f"{self._context.broker_id}-{uuid.uuid4().hex}")
         self._refusals[partition] = path, effect
-        self._context.spawn(self._refuse_cut(partition, path, effect), f"refused cut of {partition.tp}")
+        self._context.spawn(self._refuse_truncation(partition, path, effect), f"refused cut of {partition.tp}")
 
-    async def _refuse_cut(self, partition: Partition, path: str, effect: RefuseCut) -> None:
-        await self._session.patiently(lambda: self._session.ensure(paths.CUT_REFUSALS))
+    async def _refuse_truncation(self, partition: Partition, path: str, effect: RefuseTruncation) -> None:
+        await self._session.patiently(lambda: self._session.ensure(paths.TRUNCATION_REFUSALS))
         refusal = TruncationRefusal(
             partition.tp.topic,
             partition.tp.partition,
@@ -333,7 +333,7 @@ class ZkRegistration:
         if self._refusals.get(partition, ("",))[0] != path:
             self.withdraw_request(path)
 
-    def accept_cut(self, partition: Partition) -> None:
+    def accept_truncation(self, partition: Partition) -> None:
         """Withdraw the report of a refused truncation."""
         path, _ = self._refusals.pop(partition, ("", None))
         if path:

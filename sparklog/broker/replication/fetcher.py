@@ -274,7 +274,7 @@ class LeaderFetcher:
                 self._throttle.max_bytes(limit, otherwise) if limit else otherwise,
                 log.last_epoch,
                 log.log_start_offset,
-                refuses=partition.replica.refuses_cut,
+                refuses=partition.replica.refuses_truncation,
             ),
             again=again,
         )
@@ -392,11 +392,11 @@ class LeaderFetcher:
             partition.advance_log_start(log_start_offset)
         if self._followed.get(key) is not followed:
             return
-        if partition.is_cutting or partition.awaits_name:  # the partition is requested again later
+        if partition.is_truncating or partition.awaits_name:  # the partition is requested again later
             self._session.drop(*key)
             return
         moved = log.log_end_offset != before
-        if answer.diverging is not None and partition.replica.refuses_cut:
+        if answer.diverging is not None and partition.replica.refuses_truncation:
             self._back_off(key, followed, _REFUSED_PAUSE_S)
         elif refused is not None:
             self._context.counters["fetcher.batches.refused"] += 1

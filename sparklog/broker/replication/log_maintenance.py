@@ -35,7 +35,7 @@ _FLUSH_THREADS = 2
 _FLUSH_CHECK_MS = 100
 #: The pauses before a follower fetches again after the copy for a truncation has failed; the last one repeats. They
 #: grow because a copy uses disk bandwidth and disk space that other logs need.
-_CUT_PAUSES_S = (1.0, 2.0, 4.0, 8.0, 16.0, 30.0)
+_TRUNCATION_PAUSES_S = (1.0, 2.0, 4.0, 8.0, 16.0, 30.0)
 #: The pause before a checkpoint with new logs is tried again on a full disk.
 _NAMES_PAUSE_S = 1.0
 #: The change in the number of partitions and of logs with files after which ``gc.freeze`` or ``gc.unfreeze`` is called.
@@ -70,7 +70,7 @@ class LogMaintenance:
         self._flush_pool = ThreadPoolExecutor(_FLUSH_THREADS, thread_name_prefix="flush")
         #: A separate pool, so that checkpoints do not wait for copies: deletions, which free disk space, wait for
         #: checkpoints. It has one thread, because a copy uses disk bandwidth and disk space.
-        self._cut_pool = ThreadPoolExecutor(1, thread_name_prefix="cut")
+        self._truncation_pool = ThreadPoolExecutor(1, thread_name_prefix="cut")
         #: For each partition whose log a thread is sealing, the segments that are still to be sealed.
         self._seals: dict[Partition, deque[SealJob]] = {}
         #: A separate pool for checkpoints with new logs, because the records of these logs wait for it.
@@ -101,7 +101,7 @@ class LogMaintenance:
         self._holds.close()
         self._pool.shutdown(wait=False, cancel_futures=True)
         self._flush_pool.shutdown(wait=False, cancel_futures=True)
-        self._cut_pool.shutdown(wait=False, cancel_futures=True)
+        self._truncation_pool.shutdown(wait=False, cancel_futures=True)
         self._name_pool.shutdown(wait=False, cancel_futures=True)
 
     def ended(self) -> None:
@@ -114,7 +114,7 @@ class LogMaintenance:
         """
         self._pool.shutdown(wait=True)
         self._flush_pool.shutdown(wait=True)
-        self._cut_pool.shutdown(wait=True)
+        self._truncation_pool.shutdown(wait=True)
         self._name_pool.shutdown(wait=True)
         if self._failure is not None:
             raise self._failure
@@ -162,12 +162,12 @@ class LogMaintenance:
         finally:
             del self._seals[partition]
 
-    def prepare_cut(self, partition: Partition, job: TruncationJob) -> None:
+    def prepare_truncation(self, partition: Partition, job: TruncationJob) -> None:
         """Start the copy that a truncation needs, unless the process is ending."""
         if not self._closed:
-            self._context.spawn(self._prepare_cut(partition, job), f"cut {partition.tp}")
+            self._context.spawn(self._prepare_truncation(partition, job), f"cut {partition.tp}")
 
-    async def _prepare_cut(self, partition: Partition, job: TruncationJob) -> None:
+    async def _prepare_truncation(self, partition: Partition, job: TruncationJob) -> None:
         """Make the copy that a truncation needs, then truncate the log.
 
         The log does not change during the copy, because the replica does not fetch meanwhile. If the copy fails, the
@@ -176,9 +176,9 @@ class LogMaintenance:
         """
         if self._closed:
             return
-        pause_s = _CUT_PAUSES_S[min(partition.failed_cuts, len(_CUT_PAUSES_S) - 1)]
+        pause_s = _TRUNCATION_PAUSES_S[min(partition.failed_truncations, len(_TRUNCATION_PAUSES_S) - 1)]
         try:
-            await asyncio.get_running_loop().run_in_executor(self._cut_pool, self._noted, job.run)
+            await asyncio.get_running_loop().run_in_executor(self._truncation_pool, self._noted, job.run)
         except StorageError as error:
             self._log_failed(partition, error)
             return
@@ -187,12 +187,12 @@ class LogMaintenance:
             _log.exception("%s: the copy for a truncation failed, retrying in %g s", partition.tp, pause_s)
         else:
             if not job.awaits_room:
-                partition.cut_prepared(job)
+                partition.truncation_prepared(job)
                 return
             self._context.counters["cuts.without.room"] += 1
             _log.error("%s: no disk space for the copy of a truncation, retrying in %g s", partition.tp, pause_s)
         await asyncio.sleep(pause_s)
-        partition.cut_failed(job)
+        partition.truncation_failed(job)
 
     async def _store_schemas(self, partition: Partition, job: PartitionFileJob) -> None:
         """Store the log's schemas in its partition file. If they are not stored, they are still in the segments."""

@@ -27,12 +27,11 @@ from sparklog.replica.effects import (
     AnswerDiverging,
     AppendAsFollower,
     AppendAsLeader,
-    CutAccepted,
     HighWatermarkMoved,
     IsrChanged,
     LogEndMoved,
-    RefuseCut,
     RefuseFetch,
+    RefuseTruncation,
     ReportBadDecision,
     RespondToProduce,
     RestartLog,
@@ -41,6 +40,7 @@ from sparklog.replica.effects import (
     StartFetching,
     StopFetching,
     TruncateLog,
+    TruncationAccepted,
     WriteIsr,
 )
 from sparklog.replica.events import (
@@ -64,7 +64,7 @@ from sparklog.storage.truncation_job import TruncationJob
 
 _log = logging.getLogger(__name__)
 _role_lines = Lines(_log)
-_cut_lines = Lines(_log)
+_truncation_lines = Lines(_log)
 
 Batches = Sequence[tuple[BatchHeader, memoryview]]
 FetchVerdict = ServeFetch | RefuseFetch | AnswerDiverging
@@ -138,16 +138,16 @@ class PartitionHost(Protocol):
 
     def stop_fetching(self, partition: Partition) -> None: ...
 
-    def cut_refused(self, partition: Partition, effect: RefuseCut) -> None: ...
+    def truncation_refused(self, partition: Partition, effect: RefuseTruncation) -> None: ...
 
-    def cut_accepted(self, partition: Partition) -> None: ...
+    def truncation_accepted(self, partition: Partition) -> None: ...
 
-    def prepare_cut(self, partition: Partition, job: TruncationJob) -> None:
-        """Run ``job`` in a thread, then call ``cut_prepared``.
+    def prepare_truncation(self, partition: Partition, job: TruncationJob) -> None:
+        """Run ``job`` in a thread, then call ``truncation_prepared``.
 
         The job copies records that the truncation keeps.
 
-        If the disk is full or an unexpected error occurs, call ``cut_failed`` after a pause instead.
+        If the disk is full or an unexpected error occurs, call ``truncation_failed`` after a pause instead.
         """
 
     def role_changed(self, partition: Partition) -> None: ...
@@ -203,9 +203,11 @@ class Partition:
         self._verdict: FetchVerdict = _UNJUDGED
         self._next_ticket = 0
         #: the copy that a truncation waits for, and the offset of the truncation
-        self._cut: tuple[TruncationJob, int] | None = None
+        self._truncation: tuple[TruncationJob, int] | None = None
         self._refused = False  #: whether a refused truncation was reported, or will be, to the controller
-        self.failed_cuts = 0  #: consecutive failed truncations in this role; each one makes the next pause longer
+        self.failed_truncations = (
+            0  #: consecutive failed truncations in this role; each one makes the next pause longer
+        )
 
     # --- events from the broker ---
 
@@ -261,36 +263,36 @@ class Partition:
         self._append_refused = None
         self.step(event)
         self._incoming = None
-        if event.code == ErrorCode.NONE and self._cut is None:
+        if event.code == ErrorCode.NONE and self._truncation is None:
             log.caught_up(event.high_watermark)
         return self._append_refused
 
     @property
-    def is_cutting(self) -> bool:
+    def is_truncating(self) -> bool:
         """Return whether a truncation is being prepared; until it is done, the leader's responses are useless."""
-        return self._cut is not None
+        return self._truncation is not None
 
-    def cut_prepared(self, job: TruncationJob) -> None:
+    def truncation_prepared(self, job: TruncationJob) -> None:
         """Truncate the log and resume fetching, unless the role has changed since.
 
         Call this after ``job.run`` has returned.
         """
-        if self._cut is None or self._cut[0] is not job or self.stopped:
+        if self._truncation is None or self._truncation[0] is not job or self.stopped:
             return
-        offset, self._cut = self._cut[1], None
-        self.failed_cuts = 0
+        offset, self._truncation = self._truncation[1], None
+        self.failed_truncations = 0
         try:
-            self.step(self._cut_at(offset, job))
+            self.step(self._truncate_at(offset, job))
             if self.offline is None:
                 self._host.start_fetching(self, self.replica.leader, self.replica.leader_epoch)
         except Exception as error:  # handle it as an error in ``step``
             self._fail(error)
 
-    def cut_failed(self, job: TruncationJob) -> None:
+    def truncation_failed(self, job: TruncationJob) -> None:
         """Cancel a truncation whose copy failed, and fetch from the leader again, unless the role has changed since."""
-        if self._cut is not None and self._cut[0] is job and not self.stopped:
-            self._drop_cut()
-            self.failed_cuts += 1
+        if self._truncation is not None and self._truncation[0] is job and not self.stopped:
+            self._drop_truncation()
+            self.failed_truncations += 1
             self.step(TruncationFailed())
 
     def log_named(self) -> None:
@@ -299,7 +301,7 @@ class Partition:
             return
         self.step(LogNamed())
         replica = self.replica
-        if replica.role == "follower" and replica.leader != NO_LEADER and not self.is_cutting:
+        if replica.role == "follower" and replica.leader != NO_LEADER and not self.is_truncating:
             self._host.start_fetching(self, replica.leader, replica.leader_epoch)
 
     @property
@@ -333,7 +335,7 @@ class Partition:
         """
         if self.replica.is_leader or self._pending:
             self.stop()
-        self._drop_cut()  # otherwise the process would wait for the copy
+        self._drop_truncation()  # otherwise the process would wait for the copy
         self.stopped = True
 
     def fail(self, error: Exception) -> None:
@@ -450,15 +452,15 @@ class Partition:
     def _truncate_log(self, effect: TruncateLog) -> None:
         job = self.log.truncation.begin(effect.offset)
         if job is None:
-            self._events.append(self._cut_at(effect.offset, None))
+            self._events.append(self._truncate_at(effect.offset, None))
         else:  # the copy and its fsync run in a thread, because they would block the event loop
-            self._cut = job, effect.offset
-            self._host.prepare_cut(self, job)
+            self._truncation = job, effect.offset
+            self._host.prepare_truncation(self, job)
 
-    def _cut_at(self, offset: int, job: TruncationJob | None) -> Truncated:
+    def _truncate_at(self, offset: int, job: TruncationJob | None) -> Truncated:
         before = self.log.log_end_offset
         end_offset = self.log.truncate(offset, job)
-        _cut_lines.info("%s: log truncated from %d to %d", self.tp, before, end_offset)
+        _truncation_lines.info("%s: log truncated from %d to %d", self.tp, before, end_offset)
         return Truncated(end_offset)
 
     def _restart_log(self, effect: RestartLog) -> None:
@@ -467,7 +469,7 @@ class Partition:
         _log.warning("%s: discarded the log with end offset %d, restarting it at %d", self.tp, before, effect.offset)
         self._events.append(Truncated(effect.offset))
 
-    def _refuse_cut(self, effect: RefuseCut) -> None:
+    def _refuse_truncation(self, effect: RefuseTruncation) -> None:
         _log.error(
             "%s: broker %d, leader in epoch %d, lacks committed records from offset %d to %d: not truncating them",
             self.tp,
@@ -477,15 +479,15 @@ class Partition:
             effect.high_watermark,
         )
         self._refused = True
-        self._host.cut_refused(self, effect)
+        self._host.truncation_refused(self, effect)
 
-    def _cut_accepted(self, effect: CutAccepted) -> None:
+    def _truncation_accepted(self, effect: TruncationAccepted) -> None:
         self._withdraw_refusal()
 
     def _withdraw_refusal(self) -> None:
         if self._refused:
             self._refused = False
-            self._host.cut_accepted(self)
+            self._host.truncation_accepted(self)
 
     def _write_isr(self, effect: WriteIsr) -> None:
         self._host.write_isr(self, effect)
@@ -514,15 +516,15 @@ class Partition:
 
     def _role_changed(self, effect: RoleChanged) -> None:
         _role_lines.info("%s: %s in leader epoch %d", self.tp, effect.role, effect.leader_epoch)
-        self._drop_cut()
+        self._drop_truncation()
         self._withdraw_refusal()
-        self.failed_cuts = 0
+        self.failed_truncations = 0
         self._host.role_changed(self)
 
-    def _drop_cut(self) -> None:
+    def _drop_truncation(self) -> None:
         """Cancel the pending truncation. The replica learns from its next leader where to truncate."""
-        if self._cut is not None:
-            self._cut = None
+        if self._truncation is not None:
+            self._truncation = None
             self.log.truncation.cancel()
 
     # --- responses ---
@@ -583,8 +585,8 @@ _PERFORM: dict[type, Callable[[Partition, Any], None]] = {
     AppendAsFollower: Partition._append_as_follower,
     TruncateLog: Partition._truncate_log,
     RestartLog: Partition._restart_log,
-    RefuseCut: Partition._refuse_cut,
-    CutAccepted: Partition._cut_accepted,
+    RefuseTruncation: Partition._refuse_truncation,
+    TruncationAccepted: Partition._truncation_accepted,
     WriteIsr: Partition._write_isr,
     IsrChanged: Partition._isr_changed,
     HighWatermarkMoved: Partition._high_watermark_moved,

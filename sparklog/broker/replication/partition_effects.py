@@ -14,7 +14,7 @@ from sparklog.broker.replication.partitions import Partitions
 from sparklog.broker.requests.fetch import Fetches
 from sparklog.broker.transactions.coordinator_registry import Coordinators
 from sparklog.broker.transactions.marker_append import MarkerAppend
-from sparklog.replica.effects import RefuseCut, WriteIsr
+from sparklog.replica.effects import RefuseTruncation, WriteIsr
 from sparklog.storage.truncation_job import TruncationJob
 
 _log = logging.getLogger(__name__)
@@ -79,15 +79,15 @@ class PartitionEffects:
     def stop_fetching(self, partition: Partition) -> None:
         self._fetchers.unfollow(partition)
 
-    def cut_refused(self, partition: Partition, effect: RefuseCut) -> None:
+    def truncation_refused(self, partition: Partition, effect: RefuseTruncation) -> None:
         self._context.counters["cuts.refused"] += 1
-        self._registry.refuse_cut(partition, effect)
+        self._registry.refuse_truncation(partition, effect)
 
-    def cut_accepted(self, partition: Partition) -> None:
-        self._registry.accept_cut(partition)
+    def truncation_accepted(self, partition: Partition) -> None:
+        self._registry.accept_truncation(partition)
 
-    def prepare_cut(self, partition: Partition, job: TruncationJob) -> None:
-        self._log_maintenance.prepare_cut(partition, job)
+    def prepare_truncation(self, partition: Partition, job: TruncationJob) -> None:
+        self._log_maintenance.prepare_truncation(partition, job)
 
     def role_changed(self, partition: Partition) -> None:
         self._context.counters[f"roles.{partition.replica.role}"] += 1

@@ -47,10 +47,10 @@ class _Noting:
     def now_ms(self) -> int:
         return 1
 
-    def prepare_cut(self, partition: Partition, job: TruncationJob) -> None:
+    def prepare_truncation(self, partition: Partition, job: TruncationJob) -> None:
         self.jobs.append(job)
         if self.log_maintenance is not None:
-            self.log_maintenance.prepare_cut(partition, job)
+            self.log_maintenance.prepare_truncation(partition, job)
 
     def start_fetching(self, partition: Partition, leader: int, leader_epoch: int) -> None:
         self.fetching.append((leader, leader_epoch))
@@ -111,12 +111,12 @@ class _Follower:
         """Prepare ordered truncations from now on. The leader is reachable as well."""
         self.around.fetching.clear()
         self.around.log_maintenance, self.around.answer = at_work, answer
-        at_work.prepare_cut(self.partition, self.around.jobs[-1])
+        at_work.prepare_truncation(self.partition, self.around.jobs[-1])
 
     def prepare(self, job: TruncationJob) -> None:
         """Run the job as the broker does."""
         job.run()
-        self.partition.cut_prepared(job)
+        self.partition.truncation_prepared(job)
 
     @property
     def copies(self) -> list[str]:
@@ -131,14 +131,14 @@ def test_a_truncation_waits_for_its_copy_and_then_the_replica_fetches() -> None:
     partition = follower.partition
     follower.parted()
     (job,) = follower.around.jobs
-    assert partition.is_cutting and partition.log.log_end_offset == END
+    assert partition.is_truncating and partition.log.log_end_offset == END
     follower.parted()  # the response to a second request, which was in flight
     assert follower.around.jobs == [job]
     job.run()
     assert read_numbers(partition.log) == list(range(END))
     follower.around.fetching.clear()
-    partition.cut_prepared(job)
-    assert not partition.is_cutting and follower.around.fetching == [(LEADER, 2)]
+    partition.truncation_prepared(job)
+    assert not partition.is_truncating and follower.around.fetching == [(LEADER, 2)]
     assert read_numbers(partition.log) == list(range(PARTED))
     assert not follower.copies
     partition.replica.check_invariants()
@@ -152,13 +152,13 @@ def test_a_change_of_leader_cancels_the_truncation() -> None:
     partition = follower.partition
     follower.parted(3)
     follower.decided(leader=3, epoch=3)
-    assert not partition.is_cutting
+    assert not partition.is_truncating
     follower.parted()
     first, second = follower.around.jobs
     second.run()
     follower.prepare(first)
-    assert partition.is_cutting and partition.log.log_end_offset == END
-    partition.cut_prepared(second)
+    assert partition.is_truncating and partition.log.log_end_offset == END
+    partition.truncation_prepared(second)
     assert read_numbers(partition.log) == list(range(PARTED))
     assert not follower.copies
 
@@ -176,7 +176,7 @@ def test_a_new_leader_keeps_its_whole_log_despite_a_pending_truncation(ran: bool
     fill(partition.log, 1, leader_epoch=3)
     if not ran:
         job.run()
-    partition.cut_prepared(job)
+    partition.truncation_prepared(job)
     assert read_numbers(partition.log) == list(range(END + 3))
     assert not follower.copies
     assert partition.replica.is_leader
@@ -190,7 +190,7 @@ def test_a_cancelled_truncation_below_the_log_start_keeps_the_mark(leader: int) 
     follower.committed()
     partition.advance_log_start(PARTED + 2)
     follower.parted()
-    assert partition.is_cutting
+    assert partition.is_truncating
     partition.replica.check_invariants()
     follower.decided(leader=leader, epoch=3)
     partition.replica.check_invariants()
@@ -223,7 +223,7 @@ def test_a_topic_recreated_during_a_truncation_is_left_alone(ran: bool) -> None:
     fill(follower.partition.log, 1)  # the file has the same name, and is shorter than the range to copy
     if not ran:
         job.run()
-    earlier.cut_prepared(job)
+    earlier.truncation_prepared(job)
     assert earlier.offline is None and follower.partition.log.topic_id == "again"
     assert read_numbers(follower.partition.log) == [0, 1, 2]
     assert not follower.copies
@@ -269,14 +269,14 @@ def test_the_loop_keeps_running_while_a_truncation_is_prepared(tmp_path: Path) -
 
     class Cut:
         tp = TP
-        failed_cuts = 0
+        failed_truncations = 0
 
-        def cut_prepared(self, job: object) -> None:
+        def truncation_prepared(self, job: object) -> None:
             cut.append(job)
 
     async def scenario(broker: BrokerContext, at_work: LogMaintenance) -> None:
         job = cast(TruncationJob, Slow())
-        at_work.prepare_cut(cast(Partition, Cut()), job)
+        at_work.prepare_truncation(cast(Partition, Cut()), job)
         await until(began.is_set)
         assert not cut
         may_end.set()
@@ -309,7 +309,7 @@ def test_a_copy_that_fails_unexpectedly_is_retried(
         assert broker.counters["cuts.failed"] == 1
 
     monkeypatch.setattr(follower.disk, "copy", copy)
-    monkeypatch.setattr(log_maintenance, "_CUT_PAUSES_S", (0.01,))
+    monkeypatch.setattr(log_maintenance, "_TRUNCATION_PAUSES_S", (0.01,))
     _kept_up(tmp_path, scenario)
     assert follower.around.fetching == [(LEADER, 2)] * 2 and partition.offline is None
     assert read_numbers(partition.log) == list(range(PARTED))
@@ -342,10 +342,10 @@ def test_a_truncation_waits_for_disk_space_for_its_copy(tmp_path: Path, monkeypa
         disk.capacity_bytes = None
         await until(lambda: partition.log.log_end_offset == PARTED)
 
-    monkeypatch.setattr(log_maintenance, "_CUT_PAUSES_S", (0.01,))
+    monkeypatch.setattr(log_maintenance, "_TRUNCATION_PAUSES_S", (0.01,))
     _kept_up(tmp_path, scenario)
     assert set(follower.around.fetching) == {(LEADER, 2)} and partition.offline is None
-    assert not partition.is_cutting
+    assert not partition.is_truncating
     assert read_numbers(partition.log) == list(range(PARTED))
     assert not follower.copies
 
@@ -362,9 +362,9 @@ def test_a_truncation_without_space_ends_when_the_log_is_deleted(
         follower.work(at_work, partial(follower.out_of_range, 1000))
         await until(lambda: partition.log.log_end_offset == 1000 or partition.offline)
 
-    monkeypatch.setattr(log_maintenance, "_CUT_PAUSES_S", (0.01,))
+    monkeypatch.setattr(log_maintenance, "_TRUNCATION_PAUSES_S", (0.01,))
     _kept_up(tmp_path, scenario)
-    assert partition.offline is None and not partition.is_cutting
+    assert partition.offline is None and not partition.is_truncating
     assert partition.log.log_start_offset == partition.replica.high_watermark == 1000
     assert not follower.copies
     partition.replica.check_invariants()
@@ -378,17 +378,17 @@ def test_leader_responses_do_not_shorten_the_retry_pause() -> None:
     for answer in (follower.parted, follower.committed, partial(follower.out_of_range, 1000)):
         answer()
     assert follower.around.jobs == [job] and partition.log.log_end_offset == END
-    partition.cut_failed(job)
-    assert follower.around.fetching == [(LEADER, 2)] and not partition.is_cutting
+    partition.truncation_failed(job)
+    assert follower.around.fetching == [(LEADER, 2)] and not partition.is_truncating
     follower.parted(3)
     second = follower.around.jobs[-1]
-    partition.cut_failed(job)
-    assert partition.is_cutting and second is not job, "that is another pause"
+    partition.truncation_failed(job)
+    assert partition.is_truncating and second is not job, "that is another pause"
     follower.disk.capacity_bytes = None
-    assert partition.failed_cuts == 1
+    assert partition.failed_truncations == 1
     follower.prepare(second)
     assert read_numbers(partition.log) == [0, 1, 2]
-    assert not partition.failed_cuts, "the next truncation without space is a first attempt"
+    assert not partition.failed_truncations, "the next truncation without space is a first attempt"
 
 
 def test_pauses_between_truncations_without_space_grow_to_a_bound(
@@ -421,7 +421,7 @@ def test_pauses_between_truncations_without_space_grow_to_a_bound(
 
 def test_a_truncation_ordered_just_before_a_stop_is_dropped(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     async def scenario(broker: BrokerContext, at_work: LogMaintenance) -> None:
-        at_work.prepare_cut(follower.partition, job)
+        at_work.prepare_truncation(follower.partition, job)
         at_work.close()
         await until(lambda: not broker._tasks)
         assert not broker.counters["cuts.failed"]
@@ -438,13 +438,13 @@ def test_a_truncation_without_space_is_cancelled_when_the_role_changes(
     partition = follower.partition
 
     async def scenario(broker: BrokerContext, at_work: LogMaintenance) -> None:
-        at_work.prepare_cut(partition, job)
+        at_work.prepare_truncation(partition, job)
         await until(lambda: broker.counters["cuts.without.room"])
         follower.decided(leader=1, epoch=3)
-        assert not partition.is_cutting
+        assert not partition.is_truncating
         assert job.cancelled
 
-    monkeypatch.setattr(log_maintenance, "_CUT_PAUSES_S", (600.0,))
+    monkeypatch.setattr(log_maintenance, "_TRUNCATION_PAUSES_S", (600.0,))
     _kept_up(tmp_path, scenario)
     assert partition.replica.is_leader and read_numbers(partition.log) == list(range(END))
     assert not job.done and not follower.copies
@@ -478,7 +478,7 @@ def test_checkpoints_do_not_wait_for_copies(tmp_path: Path) -> None:
                 follower.parted()
                 (job,) = follower.around.jobs
                 job.__class__ = Long
-                at_work.prepare_cut(follower.partition, job)
+                at_work.prepare_truncation(follower.partition, job)
             assert await asyncio.to_thread(begun.acquire, timeout=30)
             await asyncio.wait_for(at_work._checkpoint(), 30)
         finally:
