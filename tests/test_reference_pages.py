@@ -19,6 +19,8 @@ from sparklog.client.consumer.read_counters import ReadCounters
 from sparklog.config import BROKER_SETTINGS, TOPIC_SETTINGS, Setting, allowed, default_text
 from sparklog.controller.counters import CONTROLLER_COUNTERS
 from sparklog.errors import TRAITS
+from sparklog.security.acls import OPERATIONS, ResourceType
+from sparklog.security.request_rules import RULES
 
 ROOT = Path(__file__).resolve().parent.parent
 PAGES = ROOT / "docs" / "reference"
@@ -214,7 +216,40 @@ def api_page() -> str:
     return "\n\n".join(parts) + "\n"
 
 
-PAGE_OF = {"settings": settings_page, "metrics": metrics_page, "errors": errors_page, "api": api_page}
+# --- the operations of requests ---------------------------------------------------------------------------------------
+
+
+def requests_page() -> str:
+    rows = [(f"`{kind.__name__}`", rule.text) for kind, rule in sorted(RULES.items(), key=lambda one: one[0].__name__)]
+    operations = [
+        (f"`{kind.value}`", ", ".join(f"`{operation.value}`" for operation in sorted(OPERATIONS[kind])))
+        for kind in ResourceType
+    ]
+    return f"""# Operations
+
+With an authorizer a broker serves a request only if ACLs allow what the table says ([security](../security.md#acls)).
+Super users, and brokers and controllers that have proved their identity, need no ACL.
+
+## Requests
+
+{table("request, operations", rows)}
+
+## Types of resources
+
+`All` stands for all operations. `Read`, `Write`, `Delete` and `Alter` imply `Describe`, and `AlterConfigs` implies
+`DescribeConfigs`.
+
+{table("type, operations", operations)}
+"""
+
+
+PAGE_OF = {
+    "settings": settings_page,
+    "metrics": metrics_page,
+    "errors": errors_page,
+    "operations": requests_page,
+    "api": api_page,
+}
 
 
 @pytest.mark.parametrize("name", PAGE_OF)

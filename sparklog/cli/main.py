@@ -16,6 +16,7 @@ from typing import Annotated, Optional
 
 import typer
 
+from sparklog.cli.acls import acls
 from sparklog.cli.brokers import brokers
 from sparklog.cli.certs import certs
 from sparklog.cli.cluster import cluster
@@ -78,6 +79,7 @@ zookeeper.command("open")(open_tree)
 app.add_typer(zookeeper, name="zookeeper")
 app.add_typer(certs, name="certs")
 app.add_typer(users, name="users")
+app.add_typer(acls, name="acls")
 app.command("controller")(controller)
 
 

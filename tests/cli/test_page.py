@@ -100,7 +100,12 @@ def name_of(words: list[str]) -> str:
 @pytest.mark.extended
 @pytest.mark.timeout(240)
 def test_every_command_of_the_page_runs_as_printed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    settings = {"offsets.topic.num.partitions": "1", "transaction.state.log.num.partitions": "1"}
+    # The commands have no login. As a super user they may use ACLs, too.
+    settings = {
+        "offsets.topic.num.partitions": "1",
+        "transaction.state.log.num.partitions": "1",
+        "super.users": "User:ANONYMOUS",
+    }
     with SupervisedCluster(tmp_path, brokers=4, settings=settings) as cluster:
         monkeypatch.setenv("SPARKLOG_BOOTSTRAP", cluster.bootstrap)
         monkeypatch.setenv("COLUMNS", "200")

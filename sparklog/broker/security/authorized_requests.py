@@ -252,12 +252,12 @@ class _ForwardingConnection:
     def __init__(self, connection: ServerConnection) -> None:
         self._connection = connection
         self.peer = connection.peer
-        self.client_id = connection.client_id
-        self.within_host = connection.within_host
-        self.principal = connection.principal
         self.peer_host = connection.peer_host
         self.listener = connection.listener
+        self.principal = connection.principal
         self.identity = connection.identity
+        self.client_id = connection.client_id
+        self.within_host = connection.within_host
 
     @property
     def server_queue(self) -> tuple[int, int]:

@@ -11,6 +11,7 @@ from typing import Any
 
 import pyarrow as pa
 
+from sparklog.client.admin import acls as acl_requests
 from sparklog.client.admin import groups, reassignment, rolling_restart, set_aside, topics, transactions, users
 from sparklog.client.admin import quotas as quota_admin
 from sparklog.client.admin.descriptions import (
@@ -49,6 +50,17 @@ from sparklog.protocol.messages import (
     QuotaKey,
 )
 from sparklog.protocol.scram import DEFAULT_ITERATIONS
+from sparklog.security.acls import (
+    ANY,
+    AclBinding,
+    AclFilter,
+    Decision,
+    cluster_name,
+    parse_operation,
+    parse_resource_type,
+)
+from sparklog.security.acls import ResourceType as AclResourceType
+from sparklog.security.principals import parse_principal
 
 #: The offset of a delete request that stands for the partition's high watermark.
 _HIGH_WATERMARK = -1
@@ -400,6 +412,58 @@ class Admin:
             BrokerError: BROKER_NOT_AVAILABLE, UNSUPPORTED_VERSION.
         """
         set_aside.remove_set_aside(self._cluster, broker_id, names)
+
+    # --- ACLs ---
+
+    def create_acls(self, acls: Iterable[AclBinding]) -> None:
+        """Add ACLs, which ``security.acls.binding`` creates. Existing ones stay. A call may be repeated.
+
+        Raises:
+            BrokerError: CLUSTER_AUTHORIZATION_FAILED without Alter on the cluster; SECURITY_DISABLED if the brokers
+                have no authorizer; INVALID_REQUEST if a resource pattern would have too many ACLs.
+        """
+        acl_requests.create_acls(self._cluster, acls)
+
+    def acls(self, condition: AclFilter | None = None) -> list[AclBinding]:
+        """Return the ACLs that satisfy the condition; None means all.
+
+        Raises:
+            BrokerError: CLUSTER_AUTHORIZATION_FAILED without Describe on the cluster; SECURITY_DISABLED if the brokers
+                have no authorizer.
+        """
+        return list(acl_requests.acl_table(self._cluster, condition or AclFilter()).acls)
+
+    def delete_acls(self, conditions: Iterable[AclFilter]) -> list[AclBinding]:
+        """Remove the ACLs that satisfy one of the conditions, and return them.
+
+        Raises:
+            BrokerError: what ``create_acls`` raises.
+        """
+        return acl_requests.delete_acls(self._cluster, conditions)
+
+    def check_acl(
+        self, principal: str, operation: str, *, resource_type: str = "topic", name: str, host: str = ANY
+    ) -> Decision:
+        """Return whether the principal may do the operation on a resource, and in one sentence the rule that decides.
+
+        ``host`` is an address; ``*`` means a host that no ACL names.
+
+        >>> admin.check_acl("User:anna", "Write", name="orders")                            # doctest: +SKIP
+        Decision(allowed=True, rule="an ACL allows User:anna Write on Topic 'orders' from any host")
+
+        Raises:
+            ConfigError: the principal, the operation or the type is invalid.
+            BrokerError: what ``acls`` raises.
+        """
+        kind = parse_resource_type(resource_type)
+        return acl_requests.check_acl(
+            self._cluster,
+            parse_principal(principal),
+            parse_operation(operation),
+            resource_type=kind,
+            name=cluster_name(name) if kind is AclResourceType.CLUSTER else name,
+            host=host,
+        )
 
     # --- the cluster ---
 

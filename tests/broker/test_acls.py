@@ -1,0 +1,206 @@
+"""Tests of ACLs on a real broker: every request of a client without a login, and changes of ACLs that take effect."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from sparklog.client.admin.admin import Admin
+from sparklog.errors import BrokerError, ErrorCode
+from sparklog.net.blocking import BlockingConnection
+from sparklog.protocol import messages as m
+from sparklog.protocol.messages import Reply, Request, encode_message
+from sparklog.protocol.proof import Identity
+from sparklog.protocol.senders import SenderKind
+from sparklog.security.acls import AclFilter, ResourceType, binding
+from sparklog.security.request_rules import REFUSALS
+from sparklog.testing.process_cluster import ProcessCluster
+from tests.broker.support import encoded, fetch, produce
+from tests.cli.in_process import in_process
+from tests.security.test_request_rules import EXPECTED
+from tests.waiting import wait_until
+
+pytestmark = pytest.mark.integration
+
+ANONYMOUS = "User:ANONYMOUS"
+#: A topic that no request names.
+HIDDEN = "hidden-orders"
+REQUESTS = [request for request, _ in EXPECTED if type(request) not in {m.Hello, m.Prove, m.SaslAuthenticate}]
+#: A peer that has proved that it is a broker. ACLs do not limit it.
+PEER = Identity(SenderKind.BROKER, 7, 1)
+REFUSED = {int(code) for code in REFUSALS.values()}
+DENIED = ErrorCode.TOPIC_AUTHORIZATION_FAILED
+
+
+@pytest.fixture(scope="module")
+def guarded() -> Iterator[ProcessCluster]:
+    """Return one broker with the topics ``orders`` and ``HIDDEN``, whose ACLs allow nothing."""
+    settings = {"super.users": "User:admin", "internal.topic.replication.factor": "1"}
+    with ProcessCluster(1, settings=settings) as cluster:
+        for name in ("orders", HIDDEN):
+            assert isinstance(as_peer(cluster, m.CreateTopic(0, name, 1, 1, 30_000)), m.CreateTopicReply)
+        with cluster.connect(0, identity=PEER) as peer:
+            assert produce(peer, "orders", encoded(3))
+        yield cluster
+
+
+def as_peer(cluster: ProcessCluster, request: Request) -> Reply:
+    with cluster.connect(0, identity=PEER) as connection:
+        return connection.request(request)[0]
+
+
+def asked(connection: BlockingConnection, request: Request) -> Reply:
+    try:
+        return connection.request(request)[0]
+    except BrokerError as error:
+        return m.ErrorReply(0, error.code, error.detail)
+
+
+def codes(reply: Any) -> set[int]:
+    """Return the error codes of a reply and of its entries."""
+    entries = [reply]
+    for name in ("results", "partitions", "topics"):
+        entries += getattr(reply, name, None) or ()
+    return {entry.code for entry in entries if hasattr(entry, "code")}
+
+
+@pytest.fixture
+def admin(guarded: ProcessCluster) -> Iterator[Admin]:
+    """Return a client without a login that may list and change ACLs and nothing else."""
+    for operation in ("Alter", "Describe"):
+        entry = m.AclEntry("Cluster", "kafka-cluster", "Literal", ANONYMOUS, "*", operation, "Allow")
+        assert isinstance(as_peer(guarded, m.CreateAcls(0, (entry,))), m.Ack)
+    with Admin(guarded.bootstrap) as found:
+        yield found
+    as_peer(guarded, m.DeleteAcls(0, (m.AclCondition(),)))
+
+
+@pytest.mark.parametrize("number", range(len(REQUESTS)), ids=[type(request).__name__ for request in REQUESTS])
+def test_nothing_is_served_without_a_login(guarded: ProcessCluster, number: int) -> None:
+    with guarded.connect(0) as connection:
+        reply = asked(connection, REQUESTS[number])
+    assert HIDDEN.encode() not in encode_message(reply)
+    if not codes(reply) & REFUSED:
+        # A list of nothing is the only other answer.
+        assert isinstance(reply, (m.ListGroupsReply, m.ListTransactionsReply, m.FindHangingReply, m.MetadataReply))
+        assert not any(getattr(reply, name, ()) for name in ("groups", "transactions", "topics"))
+
+
+def test_nothing_was_changed(guarded: ProcessCluster) -> None:
+    reply = as_peer(guarded, m.Metadata(0, None, internal=True))
+    assert isinstance(reply, m.MetadataReply)
+    assert [topic.name for topic in reply.topics] == [HIDDEN, "orders"], "not even an internal topic was created"
+    described = as_peer(guarded, m.DescribeBroker(0))
+    assert isinstance(described, m.DescribeBrokerReply)
+    assert {(one.topic, one.log_start_offset, one.log_end_offset) for one in described.replicas} == {
+        ("orders", 0, 3),
+        (HIDDEN, 0, 0),
+    }
+    assert described.counters["requests.denied"] > 30
+
+
+def test_a_change_of_acls_takes_effect_in_open_connections(guarded: ProcessCluster, admin: Admin) -> None:
+    write = binding("topic", "ord", ANONYMOUS, "write", pattern_type="prefixed")
+    read = binding("topic", "*", ANONYMOUS, "read", host="127.0.0.0/8")
+    with guarded.connect(0) as connection:
+        refused = produce(connection, "orders", encoded(1))
+        assert refused.code == DENIED
+        admin.create_acls([write, read])
+        assert produce(connection, "orders", encoded(1)).code == ErrorCode.NONE
+        assert fetch(connection, "orders", 0)[0].batch_count > 0
+        assert set(admin.list_topics()) == {"orders", HIDDEN}
+        assert admin.delete_acls([AclFilter(operation=read.operation)]) == [read]
+        assert fetch(connection, "orders", 0)[0].code == DENIED
+        assert admin.list_topics() == ["orders"], "Write implies Describe"
+        admin.delete_acls([AclFilter(ResourceType.TOPIC)])
+        assert produce(connection, "orders", encoded(1)).code == DENIED
+
+
+def test_a_waiting_fetch_ends_when_its_acl_is_removed(guarded: ProcessCluster, admin: Admin) -> None:
+    read = binding("topic", "orders", ANONYMOUS, "read")
+    admin.create_acls([read])
+    described = as_peer(guarded, m.DescribeBroker(0))
+    assert isinstance(described, m.DescribeBrokerReply)
+    end = max(one.log_end_offset for one in described.replicas)
+    partition = m.FetchPartition("orders", 0, "", -1, end, 1000)
+    with guarded.connect(0) as connection, guarded.connect(0, identity=PEER) as peer:
+        connection.send(m.Fetch(0, m.CONSUMER, -1, 30_000, 1, 1000, 0, 0, -1, (partition,)))
+        admin.delete_acls([AclFilter(ResourceType.TOPIC)])
+        assert produce(peer, "orders", encoded(1)).code == ErrorCode.NONE
+        reply, _ = connection.receive()
+    assert isinstance(reply, m.FetchReply)
+    assert [(one.code, one.batch_count) for one in reply.partitions] == [(DENIED, 0)]
+
+
+def test_an_invalid_acl_is_refused(admin: Admin, guarded: ProcessCluster) -> None:
+    entry = m.AclEntry("Topic", "orders", "Literal", "anna", "*", "Read", "Allow")
+    with guarded.connect(0) as connection:
+        reply = asked(connection, m.CreateAcls(0, (entry,)))
+        assert codes(reply) == {ErrorCode.INVALID_REQUEST}
+        reply = asked(connection, m.DescribeAcls(0, m.AclCondition(operation="Fly")))
+        assert codes(reply) == {ErrorCode.INVALID_REQUEST}
+
+
+def test_the_command_adds_lists_checks_and_removes(guarded: ProcessCluster, admin: Admin) -> None:
+    def acls(*arguments: str, code: int = 0) -> Any:
+        result = in_process("acls", *arguments, "--bootstrap", guarded.bootstrap, "--json")
+        assert result.code == code, result
+        return json.loads(result.text) if result.text else result.err
+
+    anna = ("--principal", "User:anna")
+    added = acls("add", *anna, "--producer", "--topic", "orders", "--transactional-id", "sink")
+    assert {(one["operation"], one["name"]) for one in added} == {
+        ("Write", "orders"),
+        ("Describe", "orders"),
+        ("Create", "orders"),
+        ("Write", "sink"),
+        ("Describe", "sink"),
+    }
+    acls(
+        "add",
+        "--principal",
+        "User:*",
+        "--operation",
+        "write",
+        "--topic",
+        "ord",
+        "--prefixed",
+        "--deny",
+        "--host",
+        "10.0.0.0/8",
+    )
+    assert len(acls("list", "--topic", "orders")) == 4
+    assert len(acls("list", "--topic", "orders", "--pattern-type", "literal")) == 3
+
+    write = ("check", *anna, "--operation", "Write", "--topic", "orders")
+    assert acls(*write) == {
+        "allowed": True,
+        "rule": "an ACL allows User:anna Write on Topic 'orders' from any host",
+    }
+    assert acls(*write, "--host", "10.1.2.3", code=1)["rule"] == (
+        "an ACL denies User:* Write on Topic with the prefix 'ord' from 10.0.0.0/8"
+    )
+    assert acls("check", "--principal", "User:admin", "--operation", "Alter", "--cluster")["rule"] == (
+        "User:admin is a super user"
+    )
+    assert not acls("check", *anna, "--operation", "Alter", "--cluster", code=1)["allowed"]
+
+    assert len(acls("remove", *anna, "--yes")["removed"]) == 5
+    assert acls("remove", *anna, "--yes")["removed"] == []
+    text = in_process("acls", "list", "--topic", "orders", "--bootstrap", guarded.bootstrap).text
+    assert text.split()[-7:] == ["User:*", "Deny", "Write", "Topic", "ord", "Prefixed", "10.0.0.0/8"]
+    assert in_process("acls", "add", *anna, "--topic", "x", "--bootstrap", guarded.bootstrap).code == 2
+
+
+def test_acls_survive_a_restart_of_the_broker(guarded: ProcessCluster, admin: Admin) -> None:
+    admin.create_acls([binding("topic", "orders", ANONYMOUS, "write")])
+    guarded.restart(0)
+
+    def served() -> bool:
+        with guarded.connect(0) as connection:
+            return produce(connection, "orders", encoded(1)).code == ErrorCode.NONE
+
+    wait_until(served, "the broker leads again, and has read the ACLs")
