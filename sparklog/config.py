@@ -410,6 +410,31 @@ BROKER_SETTINGS: dict[str, Setting] = {
     "sasl.enabled.mechanisms": Setting(
         "sasl_enabled_mechanisms", "SCRAM-SHA-256,SCRAM-SHA-512", "SASL mechanisms that listeners accept."
     ),
+    "sasl.oauthbearer.jwks.endpoint.url": Setting(
+        "sasl_oauthbearer_jwks_endpoint_url",
+        "",
+        "URL file:///path of the file with the public keys (JWK set) for the tokens of OAUTHBEARER.",
+        longest=_LONGEST_PATH,
+    ),
+    "sasl.oauthbearer.expected.issuer": Setting(
+        "sasl_oauthbearer_expected_issuer", "", "Issuer that tokens must have.", longest=_LONGEST_PATH
+    ),
+    "sasl.oauthbearer.expected.audience": Setting(
+        "sasl_oauthbearer_expected_audience",
+        "",
+        "Audiences of which a token must have one, separated by commas.",
+        longest=_LONGEST_PATH,
+    ),
+    "sasl.oauthbearer.clock.skew.seconds": Setting(
+        "sasl_oauthbearer_clock_skew_seconds",
+        30,
+        "How far the clocks of the identity provider and of the broker may differ.",
+        0,
+        3600,
+    ),
+    "sasl.oauthbearer.sub.claim.name": Setting(
+        "sasl_oauthbearer_sub_claim_name", "sub", "Claim of a token that has the name of the principal."
+    ),
     "authorizer.enable": Setting(
         "authorizer_enable",
         "auto",
@@ -550,6 +575,11 @@ class BrokerConfig(msgspec.Struct, frozen=True):
     ssl_client_auth: str
     ssl_enabled_protocols: str
     sasl_enabled_mechanisms: str
+    sasl_oauthbearer_jwks_endpoint_url: str
+    sasl_oauthbearer_expected_issuer: str
+    sasl_oauthbearer_expected_audience: str
+    sasl_oauthbearer_clock_skew_seconds: int
+    sasl_oauthbearer_sub_claim_name: str
     authorizer_enable: str
     allow_everyone_if_no_acl_found: bool
     super_users: str

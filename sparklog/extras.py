@@ -45,6 +45,16 @@ def require_cryptography(what: str) -> None:
         raise ConfigError(f"{what} needs the package cryptography: run pip install 'sparklog[certs]'")
 
 
+def require_jwt(what: str) -> None:
+    """Check that the package ``PyJWT`` is installed with ``cryptography``, without importing it.
+
+    Raises:
+        ConfigError: it is not installed, so ``what`` cannot be done.
+    """
+    if find_spec("jwt") is None or find_spec("cryptography") is None:
+        raise ConfigError(f"{what} needs the package PyJWT: run pip install 'sparklog[oauth]'")
+
+
 def without_spark(name: str) -> type:
     """Return a class that replaces the public ``name`` if Spark is not installed.
 

@@ -12,6 +12,7 @@ from collections.abc import Generator
 from sparklog.errors import BrokerError, ConfigError, ErrorCode
 from sparklog.net.client_security import ClientSecurity
 from sparklog.protocol.messages import HelloReply, Reply, SaslAuthenticate, SaslAuthenticateReply
+from sparklog.protocol.oauthbearer import OAuthBearerClient
 from sparklog.protocol.sasl import OAUTHBEARER, SaslClient
 from sparklog.protocol.scram import SaltedPasswords, ScramClient
 
@@ -91,7 +92,7 @@ def advance(login: Login, reply: Reply | None) -> SaslAuthenticate | float:
 def _sasl_client(security: ClientSecurity) -> SaslClient:
     """Return the client's side of a new login. Raises ConfigError."""
     if security.mechanism == OAUTHBEARER:
-        raise ConfigError(f"sasl.mechanism {OAUTHBEARER} is not supported yet")
+        return OAuthBearerClient(security.password.reveal())
     return ScramClient(
         security.mechanism,
         security.username,

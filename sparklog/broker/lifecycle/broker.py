@@ -36,7 +36,7 @@ from sparklog.broker.requests.slices import Slices
 from sparklog.broker.security.acl_cache import AclCache
 from sparklog.broker.security.authorized_requests import AuthorizedFetch
 from sparklog.broker.security.authorizer import authorizer_of
-from sparklog.broker.security.logins import Logins, sasl_mechanisms
+from sparklog.broker.security.logins import Logins, sasl_mechanisms, token_validator
 from sparklog.broker.security.quota_manager import QuotaManager
 from sparklog.broker.security.quota_updates import QuotaUpdates
 from sparklog.broker.security.users import Users
@@ -115,6 +115,7 @@ class Broker:
             max_reauth_ms=self.context.config.connections_max_reauth_ms,
             wall_ms=self.context.wall_ms,
             on_login=self.context.audit.login,
+            validate_token=token_validator(self.context.config),
         )
 
     def _create_authorizer(self) -> None:

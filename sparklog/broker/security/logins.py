@@ -13,15 +13,20 @@ from collections.abc import Callable
 from typing import Protocol
 
 from sparklog.broker.security.users import Users
+from sparklog.config import BrokerConfig
 from sparklog.errors import BrokerError, ConfigError, ErrorCode
+from sparklog.extras import require_jwt
 from sparklog.model import USER, Principal
 from sparklog.net.authentication import LoginPeer
-from sparklog.protocol.sasl import SCRAM_SHA_256, SCRAM_SHA_512, SaslServer, ServerStep
+from sparklog.protocol.oauthbearer import OAuthBearerServer, ValidToken
+from sparklog.protocol.sasl import OAUTHBEARER, SCRAM_SHA_256, SCRAM_SHA_512, SaslServer, ServerStep
 from sparklog.protocol.scram import ScramServer
 
 _NONCE_BYTES = 24
 #: The mechanisms of this release.
-_KNOWN = (SCRAM_SHA_512, SCRAM_SHA_256)
+_KNOWN = (SCRAM_SHA_512, SCRAM_SHA_256, OAUTHBEARER)
+#: Checks the token of an OAUTHBEARER login. Raises BrokerError.
+ValidateToken = Callable[[str], ValidToken]
 
 
 class OnLogin(Protocol):
@@ -45,11 +50,27 @@ def sasl_mechanisms(text: str) -> tuple[str, ...]:
     return found
 
 
+def token_validator(config: BrokerConfig) -> ValidateToken | None:
+    """Return the check of the tokens of OAUTHBEARER logins, or None if the mechanism is not enabled.
+
+    Raises:
+        ConfigError: a setting of OAUTHBEARER or a package is missing, or the file of keys cannot be used.
+    """
+    if OAUTHBEARER not in sasl_mechanisms(config.sasl_enabled_mechanisms):
+        return None
+    require_jwt(f"sasl.enabled.mechanisms={OAUTHBEARER}")
+    # Only here, because the package is optional.
+    from sparklog.broker.security.jwt_validator import JwtValidator, jwt_rules
+
+    return JwtValidator(jwt_rules(config)).validate
+
+
 class Logins:
     """The logins of one listener. Owner: the broker's event loop.
 
     ``mechanisms`` are the enabled ones, the preferred one first. A client must log in again after
-    ``max_reauth_ms``; 0 means never. ``wall_ms`` returns the time in milliseconds since 1970.
+    ``max_reauth_ms``; 0 means never. ``wall_ms`` returns the time in milliseconds since 1970. ``validate_token`` is
+    needed for OAUTHBEARER.
     """
 
     def __init__(
@@ -60,14 +81,16 @@ class Logins:
         max_reauth_ms: int,
         wall_ms: Callable[[], int],
         on_login: OnLogin,
+        validate_token: ValidateToken | None = None,
     ) -> None:
         self._mechanisms = mechanisms
         self._users = users
         self._max_reauth_ms = max_reauth_ms
         self._wall_ms = wall_ms
         self._on_login = on_login
+        self._validate_token = validate_token
         #: The last login of each connection that has begun, for the name in the audit log.
-        self._begun: weakref.WeakKeyDictionary[LoginPeer, ScramServer] = weakref.WeakKeyDictionary()
+        self._begun: weakref.WeakKeyDictionary[LoginPeer, ScramServer | OAuthBearerServer] = weakref.WeakKeyDictionary()
 
     @property
     def mechanisms(self) -> tuple[str, ...]:
@@ -83,17 +106,22 @@ class Logins:
         if mechanism not in self._mechanisms:
             detail = f"mechanism {mechanism[:64]!r}: this listener has {', '.join(self._mechanisms)}"
             raise BrokerError(ErrorCode.UNSUPPORTED_SASL_MECHANISM, detail)
-        assert mechanism in {SCRAM_SHA_256, SCRAM_SHA_512}
+        server = self._server(mechanism)
+        self._begun[connection] = server
+        return server
+
+    def _server(self, mechanism: str) -> ScramServer | OAuthBearerServer:
+        if mechanism == OAUTHBEARER:
+            assert self._validate_token is not None, "the settings were checked at the start"
+            return OAuthBearerServer(self._validate_token)
         if not self._users.is_loaded:
             raise BrokerError(ErrorCode.BROKER_NOT_AVAILABLE, "the broker has not read the users yet")
-        server = ScramServer(
+        return ScramServer(
             mechanism,
             lambda name: self._users.credential(mechanism, name),
             base64.b64encode(os.urandom(_NONCE_BYTES)).decode(),
             self._users.unknown_users_key,
         )
-        self._begun[connection] = server
-        return server
 
     def session_lifetime_ms(self, step: ServerStep) -> int:
         """Return the time until the client must log in again; 0 means never, and less means that it is too late."""
