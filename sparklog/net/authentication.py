@@ -10,6 +10,7 @@ from typing import NamedTuple, Protocol
 
 from sparklog.errors import BrokerError
 from sparklog.model import DEFAULT_LISTENER, Principal
+from sparklog.net.tls import ServerTls
 from sparklog.protocol.sasl import SaslServer, ServerStep
 
 
@@ -56,11 +57,13 @@ class ListenerSecurity(NamedTuple):
     name: str = DEFAULT_LISTENER
     #: The logins, or None if the listener requires none.
     authentication: Authentication | None = None
+    #: TLS, or None for plain bytes.
+    tls: ServerTls | None = None
 
     @property
     def is_plain(self) -> bool:
         """Return whether connections need neither a login nor TLS."""
-        return self.authentication is None
+        return self.authentication is None and self.tls is None
 
 
 class LoginDelays:

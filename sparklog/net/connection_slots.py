@@ -54,7 +54,7 @@ class ConnectionSlots:
         """Create ``limit`` slots, of which ``kept`` are reserved for peers."""
         self.limit = limit
         self.client_limit = limit - kept
-        self._hello_s = hello_s
+        self.hello_s = hello_s
         self._idle_s = idle_s
         self.connections: set[Connected] = set()
         #: The unknown connections, the oldest first.
@@ -108,14 +108,12 @@ class ConnectionSlots:
 
     def close_silent(self, now_s: float) -> None:
         """Close unknown connections and idle clients that have been silent for too long."""
-        silent = [one for one in self._unknown if now_s - one.used_s >= self._hello_s]
+        silent = [one for one in self._unknown if now_s - one.used_s >= self.hello_s]
         for connection in silent:
             self.leave(connection)
             connection.abort()
         if silent:
-            _log.warning(
-                "closed %d connections without a hello, proof or login within %g s", len(silent), self._hello_s
-            )
+            _log.warning("closed %d connections without a hello, proof or login within %g s", len(silent), self.hello_s)
         idle = list(self._idle(self._clients, now_s))
         for connection in idle:
             connection.close()

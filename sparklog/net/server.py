@@ -36,6 +36,8 @@ from sparklog.net.connection_slots import ConnectionSlots, ConnectionStanding
 from sparklog.net.greeting import Credentials
 from sparklog.net.loop import tune
 from sparklog.net.receiving import Receiving
+from sparklog.net.tls_listener import Handshake, TlsListener
+from sparklog.net.tls_listener import bind as bind_tls
 from sparklog.net.turn import NOTED_S, Turn
 from sparklog.net.unix_socket import ip_address, peer_process
 from sparklog.protocol.connection import ImmediateAnswer, ServerEnd, encode_reply
@@ -115,9 +117,11 @@ class ServerConnection(asyncio.BufferedProtocol):
         limits: Limits,
         budget: _Budget,
         security: ListenerSecurity,
+        handshake: Handshake | None = None,
     ) -> None:
         self._factory = factory
         self._security = security
+        self._handshake = handshake
         self._end = ServerEnd(describe, limits.max_frame_bytes, limits.authenticator, self._new_login())
         self._limits = limits
         self._max_in_flight = limits.max_in_flight
@@ -207,14 +211,33 @@ class ServerConnection(asyncio.BufferedProtocol):
             self._end.describe = partial(_described, self._end.describe, self._limits.unix_socket, reached_at)
         if self._limits.authenticator is not None:
             self._end.roles = self._limits.authenticator.roles(transport.get_extra_info("peercert"))
+        self.used_s = time.monotonic()
+        if self._handshake is not None and not self._secured(self._handshake):
+            return
         if self._limits.closing:
             self._transport.close()
             return
-        self.used_s = time.monotonic()
         if not self._limits.places.accept(self, spare=_SPARE if self.within_host else 0):
             self._refuse(-1, _too_many(self._limits.places.limit))
             return
         self._handler = self._factory(self)
+
+    def _secured(self, handshake: Handshake) -> bool:
+        """Take over the slot of the TLS handshake, and return whether the peer's certificate is accepted."""
+        assert self._transport is not None and self._security.tls is not None
+        self._handshake = None
+        self._limits.places.leave(handshake)
+        self.used_s = handshake.used_s
+        if self._end.login is None:
+            self._end.describe = partial(_without_sockets, self._end.describe)
+            try:
+                self.principal = self._security.tls.principal(self._transport.get_extra_info("peercert"))
+            except BrokerError as error:
+                _log.warning("refused a connection of %s: %s", self.peer, error.detail)
+                self._transport.writelines(encode_reply(ErrorReply(-1, error.code, error.detail)))
+                self._transport.close()
+                return False
+        return True
 
     def get_buffer(self, sizehint: int) -> memoryview:
         return self._end.get_buffer()
@@ -516,6 +539,10 @@ def _too_many(limit: int) -> str:
     return f"{limit} connections are open, at most {limit} accepted"
 
 
+def _without_sockets(describe: Callable[[int, int], HelloReply], cid: int, version: int) -> HelloReply:
+    return replace(describe(cid, version), boot_id="", local_socket="")
+
+
 class Limits:
     """The limits that the connections of one server share."""
 
@@ -560,7 +587,7 @@ class Server:
     ) -> None:
         self._factory = factory
         self._describe = describe
-        self._servers: list[asyncio.Server] = []
+        self._servers: list[asyncio.Server | TlsListener] = []
         self._limits = limits
         self._budget = budget
         self._checked_s = time.monotonic()
@@ -591,10 +618,19 @@ class Server:
 
         Port 0 means any free port. Raises OSError if the address is in use.
         """
-        loop = asyncio.get_running_loop()
-        server = await loop.create_server(
-            lambda: self._make(security), host, port, backlog=_BACKLOG, reuse_address=True
-        )
+        server: asyncio.Server | TlsListener
+        if security.tls is None:
+            server = await asyncio.get_running_loop().create_server(
+                lambda: self._make(security), host, port, backlog=_BACKLOG, reuse_address=True
+            )
+        else:
+            server = TlsListener(
+                await bind_tls(host, port, _BACKLOG),
+                security.tls,
+                make=partial(self._make, security),
+                places=self._limits.places,
+                handshake_s=self._limits.places.hello_s,
+            )
         self._servers.append(server)
         # asyncio's servers have a tuple of sockets, uvloop's a list.
         bound: int = cast(Any, server).sockets[0].getsockname()[1]
@@ -633,9 +669,14 @@ class Server:
             connection.abort()
         return len(ended)
 
-    def _make(self, security: ListenerSecurity) -> ServerConnection:
+    def _make(self, security: ListenerSecurity, handshake: Handshake | None = None) -> ServerConnection:
         return ServerConnection(
-            self._factory, self._describe, limits=self._limits, budget=self._budget, security=security
+            self._factory,
+            self._describe,
+            limits=self._limits,
+            budget=self._budget,
+            security=security,
+            handshake=handshake,
         )
 
     def _check(self) -> None:
@@ -649,7 +690,7 @@ class Server:
         """Accept no further connection, and leave the sockets open."""
         loop = asyncio.get_running_loop()
         for server in self._servers:
-            for listening in cast(Any, server).sockets:
+            for listening in cast(Any, server).sockets:  # uvloop's servers have a list
                 loop.remove_reader(listening.fileno())
 
     async def close(self) -> None:
@@ -666,6 +707,9 @@ class Server:
             server.close()
         for _ in range(_TURNS_TO_CLOSE):
             await asyncio.sleep(0)
+        for server in self._servers:
+            if isinstance(server, TlsListener):
+                await server.closed()
 
 
 async def serve(

@@ -12,12 +12,15 @@ import logging
 import ssl
 from collections.abc import Callable
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from sparklog.errors import BrokerError, ConfigError, ErrorCode
+from sparklog.model import Principal
 from sparklog.net.client_security import ClientSecurity
 from sparklog.net.password import NO_PASSWORD, Password
 from sparklog.security.listeners import ClientAuth
+from sparklog.security.mapping_rules import MappingRules, subject_of
+from sparklog.security.principals import ANONYMOUS
 
 _log = logging.getLogger(__name__)
 
@@ -90,6 +93,42 @@ def _load(what: str, load: Callable[[], None]) -> None:
         raise ConfigError(f"{what}: {error.strerror or error}") from None
 
 
+class _ServerObject(ssl.SSLObject):
+    """The server's side of one TLS connection. Its failure to shake hands has the bytes that it did not send."""
+
+    outgoing: ssl.MemoryBIO
+
+    def do_handshake(self) -> None:
+        try:
+            super().do_handshake()
+        except ssl.SSLWantReadError:
+            raise
+        except ssl.SSLError as error:
+            error.unsent = self.outgoing.read()  # type: ignore[attr-defined]
+            raise
+
+
+class _ServerContext(ssl.SSLContext):
+    """A context of a server that tells a peer why its handshake has failed.
+
+    asyncio and uvloop close the connection without the alert that OpenSSL has written.
+    """
+
+    sslobject_class = _ServerObject
+
+    def wrap_bio(self, incoming: ssl.MemoryBIO, outgoing: ssl.MemoryBIO, *args: Any, **options: Any) -> ssl.SSLObject:
+        wrapped = super().wrap_bio(incoming, outgoing, *args, **options)
+        assert isinstance(wrapped, _ServerObject)
+        wrapped.outgoing = outgoing
+        return wrapped
+
+
+def unsent_alert(error: BaseException) -> bytes:
+    """Return the alert for the peer of a failed handshake; empty if there is none."""
+    alert: bytes = getattr(error, "unsent", b"")
+    return alert
+
+
 class _ReloadedContext:
     """A TLS context that follows its files. Any thread may call ``current``."""
 
@@ -123,11 +162,16 @@ class _ReloadedContext:
 class ServerTls:
     """The TLS of one listener of a broker."""
 
-    def __init__(self, files: PemFiles, client_auth: ClientAuth = ClientAuth.NONE) -> None:
+    def __init__(
+        self,
+        files: PemFiles,
+        client_auth: ClientAuth = ClientAuth.NONE,
+        rules: MappingRules = MappingRules(),  # noqa: B008 - an immutable value
+    ) -> None:
         """Read the files. Raises ConfigError.
 
         With ``client_auth`` REQUIRED or REQUESTED, the authorities in ``files.ca`` must have issued the certificates of
-        clients.
+        clients. ``rules`` map their subjects to principals.
         """
         if not files.certificate:
             raise ConfigError("a listener with TLS needs a certificate: set ssl.keystore.location")
@@ -137,15 +181,32 @@ class ServerTls:
             )
         self.files = files
         self.client_auth = client_auth
+        self._rules = rules
         self._reloaded = _ReloadedContext(files, self._make)
 
     def context(self) -> ssl.SSLContext:
         """Return the context for a new connection."""
         return self._reloaded.current()
 
+    def principal(self, certificate: dict[str, Any] | None) -> Principal:
+        """Return the principal of a verified certificate; ANONYMOUS without a certificate.
+
+        Raises:
+            BrokerError: SASL_AUTHENTICATION_FAILED, no rule matches the subject.
+        """
+        if not certificate:
+            return ANONYMOUS
+        subject = subject_of(certificate)
+        found = self._rules.principal(subject)
+        if found is None:
+            raise BrokerError(ErrorCode.SASL_AUTHENTICATION_FAILED, f"no mapping rule matches the subject {subject}")
+        return found
+
     def _make(self) -> ssl.SSLContext:
-        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-        context.options |= ssl.OP_CIPHER_SERVER_PREFERENCE
+        context = _ServerContext(ssl.PROTOCOL_TLS_SERVER)
+        # A resumed session would skip the check of the client's certificate.
+        context.num_tickets = 0
+        context.options |= ssl.OP_CIPHER_SERVER_PREFERENCE | ssl.OP_NO_TICKET
         context.verify_mode = _VERIFICATION[self.client_auth]
         return context
 

@@ -1,0 +1,240 @@
+"""The sockets of a listener with TLS: it accepts connections, and gives each one a context and a slot at once.
+
+asyncio's own servers report a connection only after its handshake. Until then it would have no slot, and any number of
+peers could hold descriptors. So this module accepts the connections. Each one has a slot as an unknown connection, and
+uses the context that is current when its first bytes arrive. A peer that sends other bytes than TLS gets an error reply
+in plain bytes.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import socket
+import ssl
+import sys
+import time
+from collections.abc import Callable
+from typing import Any
+
+from sparklog.errors import ErrorCode
+from sparklog.model import host_and_port
+from sparklog.net.connection_slots import ConnectionSlots, ConnectionStanding
+from sparklog.net.tls import ServerTls, unsent_alert
+from sparklog.net.unix_socket import ip_address
+from sparklog.protocol.connection import MAX_HELLO_BYTES, encode_reply
+from sparklog.protocol.messages import ErrorReply
+
+_log = logging.getLogger(__name__)
+
+#: The first byte of every TLS connection: a record with a handshake.
+_HANDSHAKE = 0x16
+#: The delay before the next accept after a failed one, for example without free descriptors.
+_ACCEPT_AGAIN_S = 1.0
+_AT_ONCE = 64
+_CLOSE_S = 1.0
+#: The shortest time between two log lines about failed handshakes.
+_LOG_INTERVAL_S = 1.0
+_PLAIN_BYTES = "this listener uses TLS, and plain bytes arrived: set security.protocol to SSL or SASL_SSL"
+
+
+class TlsOptions:
+    """The time-outs of TLS connections, as keyword arguments of asyncio."""
+
+    def __init__(self, handshake_s: float) -> None:
+        self.arguments: dict[str, Any] = {"ssl_handshake_timeout": handshake_s}
+        if sys.version_info >= (3, 11):
+            self.arguments["ssl_shutdown_timeout"] = min(handshake_s, 5.0)
+
+
+class Handshake:
+    """A connection that has been accepted, until its handshake is complete. It has a slot."""
+
+    standing = ConnectionStanding.UNKNOWN
+    awaits_replies = False
+
+    def __init__(self, accepted: socket.socket, peer: str, on_end: Callable[[Handshake], None]) -> None:
+        self.accepted = accepted
+        self.peer = peer
+        #: The monotonic time of the accept.
+        self.used_s = time.monotonic()
+        #: Whether an asyncio transport has the socket.
+        self.has_transport = False
+        self._on_end = on_end
+
+    def abort(self) -> None:
+        self._on_end(self)
+
+    def close(self) -> None:
+        self._on_end(self)
+
+
+class TlsListener:
+    """The listening sockets of one listener. Owner: the server's event loop."""
+
+    def __init__(
+        self,
+        sockets: list[socket.socket],
+        tls: ServerTls,
+        *,
+        make: Callable[[Handshake], asyncio.BaseProtocol],
+        places: ConnectionSlots,
+        handshake_s: float,
+    ) -> None:
+        """Begin to accept. ``make`` returns the protocol of a connection, which takes over the handshake's slot."""
+        self.sockets = sockets
+        self._tls = tls
+        self._make = make
+        self._places = places
+        self._options = TlsOptions(handshake_s).arguments
+        self._loop = asyncio.get_running_loop()
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._log_at_s = 0.0
+        self._unlogged = 0
+        for listening in sockets:
+            self._loop.add_reader(listening.fileno(), self._accept, listening)
+
+    def close(self) -> None:
+        """Close the listening sockets."""
+        for listening in self.sockets:
+            self._loop.remove_reader(listening.fileno())
+            listening.close()
+        self.sockets = []
+
+    async def closed(self) -> None:
+        """Wait for the handshakes in progress, whose connections have been closed."""
+        if self._tasks:
+            await asyncio.wait(self._tasks, timeout=_CLOSE_S)
+
+    # --- the first bytes ---
+
+    def _accept(self, listening: socket.socket) -> None:
+        for _ in range(_AT_ONCE):
+            try:
+                accepted, address = listening.accept()
+            except (BlockingIOError, InterruptedError, ConnectionAbortedError):
+                return
+            except OSError as error:
+                _log.warning("cannot accept a connection: %s", error)
+                self._loop.remove_reader(listening.fileno())
+                self._loop.call_later(_ACCEPT_AGAIN_S, self._accept_again, listening)
+                return
+            accepted.setblocking(False)
+            handshake = Handshake(accepted, host_and_port(*ip_address(address)), self._end)
+            if self._places.accept(handshake):
+                self._loop.add_reader(accepted.fileno(), self._first_bytes, handshake)
+            else:
+                limit = self._places.limit
+                self._failed(handshake, f"{limit} connections are open, at most {limit} accepted")
+                accepted.close()
+
+    def _accept_again(self, listening: socket.socket) -> None:
+        if listening.fileno() >= 0:
+            self._loop.add_reader(listening.fileno(), self._accept, listening)
+
+    def _end(self, handshake: Handshake) -> None:
+        self._places.leave(handshake)
+        if handshake.has_transport:
+            # The transport owns the socket. It closes it after it has read the end.
+            with contextlib.suppress(OSError):
+                handshake.accepted.shutdown(socket.SHUT_RDWR)
+        elif handshake.accepted.fileno() >= 0:
+            self._loop.remove_reader(handshake.accepted.fileno())
+            handshake.accepted.close()
+
+    def _first_bytes(self, handshake: Handshake) -> None:
+        accepted = handshake.accepted
+        try:
+            first = accepted.recv(1, socket.MSG_PEEK)
+        except (BlockingIOError, InterruptedError):
+            return
+        except OSError:
+            first = b""
+        if not first:
+            self._end(handshake)
+        elif first[0] != _HANDSHAKE:
+            self._refuse_plain(handshake)
+        else:
+            self._loop.remove_reader(accepted.fileno())
+            handshake.has_transport = True
+            task = self._loop.create_task(self._shake_hands(handshake))
+            self._tasks.add(task)
+            task.add_done_callback(self._tasks.discard)
+
+    def _refuse_plain(self, handshake: Handshake) -> None:
+        self._failed(handshake, "plain bytes found")
+        with contextlib.suppress(OSError):
+            # If bytes were left unread, the close would reset the connection, and the peer might lose the reply.
+            handshake.accepted.recv(MAX_HELLO_BYTES)
+            reply = ErrorReply(-1, ErrorCode.INVALID_REQUEST, _PLAIN_BYTES)
+            handshake.accepted.send(b"".join(encode_reply(reply)))
+        self._end(handshake)
+
+    # --- the handshake ---
+
+    async def _shake_hands(self, handshake: Handshake) -> None:
+        # A failed handshake closes the socket before its alert is sent, and a duplicate stays open for the alert.
+        with handshake.accepted.dup() as duplicate:
+            try:
+                await self._loop.connect_accepted_socket(
+                    lambda: self._make(handshake), handshake.accepted, ssl=self._tls.context(), **self._options
+                )
+            except (OSError, asyncio.TimeoutError) as error:
+                reason = error.reason if isinstance(error, ssl.SSLError) else str(error)
+                self._failed(handshake, reason or type(error).__name__)
+                await self._send_alert(duplicate, unsent_alert(error))
+            finally:
+                self._places.leave(handshake)
+
+    async def _send_alert(self, duplicate: socket.socket, alert: bytes) -> None:
+        """Send the alert, and read what the peer still sends: a close with unread bytes would discard the alert."""
+        if not alert:
+            return
+        with contextlib.suppress(OSError, asyncio.TimeoutError):
+            duplicate.setblocking(False)
+            duplicate.send(alert)
+            duplicate.shutdown(socket.SHUT_WR)
+            await asyncio.wait_for(self._drain(duplicate), _CLOSE_S)
+
+    async def _drain(self, duplicate: socket.socket) -> None:
+        for _ in range(_AT_ONCE):
+            if not await self._loop.sock_recv(duplicate, MAX_HELLO_BYTES):
+                return
+
+    def _failed(self, handshake: Handshake, reason: str) -> None:
+        now_s = time.monotonic()
+        if now_s < self._log_at_s:
+            self._unlogged += 1
+            return
+        more = f" ({self._unlogged} more since the last message)" if self._unlogged else ""
+        _log.warning("the TLS handshake of %s failed: %s%s", handshake.peer, reason, more)
+        self._log_at_s, self._unlogged = now_s + _LOG_INTERVAL_S, 0
+
+
+async def bind(host: str, port: int, backlog: int) -> list[socket.socket]:
+    """Return listening sockets for all addresses of ``host``; an empty host means every address. Raises OSError."""
+    found = await asyncio.get_running_loop().getaddrinfo(
+        host or None, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+    )
+    bound: list[socket.socket] = []
+    with contextlib.ExitStack() as undo:
+        for family, kind, protocol, _, address in dict.fromkeys(found):
+            try:
+                listening = socket.socket(family, kind, protocol)
+            except OSError:  # The system has no sockets of this family.
+                continue
+            undo.callback(listening.close)
+            listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            if family == socket.AF_INET6:
+                listening.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
+            if not port and bound:
+                address = (address[0], bound[0].getsockname()[1], *address[2:])
+            listening.bind(address)
+            listening.setblocking(False)
+            listening.listen(backlog)
+            bound.append(listening)
+        if not bound:
+            raise OSError(f"{host}: no address to listen on")
+        undo.pop_all()
+    return bound
