@@ -50,12 +50,34 @@ _JARS = re.compile(
     r"|transport-native-epoll|transport-classes-epoll))-[0-9].*\.jar\Z"
 )
 _DISK = RealDisk()
+#: The files of a server's log, and of what the Java process prints.
+_LOG, _OUTPUT = "server.log", "server.out"
+#: The configuration of the log. Its paths are relative to the working directory of the server. Any program that reaches
+#: the port can make the server log a line, and a line may quote what the program has sent. So lines and files are
+#: bounded: 4,000 characters, and two files of 10 MB.
+_LOG_CONFIGURATION = "log4j2.properties"
+_LOGGING = f"""\
+status = error
+appender.file.type = RollingFile
+appender.file.name = file
+appender.file.fileName = {_LOG}
+appender.file.filePattern = {_LOG}.%i
+appender.file.append = false
+appender.file.layout.type = PatternLayout
+appender.file.layout.pattern = %maxLen{{%d{{ISO8601}} %-5p %t %c{{1}}: %m %ex}}{{4000}}%n
+appender.file.policies.type = Policies
+appender.file.policies.size.type = SizeBasedTriggeringPolicy
+appender.file.policies.size.size = 10MB
+appender.file.strategy.type = DefaultRolloverStrategy
+appender.file.strategy.max = 1
+rootLogger.level = warn
+rootLogger.appenderRef.file.ref = file
+"""
 _JVM_FLAGS = ("-XX:TieredStopAtLevel=1", "-XX:+UseSerialGC", "-Xshare:auto", "-Xms32m", "-Xmx256m", "-Xss512k")
 #: ZooKeeper's names of the PEM files with its certificate and key, and with the authorities that it trusts.
 _KEY_STORE, _TRUST_STORE = "ssl.keyStore.location", "ssl.trustStore.location"
 _SYSTEM_PROPERTIES = (
     "-Djava.awt.headless=true",
-    "-Dorg.apache.logging.log4j.level=WARN",
     "-Dzookeeper.admin.enableServer=false",
     # The kilobytes that are preallocated for each transaction log. The default of 64 MB is meant for dedicated disks.
     "-Dzookeeper.preAllocSize=4096",
@@ -186,9 +208,12 @@ class EmbeddedZookeeper:
         config = directory / "zoo.cfg"
         stores = _stores(directory, settings, security) if security.tls else {}
         config.write_text(_configuration(data, host, port, {**settings, **stores}, tls=security.tls))
-        command = [find_java(), *_JVM_FLAGS, *_SYSTEM_PROPERTIES, "-cp", _class_path()]
+        (directory / _LOG_CONFIGURATION).write_text(_LOGGING)
+        (directory / _LOG).unlink(missing_ok=True)  # ``_last_words`` must not find lines of an earlier start.
+        command = [find_java(), *_JVM_FLAGS, *_SYSTEM_PROPERTIES, f"-Dlog4j2.configurationFile={_LOG_CONFIGURATION}"]
+        command += ["-cp", _class_path()]
         command += ["org.apache.zookeeper.server.quorum.QuorumPeerMain", str(config)]
-        with (directory / "server.log").open("wb") as output:
+        with (directory / _OUTPUT).open("wb") as output:
             child = subprocess.Popen(
                 command,
                 stdin=subprocess.DEVNULL,
@@ -356,6 +381,8 @@ def _stores(directory: Path, settings: Mapping[str, str], security: ZooKeeperSec
         "ssl.trustStore.type": "PEM",
         "ssl.clientAuth": "need",
         "ssl.enabledProtocols": "TLSv1.3,TLSv1.2",
+        # The maximum number of clients that have not proved a certificate yet.
+        "netty.server.outstandingHandshake.limit": "250",
         # The addresses of brokers are not in their certificates. The clients do check the server's name.
         "ssl.hostnameVerification": "false",
         "ssl.clientHostnameVerification": "false",
@@ -471,8 +498,8 @@ def _write_note(directory: Path, note: _Note) -> None:
 
 
 def _last_words(directory: Path) -> str:
-    try:
-        lines = (directory / "server.log").read_text(errors="replace").strip().splitlines()
-    except FileNotFoundError:
-        return "no output"
+    lines: list[str] = []
+    for name in (_OUTPUT, _LOG):
+        with contextlib.suppress(FileNotFoundError):
+            lines += (directory / name).read_text(errors="replace").strip().splitlines()
     return " | ".join(lines[-3:])[-500:] or "no output"

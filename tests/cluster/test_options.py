@@ -24,6 +24,8 @@ from sparklog.config import broker_config
 from sparklog.errors import ConfigError
 from tests.conftest import ROOT
 
+ZOOKEEPER_TLS = {"zookeeper.ssl.client.enable": "true", "zookeeper.ssl.truststore.location": "/pem/ca.pem"}
+
 
 def options(**changes: object) -> ClusterOptions:
     return ClusterOptions(**{"data_dir": Path("data"), **changes})  # type: ignore[arg-type]
@@ -72,6 +74,7 @@ def test_options_out_of_range_are_named(changes: dict[str, object], message: str
         ({"zookeeper": "zk:2181"}, "yarn", "a broker would listen at 0.0.0.0:9092"),
         ({"settings": {"listeners": "PLAINTEXT://127.0.0.1:9092"}}, "yarn", "the embedded ZooKeeper would listen at"),
         ({"settings": TRUSTED_NETWORK}, "yarn", ""),
+        ({"settings": {"listeners": "PLAINTEXT://127.0.0.1:9092", **ZOOKEEPER_TLS}}, "yarn", ""),
     ],
 )
 def test_a_cluster_on_an_untrusted_network_is_refused(changes: dict[str, object], master: str, refused: str) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 import pyarrow as pa
@@ -14,6 +14,8 @@ from sparklog.cli.main import run
 from sparklog.client.admin.admin import Admin
 from sparklog.client.producer.producer import Producer
 from sparklog.cluster.certificates import Subject, create_ca, issue
+from sparklog.cluster.cluster_driver import ClusterDriver
+from sparklog.cluster.options import ClusterOptions
 from sparklog.testing.process_cluster import ProcessCluster
 from sparklog.zk import paths
 
@@ -60,11 +62,15 @@ def use(cluster: ProcessCluster, topic: str) -> None:
 
 
 def stranger_may_write(cluster: ProcessCluster, topic: str = "before") -> bool:
-    """Return whether a client with a certificate of its own, but without the digest, may change a topic's node."""
-    authority = Path(cluster.settings["zookeeper.ssl.truststore.location"])
+    return stranger_may_write_to(cluster.zookeeper, cluster.settings, paths.topic(topic))
+
+
+def stranger_may_write_to(zookeeper: str, settings: Mapping[str, str], path: str) -> bool:
+    """Return whether a client with a certificate of its own, but without the digest, may change a node."""
+    authority = Path(settings["zookeeper.ssl.truststore.location"])
     files = issue(authority.parent, Subject("stranger"))
     client = KazooClient(
-        cluster.zookeeper,
+        zookeeper,
         use_ssl=True,
         ca=str(authority),
         certfile=str(files.certificate),
@@ -72,8 +78,8 @@ def stranger_may_write(cluster: ProcessCluster, topic: str = "before") -> bool:
     )
     client.start()
     try:
-        client.create(f"{paths.topic(topic)}/stranger")
-        client.delete(f"{paths.topic(topic)}/stranger")
+        client.create(f"{path}/stranger")
+        client.delete(f"{path}/stranger")
     except NoAuthError:
         return False
     finally:
@@ -82,6 +88,7 @@ def stranger_may_write(cluster: ProcessCluster, topic: str = "before") -> bool:
     return True
 
 
+@pytest.mark.extended
 def test_a_running_cluster_is_closed_and_opened_again(
     tmp_path: Path, settings: dict[str, str], capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -95,6 +102,9 @@ def test_a_running_cluster_is_closed_and_opened_again(
         assert "broker 0, broker 1, the controller: zookeeper.set.acl is not true" in capsys.readouterr().err
 
         restart_with(cluster, "true")
+        standby = ["controller", "--zookeeper", cluster.zookeeper, "--broker-conf", str(config)]
+        assert run(standby) == 1
+        assert "another controller is active" in capsys.readouterr().err
         assert run(["zookeeper", "secure", *target, "--json"]) == 0
         assert '"changed":0' not in capsys.readouterr().out
         assert not stranger_may_write(cluster)
@@ -109,6 +119,19 @@ def test_a_running_cluster_is_closed_and_opened_again(
         output = capsys.readouterr()
         told = [path.read_text(errors="replace") for path in (tmp_path / "data").rglob("*") if _is_text(path)]
         assert len(told) > 4 and not any(CANARY in text for text in [output.out, output.err, *told])
+
+
+def test_a_driver_starts_its_zookeeper_with_tls(tmp_path: Path, settings: dict[str, str]) -> None:
+    options = ClusterOptions(data_dir=tmp_path / "data", settings=settings)
+    options.data_dir.mkdir()
+    cluster = ClusterDriver(options)
+    cluster.register()
+    try:
+        assert (tmp_path / "data" / "zookeeper" / "zoo.cfg").read_text().count("secureClientPort=") == 1
+        assert cluster.registration.live_brokers() == ()
+        assert not stranger_may_write_to(cluster.zookeeper, settings, "/cluster")
+    finally:
+        assert cluster.stop() == ""
 
 
 def _is_text(path: Path) -> bool:

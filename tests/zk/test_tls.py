@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import signal
 import socket
@@ -116,6 +117,19 @@ def test_a_client_without_tls_is_refused(served: Served) -> None:
         connection.sendall(b"srvr")
         connection.shutdown(socket.SHUT_WR)
         assert b"Mode" not in connection.recv(4096)
+
+
+def test_what_a_stranger_sends_fills_no_log(served: Served) -> None:
+    host, _, port = served.server.connect.rpartition(":")
+    with socket.create_connection((host, int(port)), timeout=5) as connection:
+        connection.sendall(b"not TLS " * 4000)
+        connection.shutdown(socket.SHUT_WR)
+        with contextlib.suppress(ConnectionResetError):
+            connection.recv(4096)
+    log = served.directory / "zookeeper" / "server.log"
+    wait_until(lambda: b"not TLS ".hex() in log.read_text())
+    assert max(map(len, log.read_text().splitlines())) <= 4100
+    assert (log.parent / "server.out").read_text() == ""
 
 
 def test_only_the_named_authority_is_trusted(served: Served) -> None:
