@@ -28,6 +28,7 @@ from sparklog.cli.output import note, print_line
 from sparklog.cli.partitions import partitions
 from sparklog.cli.perf import perf
 from sparklog.cli.produce import produce
+from sparklog.cli.quotas import quotas
 from sparklog.cli.salvage import salvage
 from sparklog.cli.segments import segments
 from sparklog.cli.top import top
@@ -80,6 +81,7 @@ app.add_typer(zookeeper, name="zookeeper")
 app.add_typer(certs, name="certs")
 app.add_typer(users, name="users")
 app.add_typer(acls, name="acls")
+app.add_typer(quotas, name="quotas")
 app.command("controller")(controller)
 
 
