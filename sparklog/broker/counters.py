@@ -22,6 +22,8 @@ BROKER_COUNTERS: dict[str, str] = {
     "quotas.waits": "times that a connection had to wait because its client had exceeded a quota",
     "audit.suppressed": "lines of the audit log that were left out because they repeat; a later line has their number",
     "acls.nodes.skipped": "reads of unreadable ACLs in ZooKeeper; the resources of their pattern are denied to all",
+    "ssl.certificate.expires.s": "seconds until the first certificate of the broker's listeners with TLS expires: the"
+    " present value, negative after that",
     # --- writing ---
     "produce.requests": "produce requests accepted",
     "produce.requests.refused": "produce requests refused as a whole",

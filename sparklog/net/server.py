@@ -36,6 +36,7 @@ from sparklog.net.connection_slots import ConnectionSlots, ConnectionStanding
 from sparklog.net.greeting import Credentials
 from sparklog.net.loop import tune
 from sparklog.net.receiving import Receiving
+from sparklog.net.tls import ServerTls
 from sparklog.net.tls_listener import Handshake, TlsListener
 from sparklog.net.tls_listener import bind as bind_tls
 from sparklog.net.turn import NOTED_S, Turn
@@ -194,6 +195,12 @@ class ServerConnection(asyncio.BufferedProtocol):
     def server_queue(self) -> tuple[int, int]:
         """Return the bytes of requests in progress in the whole server, and the highest value so far."""
         return self._budget.used, self._budget.peak
+
+    @property
+    def certificates_expire_in_s(self) -> int | None:
+        """Return the seconds until the first certificate of the server's listeners expires; None without TLS."""
+        known = [at_s for tls in self._limits.tls if (at_s := tls.expires_at_s()) is not None]
+        return int(min(known) - time.time()) if known else None
 
     # --- asyncio's side ---
 
@@ -563,6 +570,8 @@ class Limits:
         self.unix_listener = ""
         #: The limits of clients by address and user, or None.
         self.connection_limits: ConnectionLimits | None = None
+        #: The TLS of the listeners that have it.
+        self.tls: list[ServerTls] = []
         #: The delays of the replies to failed logins.
         self.login_delays = LoginDelays()
         #: Adds the broker's proof to the reply to a hello; None if the broker has no credentials.
@@ -631,6 +640,7 @@ class Server:
                 places=self._limits.places,
                 handshake_s=self._limits.places.hello_s,
             )
+            self._limits.tls.append(security.tls)
         self._servers.append(server)
         # asyncio's servers have a tuple of sockets, uvloop's a list.
         bound: int = cast(Any, server).sockets[0].getsockname()[1]

@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 
 from sparklog.errors import BrokerError, ConfigError, ErrorCode
 from sparklog.model import Principal
+from sparklog.net.certificate_expiry import expires_at_s
 from sparklog.net.client_security import ClientSecurity
 from sparklog.net.password import NO_PASSWORD, Password
 from sparklog.security.listeners import ClientAuth
@@ -182,11 +183,23 @@ class ServerTls:
         self.files = files
         self.client_auth = client_auth
         self._rules = rules
+        self._expiry: tuple[ssl.SSLContext, float] | None = None
         self._reloaded = _ReloadedContext(files, self._make)
 
     def context(self) -> ssl.SSLContext:
         """Return the context for a new connection."""
         return self._reloaded.current()
+
+    def expires_at_s(self) -> float | None:
+        """Return when the certificate of this listener expires, in seconds since 1970; None if it is not known."""
+        context = self.context()
+        if self._expiry is None or self._expiry[0] is not context:
+            try:
+                self._expiry = context, expires_at_s(self.files.certificate)
+            except ConfigError as error:
+                _log.warning("the time at which a certificate expires is not known: %s", error)
+                return None
+        return self._expiry[1]
 
     def principal(self, certificate: dict[str, Any] | None) -> Principal:
         """Return the principal of a verified certificate; ANONYMOUS without a certificate.

@@ -85,6 +85,7 @@ class Connection:
     client_id: str = "test"
     within_host: bool = False
     server_queue: tuple[int, int] = (0, 0)
+    certificates_expire_in_s: int | None = None
     writable: bool = True
     replies: list[Reply] = field(default_factory=list)
     closed: bool = False

@@ -42,7 +42,7 @@ def test_log_ends_belong_to_the_described_incarnation(tmp_path: Path) -> None:
     logs = [log, SimpleNamespace(**{**vars(log), "tp": TopicPartition("t", 1)})]
     always = cast(Any, SimpleNamespace(over=lambda: True))
     requests = DescribeBrokerRequests(context, cast(Any, Replicas(logs)), always)
-    steps = requests._describe_broker(cast(Any, SimpleNamespace(server_queue=(0, 0))), 7)
+    steps = requests._describe_broker(cast(Any, SimpleNamespace(server_queue=(0, 0), certificates_expire_in_s=None)), 7)
     next(steps)
     next(steps)
     context.incarnation = 5

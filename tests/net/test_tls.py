@@ -20,6 +20,7 @@ from sparklog.errors import BrokerError, ConfigError, ErrorCode
 from sparklog.net.async_client import AsyncConnection
 from sparklog.net.authentication import ListenerSecurity
 from sparklog.net.blocking import BlockingConnection
+from sparklog.net.certificate_expiry import not_after_s
 from sparklog.net.client_security import ClientSecurity
 from sparklog.net.server import Server, ServerConnection, serve
 from sparklog.net.tls import ClientTls, PemFiles, ServerTls
@@ -399,6 +400,29 @@ def test_a_removed_authority_ends_the_access_of_its_clients(
         wait_until(lambda: server.open_connections() == 0)
         trusted.write_text(Path(certificates.ca).read_text("utf-8"), "utf-8")
         assert not refusal(client, server, stranger).retriable
+
+
+@pytest.mark.parametrize("days", [10, -3, 365 * 40])
+def test_the_time_of_expiry_follows_the_file(certificates: Certificates, days: int) -> None:
+    certificates.issue("broker", days=100)
+    tls = ServerTls(PemFiles(certificate=str(certificates.directory / "broker.pem")))
+    for expected in (100, days):
+        certificates.issue("broker", days=expected)
+        found = tls.expires_at_s()
+        assert found is not None and abs(found - time.time() - expected * 86_400) < 60
+
+
+def test_a_broken_certificate_has_no_expiry() -> None:
+    for content in (b"", b"\x30", b"\x30\x05\x30\x03\x02\x01", b"\x02\x01\x01", b"\x30\x02\x30\x00"):
+        with pytest.raises((ValueError, IndexError)):
+            not_after_s(content)
+
+
+def test_the_server_reports_its_first_expiry(kind: str, certificates: Certificates) -> None:
+    with secure(kind, certificates.server()) as server:
+        Blocking(server, certificates.client())
+        expires_in_s = server.connections[-1].certificates_expire_in_s
+        assert expires_in_s is not None and abs(expires_in_s - 30 * 86_400) < 60
 
 
 # --- slots ------------------------------------------------------------------------------------------------------------

@@ -47,6 +47,7 @@ class DescribeBrokerRequests:
                 yield
             replicas.append(_describe_log(log))
         queued, most_queued = connection.server_queue
+        expire_in_s = connection.certificates_expire_in_s
         return DescribeBrokerReply(
             cid,
             self._context.broker_id,
@@ -61,6 +62,7 @@ class DescribeBrokerRequests:
                 "requests.queued.bytes": queued,
                 "requests.queued.bytes.max": most_queued,
                 "producer.ids": self._partitions.directory.producer_ids,
+                **({} if expire_in_s is None else {"ssl.certificate.expires.s": expire_in_s}),
             },
             in_force(self._context.config),
         )

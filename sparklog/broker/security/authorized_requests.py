@@ -263,6 +263,10 @@ class _ForwardingConnection:
     def server_queue(self) -> tuple[int, int]:
         return self._connection.server_queue
 
+    @property
+    def certificates_expire_in_s(self) -> int | None:
+        return self._connection.certificates_expire_in_s
+
     def done(self, cid: int) -> None:
         self._connection.done(cid)
 
