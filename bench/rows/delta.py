@@ -143,11 +143,11 @@ def open_history(bench: Bench) -> Iterator[list[Contestant]]:
 
 
 def _ends(path: str, topic: str) -> dict[int, int]:
-    from sparklog.delta.archive_progress import read_seam
+    from sparklog.delta.archive_progress import read_progress
 
-    found = read_seam(f"{path}/{topic}")
+    found = read_progress(f"{path}/{topic}")
     assert found is not None
-    return found.seam.ends
+    return found.progress.ends
 
 
 ROWS = (

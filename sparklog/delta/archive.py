@@ -4,10 +4,10 @@ Only the table records the progress (``archive_progress``). Every query, also af
 schema, starts at the offsets at which the table ends. It has a new checkpoint, which is deleted at its end, so no
 checkpoint can contradict the table. ``micro_batch_archiver`` describes one micro-batch.
 
-``ArchiveTable.append`` commits rows; ``upsert`` merges them by key. Each commit has the progress (called the *seam*) as
-JSON in its userMetadata, and the seam's ``batch`` as Delta's txnVersion for ``app_id``. A micro-batch has all committed
+``ArchiveTable.append`` commits rows; ``upsert`` merges them by key. Each commit has the progress as
+JSON in its userMetadata, and its ``batch`` as Delta's txnVersion for ``app_id``. A micro-batch has all committed
 records of its offsets. If it is repeated, it may end at other offsets, but it always begins where the table ends.
-``maintenance`` runs concurrently with the batches, and its commits do not change the seam.
+``maintenance`` runs concurrently with the batches, and its commits do not change the progress.
 """
 
 from __future__ import annotations
@@ -126,17 +126,17 @@ class TopicArchive:
         topic = self._admin.describe_topic(self._options.topic)
         offered = self._source(topic).load().schema
         prepared = prepare(self._spark, self._options, topic, columns=offered)
-        seam = self._own(prepared.seam)
+        progress = self._own(prepared.progress)
         # Set the group's offsets first: they may be those of another table, and brokers must not delete records that
         # this table lacks. This is also necessary if the start is refused below.
         nothing = dict.fromkeys((part.partition for part in topic.partitions), 0)
-        self._store(seam if seam.ends else msgspec.structs.replace(seam, ends=nothing))
-        starting = self._starting(topic, seam)
+        self._store(progress if progress.ends else msgspec.structs.replace(progress, ends=nothing))
+        starting = self._starting(topic, progress)
         archiver = self.batches(
             prepared.table,
             prepared.quarantine,
             prepared.casting,
-            seam=seam,
+            progress=progress,
             fail_on_data_loss=self._options.fail_on_data_loss,
             store=self._store,
             sizes=self._sizes,
@@ -196,8 +196,8 @@ class TopicArchive:
         else:
             if has_news:
                 self.commits += 1
-                self._last = done.seam
-            self._tell(_summary(done) if has_news else f"no new records after batch {done.seam.batch}")
+                self._last = done.progress
+            self._tell(_summary(done) if has_news else f"no new records after batch {done.progress.batch}")
 
     def _has_given_way(self, archiver: BatchArchiver, ends: BatchEnds) -> bool:
         """Wait, before the first commit, whether the run that made the last commit is still running.
@@ -271,11 +271,11 @@ class TopicArchive:
             found, attempt=self._attempt, process=this_process(), every_s=interval_s(self._options.interval)
         )
 
-    def _starting(self, topic: TopicDescription, seam: ArchiveProgress) -> str:
+    def _starting(self, topic: TopicDescription, progress: ArchiveProgress) -> str:
         """Return the option ``startingOffsets``. Raises ArchiveRefused if the log does not have the next records."""
-        if not seam.ends:
+        if not progress.ends:
             return "earliest"
-        ends = {TopicPartition(topic.name, number): end for number, end in seam.ends.items()}
+        ends = {TopicPartition(topic.name, number): end for number, end in progress.ends.items()}
         first = self._admin.list_offsets(list(ends), at="earliest")
         last = self._admin.list_offsets(list(ends), isolation="read_uncommitted", known=ends)
         for tp, end in ends.items():
@@ -289,21 +289,21 @@ class TopicArchive:
         starts = {str(tp.partition): max(end, first[tp]) for tp, end in ends.items()}
         return msgspec.json.encode({topic.name: starts}).decode()
 
-    def _store(self, seam: ArchiveProgress) -> None:
+    def _store(self, progress: ArchiveProgress) -> None:
         """Set the consumer group's offsets. An error is logged, and the archive continues."""
         try:
             self._admin.commit_offsets(
                 self._options.group,
-                {TopicPartition(seam.topic, number): end for number, end in seam.ends.items()},
-                topic_ids={seam.topic: seam.topic_id},  # Otherwise a recreated topic would count as read.
+                {TopicPartition(progress.topic, number): end for number, end in progress.ends.items()},
+                topic_ids={progress.topic: progress.topic_id},  # Otherwise a recreated topic would count as read.
             )
         except SparklogError as error:
-            _LOG.warning("%s: could not store progress in group %s: %s", seam.topic, self._options.group, error)
+            _LOG.warning("%s: could not store progress in group %s: %s", progress.topic, self._options.group, error)
 
 
 def _summary(done: Archived) -> str:
     bad = f", {done.bad_rows:,} to quarantine" if done.bad_rows else ""
-    return f"batch {done.seam.batch}: {done.rows:,} rows{bad}"
+    return f"batch {done.progress.batch}: {done.rows:,} rows{bad}"
 
 
 def explained(error: StreamingQueryException) -> Exception:

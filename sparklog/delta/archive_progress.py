@@ -1,13 +1,13 @@
-"""The progress of an archive, called its *seam*, which every commit to the Delta table records.
+"""The progress of an archive, which every commit to the Delta table records.
 
     {"sparklog": {"attempt": "...", "batch": 7, "begins": {"0": 0, "1": 12}, "ends": {"0": 120, "1": 88},
                   "every_s": 30.0, "format": 1, "lost": {}, "mode": "append", "process": "...", "topic": "flights",
                   "topic_id": "..."}}
 
 is the ``userMetadata`` of a commit. ``ends`` are the next offsets to archive: all committed records below them are in
-the table or in its quarantine, and no record at or above them is in the table. So every version of a table has an exact
-seam: that of the newest archive commit at or before the version. Other commits (OPTIMIZE, VACUUM, commits by users)
-neither record nor change the seam. This module reads Delta's log directly: each commit is a file that is named by its
+the table or in its quarantine, and no record at or above them is in the table. So every version of a table has exact
+progress: that of the newest archive commit at or before the version. Other commits (OPTIMIZE, VACUUM, commits by users)
+neither record nor change it. This module reads Delta's log directly: each commit is a file that is named by its
 version.
 """
 
@@ -82,7 +82,7 @@ def app_id(topic_id: str) -> str:
     return f"sparklog-archive/{topic_id}"
 
 
-def parse_seam(text: str | None) -> ArchiveProgress | None:
+def parse_progress(text: str | None) -> ArchiveProgress | None:
     """Parse the progress in a commit's ``userMetadata``. Return None if that has no progress.
 
     Raises:
@@ -111,7 +111,7 @@ class ArchiveProgressAt(NamedTuple):
     """The progress, and the version of the table whose commit records it."""
 
     version: int
-    seam: ArchiveProgress
+    progress: ArchiveProgress
 
 
 class DeltaLog:
@@ -143,30 +143,30 @@ class DeltaLog:
         newest, found = version, None
         while True:
             try:
-                seam = parse_seam(self._user_metadata(newest + 1))
+                progress = parse_progress(self._user_metadata(newest + 1))
             except FileNotFoundError:
                 if newest == version and self._is_cleaned_away(version):
-                    return self.versions()[-1], self.seam()
+                    return self.versions()[-1], self.progress()
                 return newest, found
             newest += 1
-            if seam is not None:
-                found = ArchiveProgressAt(newest, seam)
+            if progress is not None:
+                found = ArchiveProgressAt(newest, progress)
 
-    def seam(self, version: int | None = None) -> ArchiveProgressAt | None:
+    def progress(self, version: int | None = None) -> ArchiveProgressAt | None:
         """Return the progress at a version (None: the newest), or None if no existing commit records it.
 
         Raises:
-            ArchiveProgressError: as ``parse_seam``.
+            ArchiveProgressError: as ``parse_progress``.
         """
         for found in reversed(self.versions()):
             if version is not None and found > version:
                 continue
             try:
-                seam = parse_seam(self._user_metadata(found))
+                progress = parse_progress(self._user_metadata(found))
             except FileNotFoundError:
                 return None  # Delta has just deleted this file and all earlier ones.
-            if seam is not None:
-                return ArchiveProgressAt(found, seam)
+            if progress is not None:
+                return ArchiveProgressAt(found, progress)
         return None
 
     def actions(self, version: int) -> Iterator[dict[str, Any]]:
@@ -236,10 +236,10 @@ def open_log_with_spark(spark: SparkSession, table: str) -> DeltaLog:
     return DeltaLog(names, read)
 
 
-def read_seam(table: str, version: int | None = None) -> ArchiveProgressAt | None:
+def read_progress(table: str, version: int | None = None) -> ArchiveProgressAt | None:
     """Return the progress of the table at a path or URI, at ``version`` (None: the newest). This needs no JVM.
 
     Raises:
-        ArchiveProgressError: as ``parse_seam``.
+        ArchiveProgressError: as ``parse_progress``.
     """
-    return open_log(table).seam(version)
+    return open_log(table).progress(version)

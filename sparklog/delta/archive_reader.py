@@ -15,7 +15,7 @@ from dataclasses import dataclass
 import numpy as np
 import pyarrow as pa
 
-from sparklog.delta.archive_progress import ArchiveProgress, read_seam
+from sparklog.delta.archive_progress import ArchiveProgress, read_progress
 from sparklog.delta.data_file import DataFile
 from sparklog.delta.restore_batches import Numbers, RestoredRows
 from sparklog.delta.rows import ends_of_rows, place_of, read_rows
@@ -45,7 +45,7 @@ class Archive:
     #: Delta's id of the table. If the table at a path is replaced, the new one has another id.
     table_id: str
     topic: ArchivedTopic
-    seam: ArchiveProgress
+    progress: ArchiveProgress
     files: tuple[DataFile, ...]
     #: For each partition, the end of its log according to the table and the quarantine. If a restored log ended before
     #: a row of the quarantine, a new record would get the offset of that row, and the archive would take the record for
@@ -57,7 +57,7 @@ class Archive:
     @property
     def name(self) -> str:
         """Return the value of the topic setting ``restored.from`` for this archive."""
-        return f"{self.seam.topic_id}/{self.table_id}@{self.version}"
+        return f"{self.progress.topic_id}/{self.table_id}@{self.version}"
 
     def end(self, partition: int) -> int:
         """Return the end offset of a partition's log."""
@@ -138,7 +138,7 @@ def open_archive(table: str, version: int | None = None) -> Archive:
         raise ConfigError(f"there is no Delta table at {table}")
     found = DeltaTable(table, version=version)
     check_kind(table, found)
-    said = read_seam(table, found.version())
+    said = read_progress(table, found.version())
     described = found.metadata().configuration.get(PROPERTY)
     if not described:
         raise ConfigError(f"{table} was not written by an archive, or has no description of its topic")
@@ -148,11 +148,11 @@ def open_archive(table: str, version: int | None = None) -> Archive:
     quarantine = _quarantine_of(table)
     bad = DeltaTable(quarantine) if DeltaTable.is_deltatable(quarantine) else None
     bad_files = data_files(quarantine, bad) if bad is not None else ()
-    seam = said.seam if said is not None else _seam_of_rows(table, topic, files)
-    ends = dict(seam.ends)
+    progress = said.progress if said is not None else _progress_of_rows(table, topic, files)
+    ends = dict(progress.ends)
     # The quarantine is always read at its newest version, so with an older version of the table it also has rows of
     # later batches.
-    if version is None or read_seam(table) == said:
+    if version is None or read_progress(table) == said:
         for partition, end in ends_of_rows(quarantine, bad_files).items():
             ends[partition] = max(end, ends.get(partition, 0))
     return Archive(
@@ -160,7 +160,7 @@ def open_archive(table: str, version: int | None = None) -> Archive:
         found.version(),
         str(found.metadata().id),
         topic,
-        seam,
+        progress,
         files,
         ends,
         quarantine if bad is not None else "",
@@ -168,7 +168,7 @@ def open_archive(table: str, version: int | None = None) -> Archive:
     )
 
 
-def _seam_of_rows(table: str, topic: ArchivedTopic, files: Sequence[DataFile]) -> ArchiveProgress:
+def _progress_of_rows(table: str, topic: ArchivedTopic, files: Sequence[DataFile]) -> ArchiveProgress:
     """Return progress that is computed from the rows, because Delta has deleted all commits of the archive.
 
     The logs may have ended later, with offsets without records.

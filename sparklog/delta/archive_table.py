@@ -1,6 +1,6 @@
 """The Delta table of an archive: creation, new columns, appends, and the check which run made the last commit.
 
-Every commit is a Delta transaction whose number is the ``batch`` of its seam. Delta refuses one of two concurrent
+Every commit is a Delta transaction whose number is the ``batch`` of its progress. Delta refuses one of two concurrent
 transactions with the same application id, and skips a transaction whose number is already committed. So exactly one
 attempt per number succeeds. If a run finds another run's commit with its number, it has been fenced.
 """
@@ -43,21 +43,21 @@ class ArchiveTable:
         self._log = open_log_with_spark(spark, path)
         #: The newest known version, and the newest progress at or before it.
         self._version = -1
-        self._seam: ArchiveProgressAt | None = None
+        self._progress: ArchiveProgressAt | None = None
 
     @property
     def exists(self) -> bool:
         return self._version >= 0
 
     @property
-    def seam(self) -> ArchiveProgress | None:
+    def progress(self) -> ArchiveProgress | None:
         """Return the progress at the last refresh."""
-        return self._seam.seam if self._seam is not None else None
+        return self._progress.progress if self._progress is not None else None
 
     @property
-    def seam_version(self) -> int:
-        """Return the version of the commit that records ``seam``, or -1."""
-        return self._seam.version if self._seam is not None else -1
+    def progress_version(self) -> int:
+        """Return the version of the commit that records ``progress``, or -1."""
+        return self._progress.version if self._progress is not None else -1
 
     def refresh(self) -> ArchiveProgress | None:
         """Read new commits. Return the newest progress, or None if no commit records it."""
@@ -65,11 +65,11 @@ class ArchiveTable:
             versions = self._log.versions()
             if versions:
                 self._version = versions[-1]
-                self._seam = self._log.seam()
+                self._progress = self._log.progress()
         else:
             self._version, found = self._log.newest_since(self._version)
-            self._seam = found or self._seam
-        return self.seam
+            self._progress = found or self._progress
+        return self.progress
 
     # --- description ---
 
@@ -135,7 +135,7 @@ class ArchiveTable:
 
     # --- commits ---
 
-    def append(self, rows: DataFrame, seam: ArchiveProgress) -> dict[str, str]:
+    def append(self, rows: DataFrame, progress: ArchiveProgress) -> dict[str, str]:
         """Commit rows together with the progress after them. Return Delta's metrics of the commit.
 
         New columns are added to the table.
@@ -144,37 +144,38 @@ class ArchiveTable:
             ArchiveFenced: another run has committed a batch with the same number.
         """
         writer = rows.write.format("delta").mode("append").option("mergeSchema", "true")
-        options = {"txnAppId": seam.app_id, "txnVersion": str(seam.batch), "userMetadata": seam.to_json()}
+        options = {"txnAppId": progress.app_id, "txnVersion": str(progress.batch), "userMetadata": progress.to_json()}
         try:
             writer.options(**options).save(self.path)
         except SPARK_ERRORS:
-            self.check_own(seam, may_lack=True)
+            self.check_own(progress, may_lack=True)
             raise
-        return self.check_own(seam)
+        return self.check_own(progress)
 
-    def check_own(self, seam: ArchiveProgress, *, may_lack: bool = False) -> dict[str, str]:
-        """Check that the newest archive commit is that of ``seam``. With ``may_lack`` it may also be an earlier one.
+    def check_own(self, progress: ArchiveProgress, *, may_lack: bool = False) -> dict[str, str]:
+        """Check that the newest archive commit is that of ``progress``. With ``may_lack`` it may also be
+        an earlier one.
 
         Raises:
             ArchiveFenced: another run made the newest commit.
         """
         found = self.refresh()
-        if may_lack and (found is None or found.batch < seam.batch):
+        if may_lack and (found is None or found.batch < progress.batch):
             return {}
-        if found is None or (found.batch, found.attempt) != (seam.batch, seam.attempt):
+        if found is None or (found.batch, found.attempt) != (progress.batch, progress.attempt):
             other = f"{found.batch} ({found.attempt})" if found is not None else "none"
             raise ArchiveFenced(
-                f"another archive of topic {seam.topic} has committed to {self.path}: the last commit is {other}, "
-                f"expected {seam.batch} ({seam.attempt})"
+                f"another archive of topic {progress.topic} has committed to {self.path}: the last commit is {other}, "
+                f"expected {progress.batch} ({progress.attempt})"
             )
-        assert self._seam is not None
-        return self._metrics(self._seam.version)
+        assert self._progress is not None
+        return self._metrics(self._progress.version)
 
     def committed_at(self) -> float | None:
         """Return the time of the newest archive commit in s since 1970, by the clock of the archive, or None."""
-        if self._seam is None:
+        if self._progress is None:
             return None
-        for action in self._log.actions(self._seam.version):
+        for action in self._log.actions(self._progress.version):
             if "commitInfo" in action:
                 return float(action["commitInfo"]["timestamp"]) / 1000
         return None

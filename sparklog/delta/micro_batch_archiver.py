@@ -29,7 +29,7 @@ _LOG = logging.getLogger(__name__)
 class Archived(NamedTuple):
     """The result of one batch."""
 
-    seam: ArchiveProgress
+    progress: ArchiveProgress
     rows: int
     bad_rows: int
 
@@ -37,8 +37,8 @@ class Archived(NamedTuple):
 class BatchArchiver:
     """The archiver of one query's micro-batches, in the thread in which Spark runs them.
 
-    ``seam`` is the table's progress before the first batch, with this run's ``attempt``. Tests override the steps to
-    interrupt them.
+    ``progress`` is the table's progress before the first batch, with this run's ``attempt``. Tests override the steps
+    to interrupt them.
     """
 
     #: Whether the last batch had bad rows.
@@ -50,7 +50,7 @@ class BatchArchiver:
         quarantine: Quarantine,
         casting: Casting,
         *,
-        seam: ArchiveProgress,
+        progress: ArchiveProgress,
         fail_on_data_loss: bool,
         store: Callable[[ArchiveProgress], None],
         sizes: FileSizes,
@@ -62,9 +62,9 @@ class BatchArchiver:
         self._store = store
         self._sizes = sizes
         #: The progress at the last commit of this run, or at its start.
-        self.seam = seam
+        self.progress = progress
         #: The newest progress of the table that this run expects to find there.
-        self._expected = table.seam
+        self._expected = table.progress
 
     def archive(self, read: DataFrame, batch: BatchEnds) -> Archived:
         """Archive the records ``read`` of a micro-batch, whose offsets are in ``batch``.
@@ -74,16 +74,16 @@ class BatchArchiver:
             the table ends.
         """
         self.check_unchanged()
-        seam = self._next(batch)
+        progress = self._next(batch)
         if not self.has_news(batch):
-            return Archived(self.seam, 0, 0)  # The first batch of a run may be empty.
-        done = self._in_one_pass(read, seam) or self._in_two_passes(read, seam)
+            return Archived(self.progress, 0, 0)  # The first batch of a run may be empty.
+        done = self._in_one_pass(read, progress) or self._in_two_passes(read, progress)
         self.expects_bad_rows = done.bad_rows > 0
-        self.seam = self._expected = seam
-        self.store_progress(seam)
+        self.progress = self._expected = progress
+        self.store_progress(progress)
         return done
 
-    def _in_one_pass(self, read: DataFrame, seam: ArchiveProgress) -> Archived | None:
+    def _in_one_pass(self, read: DataFrame, progress: ArchiveProgress) -> Archived | None:
         """Archive the batch in one pass. Return None, without a commit, if there is a bad row.
 
         Bad rows must be known before the table's commit, which takes a second pass over the batch. They are rare, so
@@ -91,51 +91,53 @@ class BatchArchiver:
         """
         if self.expects_bad_rows:
             return None
-        good = self._quarantine.without_pending(self._casting.rows_or_failure(read), self.seam.ends)
+        good = self._quarantine.without_pending(self._casting.rows_or_failure(read), self.progress.ends)
         try:
-            return Archived(seam, self.commit(good, seam), 0)
+            return Archived(progress, self.commit(good, progress), 0)
         except SPARK_ERRORS as error:
             if BAD_ROW not in str(error):
                 raise
-            _LOG.warning("%s: batch %d has bad rows, repeating it without them", seam.topic, seam.batch)
+            _LOG.warning("%s: batch %d has bad rows, repeating it without them", progress.topic, progress.batch)
             return None
 
-    def _in_two_passes(self, read: DataFrame, seam: ArchiveProgress) -> Archived:
+    def _in_two_passes(self, read: DataFrame, progress: ArchiveProgress) -> Archived:
         good, bad = self._casting.rows(read)
-        bad_rows = self.set_aside(self._quarantine.without_pending(bad, self.seam.ends), seam)
+        bad_rows = self.set_aside(self._quarantine.without_pending(bad, self.progress.ends), progress)
         self.check_unchanged()
-        return Archived(seam, self.commit(self._quarantine.without_pending(good, self.seam.ends), seam), bad_rows)
+        return Archived(
+            progress, self.commit(self._quarantine.without_pending(good, self.progress.ends), progress), bad_rows
+        )
 
     # --- the steps ---
 
-    def set_aside(self, bad: DataFrame, seam: ArchiveProgress) -> int:
+    def set_aside(self, bad: DataFrame, progress: ArchiveProgress) -> int:
         """Commit bad rows to the quarantine. Return their number."""
         count = bad.count()
         if count:
-            self._quarantine.add(bad, seam)
+            self._quarantine.add(bad, progress)
         return count
 
-    def commit(self, good: DataFrame, seam: ArchiveProgress) -> int:
+    def commit(self, good: DataFrame, progress: ArchiveProgress) -> int:
         """Commit the other rows to the table, with its new ends. Return their number."""
         if self._casting.keys:
-            return upsert(self._table, good, seam, keys=self._casting.table_keys)
-        offsets = sum(seam.ends.values()) - sum(self.seam.ends.values())
-        metrics = self._table.append(good.coalesce(self._sizes.tasks(offsets)), seam)
+            return upsert(self._table, good, progress, keys=self._casting.table_keys)
+        offsets = sum(progress.ends.values()) - sum(self.progress.ends.values())
+        metrics = self._table.append(good.coalesce(self._sizes.tasks(offsets)), progress)
         self._sizes.wrote(offsets, int(metrics.get("numOutputBytes", 0)))
         return int(metrics.get("numOutputRows", 0))
 
-    def store_progress(self, seam: ArchiveProgress) -> None:
+    def store_progress(self, progress: ArchiveProgress) -> None:
         """Commit the consumer group's offsets.
 
         Only the brokers' retention uses these offsets. If the commit fails, the brokers merely keep records longer.
         """
-        self._store(seam)
+        self._store(progress)
 
     # --- checks ---
 
     def has_news(self, batch: BatchEnds) -> bool:
         """Return whether there is anything to commit. This is always true for a table without progress."""
-        return self._expected is None or {**self.seam.ends, **batch.ends} != self.seam.ends
+        return self._expected is None or {**self.progress.ends, **batch.ends} != self.progress.ends
 
     def check_unchanged(self) -> None:
         """Raise ArchiveFenced or QuarantineMoved if another archive has committed.
@@ -151,7 +153,7 @@ class BatchArchiver:
         self._quarantine.check()
 
     def _next(self, batch: BatchEnds) -> ArchiveProgress:
-        before = self.seam
+        before = self.progress
         if batch.topic_id != before.topic_id:
             raise ArchiveRefused(
                 f"topic {before.topic} was deleted and created again: its id changed from {before.topic_id} to "
@@ -177,7 +179,7 @@ class BatchArchiver:
 
         A partition that was added later begins at 0; if its first records were deleted, they are ``lost``.
         """
-        before = self.seam
+        before = self.progress
         if not before.ends:
             return {number: batch.begun.get(number, 0) for number in batch.ends}
         if not before.begins:
@@ -194,18 +196,18 @@ class BatchArchiver:
                 lost[number] = (expected, first)
             if first < expected or end < expected:
                 raise ArchiveRefused(
-                    f"{self.seam.topic}-{number} is read from {first} to {end}, but {self._table.path} ends at "
+                    f"{self.progress.topic}-{number} is read from {first} to {end}, but {self._table.path} ends at "
                     f"{expected}: the log was truncated or replaced"
                 )
         if lost and self._fail_on_data_loss:
-            raise ArchiveRefused(data_loss(self.seam.topic, lost))
+            raise ArchiveRefused(data_loss(self.progress.topic, lost))
         if lost:
-            _LOG.warning("%s: skipped lost offsets: %s", self.seam.topic, lost)
+            _LOG.warning("%s: skipped lost offsets: %s", self.progress.topic, lost)
         return lost
 
 
-def _named(seam: ArchiveProgress | None) -> str:
-    return f"batch {seam.batch}" if seam is not None else "no batch"
+def _named(progress: ArchiveProgress | None) -> str:
+    return f"batch {progress.batch}" if progress is not None else "no batch"
 
 
 def data_loss(topic: str, lost: Mapping[int, tuple[int, int]]) -> str:

@@ -19,10 +19,10 @@ class ArchiveOrigin(NamedTuple):
         """Return the ids of the topic and, if it was restored, of the topic that was archived."""
         return tuple(filter(None, (self.topic_id, self.restored_from.partition("/")[0])))
 
-    def is_in(self, topic_id: str, *, table_id: str, seam_version: int) -> bool:
+    def is_in(self, topic_id: str, *, table_id: str, progress_version: int) -> bool:
         """Return whether the rows of a table belong to this topic.
 
-        ``topic_id`` is the id in the table's last archive commit, and ``seam_version`` the version of that commit.
+        ``topic_id`` is the id in the table's last archive commit, and ``progress_version`` the version of that commit.
 
         Suppose that this topic was restored from a table of topic A. Another table of A does not belong to this topic.
         Nor does the same table if archiving of A continued after the restored version: the table and this topic then
@@ -31,4 +31,4 @@ class ArchiveOrigin(NamedTuple):
         if topic_id == self.topic_id:
             return True
         source, _, version = self.restored_from.rpartition("@")
-        return source == f"{topic_id}/{table_id}" and int(version) >= seam_version
+        return source == f"{topic_id}/{table_id}" and int(version) >= progress_version

@@ -85,10 +85,10 @@ class Quarantine:
             return rows
         return rows.join(self._pending, [PARTITION, OFFSET], "left_anti")
 
-    def add(self, rows: DataFrame, seam: ArchiveProgress) -> None:
+    def add(self, rows: DataFrame, progress: ArchiveProgress) -> None:
         """Commit the bad rows of the next batch to the quarantine.
 
-        ``seam`` is the archive's progress after this batch: the table will then end at ``seam.ends``.
+        ``progress`` is the archive's progress after this batch: the table will then end at ``progress.ends``.
 
         Raises:
             QuarantineMoved: another archive has committed bad rows.
@@ -101,14 +101,14 @@ class Quarantine:
                 comment="Records left out of the archive",
             )
         # Delta keeps the transaction number, even if it has deleted the commits.
-        before = self._expected.batch if self._expected is not None else self.table.transaction(seam.app_id)
+        before = self._expected.batch if self._expected is not None else self.table.transaction(progress.app_id)
         own = ArchiveProgress(
-            topic=seam.topic,
-            topic_id=seam.topic_id,
+            topic=progress.topic,
+            topic_id=progress.topic_id,
             batch=before + 1,
-            ends=seam.ends,
+            ends=progress.ends,
             mode="quarantine",
-            attempt=seam.attempt,
+            attempt=progress.attempt,
         )
         try:
             self.table.append(rows.select(*self._columns.names), own)

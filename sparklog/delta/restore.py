@@ -20,7 +20,7 @@ from sparklog.client.admin.descriptions import TopicDescription
 from sparklog.client.cluster.blocking_cluster import BlockingCluster
 from sparklog.client.producer.restore_produce import restore_batches
 from sparklog.config import topic_config
-from sparklog.delta.archive_progress import read_seam
+from sparklog.delta.archive_progress import read_progress
 from sparklog.delta.archive_reader import Archive, open_archive
 from sparklog.delta.compare import compare
 from sparklog.delta.restore_batches import RestoreBatches
@@ -240,8 +240,8 @@ class _Run:
 
     def check_table(self) -> None:
         """Raise ConfigError if the archive has new rows. New records would get the same offsets."""
-        said = read_seam(self._archive.table)
-        if said is not None and said.seam.batch > self._archive.seam.batch >= 0:
+        said = read_progress(self._archive.table)
+        if said is not None and said.progress.batch > self._archive.progress.batch >= 0:
             raise ConfigError(
                 f"{self._archive.table} has new records since version {self._archive.version}, which"
                 f" {self._topic.name} was restored from: delete the topic and restore it again"

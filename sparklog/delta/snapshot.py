@@ -13,7 +13,7 @@ from urllib.parse import unquote
 import numpy as np
 import pyarrow as pa
 
-from sparklog.delta.archive_progress import ArchiveProgress, Mode, read_seam
+from sparklog.delta.archive_progress import ArchiveProgress, Mode, read_progress
 from sparklog.delta.data_file import DataFile
 from sparklog.delta.origin import ArchiveOrigin
 from sparklog.delta.table import MODE_PROPERTY, OFFSET, PARTITION, TIMESTAMP, table_path
@@ -45,7 +45,7 @@ class TableSnapshot:
 
     table: str
     version: int
-    seam: ArchiveProgress
+    progress: ArchiveProgress
     columns: frozenset[str]
     files: tuple[DataFile, ...]
 
@@ -84,21 +84,21 @@ def take_snapshot(table: str, topic: str, origin: ArchiveOrigin) -> TableSnapsho
     found = DeltaTable(table)
     check_kind(table, found)
     version = found.version()
-    said = read_seam(table, version)
+    said = read_progress(table, version)
     files = data_files(table, found)
-    seam = said.seam if said is not None else _seam_of_rows(table, found, files)
+    progress = said.progress if said is not None else _progress_of_rows(table, found, files)
     at = said.version if said is not None else -1
-    _check_seam(
+    _check_progress(
         table,
-        seam,
+        progress,
         topic,
         origin,
-        is_own=origin.is_in(seam.topic_id, table_id=str(found.metadata().id), seam_version=at),
+        is_own=origin.is_in(progress.topic_id, table_id=str(found.metadata().id), progress_version=at),
     )
-    return TableSnapshot(table, version, seam, frozenset(field.name for field in found.schema().fields), files)
+    return TableSnapshot(table, version, progress, frozenset(field.name for field in found.schema().fields), files)
 
 
-def _seam_of_rows(table: str, found: DeltaTable, files: tuple[DataFile, ...]) -> ArchiveProgress:
+def _progress_of_rows(table: str, found: DeltaTable, files: tuple[DataFile, ...]) -> ArchiveProgress:
     """Return progress computed from the rows of a new table, or of a table whose archive commits Delta has deleted."""
     from sparklog.delta.rows import ends_of_rows
 
@@ -122,16 +122,16 @@ def check_kind(table: str, found: DeltaTable) -> None:
         raise ConfigError(f"{table} has unsupported features: {', '.join(sorted(strange))}")
 
 
-def _check_seam(table: str, seam: ArchiveProgress, topic: str, origin: ArchiveOrigin, *, is_own: bool) -> None:
-    if seam.mode != "append":
+def _check_progress(table: str, progress: ArchiveProgress, topic: str, origin: ArchiveOrigin, *, is_own: bool) -> None:
+    if progress.mode != "append":
         raise ConfigError(
-            f"history: {table} was archived in mode {seam.mode}: it has the topic's current state, not its history; "
-            "read it as a Delta table, or archive the topic in mode append to another path"
+            f"history: {table} was archived in mode {progress.mode}: it has the topic's current state, not its "
+            "history; read it as a Delta table, or archive the topic in mode append to another path"
         )
     if not is_own:
-        whose = f"an earlier topic {topic}" if seam.topic == topic else f"topic {seam.topic}"
+        whose = f"an earlier topic {topic}" if progress.topic == topic else f"topic {progress.topic}"
         raise ConfigError(
-            f"history: {table} is the archive of {whose} (id {seam.topic_id}), not of topic {topic} "
+            f"history: {table} is the archive of {whose} (id {progress.topic_id}), not of topic {topic} "
             f"(id {origin.topic_id}{f', restored from {origin.restored_from}' if origin.restored_from else ''})"
         )
 

@@ -39,14 +39,14 @@ from sparklog.record.schema import DEFAULT_SCHEMA
 class Prepared:
     """The table of an archive, ready for the first batch after ``finish``.
 
-    ``seam`` is the table's progress; without archive commits it has batch -1 and no ends. ``finish`` does the remaining
-    work before the first batch. It takes seconds and can run while the query starts.
+    ``progress`` is the table's progress; without archive commits it has batch -1 and no ends. ``finish`` does the
+    remaining work before the first batch. It takes seconds and can run while the query starts.
     """
 
     table: ArchiveTable
     quarantine: Quarantine
     casting: Casting
-    seam: ArchiveProgress
+    progress: ArchiveProgress
     finish: Callable[[], None]
 
 
@@ -73,30 +73,30 @@ def prepare(spark: SparkSession, options: ArchiveOptions, topic: TopicDescriptio
         properties=detail["properties"] if detail is not None else None,
     )
     if detail is not None:
-        seam = found or _without_seam(spark, table, topic, properties=detail["properties"], asked=options.mode)
-        _check_same(table, topic, seam, table_id=detail["id"])
-        _check_mode(table, seam, options)
+        progress = found or _without_progress(spark, table, topic, properties=detail["properties"], asked=options.mode)
+        _check_same(table, topic, progress, table_id=detail["id"])
+        _check_mode(table, progress, options)
         _bring_up_to_date(table, topic, added, options=options, detail=detail)
     else:
-        seam = _no_seam(topic, options.mode)
+        progress = _no_progress(topic, options.mode)
     make = _making(table, topic, casting, options=options) if detail is None else None
-    if seam.ends:
+    if progress.ends:
         # Partitions that were added later begin at 0, even if their logs now begin at a higher offset.
         everywhere = dict.fromkeys((part.partition for part in topic.partitions), 0)
-        seam = msgspec.structs.replace(seam, ends={**everywhere, **seam.ends})
-    seam = msgspec.structs.replace(seam, topic=topic.name, topic_id=topic.topic_id, mode=options.mode, lost={})
+        progress = msgspec.structs.replace(progress, ends={**everywhere, **progress.ends})
+    progress = msgspec.structs.replace(progress, topic=topic.name, topic_id=topic.topic_id, mode=options.mode, lost={})
     quarantine = Quarantine(spark, quarantine_path(options.to, options.topic), quarantine_columns(own))
-    quarantine.begin(seam.ends)
-    if not seam.ends:
+    quarantine.begin(progress.ends)
+    if not progress.ends:
         quarantine.check_topic(topic_description.origin(topic).ids)
 
     def finish() -> None:
         if make is not None:
             make()
         # Delta computes this once per version, and the commit of the first batch needs it.
-        table.transaction(seam.app_id)
+        table.transaction(progress.app_id)
 
-    return Prepared(table, quarantine, casting, seam, finish)
+    return Prepared(table, quarantine, casting, progress, finish)
 
 
 def _making(
@@ -157,11 +157,11 @@ def _keys(topic: TopicDescription, own: StructType, *, is_default: bool) -> tupl
     return ("key",) if is_default else topic.key
 
 
-def _no_seam(topic: TopicDescription, mode: Mode) -> ArchiveProgress:
+def _no_progress(topic: TopicDescription, mode: Mode) -> ArchiveProgress:
     return ArchiveProgress(topic=topic.name, topic_id=topic.topic_id, batch=-1, ends={}, mode=mode)
 
 
-def _without_seam(
+def _without_progress(
     spark: SparkSession, table: ArchiveTable, topic: TopicDescription, *, properties: dict[str, str], asked: Mode
 ) -> ArchiveProgress:
     """Return the progress of a table without archive commits. Raises ArchiveRefused.
@@ -173,7 +173,7 @@ def _without_seam(
     text = properties.get(topic_description.PROPERTY)
     mode: Mode = "upsert" if properties.get(MODE_PROPERTY, asked) == "upsert" else "append"
     if rows.isEmpty() and (text is None or table.transaction(app_id(topic.topic_id)) < 0):
-        return _no_seam(topic, mode)
+        return _no_progress(topic, mode)
     if text is None:
         raise ArchiveRefused(f"{table.path} has rows that were not written by an archive")
     archived = topic_description.from_json(text)
@@ -186,21 +186,23 @@ def _without_seam(
     return ArchiveProgress(topic=archived.name, topic_id=archived.topic_id, batch=number, ends=ends, mode=mode)
 
 
-def _check_mode(table: ArchiveTable, seam: ArchiveProgress, options: ArchiveOptions) -> None:
-    if seam.mode != options.mode:
+def _check_mode(table: ArchiveTable, progress: ArchiveProgress, options: ArchiveOptions) -> None:
+    if progress.mode != options.mode:
         raise ArchiveRefused(
-            f"{table.path} was archived in mode {seam.mode}, but mode {options.mode} is requested: append keeps all "
-            "records, upsert the newest of each key; archive the topic to another path"
+            f"{table.path} was archived in mode {progress.mode}, but mode {options.mode} is requested: append keeps "
+            "all records, upsert the newest of each key; archive the topic to another path"
         )
 
 
-def _check_same(table: ArchiveTable, topic: TopicDescription, seam: ArchiveProgress, *, table_id: str) -> None:
+def _check_same(table: ArchiveTable, topic: TopicDescription, progress: ArchiveProgress, *, table_id: str) -> None:
     """Raise ArchiveRefused if the table's rows do not belong to this topic, or if the topic is being restored."""
     if topic.config.get("restoring") == "true":
         raise ArchiveRefused(f"topic {topic.name} is being restored; archive it after the restore")
-    if topic_description.origin(topic).is_in(seam.topic_id, table_id=table_id, seam_version=table.seam_version):
+    if topic_description.origin(topic).is_in(
+        progress.topic_id, table_id=table_id, progress_version=table.progress_version
+    ):
         return
     raise ArchiveRefused(
-        f"topic {topic.name} was deleted and created again: {table.path} has the topic with id {seam.topic_id}, "
+        f"topic {topic.name} was deleted and created again: {table.path} has the topic with id {progress.topic_id}, "
         f"the current id is {topic.topic_id}; archive it to another path"
     )

@@ -40,7 +40,7 @@ _NEWER = (
 )
 
 
-def upsert(table: ArchiveTable, rows: DataFrame, seam: ArchiveProgress, *, keys: Collection[str]) -> int:
+def upsert(table: ArchiveTable, rows: DataFrame, progress: ArchiveProgress, *, keys: Collection[str]) -> int:
     """Merge ``rows`` into the table and commit the progress after them.
 
     ``rows`` has the table's columns and ``TOMBSTONE``. New columns are added to the table. Return the number of rows
@@ -50,11 +50,11 @@ def upsert(table: ArchiveTable, rows: DataFrame, seam: ArchiveProgress, *, keys:
         ArchiveFenced: another run has committed a batch with the same number.
     """
     found = newest(rows, keys)
-    if seam.batch == 0 and table.file_count() == 0:
+    if progress.batch == 0 and table.file_count() == 0:
         # The table has no rows to replace.
-        metrics = table.append(found.where(~sf.col(TOMBSTONE)).drop(TOMBSTONE), seam)
+        metrics = table.append(found.where(~sf.col(TOMBSTONE)).drop(TOMBSTONE), progress)
         return int(metrics.get("numOutputRows", 0))
-    metrics = _merge(table, found, seam, keys=keys)
+    metrics = _merge(table, found, progress, keys=keys)
     return sum(int(metrics.get(f"numTargetRows{done}", 0)) for done in ("Inserted", "Updated", "Deleted"))
 
 
@@ -70,19 +70,19 @@ def newest(rows: DataFrame, keys: Collection[str]) -> DataFrame:
 
 
 def _merge(
-    table: ArchiveTable, rows: DataFrame, seam: ArchiveProgress, *, keys: Collection[str], tries: int = _TRIES
+    table: ArchiveTable, rows: DataFrame, progress: ArchiveProgress, *, keys: Collection[str], tries: int = _TRIES
 ) -> dict[str, str]:
     try:
-        _merge_once(table, rows, seam, keys=keys)
+        _merge_once(table, rows, progress, keys=keys)
     except SPARK_ERRORS as error:
-        table.check_own(seam, may_lack=True)
+        table.check_own(progress, may_lack=True)
         if tries > 1 and type(error).__name__ in _PASSING:
-            return _merge(table, rows, seam, keys=keys, tries=tries - 1)
+            return _merge(table, rows, progress, keys=keys, tries=tries - 1)
         raise
-    return table.check_own(seam)
+    return table.check_own(progress)
 
 
-def _merge_once(table: ArchiveTable, rows: DataFrame, seam: ArchiveProgress, *, keys: Collection[str]) -> None:
+def _merge_once(table: ArchiveTable, rows: DataFrame, progress: ArchiveProgress, *, keys: Collection[str]) -> None:
     from delta.tables import DeltaTable
 
     session = rows.sparkSession
@@ -93,9 +93,9 @@ def _merge_once(table: ArchiveTable, rows: DataFrame, seam: ArchiveProgress, *, 
     merge = merge.whenMatchedUpdate(_NEWER, dict(values))
     merge = merge.whenNotMatchedInsert(f"NOT s.{TOMBSTONE}", dict(values))
     settings = {
-        "spark.databricks.delta.write.txnAppId": seam.app_id,
-        "spark.databricks.delta.write.txnVersion": str(seam.batch),
-        "spark.databricks.delta.commitInfo.userMetadata": seam.to_json(),
+        "spark.databricks.delta.write.txnAppId": progress.app_id,
+        "spark.databricks.delta.write.txnVersion": str(progress.batch),
+        "spark.databricks.delta.commitInfo.userMetadata": progress.to_json(),
     }
     with _set(session, settings):
         merge.execute()

@@ -18,7 +18,7 @@ from sparklog.delta.time_index import BEGINNING_US, first_offsets
 from sparklog.errors import ConfigError
 from sparklog.model import Span, TopicPartition
 from sparklog.spark.columns import ColumnPlan
-from sparklog.spark.history_plan import BothEnds, pack_files, split_at_seam
+from sparklog.spark.history_plan import BothEnds, pack_files, split_at_archive_end
 from sparklog.spark.history_read_task import FilesRead
 from sparklog.spark.offsets import PartitionRange
 from sparklog.spark.range_read import ArchivePlace, RangeRead
@@ -79,7 +79,7 @@ class History:
         torn_at: int | None = None
         for _ in range(_LOOKS):
             snapshot = self.snapshot(topic, fresh=fresh)
-            log = ask({TopicPartition(self._topic, number): end for number, end in snapshot.seam.ends.items()})
+            log = ask({TopicPartition(self._topic, number): end for number, end in snapshot.progress.ends.items()})
             found = BothEnds(snapshot, log, self._firsts(snapshot, log))
             if positions is not None and not found.is_archive_needed(positions):
                 break
@@ -90,17 +90,17 @@ class History:
         return found
 
     def _firsts(self, snapshot: TableSnapshot, log: Mapping[TopicPartition, TopicLogEnds]) -> Mapping[int, int]:
-        if snapshot.seam.begins:
-            return snapshot.seam.begins
-        seam = snapshot.seam.ends
+        if snapshot.progress.begins:
+            return snapshot.progress.begins
+        ends = snapshot.progress.ends
         missing = {
             tp.partition: BEGINNING_US
             for tp in log
-            if tp.partition not in self._first and self._rowless.get(tp.partition, 0) < seam.get(tp.partition, 0)
+            if tp.partition not in self._first and self._rowless.get(tp.partition, 0) < ends.get(tp.partition, 0)
         }
         if missing:
             self._first.update(first_offsets(snapshot, missing))
-            self._rowless.update({number: seam[number] for number in missing if number not in self._first})
+            self._rowless.update({number: ends[number] for number in missing if number not in self._first})
         return self._first
 
 
@@ -140,7 +140,7 @@ def tasks_of_both(
     Pieces of the archive are grouped by file, so that each file is read once. With ``apart``, each piece has one or
     more tasks of its own.
     """
-    archived, logged = split_at_seam(pieces, snapshot.seam.ends)
+    archived, logged = split_at_archive_end(pieces, snapshot.progress.ends)
     groups = [[piece] for piece in archived] if apart or not archived else [archived]
     of_archive = [
         FilesRead(snapshot.table, group[0].partition.topic, files, _spans(group), columns, times)
@@ -166,7 +166,7 @@ def as_new_as_log(snapshot: TableSnapshot, topic: SelectedTopic, starts: Mapping
     Raises:
         ConfigError, ArchiveProgressError: as ``take_snapshot``.
     """
-    if all(start <= snapshot.seam.ends.get(tp.partition, 0) for tp, start in starts.items()):
+    if all(start <= snapshot.progress.ends.get(tp.partition, 0) for tp, start in starts.items()):
         return snapshot
     (name,) = {tp.topic for tp in starts}
     return take_snapshot(snapshot.table, name, topic.origin)
@@ -186,5 +186,5 @@ def records_of_both(
         if tp.partition in archived:
             found[tp] = archived[tp.partition]
         else:
-            found[tp] = None if offset is None else max(offset, snapshot.seam.ends.get(tp.partition, 0))
+            found[tp] = None if offset is None else max(offset, snapshot.progress.ends.get(tp.partition, 0))
     return found

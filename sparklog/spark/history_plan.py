@@ -1,6 +1,6 @@
 """The division of a read between the archive and the log, and the choice of files to read.
 
-The *seam* of a snapshot is, for each partition, the first offset that is not archived. Offsets below the seam are read
+The *archive end* of a snapshot is, for each partition, the first offset that is not archived. Offsets below it are read
 from the archive, later ones from the log. Both have the same offsets, so a range means the same records for every
 version of the table. The module does no I/O.
 """
@@ -34,15 +34,17 @@ class BothEnds:
     log: Mapping[TopicPartition, TopicLogEnds]
     first: Mapping[int, int]
 
-    def seam(self, tp: TopicPartition) -> int:
-        return self.snapshot.seam.ends.get(tp.partition, 0)
+    def archive_end(self, tp: TopicPartition) -> int:
+        return self.snapshot.progress.ends.get(tp.partition, 0)
 
     @property
     def ends(self) -> dict[TopicPartition, TopicLogEnds]:
         """Return the ends of archive and log together."""
         return {
             tp: TopicLogEnds(
-                min(found.start, self.first.get(tp.partition, found.start)), max(found.end, self.seam(tp)), found.epoch
+                min(found.start, self.first.get(tp.partition, found.start)),
+                max(found.end, self.archive_end(tp)),
+                found.epoch,
             )
             for tp, found in self.log.items()
         }
@@ -50,28 +52,30 @@ class BothEnds:
     @property
     def is_torn(self) -> bool:
         """Return whether there appears to be a gap between archive and log."""
-        return any(not found.start <= self.seam(tp) <= found.end for tp, found in self.log.items())
+        return any(not found.start <= self.archive_end(tp) <= found.end for tp, found in self.log.items())
 
     def is_archive_needed(self, positions: Mapping[TopicPartition, int]) -> bool:
         """Return whether a query at ``positions`` (by default at the beginning of a partition) needs the archive."""
-        return any(positions.get(tp, 0) < max(found.start, self.seam(tp)) for tp, found in self.log.items())
+        return any(positions.get(tp, 0) < max(found.start, self.archive_end(tp)) for tp, found in self.log.items())
 
     def losses(self, ranges: Iterable[PartitionRange]) -> list[str]:
         """Return a message for each part of ``ranges`` that neither the archive nor the log has."""
         archive = f"the archive {self.snapshot.table} (version {self.snapshot.version})"
         found = []
         for tp, start, end in ranges:
-            log, seam = self.log[tp], self.seam(tp)
-            low, high = max(start, seam), min(end, log.start)
+            log, archive_end = self.log[tp], self.archive_end(tp)
+            low, high = max(start, archive_end), min(end, log.start)
             if low < high:
-                found.append(f"{tp}: offsets {low} to {high} were deleted from the log, but {archive} ends at {seam}")
-            if log.end < seam:
-                found.append(f"{tp}: the log was truncated to {log.end}, but {archive} ends at {seam}")
+                found.append(
+                    f"{tp}: offsets {low} to {high} were deleted from the log, but {archive} ends at {archive_end}"
+                )
+            if log.end < archive_end:
+                found.append(f"{tp}: the log was truncated to {log.end}, but {archive} ends at {archive_end}")
         return found
 
 
-def split_at_seam(
-    pieces: Iterable[PartitionRange], seam: Mapping[int, int]
+def split_at_archive_end(
+    pieces: Iterable[PartitionRange], ends: Mapping[int, int]
 ) -> tuple[list[PartitionRange], list[PartitionRange]]:
     """Split ``pieces`` at the end offsets of the archive. Return the archived ranges and the ranges in the log.
 
@@ -79,7 +83,7 @@ def split_at_seam(
     """
     archived, logged = [], []
     for tp, start, end in pieces:
-        middle = seam.get(tp.partition, 0)
+        middle = ends.get(tp.partition, 0)
         if start < min(end, middle):
             archived.append(PartitionRange(tp, start, min(end, middle)))
         if max(start, middle) < end:

@@ -66,7 +66,7 @@ def taken_over(wanted: RangeRead, position: int) -> tuple[int, Iterator[pa.Recor
     assert wanted.archive is not None
     table, origin = wanted.archive
     snapshot = take_snapshot(table, wanted.partition.topic, origin)
-    end = min(wanted.end, snapshot.seam.ends.get(wanted.partition.partition, 0))
+    end = min(wanted.end, snapshot.progress.ends.get(wanted.partition.partition, 0))
     times = wanted.times or _ALL
     files = pack_files(snapshot.files, [PartitionRange(wanted.partition, position, end)], times)
     ranges = {wanted.partition.partition: Span(position, end)}

@@ -1,9 +1,9 @@
 """``sparklog.read_history``, which returns a topic's archive and log as one DataFrame with each record once.
 
 Spark's own Delta reader reads the archive, so that filters of the DataFrame skip files and row groups. The source reads
-the log. The call fixes a version of the table, its seam (the first offset that is not archived, for each partition),
-and the ends of the log. The archive job, OPTIMIZE and producers may continue. ``locate_moment`` finds the offsets of a
-time in archive and log.
+the log. The call fixes a version of the table, its archive end (for each partition the first offset that is not
+archived), and the ends of the log. The archive job, OPTIMIZE and producers may continue. ``locate_moment`` finds the
+offsets of a time in archive and log.
 """
 
 from __future__ import annotations
@@ -139,7 +139,7 @@ def find_moment(bootstrap: str, topic: str, moment: dt.datetime | str, *, histor
     located = {}
     for tp, offset in sorted(found.items()):
         end = both.ends[tp].end
-        store: Literal["archive", "log"] = "log" if offset is None or offset >= both.seam(tp) else "archive"
+        store: Literal["archive", "log"] = "log" if offset is None or offset >= both.archive_end(tp) else "archive"
         is_ahead = offset is None or offset >= end
         located[tp.partition] = Located(
             "ahead" if is_ahead else store, end if offset is None else min(offset, end), both.snapshot.version
@@ -267,7 +267,7 @@ def _condition(found: HistoryRanges, times: Span) -> Column | None:
     partitions: dict[str, list[int]] = {}
     for part in found.archived:
         partitions.setdefault(_bounds(part, found), []).append(part.partition.partition)
-    every = sorted(number for number, end in found.both.snapshot.seam.ends.items() if end)
+    every = sorted(number for number, end in found.both.snapshot.progress.ends.items() if end)
     conditions = []
     if partitions != {"": every}:
         # Build a text, because Spark balances a long chain of ORs only if it parses the chain.
@@ -284,7 +284,7 @@ def _bounds(part: PartitionRange, found: HistoryRanges) -> str:
     low, high = "", ""
     if part.start > found.both.first.get(part.partition.partition, 0):
         low = f" and _offset >= {part.start}"
-    if part.end < found.both.seam(part.partition):
+    if part.end < found.both.archive_end(part.partition):
         high = f" and _offset < {part.end}"
     return low + high
 

@@ -180,13 +180,13 @@ def ranges_of_both(view: SourceTopic, path: str, options: ReadOptions, selected:
         ArchiveProgressError: ``path`` has no archive of the topic. BrokerError: as ``settle``.
     """
     from sparklog.spark.history import History
-    from sparklog.spark.history_plan import split_at_seam
+    from sparklog.spark.history_plan import split_at_archive_end
 
     ((name, topic),) = selected.topics.items()
     both = History(path, name).ends(topic, lambda known: _ends(view, options, selected, known))
     ranges = asked_ranges(view, options, selected, both.ends, archive=both.snapshot)
     report_losses(both.losses(ranges), fail=options.fail_on_data_loss)
-    archived, logged = split_at_seam(ranges, both.snapshot.seam.ends)
+    archived, logged = split_at_archive_end(ranges, both.snapshot.progress.ends)
     return HistoryRanges(both, archived, _from_first_time(view, options, logged, is_archived=True))
 
 

@@ -243,14 +243,14 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self, path: str, wanted: list[PartitionRange], log_task: Callable[[PartitionRange], RangeRead]
     ) -> list[InputPartition]:
         from sparklog.spark.history import tasks_of_both
-        from sparklog.spark.history_plan import split_at_seam
+        from sparklog.spark.history_plan import split_at_archive_end
 
         ((name, topic),) = self._selected.topics.items()
         columns = self._plan_of(name, topic.topic_id)
         assert columns is not None, "of a topic that was found"
         # Use the snapshot from the planning of the batch. A replay is not planned again, and uses the newest one.
         snapshot = self._opened(path, name).snapshot(topic)
-        archived, logged = split_at_seam(wanted, snapshot.seam.ends)
+        archived, logged = split_at_archive_end(wanted, snapshot.progress.ends)
         pieces = self._cut([*archived, *logged])
         return tasks_of_both(pieces, snapshot, topic, columns=columns, log_task=log_task, apart=self._options.is_cut)
 

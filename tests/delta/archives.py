@@ -10,7 +10,7 @@ import pyarrow as pa
 from deltalake import DeltaTable
 from pyspark.sql import SparkSession
 
-from sparklog.delta.archive_progress import ArchiveProgress, open_log, parse_seam
+from sparklog.delta.archive_progress import ArchiveProgress, open_log, parse_progress
 from sparklog.delta.job import run_archives
 from sparklog.delta.options import ArchiveOptions
 from sparklog.delta.table import quarantine_path, table_path
@@ -79,17 +79,17 @@ def places(table: pa.Table) -> list[tuple[int, int]]:
     return list(zip(table["_partition"].to_pylist(), table["_offset"].to_pylist(), strict=True))
 
 
-def seams(lake: str, topic: str) -> list[ArchiveProgress]:
+def progress_of_commits(lake: str, topic: str) -> list[ArchiveProgress]:
     """Return the progress of all commits that the archive made in the table, in order."""
     log = open_log(table_path(lake, topic))
     found = [
-        parse_seam(action["commitInfo"].get("userMetadata"))
+        parse_progress(action["commitInfo"].get("userMetadata"))
         for version in log.versions()
         for action in log.actions(version)
         if "commitInfo" in action
     ]
-    return [seam for seam in found if seam is not None]
+    return [progress for progress in found if progress is not None]
 
 
 def ends(lake: str, topic: str) -> Mapping[int, int]:
-    return seams(lake, topic)[-1].ends
+    return progress_of_commits(lake, topic)[-1].ends

@@ -28,7 +28,7 @@ class Archive:
         self._bootstrap = bootstrap
         self._topic = topic
         self._writer = WriterProperties(max_row_group_size=row_group, write_batch_size=row_group)
-        self.seam: ArchiveProgress | None = None
+        self.progress: ArchiveProgress | None = None
 
     def archive(
         self,
@@ -43,7 +43,7 @@ class Archive:
         A partition that ``upto`` does not name stays where it is. None means all existing records. Without ``begins``
         the commit does not say where the archive begins, like a commit of an old release.
         """
-        before = self.seam.ends if self.seam is not None else {}
+        before = self.progress.ends if self.progress is not None else {}
         with SourceTopic(self._bootstrap) as view:
             selected = view.select(Subscribe((self._topic,)))
             topic_id = selected.topics[self._topic].topic_id
@@ -56,20 +56,20 @@ class Archive:
             columns = selected.columns(include_headers=True)
             reader = BatchReader(plan_read(view, options, schema=columns))
         batches = [batch for task in reader.partitions() for batch in reader.read(task)]
-        self.seam = ArchiveProgress(
+        self.progress = ArchiveProgress(
             topic=self._topic,
             topic_id=topic_id,
-            batch=self.seam.batch + 1 if self.seam is not None else 0,
+            batch=self.progress.batch + 1 if self.progress is not None else 0,
             ends={tp.partition: end for tp, end in sorted(ends.items())},
             mode=mode,
             begins=dict(begins or {}),
         )
         self._commit(pa.Table.from_batches(batches) if batches else None, by)
-        return self.seam
+        return self.progress
 
     def _commit(self, rows: pa.Table | None, by: tuple[str, ...]) -> None:
         assert rows is not None, "no record to archive"
-        assert self.seam is not None
+        assert self.progress is not None
         rows = rows.drop_columns([name for name in _NOT_KEPT if name in rows.column_names])
         if "value" in rows.column_names and "partition" in rows.column_names:
             rows = rows.rename_columns([_FROM_SOURCE.get(name, name) for name in rows.column_names])
@@ -82,7 +82,7 @@ class Archive:
             partition_by=list(by),
             schema_mode="merge",
             writer_properties=self._writer,
-            commit_properties=CommitProperties(custom_metadata={"userMetadata": self.seam.to_json()}),
+            commit_properties=CommitProperties(custom_metadata={"userMetadata": self.progress.to_json()}),
         )
 
     def compact(self) -> None:

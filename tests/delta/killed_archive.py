@@ -43,19 +43,19 @@ class Stays(BatchArchiver):
     steps: dict[str, tuple[str, int]]
     reached: set[str]
 
-    def set_aside(self, bad: DataFrame, seam: ArchiveProgress) -> int:
-        if self._is_here("setting aside", seam.batch):
-            self._quarantine.add(self._stuck(bad), seam)
-        count = super().set_aside(bad, seam)
-        self._stay("set aside", seam.batch)
+    def set_aside(self, bad: DataFrame, progress: ArchiveProgress) -> int:
+        if self._is_here("setting aside", progress.batch):
+            self._quarantine.add(self._stuck(bad), progress)
+        count = super().set_aside(bad, progress)
+        self._stay("set aside", progress.batch)
         return count
 
-    def commit(self, good: DataFrame, seam: ArchiveProgress) -> int:
-        if self._is_here("merging", seam.batch):
+    def commit(self, good: DataFrame, progress: ArchiveProgress) -> int:
+        if self._is_here("merging", progress.batch):
             self._freeze_while_merging(good.sparkSession)
-        count = super().commit(self._stuck(good) if self._is_here("writing", seam.batch) else good, seam)
-        self._stay("committed", seam.batch)
-        self._stay("merged", seam.batch)
+        count = super().commit(self._stuck(good) if self._is_here("writing", progress.batch) else good, progress)
+        self._stay("committed", progress.batch)
+        self._stay("merged", progress.batch)
         return count
 
     def _freeze_while_merging(self, spark: SparkSession) -> None:
@@ -70,25 +70,25 @@ class Stays(BatchArchiver):
                 time.sleep(0.002)
             os.kill(jvm, signal.SIGSTOP)
             if _has_uncommitted(table):
-                self.reached.add(self.seam.topic)
+                self.reached.add(self.progress.topic)
             else:
                 print("too late", flush=True)
 
-        while self.reached != set(self.steps) - {self.seam.topic}:
+        while self.reached != set(self.steps) - {self.progress.topic}:
             time.sleep(0.1)
         threading.Thread(target=freeze, daemon=True).start()
 
     def _is_here(self, step: str, batch: int) -> bool:
-        return self.steps[self.seam.topic] == (step, batch)
+        return self.steps[self.progress.topic] == (step, batch)
 
     def _stay(self, step: str, batch: int) -> None:
         if self._is_here(step, batch):
-            self.reached.add(self.seam.topic)
+            self.reached.add(self.progress.topic)
             threading.Event().wait()
 
     def _stuck(self, rows: DataFrame) -> DataFrame:
         """Return rows of which Spark can write the first partition. The tasks of the others wait forever."""
-        self.reached.add(self.seam.topic)
+        self.reached.add(self.progress.topic)
         is_first: Column = sf.udf(_waits_unless_first, "boolean")(sf.col(PARTITION))
         return rows.where(is_first)
 

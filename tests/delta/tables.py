@@ -55,7 +55,7 @@ class Archived:
 
     def append(self, rows: pa.Table, ends: Mapping[int, int]) -> None:
         """Commit rows as the archive does."""
-        seam = ArchiveProgress(
+        progress = ArchiveProgress(
             topic=self.topic.name, topic_id=self.topic.topic_id, batch=self._batch, ends=dict(ends), mode=self._mode
         )
         is_new = self._batch == 0
@@ -65,7 +65,7 @@ class Archived:
             rows,
             mode="append",
             partition_by=["_date"],
-            commit_properties=CommitProperties(custom_metadata={"userMetadata": seam.to_json()}),
+            commit_properties=CommitProperties(custom_metadata={"userMetadata": progress.to_json()}),
         )
         if is_new:  # a separate commit, which contains no progress
             properties = {PROPERTY: to_json(self.topic)}

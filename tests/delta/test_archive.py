@@ -29,7 +29,17 @@ from sparklog.delta.table import quarantine_path, table_path
 from sparklog.errors import BrokerError, ConfigError
 from sparklog.model import TopicPartition
 from sparklog.testing.process_cluster import ProcessCluster
-from tests.delta.archives import RunningArchives, archive, archived, asked, bad_rows, ends, places, rows, seams
+from tests.delta.archives import (
+    RunningArchives,
+    archive,
+    archived,
+    asked,
+    bad_rows,
+    ends,
+    places,
+    progress_of_commits,
+    rows,
+)
 from tests.waiting import wait_until
 
 pytestmark = pytest.mark.integration
@@ -80,7 +90,7 @@ def test_a_default_topic_is_archived_once(
     assert DeltaTable(table_path(lake, topic)).metadata().partition_columns == ["_date"]
     # Three aborted records, their marker, three committed records, their marker, three aborted records, their marker.
     assert ends(lake, topic) == {0: 2, 1: 12}
-    assert len(seams(lake, topic)) > 1
+    assert len(progress_of_commits(lake, topic)) > 1
     assert admin.group_offsets(f"archive-{topic}") == {TopicPartition(topic, 0): 2, TopicPartition(topic, 1): 12}
 
     admin.create_partitions(topic, 3)
@@ -97,7 +107,9 @@ def test_a_default_topic_is_archived_once(
     assert found["_timestamp"].to_pylist()[5:] == days
     assert found["_date"].to_pylist()[5:] == [day.date() for day in days]
     assert admin.group_offsets(f"archive-{topic}")[TopicPartition(topic, 0)] == 2
-    assert [seam.batch for seam in seams(lake, topic)] == list(range(len(seams(lake, topic))))
+    assert [progress.batch for progress in progress_of_commits(lake, topic)] == list(
+        range(len(progress_of_commits(lake, topic)))
+    )
 
 
 def test_a_typed_topic_whose_schema_grows_during_the_archive(
@@ -204,7 +216,7 @@ class _DiesBeforeCommit(BatchArchiver):
 
     expects_bad_rows = True
 
-    def commit(self, good: DataFrame, seam: ArchiveProgress) -> int:
+    def commit(self, good: DataFrame, progress: ArchiveProgress) -> int:
         raise ArchiveRefused("interrupted")
 
 
@@ -233,7 +245,7 @@ def test_json_values_and_invalid_ones_are_archived(
     assert places(bad) == [(0, 1), (0, 2), (0, 3)]
     assert bad["reason"].to_pylist()[0] == 'value is not a JSON object with these columns: {"a": 1.5}'
     assert [record["value"] for record in bad["record"].to_pylist()] == [b'{"a": 1.5}', b"", b"[]"]
-    assert seams(lake, topic) == [] and admin.group_offsets(f"archive-{topic}") == {place: 0}
+    assert progress_of_commits(lake, topic) == [] and admin.group_offsets(f"archive-{topic}") == {place: 0}
 
     produce(brokers, topic, '{"a": 2.0}', '{"a": 2.5}')
     archived(spark, brokers, topic, lake, json=ddl("a double, b string"))
@@ -251,7 +263,7 @@ def test_json_values_and_invalid_ones_are_archived(
 def test_a_quarantine_survives_its_table_and_commits(plain_spark: SparkSession, lake: str, topic: str) -> None:
     columns = ddl("_partition int, _offset bigint, _timestamp timestamp, reason string, record struct<a: int>")
     path = quarantine_path(lake, topic)
-    seam = ArchiveProgress(topic=topic, topic_id="first", batch=0, ends={0: 6}, mode="append", attempt="a")
+    progress = ArchiveProgress(topic=topic, topic_id="first", batch=0, ends={0: 6}, mode="append", attempt="a")
 
     def bad(offset: int) -> DataFrame:
         return plain_spark.createDataFrame([(0, offset, DAY, "bad", (1,))], columns)
@@ -263,7 +275,7 @@ def test_a_quarantine_survives_its_table_and_commits(plain_spark: SparkSession, 
 
     before = opened()
     before.check_topic({"second"})  # the quarantine does not exist yet
-    before.add(bad(5), seam)
+    before.add(bad(5), progress)
     # Delta has deleted the log entry that names the topic: only commits of others remain.
     before.table.set_properties({"delta.checkpointInterval": "1"})
     for is_said in (True, False):
@@ -274,7 +286,7 @@ def test_a_quarantine_survives_its_table_and_commits(plain_spark: SparkSession, 
         if is_said:
             for version in (0, 1):
                 (Path(path) / "_delta_log" / f"{version:020d}.json").unlink()
-    now.add(bad(6), seam)
+    now.add(bad(6), progress)
     assert places(bad_rows(lake, topic)) == [(0, 5), (0, 6)]
     with pytest.raises(QuarantineMoved):
         before.check()
@@ -283,7 +295,7 @@ def test_a_quarantine_survives_its_table_and_commits(plain_spark: SparkSession, 
     place = "_partition int, _offset bigint, _timestamp timestamp, reason string"
     wider = ddl(f"{place}, record struct<a: int, `b c`: array<timestamp_ntz>>")
     late = [(0, 7, DAY, "bad", (1, [LOCAL]))]
-    opened(wider).add(plain_spark.createDataFrame(late, wider), seam)
+    opened(wider).add(plain_spark.createDataFrame(late, wider), progress)
     left = plain_spark.read.format("delta").load(path).orderBy("_offset").select("record.`b c`").collect()
     assert [row[0] for row in left] == [None, None, [LOCAL]]
 
@@ -313,9 +325,9 @@ def test_an_overtaken_archive_of_a_topic_ends_without_traces(
             return super().archive(*arguments)
 
     class BeforeItsCommit(BatchArchiver):
-        def commit(self, good: DataFrame, seam: ArchiveProgress) -> int:
+        def commit(self, good: DataFrame, progress: ArchiveProgress) -> int:
             overtake()
-            return super().commit(good, seam)
+            return super().commit(good, progress)
 
     for number, slow in enumerate((BeforeItsBatch, BeforeItsCommit)):
         produce(brokers, topic, f"b{number}")
@@ -325,7 +337,7 @@ def test_an_overtaken_archive_of_a_topic_ends_without_traces(
         assert isinstance(error, ArchiveFenced), error
         assert len(overtaken) == number + 1
         assert places(rows(lake, topic)) == [(0, offset) for offset in range(number + 2)]
-    assert [seam.batch for seam in seams(lake, topic)] == [0, 1]
+    assert [progress.batch for progress in progress_of_commits(lake, topic)] == [0, 1]
 
 
 @pytest.mark.extended
@@ -381,10 +393,10 @@ def test_of_two_concurrent_commits_one_succeeds(spark: SparkSession, lake: str, 
     def commit(attempt: str) -> None:
         table = ArchiveTable(spark, path)
         table.refresh()
-        seam = ArchiveProgress(topic=topic, topic_id="id", batch=0, ends={0: 1}, mode="append", attempt=attempt)
+        progress = ArchiveProgress(topic=topic, topic_id="id", batch=0, ends={0: 1}, mode="append", attempt=attempt)
         try:
             met.wait(60)
-            table.append(spark.range(1).selectExpr("cast(id as int) a"), seam)
+            table.append(spark.range(1).selectExpr("cast(id as int) a"), progress)
         except ArchiveFenced as error:
             errors.append(error)
 
@@ -394,7 +406,7 @@ def test_of_two_concurrent_commits_one_succeeds(spark: SparkSession, lake: str, 
     for thread in threads:
         thread.join(120)
     assert len(errors) == 1
-    assert len(seams(lake, topic)) == 1 and rows_of(spark, path) == 1
+    assert len(progress_of_commits(lake, topic)) == 1 and rows_of(spark, path) == 1
 
 
 def rows_of(spark: SparkSession, path: str) -> int:
@@ -461,7 +473,7 @@ def test_an_archive_reports_lost_records_and_another_topic_of_its_name(
     assert f"offsets 2 to 3 of {topic}-0 were deleted" in str(error) and "--fail-on-data-loss false" in str(error)
     archived(spark, brokers, topic, lake, fail_on_data_loss=False)
     assert places(rows(lake, topic)) == [(0, 0), (0, 1), (0, 3)]
-    assert seams(lake, topic)[-1].lost == {0: (2, 3)}
+    assert progress_of_commits(lake, topic)[-1].lost == {0: (2, 3)}
 
     # The driver dies after the bad row of a batch is committed and before the good one is. Then the topic is lost.
     with Producer(brokers.bootstrap) as producer:
@@ -485,7 +497,7 @@ def test_an_archive_reports_lost_records_and_another_topic_of_its_name(
         assert "was deleted and created again" in str(error)
     # A late batch of the old topic has read nothing of the new topic. If it committed its offsets, brokers would delete
     # records of the new topic that are not archived.
-    late, old = TopicArchive(spark, asked(brokers, topic, lake), print), seams(lake, topic)[-1]
+    late, old = TopicArchive(spark, asked(brokers, topic, lake), print), progress_of_commits(lake, topic)[-1]
     late._store(old)
     late.close()
     with BlockingCluster(brokers.bootstrap) as link:

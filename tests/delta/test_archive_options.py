@@ -146,29 +146,29 @@ def test_a_partition_unknown_to_one_broker_is_no_lasting_error() -> None:
 class _NoTable:
     """A table for batches that are only planned."""
 
-    path, seam = "/lake/t", None
+    path, progress = "/lake/t", None
 
 
 def test_a_batch_that_does_not_follow_is_refused() -> None:
     """There are two cases: the previous batch was not archived, or new partitions have lost their first records."""
-    seam = ArchiveProgress(topic="t", topic_id="id", batch=3, ends={0: 5}, mode="append")
+    progress = ArchiveProgress(topic="t", topic_id="id", batch=3, ends={0: 5}, mode="append")
     table: Any = _NoTable()
     nothing: Any = None
 
-    def archiver(seam: ArchiveProgress) -> BatchArchiver:
+    def archiver(progress: ArchiveProgress) -> BatchArchiver:
         return BatchArchiver(
-            table, nothing, nothing, seam=seam, fail_on_data_loss=True, store=lambda _: None, sizes=FileSizes(1)
+            table, nothing, nothing, progress=progress, fail_on_data_loss=True, store=lambda _: None, sizes=FileSizes(1)
         )
 
-    assert archiver(seam)._next(BatchEnds("id", {0: 9, 1: 2}, {0: 5, 1: 0})).ends == {0: 9, 1: 2}
+    assert archiver(progress)._next(BatchEnds("id", {0: 9, 1: 2}, {0: 5, 1: 0})).ends == {0: 9, 1: 2}
     for begun in ({0: 7, 1: 0}, {0: 5, 1: 1}):
         with pytest.raises(ArchiveRefused, match="were deleted from the log"):
-            archiver(seam)._next(BatchEnds("id", {0: 9, 1: 2}, begun))
+            archiver(progress)._next(BatchEnds("id", {0: 9, 1: 2}, begun))
     new = ArchiveProgress(topic="t", topic_id="id", batch=-1, ends={}, mode="append")
     first = archiver(new)._next(BatchEnds("id", {0: 9}, {0: 7}))
     assert (first.lost, first.begins) == ({}, {0: 7})
     assert archiver(first)._next(BatchEnds("id", {0: 12, 1: 2}, {0: 9, 1: 0})).begins == {0: 7, 1: 0}
-    assert archiver(seam)._next(BatchEnds("id", {0: 9}, {0: 5})).begins == {}, (
+    assert archiver(progress)._next(BatchEnds("id", {0: 9}, {0: 5})).begins == {}, (
         "a table without a known begin keeps none"
     )
 

@@ -14,11 +14,11 @@ from sparklog.delta.archive_progress import (
     ArchiveProgressError,
     DeltaLog,
     open_log,
-    parse_seam,
-    read_seam,
+    parse_progress,
+    read_progress,
 )
 
-SEAM = ArchiveProgress(
+PROGRESS = ArchiveProgress(
     topic="flights",
     topic_id="f0",
     batch=7,
@@ -46,7 +46,7 @@ def said(batch: int) -> dict[str, str]:
 
 
 def test_a_progress_record_survives_encoding() -> None:
-    text = SEAM.to_json()
+    text = PROGRESS.to_json()
     assert json.loads(text)["sparklog"] == {
         "attempt": "a",
         "batch": 7,
@@ -60,24 +60,24 @@ def test_a_progress_record_survives_encoding() -> None:
         "topic": "flights",
         "topic_id": "f0",
     }
-    assert parse_seam(text) == SEAM
-    assert SEAM.app_id == "sparklog-archive/f0"
+    assert parse_progress(text) == PROGRESS
+    assert PROGRESS.app_id == "sparklog-archive/f0"
 
 
 @pytest.mark.parametrize("text", [None, "", "by hand", "[1]", '{"other": 1}', '{"sparklog": 1}'])
 def test_other_commit_texts_are_ignored(text: str | None) -> None:
-    assert parse_seam(text) is None
+    assert parse_progress(text) is None
 
 
 @pytest.mark.parametrize("inner", [{"format": 2}, {}, {"format": 1, "topic": "t"}])
 def test_an_unreadable_progress_record_is_an_error(inner: dict[str, Any]) -> None:
     with pytest.raises(ArchiveProgressError):
-        parse_seam(json.dumps({"sparklog": inner}))
+        parse_progress(json.dumps({"sparklog": inner}))
 
 
 def test_the_progress_is_found_at_each_version(tmp_path: Path) -> None:
     table = tmp_path / "t"
-    assert read_seam(str(table)) is None
+    assert read_progress(str(table)) is None
     commit(table, 3)  # the earlier ones were deleted
     commit(table, 4, **said(0))
     commit(table, 5, userMetadata="OPTIMIZE by hand")
@@ -86,9 +86,16 @@ def test_the_progress_is_found_at_each_version(tmp_path: Path) -> None:
     (table / "_delta_log" / "00000000000000000006.checkpoint.parquet").touch()
     log = open_log(table.as_uri())
     assert log.versions() == [3, 4, 5, 6, 7]
-    found = [log.seam(version) for version in range(2, 8)]
-    assert [(at.version, at.seam.batch) if at else None for at in found] == [None, None, (4, 0), (4, 0), (6, 1), (6, 1)]
-    assert log.seam() == log.seam(7)
+    found = [log.progress(version) for version in range(2, 8)]
+    assert [(at.version, at.progress.batch) if at else None for at in found] == [
+        None,
+        None,
+        (4, 0),
+        (4, 0),
+        (6, 1),
+        (6, 1),
+    ]
+    assert log.progress() == log.progress(7)
 
 
 def test_new_commits_are_searched_upwards(tmp_path: Path) -> None:
@@ -102,7 +109,7 @@ def test_new_commits_are_searched_upwards(tmp_path: Path) -> None:
 
     log = DeltaLog(list, read)
     version, found = log.newest_since(1)
-    assert version == 2 and isinstance(found, ArchiveProgressAt) and found.seam.batch == 2
+    assert version == 2 and isinstance(found, ArchiveProgressAt) and found.progress.batch == 2
     assert len(asked) == 2
     assert log.newest_since(2) == (2, None)
     commit(tmp_path, 3)
@@ -121,7 +128,7 @@ def test_commits_removed_after_a_known_version_do_no_harm(tmp_path: Path) -> Non
     assert log.newest_since(1) == (4, None)
     commit(tmp_path, 5, **said(1))
     version, found = log.newest_since(1)
-    assert version == 5 and found is not None and (found.version, found.seam.batch) == (5, 1)
+    assert version == 5 and found is not None and (found.version, found.progress.batch) == (5, 1)
 
 
 def test_commits_removed_during_a_search_do_no_harm(tmp_path: Path) -> None:
@@ -130,4 +137,4 @@ def test_commits_removed_during_a_search_do_no_harm(tmp_path: Path) -> None:
     def read(name: str) -> bytes:
         return (tmp_path / "_delta_log" / name).read_bytes()
 
-    assert DeltaLog(lambda: [f"{version:020d}.json" for version in (4, 5)], read).seam() is None
+    assert DeltaLog(lambda: [f"{version:020d}.json" for version in (4, 5)], read).progress() is None

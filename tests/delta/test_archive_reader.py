@@ -81,7 +81,7 @@ def test_rows_survive_optimize_and_delete(archived: Archived) -> None:
     table.optimize.compact(commit_properties=CommitProperties(custom_metadata={"by": "somebody"}))
     table.delete("_offset >= 10 and _offset < 13")
     archive = open_archive(archived.table)
-    assert archive.seam.ends == {0: 60}, "commits of others must not change the progress"
+    assert archive.progress.ends == {0: 60}, "commits of others must not change the progress"
     assert read(archived, 0)[1] == expected([*range(10), *range(13, 60)])
 
 
@@ -121,7 +121,7 @@ def test_the_end_of_a_log_without_commits_is_estimated(archived: Archived) -> No
     for commit in Path(archived.table, "_delta_log").glob("*.json"):
         commit.write_text(commit.read_text().replace("userMetadata", "someMetadata"))
     archive = open_archive(archived.table)
-    assert archive.seam.ends == {0: 3, 1: 0, 2: 8}
+    assert archive.progress.ends == {0: 3, 1: 0, 2: 8}
     assert read(archived, 0)[1] == expected([1, 2])
     archived.set_aside(rows(0, [2, 5]), "bad rows were the last ones")
     assert read(archived, 0)[1] == expected([1, 2, 5])

@@ -14,7 +14,7 @@ from sparklog.errors import ConfigError
 from sparklog.model import Span, TopicPartition
 from sparklog.record.schema import DEFAULT_SCHEMA
 from sparklog.spark.history import _check_columns, as_new_as_log
-from sparklog.spark.history_plan import BothEnds, pack_files, split_at_seam
+from sparklog.spark.history_plan import BothEnds, pack_files, split_at_archive_end
 from sparklog.spark.offsets import PartitionRange
 from sparklog.spark.reader import narrow
 from sparklog.spark.schema import TopicShape
@@ -25,18 +25,18 @@ _ALL = Span()
 _MB = 1024 * 1024
 
 
-def both(seam: int, log: tuple[int, int], first: int | None = 0) -> BothEnds:
+def both(end: int, log: tuple[int, int], first: int | None = 0) -> BothEnds:
     snapshot = TableSnapshot(
-        "lake/t", 7, ArchiveProgress(topic="t", topic_id="x", batch=3, ends={0: seam}, mode="append"), frozenset(), ()
+        "lake/t", 7, ArchiveProgress(topic="t", topic_id="x", batch=3, ends={0: end}, mode="append"), frozenset(), ()
     )
     return BothEnds(snapshot, {_A: TopicLogEnds(*log, 5)}, {} if first is None else {0: first})
 
 
 def test_a_range_is_cut_at_the_end_of_the_archive() -> None:
     pieces = [PartitionRange(_A, 0, 10), PartitionRange(_B, 3, 9)]
-    assert split_at_seam(pieces, {0: 4}) == ([(_A, 0, 4)], [(_A, 4, 10), (_B, 3, 9)])
-    assert split_at_seam(pieces, {0: 10, 1: 3}) == ([(_A, 0, 10)], [(_B, 3, 9)])
-    assert split_at_seam(pieces, {0: 0, 1: 20}) == ([(_B, 3, 9)], [(_A, 0, 10)])
+    assert split_at_archive_end(pieces, {0: 4}) == ([(_A, 0, 4)], [(_A, 4, 10), (_B, 3, 9)])
+    assert split_at_archive_end(pieces, {0: 10, 1: 3}) == ([(_A, 0, 10)], [(_B, 3, 9)])
+    assert split_at_archive_end(pieces, {0: 0, 1: 20}) == ([(_B, 3, 9)], [(_A, 0, 10)])
 
 
 def test_history_begins_in_the_archive_and_ends_with_the_log() -> None:
@@ -126,10 +126,10 @@ def test_files_are_packed_by_size_and_skipped_by_statistics() -> None:
 def test_renamed_columns_of_a_table_are_matched_with_the_topic() -> None:
     """The timestamp of the records is `_timestamp` in the table, where `Timestamp` is a user's own column."""
     topic = SelectedTopic("x", TopicShape(DEFAULT_SCHEMA, "timestamp"))
-    seam = ArchiveProgress(topic="t", topic_id="x", batch=3, ends={}, mode="append")
+    progress = ArchiveProgress(topic="t", topic_id="x", batch=3, ends={}, mode="append")
 
     def check(*own: str) -> None:
-        _check_columns(TableSnapshot("lake/t", 7, seam, frozenset({*own, *META_COLUMNS.names}), ()), topic)
+        _check_columns(TableSnapshot("lake/t", 7, progress, frozenset({*own, *META_COLUMNS.names}), ()), topic)
 
     check("key", "value", "headers", "Timestamp")
     with pytest.raises(

@@ -197,16 +197,16 @@ def test_a_batch_is_the_same_at_every_rerun(
 
 
 def _move(step: int, brokers: ProcessCluster, admin: Admin, archive: Archive, topic: str) -> None:
-    assert archive.seam is not None
+    assert archive.progress is not None
     match step:
         case 0:
             produce(brokers, topic, 5)
         case 1:
-            archive.archive({number: end + 2 for number, end in archive.seam.ends.items()})
+            archive.archive({number: end + 2 for number, end in archive.progress.ends.items()})
             produce(brokers, topic, 2, 0)
             produce(brokers, topic, 2, 1)
         case 2:
-            admin.delete_records({TopicPartition(topic, n): end for n, end in archive.seam.ends.items()})
+            admin.delete_records({TopicPartition(topic, n): end for n, end in archive.progress.ends.items()})
         case 3:
             archive.compact()
         case _:

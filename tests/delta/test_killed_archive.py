@@ -19,12 +19,12 @@ from pyspark.sql.types import StructType
 
 from sparklog.client.admin.admin import Admin
 from sparklog.client.producer.producer import Producer
-from sparklog.delta.archive_progress import read_seam
+from sparklog.delta.archive_progress import read_progress
 from sparklog.delta.session import submit_arguments
 from sparklog.delta.table import table_path
 from sparklog.model import TopicPartition
 from sparklog.testing.process_cluster import ProcessCluster
-from tests.delta.archives import archived, bad_rows, places, rows, seams
+from tests.delta.archives import archived, bad_rows, places, progress_of_commits, rows
 from tests.delta.conftest import QUICK_JVM
 from tests.delta.killed_archive import JSON, MAX_OFFSETS, UPSERT_STEPS
 from tests.waiting import wait_until
@@ -131,9 +131,9 @@ def test_no_gap_and_no_duplicate_whenever_the_driver_is_killed(
         assert killed.stdout.readline() == "all are there\n"
     for name, step in names.items():
         # Each driver was killed at its step, and no archive had committed an offset that its table does not contain.
-        assert len(seams(lake, name)) == STEPS[step] + (step in ("committed", "merged")), name
-        found = read_seam(table_path(lake, name))
-        held = found.seam.ends if found is not None else {}
+        assert len(progress_of_commits(lake, name)) == STEPS[step] + (step in ("committed", "merged")), name
+        found = read_progress(table_path(lake, name))
+        held = found.progress.ends if found is not None else {}
         told = admin.group_offsets(f"archive-{name}")
         assert all(offset <= held.get(tp.partition, 0) for tp, offset in told.items()), name
         assert step not in ("committed", "merged") or sum(told.values()) < sum(held.values())
@@ -164,9 +164,13 @@ def test_no_gap_and_no_duplicate_whenever_the_driver_is_killed(
         good, bad = places(rows(lake, name)), places(bad_rows(lake, name))
         assert good == sorted(place for place, is_good in kept.items() if is_good), names[name]
         assert bad == sorted(place for place, is_good in kept.items() if not is_good), names[name]
-        assert [seam.batch for seam in seams(lake, name)] == list(range(len(seams(lake, name))))
+        assert [progress.batch for progress in progress_of_commits(lake, name)] == list(
+            range(len(progress_of_commits(lake, name)))
+        )
     for name, state in states.items():
         archived(spark, brokers, name, lake, mode="upsert", json=StructType.fromDDL(JSON))
         found = rows(lake, name).select(["_key", "a"]).to_pylist()
         assert {row["_key"]: row["a"] for row in found} == state and len(found) == len(state), names[name]
-        assert [seam.batch for seam in seams(lake, name)] == list(range(len(seams(lake, name))))
+        assert [progress.batch for progress in progress_of_commits(lake, name)] == list(
+            range(len(progress_of_commits(lake, name)))
+        )

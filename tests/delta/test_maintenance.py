@@ -18,13 +18,13 @@ from pyspark.sql import SparkSession
 from sparklog.cli.starting import started
 from sparklog.client.admin.admin import Admin
 from sparklog.client.producer.producer import Producer
-from sparklog.delta.archive_progress import open_log, read_seam
+from sparklog.delta.archive_progress import open_log, read_progress
 from sparklog.delta.archive_table import ArchiveTable
 from sparklog.delta.maintenance import RETENTION, VACUUMED, Maintenance
 from sparklog.delta.options import MaintenanceOptions
 from sparklog.delta.table import table_path
 from sparklog.testing.process_cluster import ProcessCluster
-from tests.delta.archives import RunningArchives, asked, places, rows, seams
+from tests.delta.archives import RunningArchives, asked, places, progress_of_commits, rows
 from tests.delta.tables import Archived, described, placed
 from tests.waiting import wait_until
 
@@ -58,7 +58,7 @@ def test_small_files_are_compacted_and_older_readers_unharmed(spark: SparkSessio
         row = placed(pa.table({"n": [number]}), [0], [number], [FIRST_US + day * DAY_US])
         table.append(row, {0: number + 1})
     path, said = table_path(lake, topic), list[str]()
-    expected, seam = rows(lake, topic), read_seam(path)
+    expected, progress = rows(lake, topic), read_progress(path)
     assert files_by_date(path) == {"2024-05-01": 9, "2024-05-02": 3}
     pinned = DeltaTable(path)
 
@@ -66,7 +66,7 @@ def test_small_files_are_compacted_and_older_readers_unharmed(spark: SparkSessio
     assert said == [f"{path}: compacted 9 files to 1"]
     assert files_by_date(path) == {"2024-05-01": 1, "2024-05-02": 3}
     assert rows(lake, topic).equals(expected)
-    assert read_seam(path) == seam
+    assert read_progress(path) == progress
     assert DeltaTable(path).version() == pinned.version() + 1, "the table is younger than the interval"
 
     assert maintenance(spark, path, said, vacuum_every_s=0.0, retain_h=200).run() is None
@@ -82,7 +82,7 @@ def test_small_files_are_compacted_and_older_readers_unharmed(spark: SparkSessio
     with pytest.raises(FileNotFoundError):
         pinned.to_pyarrow_table()
     assert rows(lake, topic).equals(expected)
-    assert read_seam(path) == seam
+    assert read_progress(path) == progress
 
     found.refresh()
     idle = maintenance(spark, path, said)
@@ -167,8 +167,8 @@ def test_maintenance_runs_beside_appends_and_merges(
     sent, when = 0, dt.datetime(2024, 5, 1, tzinfo=UTC)
 
     def is_level(name: str) -> bool:
-        found = read_seam(table_path(lake, name))
-        return found is not None and found.seam.ends == {0: sent, 1: sent}
+        found = read_progress(table_path(lake, name))
+        return found is not None and found.progress.ends == {0: sent, 1: sent}
 
     with RunningArchives(spark, *options) as running:
         with Producer(brokers.bootstrap) as producer:
@@ -200,5 +200,9 @@ def test_maintenance_runs_beside_appends_and_merges(
     written = DeltaTable(table_path(lake, append)).history()
     # Each batch writes one file, regardless of the number of files that it read.
     assert {entry["operationMetrics"]["numFiles"] for entry in written if entry["operation"] == "WRITE"} == {"1"}
-    assert [seam.batch for seam in seams(lake, append)] == list(range(len(seams(lake, append))))
-    assert [seam.batch for seam in seams(lake, upsert)] == list(range(len(seams(lake, upsert))))
+    assert [progress.batch for progress in progress_of_commits(lake, append)] == list(
+        range(len(progress_of_commits(lake, append)))
+    )
+    assert [progress.batch for progress in progress_of_commits(lake, upsert)] == list(
+        range(len(progress_of_commits(lake, upsert)))
+    )

@@ -23,7 +23,7 @@ from sparklog.delta.casting import TOMBSTONE
 from sparklog.delta.table import META_COLUMNS, table_path
 from sparklog.delta.upsert import PROPERTIES, newest, upsert
 from sparklog.testing.process_cluster import ProcessCluster
-from tests.delta.archives import archive, archived, bad_rows, ends, rows, seams
+from tests.delta.archives import archive, archived, bad_rows, ends, progress_of_commits, rows
 
 pytestmark = pytest.mark.integration
 
@@ -76,7 +76,11 @@ def test_an_upsert_archive_holds_the_newest_values(
     archived(spark, brokers, topic, lake, mode="upsert")
     assert ends(lake, topic) == {0: 11}
     assert state(lake, topic, "key", "value", "_offset") == expected
-    assert [(seam.batch, seam.mode) for seam in seams(lake, topic)] == [(0, "upsert"), (1, "upsert"), (2, "upsert")]
+    assert [(progress.batch, progress.mode) for progress in progress_of_commits(lake, topic)] == [
+        (0, "upsert"),
+        (1, "upsert"),
+        (2, "upsert"),
+    ]
     found = DeltaTable(table_path(lake, topic))
     assert found.metadata().partition_columns == []
     changes = pa.table(found.load_cdf(starting_version=0).read_all()).to_pylist()
@@ -195,12 +199,12 @@ def test_any_history_equals_a_dictionary(spark: SparkSession, lake: str, topic: 
             fold(expected, record)
         chosen.shuffle(records)
         read = frame(spark, records)
-        seam = numbered(topic, number, {partition: end + 1 for partition, end in enumerate(next_offsets)})
-        upsert(table, read, seam, keys=("k",))
+        progress = numbered(topic, number, {partition: end + 1 for partition, end in enumerate(next_offsets)})
+        upsert(table, read, progress, keys=("k",))
         if chosen.random() < 0.4:
             older = frame(spark, [("k1", -1, 1, 0, DAY, False)])
             if chosen.random() < 0.5:
-                upsert(table, older, seam, keys=("k",))  # the table already has this batch number
+                upsert(table, older, progress, keys=("k",))  # the table already has this batch number
             else:
                 with pytest.raises(ArchiveFenced):
                     other = ArchiveProgress(
@@ -281,7 +285,7 @@ def test_a_merge_with_concurrent_deletes_is_retried(spark: SparkSession, lake: s
     assert [row["k"] for row in state(lake, topic, "k")] == [*kept, "a"]
     with pytest.raises(PySparkException, match="DELTA_CONCURRENT"):
         upsert(table, disturbed(3, offset=10), numbered(topic, 2, {0: 11}), keys=("k",))
-    assert [seam.batch for seam in seams(lake, topic)] == [0, 1]
+    assert [progress.batch for progress in progress_of_commits(lake, topic)] == [0, 1]
     assert [row["k"] for row in state(lake, topic, "k")] == [
         *(key for key in kept if key not in ("x3", "x4", "x5")),
         "a",
