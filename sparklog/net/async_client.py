@@ -20,7 +20,16 @@ from sparklog.net.loop import tune
 from sparklog.net.tls import client_context, connect_failure
 from sparklog.protocol.connection import DEFAULT_MAX_FRAME_BYTES, ClientEnd, PreparedRequest, error_of_reply
 from sparklog.protocol.frames import Buffer
-from sparklog.protocol.messages import ErrorReply, HelloReply, Prove, Reply, Request, SaslAuthenticate
+from sparklog.protocol.messages import (
+    ErrorReply,
+    HelloReply,
+    Prove,
+    Reply,
+    Request,
+    RequestUnixSocket,
+    SaslAuthenticate,
+    UnixSocketReply,
+)
 from sparklog.protocol.received import ReceivedReply
 from sparklog.security.listeners import SecurityProtocol
 
@@ -110,7 +119,28 @@ class AsyncConnection(asyncio.BufferedProtocol):
                 await chosen._log_in()
             elif chosen._prove is not None:
                 await chosen.request(chosen._prove)
+            if security.protocol is not SecurityProtocol.PLAINTEXT and chosen._is_within_host():
+                return await change(chosen)
             return chosen
+
+        async def change(connection: AsyncConnection) -> AsyncConnection:
+            """Continue on the broker's Unix socket with a token, if the broker gives one."""
+            try:
+                given, _ = await connection.request(RequestUnixSocket(0))
+                by_unix = unix_socket.connect(cast(UnixSocketReply, given), connection.peer)
+                if by_unix is None:
+                    return connection
+                nearer = make()
+                await _finish(loop.create_unix_connection(lambda: nearer, sock=by_unix), nearer.abort)
+                token = Greeting.with_token(client_id, cluster_id, cast(UnixSocketReply, given).secret)
+                await asyncio.wait_for(nearer._prove_token(token), unix_socket.greeting_s(connect_timeout_s))
+            # The broker may have no free connection slot, or it may have ended.
+            except (OSError, asyncio.TimeoutError, BrokerError):
+                if connection.closed:
+                    raise
+                return connection
+            nearer._take_login_of(connection)
+            return nearer
 
         async def choose() -> AsyncConnection:
             context = client_context(security)
@@ -166,6 +196,20 @@ class AsyncConnection(asyncio.BufferedProtocol):
         self.hello = cast(HelloReply, reply)
         self._prove = greeting.prove(hello, self.hello)
         return self.hello
+
+    async def _prove_token(self, greeting: Greeting) -> None:
+        await self._greet(greeting)
+        assert self._prove is not None  # a greeting with a token requires the broker's proof
+        await self.request(self._prove)
+
+    def _is_within_host(self) -> bool:
+        assert self._transport is not None
+        return unix_socket.is_within_host(self._transport.get_extra_info("sockname"), self.peer)
+
+    def _take_login_of(self, connection: AsyncConnection) -> None:
+        """Log in on this connection at the time at which ``connection`` would have."""
+        if connection._login_timer is not None:
+            self._login_timer = self._loop.call_at(connection._login_timer.when(), self._start_login)
 
     async def _log_in(self) -> None:
         """Log in, and do so again before the session ends. Raises BrokerError."""

@@ -22,7 +22,7 @@ from sparklog.protocol.connection import (
     raise_for_error,
 )
 from sparklog.protocol.frames import Buffer
-from sparklog.protocol.messages import HelloReply, Prove, Reply, Request
+from sparklog.protocol.messages import HelloReply, Prove, Reply, Request, RequestUnixSocket, UnixSocketReply
 from sparklog.protocol.received import ReceivedReply
 from sparklog.security.listeners import SecurityProtocol
 
@@ -90,6 +90,8 @@ class BlockingConnection:
             if must_log_in(self.hello, security, has_proof=self._prove is not None):
                 self._log_in()
             self._prove_itself()
+            if security.protocol is not SecurityProtocol.PLAINTEXT:
+                self._change_with_token(client_id, cluster_id, connect_timeout_s, max_frame_bytes)
             self._socket.settimeout(timeout_s)
         except OSError as error:  # For a connection that was reset meanwhile, not even the peer's address is available.
             raise self._fail(error) from None
@@ -108,19 +110,38 @@ class BlockingConnection:
         if self._prove is not None:
             self.request(self._prove)
 
+    def _change_with_token(
+        self, client_id: str, cluster_id: str, connect_timeout_s: float, max_frame_bytes: int
+    ) -> None:
+        """Continue on the broker's Unix socket with a token, if the broker is on this host and gives one."""
+        if not unix_socket.is_within_host(self._socket.getsockname(), self._socket.getpeername()):
+            return
+        cid = self._send(RequestUnixSocket(0))
+        given = self._next_of(cid).reply
+        if not isinstance(given, UnixSocketReply):
+            return  # The broker is an older one, or it refuses.
+        by_unix = unix_socket.connect(given, self._socket.getpeername())
+        if by_unix is not None:
+            by_unix.settimeout(unix_socket.greeting_s(connect_timeout_s))
+            self._change_to(
+                by_unix, Greeting.with_token(client_id, cluster_id, given.secret), ClientEnd(max_frame_bytes)
+            )
+
     def _change_to(self, by_unix: socket.socket, greeting: Greeting, end: ClientEnd) -> None:
         """Continue on the Unix socket, unless the broker refuses that (for example, no connection slot is free)."""
         before, prove = (self._socket, self._end), self._prove
         self._socket, self._end = by_unix, end
         try:
             again = self._greet(greeting)
+            if greeting.has_token:
+                self._prove_itself()
         except BrokerError:
             changed = False
         except BaseException:
             before[0].close()
             raise
         else:
-            changed = unix_socket.is_same(self.hello, again)
+            changed = greeting.has_token or unix_socket.is_same(self.hello, again)
         if changed:
             self.hello = again
             before[0].close()

@@ -14,7 +14,7 @@ from collections.abc import Callable
 from sparklog.errors import BrokerError, ErrorCode
 from sparklog.protocol import connection, proof
 from sparklog.protocol.messages import Hello, HelloReply, Prove
-from sparklog.protocol.proof import Identity, IdentityClaim, KeyRing
+from sparklog.protocol.proof import Identity, IdentityClaim, KeyRing, Secret
 from sparklog.protocol.senders import SenderKind
 from sparklog.security.peer_certificates import Certificate, PeerCertificates
 
@@ -78,6 +78,18 @@ class Greeting:
         self._broker_id = broker_id
         # A process without a secret cannot check a proof.
         self._proof_required = proof_required and credentials is not None and bool(credentials.keys)
+
+    @property
+    def has_token(self) -> bool:
+        """Return whether the process proves a token for a Unix socket, instead of its identity."""
+        return self._credentials is not None and self._credentials.identity().role is SenderKind.CLIENT
+
+    @classmethod
+    def with_token(cls, client_id: str, cluster_id: str, token: bytes) -> Greeting:
+        """Return the greeting on a Unix socket with a token's secret. Raises ConfigError for bytes that are none."""
+        token_keys = KeyRing((Secret(token),))
+        credentials = Credentials(token_keys, lambda: Identity(SenderKind.CLIENT, -1, 0))
+        return cls(client_id, cluster_id, credentials=credentials, proof_required=True)
 
     def hello(self) -> Hello:
         if self._credentials is None:

@@ -41,11 +41,19 @@ from sparklog.net.tls_listener import Handshake, TlsListener
 from sparklog.net.tls_listener import bind as bind_tls
 from sparklog.net.turn import NOTED_S, Turn
 from sparklog.net.unix_socket import ip_address, peer_process
+from sparklog.net.unix_tokens import TokenAuthenticator, UnixSession, UnixTokens
 from sparklog.protocol.connection import ImmediateAnswer, ServerEnd, encode_reply
 from sparklog.protocol.frames import Buffer
 from sparklog.protocol.login import ServerLogin
-from sparklog.protocol.messages import ErrorReply, HelloReply, Reply, Request, SaslAuthenticateReply
-from sparklog.protocol.proof import Authenticator, Identity
+from sparklog.protocol.messages import (
+    ErrorReply,
+    HelloReply,
+    Reply,
+    Request,
+    SaslAuthenticateReply,
+    UnixSocketReply,
+)
+from sparklog.protocol.proof import Authenticator, Identity, Secret
 from sparklog.protocol.received import ReceivedRequest
 from sparklog.security.connection_limits import ConnectionLimits
 from sparklog.security.principals import ANONYMOUS
@@ -119,11 +127,20 @@ class ServerConnection(asyncio.BufferedProtocol):
         budget: _Budget,
         security: ListenerSecurity,
         handshake: Handshake | None = None,
+        of_unix_socket: bool = False,
     ) -> None:
         self._factory = factory
         self._security = security
         self._handshake = handshake
-        self._end = ServerEnd(describe, limits.max_frame_bytes, limits.authenticator, self._new_login())
+        if of_unix_socket:
+            self._end = ServerEnd(
+                describe,
+                limits.max_frame_bytes,
+                TokenAuthenticator(limits.unix_tokens, limits.authenticator if security.is_plain else None),
+                only_proved=not security.is_plain,
+            )
+        else:
+            self._end = ServerEnd(describe, limits.max_frame_bytes, limits.authenticator, self._new_login())
         self._limits = limits
         self._max_in_flight = limits.max_in_flight
         self._budget = budget
@@ -152,6 +169,10 @@ class ServerConnection(asyncio.BufferedProtocol):
         self._timer: asyncio.TimerHandle | None = None
         #: Whether the limits of clients' connections have counted this one.
         self._admitted = False
+        #: The monotonic time of the end of the session, or None.
+        self._expires_s: float | None = None
+        #: The unused token with which the peer may continue on the Unix socket.
+        self._token: Secret | None = None
         #: Whether this connection uses the Unix socket.
         self.within_host = False
         self.closed = False
@@ -214,7 +235,12 @@ class ServerConnection(asyncio.BufferedProtocol):
         self.peer = f"local:{peer_process(accepted)[0]}" if self.within_host else host_and_port(host, port)
         self.peer_host = _WITHIN_HOST if self.within_host else host
         reached_at = ip_address(transport.get_extra_info("sockname"))
-        if self._limits.unix_listener == self.listener and (self.within_host or reached_at[0]):
+        if not self._security.is_plain:
+            if self.within_host:
+                self._end.describe = partial(_without_sockets, self._end.describe)
+            elif self._limits.unix_socket:
+                self._end.issue = partial(self._issue_token, reached_at)
+        elif self._limits.unix_listener == self.listener and (self.within_host or reached_at[0]):
             self._end.describe = partial(_described, self._end.describe, self._limits.unix_socket, reached_at)
         if self._limits.authenticator is not None:
             self._end.roles = self._limits.authenticator.roles(transport.get_extra_info("peercert"))
@@ -284,7 +310,9 @@ class ServerConnection(asyncio.BufferedProtocol):
         in_hand, self._in_hand = self._in_hand, {}
         self._end_handler()
         # The login and its timer refer to this connection.
-        self._end.login = None
+        self._end.login = self._end.issue = None
+        if self._token is not None:
+            self._limits.unix_tokens.drop(self._token)
         self._cancel_timer()
         self._budget.release(sum(in_hand.values()))
 
@@ -410,6 +438,9 @@ class ServerConnection(asyncio.BufferedProtocol):
         elif isinstance(event.reply, ErrorReply) and event.reply.code in _LOGIN_ERRORS:
             self._login_failed(event.reply)
             return
+        elif isinstance(self._end.session, UnixSession):
+            session, self._end.session = self._end.session, None
+            self._continue(session)
         if not self._admitted and not event.close and (refusal := self._admit()):
             self._queue.clear()
             self._refuse(event.reply.cid, refusal)
@@ -451,11 +482,35 @@ class ServerConnection(asyncio.BufferedProtocol):
         login, authentication = self._end.login, self._security.authentication
         assert login is not None and login.principal is not None and authentication is not None
         self.principal = login.principal
-        self._cancel_timer()
-        if session_lifetime_ms:
-            loop = asyncio.get_running_loop()
-            self._timer = loop.call_later(session_lifetime_ms / 1000, self._end.session_expired)
+        self._expires_s = time.monotonic() + session_lifetime_ms / 1000 if session_lifetime_ms else None
+        self._await_expiry()
         authentication.succeeded(self, login.mechanism)
+
+    def _await_expiry(self) -> None:
+        self._cancel_timer()
+        if self._expires_s is not None:
+            delay_s = max(0.0, self._expires_s - time.monotonic())
+            self._timer = asyncio.get_running_loop().call_later(delay_s, self._end.session_expired)
+
+    def _issue_token(self, reached_at: tuple[str, int], cid: int) -> UnixSocketReply:
+        """Return the reply with a token for this connection. An earlier token of it ends."""
+        tokens = self._limits.unix_tokens
+        if self._token is not None:
+            tokens.drop(self._token)
+        session = UnixSession(self.principal, self._end.identity, self.peer_host, self._security, self._expires_s)
+        self._token = tokens.issue(session)
+        return UnixSocketReply(cid, self._limits.unix_socket, reached_at, bytes.fromhex(self._token.hex()))
+
+    def _continue(self, session: UnixSession) -> None:
+        """Continue what the peer has begun on another connection, by its token."""
+        self.principal, self.peer_host = session.principal, session.peer_host
+        self._end.identity = session.identity
+        self._security, self.listener = session.security, session.security.name
+        login = self._end.login = self._new_login()
+        if login is not None:
+            login.principal = session.principal
+        self._expires_s = session.expires_s
+        self._await_expiry()
 
     def _login_failed(self, reply: ErrorReply) -> None:
         """Send the reply to a failed login after a delay, and close the connection."""
@@ -572,6 +627,8 @@ class Limits:
         self.connection_limits: ConnectionLimits | None = None
         #: The TLS of the listeners that have it.
         self.tls: list[ServerTls] = []
+        #: The tokens with which connections of listeners with TLS or logins continue on the Unix socket.
+        self.unix_tokens = UnixTokens()
         #: The delays of the replies to failed logins.
         self.login_delays = LoginDelays()
         #: Adds the broker's proof to the reply to a hello; None if the broker has no credentials.
@@ -649,14 +706,17 @@ class Server:
         return bound
 
     async def listen_within_host(self, security: ListenerSecurity) -> None:
-        """Listen on a Unix socket for clients of a plain listener on the same host, if the system allows that."""
+        """Listen on a Unix socket for clients on the same host, if the system allows that.
+
+        Clients of all listeners with TLS or logins need a token. Clients of ``security``, if it is plain, need none.
+        """
         try:
             name, listening = unix_socket.bind()
             if listening is not None:
                 with contextlib.ExitStack() as undo:
                     undo.callback(listening.close)
                     server = await asyncio.get_running_loop().create_unix_server(
-                        lambda: self._make(security), sock=listening, backlog=_BACKLOG
+                        lambda: self._make(security, of_unix_socket=True), sock=listening, backlog=_BACKLOG
                     )
                     undo.pop_all()
                 self._servers.append(server)
@@ -677,9 +737,12 @@ class Server:
         ]
         for connection in ended:
             connection.abort()
+        self._limits.unix_tokens.end(principal)
         return len(ended)
 
-    def _make(self, security: ListenerSecurity, handshake: Handshake | None = None) -> ServerConnection:
+    def _make(
+        self, security: ListenerSecurity, handshake: Handshake | None = None, *, of_unix_socket: bool = False
+    ) -> ServerConnection:
         return ServerConnection(
             self._factory,
             self._describe,
@@ -687,6 +750,7 @@ class Server:
             budget=self._budget,
             security=security,
             handshake=handshake,
+            of_unix_socket=of_unix_socket,
         )
 
     def _check(self) -> None:
@@ -745,7 +809,7 @@ async def serve(
     Port 0 means any free port. With ``credentials`` the broker proves its identity. ``kept_connections`` of
     ``max_connections`` are reserved for brokers and the controller. A client's connection is closed after ``idle_s``
     seconds without requests. A connection is closed after ``hello_s`` seconds without a hello and the login that its
-    listener requires. Only a plain listener has a Unix socket. Raises OSError if the address is in use.
+    listener requires. Raises OSError if the address is in use.
     """
     limits = Limits(
         max_frame_bytes=max_frame_bytes,
@@ -758,7 +822,7 @@ async def serve(
     limits.connection_limits = connection_limits
     server = Server(factory, describe, limits=limits, budget=_Budget(queued_max_bytes))
     # The Unix socket is bound first, because its name must be in the reply to the first hello on TCP.
-    if within_host and security.is_plain:
+    if within_host:
         await server.listen_within_host(security)
     try:
         await server.listen(host, port, security)

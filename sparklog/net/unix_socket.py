@@ -5,6 +5,8 @@ and the name disappears with the broker. Only processes in the broker's network 
 connect proves that the client is on the same host. The name is random and part of the reply to the hello, so no other
 process can have used the name before.
 
+On a listener with TLS or logins, the name comes with a token after the login (``unix_tokens``).
+
 A client that connects through a proxy, an address translation or a tunnel does so on purpose, and must stay with TCP.
 So the broker reports the local address of the TCP connection, and a client that connected to another address does not
 use the Unix socket. Source: unix(7).
@@ -19,7 +21,7 @@ import struct
 import sys
 from typing import Any
 
-from sparklog.protocol.messages import HelloReply
+from sparklog.protocol.messages import HelloReply, UnixSocketReply
 
 #: Whether Unix sockets can have abstract names, as only on Linux.
 _HAS_ABSTRACT_NAMES = sys.platform == "linux"
@@ -79,7 +81,15 @@ def ip_address(name: Any) -> tuple[str, int]:
     return (str(name[0]), int(name[1])) if isinstance(name, tuple) and len(name) >= 2 else ("", 0)
 
 
-def connect(greeted: HelloReply, peer: Any) -> socket.socket | None:
+def is_within_host(own: Any, peer: Any) -> bool:
+    """Return whether a TCP connection with these socket addresses may be one within this host.
+
+    The system gives such a connection the same address at both ends, unless the client has chosen another one.
+    """
+    return _HAS_ABSTRACT_NAMES and bool(ip_address(own)[0]) and ip_address(own)[0] == ip_address(peer)[0]
+
+
+def connect(greeted: HelloReply | UnixSocketReply, peer: Any) -> socket.socket | None:
     """Return a connection to the Unix socket named in the broker's reply; None if that is impossible.
 
     ``peer`` is the address to which the client connected by TCP. The connect never waits: it succeeds or fails at once.

@@ -28,8 +28,10 @@ from sparklog.protocol.messages import (
     Prove,
     Reply,
     Request,
+    RequestUnixSocket,
     SaslAuthenticate,
     SaslAuthenticateReply,
+    UnixSocketReply,
     decode_reply,
     decode_request,
     encode_message,
@@ -51,13 +53,13 @@ _MAX_DETAIL = 1000
 _ANY_CID = 2**64 - 1
 
 #: Requests that a server end replies to itself.
-_HANDSHAKE = (Hello, Prove, SaslAuthenticate)
+_HANDSHAKE = (Hello, Prove, SaslAuthenticate, RequestUnixSocket)
 
 
 class ImmediateAnswer(NamedTuple):
     """A reply by the server end itself. ``close`` means that the connection must be closed after this reply."""
 
-    reply: HelloReply | Ack | SaslAuthenticateReply | ErrorReply
+    reply: HelloReply | Ack | SaslAuthenticateReply | UnixSocketReply | ErrorReply
     close: bool
 
 
@@ -153,7 +155,8 @@ class ServerEnd:
 
     ``describe`` returns the HelloReply for a correlation id and an agreed version. ``authenticator`` creates the
     broker's proof that it knows the cluster's secret. If it is None, the broker sends no proof. ``login`` is for a
-    listener on which a connection must log in. A connection that has proved its identity need not log in.
+    listener on which a connection must log in. A connection that has proved its identity need not log in. With
+    ``only_proved`` nothing but a proof admits a connection.
     """
 
     def __init__(
@@ -162,8 +165,12 @@ class ServerEnd:
         max_frame_bytes: int,
         authenticator: Authenticator | None = None,
         login: ServerLogin | None = None,
+        *,
+        only_proved: bool = False,
     ) -> None:
-        self._decoder = FrameDecoder(max_frame_bytes, MAX_HELLO_BYTES, MAX_LOGIN_BYTES if login is not None else 0)
+        waits = login is not None or only_proved
+        self._decoder = FrameDecoder(max_frame_bytes, MAX_HELLO_BYTES, MAX_LOGIN_BYTES if waits else 0)
+        self._only_proved = only_proved
         self._max_frame_bytes = max_frame_bytes
         self.describe = describe
         self._authenticator = authenticator
@@ -171,6 +178,10 @@ class ServerEnd:
         #: The roles that the peer's TLS certificate gives; None if certificates give no roles in this cluster.
         self.roles: frozenset[SenderKind] | None = None
         self.login = login
+        #: The session that a token has proved, which this connection continues.
+        self.session: object = None
+        #: Returns the reply to a request for the Unix socket; None if this connection cannot continue there.
+        self.issue: Callable[[int], UnixSocketReply] | None = None
         #: Whether requests are served: the hello and, if the listener requires one, the login are complete.
         self.admitted = False
         #: Whether the peer has not logged in again in time.
@@ -263,12 +274,17 @@ class ServerEnd:
         body = frame.body
         return ReceivedRequest(request, body, len(header) + len(body))
 
-    def _handshake(self, request: Hello | Prove | SaslAuthenticate) -> ImmediateAnswer:
+    def _handshake(self, request: Hello | Prove | SaslAuthenticate | RequestUnixSocket) -> ImmediateAnswer:
         if isinstance(request, Hello):
             return self._greet(request)
         if isinstance(request, Prove):
             return self._prove(request)
-        return self._log_in(request)
+        if isinstance(request, SaslAuthenticate):
+            return self._log_in(request)
+        if not self.admitted:
+            return self._not_admitted(request)
+        reply = self.issue(request.cid) if self.issue is not None else UnixSocketReply(request.cid)
+        return ImmediateAnswer(reply, close=False)
 
     def _not_admitted(self, request: Request) -> ImmediateAnswer:
         name = type(request).__name__
@@ -329,7 +345,7 @@ class ServerEnd:
                 return ImmediateAnswer(ErrorReply(request.cid, error.code, error.detail), close=True)
         self.version = version
         self.client_id = request.client_id
-        self.admitted = self.login is None
+        self.admitted = self.login is None and not self._only_proved
         return ImmediateAnswer(reply, close=False)
 
     def _prove(self, request: Prove) -> ImmediateAnswer:
@@ -338,9 +354,10 @@ class ServerEnd:
             detail = "Prove found, and hello has agreed on no proof, or it was given before"
             return ImmediateAnswer(ErrorReply(request.cid, ErrorCode.INVALID_REQUEST, detail), close=True)
         if not hmac.compare_digest(claim.proof, request.proof):
-            detail = f"{claim.identity.role.value} {claim.identity.number}: its proof of the cluster's secret is wrong"
+            who = f"{claim.identity.role.value} {claim.identity.number}" if claim.identity is not None else "client"
+            detail = f"{who}: its proof of the cluster's secret is wrong"
             return ImmediateAnswer(ErrorReply(request.cid, ErrorCode.CLUSTER_AUTHORIZATION_FAILED, detail), close=True)
-        self.identity = claim.identity
+        self.identity, self.session = claim.identity, claim.session
         if not self.admitted:
             self._admit()
         return ImmediateAnswer(Ack(request.cid), close=False)

@@ -121,7 +121,12 @@ from sparklog.protocol.quota_messages import (
     QuotaKey,
     QuotaResult,
 )
-from sparklog.protocol.security_messages import SaslAuthenticate, SaslAuthenticateReply
+from sparklog.protocol.security_messages import (
+    RequestUnixSocket,
+    SaslAuthenticate,
+    SaslAuthenticateReply,
+    UnixSocketReply,
+)
 from sparklog.protocol.set_aside_messages import (
     ListSetAside,
     ListSetAsideReply,
@@ -279,6 +284,7 @@ __all__ = [
     "RemoveSetAside",
     "Reply",
     "Request",
+    "RequestUnixSocket",
     "RestartBroker",
     "RestoreRecords",
     "RestoreRecordsReply",
@@ -296,6 +302,7 @@ __all__ = [
     "DescribedTransaction",
     "TransactionMarker",
     "UNDECODABLE",
+    "UnixSocketReply",
     "VerifyTransaction",
     "VerifyTransactionReply",
     "WriteMarkers",
@@ -360,6 +367,7 @@ Request = (
     | DescribeUserScramCredentials
     | AlterUserScramCredentials
     | ControlUpdate
+    | RequestUnixSocket
 )
 Reply = (
     HelloReply
@@ -401,6 +409,7 @@ Reply = (
     | AlterUserScramCredentialsReply
     | ControlUpdateReply
     | SaslAuthenticateReply
+    | UnixSocketReply
 )
 
 #: The errors that decoding invalid bytes may raise: msgspec's own, and Python's errors for text that is not UTF-8 and

@@ -116,10 +116,14 @@ class Identity(NamedTuple):
 
 
 class IdentityClaim(NamedTuple):
-    """An identity that the peer claims to have. It is proved when the peer has sent this ``proof``."""
+    """An identity that the peer claims to have. It is proved when the peer has sent this ``proof``.
 
-    identity: Identity
+    A token for a Unix socket proves a ``session`` instead, which only the owner of the tokens understands.
+    """
+
+    identity: Identity | None
     proof: bytes
+    session: object = None
 
 
 class Authenticator(Protocol):
@@ -172,10 +176,29 @@ def answer(hello: Hello, reply: HelloReply, keys: KeyRing, nonce: bytes) -> tupl
     if identity.role is SenderKind.BROKER and identity.number == reply.broker_id:
         detail = f"broker {reply.broker_id} opens no connection to itself: this is a reflection"
         raise BrokerError(ErrorCode.INVALID_REQUEST, detail)
+    reply, expected = _proved(hello, reply, secret, nonce)
+    return reply, IdentityClaim(identity, expected)
+
+
+def answer_token(
+    hello: Hello, reply: HelloReply, token: Secret, nonce: bytes, session: object
+) -> tuple[HelloReply, IdentityClaim]:
+    """Return the broker's reply to a hello on its Unix socket, and the claim of the session that ``token`` is for.
+
+    Raises:
+      BrokerError: INVALID_REQUEST, the hello has no nonce.
+    """
+    if len(hello.nonce) != NONCE_BYTES:
+        raise BrokerError(ErrorCode.INVALID_REQUEST, f"a nonce of {len(hello.nonce)} bytes found")
+    reply, expected = _proved(hello, reply, token, nonce)
+    return reply, IdentityClaim(None, expected, session)
+
+
+def _proved(hello: Hello, reply: HelloReply, secret: Secret, nonce: bytes) -> tuple[HelloReply, bytes]:
+    """Return the reply with the broker's proof, and the proof that the peer must send."""
     reply = msgspec.structs.replace(reply, nonce=nonce, key_id=secret.key_id)
     said = _said(hello, reply)
-    proved = msgspec.structs.replace(reply, proof=_proof(secret, _SERVER, said))
-    return proved, IdentityClaim(identity, _proof(secret, _CLIENT, said))
+    return msgspec.structs.replace(reply, proof=_proof(secret, _SERVER, said)), _proof(secret, _CLIENT, said)
 
 
 def claim(hello: Hello, identity: Identity) -> Hello:
@@ -191,7 +214,7 @@ def certified(hello: Hello, roles: frozenset[SenderKind]) -> Identity | None:
     Raises:
       BrokerError: CLUSTER_AUTHORIZATION_FAILED, the certificate does not permit the role.
     """
-    if not hello.role:
+    if hello.role in {"", SenderKind.CLIENT.value}:
         return None
     for role in roles:
         if role.value == hello.role:

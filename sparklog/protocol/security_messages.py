@@ -1,4 +1,4 @@
-"""Messages of a login by SASL.
+"""Messages of a login by SASL, and of the change to a Unix socket after it.
 
 The client sends ``SaslAuthenticate`` until a reply is complete. The messages of the mechanism are opaque here;
 ``protocol.sasl`` names the modules that understand them. Source: RFC 4422; Kafka's SaslAuthenticate (KIP-152, KIP-368).
@@ -37,3 +37,19 @@ class SaslAuthenticateReply(Message, frozen=True, tag="sasl_authenticate_reply")
     data: SaslBytes
     complete: bool
     session_lifetime_ms: int = 0
+
+
+class RequestUnixSocket(Message, frozen=True, tag="request_unix_socket"):
+    """The request for a token, with which the client continues this connection on the broker's Unix socket."""
+
+
+class UnixSocketReply(Message, frozen=True, tag="unix_socket_reply"):
+    """The name of the Unix socket and the secret of a token that is valid for one hello there.
+
+    The name is empty if the broker has no Unix socket for this listener.
+    """
+
+    unix_socket: str = ""
+    #: The address at which the client has reached the broker. A client that connected to another one must not change.
+    reached_at: tuple[str, int] = ("", 0)
+    secret: bytes = b""

@@ -58,6 +58,7 @@ from sparklog.protocol.messages import (
     Prove,
     RemoveSetAside,
     Request,
+    RequestUnixSocket,
     RestartBroker,
     RestoreRecords,
     RestoreSetAside,
@@ -82,6 +83,7 @@ SENDERS: dict[type, SenderKind] = {
     Hello: SenderKind.CLIENT,
     Prove: SenderKind.CLIENT,
     SaslAuthenticate: SenderKind.CLIENT,
+    RequestUnixSocket: SenderKind.CLIENT,
     Metadata: SenderKind.CLIENT,
     Produce: SenderKind.CLIENT,
     Fetch: SenderKind.CLIENT,  # a follower's: BROKER

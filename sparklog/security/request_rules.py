@@ -62,6 +62,7 @@ from sparklog.protocol.messages import (
     Produce,
     Prove,
     RemoveSetAside,
+    RequestUnixSocket,
     RestartBroker,
     RestoreRecords,
     RestoreSetAside,
@@ -240,6 +241,7 @@ RULES: dict[type, RequestRule] = {
     Hello: everyone(_EVERY_PRINCIPAL),
     Prove: everyone(_EVERY_PRINCIPAL),
     SaslAuthenticate: everyone(_EVERY_PRINCIPAL),
+    RequestUnixSocket: everyone(_EVERY_PRINCIPAL),
     Metadata: RequestRule(
         "Describe on each topic; a request for all topics leaves the others out",
         _no_clauses,

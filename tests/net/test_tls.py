@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import pytest
 
@@ -62,6 +62,12 @@ class Handler:
         pass
 
 
+class Closable(Protocol):
+    """A client that the server's fixture closes."""
+
+    def close(self) -> None: ...
+
+
 class Secure:
     """A server in a thread. ``connections`` has its connections in order."""
 
@@ -69,7 +75,7 @@ class Secure:
         library: Any = asyncio if kind == "asyncio" else pytest.importorskip(kind)
         self.loop: asyncio.AbstractEventLoop = library.new_event_loop()
         self.connections: list[ServerConnection] = []
-        self.clients: list[Blocking | Async] = []
+        self.clients: list[Closable] = []
         self._thread = threading.Thread(target=self.loop.run_forever)
         self._thread.start()
         self.server: Server = self.run(self._serve(ListenerSecurity("SECURE", logins, tls), options))
@@ -91,7 +97,6 @@ class Secure:
             max_frame_bytes=MAX_FRAME,
             max_in_flight=10,
             queued_max_bytes=4 * MAX_FRAME,
-            within_host=True,
             security=security,
             **options,
         )

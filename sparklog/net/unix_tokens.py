@@ -1,0 +1,108 @@
+"""Tokens with which a client continues on the broker's Unix socket what it has begun on a listener with TLS or logins.
+
+A client whose connection is admitted asks for a token over that connection. The token is a secret. It is valid for ten
+seconds and for one hello on the Unix socket of this broker process. Client and broker prove to each other that they
+know it (``protocol.proof``), so that neither another process of the host nor a process that has taken over the name of
+the socket can pretend to be one of them. The new connection has the principal, the role and the session of the first.
+"""
+
+from __future__ import annotations
+
+import secrets
+import time
+from typing import NamedTuple
+
+from sparklog.model import Principal
+from sparklog.net.authentication import ListenerSecurity
+from sparklog.protocol import proof
+from sparklog.protocol.messages import Hello, HelloReply
+from sparklog.protocol.proof import Authenticator, Identity, IdentityClaim, KeyRing, Secret
+from sparklog.protocol.senders import SenderKind
+from sparklog.security.peer_certificates import Certificate
+
+#: The time in seconds in which a token must be used.
+LIFETIME_S = 10.0
+#: The maximum number of unused tokens of a broker. Beyond it the oldest one ends.
+_MOST = 10_000
+
+
+class UnixSession(NamedTuple):
+    """What a connection on the Unix socket continues."""
+
+    principal: Principal
+    #: The role of the peer, if it is a broker or the controller.
+    identity: Identity | None
+    peer_host: str
+    security: ListenerSecurity
+    #: The monotonic time at which the client must have logged in again, or None for no limit.
+    expires_s: float | None
+
+
+class UnixTokens:
+    """The unused tokens of one broker. Owner: the server's event loop."""
+
+    def __init__(self, *, lifetime_s: float = LIFETIME_S, most: int = _MOST) -> None:
+        self._lifetime_s, self._most = lifetime_s, most
+        #: The secret, the session and the time of the end, by the secret's id; the oldest token first.
+        self._tokens: dict[str, tuple[Secret, UnixSession, float]] = {}
+
+    def __len__(self) -> int:
+        return len(self._tokens)
+
+    def issue(self, session: UnixSession) -> Secret:
+        """Return a new token for one connection that continues ``session``."""
+        self._end_expired()
+        if len(self._tokens) >= self._most:
+            del self._tokens[next(iter(self._tokens))]
+        token = Secret(secrets.token_bytes(proof.SECRET_BYTES))
+        self._tokens[token.key_id] = token, session, time.monotonic() + self._lifetime_s
+        return token
+
+    def take(self, key_ids: tuple[str, ...]) -> tuple[Secret, UnixSession] | None:
+        """Return the token with one of these ids and its session, if it is valid. The token cannot be used again."""
+        self._end_expired()
+        for key_id in key_ids:
+            found = self._tokens.pop(key_id, None)
+            if found is not None:
+                return found[0], found[1]
+        return None
+
+    def drop(self, token: Secret) -> None:
+        """End this token, if it is unused."""
+        self._tokens.pop(token.key_id, None)
+
+    def end(self, principal: Principal) -> None:
+        """End the tokens of ``principal``."""
+        for key_id in [key_id for key_id, found in self._tokens.items() if found[1].principal == principal]:
+            del self._tokens[key_id]
+
+    def _end_expired(self) -> None:
+        now_s = time.monotonic()
+        while self._tokens and self._tokens[first := next(iter(self._tokens))][2] <= now_s:
+            del self._tokens[first]
+
+
+class TokenAuthenticator:
+    """The authenticator of the Unix socket: it accepts tokens, and otherwise does what ``other`` does."""
+
+    def __init__(self, tokens: UnixTokens, other: Authenticator | None) -> None:
+        self._tokens = tokens
+        self._other = other
+        self.keys = other.keys if other is not None else KeyRing()
+
+    @property
+    def required(self) -> bool:
+        """Return whether peers must prove their identity, if they have no token."""
+        return self._other is None or self._other.required
+
+    def roles(self, certificate: Certificate | None) -> frozenset[SenderKind] | None:
+        """Return the roles that a peer's certificate gives; None if certificates give no roles in this cluster."""
+        return None if self._other is None else self._other.roles(certificate)
+
+    def answer(self, hello: Hello, reply: HelloReply) -> tuple[HelloReply, IdentityClaim | None]:
+        """Return the reply with the broker's proof, and what the peer must prove. Raises BrokerError."""
+        found = self._tokens.take(hello.key_ids) if hello.key_ids else None
+        if found is not None:
+            token, session = found
+            return proof.answer_token(hello, reply, token, secrets.token_bytes(proof.NONCE_BYTES), session)
+        return (reply, None) if self._other is None else self._other.answer(hello, reply)
