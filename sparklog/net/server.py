@@ -280,7 +280,9 @@ class ServerConnection(asyncio.BufferedProtocol):
         if event is None:
             began_s = time.monotonic()
             self._queue.extend(self._end.buffer_updated(nbytes))
-            self._note(began_s)
+            took_s = time.monotonic() - began_s
+            if took_s >= NOTED_S:
+                self._turn.use(took_s)
             self._check_large()
         elif self._queue or type(event) is not ReceivedRequest or not self._may_handle(event):
             self._queue.append(event)
@@ -553,13 +555,9 @@ class ServerConnection(asyncio.BufferedProtocol):
             handler.request_received(request, event.body)
         finally:
             self._handling = False
-            self._note(began_s)
-
-    def _note(self, began_s: float) -> None:
-        """Count the time since ``began_s`` in the current ``Turn``, unless it is very short."""
-        took_s = time.monotonic() - began_s
-        if took_s >= NOTED_S:
-            self._turn.use(took_s)
+            took_s = time.monotonic() - began_s
+            if took_s >= NOTED_S:
+                self._turn.use(took_s)
 
     def _may_handle(self, event: ReceivedRequest) -> bool:
         return not (

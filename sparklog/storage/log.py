@@ -278,34 +278,24 @@ class Log:
         start = self._offsets.log_end
         if fresh:
             try:
-                records = self._append_fresh(fresh, leader_epoch=leader_epoch, now_us=now_us, placed=placed, roll=roll)
+                if (
+                    len(fresh) == 1
+                    and not (placed or roll)
+                    and append_fast_path.append_as_leader(
+                        self._files, self._offsets, self._tail, fresh[0], leader_epoch=leader_epoch, now_us=now_us
+                    )
+                ):
+                    records = fresh[0][0].record_count
+                else:
+                    records = self._tail.append_as_leader(
+                        fresh, leader_epoch=leader_epoch, now_us=now_us, placed=placed, roll=roll
+                    )
             except (OSError, StorageError) as failure:
                 raise self._append_failed(failure) from failure
             self.durability.appended(records, now_us)
         if not known:
             return OffsetRange(start, self._offsets.log_end)
         return OffsetRange(known[0].start, self._offsets.log_end if fresh else known[-1].end)
-
-    def _append_fresh(
-        self,
-        batches: Sequence[tuple[BatchHeader, Buffer]],
-        *,
-        leader_epoch: int,
-        now_us: int,
-        placed: bool,
-        roll: bool,
-    ) -> int:
-        """Append batches that are not in the log yet, and return the number of their records.
-
-        Raises the errors of ``LogTail.append_as_leader``.
-        """
-        if len(batches) == 1 and not (placed or roll):
-            files, offsets, tail = self._files, self._offsets, self._tail
-            if append_fast_path.append_as_leader(
-                files, offsets, tail, batches[0], leader_epoch=leader_epoch, now_us=now_us
-            ):
-                return batches[0][0].record_count
-        return self._tail.append_as_leader(batches, leader_epoch=leader_epoch, now_us=now_us, placed=placed, roll=roll)
 
     def append_as_follower(self, headers: bytes | memoryview, bodies: memoryview) -> int:
         """Append a leader's batches unchanged and return the new log end offset.

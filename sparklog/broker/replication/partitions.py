@@ -32,7 +32,9 @@ class Partitions:
         self._context = context
         self.directory = directory
         self._hosted: dict[tuple[str, int], Partition] = {}
-        self.maintenance_index = MaintenanceIndex(directory, self._hosted.get)
+        #: Returns the hosted replica of a partition (a TopicPartition or an equal tuple), or None.
+        self.get = self._hosted.get
+        self.maintenance_index = MaintenanceIndex(directory, self.get)
         #: The partitions that this broker leads, as of the last role change of each replica.
         self._led: set[Partition] = set()
         #: The running CRCs of verified batches of all logs, which later projections use.
@@ -47,10 +49,6 @@ class Partitions:
 
     def __len__(self) -> int:
         return len(self._hosted)
-
-    def get(self, tp: tuple[str, int]) -> Partition | None:
-        """Return the hosted replica of ``tp`` (a TopicPartition or an equal tuple), or None."""
-        return self._hosted.get(tp)
 
     def require(self, tp: tuple[str, int], topic_id: str = "") -> Partition:
         """Return the hosted replica of ``tp``, and check its topic id unless ``topic_id`` is empty.

@@ -9,11 +9,11 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 from functools import partial
-from typing import Protocol, cast
+from typing import Any, Protocol
 
 from sparklog.broker.context import BrokerContext
 from sparklog.broker.internal_topics import refuse_internal
-from sparklog.broker.replication.partition import Answer, Batches, CheckedBatches, Partition, PendingProduce
+from sparklog.broker.replication.partition import Answer, Batches, Partition, PendingProduce
 from sparklog.broker.replication.partitions import Partitions
 from sparklog.broker.requests.batch_checks import check_batches, check_count, is_short
 from sparklog.broker.requests.fetch import Fetches
@@ -57,18 +57,18 @@ class _OpenProduce:
         self._connection = connection
         self._cid = request.cid
         self._acks = request.acks
-        self._wanted = request.partitions
-        self._results: list[ProduceResult | None] = [None] * len(request.partitions)
-        self._missing = len(request.partitions)
+        self._wanted = wanted = request.partitions
+        self._missing = missing = len(wanted)
+        #: The result of each partition, or None.
+        self._results: list[Any] = [None] * missing
 
     def on_result(self, index: int, answer: Answer) -> None:
-        assert self._results[index] is None, "a partition has one result"
-        wanted = self._wanted[index]
-        self._results[index] = self._requests.result_of((wanted.topic, wanted.partition), answer)
+        requests, results, wanted = self._requests, self._results, self._wanted[index]
+        assert results[index] is None, "a partition has one result"
+        results[index] = requests.result_of((wanted.topic, wanted.partition), answer)
         self._missing -= 1
-        if self._missing == 0:
-            results = cast("list[ProduceResult]", self._results)  # all results are present
-            self._requests.finish(self._connection, self._cid, acks=self._acks, results=tuple(results))
+        if not self._missing:  # all results are present
+            requests.finish(self._connection, self._cid, acks=self._acks, results=tuple(results))
 
     def fail(self, error: Exception) -> None:
         """Respond to the whole request with an error after an unexpected exception.
@@ -209,7 +209,11 @@ class ProduceRequests:
         except BrokerError as error:
             on_result(Answer(error.code, -1, -1, error.detail))
             return
-        self._append(request, wanted, batches, partition=partition, deadline_ms=deadline_ms, on_result=on_result)
+        pending = PendingProduce(batches, on_result)
+        if transaction:
+            self._produce_in_transaction(request, wanted, pending, partition=partition, deadline_ms=deadline_ms)
+        else:
+            partition.produce(pending, acks=self._effective_acks(request.acks), deadline_ms=deadline_ms)
 
     def _produce_checked(
         self,
@@ -234,15 +238,11 @@ class ProduceRequests:
         except BrokerError as error:
             on_result(Answer(error.code, -1, -1, error.detail))
             return
-        self._append(
-            request,
-            wanted,
-            batches,
-            partition=partition,
-            deadline_ms=deadline_ms,
-            on_result=on_result,
-            checked=checked,
-        )
+        pending = PendingProduce(batches, on_result, checked=checked)
+        if request.transaction:
+            self._produce_in_transaction(request, wanted, pending, partition=partition, deadline_ms=deadline_ms)
+        else:
+            partition.produce(pending, acks=self._effective_acks(request.acks), deadline_ms=deadline_ms)
 
     def _writable(self, wanted: ProducePartition) -> Partition:
         """Return the partition. Raise BrokerError if clients cannot write to this broker or to this partition."""
@@ -256,53 +256,17 @@ class ProduceRequests:
             refuse_internal(topic, "not written to")
         return partition
 
-    def _append(
+    def _produce_in_transaction(
         self,
         request: Produce,
         wanted: ProducePartition,
-        batches: Batches,
+        pending: PendingProduce,
         *,
         partition: Partition,
         deadline_ms: int,
-        on_result: Callable[[Answer], None],
-        checked: CheckedBatches | None = None,
     ) -> None:
-        transaction, acks = request.transaction, self._effective_acks(request.acks)
-        if transaction:
-            try:
-                self._produce_in_transaction(
-                    wanted,
-                    batches,
-                    partition=partition,
-                    key=transaction,
-                    acks=acks,
-                    deadline_ms=deadline_ms,
-                    on_result=on_result,
-                    checked=checked,
-                )
-            except BrokerError as error:
-                on_result(Answer(error.code, -1, -1, error.detail))
-            return
-        pending = PendingProduce(batches, on_result, checked=checked)
-        partition.produce(pending, acks=acks, deadline_ms=deadline_ms)
-
-    def _produce_in_transaction(
-        self,
-        wanted: ProducePartition,
-        batches: Batches,
-        *,
-        partition: Partition,
-        key: str,
-        acks: int,
-        deadline_ms: int,
-        on_result: Callable[[Answer], None],
-        checked: CheckedBatches | None,
-    ) -> None:
-        """Append the batches after the transaction's coordinator has verified the producer.
-
-        Raises BrokerError if the request is refused at once.
-        """
-        tp = partition.tp
+        """Append the batches after the transaction's coordinator has verified the producer."""
+        tp, on_result, acks = partition.tp, pending.on_result, self._effective_acks(request.acks)
 
         def append() -> None:
             try:
@@ -310,12 +274,20 @@ class ProduceRequests:
             except BrokerError as error:  # the partition was dropped or recreated during the verification
                 on_result(Answer(error.code, -1, -1, error.detail))
             else:
-                pending = PendingProduce(batches, on_result, checked=checked)
                 hosted.produce(pending, acks=acks, deadline_ms=deadline_ms)
 
-        self._verifications.produce(
-            partition, batches, key=key, acks=acks, deadline_ms=deadline_ms, append=append, on_result=on_result
-        )
+        try:
+            self._verifications.produce(
+                partition,
+                pending.batches,
+                key=request.transaction,
+                acks=acks,
+                deadline_ms=deadline_ms,
+                append=append,
+                on_result=on_result,
+            )
+        except BrokerError as error:
+            on_result(Answer(error.code, -1, -1, error.detail))
 
     def result_of(self, tp: tuple[str, int], answer: Answer) -> ProduceResult:
         hosted = self._partitions.get(tp)
