@@ -11,6 +11,7 @@ from typing import NamedTuple, Protocol
 from sparklog.errors import BrokerError
 from sparklog.model import DEFAULT_LISTENER, Principal
 from sparklog.net.tls import ServerTls
+from sparklog.net.unknown_connections import origin_of
 from sparklog.protocol.sasl import SaslServer, ServerStep
 
 
@@ -78,15 +79,16 @@ class LoginDelays:
         """
         self._first_s, self._longest_s, self._memory_s = first_s, longest_s, memory_s
         self._max_addresses = max_addresses
-        #: The number of failures and the time of the last one, by address; the oldest last failure first.
+        #: The number of failures and the time of the last one, by origin; the oldest last failure first.
         self._failures: dict[str, tuple[int, float]] = {}
 
     def failed(self, address: str, now_s: float) -> float:
         """Note a failed login. Return the delay of its reply in seconds."""
-        count, last_s = self._failures.pop(address, (0, now_s))
+        origin = origin_of(address)
+        count, last_s = self._failures.pop(origin, (0, now_s))
         if now_s - last_s > self._memory_s:
             count = 0
-        self._failures[address] = count + 1, now_s
+        self._failures[origin] = count + 1, now_s
         if len(self._failures) > self._max_addresses:
             del self._failures[next(iter(self._failures))]
         return min(self._longest_s, self._first_s * 2.0 ** min(count, 30))

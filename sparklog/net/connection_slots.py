@@ -2,9 +2,9 @@
 
 A new connection is *unknown*. Its hello shows that it belongs to a client, or offers a proof; after the proof it
 belongs to a peer, which is a broker of the cluster or the controller. On a listener that requires a login, a client's
-connection is unknown until the login is complete. Some slots are reserved for peers. If all slots
-are taken, a new connection gets the slot of the oldest unknown connection. Unknown connections are closed after a short
-time. Idle connections of clients are closed after a longer time, unless they wait for a reply.
+connection is unknown until the login is complete. Some slots are reserved for peers. If all slots are taken, a new
+connection gets the slot of an unknown one, which ``unknown_connections`` chooses. Unknown connections are closed after
+a short time. Idle connections of clients are closed after a longer time, unless they wait for a reply.
 """
 
 from __future__ import annotations
@@ -13,6 +13,8 @@ import logging
 from collections.abc import Iterable
 from enum import Enum
 from typing import Protocol
+
+from sparklog.net.unknown_connections import UnknownConnections
 
 _log = logging.getLogger(__name__)
 
@@ -36,6 +38,10 @@ class Connected(Protocol):
     used_s: float
 
     @property
+    def peer_host(self) -> str:
+        """Return the address of the peer, without the port."""
+
+    @property
     def standing(self) -> ConnectionStanding: ...
 
     @property
@@ -57,8 +63,7 @@ class ConnectionSlots:
         self.hello_s = hello_s
         self._idle_s = idle_s
         self.connections: set[Connected] = set()
-        #: The unknown connections, the oldest first.
-        self._unknown: dict[Connected, None] = {}
+        self._unknown = UnknownConnections[Connected]()
         self._clients: set[Connected] = set()
         #: The time in seconds between two checks for silent connections.
         self.interval_s = max(0.05, min(5.0, hello_s / 4, idle_s / 4))
@@ -69,18 +74,17 @@ class ConnectionSlots:
     def accept(self, connection: Connected, *, spare: int = 0) -> bool:
         """Give the connection a slot, if there is one, and return whether it got one.
 
-        If all slots are taken, the oldest unknown connection is closed, unless ``spare`` is set.
+        If all slots are taken, an unknown connection is closed, unless ``spare`` is set.
 
         At least ``spare`` slots stay free.
         """
-        while len(self.connections) >= self.limit - spare and self._unknown and not spare:
-            oldest = next(iter(self._unknown))
-            self.leave(oldest)
-            oldest.abort()
+        while len(self.connections) >= self.limit - spare and not spare and (loser := self._unknown.loser) is not None:
+            self.leave(loser)
+            loser.abort()
         if len(self.connections) >= self.limit - spare:
             return False
         self.connections.add(connection)
-        self._unknown[connection] = None
+        self._unknown.add(connection)
         return True
 
     def greeted(self, connection: Connected) -> bool:
@@ -92,18 +96,18 @@ class ConnectionSlots:
             case ConnectionStanding.UNKNOWN:
                 return True
             case ConnectionStanding.PEER:
-                self._unknown.pop(connection, None)
+                self._unknown.discard(connection)
                 return True
             case ConnectionStanding.CLIENT:
                 if connection in self._clients:
                     return True
-                self._unknown.pop(connection, None)
+                self._unknown.discard(connection)
                 self._clients.add(connection)
                 return len(self._clients) <= self.client_limit
 
     def leave(self, connection: Connected) -> None:
         self.connections.discard(connection)
-        self._unknown.pop(connection, None)
+        self._unknown.discard(connection)
         self._clients.discard(connection)
 
     def close_silent(self, now_s: float) -> None:

@@ -54,9 +54,10 @@ class Handshake:
     standing = ConnectionStanding.UNKNOWN
     awaits_replies = False
 
-    def __init__(self, accepted: socket.socket, peer: str, on_end: Callable[[Handshake], None]) -> None:
+    def __init__(self, accepted: socket.socket, address: tuple[str, int], on_end: Callable[[Handshake], None]) -> None:
         self.accepted = accepted
-        self.peer = peer
+        self.peer = host_and_port(*address)
+        self.peer_host = address[0]
         #: The monotonic time of the accept.
         self.used_s = time.monotonic()
         #: Whether an asyncio transport has the socket.
@@ -121,7 +122,7 @@ class TlsListener:
                 self._loop.call_later(_ACCEPT_AGAIN_S, self._accept_again, listening)
                 return
             accepted.setblocking(False)
-            handshake = Handshake(accepted, host_and_port(*ip_address(address)), self._end)
+            handshake = Handshake(accepted, ip_address(address), self._end)
             if self._places.accept(handshake):
                 self._loop.add_reader(accepted.fileno(), self._first_bytes, handshake)
             else:

@@ -52,8 +52,8 @@ class Scene:
         self.held = held
         self._opened: list[asyncio.StreamWriter | AsyncConnection] = []
 
-    async def silent(self) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
-        reader, writer = await asyncio.open_connection("127.0.0.1", self.server.port)
+    async def silent(self, address: str = "127.0.0.1") -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+        reader, writer = await asyncio.open_connection("127.0.0.1", self.server.port, local_addr=(address, 0))
         self._opened.append(writer)
         return reader, writer
 
@@ -242,8 +242,22 @@ def test_silent_connections_do_not_use_up_the_slots() -> None:
     asyncio.run(test())
 
 
+def test_an_address_takes_slots_from_its_own_silent_connections() -> None:
+    async def test() -> None:
+        async with served(max_connections=10, kept_connections=1) as scene:
+            other = await scene.silent()
+            many = [await scene.silent("127.0.0.2") for _ in range(30)]
+            for reader, _ in many[:21]:
+                assert await closed(reader) == b""
+            other[1].write(frame(hello("slow")))
+            assert await asyncio.wait_for(other[0].read(65536), 60)
+
+    asyncio.run(test())
+
+
 class Connection:
     used_s = 0.0
+    peer_host = "10.0.0.1"
     awaits_replies = False
 
     def __init__(self, standing: ConnectionStanding) -> None:

@@ -315,3 +315,9 @@ def test_delays_grow_by_address_and_are_forgotten() -> None:
     delays.failed("c", 62.0)
     assert delays.failed("a", 62.0) == 0.2
     assert delays.failed("b", 62.0) == 0.1
+
+
+def test_addresses_of_one_ipv6_network_share_their_failures() -> None:
+    delays = LoginDelays(first_s=0.1)
+    assert [delays.failed(f"2001:db8:1:2::{part}", 1.0) for part in ("1", "ffff")] == [0.1, 0.2]
+    assert delays.failed("2001:db8:1:3::1", 1.0) == 0.1

@@ -1,0 +1,94 @@
+"""The connections of a server that have not said or proved yet who they are, by the address that they come from.
+
+One address may open connections faster than others finish their logins. So the connection that loses its slot is the
+oldest one of the address with the most of them. Each operation takes the same time, however many connections there are.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+from collections.abc import Iterator
+from typing import Generic, Protocol, TypeVar
+
+#: The first bits of an IPv6 address that one site has. It can choose the other bits for each connection.
+_SITE_BITS = 64
+
+
+class WithAddress(Protocol):
+    """A connection from an address."""
+
+    @property
+    def peer_host(self) -> str: ...
+
+
+def origin_of(address: str) -> str:
+    """Return the part of an address that one site has: an IPv4 address, or the network of an IPv6 address."""
+    if ":" not in address:
+        return address
+    try:
+        found = ipaddress.IPv6Address(address)
+    except ValueError:
+        return address
+    if found.ipv4_mapped is not None:
+        return str(found.ipv4_mapped)
+    return str(ipaddress.IPv6Network((int(found) >> _SITE_BITS << _SITE_BITS, _SITE_BITS)))
+
+
+_Connection = TypeVar("_Connection", bound=WithAddress)
+
+
+class UnknownConnections(Generic[_Connection]):
+    """A set of connections. ``loser`` is the one that gives way to a new connection."""
+
+    def __init__(self) -> None:
+        #: The origin of each connection.
+        self._origins: dict[_Connection, str] = {}
+        #: The connections of each origin, the oldest first.
+        self._of_origin: dict[str, dict[_Connection, None]] = {}
+        #: The origins with each number of connections, the one that has reached it first first.
+        self._with_count: dict[int, dict[str, None]] = {}
+        self._most = 0
+
+    def __len__(self) -> int:
+        return len(self._origins)
+
+    def __iter__(self) -> Iterator[_Connection]:
+        return iter(self._origins)
+
+    def add(self, connection: _Connection) -> None:
+        origin = origin_of(connection.peer_host)
+        self._origins[connection] = origin
+        own = self._of_origin.setdefault(origin, {})
+        own[connection] = None
+        self._moved(origin, len(own) - 1, len(own))
+
+    def discard(self, connection: _Connection) -> None:
+        """Remove the connection, if it is one of them."""
+        origin = self._origins.pop(connection, None)
+        if origin is None:
+            return
+        own = self._of_origin[origin]
+        del own[connection]
+        if not own:
+            del self._of_origin[origin]
+        self._moved(origin, len(own) + 1, len(own))
+
+    @property
+    def loser(self) -> _Connection | None:
+        """Return the oldest connection of the origin with the most connections, or None if there is no connection."""
+        if not self._most:
+            return None
+        origin = next(iter(self._with_count[self._most]))
+        return next(iter(self._of_origin[origin]))
+
+    def _moved(self, origin: str, before: int, after: int) -> None:
+        """Record the new number of an origin's connections."""
+        if before:
+            same = self._with_count[before]
+            del same[origin]
+            if not same:
+                del self._with_count[before]
+        if after:
+            self._with_count.setdefault(after, {})[origin] = None
+        if after > self._most or self._most not in self._with_count:
+            self._most = after
