@@ -1,4 +1,8 @@
-"""Tests of ACLs on a real broker: every request of a client without a login, and changes of ACLs that take effect."""
+"""Tests of ACLs on a real broker: every request of every kind of principal, and changes of ACLs that take effect.
+
+The principals are a client without a login, and users with a SCRAM login: one without any ACL, one with exactly the
+ACLs that the rule of the request names, and a super user.
+"""
 
 from __future__ import annotations
 
@@ -11,14 +15,21 @@ import pytest
 from sparklog.client.admin.admin import Admin
 from sparklog.errors import BrokerError, ErrorCode
 from sparklog.net.blocking import BlockingConnection
+from sparklog.net.client_security import ClientSecurity
 from sparklog.protocol import messages as m
 from sparklog.protocol.messages import Reply, Request, encode_message
 from sparklog.protocol.proof import Identity
-from sparklog.protocol.senders import SenderKind
+from sparklog.protocol.sasl import SCRAM_SHA_256
+from sparklog.protocol.scram import ScramCredential
+from sparklog.protocol.senders import SenderKind, sender_of
+from sparklog.protocol.user_messages import ScramCredentialUpsertion
+from sparklog.security.acl_entries import entry_of
 from sparklog.security.acls import AclFilter, ResourceType, binding
+from sparklog.security.principals import Principal
 from sparklog.security.request_rules import REFUSALS
 from sparklog.testing.process_cluster import ProcessCluster
 from tests.broker.support import encoded, fetch, produce
+from tests.broker.test_authorized_requests import needed
 from tests.cli.in_process import in_process
 from tests.security.test_request_rules import EXPECTED
 from tests.waiting import wait_until
@@ -28,6 +39,7 @@ pytestmark = pytest.mark.integration
 ANONYMOUS = "User:ANONYMOUS"
 #: A topic that no request names.
 HIDDEN = "hidden-orders"
+PASSWORD = "correct horse battery staple"
 REQUESTS = [request for request, _ in EXPECTED if type(request) not in {m.Hello, m.Prove, m.SaslAuthenticate}]
 #: A peer that has proved that it is a broker. ACLs do not limit it.
 PEER = Identity(SenderKind.BROKER, 7, 1)
@@ -38,8 +50,17 @@ DENIED = ErrorCode.TOPIC_AUTHORIZATION_FAILED
 @pytest.fixture(scope="module")
 def guarded() -> Iterator[ProcessCluster]:
     """Return one broker with the topics ``orders`` and ``HIDDEN``, whose ACLs allow nothing."""
-    settings = {"super.users": "User:admin", "internal.topic.replication.factor": "1"}
+    settings = {
+        "super.users": "User:admin",
+        "internal.topic.replication.factor": "1",
+        "transaction.state.log.num.partitions": "1",
+        "offsets.topic.num.partitions": "1",
+        "listeners": "OPEN://127.0.0.1:0,USERS://127.0.0.1:0,BROKER://127.0.0.1:0",
+        "listener.security.protocol.map": "OPEN:PLAINTEXT,USERS:SASL_PLAINTEXT,BROKER:PLAINTEXT",
+        "inter.broker.listener.name": "BROKER",
+    }
     with ProcessCluster(1, settings=settings) as cluster:
+        create_users(cluster, "admin", "anna", "bert")
         for name in ("orders", HIDDEN):
             assert isinstance(as_peer(cluster, m.CreateTopic(0, name, 1, 1, 30_000)), m.CreateTopicReply)
         with cluster.connect(0, identity=PEER) as peer:
@@ -50,6 +71,31 @@ def guarded() -> Iterator[ProcessCluster]:
 def as_peer(cluster: ProcessCluster, request: Request) -> Reply:
     with cluster.connect(0, identity=PEER) as connection:
         return connection.request(request)[0]
+
+
+def create_users(cluster: ProcessCluster, *names: str) -> None:
+    credential = ScramCredential.derive(SCRAM_SHA_256, PASSWORD, b"salt of the users", 4096)
+    keys = (credential.iterations, credential.salt, credential.stored_key, credential.server_key)
+    upsertions = tuple(ScramCredentialUpsertion(name, SCRAM_SHA_256, *keys) for name in names)
+    reply = as_peer(cluster, m.AlterUserScramCredentials(0, (), upsertions))
+    assert isinstance(reply, m.AlterUserScramCredentialsReply)
+    assert [user.code for user in reply.users] == [0] * len(names)
+
+
+def log_in(cluster: ProcessCluster, name: str) -> BlockingConnection:
+    """Return a connection with the login of this user; without a name, one without a login."""
+    if not name:
+        return cluster.connect(0)
+    [broker] = cluster.ask_zookeeper(lambda store: store.live_brokers())
+    [users] = [endpoint for endpoint in broker.endpoints if endpoint.name == "USERS"]
+    settings = {
+        "security.protocol": "SASL_PLAINTEXT",
+        "sasl.mechanism": SCRAM_SHA_256,
+        "sasl.username": name,
+        "sasl.password": PASSWORD,
+    }
+    security = ClientSecurity.parse(settings)
+    return BlockingConnection(users.host, users.port, client_id="test", security=security)
 
 
 def asked(connection: BlockingConnection, request: Request) -> Reply:
@@ -78,9 +124,13 @@ def admin(guarded: ProcessCluster) -> Iterator[Admin]:
     as_peer(guarded, m.DeleteAcls(0, (m.AclCondition(),)))
 
 
-@pytest.mark.parametrize("number", range(len(REQUESTS)), ids=[type(request).__name__ for request in REQUESTS])
-def test_nothing_is_served_without_a_login(guarded: ProcessCluster, number: int) -> None:
-    with guarded.connect(0) as connection:
+EVERY_REQUEST = pytest.mark.parametrize("number", range(len(REQUESTS)), ids=[type(one).__name__ for one in REQUESTS])
+
+
+@EVERY_REQUEST
+@pytest.mark.parametrize("who", ["", "bert"], ids=["no login", "wrong user"])
+def test_nothing_is_served_to_the_wrong_principal(guarded: ProcessCluster, number: int, who: str) -> None:
+    with log_in(guarded, who) as connection:
         reply = asked(connection, REQUESTS[number])
     assert HIDDEN.encode() not in encode_message(reply)
     if not codes(reply) & REFUSED:
@@ -204,3 +254,22 @@ def test_acls_survive_a_restart_of_the_broker(guarded: ProcessCluster, admin: Ad
             return produce(connection, "orders", encoded(1)).code == ErrorCode.NONE
 
     wait_until(served, "the broker leads again, and has read the ACLs")
+
+
+# The last test, because it deletes topics.
+@EVERY_REQUEST
+@pytest.mark.parametrize("who", ["anna", "admin"], ids=["right user", "super user"])
+def test_every_request_is_served_to_the_right_principal(guarded: ProcessCluster, number: int, who: str) -> None:
+    request = REQUESTS[number]
+    acls = needed(request, Principal("User", "anna"))
+    if isinstance(request, m.DescribeGroup):
+        acls.append(binding("topic", "orders", "User:anna", "describe"))  # a member reads this topic
+    if who == "anna" and acls:
+        assert isinstance(as_peer(guarded, m.CreateAcls(0, tuple(map(entry_of, acls)))), m.Ack)
+    with log_in(guarded, who) as connection:
+        reply = asked(connection, request)
+    as_peer(guarded, m.DeleteAcls(0, (m.AclCondition(),)))
+    if sender_of(request) is SenderKind.CLIENT:
+        assert not codes(reply) & REFUSED
+    else:
+        assert codes(reply) == {ErrorCode.CLUSTER_AUTHORIZATION_FAILED}, "an ACL does not replace the proof of a broker"
