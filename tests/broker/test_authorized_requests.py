@@ -17,6 +17,7 @@ from sparklog.broker.requests.dispatch import ConnectionHandler, Handlers
 from sparklog.broker.requests.slices import Slices
 from sparklog.broker.security.authorized_requests import authorized_handlers
 from sparklog.broker.security.authorizer import Authorizer
+from sparklog.broker.security.forwarding_connections import MergingConnection, client_of
 from sparklog.errors import ErrorCode
 from sparklog.protocol import messages as m
 from sparklog.protocol.messages import ErrorReply, Reply, Request, encode_message
@@ -378,3 +379,10 @@ def test_a_broker_without_super_users_has_no_authorizer() -> None:
     [reply] = connection.replies
     assert isinstance(reply, ErrorReply)
     assert reply.code == ErrorCode.SECURITY_DISABLED
+
+
+def test_a_forwarding_connection_is_charged_as_its_client() -> None:
+    client = Connection(ANNA)
+    merging = MergingConnection(cast(Any, client), lambda reply: reply)
+    assert client_of(merging) is client
+    assert client_of(client) is client

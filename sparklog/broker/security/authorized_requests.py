@@ -10,7 +10,7 @@ Fetch is an exception: a partition is read later and repeatedly, so ``Authorized
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable
 from typing import Any, cast
 
 from msgspec.structs import replace
@@ -20,10 +20,10 @@ from sparklog.broker.requests.dispatch import HandleRequest, Handlers
 from sparklog.broker.requests.open_fetch import OpenFetch
 from sparklog.broker.requests.slices import Slices, Steps, answer_failure
 from sparklog.broker.security.authorizer import Authorizer
+from sparklog.broker.security.forwarding_connections import HidingConnection, MergingConnection, end_without_reply
 from sparklog.errors import BrokerError
 from sparklog.model import is_internal
 from sparklog.net.server import ServerConnection
-from sparklog.protocol.frames import Buffer
 from sparklog.protocol.messages import (
     CommitOffsets,
     CommitOffsetsReply,
@@ -44,7 +44,7 @@ from sparklog.protocol.messages import (
 )
 from sparklog.replica.fetch_session import Key
 from sparklog.security.acls import Operation, ResourceType
-from sparklog.security.partial_answers import REFUSED, Allows, Split, merged, shown, without
+from sparklog.security.partial_answers import REFUSED, Allows, Split, merged, without
 from sparklog.security.request_rules import RULES, Need, RequestRule
 
 _TOPIC = ResourceType.TOPIC
@@ -99,7 +99,7 @@ class _Checks:
                 handle(connection, request, body)
                 return
             authorizer.require(connection, request, clauses(request))
-            hiding = _HidingConnection(connection, request, slices, _allows(authorizer, connection))
+            hiding = HidingConnection(connection, request, slices, _allows(authorizer, connection))
             handle(cast(ServerConnection, hiding), request, body)
 
         return authorized
@@ -136,7 +136,7 @@ class _Checks:
             except BrokerError:
                 if request.acks != 0:
                     raise
-                _end_without_reply(connection, request.cid)
+                end_without_reply(connection, request.cid)
 
         return authorized
 
@@ -163,7 +163,7 @@ class _Checks:
         refused: dict[int, str],
     ) -> None:
         """Handle the entries that are not refused, and add the refusals to the reply."""
-        merging = _MergingConnection(connection, lambda reply: merged(request, reply, refused))
+        merging = MergingConnection(connection, lambda reply: merged(request, reply, refused))
         entries = request.offsets if isinstance(request, CommitOffsets) else request.partitions
         if isinstance(request, Produce) and request.acks == 0:
             merging.closes = True
@@ -212,7 +212,7 @@ class _Checks:
             return replace(reply, topics=(*reply.topics, *refusals))
 
         rest = replace(request, topics=tuple(name for name in request.topics if name not in named))
-        handle(cast(ServerConnection, _MergingConnection(connection, with_refusals)), rest, body)
+        handle(cast(ServerConnection, MergingConnection(connection, with_refusals)), rest, body)
 
     def _all_topics(
         self, connection: ServerConnection, request: Metadata, body: memoryview, handle: HandleRequest
@@ -235,99 +235,6 @@ class _Checks:
 
 def _allows(authorizer: Authorizer, connection: ServerConnection) -> Allows:
     return lambda operation, resource_type, name: authorizer.allows(connection, operation, resource_type, name)
-
-
-def _end_without_reply(connection: ServerConnection, cid: int) -> None:
-    """End a request with acks=0. Its client learns of the refusal because the connection is closed, as in Kafka."""
-    connection.done(cid)
-    connection.close()
-
-
-class _ForwardingConnection:
-    """The connection that a handler sees instead of the client's, so that its reply can be changed.
-
-    It has what handlers use of a ``ServerConnection``. A handler that uses more fails, and the client gets an error.
-    """
-
-    def __init__(self, connection: ServerConnection) -> None:
-        self._connection = connection
-        self.peer = connection.peer
-        self.peer_host = connection.peer_host
-        self.listener = connection.listener
-        self.principal = connection.principal
-        self.identity = connection.identity
-        self.client_id = connection.client_id
-        self.within_host = connection.within_host
-
-    @property
-    def server_queue(self) -> tuple[int, int]:
-        return self._connection.server_queue
-
-    @property
-    def certificates_expire_in_s(self) -> int | None:
-        return self._connection.certificates_expire_in_s
-
-    def done(self, cid: int) -> None:
-        self._connection.done(cid)
-
-    def close(self) -> None:
-        self._connection.close()
-
-    def pause_requests(self) -> None:
-        self._connection.pause_requests()
-
-    def resume_requests(self) -> None:
-        self._connection.resume_requests()
-
-
-class _MergingConnection(_ForwardingConnection):
-    """A connection whose reply is changed by ``change``. With ``closes`` it is closed after a request without reply."""
-
-    def __init__(self, connection: ServerConnection, change: Callable[[Reply], Reply]) -> None:
-        super().__init__(connection)
-        self._change = change
-        self.closes = False
-
-    def reply(self, message: Reply, body: Sequence[Buffer] = (), body_bytes: int = -1) -> None:
-        self._connection.reply(self._change(message), body, body_bytes)
-
-    def done(self, cid: int) -> None:
-        if self.closes:
-            _end_without_reply(self._connection, cid)
-        else:
-            self._connection.done(cid)
-
-
-class _HidingConnection(_ForwardingConnection):
-    """A connection from whose reply the parts are left out that the principal may not see.
-
-    A reply may have hundreds of thousands of entries, so this is done in slices. Until it is done, the connection
-    handles no further request, even if the handler's own work in slices has ended.
-    """
-
-    def __init__(self, connection: ServerConnection, request: Request, slices: Slices, allows: Allows) -> None:
-        super().__init__(connection)
-        self._request = request
-        self._slices = slices
-        self._allows = allows
-        self._hiding = False
-
-    def reply(self, message: Reply, body: Sequence[Buffer] = (), body_bytes: int = -1) -> None:
-        self._hiding = True
-        self._slices.run(self, self._steps(message), self._failed)
-
-    def _steps(self, message: Reply) -> Generator[None, None, None]:
-        reply = yield from shown(message, self._allows, self._slices.over)
-        self._hiding = False
-        self._connection.reply(reply)
-
-    def _failed(self, error: Exception) -> None:
-        self._hiding = False
-        answer_failure(self._connection, self._request, error)
-
-    def resume_requests(self) -> None:
-        if not self._hiding:
-            self._connection.resume_requests()
 
 
 class AuthorizedFetch(OpenFetch):

@@ -16,12 +16,13 @@ import time
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any, Protocol, cast
 
 from msgspec.structs import replace
 
 from sparklog.broker.requests.dispatch import HandleRequest, Handlers
 from sparklog.broker.requests.slices import Slices, answer_failure
+from sparklog.broker.security.forwarding_connections import client_of
 from sparklog.errors import BrokerError, ErrorCode
 from sparklog.net.connection_slots import ConnectionStanding
 from sparklog.net.server import ServerConnection
@@ -134,7 +135,7 @@ class QuotaManager:
 
     def throttle_ms(self, connection: ServerConnection) -> int:
         """Return the time in milliseconds for which the next request of this connection waits."""
-        client = self._clients.get(connection)
+        client = self._clients.get(cast(ServerConnection, client_of(connection)))
         if client is None or not client.until_s:
             return 0
         return max(0, math.ceil((client.until_s - time.monotonic()) * 1000))
@@ -245,6 +246,7 @@ class QuotaManager:
 
     def _slice_used(self, connection: object, took_s: float) -> None:
         """Charge the time of a slice of a long request."""
+        connection = client_of(connection)
         if isinstance(connection, ServerConnection) and (client := self._clients.get(connection)) is not None:
             bucket = client.buckets.get(REQUEST_PERCENTAGE)
             if bucket is not None:

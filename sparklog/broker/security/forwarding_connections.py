@@ -1,0 +1,109 @@
+"""Connections that a handler sees instead of the client's, so that its reply can be changed before it is sent."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Generator, Sequence
+
+from sparklog.broker.requests.slices import Slices, answer_failure
+from sparklog.net.server import ServerConnection
+from sparklog.protocol.frames import Buffer
+from sparklog.protocol.messages import Reply, Request
+from sparklog.security.partial_answers import Allows, shown
+
+
+class ForwardingConnection:
+    """The connection that a handler sees instead of the client's, so that its reply can be changed.
+
+    It has what handlers use of a ``ServerConnection``. A handler that uses more fails, and the client gets an error.
+    """
+
+    def __init__(self, connection: ServerConnection) -> None:
+        self.client = connection
+        self.peer = connection.peer
+        self.peer_host = connection.peer_host
+        self.listener = connection.listener
+        self.principal = connection.principal
+        self.identity = connection.identity
+        self.client_id = connection.client_id
+        self.within_host = connection.within_host
+
+    @property
+    def server_queue(self) -> tuple[int, int]:
+        return self.client.server_queue
+
+    @property
+    def certificates_expire_in_s(self) -> int | None:
+        return self.client.certificates_expire_in_s
+
+    def done(self, cid: int) -> None:
+        self.client.done(cid)
+
+    def close(self) -> None:
+        self.client.close()
+
+    def pause_requests(self) -> None:
+        self.client.pause_requests()
+
+    def resume_requests(self) -> None:
+        self.client.resume_requests()
+
+
+class MergingConnection(ForwardingConnection):
+    """A connection whose reply is changed by ``change``. With ``closes`` it is closed after a request without reply."""
+
+    def __init__(self, connection: ServerConnection, change: Callable[[Reply], Reply]) -> None:
+        super().__init__(connection)
+        self._change = change
+        self.closes = False
+
+    def reply(self, message: Reply, body: Sequence[Buffer] = (), body_bytes: int = -1) -> None:
+        self.client.reply(self._change(message), body, body_bytes)
+
+    def done(self, cid: int) -> None:
+        if self.closes:
+            end_without_reply(self.client, cid)
+        else:
+            self.client.done(cid)
+
+
+class HidingConnection(ForwardingConnection):
+    """A connection from whose reply the parts are left out that the principal may not see.
+
+    A reply may have hundreds of thousands of entries, so this is done in slices. Until it is done, the connection
+    handles no further request, even if the handler's own work in slices has ended.
+    """
+
+    def __init__(self, connection: ServerConnection, request: Request, slices: Slices, allows: Allows) -> None:
+        super().__init__(connection)
+        self._request = request
+        self._slices = slices
+        self._allows = allows
+        self._hiding = False
+
+    def reply(self, message: Reply, body: Sequence[Buffer] = (), body_bytes: int = -1) -> None:
+        self._hiding = True
+        self._slices.run(self, self._steps(message), self._failed)
+
+    def _steps(self, message: Reply) -> Generator[None, None, None]:
+        reply = yield from shown(message, self._allows, self._slices.over)
+        self._hiding = False
+        self.client.reply(reply)
+
+    def _failed(self, error: Exception) -> None:
+        self._hiding = False
+        answer_failure(self.client, self._request, error)
+
+    def resume_requests(self) -> None:
+        if not self._hiding:
+            self.client.resume_requests()
+
+
+def end_without_reply(connection: ServerConnection, cid: int) -> None:
+    """End a request with acks=0. Its client learns of the refusal because the connection is closed, as in Kafka."""
+    connection.done(cid)
+    connection.close()
+
+
+def client_of(connection: object) -> object:
+    """Return the client's connection, also if ``connection`` only forwards to it."""
+    return connection.client if isinstance(connection, ForwardingConnection) else connection
