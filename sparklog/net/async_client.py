@@ -34,6 +34,9 @@ from sparklog.protocol.received import ReceivedReply
 from sparklog.security.listeners import SecurityProtocol
 
 _PLAINTEXT = ClientSecurity()
+#: The longest wait for the end of TLS, and the iterations of the loop that an abort takes.
+_SHUTDOWN_S = 0.5
+_TURNS_TO_ABORT = 3
 ReplyAndBody = tuple[Reply, memoryview]
 #: A function that is called with the outcome of one request: the reply, or the error.
 OnOutcome = Callable[[ReplyAndBody | BrokerError], None]
@@ -58,6 +61,8 @@ class AsyncConnection(asyncio.BufferedProtocol):
         self._login_timer: asyncio.TimerHandle | None = None
         self._login_task: asyncio.Task[None] | None = None
         self._tls_error: ssl.SSLError | None = None
+        self._is_lost = False
+        self._lost_waiter: asyncio.Future[None] | None = None
         self.closed = False
         self.hello: HelloReply | None = None
         self._prove: Prove | None = None
@@ -181,8 +186,10 @@ class AsyncConnection(asyncio.BufferedProtocol):
             raise BrokerError(ErrorCode.NETWORK_EXCEPTION, detail) from None
         finally:
             for connection in made:
-                if connection not in chosen:
+                if connection not in chosen and connection.is_direct:
                     connection.close()
+                elif connection not in chosen:
+                    connection.abort()  # The end of TLS would take a round trip, and the loop may be closed before.
         return chosen[0]
 
     @property
@@ -358,6 +365,21 @@ class AsyncConnection(asyncio.BufferedProtocol):
             self._transport.close()
         self._fail_waiting()
 
+    async def ended(self) -> None:
+        """Wait until a closed connection has no socket, at most ``_SHUTDOWN_S``.
+
+        Only TLS needs this, whose end is an exchange of messages. The loop must not be closed before.
+        """
+        if self.is_direct or self._is_lost:
+            return
+        self._lost_waiter = self._loop.create_future()
+        try:
+            await asyncio.wait_for(self._lost_waiter, _SHUTDOWN_S)
+        except asyncio.TimeoutError:
+            self.abort()
+            for _ in range(_TURNS_TO_ABORT):
+                await asyncio.sleep(0)
+
     def abort(self) -> None:
         """Close the connection without sending buffered bytes."""
         self.closed = True
@@ -418,6 +440,9 @@ class AsyncConnection(asyncio.BufferedProtocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         was_closed, self.closed = self.closed, True
+        self._is_lost = True
+        if self._lost_waiter is not None and not self._lost_waiter.done():
+            self._lost_waiter.set_result(None)
         if exc is not None:
             self._reason = str(exc)
             if isinstance(exc, ssl.SSLError):

@@ -64,6 +64,8 @@ _log = logging.getLogger(__name__)
 #: closed.
 _TURNS_TO_CLOSE = 2
 _BACKLOG = 1024
+#: The longest time from a close to the end of a TLS connection.
+_TLS_CLOSE_S = 5.0
 #: The slots that Unix sockets leave free for TCP connections. A client that continues on the Unix socket uses two slots
 #: until it closes the TCP connection.
 _SPARE = 100
@@ -268,7 +270,7 @@ class ServerConnection(asyncio.BufferedProtocol):
             except BrokerError as error:
                 _log.warning("refused a connection of %s: %s", self.peer, error.detail)
                 self._transport.writelines(encode_reply(ErrorReply(-1, error.code, error.detail)))
-                self._transport.close()
+                self.close()
                 return False
         return True
 
@@ -352,7 +354,7 @@ class ServerConnection(asyncio.BufferedProtocol):
         reply = ErrorReply(cid, ErrorCode.THROTTLING_QUOTA_EXCEEDED, detail)
         assert self._transport is not None
         self._transport.writelines(encode_reply(reply))
-        self._transport.close()
+        self.close()
 
     # --- the broker's side -----------------------------------------------------------------------------------------
 
@@ -398,6 +400,9 @@ class ServerConnection(asyncio.BufferedProtocol):
         """Close the connection after the written bytes are sent."""
         if self._transport is not None:
             self._transport.close()
+            if self._security.tls is not None:
+                # A peer could delay the end of TLS.
+                asyncio.get_running_loop().call_later(_TLS_CLOSE_S, self._transport.abort)
 
     def abort(self) -> None:
         """Close the connection at once."""
@@ -530,7 +535,7 @@ class ServerConnection(asyncio.BufferedProtocol):
     def _end_failed_login(self, reply: ErrorReply) -> None:
         if self._transport is not None and not self.closed:
             self._transport.writelines(encode_reply(reply))
-            self._transport.close()
+            self.close()
 
     def _cancel_timer(self) -> None:
         if self._timer is not None:

@@ -18,6 +18,7 @@ import pyarrow as pa
 from sparklog.config import broker_config, in_force
 from sparklog.errors import BrokerError, ErrorCode
 from sparklog.model import NO_EPOCH, NO_LEADER, BrokerEndpoint, TopicPartition
+from sparklog.net.authentication import ListenerSecurity
 from sparklog.net.server import Server, ServerConnection, serve
 from sparklog.protocol.messages import (
     EARLIEST,
@@ -107,7 +108,8 @@ class FakeBroker:
 class FakeCluster:
     """Start with ``with``. Every change from the test's thread goes through ``do``."""
 
-    def __init__(self, brokers: int = 2) -> None:
+    def __init__(self, brokers: int = 2, security: ListenerSecurity = ListenerSecurity()) -> None:  # noqa: B008
+        self.security = security
         self.loop = asyncio.new_event_loop()
         self.brokers = [FakeBroker(self, broker_id) for broker_id in range(brokers)]
         self.topics: dict[str, FakeTopic] = {}
@@ -186,6 +188,7 @@ class FakeCluster:
                 max_frame_bytes=1 << 27,
                 max_in_flight=64,
                 queued_max_bytes=1 << 28,
+                security=self.security,
             )
             broker.port = broker.server.port
 

@@ -271,8 +271,9 @@ class LoopCluster:
             connection.close()
 
     async def closed(self) -> None:
-        """Wait until the tasks that ``close`` has cancelled are done."""
+        """Wait until the tasks that ``close`` has cancelled are done, and its connections have ended."""
         await asyncio.gather(*self.tasks, return_exceptions=True)
+        await asyncio.gather(*(connection.ended() for connection in self._connections.values()))
 
     def _notify(self) -> None:
         if not self._closed:
