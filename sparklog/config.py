@@ -7,7 +7,6 @@ error for an unknown key suggests the most similar key.
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple
 
@@ -649,6 +648,8 @@ def check_topic_settings(names: Iterable[str]) -> None:
 def _check_names(table: Mapping[str, Setting], names: Iterable[str]) -> None:
     for key in names:
         if key not in table:
+            import difflib  # Only an unknown key needs it.
+
             near = difflib.get_close_matches(key[:_LONGEST_KEY], table, n=1)
             hint = f"; did you mean {near[0]!r}?" if near else ""
             raise ConfigError(f"unknown setting {key[:_LONGEST_KEY]!r}{hint}")
