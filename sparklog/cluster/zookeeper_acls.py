@@ -123,7 +123,7 @@ async def unsecure_embedded(
             raise ClusterError("the cluster runs: stop it before you open its embedded ZooKeeper")
         return await unprotect(session, with_secrets=with_secrets, progress=progress)
     except ZkNoAuth as error:
-        raise ClusterError(f"{error}: pass the cluster's secret as --secret-file") from None
+        raise ClusterError(f"{error}: pass the secret as --secret-file") from None
     finally:
         await session.close()
 
@@ -140,6 +140,6 @@ async def _opened(connect: str, security: ZooKeeperSecurity) -> AsyncIterator[Zk
             )
         yield session
     except ZkNoAuth as error:
-        raise ClusterError(f"{error}: other credentials close it") from None
+        raise ClusterError(f"{error}: pass other credentials") from None
     finally:
         await session.close()

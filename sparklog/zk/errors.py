@@ -46,11 +46,12 @@ class ZkNotEmpty(ZkError):
 
 
 class ZkNoAuth(ZkError):
-    """The error for a node that this session may not change, because it does not know the cluster's secret."""
+    """The error for a node that this session may not change or read, because it lacks the credentials."""
 
     def __str__(self) -> str:
         return (
-            f"{super().__str__() or 'a node'} is closed: ZooKeeper lets only those write that know the cluster's secret"
+            f"{super().__str__() or 'a node'} is closed: ZooKeeper lets only sessions use it"
+            " that know the cluster's secret or have its creator's credentials"
         )
 
 

@@ -167,7 +167,7 @@ async def _own_entries(session: ZkSession) -> Acl:
     try:
         path = await session.create(_SAMPLE, ephemeral=True, sequence=True)
     except ZkNoAuth:
-        raise ZkNoAuth(f"{_SAMPLE}: the parent is closed to the credentials of this session") from None
+        raise ZkNoAuth(_SAMPLE.rpartition("/")[0]) from None
     found = frozenset(entry for entry in await session.acl(path) if not entry.is_for_all)
     await session.delete(path)
     return frozenset(entry for entry in found if entry.scheme == "digest") or found
@@ -198,7 +198,7 @@ async def _walk(
         except ZkNoNode:
             return None
         except ZkNoAuth:
-            raise ZkNoAuth(f"node {path} is closed to the credentials of this session") from None
+            raise ZkNoAuth(path) from None
         children = [f"{path.rstrip('/')}/{name}" for name in names]
         return [child for child in children if child != _NOT_OURS]
 
