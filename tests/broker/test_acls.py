@@ -31,7 +31,7 @@ from sparklog.testing.process_cluster import ProcessCluster
 from tests.broker.support import encoded, fetch, produce
 from tests.broker.test_authorized_requests import needed
 from tests.cli.in_process import in_process
-from tests.security.test_request_rules import EXPECTED
+from tests.security.test_request_rules import EXPECTED, HANDSHAKE
 from tests.waiting import wait_until
 
 pytestmark = pytest.mark.integration
@@ -40,7 +40,7 @@ ANONYMOUS = "User:ANONYMOUS"
 #: A topic that no request names.
 HIDDEN = "hidden-orders"
 PASSWORD = "correct horse battery staple"
-REQUESTS = [request for request, _ in EXPECTED if type(request) not in {m.Hello, m.Prove, m.SaslAuthenticate}]
+REQUESTS = [request for request, _ in EXPECTED if type(request) not in HANDSHAKE]
 #: A peer that has proved that it is a broker. ACLs do not limit it.
 PEER = Identity(SenderKind.BROKER, 7, 1)
 REFUSED = {int(code) for code in REFUSALS.values()}

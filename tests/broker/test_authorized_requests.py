@@ -27,7 +27,7 @@ from sparklog.security.acls import AclBinding, AclTable, binding
 from sparklog.security.principals import ANONYMOUS, Principal
 from sparklog.security.request_rules import REFUSALS, RULES
 from tests.broker.staged import Stage, until
-from tests.security.test_request_rules import EXPECTED
+from tests.security.test_request_rules import EXPECTED, HANDSHAKE
 
 ANNA, BERT, ADMIN = Principal("User", "anna"), Principal("User", "bert"), Principal("User", "admin")
 #: What the wrong user may do: everything, on resources with other names.
@@ -37,7 +37,7 @@ ELSEWHERE = [
 ]
 #: Names that replies have and requests do not.
 SECRETS = (b"secret-topic", b"secret-group", b"secret-key", b"secret-setting")
-REQUESTS = [request for request, _ in EXPECTED if type(request) not in {m.Hello, m.Prove, m.SaslAuthenticate}]
+REQUESTS = [request for request, _ in EXPECTED if type(request) not in HANDSHAKE]
 REFUSED = set(REFUSALS.values())
 
 

@@ -12,6 +12,8 @@ from sparklog.protocol.senders import SENDERS, SenderKind
 from sparklog.security.acls import OPERATIONS, Operation, ResourceType
 from sparklog.security.request_rules import CLUSTER_ACTION, REFUSALS, RULES, Need
 
+#: The requests that a connection handles itself, before and during a login.
+HANDSHAKE = {m.Hello, m.Prove, m.SaslAuthenticate, m.RequestUnixSocket}
 OFFSET = GroupOffset("orders", 0, 5)
 FETCHED = m.FetchPartition("orders", 0, "", -1, 0, 100)
 
@@ -32,6 +34,7 @@ EXPECTED: list[tuple[Request, list[str]]] = [
     (m.Hello(1, 1, 1, "me"), []),
     (m.Prove(1, b""), []),
     (m.SaslAuthenticate(1, "SCRAM-SHA-512", b""), []),
+    (m.RequestUnixSocket(1), []),
     (m.Metadata(1), []),
     (m.Metadata(1, ("orders", "other")), ["entry: Describe on orders", "entry: Describe on other"]),
     (m.Produce(1, 1, 100, (m.ProducePartition("orders", 0, "", 0, 0),)), ["entry: Write on orders"]),
@@ -106,6 +109,12 @@ def test_every_request_has_a_rule() -> None:
 @pytest.mark.parametrize(("request_", "expected"), EXPECTED, ids=lambda one: type(one).__name__)
 def test_a_rule_names_the_operations_and_resources(request_: Request, expected: list[str]) -> None:
     assert needs(request_) == expected
+
+
+def test_only_requests_of_the_handshake_need_nothing() -> None:
+    free = {kind for kind, rule in RULES.items() if rule.entries is None and not rule.hides}
+    free -= {type(request) for request, expected in EXPECTED if expected}
+    assert free == HANDSHAKE
 
 
 def test_requests_of_brokers_need_the_cluster_action() -> None:
