@@ -134,10 +134,11 @@ class QuotaStore:
             BrokerError: INVALID_CONFIG, there are too many entities with quotas.
             ZkError: with ZkUnreachable the outcome may be unknown. The call may be repeated.
         """
-        for parent in _parents(entity):
-            await self._session.ensure(parent)
+        await self._session.ensure(paths.CONFIG)
         await self._session.ensure(paths.QUOTAS)
         while True:
+            for parent in _parents(entity):
+                await self._session.ensure(parent)
             root = await self._session.get(paths.QUOTAS)
             op, has_quotas = await self._change(entity, changes)
             index = _indexed(decode_index(root), entity, has_quotas=has_quotas)
@@ -147,7 +148,21 @@ class QuotaStore:
                 if isinstance(error.cause, (ZkBadVersion, ZkNodeExists, ZkNoNode, ZkNotEmpty)):
                     continue  # Another writer was faster.
                 raise
+            if isinstance(op, Delete):
+                await self._remove_containers(entity)
             return int(version)
+
+    async def _remove_containers(self, entity: QuotaEntity) -> None:
+        """Delete the nodes that only held the nodes of the user's client ids, if there are none any more."""
+        if entity.user is None or entity.client_id is None:
+            return
+        of_user = quota_path(QuotaEntity(entity.user))
+        with suppress(ZkNoNode, ZkMultiFailed, codecs.ZkFormatError):
+            node = await self._session.get(of_user)
+            ops: list[Op] = [Delete(f"{of_user}/clients")]
+            if not node.data or not codecs.decode(of_user, node.data, _ConfigNode).config:
+                ops.append(Delete(of_user, node.version))
+            await self._session.multi(ops)
 
     async def _change(self, entity: QuotaEntity, changes: Mapping[str, float | None]) -> tuple[Op, bool]:
         """Return the write of the entity's node, and whether the entity has quotas after it."""

@@ -70,6 +70,26 @@ def test_other_keys_of_a_users_node_are_kept(connect: str) -> None:
     asyncio.run(scenario())
 
 
+def test_the_last_quota_of_a_users_clients_leaves_no_node(connect: str) -> None:
+    async def scenario() -> None:
+        async with opened(connect) as store:
+            quotas, session = quotas_of(store), store.session
+            one, two = QuotaEntity("anna", "one"), QuotaEntity("anna", "two")
+            for entity in (one, two):
+                await quotas.alter(entity, {PRODUCER_BYTE_RATE: 5.0})
+            await quotas.alter(one, {PRODUCER_BYTE_RATE: None})
+            assert await session.children(quota_path(ANNA) + "/clients") == ("two",)
+            await quotas.alter(ANNA, {PRODUCER_BYTE_RATE: 7.0})
+            await quotas.alter(two, {PRODUCER_BYTE_RATE: None})
+            assert await session.children(quota_path(ANNA)) == ()
+            await quotas.alter(two, {PRODUCER_BYTE_RATE: 5.0})
+            await quotas.alter(ANNA, {PRODUCER_BYTE_RATE: None})
+            await quotas.alter(two, {PRODUCER_BYTE_RATE: None})
+            assert await session.children(paths.USERS) == ()
+
+    asyncio.run(scenario())
+
+
 def test_simultaneous_changes_are_all_kept(connect: str) -> None:
     async def scenario() -> None:
         async with opened(connect) as store, opened(connect) as other:

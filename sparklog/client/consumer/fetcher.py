@@ -15,6 +15,7 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from sparklog.client.cluster.blocking_cluster import BlockingCluster
 from sparklog.client.cluster.metadata import Leader
+from sparklog.client.cluster.quota_waits import QuotaWaits
 from sparklog.client.cluster.replica_selector import nearest
 from sparklog.client.cluster.retry import UNKNOWN_TOPIC_GRACE_S
 from sparklog.client.cluster.routing_core import PATIENCE_S, no_leader
@@ -90,6 +91,9 @@ class Fetcher:
         self._connections: dict[int, BlockingConnection] = {}
         #: The fetch in flight at each broker, by broker id.
         self._in_flight: dict[int, _FetchInFlight] = {}
+        #: The brokers to which nothing is sent, because a quota is exceeded, and the monotonic end of the wait.
+        self._throttled: dict[int, float] = {}
+        self._quota_waits = QuotaWaits()
         self._stale: set[str] = set()
         self._refresh_at = 0.0
         self._turns = FetchTurns(columns)
@@ -152,17 +156,28 @@ class Fetcher:
         for broker_id, group in self._group_by_source(self._sendable(now)).items():
             if broker_id is None:
                 self._stale.update(tp.topic for tp in group)
-            elif broker_id not in self._in_flight:
+            elif broker_id not in self._in_flight and not self._waits(broker_id, now):
                 self._send(broker_id, group)
 
     def _send_ahead(self, broker_id: int) -> None:
         """Send the next fetch to a broker before its response is used. An error is raised by the next ``advance``."""
-        group = self._group_by_source(self._sendable(time.monotonic())).get(broker_id)
-        if group:
+        now = time.monotonic()
+        group = self._group_by_source(self._sendable(now)).get(broker_id)
+        if group and not self._waits(broker_id, now):
             try:
                 self._send(broker_id, group)
             except Exception as error:
                 self.defer(error)
+
+    def _waits(self, broker_id: int, now: float) -> bool:
+        """Return whether the next fetch to the broker must wait, because a quota is exceeded."""
+        until = self._throttled.get(broker_id)
+        if until is None:
+            return False
+        if until <= now:
+            del self._throttled[broker_id]
+            return False
+        return True
 
     def _sendable(self, now: float) -> list[TopicPartition]:
         ends = self.ends
@@ -288,6 +303,8 @@ class Fetcher:
                 raise BrokerError(
                     ErrorCode.INVALID_REQUEST, f"broker {broker_id} responded to Fetch with {reply!r:.100}"
                 )
+            if reply.throttle_time_ms:
+                self._throttle(broker_id, reply.throttle_time_ms)
             if reply.code != ErrorCode.NONE:
                 raise BrokerError(reply.code, f"fetch from broker {broker_id}")
         except BrokerError as error:
@@ -302,6 +319,11 @@ class Fetcher:
         if completed and _more_follows([part for _, part in checked]):
             self._send_ahead(broker_id)
         return completed
+
+    def _throttle(self, broker_id: int, throttle_time_ms: int) -> None:
+        now, waits = time.monotonic(), self._quota_waits
+        self._throttled[broker_id] = now + waits.add(f"broker {broker_id}", throttle_time_ms, now) / 1000
+        self.counters.quota_waits, self.counters.quota_waited_ms = waits.waits, waits.waited_ms
 
     def _checked(self, fetch: _FetchInFlight, part: PartitionBytes) -> PartitionCursor | None:
         """Check one partition of a response. Return its cursor if the response has batches for the cursor's position.
@@ -449,6 +471,7 @@ class Fetcher:
     def _next_check_s(self, now: float) -> float:
         """Return the time until something must be done even if no response arrives, in seconds."""
         times = [cursor.retry_at for cursor in self.cursors.values() if cursor.retry_at > now]
+        times += [until for until in self._throttled.values() if until > now]
         if self._stale:
             times.append(self._refresh_at)
         return min(max(0.001, min(times) - now), 1.0) if times else 1.0

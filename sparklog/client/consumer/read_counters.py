@@ -32,6 +32,9 @@ class ReadCounters:
     local_bytes: int = 0
     #: How often the reader could not read files on this host any more and began to fetch.
     local_fallbacks: int = 0
+    #: How often a broker demanded a wait because a quota was exceeded, and the sum of the waits.
+    quota_waits: int = 0
+    quota_waited_ms: int = 0
 
     def count(self, answer: PartitionBytes) -> None:
         """Count the fetched batches of one partition of a response."""

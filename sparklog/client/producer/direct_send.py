@@ -121,7 +121,7 @@ class DirectSender:
         self, topic: ProducerTopic, partition: int, body: bytes, time_us: int, sent: list[SingleRecordCompletion]
     ) -> None:
         now_ms = time.monotonic() * 1000
-        if not self._may_send(now_ms):
+        if not self._may_send(now_ms) or self._requests.throttled:
             return
         if self._version != self._metadata.version:
             self._drop_routes()
@@ -188,7 +188,8 @@ class DirectSender:
         if not isinstance(answer, BrokerError):
             reply = answer[0]
             if isinstance(reply, ProduceReply) and len(reply.results) == 1 and not reply.results[0].code:
-                offset = reply.results[0].base_offset
+                # The general path handles the wait after an exceeded quota.
+                offset = -1 if reply.throttle_time_ms else reply.results[0].base_offset
         if offset < 0 or batch.state is not BatchState.IN_FLIGHT:
             self._requests.on_response(sent, answer)
             return

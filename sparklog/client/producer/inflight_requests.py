@@ -14,6 +14,7 @@ import time
 from collections.abc import Sequence
 
 from sparklog.client.cluster.loop_cluster import LoopCluster
+from sparklog.client.cluster.quota_waits import QuotaWaits
 from sparklog.client.cluster.routing_core import PATIENCE_S
 from sparklog.client.producer.delivery import DeliveryReports
 from sparklog.client.producer.partition_queues import BatchState, ProducerBatch
@@ -33,6 +34,8 @@ _BROKERS_SHARE = 0.9
 #: The age of a request at which the client requests metadata, because its leader may hang.
 _SUSPECT_AFTER_S = PATIENCE_S
 _CHECK_AGAIN_S = 0.2
+#: The event loop rounds its timers to milliseconds.
+_EARLY_MS = 2.0
 #: The weight of the newest round trip in the moving average.
 _SMOOTHING = 1 / 8
 
@@ -90,6 +93,9 @@ class InflightRequests:
         self._timer: asyncio.TimerHandle | None = None
         self._timer_at_ms = math.inf
         self._draining: set[AsyncConnection] = set()
+        #: The connections to which nothing is sent, because a quota is exceeded, and the end of the wait.
+        self.throttled: dict[AsyncConnection, float] = {}
+        self.quota_waits = QuotaWaits()
         self._suspected: dict[SentRequest, None] = {}
         self._suspected_version = -1
         #: The smoothed time from request to response; 0 before the first response.
@@ -113,6 +119,8 @@ class InflightRequests:
         """
         connection = self._cluster.connection(broker_id)
         if connection is None or self._counts.get(connection, 0) >= _MAX_REQUESTS_PER_BROKER:
+            return False
+        if connection in self.throttled:
             return False
         if self._acks == 0 and not connection.writable:  # responses do not limit the requests in flight
             if connection not in self._draining:
@@ -237,7 +245,10 @@ class InflightRequests:
         if isinstance(answer, BrokerError):
             self._report_all(sent.batches, answer.code, answer.detail)
         else:
-            self._report_results(sent.batches, answer[0])
+            reply = answer[0]
+            if isinstance(reply, ProduceReply) and reply.throttle_time_ms:
+                self._throttle(sent, reply.throttle_time_ms)
+            self._report_results(sent.batches, reply)
         self._sender.run_once()
 
     def ended(self, sent: SentRequest, *, on_response: bool) -> None:
@@ -251,6 +262,24 @@ class InflightRequests:
         if on_response:
             taken_ms = _now_ms() - sent.sent_ms
             self._round_trip_ms += (taken_ms - self._round_trip_ms) * (_SMOOTHING if self._round_trip_ms else 1)
+
+    def _throttle(self, answered: SentRequest, throttle_time_ms: int) -> None:
+        """Send nothing for this time. The requests that were sent before wait in the broker, so they get more time."""
+        now_ms, connection = _now_ms(), answered.connection
+        wait_ms = self.quota_waits.add(f"broker {answered.batches[0].broker_id}", throttle_time_ms, now_ms / 1000)
+        until_ms = max(now_ms + wait_ms, self.throttled.get(connection, 0.0))
+        self.throttled[connection] = until_ms
+        self._loop.call_later(wait_ms / 1000, self._end_wait, connection)
+        for sent in self.in_flight:
+            if sent.connection is connection and sent.check_at_ms < math.inf:
+                last_ms = min(batch.deadline_ms for batch in sent.batches)
+                sent.deadline_ms = max(sent.deadline_ms, min(last_ms, until_ms + self._request_timeout_s * 1000))
+                sent.check_at_ms = min(sent.deadline_ms, max(sent.check_at_ms, until_ms + _SUSPECT_AFTER_S * 1000))
+
+    def _end_wait(self, connection: AsyncConnection) -> None:
+        if self.throttled.get(connection, math.inf) <= _now_ms() + _EARLY_MS:
+            del self.throttled[connection]
+            self._sender.run_once()
 
     def _report_results(self, batches: list[ProducerBatch], reply: Reply) -> None:
         results: Sequence[ProduceResult] = reply.results if isinstance(reply, ProduceReply) else ()

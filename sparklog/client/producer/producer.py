@@ -21,6 +21,7 @@ from typing import Any
 
 from sparklog.client.cluster import forks
 from sparklog.client.cluster.bootstrap import parse_bootstrap
+from sparklog.client.cluster.quota_waits import QuotaWaits
 from sparklog.client.consumer.group_session import GroupMetadata
 from sparklog.client.errors import CommitOutcomeUnknown, ProducerClosed
 from sparklog.client.producer.data_frames import readable_twice, to_table
@@ -486,6 +487,11 @@ class Producer:
         except SparklogError as second:
             if hasattr(error, "add_note"):  # Python 3.11
                 error.add_note(f"sparklog producer while aborting: {second}")
+
+    @property
+    def quota_waits(self) -> QuotaWaits:
+        """Return how often, and how long, brokers let this producer wait because it had exceeded a quota."""
+        return self._sender.quota_waits
 
     def partitions(self, topic: str) -> int:
         """Return the number of partitions of a topic. Raises as ``send``."""

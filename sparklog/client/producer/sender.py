@@ -90,6 +90,7 @@ class Sender:
         self._requests = InflightRequests(self, self._cluster, self._reports, settings, loop=thread.loop)
         #: ``SendLoop.only_connection``.
         self.only_connection = self._requests.only_connection
+        self.quota_waits = self._requests.quota_waits
         self.transactions: SenderTransactions | None = None
         if settings.transaction:
             self.transactions = SenderTransactions(self, self._cluster, self._queues, settings)

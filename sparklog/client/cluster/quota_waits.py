@@ -1,0 +1,43 @@
+"""The waits that brokers demand from a client that has exceeded a quota.
+
+A reply contains ``throttle_time_ms``: the broker handles the next request of the connection after this time. The client
+sends it then and not before, so that it does not take the wait for a broker that hangs.
+"""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import dataclass, field
+
+_log = logging.getLogger(__name__)
+
+#: The longest time for which a client does not send. After a longer demand the broker holds the next request.
+MAX_WAIT_MS = 3_600_000
+#: The shortest time between two log lines of one client.
+_LOG_INTERVAL_S = 60.0
+
+
+@dataclass(slots=True)
+class QuotaWaits:
+    """The number of replies with a wait, and the sum of the waits in milliseconds."""
+
+    waits: int = 0
+    waited_ms: int = 0
+    #: The monotonic time before which no line is logged, and the number of waits at the last line.
+    _log_at_s: float = field(default=float("-inf"), repr=False)
+    _logged: int = field(default=0, repr=False)
+
+    def add(self, broker: str, throttle_time_ms: int, now_s: float) -> int:
+        """Count the wait that a reply of ``broker`` demands, and return the time in milliseconds not to send to it."""
+        wait_ms = max(0, min(throttle_time_ms, MAX_WAIT_MS))
+        self.waits += 1
+        self.waited_ms += wait_ms
+        if now_s >= self._log_at_s:
+            _log.info(
+                "waiting %d ms before the next request to %s: a quota is exceeded (%d waits since the last message)",
+                wait_ms,
+                broker,
+                self.waits - self._logged,
+            )
+            self._log_at_s, self._logged = now_s + _LOG_INTERVAL_S, self.waits
+        return wait_ms
