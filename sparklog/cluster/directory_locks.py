@@ -33,8 +33,8 @@ _PORTS_TRIED = 1000
 async def survey_host(spec: GenerationSpec, *, task: int, host: str) -> HostSurvey:
     """Return the log directories of this host. ``problem`` describes directories that cannot be used."""
     found, empty, problem = [], [], ""
-    standing, possible = candidates(spec)
-    for path in standing:
+    existing, possible = candidates(spec)
+    for path in existing:
         try:
             meta = read_meta(RealDisk(), path, cluster_id=spec.cluster_id)
         except StorageError as error:
@@ -104,8 +104,8 @@ async def _make_broker(
 
 def _free_port(spec: GenerationSpec) -> int:
     """Return a free port. The caller holds the host's lock, so ports of other new directories are already recorded."""
-    standing, _ = candidates(spec)
-    metas = [read_meta(RealDisk(), path, cluster_id=spec.cluster_id) for path in standing]
+    existing, _ = candidates(spec)
+    metas = [read_meta(RealDisk(), path, cluster_id=spec.cluster_id) for path in existing]
     kept = {meta.port for meta in metas if meta is not None}
     for port in range(spec.port, min(spec.port + _PORTS_TRIED, 65_536)):
         if port not in kept and not port_taken(spec.bind_host, port):

@@ -103,10 +103,10 @@ def candidates(spec: GenerationSpec) -> tuple[list[Path], list[Path]]:
         paths = [Path(path) for path in spec.log_dirs]
         return [path for path in paths if path.is_dir()], [path for path in paths if not path.is_dir()]
     root = Path(spec.data_dir)
-    standing = sorted(
+    existing = sorted(
         (path for path in root.glob("slot-*") if path.is_dir() and path.name[5:].isdigit()),
         key=lambda path: int(path.name[5:]),
     )
-    taken = {path.name for path in standing}
+    taken = {path.name for path in existing}
     free = (f"slot-{k}" for k in itertools.count() if f"slot-{k}" not in taken)
-    return standing, [root / name for name in itertools.islice(free, spec.brokers)]
+    return existing, [root / name for name in itertools.islice(free, spec.brokers)]

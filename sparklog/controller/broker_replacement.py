@@ -138,7 +138,7 @@ def _ready(partition: ClusterPartition, liveness: election.IsrLiveness) -> bool:
     topic = partition.topic
     if partition.busy or topic.pending is not None or topic.rereading or partition.stored is None:
         return False
-    return election.stands(partition.stored, liveness, partition.unfit)
+    return election.leader_remains(partition.stored, liveness, partition.unfit)
 
 
 def _in_place(

@@ -86,19 +86,19 @@ def decide(
     if leader in held or (state.disputed and not unclean):
         return None
     unfit = {*suspects, *broken}
-    standing_leader = stands(stored, liveness, unfit)
+    remains = leader_remains(stored, liveness, unfit)
     kept = tuple(m for m in state.isr if m not in broken or m not in live)
-    if standing_leader and leader not in stopping:
+    if remains and leader not in stopping:
         return None if kept == state.isr else _next(stored, liveness, leader, kept, STRIPPED)
 
     sound = [m for m in state.isr if m in live and m not in unfit]
     staying = [m for m in sound if m not in stopping]
-    if standing_leader and not staying:
+    if remains and not staying:
         return None
     electable = staying or sound
     if electable and not state.disputed:
         new_leader = next((r for r in replicas if r in electable), electable[0])
-        return _next(stored, liveness, new_leader, kept, MOVED if standing_leader else ELECTED)
+        return _next(stored, liveness, new_leader, kept, MOVED if remains else ELECTED)
 
     if unclean and not any(m in held for m in state.isr):
         candidates = [r for r in replicas if r in live]
@@ -112,7 +112,7 @@ def decide(
     return _next(stored, liveness, NO_LEADER, state.isr, LEADERLESS)
 
 
-def stands(stored: VersionedState, liveness: IsrLiveness, unfit: Collection[int]) -> bool:
+def leader_remains(stored: VersionedState, liveness: IsrLiveness, unfit: Collection[int]) -> bool:
     """Return whether the leader is live in the incarnation that was elected, and its replica is sound."""
     state = stored.state
     return (
@@ -125,7 +125,7 @@ def stands(stored: VersionedState, liveness: IsrLiveness, unfit: Collection[int]
 
 def held_up(stored: VersionedState, liveness: IsrLiveness, unfit: Collection[int]) -> bool:
     """Return whether the partition has no live leader, and a held member of the ISR may still return and lead."""
-    return not stands(stored, liveness, unfit) and any(m in liveness.held for m in stored.state.isr)
+    return not leader_remains(stored, liveness, unfit) and any(m in liveness.held for m in stored.state.isr)
 
 
 def fit(stored: VersionedState, liveness: IsrLiveness, unfit: Collection[int]) -> list[int]:
@@ -144,7 +144,7 @@ def prefer(
 ) -> Decision | None:
     """Return the decision that moves the leadership from a live leader to the preferred replica, or None."""
     preferred = replicas[0]
-    if preferred == stored.state.leader or not stands(stored, liveness, unfit):
+    if preferred == stored.state.leader or not leader_remains(stored, liveness, unfit):
         return None
     return move(stored, liveness, preferred) if preferred in fit(stored, liveness, unfit) else None
 
@@ -154,7 +154,7 @@ def raised(stored: VersionedState, liveness: IsrLiveness, above: int) -> Decisio
 
     A live leader stays the leader.
     """
-    leader = stored.state.leader if stands(stored, liveness, ()) else NO_LEADER
+    leader = stored.state.leader if leader_remains(stored, liveness, ()) else NO_LEADER
     epoch = above + EPOCH_STRIDE
     state = msgspec.structs.replace(
         stored.state,

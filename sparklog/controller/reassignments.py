@@ -61,7 +61,7 @@ def next_leader(
     It moves to a live, sound replica of the target once the other replicas may leave.
     """
     state = stored.state
-    if state.leader in move.target or not election.stands(stored, liveness, unfit):
+    if state.leader in move.target or not election.leader_remains(stored, liveness, unfit):
         return None
     if not may_leave(move, state.isr, min_isr):
         return None
@@ -87,7 +87,7 @@ def finish(
     state = stored.state
     if state.leader not in move.target or not set(state.isr).issubset(move.target):
         return None
-    if not may_leave(move, state.isr, min_isr) or not election.stands(stored, liveness, unfit):
+    if not may_leave(move, state.isr, min_isr) or not election.leader_remains(stored, liveness, unfit):
         return None
     return election.move(stored, liveness, state.leader)._replace(reason=REASSIGNED)
 

@@ -42,13 +42,13 @@ class StreamPosition:
     losses: tuple[str, ...]
 
 
-def first_standing(offsets: Mapping[TopicPartition, int], held: Mapping[TopicPartition, Withheld]) -> StreamPosition:
+def first_position(offsets: Mapping[TopicPartition, int], held: Mapping[TopicPartition, Withheld]) -> StreamPosition:
     """Return the position of a new query, whose first batch begins at ``offsets``."""
     begun = {tp: Position(held[tp].topic_id, offset) for tp, offset in offsets.items()}
     return StreamPosition(begun, begun, ())
 
 
-def stand(
+def next_position(
     last: Mapping[TopicPartition, Position],
     held: Mapping[TopicPartition, Withheld],
     *,
@@ -93,24 +93,24 @@ def _begin(tp: TopicPartition, before: Position | None, now: Withheld) -> tuple[
     return before, ""
 
 
-def waiting(standing: StreamPosition, held: Mapping[TopicPartition, Withheld]) -> dict[TopicPartition, OffsetRange]:
+def waiting(position: StreamPosition, held: Mapping[TopicPartition, Withheld]) -> dict[TopicPartition, OffsetRange]:
     """Return the offsets that are available in each partition. A range may be empty."""
     return {
         tp: OffsetRange(begin.offset, max(begin.offset, held[tp].readable if tp in held else 0))
-        for tp, begin in standing.begins.items()
+        for tp, begin in position.begins.items()
     }
 
 
 def end_of_batch(
-    standing: StreamPosition, held: Mapping[TopicPartition, Withheld], *, limit: int | None
+    position: StreamPosition, held: Mapping[TopicPartition, Withheld], *, limit: int | None
 ) -> StreamOffset:
     """Return the end of a batch of about ``limit`` offsets, or of all available ones if it is None."""
-    ends = spread(waiting(standing, held), limit)
+    ends = spread(waiting(position, held), limit)
     positions = {}
-    for tp, begin in standing.begins.items():
+    for tp, begin in position.begins.items():
         moved = ends[tp] != begin.offset
         positions[tp] = Position(begin.topic_id, ends[tp], held[tp].epoch if moved else begin.epoch)
-    return StreamOffset(positions, standing.begun)
+    return StreamOffset(positions, position.begun)
 
 
 class BatchRange(NamedTuple):

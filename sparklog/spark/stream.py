@@ -27,9 +27,9 @@ from sparklog.spark.micro_batch_plan import (
     Withheld,
     batch_ranges,
     end_of_batch,
-    first_standing,
+    first_position,
     held_back,
-    stand,
+    next_position,
     waiting,
 )
 from sparklog.spark.offsets import PartitionRange, asked_offsets, cut_ranges
@@ -99,16 +99,16 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         last = None if is_marker(start) else parse_stream_offset(start)
         if last is not None and self._progress is not None:
             self._progress.store(self._view.link, last.positions)
-        standing, held = self._standing(last)
-        self._check_columns(standing)
-        self._report_losses(standing.losses)
+        position, held = self._next_position(last)
+        self._check_columns(position)
+        self._report_losses(position.losses)
         if not isinstance(limit, ReadAllAvailable) and not self._available_now:
-            ready = sum(found.end - found.start for found in waiting(standing, held).values())
+            ready = sum(found.end - found.start for found in waiting(position, held).values())
             if self._clock.is_too_early(self._options.limits, ready, time.monotonic() * 1000):
                 # The first batch never waits, because its end stores where the query began.
                 assert last is not None
                 return start
-        end = end_of_batch(standing, held, limit=limit.max_rows if isinstance(limit, ReadMaxRows) else None)
+        end = end_of_batch(position, held, limit=limit.max_rows if isinstance(limit, ReadMaxRows) else None)
         if last is not None and end.positions == last.positions:
             return start
         return end.to_json()
@@ -155,7 +155,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             self._open_view = SourceTopic(self._options.bootstrap)
         return self._open_view
 
-    def _standing(self, last: StreamOffset | None) -> tuple[StreamPosition, dict[TopicPartition, Withheld]]:
+    def _next_position(self, last: StreamOffset | None) -> tuple[StreamPosition, dict[TopicPartition, Withheld]]:
         positions = last.positions if last is not None else {}
         known = {tp.topic for tp in positions} if last is not None else None
         selected, held = self._read_topics(known=known, positions=positions)
@@ -167,25 +167,25 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         if last is not None:
             # With AvailableNow, partitions that were created after the run began are in neither ``held`` nor
             # ``positions``.
-            standing = stand(positions, held, unseen=self._unseen(positions, held))
-            return self._with_losses_between(standing, held), held
+            position = next_position(positions, held, unseen=self._unseen(positions, held))
+            return self._with_losses_between(position, held), held
         if self._first is None:
             ends_now = {tp: TopicLogEnds(now.start, now.readable, now.epoch) for tp, now in held.items()}
             archive = self._both.snapshot if self._both is not None else None
             offsets = settle_place(
                 self._view, self._options.starting, ends_now, options=self._options, selected=selected, archive=archive
             )
-            self._first = self._with_losses_between(first_standing(offsets, held), held)
+            self._first = self._with_losses_between(first_position(offsets, held), held)
         return self._first, held
 
-    def _with_losses_between(self, standing: StreamPosition, held: Mapping[TopicPartition, Withheld]) -> StreamPosition:
-        """Return ``standing`` with messages about records that neither the archive nor the log has."""
+    def _with_losses_between(self, position: StreamPosition, held: Mapping[TopicPartition, Withheld]) -> StreamPosition:
+        """Return ``position`` with messages about records that neither the archive nor the log has."""
         if self._both is None:
-            return standing
+            return position
         ahead = [
-            PartitionRange(tp, begin.offset, held[tp].readable) for tp, begin in standing.begins.items() if tp in held
+            PartitionRange(tp, begin.offset, held[tp].readable) for tp, begin in position.begins.items() if tp in held
         ]
-        return replace(standing, losses=(*standing.losses, *self._both.losses(ahead)))
+        return replace(position, losses=(*position.losses, *self._both.losses(ahead)))
 
     def _read_topics(
         self, *, known: set[str] | tuple[()] | None, positions: Mapping[TopicPartition, Position]
@@ -274,8 +274,8 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             if tp not in held and tp.topic in topics and topics[tp.topic].topic_id == found.topic_id
         }
 
-    def _check_columns(self, standing: StreamPosition) -> None:
-        for name in {tp.topic for tp in standing.begins}:
+    def _check_columns(self, position: StreamPosition) -> None:
+        for name in {tp.topic for tp in position.begins}:
             self._plan_of(name, self._selected.topics[name].topic_id)
 
     def _plan_of(self, name: str, topic_id: str) -> ColumnPlan | None:

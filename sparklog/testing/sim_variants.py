@@ -14,7 +14,7 @@ from sparklog.broker.lifecycle.supervisor_lease import LeaseName, OrphanStep, Su
 from sparklog.controller import reassignments
 from sparklog.controller.cluster_state import ClusterPartition
 from sparklog.controller.controller import Controller
-from sparklog.controller.election import ELECTED, MOVED, Decision, IsrLiveness, decide, stands
+from sparklog.controller.election import ELECTED, MOVED, Decision, IsrLiveness, decide, leader_remains
 from sparklog.controller.election import move as elect
 from sparklog.errors import ErrorCode
 from sparklog.model import NO_LEADER, LeaderAndIsr, Reassignment, TopicPartition, VersionedState
@@ -382,7 +382,7 @@ def with_the_removed(
     move: Reassignment, stored: VersionedState, liveness: IsrLiveness, *, unfit: Collection[int], min_isr: int
 ) -> Decision | None:
     """End a move while replicas that it removes are still in the ISR."""
-    ready = reassignments.may_leave(move, stored.state.isr, min_isr) and stands(stored, liveness, unfit)
+    ready = reassignments.may_leave(move, stored.state.isr, min_isr) and leader_remains(stored, liveness, unfit)
     if stored.state.leader not in move.target or not ready:
         return None
     return elect(stored, liveness, stored.state.leader)._replace(reason=reassignments.REASSIGNED)

@@ -197,7 +197,7 @@ class BrokerRegistry:
         with suppress(ZkNoNode):
             await self._session.delete(path)
 
-    def vouch(self) -> None:
+    def mark_trusted(self) -> None:
         """Note that a controller has accepted this incarnation, so later registrations are trusted.
 
         Its logs do not lose records in a session expiry. While the mark exists, a registration stays untrusted.

@@ -88,7 +88,7 @@ def control_updates(context: BrokerContext, partitions: object, hosting: object)
         Access(context.credentials, context.cache, context.counters),
         cast(Partitions, partitions),
         hosting=cast(ReplicaHosting, hosting),
-        registry=cast(ZkRegistration, SimpleNamespace(vouch=lambda: None)),
+        registry=cast(ZkRegistration, SimpleNamespace(mark_trusted=lambda: None)),
         on_update=lambda update: None,
     )
 

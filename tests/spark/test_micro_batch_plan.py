@@ -18,9 +18,9 @@ from sparklog.spark.micro_batch_plan import (
     Withheld,
     batch_ranges,
     end_of_batch,
-    first_standing,
+    first_position,
     held_back,
-    stand,
+    next_position,
     waiting,
 )
 from sparklog.spark.stream_offset import MARKER, Position, StreamOffset, is_marker, parse_stream_offset
@@ -79,37 +79,37 @@ def test_an_offset_of_another_source_is_refused(stored: dict[str, Any], complain
 
 def test_the_first_batch_carries_its_start_even_when_empty() -> None:
     now = {A0: held(0, 10), A1: held(3, 3)}
-    end = end_of_batch(first_standing({A0: 10, A1: 3}, now), now, limit=None)
+    end = end_of_batch(first_position({A0: 10, A1: 3}, now), now, limit=None)
     assert end.begun == {A0: Position("A", 10), A1: Position("A", 3)} == end.positions
     assert batch_ranges(None, end) == []
 
 
 def test_a_replay_of_the_first_batch_starts_where_it_began() -> None:
     now = {A0: held(0, 10)}
-    end = end_of_batch(first_standing({A0: 6}, now), now, limit=None)
+    end = end_of_batch(first_position({A0: 6}, now), now, limit=None)
     assert end.positions == {A0: Position("A", 10, 4)}
     replayed = parse_stream_offset(json.loads(json.dumps(end.to_json())))
     assert batch_ranges(None, replayed) == [BatchRange(A0, Position("A", 6), 10)]
     # The next batch starts at the replayed batch's end. The start of the first batch no longer matters.
-    standing = stand(replayed.positions, {A0: held(0, 12)})
-    assert standing.begun == {}
-    after = end_of_batch(standing, {A0: held(0, 12)}, limit=None)
+    position = next_position(replayed.positions, {A0: held(0, 12)})
+    assert position.begun == {}
+    after = end_of_batch(position, {A0: held(0, 12)}, limit=None)
     assert batch_ranges(replayed, after) == [BatchRange(A0, Position("A", 10, 4), 12)]
 
 
 def test_without_new_records_the_offset_stays_equal() -> None:
     last = {A0: Position("A", 10, 2), A1: Position("A", 4)}
     now = {A0: held(0, 10, epoch=9), A1: held(4, 4, epoch=9)}
-    end = end_of_batch(stand(last, now), now, limit=5)
+    end = end_of_batch(next_position(last, now), now, limit=5)
     assert end == StreamOffset(last)
 
 
 def test_new_partitions_and_topics_are_read_from_their_beginning() -> None:
     last = StreamOffset({A0: Position("A", 10)})
     now = {A0: held(0, 12), A1: held(0, 3), B0: held(0, 2, topic_id="B")}
-    standing = stand(last.positions, now)
-    assert standing.losses == ()
-    end = end_of_batch(standing, now, limit=None)
+    position = next_position(last.positions, now)
+    assert position.losses == ()
+    end = end_of_batch(position, now, limit=None)
     assert set(end.begun) == {A1, B0}
     assert batch_ranges(last, end) == [
         BatchRange(A0, Position("A", 10), 12),
@@ -130,31 +130,31 @@ def test_new_partitions_and_topics_are_read_from_their_beginning() -> None:
 def test_deleted_and_truncated_records_are_reported_as_losses(
     now: dict[TopicPartition, Withheld], loss: str, begin: Position | None
 ) -> None:
-    standing = stand({A0: Position("A", 10, 1)}, now)
-    (told,) = standing.losses
+    position = next_position({A0: Position("A", 10, 1)}, now)
+    (told,) = position.losses
     assert loss in told
-    assert standing.begins.get(A0) == standing.begun.get(A0) == begin
+    assert position.begins.get(A0) == position.begun.get(A0) == begin
 
 
 def test_deleted_records_are_not_read() -> None:
     last, now = StreamOffset({A0: Position("A", 10, 1)}), {A0: held(12, 20)}
-    end = end_of_batch(stand(last.positions, now), now, limit=None)
+    end = end_of_batch(next_position(last.positions, now), now, limit=None)
     assert batch_ranges(last, end) == [BatchRange(A0, Position("A", 12), 20)]
 
 
 def test_a_new_partition_without_its_first_records_is_a_loss() -> None:
-    (told,) = stand({}, {A0: held(5, 9)}).losses
+    (told,) = next_position({}, {A0: held(5, 9)}).losses
     assert "a-0 is new, and its offsets 0 to 5 are already deleted" in told
 
 
 def test_unreadable_and_unseen_records_are_no_loss() -> None:
     # Committed records may not be readable yet: a query that read uncommitted records before waits for them.
     now = {A0: held(0, 8, end=15)}
-    standing = stand({A0: Position("A", 10, 1)}, now)
-    assert standing.losses == ()
-    assert waiting(standing, now) == {A0: OffsetRange(10, 10)}
+    position = next_position({A0: Position("A", 10, 1)}, now)
+    assert position.losses == ()
+    assert waiting(position, now) == {A0: OffsetRange(10, 10)}
     # A broker may not know of a partition yet.
-    waits = stand({A0: Position("A", 10)}, {}, unseen={A0})
+    waits = next_position({A0: Position("A", 10)}, {}, unseen={A0})
     assert (waits.losses, waits.begins) == ((), {A0: Position("A", 10)})
     assert end_of_batch(waits, {}, limit=None).positions == {A0: Position("A", 10)}
 
@@ -176,7 +176,7 @@ def test_available_now_ends_where_the_log_was_at_its_start() -> None:
 
 def test_an_epoch_is_kept_while_nothing_is_read() -> None:
     now = {A0: held(0, 12, epoch=9), A1: held(0, 5, epoch=9)}
-    end = end_of_batch(stand({A0: Position("A", 10, 2), A1: Position("A", 5, 2)}, now), now, limit=None)
+    end = end_of_batch(next_position({A0: Position("A", 10, 2), A1: Position("A", 5, 2)}, now), now, limit=None)
     assert (end.positions[A0].epoch, end.positions[A1].epoch) == (9, 2)
     assert NO_EPOCH not in {found.epoch for found in end.positions.values()}
 

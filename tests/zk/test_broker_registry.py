@@ -220,8 +220,8 @@ def test_an_untrusted_process_stays_untrusted_until_a_controller_acts(connect: s
 @pytest.mark.parametrize("trusted", [False, True])
 def test_a_mark_survives_the_registration_of_another_untrusted_process(connect: str, trusted: bool) -> None:
     """After a second power failure the controller's action for the first incarnation comes late, between the read
-    and the multi. It must not make the second incarnation trusted. A process that can vouch for its logs is trusted
-    from then on."""
+    and the multi. It must not make the second incarnation trusted. A process that is marked as trusted is
+    trusted from then on."""
 
     async def scenario() -> None:
         async with opened(connect) as store:
@@ -573,7 +573,7 @@ def test_an_accepted_process_has_no_doubtful_log_after_an_expiry(connect: str) -
             registry = BrokerRegistry(store.session, broker(1))
             registry.doubt([ONE])
             await registry.start(timeout_ms=30_000)
-            registry.vouch()
+            registry.mark_trusted()
             await ControllerStore(store.session).trust_broker(1, 1)
             await expire(store.session)
             await until(lambda: registry.incarnation == 2, "a new registration")

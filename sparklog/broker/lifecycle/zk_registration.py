@@ -507,9 +507,9 @@ class ZkRegistration:
         self._context.cache.relieved = False  # ISRs may contain this broker again from now on
         await self._registration.withdraw_stopping()
 
-    def vouch(self) -> None:
+    def mark_trusted(self) -> None:
         """Mark the registration as trusted. The controller's update shows that it has seen which logs are untrusted."""
-        self._registration.vouch()
+        self._registration.mark_trusted()
 
     async def barrier_job(self) -> BarrierJob:
         """Return the state of the driver's barrier job.

@@ -119,7 +119,7 @@ class ControlUpdates:
             connection.reply(ControlUpdateReply(request.cid, ErrorCode.STALE_CONTROLLER_EPOCH, (), detail))
             return
         self._context.counters["control.updates"] += 1
-        self._registry.vouch()
+        self._registry.mark_trusted()
         before = self._context.cache.incarnations
         try:
             self._context.cache.apply(request)
