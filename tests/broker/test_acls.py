@@ -7,12 +7,14 @@ ACLs that the rule of the request names, and a super user.
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Iterator
 from typing import Any
 
 import pytest
 
 from sparklog.client.admin.admin import Admin
+from sparklog.client.consumer.consumer import Consumer
 from sparklog.errors import BrokerError, ErrorCode
 from sparklog.net.blocking import BlockingConnection
 from sparklog.net.client_security import ClientSecurity
@@ -183,6 +185,20 @@ def test_a_waiting_fetch_ends_when_its_acl_is_removed(guarded: ProcessCluster, a
         reply, _ = connection.receive()
     assert isinstance(reply, m.FetchReply)
     assert [(one.code, one.batch_count) for one in reply.partitions] == [(DENIED, 0)]
+
+
+def test_a_pattern_reads_only_the_topics_that_the_member_may_read(guarded: ProcessCluster, admin: Admin) -> None:
+    acls = [binding("topic", "orders", ANONYMOUS, "read"), binding("group", "readers", ANONYMOUS, "read")]
+    admin.create_acls(acls)
+    with guarded.connect(0, identity=PEER) as peer:
+        assert produce(peer, HIDDEN, encoded(1)).code == ErrorCode.NONE
+    seen = 0
+    with Consumer(guarded.bootstrap, group="readers", pattern=".*orders", auto_commit_interval_ms=100) as consumer:
+        end = time.monotonic() + 60
+        while not seen:
+            assert time.monotonic() < end
+            seen += sum(batch.num_rows for batch in consumer.poll(0.5))
+        assert {tp.topic for tp in consumer.assignment} == {"orders"}
 
 
 def test_an_invalid_acl_is_refused(admin: Admin, guarded: ProcessCluster) -> None:
