@@ -20,9 +20,12 @@ from sparklog.protocol.messages import (
     AlterTopic,
     AlterUserScramCredentials,
     AlterUserScramCredentialsReply,
+    CreateAcls,
     CreatePartitions,
     CreateTopic,
     CreateTopicReply,
+    DeleteAcls,
+    DeleteAclsReply,
     DeleteGroup,
     DeleteRecords,
     DeleteRecordsReply,
@@ -38,6 +41,7 @@ from sparklog.protocol.messages import (
     RestoreSetAside,
     RestoreSetAsideReply,
 )
+from sparklog.security.acl_entries import binding_of
 from sparklog.security.quotas import QuotaEntity
 
 #: The most partitions or names that a description lists.
@@ -99,6 +103,10 @@ def change_of(request: Request, reply: Reply) -> Change | None:
             return _of_many(
                 "Cluster", "quotas:", [_quotas(alteration) for alteration, result in done if not result.code]
             )
+        case CreateAcls(), _:
+            return _of_many("Cluster", "added:", [str(binding_of(entry)) for entry in request.acls])
+        case DeleteAcls(), DeleteAclsReply():
+            return _of_many("Cluster", "removed:", [str(binding_of(entry)) for entry in reply.acls])
         case RestartBroker(), _:
             return Change("Cluster", "restart of this broker")
         case RestoreSetAside(), RestoreSetAsideReply():

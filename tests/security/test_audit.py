@@ -9,9 +9,13 @@ from hypothesis import strategies as st
 
 from sparklog.protocol.messages import (
     Ack,
+    AclEntry,
     AlterTopic,
+    CreateAcls,
     CreateTopic,
     CreateTopicReply,
+    DeleteAcls,
+    DeleteAclsReply,
     DeletedRecords,
     DeleteRecords,
     DeleteRecordsPartition,
@@ -142,6 +146,14 @@ def test_successful_administrative_requests_are_described() -> None:
         "Cluster",
         "preferred elections of a-0, a-1, a-2, a-3, a-4, a-5, a-6, a-7, a-8, a-9 and 2 more",
     )
+
+
+def test_changes_of_acls_are_described() -> None:
+    entry = AclEntry("Topic", "orders", "Literal", "User:anna", "*", "Write", "Allow")
+    acl = "an ACL allows User:anna Write on Topic 'orders' from any host"
+    assert described(CreateAcls(1, (entry,)), Ack(1)) == ("Cluster", f"added: {acl}")
+    assert described(DeleteAcls(1, ()), DeleteAclsReply(1, (entry,))) == ("Cluster", f"removed: {acl}")
+    assert described(DeleteAcls(1, ()), DeleteAclsReply(1, ())) is None
 
 
 def test_failures_and_other_requests_are_no_changes() -> None:
