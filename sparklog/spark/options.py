@@ -11,10 +11,14 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Mapping
+from typing import TYPE_CHECKING
 
 from sparklog.client.cluster.bootstrap import parse_bootstrap
 from sparklog.errors import ConfigError
 from sparklog.model import check_topic_name
+
+if TYPE_CHECKING:
+    from sparklog.net.client_security import ClientSecurity
 
 #: The client name in brokers' logs and metrics.
 CLIENT_ID = "sparklog-spark"
@@ -68,6 +72,23 @@ COMMON_OPTIONS: dict[str, str] = {
     "kafka.isolation.level": "alias of isolation.level, for the Kafka source",
     "kafka.acks": "alias of acks, for the Kafka source",
 }
+#: The options for TLS and the login. Each may also have the prefix ``kafka.``, as for the Kafka source.
+SECURITY_OPTIONS: dict[str, str] = {
+    "security.protocol": "PLAINTEXT, SSL, SASL_PLAINTEXT or SASL_SSL",
+    "sasl.mechanism": "SCRAM-SHA-512 or SCRAM-SHA-256",
+    "sasl.jaas.config": "the login module of Kafka's Java client, with a reference as the password",
+    "sasl.username": "user of the login, instead of sasl.jaas.config",
+    "sasl.password": "reference to the password: ${file:/path}, ${file:/path:key} or ${env:NAME}",
+    "ssl.truststore.location": "PEM file with the authorities that the client trusts",
+    "ssl.truststore.type": "PEM",
+    "ssl.ca.location": "alias of ssl.truststore.location",
+    "ssl.keystore.location": "PEM file with the client's certificate, and perhaps its key",
+    "ssl.keystore.type": "PEM",
+    "ssl.certificate.location": "alias of ssl.keystore.location",
+    "ssl.key.location": "PEM file with the client's key",
+    "ssl.endpoint.identification.algorithm": "https: the certificate must be for the broker's host; empty: any host",
+}
+COMMON_OPTIONS |= SECURITY_OPTIONS
 OPTIONS: dict[str, str] = {**COMMON_OPTIONS, **READ_OPTIONS, **WRITE_OPTIONS}
 
 #: The options that select the topics of a read. Exactly one must be set.
@@ -89,6 +110,7 @@ _SPARKS_OWN = frozenset(
     {"provider", "owner", "path", "checkpointlocation", "location", "external", "comment", "is_managed_location"}
 )
 _CANONICAL = {name.lower(): name for name in OPTIONS}
+_CANONICAL |= {f"kafka.{name}": f"kafka.{name}" for name in SECURITY_OPTIONS}
 _DURATION = re.compile(r"\s*(\d+)\s*([a-z]*)\s*")
 _UNIT_MS = {"us": 0.001, "ms": 1, "": 1, "s": 1e3, "m": 6e4, "min": 6e4, "h": 3.6e6, "d": 8.64e7}
 
@@ -117,6 +139,36 @@ def _unknown(name: str) -> str:
         return f"option {name!r} of Spark's Kafka source is not supported; {hint}"
     hint = f"did you mean {_CANONICAL[near[0]]!r}?" if near else f"known options: {', '.join(sorted(OPTIONS))}"
     return f"unknown option {name!r}; {hint}"
+
+
+def find_security(given: Mapping[str, str]) -> ClientSecurity | None:
+    """Return the settings of TLS and the login, or None if no option sets one.
+
+    Without options, each process uses the file that ``SPARKLOG_CLIENT_CONFIG`` names.
+
+    Raises:
+        ConfigError: a value is not valid, an option and its alias differ, or a secret is not a reference. A secret in
+            an option would be in Spark's plans, and would have to be sent to the tasks.
+    """
+    settings: dict[str, str] = {}
+    for name in SECURITY_OPTIONS:
+        own = given.get(name)
+        alias = given.get(f"kafka.{name}")
+        if own is not None and alias is not None and own != alias:
+            raise ConfigError(f"options {name} and kafka.{name} contradict each other")
+        if (text := own if own is not None else alias) is not None:
+            settings[name] = text
+    if not settings:
+        return None
+    from sparklog.net.client_security import ClientSecurity
+
+    found = ClientSecurity.parse(settings)
+    if found.password and not found.password.is_reference:
+        raise ConfigError(
+            "the password in sasl.password or sasl.jaas.config is not a reference, and options are shown in Spark's UI:"
+            " pass ${file:/path} or ${env:NAME}, which each task resolves on its host"
+        )
+    return found
 
 
 def find_bootstrap(given: Mapping[str, str], defaults: Mapping[str, str]) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from pyspark.sql.datasource import InputPartition
 
@@ -14,6 +14,9 @@ from sparklog.delta.origin import ArchiveOrigin
 from sparklog.errors import SparklogError
 from sparklog.model import NO_EPOCH, Span, TopicPartition
 from sparklog.spark.columns import ColumnPlan
+
+if TYPE_CHECKING:
+    from sparklog.net.client_security import ClientSecurity
 
 _LOG = logging.getLogger(__name__)
 
@@ -63,3 +66,4 @@ class RangeRead(InputPartition):
     times: Span | None = None
     local: LocalReadMode = "auto"
     archive: ArchivePlace | None = None
+    security: ClientSecurity | None = None

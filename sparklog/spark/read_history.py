@@ -17,6 +17,7 @@ import msgspec
 
 from sparklog.errors import ConfigError
 from sparklog.model import Span, TopicPartition
+from sparklog.net.client_security import Security
 from sparklog.spark.columns import ColumnPlan
 from sparklog.spark.configure import BOOTSTRAP_SETTING
 from sparklog.spark.history import History, as_new_as_log, records_of_both
@@ -73,7 +74,7 @@ def read_history(
     """
     asked = _asked(spark, topic, history, where, options)
     asked = replace(asked, starting=_border("start", topic, start), ending=_border("end", topic, end))
-    with SourceTopic(asked.bootstrap) as view:
+    with SourceTopic(asked.bootstrap, asked.security) as view:
         selected = view.select(asked.selection)
         asked = _completed(asked, selected)
         assert asked.history is not None
@@ -120,13 +121,15 @@ def locate_moment(
     """
     asked = _asked(spark, topic, history, None, options)
     assert asked.history is not None
-    return find_moment(asked.bootstrap, topic, moment, history=asked.history)
+    return find_moment(asked.bootstrap, topic, moment, history=asked.history, security=asked.security)
 
 
-def find_moment(bootstrap: str, topic: str, moment: dt.datetime | str, *, history: str) -> dict[int, Located]:
+def find_moment(
+    bootstrap: str, topic: str, moment: dt.datetime | str, *, history: str, security: Security = None
+) -> dict[int, Located]:
     """Return what ``locate_moment`` returns. This function needs no Spark session."""
     time_us = _time_us("moment", moment)
-    with SourceTopic(bootstrap) as view:
+    with SourceTopic(bootstrap, security) as view:
         selected = view.select(Subscribe((topic,)))
         both = History(history, topic).ends(
             selected.topics[topic], lambda known: view.ends(selected.partitions, _COMMITTED, known=known)

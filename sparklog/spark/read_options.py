@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import cast, get_args
+from typing import TYPE_CHECKING, cast, get_args
 
 import msgspec
 
@@ -22,12 +22,16 @@ from sparklog.spark.options import (
     check_topic,
     either,
     find_bootstrap,
+    find_security,
     known_options,
     parse_boolean,
     parse_duration_ms,
     parse_positive,
 )
 from sparklog.spark.read_filter import Bounds, parse_where
+
+if TYPE_CHECKING:
+    from sparklog.net.client_security import ClientSecurity
 
 _ISOLATION = {"read_uncommitted": 0, "read_committed": 1}
 _BATCH_ONLY = ("endingTimestamp", "endingOffsetsByTimestamp", "endingOffsets", "where")
@@ -82,6 +86,7 @@ class ReadOptions:
     #: The limits of a trigger, and the consumer group for a stream's progress. Both are only for streams.
     limits: TriggerLimits = _UNLIMITED
     group_id: str | None = None
+    security: ClientSecurity | None = None
 
     @property
     def is_cut(self) -> bool:
@@ -116,6 +121,7 @@ def parse_read_options(
         limits=_limits(given) if streaming else _UNLIMITED,
         group_id=_group(given),
         history=_history(given),
+        security=find_security(given),
     )
 
 
@@ -127,6 +133,7 @@ class SchemaOptions:
     selection: TopicSelection
     include_headers: bool
     include_cast_errors: bool = False
+    security: ClientSecurity | None = None
 
 
 def parse_schema_options(options: Mapping[str, str], defaults: Mapping[str, str]) -> SchemaOptions:
@@ -137,6 +144,7 @@ def parse_schema_options(options: Mapping[str, str], defaults: Mapping[str, str]
         _selection(given),
         parse_boolean(given, "includeHeaders", default=False),
         parse_boolean(given, "includeCastErrors", default=False),
+        find_security(given),
     )
 
 

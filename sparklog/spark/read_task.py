@@ -69,7 +69,7 @@ def _assembled(wanted: RangeRead) -> Iterator[pa.RecordBatch]:
     """Yield one batch per stored batch. Raises as ``read_range``."""
     position, end, epoch = wanted.start, wanted.end, wanted.last_epoch
     assembler = _Assembler(wanted)
-    with BlockingCluster(wanted.bootstrap, client_id=CLIENT_ID) as link:
+    with BlockingCluster(wanted.bootstrap, client_id=CLIENT_ID, security=wanted.security) as link:
         while position < end:
             try:
                 for found in _fetched(link, wanted, position, end=end, last_epoch=epoch, keep=assembler.keep):

@@ -89,7 +89,7 @@ class BatchReader(DataSourceReader):
             DataLoss: some of the records are neither in the log nor in the archive.
         """
         options, selected = self._plan.options, self._plan.selected
-        with SourceTopic(options.bootstrap) as view:
+        with SourceTopic(options.bootstrap, options.security) as view:
             if options.history is not None:
                 return self._tasks_of_both(view, options.history)
             ranges = asked_ranges(view, options, selected, _ends(view, options, selected))
@@ -128,6 +128,7 @@ class BatchReader(DataSourceReader):
             fail_on_data_loss=options.fail_on_data_loss,
             times=options.where.timestamp if options.where.by_time else None,
             local=options.local_reads,
+            security=options.security,
         )
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:

@@ -31,6 +31,7 @@ from sparklog.client.producer.transaction_run import Joined
 from sparklog.client.producer.two_phase_write import AlreadyCommitted, decide, join, settled_version
 from sparklog.errors import BrokerError, ClusterError, ErrorCode, SparklogError
 from sparklog.model import OffsetRange, TopicPartition
+from sparklog.net.client_security import Security
 from sparklog.spark.write_options import NamedWrite
 
 _log = logging.getLogger(__name__)
@@ -122,7 +123,7 @@ def stream_run(run_id: str) -> SinkRun:
     return SinkRun(f"query:{query_id}", int(batch_id), run_id)
 
 
-def join_run(bootstrap: str, run: SinkRun, *, timeout_s: float) -> Joined | None:
+def join_run(bootstrap: str, run: SinkRun, *, timeout_s: float, security: Security = None) -> Joined | None:
     """Join the run's transaction. Return None if its version is already committed.
 
     If rows name their topics, this is checked later, for each topic.
@@ -139,11 +140,12 @@ def join_run(bootstrap: str, run: SinkRun, *, timeout_s: float) -> Joined | None
         timeout_s=timeout_s,
         max_block_s=_PATIENCE_S,
         by_topic=run.is_by_topic,
+        security=security,
     )
     return None if isinstance(found, AlreadyCommitted) else found
 
 
-def is_known(bootstrap: str, run: SinkRun, topic_id: str) -> bool:
+def is_known(bootstrap: str, run: SinkRun, topic_id: str, *, security: Security = None) -> bool:
     """Return whether this topic already has the version of a named write, of either kind.
 
     Call it after joining ``run``. All tasks of the run get the same result.
@@ -154,12 +156,15 @@ def is_known(bootstrap: str, run: SinkRun, topic_id: str) -> bool:
     if run.is_by_topic:
         asked.append((_named_key(run.app_id, topic_id), ""))
     return any(
-        run.version <= settled_version(bootstrap, key=key, run_id=run.run_id, topic_id=of, max_block_s=_PATIENCE_S)
+        run.version
+        <= settled_version(
+            bootstrap, key=key, run_id=run.run_id, topic_id=of, max_block_s=_PATIENCE_S, security=security
+        )
         for key, of in asked
     )
 
 
-def commit_run(bootstrap: str, messages: Sequence[WriterCommitMessage | None]) -> None:
+def commit_run(bootstrap: str, messages: Sequence[WriterCommitMessage | None], *, security: Security = None) -> None:
     """Commit the rows of the tasks that sent ``messages``, all or none.
 
     Raises:
@@ -177,7 +182,7 @@ def commit_run(bootstrap: str, messages: Sequence[WriterCommitMessage | None]) -
     run = next(iter(runs), None)
     if run is not None:
         _require_same_topics(run, written)
-        _commit(bootstrap, run, written)
+        _commit(bootstrap, run, written, security)
 
 
 def _require_same_topics(run: SinkRun, written: Sequence[WrittenRows]) -> None:
@@ -195,7 +200,7 @@ def _require_same_topics(run: SinkRun, written: Sequence[WrittenRows]) -> None:
             )
 
 
-def _commit(bootstrap: str, run: SinkRun, written: Sequence[WrittenRows]) -> None:
+def _commit(bootstrap: str, run: SinkRun, written: Sequence[WrittenRows], security: Security) -> None:
     known = sum(part.rows if part.is_replay else part.known_rows for part in written)
     if known or any(part.is_replay for part in written):
         _log.warning("%s was already committed: skipped %d rows", run, known)
@@ -203,7 +208,7 @@ def _commit(bootstrap: str, run: SinkRun, written: Sequence[WrittenRows]) -> Non
     winners = [part.producer_id for part in written if part.producer_id is not None and part.rows]
     if not winners and (run.is_by_topic or all(part.is_replay for part in written)):
         if run.app_id:
-            abort_run(bootstrap, run)  # It may still be open without any rows.
+            abort_run(bootstrap, run, security=security)  # It may still be open without any rows.
         return
     decide(
         bootstrap,
@@ -212,10 +217,11 @@ def _commit(bootstrap: str, run: SinkRun, written: Sequence[WrittenRows]) -> Non
         run_id=run.run_id,
         winners=winners,
         timeout_s=_PATIENCE_S,
+        security=security,
     )
 
 
-def abort_run(bootstrap: str, run: SinkRun | None) -> None:
+def abort_run(bootstrap: str, run: SinkRun | None, *, security: Security = None) -> None:
     """Abort the run now if possible. Otherwise the next run or the transaction's time-out aborts it.
 
     Committed rows stay, because Spark also calls abort if only the response to a commit was lost.
@@ -230,6 +236,7 @@ def abort_run(bootstrap: str, run: SinkRun | None) -> None:
             run_id=run.run_id,
             commit=False,
             timeout_s=_ABORT_PATIENCE_S,
+            security=security,
         )
     except ProducerFenced as error:
         _log.info("%s has no open transaction: %s", run, error)

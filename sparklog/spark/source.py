@@ -48,7 +48,7 @@ class SparklogSource(DataSource):
         from sparklog.spark.topics import SourceTopic
 
         options = parse_schema_options(self.options, self.defaults)
-        with SourceTopic(options.bootstrap) as view:
+        with SourceTopic(options.bootstrap, options.security) as view:
             selected = view.select(options.selection)
         columns = selected.columns(
             include_headers=options.include_headers, include_cast_errors=options.include_cast_errors
@@ -62,7 +62,7 @@ class SparklogSource(DataSource):
         from sparklog.spark.topics import SourceTopic
 
         options = parse_read_options(read_options_of(self.options, schema), self.defaults)
-        with SourceTopic(options.bootstrap) as view:
+        with SourceTopic(options.bootstrap, options.security) as view:
             return BatchReader(plan_read(view, options, schema=schema))
 
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:  # noqa: N802 - pyspark's name

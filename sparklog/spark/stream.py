@@ -152,7 +152,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     @property
     def _view(self) -> SourceTopic:
         if self._open_view is None:
-            self._open_view = SourceTopic(self._options.bootstrap)
+            self._open_view = SourceTopic(self._options.bootstrap, self._options.security)
         return self._open_view
 
     def _next_position(self, last: StreamOffset | None) -> tuple[StreamPosition, dict[TopicPartition, Withheld]]:
@@ -312,6 +312,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             fail_on_data_loss=self._options.fail_on_data_loss,
             last_epoch=part.begin.epoch if start == part.begin.offset else -1,
             local=self._options.local_reads,
+            security=self._options.security,
         )
 
     def _report_losses(self, losses: tuple[str, ...]) -> None:

@@ -29,7 +29,7 @@ _DEFAULT_SHAPE = TopicShape(DEFAULT_SCHEMA, "timestamp")
 
 def look_up_route(topic: str, columns: StructType, options: WriteOptions) -> TopicRoute:
     """Connect to the cluster of the options and return the route, as ``settle_route`` does."""
-    with BlockingCluster(options.bootstrap, client_id=CLIENT_ID) as link:
+    with BlockingCluster(options.bootstrap, client_id=CLIENT_ID, security=options.security) as link:
         return settle_route(link, topic, columns, options)
 
 

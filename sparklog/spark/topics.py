@@ -21,6 +21,7 @@ from sparklog.client.cluster.offsets import listed_offsets
 from sparklog.delta.origin import ArchiveOrigin
 from sparklog.errors import BrokerError, ConfigError, ErrorCode
 from sparklog.model import OffsetRange, TopicPartition
+from sparklog.net.client_security import Security
 from sparklog.protocol.messages import MetadataReply, TopicMetadata
 from sparklog.spark.columns import offset_run, plan_timestamps
 from sparklog.spark.options import CLIENT_ID
@@ -78,9 +79,9 @@ class TopicLogEnds(NamedTuple):
 class SourceTopic:
     """The connections to a cluster for planning. Use it from one thread, in a ``with`` block, or call ``close``."""
 
-    def __init__(self, bootstrap: str) -> None:
+    def __init__(self, bootstrap: str, security: Security = None) -> None:
         """Create the object without connecting."""
-        self.link = BlockingCluster(bootstrap, client_id=CLIENT_ID, timeout_s=_TIMEOUT_S)
+        self.link = BlockingCluster(bootstrap, client_id=CLIENT_ID, timeout_s=_TIMEOUT_S, security=security)
 
     def close(self) -> None:
         self.link.close()

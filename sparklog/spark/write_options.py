@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from sparklog.client.producer.transaction_run import MAX_ID_BYTES
 from sparklog.errors import ConfigError
@@ -14,11 +15,15 @@ from sparklog.spark.options import (
     check_topic,
     either,
     find_bootstrap,
+    find_security,
     known_options,
     parse_boolean,
     parse_duration_ms,
     parse_positive,
 )
+
+if TYPE_CHECKING:
+    from sparklog.net.client_security import ClientSecurity
 
 _COMPRESSIONS: dict[str, str | None] = {"none": None, "lz4": "lz4", "zstd": "zstd"}
 _ACKS = {"all": "all", "-1": "all", "1": "1", "0": "0"}
@@ -62,6 +67,7 @@ class WriteOptions:
     #: The requested key columns. If None, those of the topic are not checked.
     key_columns: tuple[str, ...] | None = None
     merge_schema: bool = False
+    security: ClientSecurity | None = None
 
 
 def parse_write_options(
@@ -92,6 +98,7 @@ def parse_write_options(
         new_topic=_new_topic(given),
         key_columns=_key_columns(given),
         merge_schema=parse_boolean(given, "mergeSchema", default=False),
+        security=find_security(given),
     )
 
 

@@ -46,11 +46,12 @@ def write_rows(plan: WritePlan, run: SinkRun | None, batches: Iterator[pa.Record
 def _written(plan: WritePlan, run: SinkRun | None, batches: Iterator[pa.RecordBatch]) -> WrittenRows:
     joined = None
     if run is not None:
-        joined = join_run(plan.options.bootstrap, run, timeout_s=plan.options.timeout_s)
+        options = plan.options
+        joined = join_run(options.bootstrap, run, timeout_s=options.timeout_s, security=options.security)
         if joined is None:
             return WrittenRows(_count(batches), (), run)
     with _producer(plan, joined) as producer:  # From here on it keeps the transaction alive.
-        if run is not None and run.topic_id and is_known(plan.options.bootstrap, run, run.topic_id):
+        if run is not None and run.topic_id and _is_known(plan, run, run.topic_id):
             return WrittenRows(_count(batches), (), run)
         destinations = _Destinations(plan, run)
         appender = _Appender(producer, named=plan.options.named is not None)
@@ -66,6 +67,10 @@ def _written(plan: WritePlan, run: SinkRun | None, batches: Iterator[pa.RecordBa
     if run is None or joined is None:
         return WrittenRows(appended, ranges)
     return WrittenRows(appended, ranges, run, joined.producer_id, destinations.topic_ids(), known_rows)
+
+
+def _is_known(plan: WritePlan, run: SinkRun, topic_id: str) -> bool:
+    return is_known(plan.options.bootstrap, run, topic_id, security=plan.options.security)
 
 
 def _count(batches: Iterator[pa.RecordBatch]) -> int:
@@ -95,11 +100,7 @@ class _Destinations:
 
             options = self._plan.options
             found = self._routes[topic] = look_up_route(topic, self._plan.columns, options)
-            if (
-                self._run is not None
-                and self._run.is_by_topic
-                and is_known(options.bootstrap, self._run, found.topic_id)
-            ):
+            if self._run is not None and self._run.is_by_topic and _is_known(self._plan, self._run, found.topic_id):
                 self.known.add(topic)
         return found
 
@@ -117,6 +118,7 @@ def _producer(plan: WritePlan, joined: Joined | None) -> Producer:
         delivery_timeout_s=_DELIVERY_TIMEOUT_S,
         in_transaction=joined,
         client_id=CLIENT_ID,
+        security=plan.options.security,
     )
 
 

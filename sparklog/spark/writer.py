@@ -45,11 +45,11 @@ class BatchWriter(DataSourceArrowWriter):
     def commit(self, messages: Sequence[WriterCommitMessage | None]) -> None:
         """Commit the rows of all tasks. Raises as ``sink.commit_run``."""
         freeze_planner()
-        commit_run(self._plan.options.bootstrap, messages)
+        commit_run(self._plan.options.bootstrap, messages, security=self._plan.options.security)
 
     def abort(self, messages: Sequence[WriterCommitMessage | None]) -> None:
         """Abort the rows of all tasks. With ``exactlyOnce=false`` they stay in the log."""
-        abort_run(self._plan.options.bootstrap, self._run)
+        abort_run(self._plan.options.bootstrap, self._run, security=self._plan.options.security)
 
 
 class StreamWriter(DataSourceStreamArrowWriter):
@@ -76,8 +76,8 @@ class StreamWriter(DataSourceStreamArrowWriter):
     def commit(self, messages: Sequence[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803
         """Commit the rows of all tasks. Raises as ``sink.commit_run``."""
         freeze_planner()
-        commit_run(self._plan.options.bootstrap, messages)
+        commit_run(self._plan.options.bootstrap, messages, security=self._plan.options.security)
 
     def abort(self, messages: Sequence[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803
         """Abort the rows of tasks that sent a message. The next run of the query aborts the rows of failed tasks."""
-        abort_run(self._plan.options.bootstrap, known_run(messages))
+        abort_run(self._plan.options.bootstrap, known_run(messages), security=self._plan.options.security)

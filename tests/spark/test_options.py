@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import pickle
+from pathlib import Path
+
 import pytest
 
 from sparklog.errors import ConfigError
@@ -18,6 +21,7 @@ from sparklog.spark.read_options import (
     parse_read_options,
     parse_schema_options,
 )
+from sparklog.spark.write_options import parse_write_options
 
 BOOTSTRAP = {"bootstrap.servers": "one:9092"}
 A0, A1 = TopicPartition("a", 0), TopicPartition("a", 1)
@@ -112,7 +116,6 @@ def test_the_where_option_is_parsed() -> None:
     [
         ("kafka.group.id", "is not supported: .*groupId"),
         ("groupIdPrefix", "is not supported: .*groupId"),
-        ("kafka.security.protocol", "is not supported; sparklog does not use a Kafka client"),
         ("kafka.include.headers", "is not supported"),
         ("kafkaConsumer.pollTimeoutMs", "is not supported: requests are retried"),
     ],
@@ -235,3 +238,42 @@ def test_the_bootstrap_address_has_an_order_of_sources(monkeypatch: pytest.Monke
     monkeypatch.delenv(BOOTSTRAP_VARIABLE)
     with pytest.raises(ConfigError, match=r"no brokers given: .*sparklog\.configure.*SPARKLOG_BOOTSTRAP_SERVERS"):
         parse_read_options(subscribe, {})
+
+
+# --- TLS and the login ------------------------------------------------------------------------------------------------
+
+JAAS = 'org.apache.kafka.common.security.scram.ScramLoginModule required username="anna" password="%s";'
+
+
+def secured(**more: str) -> dict[str, str]:
+    options = {"subscribe": "a", "kafka.security.protocol": "SASL_SSL", "kafka.sasl.mechanism": "SCRAM-SHA-256"}
+    return {**options, "kafka.ssl.truststore.location": "/ca.pem", **more}
+
+
+def test_options_of_the_kafka_source_set_tls_and_the_login(tmp_path: Path) -> None:
+    (tmp_path / "password").write_text("a-secret\n")
+    reference = f"${{file:{tmp_path / 'password'}}}"
+    by_jaas = parse_read_options(secured(**{"kafka.sasl.jaas.config": JAAS % reference}), BOOTSTRAP).security
+    own = {"security.protocol": "SASL_SSL", "sasl.mechanism": "SCRAM-SHA-256", "ssl.ca.location": "/ca.pem"}
+    own |= {"sasl.username": "anna", "sasl.password": reference}
+    by_name = parse_write_options({"topic": "a", **own}, BOOTSTRAP).security
+    assert by_jaas == by_name
+    assert by_jaas is not None and by_jaas.password.reveal() == "a-secret"
+    sent = pickle.loads(pickle.dumps(by_jaas))
+    assert sent.password.reveal() == "a-secret" and b"a-secret" not in pickle.dumps(by_jaas)
+
+
+def test_a_password_in_an_option_is_refused() -> None:
+    for more in ({"kafka.sasl.jaas.config": JAAS % "a-secret"}, {"sasl.username": "anna", "sasl.password": "a-secret"}):
+        with pytest.raises(ConfigError, match="not a reference") as caught:
+            parse_read_options(secured(**more), BOOTSTRAP)
+        assert "a-secret" not in str(caught.value)
+
+
+def test_an_option_and_its_alias_must_not_differ() -> None:
+    with pytest.raises(ConfigError, match="contradict each other"):
+        parse_read_options(secured(**{"security.protocol": "SSL"}), BOOTSTRAP)
+
+
+def test_without_options_the_environment_decides() -> None:
+    assert parse_read_options({"subscribe": "a"}, BOOTSTRAP).security is None
