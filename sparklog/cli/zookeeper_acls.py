@@ -90,7 +90,7 @@ def open_tree(
                 count = asyncio.run(
                     unsecure_embedded(address, keys, security, with_secrets=with_secrets, progress=shown.show)
                 )
-    _report(count, "opened", as_json=as_json)
+    _report(count, "open", as_json=as_json)
 
 
 def _one_target(connect: str, data_dir: Path | None, config: Path | None) -> Path | None:
@@ -122,6 +122,6 @@ def _embedded(data_dir: Path, security: ZooKeeperSecurity) -> Iterator[str]:
 def _report(count: TreeCount, what: str, *, as_json: bool) -> None:
     done(
         {"nodes": count.nodes, "changed": count.changed},
-        f"{what} {count.changed} of {count.nodes} nodes; the others were {what} already",
+        f"{count.nodes} nodes are {what}; the ACLs of {count.changed} were changed",
         as_json=as_json,
     )
