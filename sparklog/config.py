@@ -400,6 +400,12 @@ BROKER_SETTINGS: dict[str, Setting] = {
         "Whether clients of SSL listeners present a certificate.",
         choices=("none", "requested", "required"),
     ),
+    "ssl.principal.mapping.rules": Setting(
+        "ssl_principal_mapping_rules",
+        "DEFAULT",
+        "Rules that map the subject of a client's certificate to its principal, as in Kafka.",
+        longest=_LONGEST_LIST,
+    ),
     "ssl.enabled.protocols": Setting(
         "ssl_enabled_protocols",
         "TLSv1.2,TLSv1.3",
@@ -572,6 +578,7 @@ class BrokerConfig(msgspec.Struct, frozen=True):
     controller_ssl_certificate_location: str
     controller_ssl_key_location: str
     ssl_client_auth: str
+    ssl_principal_mapping_rules: str
     ssl_enabled_protocols: str
     sasl_enabled_mechanisms: str
     sasl_oauthbearer_jwks_endpoint_url: str

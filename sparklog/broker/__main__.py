@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import contextlib
 import gc
 import logging
 import os
@@ -55,7 +56,9 @@ def main() -> int:
     try:
         return loop.run_until_complete(_run(config, keys))
     finally:
-        loop.close()
+        # uvloop refuses this while the TLS session of a connection is ending. The process exits next.
+        with contextlib.suppress(OSError):
+            loop.close()
         logging.shutdown()
 
 

@@ -19,9 +19,9 @@ from sparklog.broker.security.audit_log import Audit
 from sparklog.config import BrokerConfig
 from sparklog.model import NO_EPOCH
 from sparklog.net.greeting import Credentials
+from sparklog.net.peer_security import broker_peers
 from sparklog.protocol.proof import Identity, KeyRing
 from sparklog.protocol.senders import SenderKind
-from sparklog.security.listeners import inter_broker_listener
 
 _log = logging.getLogger(__name__)
 
@@ -39,16 +39,18 @@ class BrokerContext:
         self.cluster_id = cluster_id
         self.log_dir = log_dir
         self.config = config
-        #: The listener through which brokers and the controller connect to brokers.
-        self.inter_broker = inter_broker_listener(config)
-        self.cache = MetadataCache(cluster_id, config.topic_defaults, self.inter_broker.name)
+        #: How brokers and the controller connect to brokers.
+        self.peers = broker_peers(config)
+        self.cache = MetadataCache(cluster_id, config.topic_defaults, self.peers.listener.name)
         self.counters: Counter[str] = Counter()
         self.audit = Audit(self.counters)
         self._incarnation = NO_EPOCH
         #: The cluster's secrets; empty if this broker was started without any.
         self.keys = KeyRing() if keys is None else keys
         self.credentials = Credentials(
-            self.keys, lambda: Identity(SenderKind.BROKER, self.broker_id, self._incarnation)
+            self.keys,
+            lambda: Identity(SenderKind.BROKER, self.broker_id, self._incarnation),
+            self.peers.certificates(cluster_id),
         )
         #: ``running``, ``stopping`` or ``failed``
         self.state = "running"

@@ -101,6 +101,7 @@ class InterBrokerClient:
                 credentials=self._context.credentials,
                 broker_id=broker_id,
                 proof_required=endpoint.proves,
+                security=self._context.peers.client,
             )
             self._open[broker_id] = (endpoint, connection)
             return connection

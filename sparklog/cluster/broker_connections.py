@@ -11,11 +11,12 @@ import logging
 from sparklog.errors import BrokerError, ErrorCode
 from sparklog.model import DEFAULT_LISTENER, BrokerEndpoint, host_and_port
 from sparklog.net.async_client import AsyncConnection
+from sparklog.net.client_security import ClientSecurity
 from sparklog.net.greeting import Credentials
 from sparklog.protocol.messages import Reply, Request
 
 log = logging.getLogger(__name__)
-
+_PLAINTEXT = ClientSecurity()
 
 #: The time-out of a response. It is long, because a broker may have to create thousands of logs first.
 _ANSWER_TIMEOUT_S = 30.0
@@ -32,8 +33,10 @@ class BrokerConnections:
         connect_timeout_s: float,
         credentials: Credentials | None = None,
         listener: str = DEFAULT_LISTENER,
+        security: ClientSecurity = _PLAINTEXT,
     ) -> None:
-        """Connect through the brokers' ``listener``."""
+        """Connect through the brokers' ``listener``, with ``security``."""
+        self._security = security
         self._listener = listener
         self._credentials = credentials
         self._client_id = client_id
@@ -84,6 +87,7 @@ class BrokerConnections:
                 connect_timeout_s=self._connect_timeout_s,
                 credentials=self._credentials,
                 proof_required=broker.proves,
+                security=self._security,
             )
             found = connection.hello.broker_id if connection.hello is not None else None
             if found != broker.broker_id:
@@ -102,7 +106,10 @@ class BrokerConnections:
         if known is not None and known[1] is connection:
             del self._open[broker_id]
 
-    def close(self) -> None:
-        for _, connection in self._open.values():
-            connection.close()
+    async def close(self) -> None:
+        """Close the connections, and wait until they have ended."""
+        closing = [connection for _, connection in self._open.values()]
         self._open.clear()
+        for connection in closing:
+            connection.close()
+        await asyncio.gather(*(connection.ended() for connection in closing))

@@ -24,8 +24,8 @@ from sparklog.controller.controller import Controller, ControllerSettings
 from sparklog.errors import ClusterError
 from sparklog.model import BrokerEndpoint
 from sparklog.net.loop import new_event_loop
+from sparklog.net.peer_security import controller_peers
 from sparklog.protocol.proof import KeyRing
-from sparklog.security.listeners import inter_broker_listener
 from sparklog.zk import paths
 from sparklog.zk.controller_store import ControllerStore
 from sparklog.zk.errors import ZkError, ZkUnreachable
@@ -79,13 +79,13 @@ class ControllerLoop:
         Kafka's keys. ``keys`` are the cluster's secrets. Brokers that have secrets refuse a controller without them.
 
         Raises:
-            ConfigError: a setting is unknown or out of range.
+            ConfigError: a setting is unknown or out of range, or a PEM file cannot be used.
         """
         config = broker_config(settings or {})
         self._zookeeper = zookeeper
         self._cluster_id = cluster_id
         self._keys = keys
-        self._inter_broker = inter_broker_listener(config)
+        self._peers = controller_peers(config)
         self._session_timeout_ms = session_timeout_ms or config.session_timeout_ms
         self._connect_timeout_ms = config.zk_connection_timeout_ms
         self._security = zookeeper_security(config)
@@ -275,7 +275,7 @@ class ControllerLoop:
             session_timeout_ms=self._session_timeout_ms,
             on_change=lambda: self._term_changed(term),
             keys=self._keys,
-            inter_broker=self._inter_broker,
+            peers=self._peers,
         )
         log.info("controller %s starts term %d", self.controller_id, epoch)
         reason = await term.run(cautious=cautious)

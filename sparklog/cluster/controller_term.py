@@ -21,11 +21,10 @@ from sparklog.cluster.zookeeper_facts import ZookeeperFacts
 from sparklog.controller.controller import Controller
 from sparklog.controller.effects import Effect
 from sparklog.controller.events import Disconnected, Reconnected
-from sparklog.model import DEFAULT_LISTENER
 from sparklog.net.greeting import Credentials
+from sparklog.net.peer_security import PeerSecurity
 from sparklog.protocol.proof import Identity, KeyRing
 from sparklog.protocol.senders import SenderKind
-from sparklog.security.listeners import InterBroker
 from sparklog.zk.controller_store import ControllerStore
 from sparklog.zk.errors import ZkUnreachable
 from sparklog.zk.session import SessionState
@@ -43,8 +42,9 @@ class ControllerTerm:
         session_timeout_ms: int,
         on_change: Callable[[], None],
         keys: KeyRing | None = None,
-        inter_broker: InterBroker | None = None,
+        peers: PeerSecurity | None = None,
     ) -> None:
+        peers = PeerSecurity() if peers is None else peers
         self.core = core
         self._session = store.session
         self._generation = store.session.generation
@@ -53,9 +53,12 @@ class ControllerTerm:
             cluster_id=cluster_id,
             connect_timeout_s=max(1.0, session_timeout_ms / 1000),
             credentials=Credentials(
-                KeyRing() if keys is None else keys, lambda: Identity(SenderKind.CONTROLLER, -1, core.controller_epoch)
+                KeyRing() if keys is None else keys,
+                lambda: Identity(SenderKind.CONTROLLER, -1, core.controller_epoch),
+                peers.certificates(cluster_id),
             ),
-            listener=DEFAULT_LISTENER if inter_broker is None else inter_broker.name,
+            listener=peers.listener.name,
+            security=peers.client,
         )
         self.runner = CoreRunner(
             core, self._session, unreadable=store.unreadable, perform=self._perform, on_change=on_change
@@ -65,7 +68,7 @@ class ControllerTerm:
         self.performer = EffectPerformer(
             self.runner, store, topics=self.topics, states=states, connections=self._connections
         )
-        proofs = RequiredProofs(self._session, enabled=bool(keys), inter_broker=inter_broker)
+        proofs = RequiredProofs(self._session, enabled=bool(keys), inter_broker=peers.listener)
         self.facts = ZookeeperFacts(self.runner, store, topics=self.topics, states=states, proofs=proofs)
 
     @property
@@ -102,7 +105,7 @@ class ControllerTerm:
         """End the watches, the tasks and the connections to brokers."""
         self.facts.close()
         await self.runner.close()
-        self._connections.close()
+        await self._connections.close()
 
     def _perform(self, effect: Effect) -> None:
         self.performer.perform(effect)

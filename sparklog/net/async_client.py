@@ -201,7 +201,8 @@ class AsyncConnection(asyncio.BufferedProtocol):
         hello = greeting.hello()
         reply, _ = await self.request(hello)
         self.hello = cast(HelloReply, reply)
-        self._prove = greeting.prove(hello, self.hello)
+        certificate = None if self._transport is None else self._transport.get_extra_info("peercert")
+        self._prove = greeting.prove(hello, self.hello, certificate)
         return self.hello
 
     async def _prove_token(self, greeting: Greeting) -> None:

@@ -103,7 +103,8 @@ class BlockingConnection:
         hello = greeting.hello()
         reply, _ = self.request(hello)
         assert isinstance(reply, HelloReply)
-        self._prove = greeting.prove(hello, reply)
+        certificate = self._socket.getpeercert() if isinstance(self._socket, ssl.SSLSocket) else None
+        self._prove = greeting.prove(hello, reply, certificate)
         return reply
 
     def _prove_itself(self) -> None:

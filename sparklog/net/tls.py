@@ -33,6 +33,10 @@ _VERIFICATION = {
     ClientAuth.REQUESTED: ssl.CERT_OPTIONAL,
     ClientAuth.REQUIRED: ssl.CERT_REQUIRED,
 }
+#: The oldest and the newest version of TLS.
+TlsVersions = tuple[ssl.TLSVersion, ssl.TLSVersion]
+_VERSIONS = {"TLSv1.2": ssl.TLSVersion.TLSv1_2, "TLSv1.3": ssl.TLSVersion.TLSv1_3}
+_ALL_VERSIONS = (ssl.TLSVersion.TLSv1_2, ssl.TLSVersion.TLSv1_3)
 #: OpenSSL's reasons of an error that bytes of another protocol cause.
 _NOT_TLS = (
     "WRONG_VERSION_NUMBER",
@@ -154,10 +158,15 @@ class _ReloadedContext:
 
     def _loaded(self) -> ssl.SSLContext:
         context = self._make()
-        context.minimum_version = ssl.TLSVersion.TLSv1_2
         context.options |= ssl.OP_NO_RENEGOTIATION | ssl.OP_NO_COMPRESSION
         self._files.load_into(context)
         return context
+
+
+def tls_versions(text: str) -> TlsVersions:
+    """Return the oldest and the newest version of the setting ``ssl.enabled.protocols``."""
+    found = sorted(_VERSIONS[name] for name in text.split(","))
+    return found[0], found[-1]
 
 
 class ServerTls:
@@ -168,11 +177,13 @@ class ServerTls:
         files: PemFiles,
         client_auth: ClientAuth = ClientAuth.NONE,
         rules: MappingRules = MappingRules(),  # noqa: B008 - an immutable value
+        versions: TlsVersions = _ALL_VERSIONS,
     ) -> None:
         """Read the files. Raises ConfigError.
 
         With ``client_auth`` REQUIRED or REQUESTED, the authorities in ``files.ca`` must have issued the certificates of
-        clients. ``rules`` map their subjects to principals.
+        clients. ``rules`` map their subjects to principals. ``versions`` are the oldest and the newest version of
+        TLS that is accepted.
         """
         if not files.certificate:
             raise ConfigError("a listener with TLS needs a certificate: set ssl.keystore.location")
@@ -184,6 +195,7 @@ class ServerTls:
         self.client_auth = client_auth
         self._rules = rules
         self._expiry: tuple[ssl.SSLContext, float] | None = None
+        self._versions = versions
         self._reloaded = _ReloadedContext(files, self._make)
 
     def context(self) -> ssl.SSLContext:
@@ -221,6 +233,7 @@ class ServerTls:
         context.num_tickets = 0
         context.options |= ssl.OP_CIPHER_SERVER_PREFERENCE | ssl.OP_NO_TICKET
         context.verify_mode = _VERIFICATION[self.client_auth]
+        context.minimum_version, context.maximum_version = self._versions
         return context
 
 
@@ -240,6 +253,7 @@ class ClientTls:
     def _make(self) -> ssl.SSLContext:
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
         context.check_hostname = self._verify_hostname
+        context.minimum_version = ssl.TLSVersion.TLSv1_2
         if not self._files.ca:
             context.load_default_certs()
         return context

@@ -32,11 +32,11 @@ class PeerCertificates:
     """The rule by which a certificate of a peer gives roles in one cluster.
 
     ``principals`` are the principals of certificates that give every role, and ``principal_of`` returns the principal
-    of a certificate.
+    of a certificate, or None if it has none.
     """
 
     def __init__(
-        self, cluster_id: str, principals: frozenset[Principal], principal_of: Callable[[Certificate], Principal]
+        self, cluster_id: str, principals: frozenset[Principal], principal_of: Callable[[Certificate], Principal | None]
     ) -> None:
         self._roles = {role_uri(cluster_id, role.value): role for role in _ROLES}
         self._principals = principals

@@ -33,6 +33,7 @@ from sparklog.cluster.embedded_zookeeper import EmbeddedZookeeper
 from sparklog.cluster.process import boot_id, send_signal
 from sparklog.errors import ClusterError
 from sparklog.net.blocking import BlockingConnection
+from sparklog.net.client_security import ClientSecurity
 from sparklog.net.greeting import Credentials
 from sparklog.protocol.messages import DescribeBroker, DescribeBrokerReply, Metadata, MetadataReply
 from sparklog.protocol.proof import Identity, KeyRing
@@ -138,6 +139,8 @@ class ProcessCluster:
         kept = {"internal.topic.replication.factor": str(min(3, brokers)), "retention.ms": "-1"}
         self.settings = {**kept, **(settings or {})}
         self.cluster_id = ""
+        #: The security of connections of clients.
+        self.client_security = ClientSecurity()
         self.keys = KeyRing([new_secret()] if with_secret else [])
         self.slots = {
             number: BrokerSlot(number, self.base_dir, Path(self._temporary) / f"{number}.sock")
@@ -185,10 +188,14 @@ class ProcessCluster:
         if self.keys and all(slot.has_secret and not slot.sources for slot in self.slots.values()):
             self.ask_zookeeper(lambda store: protect(store.session, self.keys))
         self.cluster_id = self.ask_zookeeper(_prepare)
+        self.secure()
         if self.network is not None:
             self._put_between(self.network)
         self.start_controller()
         self.start_brokers()
+
+    def secure(self) -> None:
+        """Prepare the security of a cluster that has an id and no processes but ZooKeeper. This cluster has none."""
 
     def _put_between(self, network: Network) -> None:
         for slot in self.slots.values():
@@ -356,6 +363,7 @@ class ProcessCluster:
         """Open a connection as a client, or with ``identity`` as that broker or controller, with authentication."""
         slot = self.slots[broker_id]
         credentials = Credentials(self.keys, lambda: identity) if identity is not None and self.keys else None
+        options = {"security": self.client_security, **options}
         return BlockingConnection(slot.host, slot.port, client_id="test", credentials=credentials, **options)
 
     def as_broker(self, broker_id: int) -> Identity:

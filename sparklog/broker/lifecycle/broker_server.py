@@ -7,10 +7,10 @@ from sparklog.broker.lifecycle.process_config import ProcessConfig
 from sparklog.broker.lifecycle.request_table import request_handlers
 from sparklog.broker.requests.dispatch import ConnectionHandler
 from sparklog.broker.requests.local_reads import LocalReads, readers_socket
-from sparklog.errors import ConfigError
 from sparklog.model import ListenerEndpoint
 from sparklog.net.authentication import ListenerSecurity
 from sparklog.net.descriptors import boot_id
+from sparklog.net.peer_security import listener_tls
 from sparklog.net.server import Server, serve
 from sparklog.protocol.messages import HelloReply
 from sparklog.security.listeners import Listener, SecurityProtocol
@@ -59,6 +59,7 @@ class BrokerServer:
 
         Raises:
             OSError: the server cannot listen at one of its TCP addresses.
+            ConfigError: a PEM file cannot be used.
         """
         config, settings, context = self._config, self._context.config, self._context
         listeners = self._listeners.all
@@ -109,9 +110,8 @@ class BrokerServer:
         )
 
     def _security(self, listener: Listener) -> ListenerSecurity:
-        if listener.protocol.uses_tls:
-            raise ConfigError(f"listener {listener.name}: this release has no {listener.protocol.value}")
-        return ListenerSecurity(listener.name, self._broker.logins if listener.protocol.uses_sasl else None)
+        logins = self._broker.logins if listener.protocol.uses_sasl else None
+        return ListenerSecurity(listener.name, logins, listener_tls(self._context.config, listener))
 
     def close_local_reads(self) -> None:
         """Stop giving segment files to readers on this host."""

@@ -186,6 +186,7 @@ class LeaderFetcher:
             credentials=context.credentials,
             broker_id=self.leader_id,
             proof_required=endpoint.proves,
+            security=context.peers.client,
         )
         hello = self._connection.hello
         if hello is not None and hello.broker_id != self.leader_id:
