@@ -195,6 +195,8 @@ class SessionCache:
         self.holders: dict[Key, dict[int, FetchSession]] = {}
         #: A callback, called with the id of each session that is closed for any reason.
         self.on_close: Callable[[int], None] = lambda session_id: None
+        #: Whether a request of the second connection may use a session of the first one. Session ids can be guessed.
+        self.may_use: Callable[[object, object], bool] = lambda owner, connection: True
         #: Sessions by the connection of their last request.
         self._by_connection: dict[object, dict[int, FetchSession]] = {}
 
@@ -215,13 +217,13 @@ class SessionCache:
         if session is not None:
             return FetchContext(session, fetch.partitions)
         if fetch.session_epoch == SESSIONLESS:
-            self._close_own(fetch)
+            self._close_own(fetch, connection)
             return FetchContext(None, fetch.partitions)
         if fetch.session_epoch == FULL:
-            self._close_own(fetch)
+            self._close_own(fetch, connection)
             session = self._open(fetch, now_ms) if self._has_room(fetch, None) else None
         else:
-            session = self._resume(fetch, now_ms)
+            session = self._resume(fetch, now_ms, connection)
             at_most = self._partitions + len(fetch.partitions)
             if at_most > self._max_partitions and not self._has_room(fetch, session):
                 detail = (
@@ -293,13 +295,18 @@ class SessionCache:
             self.close(next(iter(self._consumers)))
         return self._partitions + added <= self._max_partitions
 
-    def _close_own(self, fetch: Fetch) -> None:
+    def _close_own(self, fetch: Fetch, connection: object) -> None:
         """Close the session that the request replaces, even if an earlier incarnation of the fetcher created it.
 
         A session of another fetcher stays open: the request's session id matches it only by chance.
         """
         session = self._sessions_of(fetch).get(fetch.session_id)
-        if session is not None and session.replica_id == fetch.replica_id and session.incarnation <= fetch.incarnation:
+        if (
+            session is not None
+            and session.replica_id == fetch.replica_id
+            and session.incarnation <= fetch.incarnation
+            and self.may_use(session.connection, connection)
+        ):
             self.close(session.session_id)
 
     def _sessions_of(self, fetch: Fetch) -> OrderedDict[int, FetchSession]:
@@ -336,10 +343,10 @@ class SessionCache:
         session.due[key] = None
         return session
 
-    def _resume(self, fetch: Fetch, now_ms: int) -> FetchSession:
+    def _resume(self, fetch: Fetch, now_ms: int, connection: object) -> FetchSession:
         sessions = self._sessions_of(fetch)
         session = sessions.get(fetch.session_id)
-        if session is None or not session.belongs_to(fetch):
+        if session is None or not session.belongs_to(fetch) or not self.may_use(session.connection, connection):
             raise BrokerError(ErrorCode.FETCH_SESSION_ID_NOT_FOUND, f"no fetch session {fetch.session_id}")
         if fetch.session_epoch != session.epoch:
             detail = f"epoch {fetch.session_epoch} of fetch session {fetch.session_id}, {session.epoch} expected"

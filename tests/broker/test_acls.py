@@ -201,6 +201,20 @@ def test_a_pattern_reads_only_the_topics_that_the_member_may_read(guarded: Proce
         assert {tp.topic for tp in consumer.assignment} == {"orders"}
 
 
+def test_a_fetch_session_belongs_to_its_principal(guarded: ProcessCluster, admin: Admin) -> None:
+    partition = m.FetchPartition(HIDDEN, 0, "", -1, 10_000, 1000)
+    with log_in(guarded, "admin") as owner, log_in(guarded, "bert") as other:
+        opened = asked(owner, m.Fetch(0, m.CONSUMER, -1, 0, 1, 1000, 0, 0, 0, (partition,)))
+        assert isinstance(opened, m.FetchReply)
+        number = opened.session_id
+        stolen = asked(other, m.Fetch(0, m.CONSUMER, -1, 0, 1, 1000, 0, number, 1, ()))
+        assert codes(stolen) == {ErrorCode.FETCH_SESSION_ID_NOT_FOUND}
+        asked(other, m.Fetch(0, m.CONSUMER, -1, 0, 1, 1000, 0, number, 0, (partition,)))  # a new session in its place
+        kept = asked(owner, m.Fetch(0, m.CONSUMER, -1, 0, 1, 1000, 0, number, 1, ()))
+        assert isinstance(kept, m.FetchReply)
+        assert (kept.code, kept.session_id) == (ErrorCode.NONE, number)
+
+
 def test_an_invalid_acl_is_refused(admin: Admin, guarded: ProcessCluster) -> None:
     entry = m.AclEntry("Topic", "orders", "Literal", "anna", "*", "Read", "Allow")
     with guarded.connect(0) as connection:

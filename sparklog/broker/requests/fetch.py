@@ -65,6 +65,7 @@ class Fetches:
         self._sessions = sessions
         self._holders = sessions.holders
         sessions.on_close = self._session_closed
+        sessions.may_use = _same_principal
         #: The waiting fetches by number.
         self._waiting: dict[int, OpenFetch] = {}
         #: The waiting fetches without a session, by partition and by connection.
@@ -204,7 +205,7 @@ class Fetches:
             detail = f"{found} partitions found in a consumer's fetch, at most {MAX_ENTRIES} expected"
             raise BrokerError(ErrorCode.INVALID_REQUEST, detail)
         earlier = self._waiting.get(request.session_id) if request.session_id > 0 else None
-        if earlier is not None:
+        if earlier is not None and _same_principal(earlier.connection, connection):
             # The client has sent a new request in this session, so the older one gets its response now.
             earlier.complete()
         try:
@@ -409,3 +410,10 @@ class Fetches:
                 fetch.stale[key] = wanted
                 found.append(fetch)
         return found
+
+
+def _same_principal(owner: object, connection: object) -> bool:
+    """Return whether both connections have the same principal, or one of them is closed."""
+    if owner is connection or not (isinstance(owner, ServerConnection) and isinstance(connection, ServerConnection)):
+        return True
+    return owner.principal == connection.principal
