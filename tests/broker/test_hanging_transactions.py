@@ -63,7 +63,12 @@ def ended(stage: Stage) -> list[int]:
 
 def ask(stage: Stage, request: Request) -> list[Any]:
     replies: list[Any] = []
-    stage.handle(SimpleNamespace(reply=replies.append, peer="test"), request)
+    stage.handle(
+        SimpleNamespace(
+            reply=replies.append, peer="test", peer_host="test", principal="User:test", listener="PLAINTEXT"
+        ),
+        request,
+    )
     return replies
 
 

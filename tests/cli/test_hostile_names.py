@@ -41,6 +41,10 @@ _STYLE = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
 
 #: Arguments for every command that queries a cluster. True if its output contains the name.
 COMMANDS: dict[str, tuple[list[str], bool]] = {
+    "acls add": (["--principal", f"User:{NAME}", "--operation", "Read", "--topic", NAME, "--timeout", "1"], False),
+    "acls check": (["--principal", f"User:{NAME}", "--operation", "Read", "--topic", NAME, "--timeout", "1"], False),
+    "acls list": (["--principal", f"User:{NAME}", "--timeout", "1"], False),
+    "acls remove": (["--principal", f"User:{NAME}", "--topic", NAME, "--yes", "--timeout", "1"], False),
     "brokers": ([], True),
     "brokers describe": (["0"], True),
     "brokers drain": (["0", "--yes"], False),
@@ -69,6 +73,9 @@ COMMANDS: dict[str, tuple[list[str], bool]] = {
     "perf latency": ([NAME, "--records", "1"], False),
     "perf produce": ([NAME, "--records", "1"], False),
     "produce": ([NAME], False),
+    "quotas list": (["--timeout", "1"], False),
+    "quotas remove": (["--user", NAME, "--timeout", "1"], False),
+    "quotas set": (["--user", NAME, "request_percentage=50", "--timeout", "1"], False),
     "top": (["--count", "1"], True),
     "topics add-partitions": ([NAME, "3"], False),
     "topics alter": ([NAME, "-c", "retention.ms=1"], False),
@@ -83,10 +90,14 @@ COMMANDS: dict[str, tuple[list[str], bool]] = {
     "transactions abort": (["id:" + NAME, "--yes"], False),
     "transactions find-hanging": ([], True),
     "transactions list": ([], False),
+    "users alter": ([NAME, "--password-stdin", "--timeout", "1"], False),
+    "users create": ([NAME, "--password-stdin", "--timeout", "1"], False),
+    "users delete": ([NAME, "--yes", "--timeout", "1"], False),
+    "users list": (["--timeout", "1"], False),
 }
 #: Commands that read files, query ZooKeeper or start processes, and print through the same functions; and whole groups.
-WITHOUT_CLUSTER = {"cluster start", "cluster stop", "controller", "topics restore"}
-GROUPS_WITHOUT_CLUSTER = ("segments ", "zookeeper ")
+WITHOUT_CLUSTER = {"cluster start", "cluster stop", "controller", "topics restore", "users bootstrap"}
+GROUPS_WITHOUT_CLUSTER = ("certs ", "segments ", "zookeeper ")
 
 
 @pytest.fixture
