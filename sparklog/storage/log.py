@@ -266,36 +266,37 @@ class Log:
                 the disk is full; OFFSET_OUT_OF_RANGE for placed batches that do not begin at the log end offset.
             StorageError: the log directory must go offline.
         """
-        self._files.check_open()
-        if leader_epoch < self._tail.epochs.last_epoch:
+        files, offsets, tail = self._files, self._offsets, self._tail
+        files.check_open()
+        if leader_epoch < tail.epochs.last_epoch:
             raise BrokerError(
                 ErrorCode.FENCED_LEADER_EPOCH,
-                f"{self.tp}: leader epoch {leader_epoch} found, {self._tail.epochs.last_epoch} is in the log",
+                f"{self.tp}: leader epoch {leader_epoch} found, {tail.epochs.last_epoch} is in the log",
             )
         if known is None:
             known = self.known(batches)
         fresh = batches[len(known) :] if known else batches
-        start = self._offsets.log_end
+        start = offsets.log_end
         if fresh:
             try:
                 if (
                     len(fresh) == 1
                     and not (placed or roll)
                     and append_fast_path.append_as_leader(
-                        self._files, self._offsets, self._tail, fresh[0], leader_epoch=leader_epoch, now_us=now_us
+                        files, offsets, tail, fresh[0], leader_epoch=leader_epoch, now_us=now_us
                     )
                 ):
                     records = fresh[0][0].record_count
                 else:
-                    records = self._tail.append_as_leader(
+                    records = tail.append_as_leader(
                         fresh, leader_epoch=leader_epoch, now_us=now_us, placed=placed, roll=roll
                     )
             except (OSError, StorageError) as failure:
                 raise self._append_failed(failure) from failure
             self.durability.appended(records, now_us)
         if not known:
-            return OffsetRange(start, self._offsets.log_end)
-        return OffsetRange(known[0].start, self._offsets.log_end if fresh else known[-1].end)
+            return OffsetRange(start, offsets.log_end)
+        return OffsetRange(known[0].start, offsets.log_end if fresh else known[-1].end)
 
     def append_as_follower(self, headers: bytes | memoryview, bodies: memoryview) -> int:
         """Append a leader's batches unchanged and return the new log end offset.

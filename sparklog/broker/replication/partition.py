@@ -19,7 +19,7 @@ import pyarrow as pa
 
 from sparklog.broker.lifecycle.logging_setup import Lines
 from sparklog.errors import BrokerError, ErrorCode, StorageError
-from sparklog.model import NO_EPOCH, NO_LEADER, OffsetRange, TopicPartition
+from sparklog.model import NO_EPOCH, NO_LEADER, TopicPartition
 from sparklog.record.codec import out_of_memory
 from sparklog.record.header import BatchHeader
 from sparklog.record.validate import validate_batch, validate_placed_batch
@@ -377,19 +377,9 @@ class Partition:
     # --- effects ---
 
     def _append_as_leader(self, effect: AppendAsLeader) -> None:
-        ticket = effect.ticket
-        written = self._append_batches(ticket, effect.leader_epoch)
-        if written is None:
-            self._events.append(LeaderAppendFailed(ticket))
-        else:
-            self._events.append(LeaderAppended(ticket, written.start, written.end))
-
-    def _append_batches(self, ticket: int, leader_epoch: int) -> OffsetRange | None:
-        """Append the batches that wait under ``ticket``, and return their offsets.
-
-        Returns None if the batches were refused; the producer then has its response.
-        """
-        pending, log = self._pending[ticket], self.log
+        """Append the batches that wait under the effect's ticket, or refuse them and respond to the producer."""
+        ticket, log = effect.ticket, self.log
+        pending = self._pending[ticket]
         batches, placed = pending.batches, pending.placed
         now_us = time.time_ns() // 1000
         try:
@@ -405,8 +395,8 @@ class Partition:
                 else:
                     for header, body in batches[len(known) :] if known else batches:
                         check_batch(self.tp, self.rules, header, body, placed=placed)
-            written = log.append_as_leader(
-                batches, leader_epoch=leader_epoch, now_us=now_us, known=known, placed=placed, roll=pending.roll
+            start, end = log.append_as_leader(
+                batches, leader_epoch=effect.leader_epoch, now_us=now_us, known=known, placed=placed, roll=pending.roll
             )
         except BrokerError as error:
             self._respond(ticket, error.code, detail=f"{self.tp}: {error.detail}")
@@ -418,8 +408,9 @@ class Partition:
         else:
             pending.append_time_us = now_us
             pending.batches = ()
-            return written
-        return None
+            self._events.append(LeaderAppended(ticket, start, end))
+            return
+        self._events.append(LeaderAppendFailed(ticket))
 
     def _check_restoring(self, *, placed: bool) -> None:
         """Raise BrokerError if a topic in restore gets ordinary batches, or another topic gets batches with offsets."""

@@ -49,6 +49,7 @@ class PartitionEffects:
         #: continues to serve.
         self._postponed: list[Callable[[], None]] = []
         self.now_ms = context.now_ms
+        self.log_end_moved = fetches.log_end_moved
 
     def perform_postponed(self) -> None:
         """Perform the postponed ISR writes, because the broker accepts writes again."""
@@ -96,9 +97,6 @@ class PartitionEffects:
         self._markers.role_changed(partition)
         self._coordinators.role_changed(partition)
         self._context.roles_changed()
-
-    def log_end_moved(self, partition: Partition) -> None:
-        self._fetches.log_end_moved(partition)
 
     def high_watermark_moved(self, partition: Partition) -> None:
         self._fetches.high_watermark_moved(partition)

@@ -39,11 +39,6 @@ class _Batch(NamedTuple):
     placed: bool
 
 
-def is_short(batch_count: int, rules: AppendRules) -> bool:
-    """Return whether the check of these batches is short enough to run on the event loop, whatever they contain."""
-    return batch_count == 1 and rules.max_message_bytes <= LOOP_BYTES
-
-
 def check_count(batch_count: int) -> None:
     """Raise BrokerError INVALID_REQUEST if a request has too many batches of one partition."""
     if batch_count > MAX_BATCHES:
