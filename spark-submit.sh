@@ -14,6 +14,7 @@ after -- is passed to the job. --pack sends this Python environment to the execu
 from Maven Central on first use.
 
   ./spark-submit.sh                                   start three brokers on this machine, data in ./data
+  ./spark-submit.sh cluster --secure                  the same with TLS, a login and ACLs
   ./spark-submit.sh cluster --help                    show the arguments of a job
   ./spark-submit.sh demo                              write data, kill an executor and a broker, read the same data
   ./spark-submit.sh pipeline                          run several exactly-once steps over topics

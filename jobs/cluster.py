@@ -50,6 +50,9 @@ def arguments() -> argparse.Namespace:
         "--set", action="append", default=[], metavar="KEY=VALUE", help="setting that overrides the file"
     )
     parser.add_argument(
+        "--secure", action="store_true", help="set up TLS, a login and ACLs on this machine; prints the client file"
+    )
+    parser.add_argument(
         "--trusted-network", action="store_true", help="listen on the network without TLS and authentication"
     )
     return parser.parse_args()
@@ -69,6 +72,7 @@ def options(given: argparse.Namespace) -> ClusterOptions:
         zookeeper=given.zookeeper,
         settings=merged(read_settings(given.broker_conf) if given.broker_conf else shipped("broker.conf"), over),
         zookeeper_settings=shipped("zoo.cfg"),
+        secure=given.secure,
     ).checked()
 
 

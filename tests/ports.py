@@ -24,3 +24,4 @@ class FirstPort(enum.IntEnum):
     INCOMPLETE_STOPS = 30_092
     SPARK_ACCESS = 30_192
     TUTORIAL = 30_292
+    SECURE_CLUSTER = 30_392

@@ -16,11 +16,20 @@ from sparklog.cli.options import AsJson, Bootstrap, Timeout, Yes, confirm, open_
 from sparklog.cli.output import done, human_bytes, print_json, print_line, print_lines
 from sparklog.client.admin.admin import Admin
 from sparklog.client.errors import ClientTimeout
+from sparklog.cluster.client_file import client_file
 from sparklog.cluster.driver_pidfile import DriverPidfile, noted_driver
-from sparklog.cluster.options import DEFAULT_PORT, TRUSTED_NETWORK, ClusterOptions, add_setting, merged, read_settings
+from sparklog.cluster.options import (
+    DEFAULT_PORT,
+    TRUSTED_NETWORK,
+    ClusterOptions,
+    add_setting,
+    merged,
+    read_settings,
+)
 from sparklog.cluster.process import is_alive, send_signal
 from sparklog.errors import ClusterError, ConfigError
 from sparklog.extras import require_spark
+from sparklog.net.client_security import CLIENT_CONFIG
 
 cluster = typer.Typer(help="Start a cluster, show its status, stop it.", no_args_is_help=True)
 
@@ -64,6 +73,10 @@ def start(
             "--trusted-network", help="Listen on the network without TLS and authentication: network.trusted=true."
         ),
     ] = False,
+    secure: Annotated[
+        bool,
+        typer.Option("--secure", help="Set up TLS, a login and ACLs on this machine; prints the client file."),
+    ] = False,
     detach: Annotated[
         bool, typer.Option("--detach", help="Return once the cluster is ready, and leave it running.")
     ] = False,
@@ -88,6 +101,7 @@ def start(
             merged(_given(settings or []), TRUSTED_NETWORK if trusted_network else {}),
         ),
         zookeeper_settings=_settings("zoo.cfg", None),
+        secure=secure,
     ).checked()
     require_spark("cluster start")
     if running := noted_driver(data_dir):
@@ -178,7 +192,8 @@ def status(
     driver = noted_driver(data_dir) if data_dir is not None else None
     if data_dir is not None and driver is None:
         raise ClusterError(f"no cluster driver for {data_dir} runs on this host")
-    with open_admin(driver.bootstrap if driver is not None else bootstrap, timeout) as admin:
+    security = _own_client_file(data_dir)
+    with open_admin(driver.bootstrap if driver is not None else bootstrap, timeout, security=security) as admin:
         found = _status(admin, driver)
     if as_json:
         print_json(found)
@@ -190,6 +205,14 @@ def status(
             print_line(f"{name.removesuffix('_bytes').replace('_', ' '):<18} {'-' if shown in {'', None} else shown}")
     if found["without_leader"] or found["under_replicated"] or found["not_answering"]:
         raise typer.Exit(1)
+
+
+def _own_client_file(data_dir: Path | None) -> Path | None:
+    """Return the client file of a secure cluster in ``data_dir``, unless the user has named another one."""
+    if data_dir is None or os.environ.get(CLIENT_CONFIG):
+        return None
+    found = client_file(data_dir)
+    return found if found.exists() else None
 
 
 def _counted(broker_ids: list[int]) -> str:

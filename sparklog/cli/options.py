@@ -16,6 +16,7 @@ from sparklog.client.admin.admin import Admin
 from sparklog.client.errors import ClientTimeout
 from sparklog.errors import BrokerError, ConfigError, ErrorCode, SparklogError
 from sparklog.escaping import escaped
+from sparklog.net.client_security import Security
 
 _BOOTSTRAP_VARIABLES = ["SPARKLOG_BOOTSTRAP", "SPARKLOG_BOOTSTRAP_SERVERS"]
 
@@ -107,9 +108,12 @@ def servers(bootstrap: str | None) -> str:
 
 
 @contextlib.contextmanager
-def open_admin(bootstrap: str | None, timeout_s: float) -> Iterator[Admin]:
-    """Open an admin client for one command. An error about an unknown topic suggests a topic with a similar name."""
-    with Admin(servers(bootstrap), timeout_s=timeout_s, first_contact_s=FIRST_CONTACT_S) as admin:
+def open_admin(bootstrap: str | None, timeout_s: float, *, security: Security = None) -> Iterator[Admin]:
+    """Open an admin client for one command. An error about an unknown topic suggests a topic with a similar name.
+
+    ``security`` replaces ``--client-config``.
+    """
+    with Admin(servers(bootstrap), timeout_s=timeout_s, first_contact_s=FIRST_CONTACT_S, security=security) as admin:
         try:
             yield admin
         except BrokerError as error:

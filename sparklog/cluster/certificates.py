@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from cryptography import x509
+from cryptography.exceptions import InvalidSignature
 from cryptography.hazmat.primitives import hashes
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat, load_pem_private_key
@@ -92,9 +93,7 @@ def issue(directory: Path, subject: Subject, *, into: Path | None = None, days: 
     _check(subject)
     ca_certificate, ca_key = _load_ca(directory)
     key = ec.generate_private_key(ec.SECP256R1())
-    names: list[x509.GeneralName] = [_host(host) for host in subject.hosts]
-    if subject.role:
-        names.append(x509.UniformResourceIdentifier(role_uri(subject.cluster_id, subject.role)))
+    names = _alternative_names(subject)
     builder = (
         _builder(_common_name(subject.name), ca_certificate.subject, days)
         .public_key(key.public_key())
@@ -114,6 +113,25 @@ def issue(directory: Path, subject: Subject, *, into: Path | None = None, days: 
     return files
 
 
+def is_current(directory: Path, subject: Subject, *, days: int = 30) -> bool:
+    """Return whether ``directory`` has a certificate for ``subject`` by its CA that is valid for ``days`` from now.
+
+    Raises:
+        ConfigError: there is no CA, or a part of the subject is not allowed.
+    """
+    _check(subject)
+    ca_certificate, _ = _load_ca(directory)
+    files = files_of(directory, subject.name)
+    try:
+        found = x509.load_pem_x509_certificate(files.certificate.read_bytes())
+        names = found.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
+        found.verify_directly_issued_by(ca_certificate)
+    except (OSError, ValueError, TypeError, x509.ExtensionNotFound, InvalidSignature):
+        return False
+    until = dt.datetime.now(dt.timezone.utc) + dt.timedelta(days=days)
+    return files.key.exists() and list(names) == _alternative_names(subject) and found.not_valid_after_utc > until
+
+
 def _check(subject: Subject) -> None:
     if not _NAME.fullmatch(subject.name) or subject.name in {"ca", "ca-key"}:
         raise ConfigError(f"name {subject.name!r}: expected up to 64 letters, digits and ._@-, and not 'ca'")
@@ -121,6 +139,13 @@ def _check(subject: Subject) -> None:
         raise ConfigError(f"role {subject.role!r}: expected one of {', '.join(ROLES)}")
     if bool(subject.role) is not bool(subject.cluster_id):
         raise ConfigError("a role needs a cluster id, and a cluster id needs a role")
+
+
+def _alternative_names(subject: Subject) -> list[x509.GeneralName]:
+    names: list[x509.GeneralName] = [_host(host) for host in subject.hosts]
+    if subject.role:
+        names.append(x509.UniformResourceIdentifier(role_uri(subject.cluster_id, subject.role)))
+    return names
 
 
 def _load_ca(directory: Path) -> tuple[x509.Certificate, ec.EllipticCurvePrivateKey]:

@@ -57,7 +57,7 @@ class ClusterDriver:
         self._options = options.checked()
         config = broker_config(options.settings)
         self._session_timeout_ms = config.session_timeout_ms
-        self._security = zookeeper_security(config)
+        self._security = zookeeper_security(broker_config(self._options.settings))
         self._embedded: ZookeeperSupervisor | None = None
         self._registration: DriverRegistration | None = None
         self._controller: ControllerLoop | None = None
@@ -91,6 +91,8 @@ class ClusterDriver:
             ClusterError: ZooKeeper does not respond, or another driver runs the cluster.
         """
         self._left = ""  # A new start takes the embedded ZooKeeper over again.
+        if self._options.secure:
+            self._options.security().prepare()
         if not self._options.zookeeper:
             server = EmbeddedZookeeper.start(
                 self.data_dir.resolve() / "zookeeper",
@@ -109,6 +111,10 @@ class ClusterDriver:
                 owns_zookeeper=self._embedded is not None,
                 security=self._security,
             )
+            if self._options.secure:
+                secured = self._options.security()
+                secured.complete(self._registration.cluster_id)
+                in_loop(secured.make_admin(self.zookeeper, keys=self._keys, security=self._security))
         except BaseException:
             # If the server was already running, another driver needs it. If this driver has just started it, no process
             # needs it.

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from pathlib import Path
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import msgspec
 from msgspec import structs
@@ -13,8 +13,12 @@ from msgspec import structs
 from sparklog.cluster.process import host_name
 from sparklog.config import broker_config
 from sparklog.errors import ConfigError
+from sparklog.extras import require_cryptography
 from sparklog.security.listeners import broker_listeners, check_exposure, check_zookeeper_exposure, is_loopback
 from sparklog.zk.security import zookeeper_security
+
+if TYPE_CHECKING:
+    from sparklog.cluster.development_security import DevelopmentSecurity
 
 DEFAULT_PORT = 9092
 #: The listen address of services that only this machine needs.
@@ -56,6 +60,8 @@ class ClusterOptions(msgspec.Struct, frozen=True, kw_only=True):
     settings: dict[str, str] = {}
     #: The lines of zoo.cfg for the embedded ZooKeeper.
     zookeeper_settings: dict[str, str] = {}
+    #: Whether the driver sets up TLS, logins and ACLs itself, see ``development_security``.
+    secure: bool = False
     #: The number of task slots that must remain for other jobs of the same Spark application.
     spare_slots: int = 0
 
@@ -73,7 +79,8 @@ class ClusterOptions(msgspec.Struct, frozen=True, kw_only=True):
             raise ConfigError(f"port={self.port}: expected 1 to 65535")
         if len({path.resolve() for path in self.log_dirs}) != len(self.log_dirs):
             raise ConfigError(f"log directories must differ: {', '.join(str(path) for path in self.log_dirs)}")
-        security = zookeeper_security(broker_config(self.settings))
+        settings = self._secured()
+        security = zookeeper_security(broker_config(settings))
         if security.set_acl and not security.has_identity and self.zookeeper:
             raise ConfigError(
                 "zookeeper.set.acl=true: set zookeeper.digest.file, or zookeeper.ssl.keystore.location, so that brokers"
@@ -83,7 +90,25 @@ class ClusterOptions(msgspec.Struct, frozen=True, kw_only=True):
         following = {"default.replication.factor": replicas, "internal.topic.replication.factor": replicas}
         if not self.zookeeper:
             following |= EMBEDDED_SETTINGS
-        return structs.replace(self, settings=merged(following, self.settings))
+        return structs.replace(self, settings=merged(following, settings))
+
+    def _secured(self) -> dict[str, str]:
+        """Return the settings with those of ``--secure``. Raises ConfigError if the operator sets another value."""
+        if not self.secure:
+            return self.settings
+        own = self.security().settings()
+        if other := [name for name, text in self.settings.items() if own.get(name, text) != text]:
+            raise ConfigError(f"--secure sets {other[0]} itself: leave it out, or set all of the security yourself")
+        return merged(own, self.settings)
+
+    def security(self) -> DevelopmentSecurity:
+        """Return what ``--secure`` sets up. Raises ConfigError if the package ``cryptography`` is not installed."""
+        require_cryptography("--secure")
+        from sparklog.cluster.development_security import DevelopmentSecurity
+
+        return DevelopmentSecurity(
+            self.data_dir, advertised_host=self.advertised_host, embedded_zookeeper=not self.zookeeper
+        )
 
 
 def is_one_machine(master: str) -> bool:
@@ -109,6 +134,11 @@ def check_network(options: ClusterOptions, master: str) -> None:
     Raises:
         ConfigError: the setting to change is in the message.
     """
+    if options.secure and not is_one_machine(master):
+        raise ConfigError(
+            "--secure is for clusters on one machine: on several hosts set the listeners, and give each host its own"
+            " certificate (docs/security.md)"
+        )
     config = broker_config(options.settings)
     advertised, bound = options.advertised_host or host_name(), listen_host(options, master)
     listeners = broker_listeners(config, host=advertised, port=options.port, bind_host=bound)

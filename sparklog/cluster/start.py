@@ -26,6 +26,7 @@ from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
 
 from sparklog.broker.lifecycle.logging_setup import LineFormatter, bounded_file
+from sparklog.cluster.client_file import client_file
 from sparklog.cluster.cluster_driver import ClusterDriver
 from sparklog.cluster.driver_pidfile import forget_driver, note_driver
 from sparklog.cluster.options import ClusterOptions, check_network, zookeeper_host
@@ -51,7 +52,7 @@ def run_cluster(options: ClusterOptions, *, tell: Callable[[str], None]) -> int:
     """Run a cluster until Ctrl-C or SIGTERM; return the exit code. ``tell`` prints messages for the user."""
     stop = _StopSignals()
     try:
-        options.checked()
+        options = options.checked()
         options.data_dir.mkdir(parents=True, exist_ok=True)
         log_file = _log_to(options)
         return _run(options, stop, tell, registered=log_file.open)
@@ -213,11 +214,18 @@ def _ready(cluster: ClusterDriver, options: ClusterOptions) -> str:
         f"  bootstrap servers  {cluster.bootstrap}",
         f"  ZooKeeper          {cluster.zookeeper}",
         f"  data directory     {options.data_dir.resolve()}",
-        f"  first topic        {_command()} topics create events --partitions 6 --bootstrap {cluster.bootstrap}",
+        *([f"  client file        {client_file(options.data_dir.resolve())}"] if options.secure else ()),
+        f"  first topic        {_command()}{_client_config(options)} topics create events --partitions 6"
+        f" --bootstrap {cluster.bootstrap}",
         "",
         "Ctrl-C stops it.",
     ]
     return "\n".join(lines)
+
+
+def _client_config(options: ClusterOptions) -> str:
+    """Return the option with which a command logs in to this cluster, after a space; empty if it need not."""
+    return f" --client-config {os.path.relpath(client_file(options.data_dir))}" if options.secure else ""
 
 
 def _command() -> str:

@@ -1,0 +1,13 @@
+"""The paths of the files that ``cluster --secure`` makes in the data directory."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+#: The directory of these files in the data directory.
+SECURITY_DIRECTORY = "security"
+
+
+def client_file(data_dir: Path) -> Path:
+    """Return the path of the file with the settings of clients, whether or not the cluster is secure."""
+    return data_dir / SECURITY_DIRECTORY / "client.conf"

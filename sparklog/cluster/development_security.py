@@ -1,0 +1,138 @@
+"""The security of a cluster on one machine that its driver sets up itself: ``cluster --secure``.
+
+The directory ``security`` in the data directory has the CA, the certificates of brokers, of the controller and of the
+embedded ZooKeeper, the password of the user ``admin``, and a file with the settings of clients. Only the user of the
+cluster can read it. Everything is made at the first start and kept. A certificate is replaced at a start in its last
+thirty days, or if the host or the cluster has changed.
+"""
+
+from __future__ import annotations
+
+import os
+import secrets
+from pathlib import Path
+
+from sparklog.cluster import certificates
+from sparklog.cluster.certificates import Subject
+from sparklog.cluster.client_file import SECURITY_DIRECTORY, client_file
+from sparklog.cluster.process import host_name
+from sparklog.errors import ConfigError
+from sparklog.protocol.proof import KeyRing
+from sparklog.protocol.sasl import SCRAM_SHA_256, SCRAM_SHA_512
+from sparklog.protocol.scram import SALT_BYTES, ScramCredential
+from sparklog.zk.security import ZooKeeperSecurity
+from sparklog.zk.session import ZkSession
+from sparklog.zk.unreadable import Unreadable
+from sparklog.zk.user_store import KEY_BYTES, UserStore
+
+ADMIN = "admin"
+_PASSWORD_BYTES = 24
+
+
+class DevelopmentSecurity:
+    """The files and settings of one secure cluster on one machine."""
+
+    def __init__(self, data_dir: Path, *, advertised_host: str = "", embedded_zookeeper: bool = True) -> None:
+        self._client_file = client_file(data_dir.resolve())
+        self._password_file = self._client_file.with_name("admin.password")
+        self._directory = data_dir.resolve() / SECURITY_DIRECTORY
+        self._embedded_zookeeper = embedded_zookeeper
+        named = ("localhost", "127.0.0.1", "::1", host_name(), advertised_host)
+        self._hosts = tuple(dict.fromkeys(host for host in named if host))
+
+    def settings(self) -> dict[str, str]:
+        """Return the broker settings: listeners with TLS, the files, and the super user."""
+        broker, controller = self._files("broker"), self._files("controller")
+        found = {
+            "listeners": "CLIENT://:0,BROKER://:0",
+            "listener.security.protocol.map": "CLIENT:SASL_SSL,BROKER:SSL",
+            "inter.broker.listener.name": "BROKER",
+            "ssl.ca.location": str(self._files("ca").certificate),
+            "ssl.certificate.location": str(broker.certificate),
+            "ssl.key.location": str(broker.key),
+            "controller.ssl.certificate.location": str(controller.certificate),
+            "controller.ssl.key.location": str(controller.key),
+            "super.users": f"User:{ADMIN}",
+        }
+        if self._embedded_zookeeper:
+            zookeeper = self._files("zookeeper")
+            found |= {
+                "zookeeper.ssl.client.enable": "true",
+                "zookeeper.ssl.truststore.location": str(self._files("ca").certificate),
+                "zookeeper.ssl.keystore.location": str(zookeeper.certificate),
+                "zookeeper.ssl.key.location": str(zookeeper.key),
+            }
+        return found
+
+    def prepare(self) -> None:
+        """Make the CA and ZooKeeper's certificate, which are needed before ZooKeeper starts. Raises ConfigError."""
+        self._directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+        self._directory.chmod(0o700)
+        if not self._files("ca").certificate.exists():
+            certificates.create_ca(self._directory)
+        if self._embedded_zookeeper:
+            self._issue(Subject("zookeeper", self._hosts))
+
+    def complete(self, cluster_id: str) -> None:
+        """Make the certificates of brokers and the controller, the admin's password, and the client's file.
+
+        Raises:
+            ConfigError: a file cannot be used.
+        """
+        self._issue(Subject("broker", self._hosts, "broker", cluster_id))
+        self._issue(Subject("controller", (), "controller", cluster_id))
+        if not self._password_file.exists():
+            _write_private(self._password_file, f"{secrets.token_urlsafe(_PASSWORD_BYTES)}\n")
+        _write_private(
+            self._client_file,
+            f"# Clients of this cluster: sparklog --client-config {self._client_file}\n"
+            "security.protocol = SASL_SSL\n"
+            f"ssl.ca.location = {self._files('ca').certificate}\n"
+            f"sasl.mechanism = {SCRAM_SHA_512}\n"
+            f"sasl.username = {ADMIN}\n"
+            f"sasl.password = ${{file:{self._password_file}}}\n",
+        )
+
+    async def make_admin(self, zookeeper: str, *, keys: KeyRing, security: ZooKeeperSecurity) -> None:
+        """Store credentials of the admin for the password in its file, unless it has them.
+
+        Raises:
+            ConfigError: the file has no password.
+            ClusterError: ZooKeeper does not respond.
+        """
+        password = self._password_file.read_text("utf-8").strip()
+        if not password:
+            raise ConfigError(f"{self._password_file}: it is empty; delete it for a new password")
+        session = await ZkSession.open(zookeeper, keys=keys, security=security)
+        try:
+            store = UserStore(session, Unreadable())
+            stored = (await store.users([ADMIN])).get(ADMIN, {})
+            made = {
+                mechanism: ScramCredential.derive(mechanism, password, secrets.token_bytes(SALT_BYTES))
+                for mechanism in (SCRAM_SHA_256, SCRAM_SHA_512)
+                if not _has_password(stored.get(mechanism), mechanism, password)
+            }
+            if made:
+                await store.alter(ADMIN, made, new_key=secrets.token_bytes(KEY_BYTES))
+        finally:
+            await session.close()
+
+    def _files(self, name: str) -> certificates.CertificateFiles:
+        return certificates.files_of(self._directory, name)
+
+    def _issue(self, subject: Subject) -> None:
+        if not certificates.is_current(self._directory, subject):
+            certificates.issue(self._directory, subject)
+
+
+def _has_password(stored: ScramCredential | None, mechanism: str, password: str) -> bool:
+    return stored is not None and stored == ScramCredential.derive(mechanism, password, stored.salt, stored.iterations)
+
+
+def _write_private(path: Path, text: str) -> None:
+    """Write a file of mode 0600 in one step."""
+    new = path.with_name(f".{path.name}.new")
+    new.unlink(missing_ok=True)
+    with os.fdopen(os.open(new, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
+        file.write(text)
+    new.replace(path)
