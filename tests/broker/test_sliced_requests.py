@@ -290,6 +290,32 @@ def test_followers_are_served_before_waiting_consumers() -> None:
     asyncio.run(test())
 
 
+def test_only_later_reads_for_consumers_are_charged() -> None:
+    charged: list[tuple[str, bool]] = []
+
+    async def test() -> None:
+        fetches = staged().broker.fetches
+        fetches.time_used = lambda connection, took_s: charged.append((cast(Any, connection), took_s > 0))
+
+        class Waiting:
+            is_due_to_read = done = False
+
+            def __init__(self, name: str, of_follower: bool) -> None:
+                self.connection = name
+                self.of_follower = of_follower
+
+            def read_again(self) -> None:
+                self.done = True
+
+        waiting = [Waiting("consumer", False), Waiting("follower", True)]
+        for one in waiting:
+            fetches.read_soon(cast(Any, one))
+        await turns_until(lambda: all(one.done for one in waiting))
+
+    asyncio.run(test())
+    assert charged == [("consumer", True)]
+
+
 def _nothing_yet(monkeypatch: pytest.MonkeyPatch) -> None:
     """Return a read without records for any fetch."""
     from sparklog.broker.requests.fetch_read import PartitionRead

@@ -60,6 +60,8 @@ class Fetches:
         self.open_fetch: Callable[..., OpenFetch] = OpenFetch
         #: Called with the bytes of each reply to a consumer, if consumers have quotas. It returns the throttle time.
         self.consumer_sent: Callable[[ServerConnection, int], int] | None = None
+        #: Called with the seconds of each later read for a waiting consumer, if the time of requests has quotas.
+        self.time_used: Callable[[ServerConnection, float], None] | None = None
         self.consumer_max_bytes = context.config.fetch_max_bytes
         self.follower_max_bytes = context.config.replica_fetch_response_max_bytes
         self._sessions = sessions
@@ -178,12 +180,22 @@ class Fetches:
             fetch = due.popleft()
             if not fetch.of_follower:
                 self._consumers_due -= 1
-            fetch.read_again()
+            if self.time_used is None or fetch.of_follower:
+                fetch.read_again()
+            else:
+                self._read_again_timed(fetch, self.time_used)
             if due and time.monotonic() >= ends_s:
                 break
         if due and not self._reads_scheduled:
             self._reads_scheduled = True
             asyncio.get_running_loop().call_soon(self._read_due)
+
+    def _read_again_timed(self, fetch: OpenFetch, time_used: Callable[[ServerConnection, float], None]) -> None:
+        began_s = time.monotonic()
+        try:
+            fetch.read_again()
+        finally:
+            time_used(fetch.connection, time.monotonic() - began_s)
 
     # --- requests ---
 

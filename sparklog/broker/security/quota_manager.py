@@ -47,9 +47,14 @@ _QUOTA_OF: dict[type, str] = {Produce: PRODUCER_BYTE_RATE, Fetch: CONSUMER_BYTE_
 
 
 class Fetching(Protocol):
-    """The fetches of the broker. ``consumer_sent`` is called with the bytes of each reply to a consumer."""
+    """The fetches of the broker.
+
+    ``consumer_sent`` is called with the bytes of each reply to a consumer, and ``time_used`` with the seconds of each
+    later read for a consumer that waits.
+    """
 
     consumer_sent: Callable[[ServerConnection, int], int] | None
+    time_used: Callable[[ServerConnection, float], None] | None
 
 
 @dataclass(eq=False)
@@ -115,8 +120,9 @@ class QuotaManager:
         self._in_use.update(self._limited if self.active else self._plain)
         if self._fetching is not None:
             self._fetching.consumer_sent = self._consumer_sent if table.has(CONSUMER_BYTE_RATE) else None
+            self._fetching.time_used = self._time_used if table.has(REQUEST_PERCENTAGE) else None
         if self._slices is not None:
-            self._slices.used = self._slice_used if table.has(REQUEST_PERCENTAGE) else None
+            self._slices.used = self._time_used if table.has(REQUEST_PERCENTAGE) else None
         self.connections.apply(table)
         for buckets in self._buckets.values():
             buckets.keep_only(table)
@@ -244,8 +250,8 @@ class QuotaManager:
         self._wait(connection, client, bucket.charge(size, time.monotonic()))
         return self.throttle_ms(connection)
 
-    def _slice_used(self, connection: object, took_s: float) -> None:
-        """Charge the time of a slice of a long request."""
+    def _time_used(self, connection: object, took_s: float) -> None:
+        """Charge the time of a slice of a long request, or of a later read for a fetch that waits."""
         connection = client_of(connection)
         if isinstance(connection, ServerConnection) and (client := self._clients.get(connection)) is not None:
             bucket = client.buckets.get(REQUEST_PERCENTAGE)
