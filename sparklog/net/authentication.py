@@ -82,6 +82,9 @@ class LoginDelays:
         #: The number of failures and the time of the last one, by origin; the oldest last failure first.
         self._failures: dict[str, tuple[int, float]] = {}
 
+    def __len__(self) -> int:
+        return len(self._failures)
+
     def failed(self, address: str, now_s: float) -> float:
         """Note a failed login. Return the delay of its reply in seconds."""
         origin = origin_of(address)

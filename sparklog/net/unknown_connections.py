@@ -55,6 +55,11 @@ class UnknownConnections(Generic[_Connection]):
     def __iter__(self) -> Iterator[_Connection]:
         return iter(self._origins)
 
+    @property
+    def origins(self) -> int:
+        """Return the number of origins that have connections."""
+        return len(self._of_origin)
+
     def add(self, connection: _Connection) -> None:
         origin = origin_of(connection.peer_host)
         self._origins[connection] = origin

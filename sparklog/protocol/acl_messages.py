@@ -10,8 +10,12 @@ from typing import Annotated
 
 import msgspec
 
-from sparklog.protocol.fields import Entries, Listed, Message, Name
+from sparklog.protocol.fields import Listed, Message, Name
 
+#: The maximum number of ACLs that one request adds. Each resource pattern takes one write to ZooKeeper.
+MAX_ADDED = 1000
+#: The maximum number of conditions in one request. The broker compares each with every ACL.
+MAX_CONDITIONS = 100
 #: The name of a resource or a principal.
 LongName = Annotated[str, msgspec.Meta(max_length=1024)]
 
@@ -50,7 +54,7 @@ class CreateAcls(Message, frozen=True, tag="create_acls"):
     If one of them is invalid, none is added.
     """
 
-    acls: Entries[AclEntry]
+    acls: Annotated[tuple[AclEntry, ...], msgspec.Meta(max_length=MAX_ADDED)]
 
 
 class DescribeAcls(Message, frozen=True, tag="describe_acls"):
@@ -74,7 +78,7 @@ class DescribeAclsReply(Message, frozen=True, tag="describe_acls_reply"):
 class DeleteAcls(Message, frozen=True, tag="delete_acls"):
     """A request to delete the ACLs that satisfy one of these conditions."""
 
-    conditions: Entries[AclCondition]
+    conditions: Annotated[tuple[AclCondition, ...], msgspec.Meta(max_length=MAX_CONDITIONS)]
 
 
 class DeleteAclsReply(Message, frozen=True, tag="delete_acls_reply"):

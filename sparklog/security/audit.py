@@ -35,6 +35,8 @@ LOGINS = 10
 OF_PRINCIPAL = 100
 #: The number of kinds of lines that are counted separately. Lines of further kinds are counted as one kind.
 KINDS = 2000
+#: The texts of an event.
+_TEXTS = ("principal", "address", "listener", "request", "operation", "resource", "rule", "what")
 _EPOCH = datetime(1970, 1, 1, tzinfo=timezone.utc)
 
 
@@ -111,6 +113,9 @@ class _KindLimit:
         #: The counts by kind, the oldest first.
         self._counts: dict[tuple[str, ...], _Count] = {}
 
+    def __len__(self) -> int:
+        return len(self._counts)
+
     def count(self, kind: tuple[str, ...], now_s: float) -> _Count:
         count = self._counts.get(kind)
         if count is None:
@@ -147,6 +152,10 @@ class AuditLimits:
         self._of_kind = _KindLimit(kinds, period_s)
         self._of_principal = _KindLimit(kinds, period_s)
 
+    def __len__(self) -> int:
+        """Return the number of kinds that are counted now."""
+        return len(self._of_kind) + len(self._of_principal)
+
     def admit(self, event: AuditEvent, now_s: float) -> tuple[AuditEvent, ...]:
         """Count an event at the monotonic time ``now_s``. Return the events to write now.
 
@@ -160,7 +169,7 @@ class AuditLimits:
         if count.written >= limit:
             return (*ended, *_suppress(count, event))
         # A failed login names any principal, so all of an address count together.
-        claimed = "" if event.event is AuditKind.LOGIN and not event.allowed else event.principal
+        claimed = "" if event.event is AuditKind.LOGIN and not event.allowed else _cut(event.principal)
         of_principal = self._of_principal.count((claimed, event.address), now_s)
         if of_principal.written >= OF_PRINCIPAL:
             return (*ended, *_suppress(of_principal, event))
@@ -184,13 +193,14 @@ class AuditLimits:
 
 def _suppress(count: _Count, event: AuditEvent) -> tuple[()]:
     count.suppressed += 1
-    count.last = event
+    # The event stays in memory until the end of the period, so only what its line has is kept.
+    count.last = replace(event, **{name: _cut(getattr(event, name)) for name in _TEXTS})
     return ()
 
 
 def _kind_of(event: AuditEvent) -> tuple[tuple[str, ...], int]:
     if event.event is AuditKind.DENIAL:
-        return ("denial", event.principal, event.request, _cut(event.resource)), DENIALS
+        return ("denial", _cut(event.principal), event.request, _cut(event.resource)), DENIALS
     if event.allowed:
-        return ("login", event.principal, event.address), LOGINS
+        return ("login", _cut(event.principal), event.address), LOGINS
     return ("failed login", event.address), FAILED_LOGINS

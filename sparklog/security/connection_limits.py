@@ -31,6 +31,10 @@ class ConnectionLimits:
         self._of_address: Counter[Hashable] = Counter()
         self._of_user: Counter[Hashable] = Counter()
 
+    def __len__(self) -> int:
+        """Return the number of addresses, users and connections that are counted."""
+        return len(self._open) + len(self._of_address) + len(self._of_user)
+
     def apply(self, table: QuotaTable) -> None:
         """Enforce these quotas from now on."""
         self._table = table

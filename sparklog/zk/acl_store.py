@@ -176,6 +176,7 @@ class AclStore:
         removed: set[AclBinding] = set()
         version = -1
         for name, acls in sorted((await self.read_all()).items()):
+            await asyncio.sleep(0)  # the comparisons of one node may take long
             unwanted = frozenset(acl for acl in acls if any(condition.accepts(acl) for condition in accepted))
             if unwanted:
                 version = await self._change(name, removed=unwanted)

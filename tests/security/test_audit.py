@@ -161,3 +161,11 @@ def test_failures_and_other_requests_are_no_changes() -> None:
     assert described(Metadata(1), Ack(1)) is None
     request = DeleteRecords(1, (DeleteRecordsPartition("a", 0, 5),))
     assert described(request, DeleteRecordsReply(1, (DeletedRecords(3, -1, "unknown"),))) is None
+
+
+def test_suppressed_events_keep_only_the_text_of_their_line() -> None:
+    limits, long = AuditLimits(), "t" * 1_000_000
+    for _ in range(2):
+        limits.admit(denial(resource=f"Topic:{long}"), 0.0)
+    [summary] = limits.end_all()
+    assert len(summary.resource) == MAX_TEXT and summary.suppressed == 1

@@ -7,6 +7,7 @@ other brokers follow within moments.
 from __future__ import annotations
 
 import logging
+from collections.abc import Sequence
 
 from sparklog.broker.context import BrokerContext
 from sparklog.broker.requests.delayed_replies import reply_later
@@ -25,10 +26,12 @@ from sparklog.protocol.messages import (
     Reply,
 )
 from sparklog.security.acl_entries import binding_of, condition_of, entry_of
-from sparklog.security.acls import AclFilter
+from sparklog.security.acls import AclBinding, AclFilter
 
 _log = logging.getLogger(__name__)
 
+#: The most ACLs of a cluster. Every broker has all of them in memory.
+MOST_ACLS = 50_000
 #: The longest wait until this broker decides by a change that is stored.
 _APPLIED_S = 5.0
 
@@ -49,11 +52,20 @@ class AclRequests:
             wanted = [binding_of(entry) for entry in request.acls]
         except ConfigError as error:
             raise BrokerError(ErrorCode.INVALID_REQUEST, str(error)) from None
+        self.check_count(wanted)
         version = await acls.store.add(wanted)
         await acls.applied(version, timeout_s=_APPLIED_S)
         for acl in wanted:
             _log.info("added: %s", acl)
         return Ack(request.cid)
+
+    def check_count(self, wanted: Sequence[AclBinding]) -> None:
+        """Raise BrokerError INVALID_REQUEST if the cluster would have too many ACLs."""
+        assert self._authorizer is not None
+        count = len(set(self._authorizer.table.acls).union(wanted))
+        if count > MOST_ACLS:
+            detail = f"the cluster would have {count} ACLs, at most {MOST_ACLS} may be"
+            raise BrokerError(ErrorCode.INVALID_REQUEST, detail)
 
     def describe(self, connection: ServerConnection, request: DescribeAcls, body: memoryview) -> None:
         self._require()

@@ -76,6 +76,11 @@ class Authorizer:
         """Return the ACLs that decide now."""
         return self._table
 
+    @property
+    def cached(self) -> int:
+        """Return the number of cached decisions."""
+        return self._cached
+
     def set_acls(self, table: AclTable) -> None:
         """Decide by these ACLs from now on."""
         self._table = table

@@ -23,6 +23,8 @@ from sparklog.protocol.scram import ScramCredential, check_credential
 from sparklog.protocol.user_messages import MAX_ALTERATIONS, AlteredUser, DescribedUser, ScramCredentialInfo
 from sparklog.zk.user_store import KEY_BYTES, Credentials
 
+#: The most users with credentials. Every broker has all of them in memory.
+MOST_USERS = 50_000
 #: How long a reply waits until this broker's own logins follow the change.
 _APPLIED_S = 5.0
 _MECHANISMS = frozenset({SCRAM_SHA_256, SCRAM_SHA_512})
@@ -69,12 +71,19 @@ class UserRequests:
                 results.append(refused[name])
                 continue
             try:
+                self.check_count(name, len(results))
                 version = await self._users.store.alter(name, wanted, new_key=os.urandom(KEY_BYTES))
                 results.append(AlteredUser(name))
             except BrokerError as error:
                 results.append(AlteredUser(name, error.code, error.detail))
         await self._users.applied(version, timeout_s=_APPLIED_S)
         return AlterUserScramCredentialsReply(request.cid, tuple(results))
+
+    def check_count(self, name: str, before: int) -> None:
+        """Raise BrokerError if there are too many users. ``before`` users were changed by the same request."""
+        if not self._users.has(name) and self._users.count + before >= MOST_USERS:
+            detail = f"user {name!r}: {self._users.count} users exist, at most {MOST_USERS} may"
+            raise BrokerError(ErrorCode.INVALID_REQUEST, detail)
 
 
 def _described(name: str, credentials: Credentials) -> DescribedUser:

@@ -83,6 +83,14 @@ class Users:
         """Return the secret from which the credentials of unknown users are made, the same on all brokers."""
         return self._unknown_users_key
 
+    @property
+    def count(self) -> int:
+        """Return the number of users with credentials."""
+        return len(self._users)
+
+    def has(self, name: str) -> bool:
+        return name in self._users
+
     def credential(self, mechanism: str, name: str) -> ScramCredential | None:
         """Return a user's credential, or None if there is no such user or it has none for this mechanism."""
         found = self._users.get(name)
