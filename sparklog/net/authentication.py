@@ -6,6 +6,7 @@ grows with the failures of the same address, so that guesses of passwords are sl
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
 from sparklog.errors import BrokerError
@@ -13,6 +14,10 @@ from sparklog.model import DEFAULT_LISTENER, Principal
 from sparklog.net.tls import ServerTls
 from sparklog.net.unknown_connections import origin_of
 from sparklog.protocol.sasl import SaslServer, ServerStep
+from sparklog.security.principals import ANONYMOUS
+
+#: The mechanism of a login by a TLS certificate, as reports have it.
+CERTIFICATE = "SSL"
 
 
 class LoginPeer(Protocol):
@@ -29,7 +34,17 @@ class LoginPeer(Protocol):
     def client_id(self) -> str: ...
 
 
-class Authentication(Protocol):
+class LoginReports(Protocol):
+    """What gets the outcome of each login."""
+
+    def succeeded(self, connection: LoginPeer, mechanism: str) -> None:
+        """Note that a login is complete. ``connection.principal`` is its principal."""
+
+    def failed(self, connection: LoginPeer, mechanism: str, error: BrokerError) -> None:
+        """Note that a login has failed."""
+
+
+class Authentication(LoginReports, Protocol):
     """The logins of one listener. The broker provides it."""
 
     @property
@@ -45,11 +60,15 @@ class Authentication(Protocol):
         ``step`` has completed the login. The result is negative if the credential has expired already.
         """
 
-    def succeeded(self, connection: LoginPeer, mechanism: str) -> None:
-        """Note that a login is complete. ``connection.principal`` is its principal."""
 
-    def failed(self, connection: LoginPeer, mechanism: str, error: BrokerError) -> None:
-        """Note that a login has failed."""
+@dataclass(eq=False)
+class CertificatePeer:
+    """The peer of a TLS handshake that has failed because of its certificate."""
+
+    peer_host: str
+    listener: str
+    principal: Principal = ANONYMOUS
+    client_id: str = ""
 
 
 class ListenerSecurity(NamedTuple):
@@ -60,6 +79,8 @@ class ListenerSecurity(NamedTuple):
     authentication: Authentication | None = None
     #: TLS, or None for plain bytes.
     tls: ServerTls | None = None
+    #: What gets the logins by certificate, as by the mechanism ``CERTIFICATE``; None for nothing.
+    reports: LoginReports | None = None
 
     @property
     def is_plain(self) -> bool:

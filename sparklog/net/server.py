@@ -31,7 +31,7 @@ from msgspec.structs import replace
 from sparklog.errors import BrokerError, ErrorCode
 from sparklog.model import Principal, host_and_port
 from sparklog.net import unix_socket
-from sparklog.net.authentication import ListenerSecurity, LoginDelays
+from sparklog.net.authentication import CERTIFICATE, CertificatePeer, ListenerSecurity, LoginDelays
 from sparklog.net.connection_slots import ConnectionSlots, ConnectionStanding
 from sparklog.net.greeting import Credentials
 from sparklog.net.loop import tune
@@ -265,10 +265,15 @@ class ServerConnection(asyncio.BufferedProtocol):
         self.used_s = handshake.used_s
         if self._end.login is None:
             self._end.describe = partial(_without_sockets, self._end.describe)
+            reports, certificate = self._security.reports, self._transport.get_extra_info("peercert")
             try:
-                self.principal = self._security.tls.principal(self._transport.get_extra_info("peercert"))
+                self.principal = self._security.tls.principal(certificate)
+                if reports is not None and certificate:
+                    reports.succeeded(self, CERTIFICATE)
             except BrokerError as error:
                 _log.warning("refused a connection of %s: %s", self.peer, error.detail)
+                if reports is not None:
+                    reports.failed(self, CERTIFICATE, error)
                 self._transport.writelines(encode_reply(ErrorReply(-1, error.code, error.detail)))
                 self.close()
                 return False
@@ -604,6 +609,12 @@ def _too_many(limit: int) -> str:
     return f"{limit} connections are open, at most {limit} accepted"
 
 
+def _certificate_refused(security: ListenerSecurity, handshake: Handshake, reason: str) -> None:
+    if security.reports is not None:
+        error = BrokerError(ErrorCode.SASL_AUTHENTICATION_FAILED, reason)
+        security.reports.failed(CertificatePeer(handshake.peer_host, security.name), CERTIFICATE, error)
+
+
 def _without_sockets(describe: Callable[[int, int], HelloReply], cid: int, version: int) -> HelloReply:
     return replace(describe(cid, version), boot_id="", local_socket="")
 
@@ -699,6 +710,7 @@ class Server:
                 make=partial(self._make, security),
                 places=self._limits.places,
                 handshake_s=self._limits.places.hello_s,
+                on_refused=partial(_certificate_refused, security),
             )
             self._limits.tls.append(security.tls)
         self._servers.append(server)

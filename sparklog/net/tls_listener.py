@@ -33,6 +33,8 @@ _HANDSHAKE = 0x16
 #: The delay before the next accept after a failed one, for example without free descriptors.
 _ACCEPT_AGAIN_S = 1.0
 _AT_ONCE = 64
+#: OpenSSL's reason if a client has no certificate and needs one.
+_NO_CERTIFICATE = "PEER_DID_NOT_RETURN_A_CERTIFICATE"
 _CLOSE_S = 1.0
 #: The shortest time between two log lines about failed handshakes.
 _LOG_INTERVAL_S = 1.0
@@ -82,8 +84,13 @@ class TlsListener:
         make: Callable[[Handshake], asyncio.BaseProtocol],
         places: ConnectionSlots,
         handshake_s: float,
+        on_refused: Callable[[Handshake, str], None],
     ) -> None:
-        """Begin to accept. ``make`` returns the protocol of a connection, which takes over the handshake's slot."""
+        """Begin to accept. ``make`` returns the protocol of a connection, which takes over the handshake's slot.
+
+        ``on_refused`` is called if the certificate of a client is missing or not accepted, with the reason.
+        """
+        self._on_refused = on_refused
         self.sockets = sockets
         self._tls = tls
         self._make = make
@@ -184,6 +191,10 @@ class TlsListener:
             except (OSError, asyncio.TimeoutError) as error:
                 reason = error.reason if isinstance(error, ssl.SSLError) else str(error)
                 self._failed(handshake, reason or type(error).__name__)
+                if isinstance(error, ssl.SSLCertVerificationError):
+                    self._on_refused(handshake, error.verify_message or reason)
+                elif reason == _NO_CERTIFICATE:
+                    self._on_refused(handshake, "the client has no certificate")
                 await self._send_alert(duplicate, unsent_alert(error))
             finally:
                 self._places.leave(handshake)

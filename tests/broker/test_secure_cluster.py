@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import socket
 import ssl
 import threading
@@ -154,6 +155,15 @@ def test_the_listener_of_brokers_requires_a_certificate(cluster: SecureCluster) 
     forged = issue(other, Subject("broker", role="broker", cluster_id=cluster.cluster_id))
     with pytest.raises(BrokerError):
         cluster.connect_as(0, Identity(SenderKind.BROKER, 1, 0), forged)
+    wait_until(lambda: {"allowed", "denied"} <= decisions_by_certificate(cluster), 30.0, "the logins in the audit log")
+
+
+def decisions_by_certificate(cluster: SecureCluster) -> set[str]:
+    """Return the decisions about logins by certificate in the audit log of broker 0."""
+    written = (cluster.slots[0].log_dir / "audit.log").read_text("utf-8").splitlines()
+    logins = [line for line in map(json.loads, written) if line["event"] == "login" and line["request"] == "SSL"]
+    assert all(line["listener"] == "BROKER" for line in logins)
+    return {line["decision"] for line in logins}
 
 
 def test_another_broker_leads_after_a_crash(cluster: SecureCluster) -> None:

@@ -30,6 +30,7 @@ from sparklog.protocol.messages import Ack, FetchReply, HelloReply, Metadata, Pr
 from sparklog.security.listeners import ClientAuth
 from tests.net.certificates import Certificates
 from tests.net.test_client_logins import ScramLogins, anna, early
+from tests.net.two_step_login import TwoStepLogins
 from tests.waiting import wait_until
 
 MAX_FRAME = 8_000_000
@@ -71,14 +72,22 @@ class Closable(Protocol):
 class Secure:
     """A server in a thread. ``connections`` has its connections in order."""
 
-    def __init__(self, kind: str, tls: ServerTls | None, logins: ScramLogins | None, **options: Any) -> None:
+    def __init__(
+        self,
+        kind: str,
+        tls: ServerTls | None,
+        logins: ScramLogins | None,
+        *,
+        reports: TwoStepLogins | None = None,
+        **options: Any,
+    ) -> None:
         library: Any = asyncio if kind == "asyncio" else pytest.importorskip(kind)
         self.loop: asyncio.AbstractEventLoop = library.new_event_loop()
         self.connections: list[ServerConnection] = []
         self.clients: list[Closable] = []
         self._thread = threading.Thread(target=self.loop.run_forever)
         self._thread.start()
-        self.server: Server = self.run(self._serve(ListenerSecurity("SECURE", logins, tls), options))
+        self.server: Server = self.run(self._serve(ListenerSecurity("SECURE", logins, tls, reports), options))
         self.port = self.server.port
 
     def run(self, work: Any) -> Any:
@@ -293,6 +302,21 @@ def test_a_requested_certificate_may_be_missing(kind: str, client: Client, certi
         connection = client(server, certificates.client())
         assert str(server.connections[-1].principal) == "User:ANONYMOUS"
         connection.close()
+
+
+def test_logins_by_certificate_are_reported(
+    kind: str, client: Client, certificates: Certificates, tmp_path: Any
+) -> None:
+    reports = TwoStepLogins()
+    tls = certificates.server(ClientAuth.REQUIRED, "RULE:^CN=([a-z]+),.*$/$1/")
+    with secure(kind, tls, reports=reports) as server:
+        client(server, certificates.client(certificates.issue("anna", common_name="anna"))).close()
+        wait_until(lambda: server.open_connections() == 0)
+        assert reports.events == ["User:anna by SSL from 127.0.0.1"]
+        stranger = Certificates(tmp_path / "other").issue("anna", common_name="anna")
+        for refused in ("", stranger, certificates.issue("number", common_name="12")):
+            refusal(client, server, certificates.client(refused))
+        assert reports.events[1:] == ["SASL_AUTHENTICATION_FAILED by SSL from 127.0.0.1"] * 3
 
 
 @pytest.mark.usefixtures("early")

@@ -111,7 +111,8 @@ class BrokerServer:
 
     def _security(self, listener: Listener) -> ListenerSecurity:
         logins = self._broker.logins if listener.protocol.uses_sasl else None
-        return ListenerSecurity(listener.name, logins, listener_tls(self._context.config, listener))
+        tls = listener_tls(self._context.config, listener)
+        return ListenerSecurity(listener.name, logins, tls, self._broker.logins)
 
     def close_local_reads(self) -> None:
         """Stop giving segment files to readers on this host."""
