@@ -209,8 +209,8 @@ def check_zookeeper_exposure(host: str, *, trusted: bool) -> None:
     """
     if not trusted and not is_loopback(host):
         raise ConfigError(
-            f"the embedded ZooKeeper would listen at {host} without TLS and authentication: {_TRUST}, or name a"
-            " ZooKeeper of your own with --zookeeper"
+            f"the embedded ZooKeeper would listen at {host} without TLS and authentication: {_TRUST}, or set"
+            " zookeeper.ssl.client.enable and its PEM files, or name a ZooKeeper of your own with --zookeeper"
         )
 
 
