@@ -15,6 +15,7 @@ import pytest
 
 from sparklog.client.admin.admin import Admin
 from sparklog.client.consumer.consumer import Consumer
+from sparklog.client.producer.producer import Producer
 from sparklog.errors import BrokerError, ErrorCode
 from sparklog.net.blocking import BlockingConnection
 from sparklog.net.client_security import ClientSecurity
@@ -26,7 +27,7 @@ from sparklog.protocol.scram import ScramCredential
 from sparklog.protocol.senders import SenderKind, sender_of
 from sparklog.protocol.user_messages import ScramCredentialUpsertion
 from sparklog.security.acl_entries import entry_of
-from sparklog.security.acls import AclFilter, ResourceType, binding
+from sparklog.security.acls import AclFilter, Operation, ResourceType, binding
 from sparklog.security.principals import Principal
 from sparklog.security.request_rules import REFUSALS
 from sparklog.testing.process_cluster import ProcessCluster
@@ -213,6 +214,20 @@ def test_a_fetch_session_belongs_to_its_principal(guarded: ProcessCluster, admin
         kept = asked(owner, m.Fetch(0, m.CONSUMER, -1, 0, 1, 1000, 0, number, 1, ()))
         assert isinstance(kept, m.FetchReply)
         assert (kept.code, kept.session_id) == (ErrorCode.NONE, number)
+
+
+def test_a_producer_without_write_fails_at_once(guarded: ProcessCluster, admin: Admin) -> None:
+    admin.create_acls([binding("topic", "orders", ANONYMOUS, "describe")])
+    with Producer(guarded.bootstrap) as producer, pytest.raises(BrokerError) as caught:
+        producer.send("orders", b"x", partition=0).result(30)
+    assert caught.value.code == ErrorCode.CLUSTER_AUTHORIZATION_FAILED
+    admin.create_acls([binding("topic", "orders", ANONYMOUS, "write")])
+    with Producer(guarded.bootstrap) as producer:
+        producer.send("orders", b"x", partition=0).result(30)
+        admin.delete_acls([AclFilter(ResourceType.TOPIC, operation=Operation.WRITE)])
+        with pytest.raises(BrokerError) as caught:
+            producer.send("orders", b"x", partition=0).result(30)
+        assert caught.value.code == DENIED
 
 
 def test_an_invalid_acl_is_refused(admin: Admin, guarded: ProcessCluster) -> None:

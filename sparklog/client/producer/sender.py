@@ -31,7 +31,7 @@ from sparklog.client.producer.record_buffer import RecordBuffer
 from sparklog.client.producer.record_chunk import RecordChunk
 from sparklog.client.producer.sender_settings import SenderSettings
 from sparklog.client.producer.sender_transactions import SenderTransactions
-from sparklog.errors import BrokerError
+from sparklog.errors import BrokerError, ErrorCode
 from sparklog.model import TopicPartition
 from sparklog.protocol.messages import InitProducerId, InitProducerIdReply
 from sparklog.record.codec import EncodedBatch
@@ -396,12 +396,19 @@ class Sender:
             self._cluster.start(self._ask_for_producer_id())
 
     async def _ask_for_producer_id(self) -> None:
-        """Repeat the request until a broker returns a producer id, or no batch needs one."""
+        """Repeat the request until a broker returns a producer id, or no batch needs one.
+
+        If the principal may not write to any topic, no broker returns one, so all waiting batches fail.
+        """
         failures = 0
         while not self._queues.empty:
             try:
                 reply = await self._cluster.ask_any(InitProducerId(0), InitProducerIdReply)
             except BrokerError as error:
+                if error.code == ErrorCode.CLUSTER_AUTHORIZATION_FAILED:
+                    for topic in {tp.topic for tp in self._queues.busy_partitions()}:
+                        self._revalidation.fail_topic(topic, error)
+                    break
                 self._cluster.last_problem = str(error)
                 await asyncio.sleep(self._cluster.pause_s(failures))
                 failures += 1
