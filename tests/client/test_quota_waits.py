@@ -30,8 +30,9 @@ TP = TopicPartition("t", 0)
 class Throttle:
     """A fault: the first reply demands a wait. Requests of its connection are handled after it if ``holds`` is set."""
 
-    def __init__(self, wanted: type, *, holds: bool = False) -> None:
+    def __init__(self, wanted: type, *, wait_ms: int = WAIT_MS, holds: bool = False) -> None:
         self._wanted = wanted
+        self._wait_ms = wait_ms
         self._holds = holds
         self._demanded = False
         self.until_s = 0.0
@@ -51,11 +52,11 @@ class Throttle:
 
         def reply(answer: Reply, *rest: Any) -> None:
             del connection.reply
-            self.until_s = time.monotonic() + WAIT_MS / 1000
-            demanding = replace(answer, throttle_time_ms=WAIT_MS)
+            self.until_s = time.monotonic() + self._wait_ms / 1000
+            demanding = replace(answer, throttle_time_ms=self._wait_ms)
             if self._holds:  # the client sends more requests before it gets the reply
                 connection.pause_requests()
-                loop.call_later(WAIT_MS / 1000, connection.resume_requests)
+                loop.call_later(self._wait_ms / 1000, connection.resume_requests)
                 loop.call_later(0.2, connection.reply, demanding, *rest)
             else:
                 connection.reply(demanding, *rest)
@@ -67,7 +68,7 @@ def test_a_producer_sends_nothing_during_the_wait(fake: FakeCluster) -> None:
     fake.create("t", partitions=1)
     throttle = Throttle(Produce)
     fake.fault(0, throttle)
-    with Producer(fake.bootstrap, request_timeout_s=0.5) as producer:
+    with Producer(fake.bootstrap) as producer:
         for number in range(3):
             assert producer.send("t", b"v").result(30).offset == number
         assert (producer.quota_waits.waits, producer.quota_waits.waited_ms) == (1, WAIT_MS)
@@ -77,10 +78,10 @@ def test_a_producer_sends_nothing_during_the_wait(fake: FakeCluster) -> None:
 
 def test_requests_in_flight_outlast_the_wait(fake: FakeCluster) -> None:
     fake.create("t", partitions=1)
-    throttle = Throttle(Produce, holds=True)
+    throttle = Throttle(Produce, wait_ms=4000, holds=True)
     fake.fault(0, throttle)
     table = pa.table({"value": [b"%d" % number for number in range(2000)]})
-    with Producer(fake.bootstrap, request_timeout_s=0.5, batch_bytes=4000) as producer:
+    with Producer(fake.bootstrap, request_timeout_s=3, batch_bytes=4000) as producer:
         assert producer.write("t", table, partition=0).result(30).ranges[0].offsets == OffsetRange(0, 2000)
         assert producer.quota_waits.waits == 1
     assert time.monotonic() >= throttle.until_s
