@@ -175,6 +175,8 @@ class ServerConnection(asyncio.BufferedProtocol):
         self._expires_s: float | None = None
         #: The unused token with which the peer may continue on the Unix socket.
         self._token: Secret | None = None
+        #: Returns the reply to a request for the Unix socket; None if this connection cannot continue there.
+        self._issue: Callable[[int], UnixSocketReply] | None = None
         #: Whether this connection uses the Unix socket.
         self.within_host = False
         self.closed = False
@@ -203,11 +205,15 @@ class ServerConnection(asyncio.BufferedProtocol):
         """Return the identity that the opener of this connection has proved (a broker or the controller), or None."""
         return self._end.identity
 
-    @property
-    def is_logging_in(self) -> bool:
-        """Return whether a login of this connection has begun and is not complete."""
-        login = self._end.login
-        return login is not None and login.in_progress
+    def may_become(self, principal: Principal) -> bool:
+        """Return whether the peer is this principal, or can be it without a new login.
+
+        A login may be in progress. A complete one, or the proof of a token, may wait in the queue.
+        """
+        login, session = self._end.login, self._end.claimed_session
+        if login is not None and (login.in_progress or login.principal == principal):
+            return True
+        return self.principal == principal or (isinstance(session, UnixSession) and session.principal == principal)
 
     @property
     def writable(self) -> bool:
@@ -241,7 +247,7 @@ class ServerConnection(asyncio.BufferedProtocol):
             if self.within_host:
                 self._end.describe = partial(_without_sockets, self._end.describe)
             elif self._limits.unix_socket:
-                self._end.issue = partial(self._issue_token, reached_at)
+                self._issue = partial(self._issue_token, reached_at)
         elif self._limits.unix_listener == self.listener and (self.within_host or reached_at[0]):
             self._end.describe = partial(_described, self._end.describe, self._limits.unix_socket, reached_at)
         if self._limits.authenticator is not None:
@@ -319,7 +325,7 @@ class ServerConnection(asyncio.BufferedProtocol):
         in_hand, self._in_hand = self._in_hand, {}
         self._end_handler()
         # The login and its timer refer to this connection.
-        self._end.login = self._end.issue = None
+        self._end.login = self._issue = None
         if self._token is not None:
             self._limits.unix_tokens.drop(self._token)
         self._cancel_timer()
@@ -410,7 +416,8 @@ class ServerConnection(asyncio.BufferedProtocol):
                 asyncio.get_running_loop().call_later(_TLS_CLOSE_S, self._transport.abort)
 
     def abort(self) -> None:
-        """Close the connection at once."""
+        """Close the connection at once. Requests that wait are not handled."""
+        self._queue.clear()
         if self._transport is not None:
             self._transport.abort()
 
@@ -450,6 +457,8 @@ class ServerConnection(asyncio.BufferedProtocol):
         elif isinstance(event.reply, ErrorReply) and event.reply.code in _LOGIN_ERRORS:
             self._login_failed(event.reply)
             return
+        elif isinstance(event.reply, UnixSocketReply) and self._issue is not None:
+            event = ImmediateAnswer(self._issue(event.reply.cid), close=False)
         elif isinstance(self._end.session, UnixSession):
             session, self._end.session = self._end.session, None
             self._continue(session)
@@ -747,8 +756,7 @@ class Server:
         ended = [
             connection
             for connection in self._limits.places.connections
-            if isinstance(connection, ServerConnection)
-            and (connection.principal == principal or connection.is_logging_in)
+            if isinstance(connection, ServerConnection) and connection.may_become(principal)
         ]
         for connection in ended:
             connection.abort()

@@ -180,8 +180,6 @@ class ServerEnd:
         self.login = login
         #: The session that a token has proved, which this connection continues.
         self.session: object = None
-        #: Returns the reply to a request for the Unix socket; None if this connection cannot continue there.
-        self.issue: Callable[[int], UnixSocketReply] | None = None
         #: Whether requests are served: the hello and, if the listener requires one, the login are complete.
         self.admitted = False
         #: Whether the peer has not logged in again in time.
@@ -209,6 +207,11 @@ class ServerEnd:
     def may_prove(self) -> bool:
         """Return whether the peer has offered to prove its identity and has not sent the proof yet."""
         return self._claim is not None
+
+    @property
+    def claimed_session(self) -> object:
+        """Return the session that the peer continues or offers to prove, until the owner has taken it over."""
+        return self._claim.session if self._claim is not None else self.session
 
     def decode_single(self, count: int) -> ReceivedRequest | ImmediateAnswer | None:
         """Return the request or immediate reply if the received bytes are exactly one frame.
@@ -283,8 +286,8 @@ class ServerEnd:
             return self._log_in(request)
         if not self.admitted:
             return self._not_admitted(request)
-        reply = self.issue(request.cid) if self.issue is not None else UnixSocketReply(request.cid)
-        return ImmediateAnswer(reply, close=False)
+        # The owner adds the token after it has taken over the logins that were received before this request.
+        return ImmediateAnswer(UnixSocketReply(request.cid), close=False)
 
     def _not_admitted(self, request: Request) -> ImmediateAnswer:
         name = type(request).__name__

@@ -26,10 +26,13 @@ from sparklog.protocol.messages import (
     Metadata,
     Reply,
     Request,
+    RequestUnixSocket,
     SaslAuthenticate,
     SaslAuthenticateReply,
+    UnixSocketReply,
     encode_message,
 )
+from sparklog.protocol.proof import Secret
 from sparklog.protocol.received import ReceivedReply
 from sparklog.security.connection_limits import ConnectionLimits
 from tests.net.test_connection_slots import NEVER_S, Scene, closed, served, until
@@ -264,6 +267,56 @@ def test_the_connections_of_a_removed_user_are_closed() -> None:
             for one in (anna, half):
                 assert await closed(one.reader) == b""
             assert isinstance(await bert.ask(Metadata(3)), Ack)
+
+    asyncio.run(test())
+
+
+def test_a_login_in_the_queue_ends_with_its_user() -> None:
+    async def test() -> None:
+        logins = TwoStepLogins()
+        async with protected(logins) as scene:
+            client = await greeted(scene)
+            await client.ask(SaslAuthenticate(1, MECHANISM, b"anna"))
+            (connection,) = connections(scene)
+            connection.pause_writing()  # as if the client did not read
+            client.send(SaslAuthenticate(2, MECHANISM, PASSWORDS["anna"]))
+            await until(lambda: len(connection._queue) == 1)
+            assert scene.server.close_connections(Principal("User", "anna")) == 1
+            assert await closed(client.reader) == b""
+            assert not logins.events
+
+    asyncio.run(test())
+
+
+def test_requests_that_wait_end_with_their_user() -> None:
+    async def test() -> None:
+        async with protected() as scene:
+            client = await logged_in(scene)
+            (connection,) = connections(scene)
+            connection.pause_requests()
+            client.send(DescribeBroker(8))
+            await until(lambda: len(connection._queue) == 1)
+            scene.server.close_connections(Principal("User", "anna"))
+            connection.resume_requests()  # before the event loop reports the end of the connection
+            assert not scene.held
+            assert await closed(client.reader) == b""
+
+    asyncio.run(test())
+
+
+def test_a_token_belongs_to_the_login_just_before_it() -> None:
+    async def test() -> None:
+        async with protected(TwoStepLogins(lifetime_ms=60_000), within_host=True) as scene:
+            client = await greeted(scene)
+            await client.ask(SaslAuthenticate(1, MECHANISM, b"anna"))
+            client.send(SaslAuthenticate(2, MECHANISM, PASSWORDS["anna"]))
+            client.send(RequestUnixSocket(3))
+            await client.reply()
+            reply = await client.reply()
+            assert isinstance(reply, UnixSocketReply)
+            found = scene.server._limits.unix_tokens.take((Secret(reply.secret).key_id,))
+            assert found is not None
+            assert found[1].principal == Principal("User", "anna") and found[1].expires_s is not None
 
     asyncio.run(test())
 

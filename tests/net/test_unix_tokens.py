@@ -244,6 +244,23 @@ def test_the_tokens_of_a_principal_end_with_its_connections(server: Secure) -> N
         Stranger(server).prove(token.secret)
 
 
+def test_a_token_in_use_ends_with_the_connections_of_its_principal(server: Secure) -> None:
+    token, stranger = Token(server), Stranger(server)
+    greeting = Greeting.with_token("stranger", "", token.secret)
+    said = greeting.hello()
+    reply = stranger.ask(said)
+    assert isinstance(reply, HelloReply)
+
+    async def close() -> int:
+        return server.server.close_connections(ANNA)
+
+    assert server.run(close()) == 1
+    proof = greeting.prove(said, reply)
+    assert proof is not None
+    outcome = stranger.outcome(proof)
+    assert isinstance(outcome, ErrorReply) and outcome.code == ErrorCode.NETWORK_EXCEPTION
+
+
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can run a process as another user")
 def test_another_user_of_the_host_gets_nothing(server: Secure, tmp_path: Path) -> None:
     program = tmp_path / "stranger.py"
