@@ -156,7 +156,7 @@ class Membership:
             # the earlier owner's release is not.
             if other is not None:
                 loser = member if other.owned[part] > given else other
-                del loser.owned[part]
+                loser.disown((part,))
                 self._changed.add(loser.member_id)
                 if loser is member:
                     continue
@@ -461,14 +461,8 @@ class Membership:
 
     def _disown(self, member: Member, parts: Collection[Part]) -> None:
         """Remove partitions from the member that owns them, and note the members that may get them."""
-        # This is optimized, because a member may give up 100,000 partitions at once and each lookup takes a few hundred
-        # nanoseconds.
         deque(map(self._owner.__delitem__, parts), maxlen=0)
-        kept = frozenset(member.owned).difference(parts)
-        if len(kept) < len(parts):
-            member.owned = {part: member.owned[part] for part in kept}
-        else:
-            deque(map(member.owned.__delitem__, parts), maxlen=0)
+        member.disown(parts)
         self._examined += len(parts)
         self._changed.add(member.member_id)
         self._touched.add(member.member_id)
@@ -503,9 +497,8 @@ class Membership:
             return
         missing = member.target.difference(member.owned)
         free = list(islice((part for part in missing if part not in self._owner), PARTS_AT_ONCE))
-        for part in free:
-            member.owned[part] = self.epoch
-            self._owner[part] = member.member_id
+        member.own(free, self.epoch)
+        self._owner.update(dict.fromkeys(free, member.member_id))
         if free:
             member.epoch = self.epoch
             self._changed.add(member.member_id)

@@ -29,7 +29,7 @@ from sparklog.coordinator.group_events import (
     TargetComputed,
     TopicsSeen,
 )
-from sparklog.coordinator.group_member import topic_partitions
+from sparklog.coordinator.group_member import owned_parts, topic_partitions
 from sparklog.coordinator.group_offsets import Groups, GroupSettings
 from sparklog.coordinator.group_records import About, MemberKey, MemberState, decode_group_record
 from sparklog.coordinator.log_records import Record
@@ -98,7 +98,13 @@ class GroupsHost:
         self.check()
 
     def check(self) -> None:
-        """Check the log: each partition has one owner, and one owner in each epoch."""
+        """Check the log: each partition has one owner, and one owner in each epoch.
+
+        Also check that each member has the same partitions by topic.
+        """
+        for group_now in self.core._active.values():
+            for member in group_now.membership.members.values():
+                assert dict(owned_parts(member.state().owned)) == member.owned
         members: dict[tuple[str, str], MemberState] = {}
         for record in self.log:
             key, value = decode_group_record(record)
