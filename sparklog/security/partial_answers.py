@@ -41,6 +41,7 @@ from sparklog.protocol.messages import (
 from sparklog.protocol.set_aside_messages import KNOWN_BY
 from sparklog.record.header import HEADER_BYTES
 from sparklog.security.acls import CLUSTER_NAME, Operation, ResourceType
+from sparklog.security.request_rules import transactional_id
 
 _T = TypeVar("_T")
 REFUSED = ErrorCode.TOPIC_AUTHORIZATION_FAILED
@@ -179,7 +180,7 @@ def _transactions(reply: ListTransactionsReply, allows: Allows, over: Callable[[
     for described in reply.transactions:
         if over():
             yield
-        if allows(Operation.DESCRIBE, ResourceType.TRANSACTIONAL_ID, described.key):
+        if allows(Operation.DESCRIBE, ResourceType.TRANSACTIONAL_ID, transactional_id(described.key)):
             participants = tuple(
                 (producer_id, epoch, tuple(place for place in places if _sees(allows, place[0])))
                 for producer_id, epoch, places in described.participants

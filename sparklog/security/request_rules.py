@@ -123,6 +123,14 @@ def on_cluster(operation: Operation) -> Need:
     return Need(operation, _CLUSTER, CLUSTER_NAME)
 
 
+def transactional_id(key: str) -> str:
+    """Return the name by which ACLs know the transactions of this key.
+
+    It is the transactional id of a producer, whose key has a prefix. The key of a Spark sink is its own name.
+    """
+    return key.removeprefix("id:")
+
+
 CLUSTER_ACTION: Clause = (on_cluster(Operation.CLUSTER_ACTION),)
 ALTER_CLUSTER: Clause = (on_cluster(Operation.ALTER),)
 DESCRIBE_CLUSTER: Clause = (on_cluster(Operation.DESCRIBE),)
@@ -150,7 +158,8 @@ def _of_group(operation: Operation) -> RequestRule:
 
 def _of_transaction(operation: Operation) -> RequestRule:
     return RequestRule(
-        f"{operation} on the transactional id", lambda request: ((Need(operation, _TRANSACTION, request.key),),)
+        f"{operation} on the transactional id",
+        lambda request: ((Need(operation, _TRANSACTION, transactional_id(request.key)),),),
     )
 
 
@@ -159,7 +168,11 @@ def _of_topics(operation: Operation, names: Iterable[str]) -> Iterable[Clause]:
 
 
 def _produce(request: Produce) -> Clauses:
-    return ((Need(Operation.WRITE, _TRANSACTION, request.transaction),),) if request.transaction else _NONE
+    return (
+        ((Need(Operation.WRITE, _TRANSACTION, transactional_id(request.transaction)),),)
+        if request.transaction
+        else _NONE
+    )
 
 
 def _fetch(request: Fetch) -> Clauses:
@@ -177,12 +190,13 @@ def _init_producer_id(request: InitProducerId) -> Clauses:
 
 
 def _find_coordinator(request: FindCoordinator) -> Clauses:
-    kind = _GROUP if request.kind == "group" else _TRANSACTION
-    return ((Need(Operation.DESCRIBE, kind, request.key),),)
+    if request.kind == "group":
+        return ((Need(Operation.DESCRIBE, _GROUP, request.key),),)
+    return ((Need(Operation.DESCRIBE, _TRANSACTION, transactional_id(request.key)),),)
 
 
 def _add_to_transaction(request: AddToTransaction) -> Clauses:
-    yield (Need(Operation.WRITE, _TRANSACTION, request.key),)
+    yield (Need(Operation.WRITE, _TRANSACTION, transactional_id(request.key)),)
     if request.group or request.offsets:
         yield (Need(Operation.READ, _GROUP, request.group),)
     yield from _of_topics(Operation.WRITE, (topic for topic, _ in request.partitions))
@@ -206,7 +220,7 @@ def _fetch_offsets(request: FetchOffsets) -> Clauses:
 
 
 def _hold_offsets(request: HoldOffsets) -> Clauses:
-    yield (Need(Operation.WRITE, _TRANSACTION, request.key),)
+    yield (Need(Operation.WRITE, _TRANSACTION, transactional_id(request.key)),)
     yield (Need(Operation.READ, _GROUP, request.group),)
     yield from _of_topics(Operation.READ, (offset.topic for offset in request.offsets))
 

@@ -138,6 +138,12 @@ def test_an_unknown_kind_of_coordinator_is_checked_as_well() -> None:
     assert needs(m.FindCoordinator(1, "else", "sink")) == [f"Describe {KEY}"]
 
 
+def test_the_prefix_of_a_transactions_key_is_no_part_of_its_name() -> None:
+    assert needs(m.BeginTransaction(1, "id:sink", "run", 0, 100)) == [f"Write {KEY}"]
+    assert needs(m.FindCoordinator(1, "transaction", "id:sink")) == [f"Describe {KEY}"]
+    assert needs(m.FindCoordinator(1, "group", "id:sink")) == ["Describe on Group 'id:sink'"]
+
+
 def test_offsets_without_a_group_need_that_group() -> None:
     request = m.AddToTransaction(1, "sink", "run", 1, 0, offsets=(OFFSET,))
     assert f"{Operation.READ} on Group ''" in needs(request)
