@@ -23,6 +23,7 @@ from sparklog.errors import BrokerError, ConfigError, ErrorCode
 from sparklog.security.listeners import SecurityProtocol, broker_listeners
 from tests.ports import FirstPort
 
+ROOT = Path(__file__).resolve().parents[2]
 COMMAND = [sys.executable, "-m", "sparklog.cli.main"]
 
 
@@ -179,3 +180,67 @@ def test_the_admins_password_is_in_its_file_only(cluster: SecureCluster) -> None
                 except OSError:  # It has ended, or it is another user's.
                     continue
                 assert password not in text, f"{name} of process {process.name}"
+
+
+SPARK_JOB = """
+import sys
+from pyspark.sql import SparkSession
+
+bootstrap, ca, password, log_dir, checkpoint = sys.argv[1:]
+module = "org.apache.kafka.common.security.scram.ScramLoginModule"
+secure = {
+    "kafka.bootstrap.servers": bootstrap,
+    "kafka.security.protocol": "SASL_SSL",
+    "kafka.sasl.mechanism": "SCRAM-SHA-512",
+    "kafka.sasl.jaas.config": f'{module} required username="admin" password="${{file:{password}}}";',
+    "kafka.ssl.truststore.location": ca,
+    "kafka.ssl.truststore.type": "PEM",
+}
+session = SparkSession.builder.master("local[2]").config("spark.eventLog.enabled", "true")
+spark = session.config("spark.eventLog.dir", log_dir).config("spark.ui.enabled", "false").getOrCreate()
+rows = spark.range(1000).selectExpr("cast(cast(id as string) as binary) as value")
+rows.write.format("sparklog").options(**secure).option(
+    "topic", "numbers").option("createTopic", "true").option("partitions", "2").mode("append").save()
+source = spark.read.format("sparklog").options(**secure).option("subscribe", "numbers").load()
+print("read", source.count())
+stream = spark.readStream.format("sparklog").options(**secure).option("subscribe", "numbers").option(
+    "startingOffsets", "earliest").load()
+query = stream.select("value").writeStream.format("sparklog").options(**secure).option("topic", "copies").option(
+    "createTopic", "true").option("checkpointLocation", checkpoint).trigger(availableNow=True).start()
+query.awaitTermination()
+copies = spark.read.format("sparklog").options(**secure).option("subscribe", "copies").load()
+print("copied", copies.count())
+spark.stop()
+"""
+
+
+@pytest.mark.integration
+@pytest.mark.extended
+@pytest.mark.timeout(240)
+def test_spark_reads_and_writes_with_the_kafka_sources_options(cluster: SecureCluster, tmp_path: Path) -> None:
+    secret = cluster.data_dir / "security" / "admin.password"
+    (tmp_path / "job.py").write_text(SPARK_JOB)
+    (tmp_path / "events").mkdir()
+    words = (
+        cluster.bootstrap,
+        cluster.data_dir / "security" / "ca.pem",
+        secret,
+        tmp_path / "events",
+        tmp_path / "check",
+    )
+    done = subprocess.run(
+        [sys.executable, str(tmp_path / "job.py"), *map(str, words)],
+        capture_output=True,
+        text=True,
+        timeout=200,
+        check=False,
+        env={**cluster.environment, "SPARK_CONF_DIR": str(ROOT / "conf")},
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    assert "read 1000" in done.stdout and "copied 1000" in done.stdout
+    password = secret.read_text().strip()
+    written = "".join(path.read_text(errors="replace") for path in tmp_path.rglob("*") if path.is_file())
+    assert password not in written + done.stdout + done.stderr
+    assert "ScramLoginModule" not in "".join(
+        path.read_text(errors="replace") for path in (tmp_path / "events").rglob("*") if path.is_file()
+    ), "the event log masks the option"
