@@ -188,9 +188,9 @@ class ProcessCluster:
         if self.keys and all(slot.has_secret and not slot.sources for slot in self.slots.values()):
             self.ask_zookeeper(lambda store: protect(store.session, self.keys))
         self.cluster_id = self.ask_zookeeper(_prepare)
-        self.secure()
         if self.network is not None:
             self._put_between(self.network)
+        self.secure()
         self.start_controller()
         self.start_brokers()
 

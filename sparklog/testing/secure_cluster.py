@@ -30,7 +30,7 @@ from sparklog.zk.user_store import KEY_BYTES, UserStore
 #: The listener between brokers.
 INTER_BROKER = InterBroker("BROKER", SecurityProtocol.SSL)
 _LISTENERS = {
-    "listeners": "CLIENT://127.0.0.1:0,BROKER://127.0.0.1:0",
+    "listeners": "CLIENT://:0,BROKER://:0",
     "listener.security.protocol.map": "CLIENT:SASL_SSL,BROKER:SSL",
     "inter.broker.listener.name": "BROKER",
 }
@@ -39,8 +39,8 @@ _LISTENERS = {
 class SecureCluster(ProcessCluster):
     """A cluster of processes with the listeners CLIENT (SASL_SSL) and BROKER (SSL). ``admin`` may do everything.
 
-    ``client_security`` is that of ``admin``. The directory ``pki`` has the authority, and the certificates ``broker``
-    and ``controller``.
+    ``client_security`` is that of ``admin``, and the file ``client_config`` has the same settings. The directory
+    ``pki`` has the authority, and the certificates ``broker`` and ``controller``.
     """
 
     def __enter__(self) -> SecureCluster:
@@ -51,6 +51,11 @@ class SecureCluster(ProcessCluster):
     def pki(self) -> Path:
         """Return the directory of the certificate authority."""
         return self.base_dir / "pki"
+
+    @property
+    def client_config(self) -> Path:
+        """Return the file of settings with which clients log in as ``admin``."""
+        return self.base_dir / "client.conf"
 
     @property
     def ca(self) -> str:
@@ -72,12 +77,20 @@ class SecureCluster(ProcessCluster):
             "controller.ssl.key.location": f"{controller}-key.pem",
         }
         self.settings = {**_LISTENERS, "super.users": "User:admin", **tls, **self.settings}
-        self.client_security = self.user("admin", secrets.token_urlsafe(16))
+        password = secrets.token_urlsafe(16)
+        self.client_security = self.user("admin", password)
+        self.client_config.touch(mode=0o600)
+        self.client_config.write_text(
+            f"security.protocol = SASL_SSL\nssl.ca.location = {self.ca}\nsasl.mechanism = {SCRAM_SHA_256}\n"
+            f"sasl.username = admin\nsasl.password = {password}\n"
+        )
 
     def issue(self, role: str, *, into: Path | None = None) -> CertificateFiles:
         """Issue a new certificate with this role. It replaces the earlier one, and processes read it again."""
-        hosts = ("127.0.0.1", "localhost")
-        return issue(self.pki, Subject(role, hosts=hosts, role=role, cluster_id=self.cluster_id), into=into)
+        hosts = {"127.0.0.1", "localhost", *(slot.host for slot in self.slots.values())}
+        return issue(
+            self.pki, Subject(role, hosts=tuple(sorted(hosts)), role=role, cluster_id=self.cluster_id), into=into
+        )
 
     def user(self, name: str, password: str) -> ClientSecurity:
         """Create a user, or change the password. Return the security of the user's clients."""

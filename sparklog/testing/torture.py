@@ -1,17 +1,19 @@
 """The torture test: it injects random faults into a real cluster for a given time, and checks the history.
 
-    python -m sparklog.testing.torture --minutes 5 [--seed 7] [--brokers 3] [--history FILE] [--beyond]
+    python -m sparklog.testing.torture --minutes 5 [--seed 7] [--brokers 3] [--history FILE] [--beyond] [--secure]
     python -m sparklog.testing.torture --check FILE
 
 Processes, sockets and disks are real: ZooKeeper, an active and a standby controller, brokers. The seed decides the
 faults, but not the timing of threads and packets. At most one broker, one controller and ZooKeeper are broken at the
-same time. ``--beyond`` also kills all brokers at once now and then. The exit code is 1 if a promise was broken.
+same time. ``--beyond`` also kills all brokers at once now and then. With ``--secure`` clients log in over TLS, and
+brokers and controllers have certificates. The exit code is 1 if a promise was broken.
 """
 
 from __future__ import annotations
 
 import argparse
 import logging
+import os
 import random
 import shutil
 import signal
@@ -25,6 +27,7 @@ from sparklog.client.admin.admin import Admin
 from sparklog.cluster.stop_request import exit_on_first
 from sparklog.errors import ClusterError, SparklogError
 from sparklog.model import TopicPartition
+from sparklog.net.client_security import CLIENT_CONFIG
 from sparklog.testing.checker import CheckReport, check
 from sparklog.testing.faults import Fault, Faults, kill_all
 from sparklog.testing.final_logs import wait_in_sync
@@ -228,15 +231,18 @@ def judge(path: Path) -> CheckReport:
     return check(read_history(path))
 
 
-def torture(path: Path, *, minutes: float, seed: int, brokers: int, beyond: bool) -> CheckReport:
+def torture(path: Path, *, minutes: float, seed: int, brokers: int, beyond: bool, secure: bool = False) -> CheckReport:
     """Run the torture test and check its history.
 
     If a guarantee was violated, keep the cluster's directory and print its name.
     """
     directory = Path(tempfile.mkdtemp(prefix="sparklog-torture-"))
     settings = {**SETTINGS, "minutes": f"{minutes:g}", "beyond": str(beyond)}
-    hurt = ProcessCluster(brokers, base_dir=directory, settings=SETTINGS, network=_network(), controller_processes=True)
+    kind, network = (_secure_cluster(), NamespaceNetwork()) if secure else (ProcessCluster, _network())
+    hurt = kind(brokers, base_dir=directory, settings=SETTINGS, network=network, controller_processes=True)
     with HistoryWriter(path, seed=seed, brokers=brokers, settings=settings) as history, hurt as cluster:
+        if secure:
+            os.environ[CLIENT_CONFIG] = str(directory / "client.conf")
         Torture(cluster, history, seed=seed, beyond=beyond).run(minutes)
     report = judge(path)
     if report.violations:
@@ -244,6 +250,13 @@ def torture(path: Path, *, minutes: float, seed: int, brokers: int, beyond: bool
     else:
         shutil.rmtree(directory, ignore_errors=True)
     return report
+
+
+def _secure_cluster() -> type[ProcessCluster]:
+    """Return the class of secure clusters, which needs the library ``cryptography``."""
+    from sparklog.testing.secure_cluster import SecureCluster
+
+    return SecureCluster
 
 
 def _network() -> Network:
@@ -267,6 +280,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--brokers", type=int, default=3)
     parser.add_argument("--history", type=Path, help="where the history goes; by default a new file, named at the end")
     parser.add_argument("--beyond", action="store_true", help="also kill all brokers at once now and then")
+    parser.add_argument("--secure", action="store_true", help="use TLS, logins and certificates; needs namespaces")
     parser.add_argument("--check", type=Path, metavar="FILE", help="only judge a history that is there")
     options = parser.parse_args(arguments)
     try:
@@ -279,7 +293,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
             seed = random.SystemRandom().randrange(2**32) if options.seed is None else options.seed
             path = options.history or Path(tempfile.mkstemp(prefix="sparklog-history-", suffix=".jsonl")[1])
             _print(f"seed {seed}, history in {path}")
-            report = torture(path, minutes=options.minutes, seed=seed, brokers=options.brokers, beyond=options.beyond)
+            report = torture(
+                path,
+                minutes=options.minutes,
+                seed=seed,
+                brokers=options.brokers,
+                beyond=options.beyond,
+                secure=options.secure,
+            )
     except (SparklogError, OSError) as error:
         _print(f"error: {error}")
         return 2

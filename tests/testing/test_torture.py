@@ -10,7 +10,9 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from sparklog.errors import ClusterError
 from sparklog.testing.history import FinalLog, Finished, HistoryWriter, RecordedFault, TopicUsed, read_history
+from sparklog.testing.namespaces import NamespaceNetwork
 from sparklog.testing.torture import main
 
 
@@ -44,6 +46,28 @@ def test_broken_promises_are_found_also_when_judged_again(tmp_path: Path, capsys
             writer.write(entry)
     assert main(["--check", str(tmp_path / "changed.jsonl")]) == 1
     assert "replicas" in capsys.readouterr().out
+
+
+@pytest.mark.integration
+@pytest.mark.extended
+@pytest.mark.timeout(300)
+def test_a_secure_cluster_keeps_its_promises(tmp_path: Path) -> None:
+    """Clients log in over TLS, and brokers and controllers have certificates. Network cuts need namespaces."""
+    try:
+        NamespaceNetwork().close()
+    except ClusterError as reason:
+        pytest.skip(str(reason))
+    options = ["--secure", "--minutes", "0.3", "--seed", "7", "--history", str(tmp_path / "history.jsonl")]
+    run = subprocess.run(
+        [sys.executable, "-m", "sparklog.testing.torture", *options],
+        capture_output=True,
+        text=True,
+        timeout=240,
+        check=False,
+    )
+    assert run.returncode == 0, run.stdout + run.stderr
+    faults = [entry for entry in read_history(tmp_path / "history.jsonl") if isinstance(entry, RecordedFault)]
+    assert len(faults) > 2
 
 
 def test_an_incomplete_history_is_neither_good_nor_bad(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
