@@ -455,6 +455,27 @@ BROKER_SETTINGS: dict[str, Setting] = {
         "Principals that may do everything, separated by semicolons, such as User:admin;User:CN=ops.",
         longest=_LONGEST_LIST,
     ),
+    "delegation.token.max.lifetime.ms": Setting(
+        "delegation_token_max_lifetime_ms",
+        7 * 86_400_000,
+        "Longest lifetime of a delegation token, with all renewals.",
+        1,
+        366 * 86_400_000,
+    ),
+    "delegation.token.expiry.time.ms": Setting(
+        "delegation_token_expiry_time_ms",
+        86_400_000,
+        "Time after which a delegation token expires unless it is renewed.",
+        1,
+        366 * 86_400_000,
+    ),
+    "delegation.token.expiry.check.interval.ms": Setting(
+        "delegation_token_expiry_check_interval_ms",
+        3_600_000,
+        "Interval at which a broker removes expired delegation tokens.",
+        1,
+        86_400_000,
+    ),
     "connections.max.reauth.ms": Setting(
         "connections_max_reauth_ms", 0, "Time after which a client must log in again; 0: never.", 0
     ),
@@ -589,6 +610,9 @@ class BrokerConfig(msgspec.Struct, frozen=True):
     authorizer_enable: str
     allow_everyone_if_no_acl_found: bool
     super_users: str
+    delegation_token_max_lifetime_ms: int
+    delegation_token_expiry_time_ms: int
+    delegation_token_expiry_check_interval_ms: int
     connections_max_reauth_ms: int
     topic_defaults: dict[str, str]
 

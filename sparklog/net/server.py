@@ -167,6 +167,8 @@ class ServerConnection(asyncio.BufferedProtocol):
         self.listener = security.name
         #: The principal that the peer has logged in as.
         self.principal: Principal = ANONYMOUS
+        #: The delegation token that the peer has logged in with, or an empty string.
+        self.token_id = ""
         #: The timer of the end of the session or of the reply to a failed login, or None.
         self._timer: asyncio.TimerHandle | None = None
         #: Whether the limits of clients' connections have counted this one.
@@ -205,15 +207,21 @@ class ServerConnection(asyncio.BufferedProtocol):
         """Return the identity that the opener of this connection has proved (a broker or the controller), or None."""
         return self._end.identity
 
-    def may_become(self, principal: Principal) -> bool:
+    def may_become(self, principal: Principal, token_id: str | None = None) -> bool:
         """Return whether the peer is this principal, or can be it without a new login.
 
-        A login may be in progress. A complete one, or the proof of a token, may wait in the queue.
+        A login may be in progress. A complete one, or the proof of a token, may wait in the queue. With ``token_id``
+        only logins by this delegation token count.
         """
         login, session = self._end.login, self._end.claimed_session
-        if login is not None and (login.in_progress or login.principal == principal):
+        if login is not None and login.in_progress:
             return True
-        return self.principal == principal or (isinstance(session, UnixSession) and session.principal == principal)
+        known = [(self.principal, self.token_id)]
+        if login is not None and login.principal is not None:
+            known.append((login.principal, login.token_id))
+        if isinstance(session, UnixSession):
+            known.append((session.principal, session.token_id))
+        return any(found == principal and token_id in {None, by_token} for found, by_token in known)
 
     @property
     def writable(self) -> bool:
@@ -502,7 +510,7 @@ class ServerConnection(asyncio.BufferedProtocol):
     def _logged_in(self, session_lifetime_ms: int) -> None:
         login, authentication = self._end.login, self._security.authentication
         assert login is not None and login.principal is not None and authentication is not None
-        self.principal = login.principal
+        self.principal, self.token_id = login.principal, login.token_id
         self._expires_s = time.monotonic() + session_lifetime_ms / 1000 if session_lifetime_ms else None
         self._await_expiry()
         authentication.succeeded(self, login.mechanism)
@@ -518,18 +526,21 @@ class ServerConnection(asyncio.BufferedProtocol):
         tokens = self._limits.unix_tokens
         if self._token is not None:
             tokens.drop(self._token)
-        session = UnixSession(self.principal, self._end.identity, self.peer_host, self._security, self._expires_s)
+        session = UnixSession(
+            self.principal, self._end.identity, self.peer_host, self._security, self._expires_s, self.token_id
+        )
         self._token = tokens.issue(session)
         return UnixSocketReply(cid, self._limits.unix_socket, reached_at, bytes.fromhex(self._token.hex()))
 
     def _continue(self, session: UnixSession) -> None:
         """Continue what the peer has begun on another connection, by its token."""
         self.principal, self.peer_host = session.principal, session.peer_host
+        self.token_id = session.token_id
         self._end.identity = session.identity
         self._security, self.listener = session.security, session.security.name
         login = self._end.login = self._new_login()
         if login is not None:
-            login.principal = session.principal
+            login.principal, login.token_id = session.principal, session.token_id
         self._expires_s = session.expires_s
         self._await_expiry()
 
@@ -748,19 +759,20 @@ class Server:
         except OSError as error:
             _log.warning("Unix sockets are not available: %s", error)
 
-    def close_connections(self, principal: Principal) -> int:
+    def close_connections(self, principal: Principal, *, token_id: str | None = None) -> int:
         """Close the connections of ``principal``, and return their number.
 
-        A client whose login is in progress is closed as well, because it may become this principal.
+        With ``token_id`` close only those that have logged in by this delegation token. A client whose login is in
+        progress is closed as well, because it may become this principal.
         """
         ended = [
             connection
             for connection in self._limits.places.connections
-            if isinstance(connection, ServerConnection) and connection.may_become(principal)
+            if isinstance(connection, ServerConnection) and connection.may_become(principal, token_id)
         ]
         for connection in ended:
             connection.abort()
-        self._limits.unix_tokens.end(principal)
+        self._limits.unix_tokens.end(principal, token_id=token_id)
         return len(ended)
 
     def _make(

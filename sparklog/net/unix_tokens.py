@@ -36,6 +36,8 @@ class UnixSession(NamedTuple):
     security: ListenerSecurity
     #: The monotonic time at which the client must have logged in again, or None for no limit.
     expires_s: float | None
+    #: The delegation token of the peer's login, or an empty string.
+    token_id: str = ""
 
 
 class UnixTokens:
@@ -71,10 +73,12 @@ class UnixTokens:
         """End this token, if it is unused."""
         self._tokens.pop(token.key_id, None)
 
-    def end(self, principal: Principal) -> None:
-        """End the tokens of ``principal``."""
-        for key_id in [key_id for key_id, found in self._tokens.items() if found[1].principal == principal]:
-            del self._tokens[key_id]
+    def end(self, principal: Principal, *, token_id: str | None = None) -> None:
+        """End the tokens of ``principal``; with ``token_id`` only those of logins by this delegation token."""
+        sessions = [(key_id, found[1]) for key_id, found in self._tokens.items()]
+        for key_id, session in sessions:
+            if session.principal == principal and token_id in {None, session.token_id}:
+                del self._tokens[key_id]
 
     def _end_expired(self) -> None:
         now_s = time.monotonic()

@@ -35,6 +35,8 @@ class ServerLogin:
         self.mechanisms = mechanisms
         #: The principal of the last complete login, or None before the first one.
         self.principal: Principal | None = None
+        #: The delegation token of the last complete login, or an empty string.
+        self.token_id = ""
         #: The mechanism of the last login that has begun.
         self.mechanism = ""
         self._begin = begin
@@ -74,5 +76,5 @@ class ServerLogin:
         lifetime_ms = self._session_lifetime_ms(step)
         if lifetime_ms < 0:
             raise BrokerError(ErrorCode.SASL_AUTHENTICATION_FAILED, "the credential of the login has expired")
-        self.principal, self._exchange = step.principal, None
+        self.principal, self.token_id, self._exchange = step.principal, step.token_id, None
         return SaslAuthenticateReply(request.cid, step.data, True, lifetime_ms)

@@ -135,6 +135,15 @@ from sparklog.protocol.set_aside_messages import (
     RestoreSetAsideReply,
     SetAsideLog,
 )
+from sparklog.protocol.token_messages import (
+    CreateDelegationToken,
+    CreateDelegationTokenReply,
+    DelegationTokenExpiryReply,
+    DescribeDelegationTokens,
+    DescribeDelegationTokensReply,
+    ExpireDelegationToken,
+    RenewDelegationToken,
+)
 from sparklog.protocol.transaction_messages import (
     AbortHanging,
     AbortTransaction,
@@ -170,6 +179,13 @@ from sparklog.protocol.user_messages import (
 )
 
 __all__ = [
+    "CreateDelegationToken",
+    "CreateDelegationTokenReply",
+    "DelegationTokenExpiryReply",
+    "DescribeDelegationTokens",
+    "DescribeDelegationTokensReply",
+    "ExpireDelegationToken",
+    "RenewDelegationToken",
     "ACKS_ALL",
     "AbortHanging",
     "AbortTransaction",
@@ -364,6 +380,10 @@ Request = (
     | DeleteAcls
     | AlterClientQuotas
     | DescribeClientQuotas
+    | CreateDelegationToken
+    | RenewDelegationToken
+    | ExpireDelegationToken
+    | DescribeDelegationTokens
     | DescribeUserScramCredentials
     | AlterUserScramCredentials
     | ControlUpdate
@@ -405,6 +425,9 @@ Reply = (
     | DeleteAclsReply
     | AlterClientQuotasReply
     | DescribeClientQuotasReply
+    | CreateDelegationTokenReply
+    | DelegationTokenExpiryReply
+    | DescribeDelegationTokensReply
     | DescribeUserScramCredentialsReply
     | AlterUserScramCredentialsReply
     | ControlUpdateReply

@@ -27,6 +27,8 @@ class ServerStep(NamedTuple):
     principal: Principal | None = None
     #: The time at which the credential of the login expires, in milliseconds since 1970, or None if it does not.
     expires_at_ms: int | None = None
+    #: The id of the delegation token of the login, or an empty string.
+    token_id: str = ""
 
 
 class SaslServer(Protocol):

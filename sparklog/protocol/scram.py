@@ -243,7 +243,7 @@ class ScramServer:
         if not (right & self._found):
             raise BrokerError(ErrorCode.SASL_AUTHENTICATION_FAILED, _REFUSED)
         reply = b"v=" + base64.b64encode(signature)
-        return ServerStep(reply, self._principal, self._expires_at_ms)
+        return ServerStep(reply, self._principal, self._expires_at_ms, self.token_id)
 
 
 def dummy_credential(mechanism: str, name: str, dummy: bytes) -> ScramCredential:

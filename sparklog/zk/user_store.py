@@ -67,10 +67,10 @@ def decode_index(node: Node | None) -> UserIndex:
     """Return the index. Raises ZkFormatError."""
     if node is None or not node.data:
         return UserIndex()
-    return _decode(paths.USERS, node.data, UserIndex)
+    return decode_secret(paths.USERS, node.data, UserIndex)
 
 
-def _decode(path: str, data: bytes, kind: type[_T]) -> _T:
+def decode_secret(path: str, data: bytes, kind: type[_T]) -> _T:
     """Decode a value as ``codecs.decode`` does, but with an error that does not quote the value."""
     try:
         return codecs.decode(path, data, kind)
@@ -174,7 +174,7 @@ class UserStore:
         node: Node | None = None
         with suppress(ZkNoNode):
             node = await self._session.get(path)
-        found = _UserNode() if node is None or not node.data else _decode(path, node.data, _UserNode)
+        found = _UserNode() if node is None or not node.data else decode_secret(path, node.data, _UserNode)
         missing = [mechanism for mechanism, wanted in changes.items() if not wanted and mechanism not in found.config]
         if missing:
             raise BrokerError(ErrorCode.RESOURCE_NOT_FOUND, f"user {name!r} has no credential for {missing[0]}")
@@ -194,7 +194,7 @@ class UserStore:
         except ZkNoNode:
             return {}
         try:
-            config = _decode(path, node.data, _UserNode).config if node.data else {}
+            config = decode_secret(path, node.data, _UserNode).config if node.data else {}
         except codecs.ZkFormatError as error:
             self._unreadable.skip(path, error)
             return {}

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from sparklog.broker.security.logins import Logins, sasl_mechanisms
+from sparklog.broker.security.tokens import Tokens
 from sparklog.broker.security.users import Users
 from sparklog.errors import BrokerError, ConfigError, ErrorCode
 from sparklog.model import Principal
@@ -36,7 +37,13 @@ class Known(Users):
     def __init__(self, **users: dict[str, ScramCredential]) -> None:
         super().__init__()
         self._use(dict(users))
-        self._loaded.set()
+        self.follower.note_loaded()
+
+
+def known_tokens() -> Tokens:
+    tokens = Tokens(wall_ms=lambda: WALL_MS, check_interval_ms=1000)
+    tokens.follower.note_loaded()
+    return tokens
 
 
 class Audited(list[tuple[str, ...]]):
@@ -48,7 +55,13 @@ class Audited(list[tuple[str, ...]]):
 
 def logins_of(users: Users, audit: Audited | None = None, **options: Any) -> Logins:
     more = {"max_reauth_ms": 0, "wall_ms": lambda: WALL_MS, **options}
-    return Logins((SCRAM_SHA_512, SCRAM_SHA_256), users, on_login=(Audited() if audit is None else audit).login, **more)
+    return Logins(
+        (SCRAM_SHA_512, SCRAM_SHA_256),
+        users,
+        known_tokens(),
+        on_login=(Audited() if audit is None else audit).login,
+        **more,
+    )
 
 
 @asynccontextmanager

@@ -23,15 +23,20 @@ SIGNER = ec.generate_private_key(ec.SECP256R1())
 PASSWORD, OTHER = "correct horse battery staple", "another password"
 
 
+LISTENERS = {
+    "listeners": "OPEN://127.0.0.1:0,CLIENT://127.0.0.1:0,BROKER://127.0.0.1:0",
+    "listener.security.protocol.map": "OPEN:PLAINTEXT,CLIENT:SASL_PLAINTEXT,BROKER:PLAINTEXT",
+    "inter.broker.listener.name": "BROKER",
+}
+
+
 @pytest.fixture(scope="module")
 def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ProcessCluster]:
     keys = tmp_path_factory.mktemp("keys") / "jwks.json"
     entry = json.loads(jwt.get_algorithm_by_name("ES256").to_jwk(SIGNER.public_key()))
     keys.write_text(json.dumps({"keys": [{**entry, "kid": "first"}]}))
     settings = {
-        "listeners": "OPEN://127.0.0.1:0,CLIENT://127.0.0.1:0,BROKER://127.0.0.1:0",
-        "listener.security.protocol.map": "OPEN:PLAINTEXT,CLIENT:SASL_PLAINTEXT,BROKER:PLAINTEXT",
-        "inter.broker.listener.name": "BROKER",
+        **LISTENERS,
         "sasl.enabled.mechanisms": "SCRAM-SHA-256,SCRAM-SHA-512,OAUTHBEARER",
         "sasl.oauthbearer.jwks.endpoint.url": keys.as_uri(),
         "sasl.oauthbearer.expected.issuer": ISSUER,
@@ -48,11 +53,14 @@ def admin(cluster: ProcessCluster) -> Iterator[Admin]:
         yield admin
 
 
-@pytest.fixture(scope="module")
-def bootstrap(cluster: ProcessCluster) -> str:
-    """Return the brokers' addresses with logins."""
+def addresses_with_logins(cluster: ProcessCluster) -> str:
     brokers = cluster.ask_zookeeper(lambda store: store.live_brokers())
     return ",".join(f"{found.host}:{found.port}" for broker in brokers for found in broker.endpoints[1:2])
+
+
+@pytest.fixture(scope="module")
+def bootstrap(cluster: ProcessCluster) -> str:
+    return addresses_with_logins(cluster)
 
 
 def by_password(user: str, password: str = PASSWORD, mechanism: str = "SCRAM-SHA-512") -> dict[str, str]:
@@ -120,6 +128,14 @@ def test_a_changed_password_takes_effect_on_every_broker(admin: Admin, bootstrap
     admin.set_password("otto", OTHER)
     become(bootstrap, by_password("otto"), admitted=False)
     become(bootstrap, by_password("otto", OTHER))
+
+
+def test_a_user_changes_its_own_password(admin: Admin, bootstrap: str) -> None:
+    admin.set_password("anna", PASSWORD)
+    become(bootstrap, by_password("anna"))
+    with Admin(bootstrap, security=by_password("anna")) as client:
+        client.set_password("anna", OTHER)
+    become(bootstrap, by_password("anna", OTHER))
 
 
 def test_a_deleted_user_is_cut_off(admin: Admin, bootstrap: str) -> None:

@@ -169,7 +169,7 @@ def test_a_cluster_has_a_limited_number_of_users(monkeypatch: pytest.MonkeyPatch
             return name == "anna"
 
     monkeypatch.setattr(user_requests, "MOST_USERS", 5)
-    requests = UserRequests(cast(Any, None), cast(Any, Users()))
+    requests = UserRequests(cast(Any, None), cast(Any, Users()), cast(Any, None))
     requests.check_count("anna", 100)
     requests.check_count("bert", 1)
     with pytest.raises(BrokerError, match="at most 5"):

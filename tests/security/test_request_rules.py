@@ -14,6 +14,8 @@ from sparklog.security.request_rules import CLUSTER_ACTION, REFUSALS, RULES, Nee
 
 #: The requests that a connection handles itself, before and during a login.
 HANDSHAKE = {m.Hello, m.Prove, m.SaslAuthenticate, m.RequestUnixSocket}
+#: The handlers check whether the principal is the token's owner or a renewer.
+BY_OWNER = {m.CreateDelegationToken, m.RenewDelegationToken, m.ExpireDelegationToken}
 OFFSET = GroupOffset("orders", 0, 5)
 FETCHED = m.FetchPartition("orders", 0, "", -1, 0, 100)
 
@@ -93,6 +95,10 @@ EXPECTED: list[tuple[Request, list[str]]] = [
     (m.CreateAcls(1, ()), [f"Alter {CLUSTER}"]),
     (m.DescribeAcls(1), [f"Describe {CLUSTER}"]),
     (m.DeleteAcls(1, ()), [f"Alter {CLUSTER}"]),
+    (m.CreateDelegationToken(1), []),
+    (m.RenewDelegationToken(1, "t"), []),
+    (m.ExpireDelegationToken(1, "t"), []),
+    (m.DescribeDelegationTokens(1), []),
     (m.DescribeUserScramCredentials(1), [f"Describe {CLUSTER}"]),
     (m.AlterUserScramCredentials(1), [f"Alter {CLUSTER}"]),
     (m.ControlUpdate(1, "c", 1, 1, False, None, (), ()), [f"ClusterAction {CLUSTER}"]),
@@ -114,7 +120,7 @@ def test_a_rule_names_the_operations_and_resources(request_: Request, expected: 
 def test_only_requests_of_the_handshake_need_nothing() -> None:
     free = {kind for kind, rule in RULES.items() if rule.entries is None and not rule.hides}
     free -= {type(request) for request, expected in EXPECTED if expected}
-    assert free == HANDSHAKE
+    assert free == HANDSHAKE | BY_OWNER
 
 
 def test_requests_of_brokers_need_the_cluster_action() -> None:

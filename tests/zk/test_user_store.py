@@ -183,7 +183,7 @@ def follow(scenario: Callable[[ZkSession, UserStore, Users, list[Principal]], Aw
         users.revoked_listeners.append(revoked.append)
         try:
             users.open(reader)
-            await users.loaded()
+            await users.follower.loaded()
             await scenario(reader, UserStore(writer, Unreadable()), users, revoked)
         finally:
             users.close()
@@ -201,17 +201,19 @@ def test_a_broker_learns_of_every_change(connect: str) -> None:
     async def scenario(reader: ZkSession, store: UserStore, users: Users, revoked: list[Principal]) -> None:
         assert users.credential(SCRAM_SHA_256, "anna") is None
         version = await store.alter("anna", {SCRAM_SHA_256: credential(1)}, new_key=KEY)
-        await users.applied(version, timeout_s=60)
+        await users.follower.applied(version, timeout_s=60)
         assert users.credential(SCRAM_SHA_256, "anna") == credential(1)
         assert users.credential(SCRAM_SHA_512, "anna") is None
         assert users.unknown_users_key == KEY
-        await users.applied(
+        await users.follower.applied(
             await store.alter("anna", {SCRAM_SHA_512: credential(1, SCRAM_SHA_512)}, new_key=KEY), timeout_s=60
         )
         assert not revoked, "a further credential ends no connection"
-        await users.applied(await store.alter("anna", {SCRAM_SHA_256: credential(2)}, new_key=KEY), timeout_s=60)
+        await users.follower.applied(
+            await store.alter("anna", {SCRAM_SHA_256: credential(2)}, new_key=KEY), timeout_s=60
+        )
         assert revoked == [ANNA] and users.credential(SCRAM_SHA_256, "anna") == credential(2)
-        await users.applied(
+        await users.follower.applied(
             await store.alter("anna", {SCRAM_SHA_256: None, SCRAM_SHA_512: None}, new_key=KEY), timeout_s=60
         )
         assert revoked == [ANNA, ANNA] and users.credential(SCRAM_SHA_256, "anna") is None
@@ -226,7 +228,7 @@ def test_many_changes_at_once_are_all_applied(connect: str) -> None:
         version = 0
         for name in names:
             version = await store.alter(name, {SCRAM_SHA_256: credential(1)}, new_key=KEY)
-        await users.applied(version, timeout_s=60)
+        await users.follower.applied(version, timeout_s=60)
         assert all(users.credential(SCRAM_SHA_256, name) == credential(1) for name in names)
 
     follow(scenario, connect)
@@ -237,7 +239,9 @@ def test_changes_during_an_expired_session_are_applied(connect: str) -> None:
     """More changes than the index names, so all users have to be read again."""
 
     async def scenario(reader: ZkSession, store: UserStore, users: Users, revoked: list[Principal]) -> None:
-        await users.applied(await store.alter("anna", {SCRAM_SHA_256: credential(1)}, new_key=KEY), timeout_s=60)
+        await users.follower.applied(
+            await store.alter("anna", {SCRAM_SHA_256: credential(1)}, new_key=KEY), timeout_s=60
+        )
         await store.alter("otto", {SCRAM_SHA_256: credential(1)}, new_key=KEY)
         expiring = asyncio.get_running_loop().create_task(expire(reader))
         await store.alter("anna", {SCRAM_SHA_256: None}, new_key=KEY)

@@ -39,6 +39,7 @@ from sparklog.broker.security.authorizer import authorizer_of
 from sparklog.broker.security.logins import Logins, sasl_mechanisms, token_validator
 from sparklog.broker.security.quota_manager import QuotaManager
 from sparklog.broker.security.quota_updates import QuotaUpdates
+from sparklog.broker.security.tokens import Tokens
 from sparklog.broker.security.users import Users
 from sparklog.broker.transactions.coordinator_epochs import CoordinatorEpochs
 from sparklog.broker.transactions.coordinator_registry import CoordinatorHosting, Coordinators
@@ -109,9 +110,15 @@ class Broker:
         """Create the users and their logins on the listeners with SASL."""
         self.users = Users()
         self.registry.session_listeners.append(self.users.open)
+        self.tokens = Tokens(
+            wall_ms=self.context.wall_ms,
+            check_interval_ms=self.context.config.delegation_token_expiry_check_interval_ms,
+        )
+        self.registry.session_listeners.append(self.tokens.open)
         self.logins = Logins(
             sasl_mechanisms(self.context.config.sasl_enabled_mechanisms),
             self.users,
+            self.tokens,
             max_reauth_ms=self.context.config.connections_max_reauth_ms,
             wall_ms=self.context.wall_ms,
             on_login=self.context.audit.login,
@@ -256,6 +263,7 @@ class Broker:
         if self.acls is not None:
             self.acls.close()
         self.users.close()
+        self.tokens.close()
         await self.registry.close()
         self.context.audit.close()
 

@@ -2,23 +2,30 @@
 
 from __future__ import annotations
 
+import asyncio
+from functools import partial
+
 from sparklog.broker.lifecycle.broker import Broker
 from sparklog.broker.lifecycle.process_config import ProcessConfig
 from sparklog.broker.lifecycle.request_table import request_handlers
 from sparklog.broker.requests.dispatch import ConnectionHandler
 from sparklog.broker.requests.local_reads import LocalReads, readers_socket
-from sparklog.model import ListenerEndpoint
+from sparklog.model import ListenerEndpoint, Principal
 from sparklog.net.authentication import ListenerSecurity
 from sparklog.net.descriptors import boot_id
 from sparklog.net.peer_security import listener_tls
 from sparklog.net.server import Server, serve
 from sparklog.protocol.messages import HelloReply
+from sparklog.security.delegation_tokens import DelegationToken
 from sparklog.security.listeners import Listener, SecurityProtocol
 from sparklog.storage.open_files import descriptors_for_clients
 
 #: A tenth of the connections, but at most 1,000, is reserved for brokers and the controller. In a cluster of a hundred
 #: brokers, each broker opens about four connections to each other broker.
 _KEPT_PART, _MOST_KEPT = 10, 1000
+#: The time between the revocation of a credential and the end of its connections. In this time a user gets the reply to
+#: a change of its own password.
+_REVOKED_S = 0.2
 
 
 class BrokerServer:
@@ -90,7 +97,8 @@ class BrokerServer:
             security=self._security(main),
             connection_limits=broker.quotas.connections,
         )
-        self._broker.users.revoked_listeners.append(server.close_connections)
+        self._broker.users.revoked_listeners.append(self._on_user_revoked)
+        self._broker.tokens.revoked_listeners.append(self._on_token_revoked)
         self._ports[main.name] = server.port
         for listener in listeners:
             if listener is not main:
@@ -108,6 +116,15 @@ class BrokerServer:
             boot_id=boot_id(),
             local_socket=self._local_reads.address if self._local_reads is not None else "",
         )
+
+    def _on_user_revoked(self, principal: Principal) -> None:
+        assert self._server is not None
+        asyncio.get_running_loop().call_later(_REVOKED_S, self._server.close_connections, principal)
+
+    def _on_token_revoked(self, token: DelegationToken) -> None:
+        assert self._server is not None
+        close = partial(self._server.close_connections, token.owner, token_id=token.token_id)
+        asyncio.get_running_loop().call_later(_REVOKED_S, close)
 
     def _security(self, listener: Listener) -> ListenerSecurity:
         logins = self._broker.logins if listener.protocol.uses_sasl else None

@@ -23,6 +23,7 @@ from sparklog.broker.requests.restore_records import RestoreRecordsRequests
 from sparklog.broker.requests.set_aside import SetAsideRequests
 from sparklog.broker.security.acl_requests import AclRequests
 from sparklog.broker.security.authorized_requests import authorized_handlers
+from sparklog.broker.security.token_requests import TokenRequests
 from sparklog.broker.security.user_requests import UserRequests
 from sparklog.broker.transactions.hanging_transactions import HangingTransactionRequests
 from sparklog.broker.transactions.marker_append import MarkerRequests
@@ -43,6 +44,7 @@ from sparklog.protocol.messages import (
     CommitOffsets,
     ControlUpdate,
     CreateAcls,
+    CreateDelegationToken,
     CreatePartitions,
     CreateTopic,
     DeleteAcls,
@@ -52,10 +54,12 @@ from sparklog.protocol.messages import (
     DescribeAcls,
     DescribeBroker,
     DescribeClientQuotas,
+    DescribeDelegationTokens,
     DescribeGroup,
     DescribeUserScramCredentials,
     ElectLeaders,
     EndTransaction,
+    ExpireDelegationToken,
     Fetch,
     FetchOffsets,
     FindCoordinator,
@@ -72,6 +76,7 @@ from sparklog.protocol.messages import (
     Metadata,
     Produce,
     RemoveSetAside,
+    RenewDelegationToken,
     RestartBroker,
     RestoreRecords,
     RestoreSetAside,
@@ -190,7 +195,8 @@ def _of_operation(broker: Broker) -> Handlers:
     context = broker.context
     set_aside = SetAsideRequests(context, broker.set_aside, broker.registry)
     acls = AclRequests(context, broker.authorizer, broker.acls)
-    users = UserRequests(context, broker.users)
+    users = UserRequests(context, broker.users, broker.tokens)
+    tokens = TokenRequests(context, broker.tokens, broker.authorizer)
     return {
         RestartBroker: _restart(context, broker.restart),
         ListSetAside: set_aside.list_logs,
@@ -198,6 +204,10 @@ def _of_operation(broker: Broker) -> Handlers:
         RemoveSetAside: set_aside.remove,
         AlterClientQuotas: broker.quota_updates.alter,
         DescribeClientQuotas: broker.quota_updates.describe,
+        CreateDelegationToken: tokens.create,
+        RenewDelegationToken: tokens.renew,
+        ExpireDelegationToken: tokens.expire,
+        DescribeDelegationTokens: tokens.describe,
         DescribeUserScramCredentials: users.describe,
         AlterUserScramCredentials: users.alter,
         DescribeBroker: DescribeBrokerRequests(context, broker.partitions, broker.slices).handle,

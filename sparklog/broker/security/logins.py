@@ -12,6 +12,7 @@ import weakref
 from collections.abc import Callable
 from typing import Protocol
 
+from sparklog.broker.security.tokens import Tokens
 from sparklog.broker.security.users import Users
 from sparklog.config import BrokerConfig
 from sparklog.errors import BrokerError, ConfigError, ErrorCode
@@ -77,6 +78,7 @@ class Logins:
         self,
         mechanisms: tuple[str, ...],
         users: Users,
+        tokens: Tokens,
         *,
         max_reauth_ms: int,
         wall_ms: Callable[[], int],
@@ -85,6 +87,7 @@ class Logins:
     ) -> None:
         self._mechanisms = mechanisms
         self._users = users
+        self._tokens = tokens
         self._max_reauth_ms = max_reauth_ms
         self._wall_ms = wall_ms
         self._on_login = on_login
@@ -114,13 +117,14 @@ class Logins:
         if mechanism == OAUTHBEARER:
             assert self._validate_token is not None, "the settings were checked at the start"
             return OAuthBearerServer(self._validate_token)
-        if not self._users.is_loaded:
+        if not (self._users.follower.is_loaded and self._tokens.follower.is_loaded):
             raise BrokerError(ErrorCode.BROKER_NOT_AVAILABLE, "the broker has not read the users yet")
         return ScramServer(
             mechanism,
             lambda name: self._users.credential(mechanism, name),
             base64.b64encode(os.urandom(_NONCE_BYTES)).decode(),
             self._users.unknown_users_key,
+            tokens=lambda token_id: self._tokens.credential(mechanism, token_id),
         )
 
     def session_lifetime_ms(self, step: ServerStep) -> int:

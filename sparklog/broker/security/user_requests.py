@@ -7,8 +7,10 @@ from collections import defaultdict
 
 from sparklog.broker.context import BrokerContext
 from sparklog.broker.requests.delayed_replies import reply_later
+from sparklog.broker.security.tokens import Tokens
 from sparklog.broker.security.users import Users
 from sparklog.errors import BrokerError, ConfigError, ErrorCode
+from sparklog.model import USER, Principal
 from sparklog.net.server import ServerConnection
 from sparklog.protocol.messages import (
     AlterUserScramCredentials,
@@ -35,9 +37,10 @@ Changes = dict[str, ScramCredential | None]
 class UserRequests:
     """The handlers of requests about users."""
 
-    def __init__(self, context: BrokerContext, users: Users) -> None:
+    def __init__(self, context: BrokerContext, users: Users, tokens: Tokens) -> None:
         self._context = context
         self._users = users
+        self._tokens = tokens
 
     def describe(self, connection: ServerConnection, request: DescribeUserScramCredentials, body: memoryview) -> None:
         reply_later(self._context, connection, request, self._describe(request))
@@ -73,10 +76,12 @@ class UserRequests:
             try:
                 self.check_count(name, len(results))
                 version = await self._users.store.alter(name, wanted, new_key=os.urandom(KEY_BYTES))
+                if not await self._users.store.users([name]):
+                    await self._tokens.end_tokens_of(Principal(USER, name))
                 results.append(AlteredUser(name))
             except BrokerError as error:
                 results.append(AlteredUser(name, error.code, error.detail))
-        await self._users.applied(version, timeout_s=_APPLIED_S)
+        await self._users.follower.applied(version, timeout_s=_APPLIED_S)
         return AlterUserScramCredentialsReply(request.cid, tuple(results))
 
     def check_count(self, name: str, before: int) -> None:

@@ -12,8 +12,18 @@ from typing import Any
 import pyarrow as pa
 
 from sparklog.client.admin import acls as acl_requests
-from sparklog.client.admin import groups, reassignment, rolling_restart, set_aside, topics, transactions, users
+from sparklog.client.admin import (
+    delegation_tokens,
+    groups,
+    reassignment,
+    rolling_restart,
+    set_aside,
+    topics,
+    transactions,
+    users,
+)
 from sparklog.client.admin import quotas as quota_admin
+from sparklog.client.admin.delegation_tokens import CreatedToken, DelegationTokenDescription
 from sparklog.client.admin.descriptions import (
     BrokerDescription,
     ClusterDescription,
@@ -606,6 +616,38 @@ class Admin:
             BrokerError: RESOURCE_NOT_FOUND, there is no such user, or it has no credential for a mechanism.
         """
         users.delete_user(self._cluster, name, mechanisms)
+
+    # --- delegation tokens ---
+
+    def create_delegation_token(
+        self, *, renewers: Iterable[str] = (), max_lifetime_ms: int | None = None
+    ) -> CreatedToken:
+        """Create a token with which helpers of this process log in as its principal, without its password.
+
+        ``renewers`` are principals, such as ``User:otto``, that may renew and end the token. It expires after the
+        brokers' ``delegation.token.expiry.time.ms`` unless it is renewed, and at the latest after ``max_lifetime_ms``,
+        by default ``delegation.token.max.lifetime.ms``. A user that is deleted loses its tokens.
+
+        Raises:
+            BrokerError: DELEGATION_TOKEN_REQUEST_NOT_ALLOWED, this client has not logged in, or by a token.
+        """
+        return delegation_tokens.create_token(self._cluster, renewers, max_lifetime_ms)
+
+    def renew_delegation_token(self, token_id: str, *, period_ms: int | None = None) -> int:
+        """Let a token expire ``period_ms`` from now, by default ``delegation.token.expiry.time.ms``. Return its expiry.
+
+        Raises:
+            BrokerError: DELEGATION_TOKEN_NOT_FOUND, DELEGATION_TOKEN_OWNER_MISMATCH, DELEGATION_TOKEN_EXPIRED.
+        """
+        return delegation_tokens.renew_token(self._cluster, token_id, period_ms)
+
+    def expire_delegation_token(self, token_id: str, *, after_ms: int | None = None) -> int:
+        """End a token, now or ``after_ms`` from now. Return its expiry. Raises as ``renew_delegation_token``."""
+        return delegation_tokens.expire_token(self._cluster, token_id, after_ms)
+
+    def list_delegation_tokens(self, owners: Iterable[str] | None = None) -> list[DelegationTokenDescription]:
+        """Return the tokens that this client's principal may see: of these owners, by default of all."""
+        return delegation_tokens.list_tokens(self._cluster, owners)
 
     # --- transactions ---
 

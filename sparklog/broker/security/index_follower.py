@@ -1,0 +1,116 @@
+"""A task that follows the index of some nodes in ZooKeeper and reads the nodes that have changed.
+
+The index is a node that every write of the others also writes. Its value names the last changes, and its version grows
+by one with each. If the index does not name all changes since the last one, all nodes are read again. The last content
+stays while ZooKeeper is unreachable.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable
+from contextlib import suppress
+
+from sparklog.zk.codecs import ZkFormatError
+from sparklog.zk.errors import ZkError, ZkUnreachable
+from sparklog.zk.session import PAUSE_S, Node, ZkSession
+
+_log = logging.getLogger(__name__)
+
+
+class IndexFollower:
+    """The follower of one index. Owner: the broker's event loop, from ``open`` to ``close``.
+
+    ``changed_of`` returns the names in an index, the newest last. ``apply`` reads the nodes with these names, or all if
+    they are None.
+    """
+
+    def __init__(
+        self,
+        what: str,
+        changed_of: Callable[[Node | None], tuple[str, ...]],
+        apply: Callable[[Node | None, set[str] | None], Awaitable[None]],
+    ) -> None:
+        self._what = what
+        self._changed_of = changed_of
+        self._apply = apply
+        self._session: ZkSession | None = None
+        #: The version of the index that is applied, and the session that has read it.
+        self._version = -1
+        self._generation = -1
+        self._index: Node | None = None
+        self._changed = asyncio.Event()
+        self._loaded = asyncio.Event()
+        #: Set, and replaced by a new one, when a version is applied.
+        self._applied = asyncio.Event()
+        self._stop_watch: Callable[[], None] | None = None
+        self._task: asyncio.Task[None] | None = None
+
+    def open(self, session: ZkSession, watch: Callable[[Callable[[Node | None], None]], Callable[[], None]]) -> None:
+        """Begin to follow. ``watch`` watches the index over ``session``, which must stay open until ``close``."""
+        self._session = session
+        self._task = asyncio.get_running_loop().create_task(self._follow(), name=f"follow {self._what}")
+        self._stop_watch = watch(self._on_index)
+
+    def close(self) -> None:
+        """End the watch."""
+        if self._stop_watch is not None and self._task is not None:
+            self._stop_watch()
+            self._task.cancel()
+
+    @property
+    def is_loaded(self) -> bool:
+        """Return whether all nodes have been read once."""
+        return self._loaded.is_set()
+
+    def note_loaded(self) -> None:
+        """Count the nodes as read."""
+        self._loaded.set()
+
+    async def loaded(self) -> None:
+        """Wait until all nodes have been read once."""
+        await self._loaded.wait()
+
+    async def applied(self, version: int, *, timeout_s: float) -> None:
+        """Wait until this version of the index is applied, for at most ``timeout_s``."""
+
+        async def reached() -> None:
+            while self._version < version:
+                await self._applied.wait()
+
+        with suppress(asyncio.TimeoutError):
+            await asyncio.wait_for(reached(), timeout_s)
+
+    def _on_index(self, node: Node | None) -> None:
+        self._index = node
+        self._changed.set()
+
+    async def _follow(self) -> None:
+        while True:
+            await self._changed.wait()
+            self._changed.clear()
+            try:
+                await self._advance(self._index)
+            except ZkUnreachable:
+                continue  # After a reconnection the watch reports the index again.
+            except (ZkError, ZkFormatError) as error:
+                _log.error("%s cannot be read from ZooKeeper, so their changes have no effect: %s", self._what, error)
+                await asyncio.sleep(PAUSE_S)
+                self._changed.set()
+
+    async def _advance(self, node: Node | None) -> None:
+        """Apply a version of the index."""
+        assert self._session is not None
+        names, version = self._changed_of(node), node.version if node is not None else -1
+        generation = self._session.generation
+        missed = version - self._version
+        follows = self._loaded.is_set() and generation == self._generation and self._version >= 0
+        if follows and 0 <= missed <= len(names):
+            await self._apply(node, set(names[len(names) - missed :]))
+        else:
+            await self._apply(node, None)
+        self._version, self._generation = version, generation
+        self._applied.set()
+        self._applied = asyncio.Event()
+        self._loaded.set()

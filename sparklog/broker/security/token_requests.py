@@ -1,0 +1,165 @@
+"""Requests about delegation tokens: create, renew, expire and describe them."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import secrets
+
+from sparklog.broker.context import BrokerContext
+from sparklog.broker.requests.delayed_replies import reply_later
+from sparklog.broker.security.authorizer import Authorizer
+from sparklog.broker.security.tokens import Tokens
+from sparklog.errors import BrokerError, ConfigError, ErrorCode
+from sparklog.model import Principal
+from sparklog.net.server import ServerConnection
+from sparklog.protocol.messages import (
+    CreateDelegationToken,
+    CreateDelegationTokenReply,
+    DelegationTokenExpiryReply,
+    DescribeDelegationTokens,
+    DescribeDelegationTokensReply,
+    ExpireDelegationToken,
+    RenewDelegationToken,
+    Reply,
+)
+from sparklog.protocol.sasl import SCRAM_SHA_256, SCRAM_SHA_512
+from sparklog.protocol.scram import MIN_ITERATIONS, SALT_BYTES, ScramCredential
+from sparklog.protocol.token_messages import TokenDescription
+from sparklog.security.acls import Operation, ResourceType
+from sparklog.security.delegation_tokens import DelegationToken, ended, new_token, renewed
+from sparklog.security.principals import ANONYMOUS, parse_principal
+from sparklog.zk.token_store import StoredToken
+
+#: How long a reply waits until this broker's own logins follow the change.
+_APPLIED_S = 5.0
+#: The most valid tokens of one owner, so that one user cannot take all tokens of the cluster.
+MOST_OF_OWNER = 1000
+_ID_BYTES = 16
+_SECRET_BYTES = 32
+
+
+class TokenRequests:
+    """The handlers of requests about tokens. ``authorizer`` is None if there are no ACLs."""
+
+    def __init__(self, context: BrokerContext, tokens: Tokens, authorizer: Authorizer | None) -> None:
+        self._context = context
+        self._tokens = tokens
+        self._authorizer = authorizer
+
+    def create(self, connection: ServerConnection, request: CreateDelegationToken, body: memoryview) -> None:
+        _require_own_login(connection)
+        owned = sum(token.owner == connection.principal for token in self._tokens.valid())
+        if owned >= MOST_OF_OWNER:
+            detail = f"{connection.principal} has {owned} delegation tokens, at most {MOST_OF_OWNER} may be valid"
+            raise BrokerError(ErrorCode.THROTTLING_QUOTA_EXCEEDED, detail)
+        try:
+            renewers = tuple(map(parse_principal, request.renewers))
+        except ConfigError as error:
+            raise BrokerError(ErrorCode.INVALID_REQUEST, str(error)) from None
+        reply_later(self._context, connection, request, self._create(connection.principal, request, renewers))
+
+    async def _create(self, owner: Principal, request: CreateDelegationToken, renewers: tuple[Principal, ...]) -> Reply:
+        config = self._context.config
+        longest_ms = config.delegation_token_max_lifetime_ms
+        token = new_token(
+            secrets.token_urlsafe(_ID_BYTES),
+            owner,
+            renewers,
+            self._context.wall_ms(),
+            lifetime_ms=min(request.max_lifetime_ms, longest_ms) if request.max_lifetime_ms >= 0 else longest_ms,
+            expiry_ms=config.delegation_token_expiry_time_ms,
+        )
+        secret = secrets.token_urlsafe(_SECRET_BYTES)
+        credentials = await asyncio.to_thread(_credentials, secret)
+        await self._applied(await self._tokens.store.create(StoredToken(token, credentials)))
+        return CreateDelegationTokenReply(request.cid, _described(token), secret)
+
+    def renew(self, connection: ServerConnection, request: RenewDelegationToken, body: memoryview) -> None:
+        _require_own_login(connection)
+        default_ms = self._context.config.delegation_token_expiry_time_ms
+        period_ms = request.period_ms if request.period_ms >= 0 else default_ms
+        principal, now_ms = connection.principal, self._context.wall_ms()
+
+        def change(token: DelegationToken) -> DelegationToken:
+            return renewed(token, principal, now_ms, period_ms=period_ms)
+
+        async def work() -> Reply:
+            results: list[DelegationToken] = []
+
+            def noted(token: DelegationToken) -> DelegationToken:
+                results.append(change(token))
+                return results[-1]
+
+            await self._applied(await self._tokens.store.change(request.token_id, noted))
+            return DelegationTokenExpiryReply(request.cid, results[-1].expiry_ms)
+
+        reply_later(self._context, connection, request, work())
+
+    def expire(self, connection: ServerConnection, request: ExpireDelegationToken, body: memoryview) -> None:
+        _require_own_login(connection)
+        principal, now_ms = connection.principal, self._context.wall_ms()
+
+        async def work() -> Reply:
+            results: list[DelegationToken | None] = []
+
+            def noted(token: DelegationToken) -> DelegationToken | None:
+                results.append(ended(token, principal, now_ms, after_ms=request.period_ms))
+                return results[-1]
+
+            await self._applied(await self._tokens.store.change(request.token_id, noted))
+            last = results[-1]
+            return DelegationTokenExpiryReply(request.cid, last.expiry_ms if last is not None else now_ms)
+
+        reply_later(self._context, connection, request, work())
+
+    def describe(self, connection: ServerConnection, request: DescribeDelegationTokens, body: memoryview) -> None:
+        _require_own_login(connection)
+        found = [
+            _described(token)
+            for token in self._tokens.valid()
+            if (request.owners is None or str(token.owner) in request.owners) and self._may_see(connection, token)
+        ]
+        connection.reply(DescribeDelegationTokensReply(request.cid, tuple(found)))
+
+    def _may_see(self, connection: ServerConnection, token: DelegationToken) -> bool:
+        if token.may_change(connection.principal):
+            return True
+        if self._authorizer is None:
+            return False
+        return self._authorizer.skips(connection) or self._authorizer.allows(
+            connection, Operation.DESCRIBE, ResourceType.DELEGATION_TOKEN, token.token_id
+        )
+
+    async def _applied(self, version: int) -> None:
+        await self._tokens.follower.applied(version, timeout_s=_APPLIED_S)
+
+
+def _require_own_login(connection: ServerConnection) -> None:
+    """Check that the client has logged in, and not by a token: otherwise a token could live on in others.
+
+    Raises:
+        BrokerError: DELEGATION_TOKEN_REQUEST_NOT_ALLOWED.
+    """
+    if connection.principal == ANONYMOUS or connection.token_id:
+        detail = "log in first, by a password or a certificate" if not connection.token_id else ""
+        raise BrokerError(ErrorCode.DELEGATION_TOKEN_REQUEST_NOT_ALLOWED, detail)
+
+
+def _credentials(secret: str) -> dict[str, ScramCredential]:
+    """Return the credentials of a secret. It is random, so few iterations are enough."""
+    return {
+        mechanism: ScramCredential.derive(mechanism, secret, os.urandom(SALT_BYTES), MIN_ITERATIONS)
+        for mechanism in (SCRAM_SHA_256, SCRAM_SHA_512)
+    }
+
+
+def _described(token: DelegationToken) -> TokenDescription:
+    return TokenDescription(
+        token.token_id,
+        str(token.owner),
+        tuple(map(str, token.renewers)),
+        token.issue_ms,
+        token.expiry_ms,
+        token.max_ms,
+    )

@@ -1,0 +1,111 @@
+"""A broker's cache of all delegation tokens, which follows ZooKeeper, and the removal of expired ones."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable
+from contextlib import suppress
+
+from sparklog.broker.security.index_follower import IndexFollower
+from sparklog.errors import BrokerError, ErrorCode
+from sparklog.model import Principal
+from sparklog.protocol.scram import TokenCredential
+from sparklog.security.delegation_tokens import DelegationToken
+from sparklog.zk.errors import ZkError
+from sparklog.zk.session import Node, ZkSession
+from sparklog.zk.token_store import StoredToken, TokenStore, decode_index
+from sparklog.zk.unreadable import Unreadable
+
+_log = logging.getLogger(__name__)
+
+
+class Tokens:
+    """All delegation tokens. Owner: the broker's event loop, from ``open`` to ``close``.
+
+    The connections of a token end when the token is ended before its expiry.
+    """
+
+    def __init__(self, *, wall_ms: Callable[[], int], check_interval_ms: int) -> None:
+        #: Called with each token that has ended before its expiry.
+        self.revoked_listeners: list[Callable[[DelegationToken], object]] = []
+        self.follower = IndexFollower("delegation tokens", lambda node: decode_index(node).changed, self._apply)
+        self._wall_ms = wall_ms
+        self._check_interval_ms = check_interval_ms
+        self._store: TokenStore | None = None
+        self._tokens: dict[str, StoredToken] = {}
+        self._task: asyncio.Task[None] | None = None
+
+    def open(self, session: ZkSession) -> None:
+        """Begin to follow the tokens. ``session`` must stay open until ``close``."""
+        self._store = TokenStore(session, Unreadable())
+        self.follower.open(session, self._store.watch)
+        self._task = asyncio.get_running_loop().create_task(self._remove_expired(), name="remove expired tokens")
+
+    def close(self) -> None:
+        """End the watch."""
+        self.follower.close()
+        if self._task is not None:
+            self._task.cancel()
+
+    @property
+    def store(self) -> TokenStore:
+        """Return the tokens in ZooKeeper. Raises BrokerError BROKER_NOT_AVAILABLE before ``open``."""
+        if self._store is None:
+            raise BrokerError(ErrorCode.BROKER_NOT_AVAILABLE, "the broker is still starting")
+        return self._store
+
+    def credential(self, mechanism: str, token_id: str) -> TokenCredential | None:
+        """Return the credential of a token, or None if there is no such token or it has expired."""
+        found = self._tokens.get(token_id)
+        credential = found.credentials.get(mechanism) if found is not None else None
+        if found is None or credential is None or self._wall_ms() >= found.token.expiry_ms:
+            return None
+        return TokenCredential(credential, found.token.owner, found.token.expiry_ms)
+
+    def valid(self) -> list[DelegationToken]:
+        """Return the tokens that have not expired, by id."""
+        now_ms = self._wall_ms()
+        return [self._tokens[key].token for key in sorted(self._tokens) if self._tokens[key].token.expiry_ms > now_ms]
+
+    async def end_tokens_of(self, owner: Principal) -> None:
+        """Delete all tokens of a principal. Raises ZkError."""
+        for token_id, stored in (await self.store.all_tokens()).items():
+            if stored.token.owner == owner:
+                with suppress(BrokerError):  # Another broker has deleted it.
+                    await self.store.change(token_id, lambda token: None)
+
+    async def _apply(self, node: Node | None, ids: set[str] | None) -> None:
+        if ids is None:
+            found = await self.store.all_tokens()
+            ids = found.keys() | self._tokens.keys()
+        else:
+            found = await self.store.tokens(ids)
+        now_ms = self._wall_ms()
+        for token_id in ids:
+            before, after = self._tokens.get(token_id), found.get(token_id)
+            if after is not None:
+                self._tokens[token_id] = after
+                continue
+            self._tokens.pop(token_id, None)
+            if before is not None and before.token.expiry_ms > now_ms:
+                _log.info("delegation token %s of %s was ended: ending its connections", token_id, before.token.owner)
+                for listener in self.revoked_listeners:
+                    listener(before.token)
+
+    async def _remove_expired(self) -> None:
+        while True:
+            await asyncio.sleep(self._check_interval_ms / 1000)
+            now_ms = self._wall_ms()
+
+            def unless_renewed(token: DelegationToken, now_ms: int = now_ms) -> DelegationToken | None:
+                return token if token.expiry_ms > now_ms else None
+
+            for token_id in [key for key, one in self._tokens.items() if one.token.expiry_ms <= now_ms]:
+                try:
+                    await self.store.change(token_id, unless_renewed)
+                except BrokerError:  # noqa: PERF203 - another broker has deleted it
+                    continue
+                except ZkError as error:
+                    _log.warning("expired delegation tokens are removed later: %s", error)
+                    break

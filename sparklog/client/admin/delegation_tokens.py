@@ -1,0 +1,71 @@
+"""The administration of delegation tokens, with which helpers of a process log in without its password."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from sparklog.client.cluster.blocking_cluster import BlockingCluster
+from sparklog.net.password import Password
+from sparklog.protocol.messages import (
+    CreateDelegationToken,
+    CreateDelegationTokenReply,
+    DelegationTokenExpiryReply,
+    DescribeDelegationTokens,
+    DescribeDelegationTokensReply,
+    ExpireDelegationToken,
+    RenewDelegationToken,
+)
+from sparklog.protocol.token_messages import TokenDescription
+
+
+@dataclass(frozen=True, slots=True)
+class DelegationTokenDescription:
+    """A token without its secret. Times are milliseconds since 1970."""
+
+    token_id: str
+    owner: str
+    renewers: tuple[str, ...]
+    issue_ms: int
+    expiry_ms: int
+    max_ms: int
+
+
+@dataclass(frozen=True, slots=True)
+class CreatedToken:
+    """A new token. Log in with ``sasl.tokenauth=true``, the token's id as the user and the secret as the password."""
+
+    token: DelegationTokenDescription
+    secret: Password
+
+
+def create_token(cluster: BlockingCluster, renewers: Iterable[str], max_lifetime_ms: int | None) -> CreatedToken:
+    """Create a token. Arguments and errors are those of ``Admin.create_delegation_token``."""
+    request = CreateDelegationToken(0, tuple(renewers), -1 if max_lifetime_ms is None else max_lifetime_ms)
+    reply = cluster.retrying("delegation token", lambda: cluster.ask_any(request, CreateDelegationTokenReply))
+    return CreatedToken(_description(reply.token), Password(reply.secret, transferable=True))
+
+
+def renew_token(cluster: BlockingCluster, token_id: str, period_ms: int | None) -> int:
+    """Renew a token. Arguments and errors are those of ``Admin.renew_delegation_token``."""
+    request = RenewDelegationToken(0, token_id, -1 if period_ms is None else period_ms)
+    return cluster.retrying("delegation token", lambda: cluster.ask_any(request, DelegationTokenExpiryReply)).expiry_ms
+
+
+def expire_token(cluster: BlockingCluster, token_id: str, after_ms: int | None) -> int:
+    """End a token. Arguments and errors are those of ``Admin.expire_delegation_token``."""
+    request = ExpireDelegationToken(0, token_id, -1 if after_ms is None else after_ms)
+    return cluster.retrying("delegation token", lambda: cluster.ask_any(request, DelegationTokenExpiryReply)).expiry_ms
+
+
+def list_tokens(cluster: BlockingCluster, owners: Iterable[str] | None) -> list[DelegationTokenDescription]:
+    """Return tokens. Arguments and errors are those of ``Admin.list_delegation_tokens``."""
+    request = DescribeDelegationTokens(0, None if owners is None else tuple(owners))
+    reply = cluster.retrying("delegation tokens", lambda: cluster.ask_any(request, DescribeDelegationTokensReply))
+    return [_description(found) for found in reply.tokens]
+
+
+def _description(found: TokenDescription) -> DelegationTokenDescription:
+    return DelegationTokenDescription(
+        found.token_id, found.owner, found.renewers, found.issue_ms, found.expiry_ms, found.max_ms
+    )

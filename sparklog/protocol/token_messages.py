@@ -1,0 +1,82 @@
+"""Messages about delegation tokens (KIP-48). Only the reply to CreateDelegationToken has a secret.
+
+A broker of release 0.1.0 does not know these messages.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, TypeVar
+
+import msgspec
+
+from sparklog.protocol.fields import Entries, Listed, Message, Name
+
+#: The most renewers of one token.
+MAX_RENEWERS = 100
+_T = TypeVar("_T")
+Renewers = Annotated[tuple[_T, ...], msgspec.Meta(max_length=MAX_RENEWERS)]
+#: A time span in milliseconds.
+Span = Annotated[int, msgspec.Meta(ge=-1, le=2**53)]
+
+
+class TokenDescription(msgspec.Struct, frozen=True, array_like=True):
+    """A token without its secret. Principals are texts such as ``User:anna``, times milliseconds since 1970."""
+
+    token_id: str
+    owner: str
+    renewers: Renewers[str]
+    issue_ms: int
+    expiry_ms: int
+    max_ms: int
+
+
+class CreateDelegationToken(Message, frozen=True, tag="create_delegation_token"):
+    """A request for a token of the connection's principal.
+
+    ``renewers`` are principals that may renew or end the token. ``max_lifetime_ms`` -1 is the broker's maximum.
+    """
+
+    renewers: Renewers[Name] = ()
+    max_lifetime_ms: Span = -1
+
+
+class CreateDelegationTokenReply(Message, frozen=True, tag="create_delegation_token_reply"):
+    """The new token. ``secret`` is the password for a login with the token's id. No other message has it."""
+
+    token: TokenDescription
+    secret: str
+
+    def __repr__(self) -> str:
+        return f"CreateDelegationTokenReply({self.cid}, {self.token})"
+
+
+class RenewDelegationToken(Message, frozen=True, tag="renew_delegation_token"):
+    """A request to let a token expire ``period_ms`` from now. -1 is the broker's period."""
+
+    token_id: Name
+    period_ms: Span = -1
+
+
+class ExpireDelegationToken(Message, frozen=True, tag="expire_delegation_token"):
+    """A request to let a token expire ``period_ms`` from now. -1 ends it at once."""
+
+    token_id: Name
+    period_ms: Span = -1
+
+
+class DelegationTokenExpiryReply(Message, frozen=True, tag="delegation_token_expiry_reply"):
+    """The new expiry of a renewed or ended token."""
+
+    expiry_ms: int
+
+
+class DescribeDelegationTokens(Message, frozen=True, tag="describe_delegation_tokens"):
+    """A request for the tokens of these owners, or of all if None, that the connection's principal may see."""
+
+    owners: Entries[Name] | None = None
+
+
+class DescribeDelegationTokensReply(Message, frozen=True, tag="describe_delegation_tokens_reply"):
+    """The tokens, by id."""
+
+    tokens: Listed[TokenDescription]

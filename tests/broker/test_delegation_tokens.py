@@ -1,0 +1,107 @@
+"""Tests of delegation tokens at real brokers: who creates and changes them, and how they end."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+
+from sparklog.client.admin.admin import Admin
+from sparklog.client.admin.delegation_tokens import CreatedToken
+from sparklog.errors import BrokerError, ErrorCode
+from sparklog.testing.process_cluster import ProcessCluster
+from tests.broker.test_user_logins import (
+    LISTENERS,
+    PASSWORD,
+    addresses_with_logins,
+    become,
+    by_password,
+    may_log_in,
+)
+
+pytestmark = pytest.mark.integration
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[ProcessCluster]:
+    with ProcessCluster(2, settings=LISTENERS) as running:
+        yield running
+
+
+@pytest.fixture
+def admin(cluster: ProcessCluster) -> Iterator[Admin]:
+    with Admin(cluster.bootstrap) as admin:
+        yield admin
+
+
+@pytest.fixture(scope="module")
+def bootstrap(cluster: ProcessCluster) -> str:
+    return addresses_with_logins(cluster)
+
+
+def by_delegation(created: CreatedToken) -> dict[str, str]:
+    security = by_password(created.token.token_id, created.secret.reveal(), "SCRAM-SHA-256")
+    return {**security, "sasl.tokenauth": "true"}
+
+
+def code_of(call: Callable[..., object], *arguments: Any, **more: Any) -> ErrorCode:
+    with pytest.raises(BrokerError) as error:
+        call(*arguments, **more)
+    return error.value.code
+
+
+@pytest.fixture
+def users(admin: Admin, bootstrap: str) -> Iterator[dict[str, Admin]]:
+    """Return the admin clients of three users that have logged in."""
+    clients = {}
+    for name in ("anna", "otto", "olga"):
+        admin.set_password(name, PASSWORD)
+        become(bootstrap, by_password(name))
+        clients[name] = Admin(bootstrap, security=by_password(name))
+    yield clients
+    for client in clients.values():
+        client.close()
+
+
+def test_a_delegation_token_acts_for_its_owner(users: dict[str, Admin], bootstrap: str) -> None:
+    created = users["anna"].create_delegation_token(renewers=["User:otto"])
+    assert created.secret.reveal() not in repr(created)
+    become(bootstrap, by_delegation(created))
+    with Admin(bootstrap, security=by_delegation(created)) as helper:
+        assert helper.describe_cluster().brokers
+        for request in (helper.create_delegation_token, helper.list_delegation_tokens):
+            assert code_of(request) is ErrorCode.DELEGATION_TOKEN_REQUEST_NOT_ALLOWED
+    assert users["anna"].list_delegation_tokens() == users["otto"].list_delegation_tokens() == [created.token]
+    assert users["olga"].list_delegation_tokens() == []
+    assert not may_log_in(bootstrap, by_password(created.token.token_id, created.secret.reveal())), "no user"
+
+
+def test_only_the_owner_and_renewers_change_a_token(users: dict[str, Admin], admin: Admin) -> None:
+    token = users["anna"].create_delegation_token(renewers=["User:otto"], max_lifetime_ms=3_600_000).token
+    assert token.expiry_ms == token.max_ms == token.issue_ms + 3_600_000
+    soon = users["otto"].renew_delegation_token(token.token_id, period_ms=60_000)
+    assert token.issue_ms < soon < token.max_ms
+    assert users["anna"].renew_delegation_token(token.token_id, period_ms=10**9) == token.max_ms
+    mismatch = ErrorCode.DELEGATION_TOKEN_OWNER_MISMATCH
+    assert code_of(users["olga"].renew_delegation_token, token.token_id) is mismatch
+    assert code_of(users["olga"].expire_delegation_token, token.token_id) is mismatch
+    assert code_of(users["anna"].renew_delegation_token, "none") is ErrorCode.DELEGATION_TOKEN_NOT_FOUND
+    assert code_of(admin.create_delegation_token) is ErrorCode.DELEGATION_TOKEN_REQUEST_NOT_ALLOWED
+
+
+def test_an_ended_or_expired_token_is_cut_off(users: dict[str, Admin], bootstrap: str) -> None:
+    created = users["anna"].create_delegation_token()
+    become(bootstrap, by_delegation(created))
+    users["anna"].expire_delegation_token(created.token.token_id)
+    become(bootstrap, by_delegation(created), admitted=False)
+    expired = users["anna"].create_delegation_token(max_lifetime_ms=1)
+    assert not may_log_in(bootstrap, by_delegation(expired))
+    assert expired.token not in users["anna"].list_delegation_tokens()
+
+
+def test_the_tokens_of_a_deleted_user_end(users: dict[str, Admin], admin: Admin, bootstrap: str) -> None:
+    created = users["olga"].create_delegation_token()
+    become(bootstrap, by_delegation(created))
+    admin.delete_user("olga")
+    become(bootstrap, by_delegation(created), admitted=False)

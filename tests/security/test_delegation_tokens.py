@@ -1,0 +1,55 @@
+"""Tests of delegation tokens: how long they live, and who may renew or end them."""
+
+from __future__ import annotations
+
+import pytest
+
+from sparklog.errors import BrokerError, ErrorCode
+from sparklog.model import USER, Principal
+from sparklog.security.delegation_tokens import DelegationToken, ended, new_token, renewed
+
+ANNA, OTTO, OLGA = (Principal(USER, name) for name in ("anna", "otto", "olga"))
+DAY = 86_400_000
+
+
+def token(now_ms: int = 0) -> DelegationToken:
+    return new_token("t1", ANNA, (OTTO,), now_ms, lifetime_ms=7 * DAY, expiry_ms=DAY)
+
+
+def code_of(call: object, *arguments: object, **more: object) -> ErrorCode:
+    with pytest.raises(BrokerError) as error:
+        call(*arguments, **more)  # type: ignore[operator]
+    return error.value.code
+
+
+def test_a_new_token_expires_after_its_period() -> None:
+    found = token(5)
+    assert (found.issue_ms, found.expiry_ms, found.max_ms) == (5, DAY + 5, 7 * DAY + 5)
+    assert new_token("t1", ANNA, (), 0, lifetime_ms=10, expiry_ms=DAY).expiry_ms == 10
+    found.check_valid(DAY + 4)
+    assert code_of(found.check_valid, DAY + 5) is ErrorCode.DELEGATION_TOKEN_EXPIRED
+
+
+@pytest.mark.parametrize("principal", [ANNA, OTTO])
+def test_the_owner_and_renewers_renew_it(principal: Principal) -> None:
+    found = renewed(token(), principal, 10, period_ms=2 * DAY)
+    assert found.expiry_ms == 2 * DAY + 10
+    assert renewed(found, principal, DAY, period_ms=100 * DAY).expiry_ms == found.max_ms, "the latest expiry stays"
+
+
+@pytest.mark.parametrize("change", [renewed, ended])
+def test_no_other_principal_changes_it(change: object) -> None:
+    more = {"period_ms": 1} if change is renewed else {"after_ms": -1}
+    assert code_of(change, token(), OLGA, 0, **more) is ErrorCode.DELEGATION_TOKEN_OWNER_MISMATCH
+
+
+def test_an_expired_token_is_not_renewed() -> None:
+    assert code_of(renewed, token(), ANNA, DAY, period_ms=1) is ErrorCode.DELEGATION_TOKEN_EXPIRED
+    assert code_of(ended, token(), ANNA, DAY, after_ms=1) is ErrorCode.DELEGATION_TOKEN_EXPIRED
+
+
+def test_it_ends_now_or_later() -> None:
+    assert ended(token(), OTTO, 10, after_ms=-1) is None
+    later = ended(token(), ANNA, 10, after_ms=500)
+    assert later is not None and later.expiry_ms == 510
+    assert ended(token(), ANNA, 2 * DAY, after_ms=-1) is None, "an expired token can be removed"
