@@ -7,6 +7,7 @@ the real one. It shows which part of a request would be served, and its reply na
 from __future__ import annotations
 
 import asyncio
+import itertools
 from collections import Counter
 from dataclasses import dataclass, field
 from typing import Any, cast
@@ -117,10 +118,11 @@ class Recorded:
         self.authorizer = Authorizer(AclTable(super_users=frozenset({ADMIN})), self.denials)
         self.authorizer.set_acls(self.authorizer.table.with_acls(acls))
         self.cache = Stage().context.cache
+        self.slices = Slices()
         self.handlers: Handlers = authorized_handlers(
             self.authorizer,
             dict.fromkeys((type(request) for request in REQUESTS), self._serve),
-            slices=Slices(),
+            slices=self.slices,
             cache=self.cache,
         )
 
@@ -386,3 +388,37 @@ def test_a_forwarding_connection_is_charged_as_its_client() -> None:
     merging = MergingConnection(cast(Any, client), lambda reply: reply)
     assert client_of(merging) is client
     assert client_of(client) is client
+
+
+NAMES = tuple(f"orders-{number}" for number in range(10_000))
+
+
+@pytest.mark.parametrize(
+    "request_",
+    [
+        m.ListOffsets(1, 0, tuple(m.ListOffsetsPartition(name, 0, -1) for name in NAMES)),
+        m.Heartbeat(1, "billing", "m", 0, 1, topics=NAMES),
+    ],
+    ids=lambda one: type(one).__name__,
+)
+def test_many_names_are_checked_in_slices(request_: Request) -> None:
+    async def test() -> None:
+        acls = [binding("group", "billing", str(ANNA), "read")]
+        if isinstance(request_, m.Heartbeat):
+            acls.append(binding("topic", "orders", str(ANNA), "describe", pattern_type="prefixed"))
+        recorded, connection = Recorded(acls), Connection(ANNA)
+        recorded.slices.over = itertools.cycle([*[False] * 999, True]).__next__  # type: ignore[method-assign]
+        recorded.send(connection, request_)
+        assert not connection.replies and not recorded.served
+        await until(lambda: bool(connection.replies))
+
+    asyncio.run(test())
+
+
+def test_too_many_offsets_are_refused_before_their_topics_are_checked() -> None:
+    offsets = tuple(m.GroupOffset(f"orders-{number}", 0, 1) for number in range(10_001))
+    recorded, connection = Recorded([binding("group", "billing", str(ANNA), "read")]), Connection(ANNA)
+    recorded.send(connection, m.CommitOffsets(1, "billing", offsets))
+    [reply] = connection.replies
+    assert isinstance(reply, ErrorReply) and reply.code == ErrorCode.INVALID_REQUEST
+    assert not recorded.denials.rules

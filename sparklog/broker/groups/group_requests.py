@@ -77,9 +77,7 @@ class GroupRequests:
         """
         if request.transaction is not None:
             self._access.require(connection, SenderKind.BROKER, "CommitOffsets of a transaction")
-        elif len(request.offsets) > MAX_ENTRIES:
-            detail = f"{len(request.offsets)} offsets found in one request, at most {MAX_ENTRIES} expected"
-            raise BrokerError(ErrorCode.INVALID_REQUEST, f"group {request.group!r}: {detail}")
+        check_offsets(request)
         work = self._commit(connection, request)
         self._slices.run(connection, work, lambda error: answer_failure(connection, request, error))
 
@@ -266,6 +264,13 @@ class GroupRequests:
             names.append(name)
             states.append(host.groups.summary(name))
         return ListGroupsReply(cid, tuple(names), tuple(states))
+
+
+def check_offsets(request: CommitOffsets) -> None:
+    """Check that a client's request does not have too many offsets. Raises BrokerError INVALID_REQUEST."""
+    if request.transaction is None and len(request.offsets) > MAX_ENTRIES:
+        detail = f"{len(request.offsets)} offsets found in one request, at most {MAX_ENTRIES} expected"
+        raise BrokerError(ErrorCode.INVALID_REQUEST, f"group {request.group!r}: {detail}")
 
 
 def commit_offsets(

@@ -10,11 +10,12 @@ Fetch is an exception: a partition is read later and repeatedly, so ``Authorized
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Callable
+from collections.abc import Callable, Generator
 from typing import Any, cast
 
 from msgspec.structs import replace
 
+from sparklog.broker.groups.group_requests import check_offsets
 from sparklog.broker.metadata_cache import MetadataCache
 from sparklog.broker.requests.dispatch import HandleRequest, Handlers
 from sparklog.broker.requests.open_fetch import OpenFetch
@@ -48,6 +49,8 @@ from sparklog.security.partial_answers import REFUSED, Allows, Split, merged, wi
 from sparklog.security.request_rules import RULES, Need, RequestRule
 
 _TOPIC = ResourceType.TOPIC
+#: The number of names that are checked at once. A check may take 25 us, so more names are checked in slices.
+_AT_ONCE = 200
 _EMPTY: dict[type, Callable[[int], Reply]] = {
     Produce: lambda cid: ProduceReply(cid, ()),
     ListOffsets: lambda cid: ListOffsetsReply(cid, ()),
@@ -79,44 +82,87 @@ class _Checks:
             return self._produce(rule, handle)
         if kind is not Fetch and rule.entries is not None:
             return self._entries(rule, handle)
-        return self._hiding(rule, handle) if rule.hides else self._whole(rule, handle)
+        return self._hiding(rule, handle) if rule.hides else self._whole(kind, rule, handle)
 
-    def _whole(self, rule: RequestRule, handle: HandleRequest) -> HandleRequest:
-        authorizer, clauses = self._authorizer, rule.clauses
+    def _require(
+        self,
+        connection: ServerConnection,
+        request: Request,
+        rule: RequestRule,
+        then: Callable[[], None],
+    ) -> None:
+        """Call ``then`` if the clauses of the rule are satisfied. Of a request with many names this takes slices.
+
+        Raises what ``Authorizer.require`` raises, if there are few names.
+        """
+        if _names(request) <= _AT_ONCE:
+            self._authorizer.require(connection, request, rule.clauses(request))
+            then()
+            return
+
+        def steps() -> Steps:
+            for clause in rule.clauses(request):
+                if self._slices.over():
+                    yield None
+                self._authorizer.require(connection, request, (clause,))
+            then()
+
+        self._run(connection, request, steps())
+
+    def _run(self, connection: ServerConnection, request: Request, steps: Steps) -> None:
+        def failed(error: Exception) -> None:
+            if isinstance(request, Produce) and request.acks == 0:
+                end_without_reply(connection, request.cid)
+            else:
+                answer_failure(connection, request, error)
+
+        self._slices.run(connection, steps, failed)
+
+    def _whole(self, kind: type, rule: RequestRule, handle: HandleRequest) -> HandleRequest:
+        authorizer = self._authorizer
 
         def authorized(connection: ServerConnection, request: Any, body: memoryview) -> None:
+            if authorizer.skips(connection):
+                handle(connection, request, body)
+            else:
+                self._require(connection, request, rule, lambda: handle(connection, request, body))
+
+        def authorized_fetch(connection: ServerConnection, request: Fetch, body: memoryview) -> None:
             if not authorizer.skips(connection):
-                authorizer.require(connection, request, clauses(request))
+                authorizer.require(connection, request, rule.clauses(request))
             handle(connection, request, body)
 
-        return authorized
+        return authorized_fetch if kind is Fetch else authorized
 
     def _hiding(self, rule: RequestRule, handle: HandleRequest) -> HandleRequest:
-        authorizer, clauses, slices = self._authorizer, rule.clauses, self._slices
+        authorizer, slices = self._authorizer, self._slices
 
         def authorized(connection: ServerConnection, request: Any, body: memoryview) -> None:
             if authorizer.skips(connection):
                 handle(connection, request, body)
                 return
-            authorizer.require(connection, request, clauses(request))
             hiding = HidingConnection(connection, request, slices, _allows(authorizer, connection))
-            handle(cast(ServerConnection, hiding), request, body)
+            self._require(connection, request, rule, lambda: handle(cast(ServerConnection, hiding), request, body))
 
         return authorized
 
     def _entries(self, rule: RequestRule, handle: HandleRequest) -> HandleRequest:
         authorizer, clauses = self._authorizer, rule.clauses
 
-        def authorized(connection: ServerConnection, request: Any, body: memoryview) -> None:
-            if authorizer.skips(connection):
-                handle(connection, request, body)
-                return
-            authorizer.require(connection, request, clauses(request))
-            refused = self._refused(connection, request, rule)
+        def then(connection: ServerConnection, request: Any, body: memoryview, refused: dict[int, str]) -> None:
             if refused:
                 self._handle_rest(connection, request, body, handle=handle, refused=refused)
             else:
                 handle(connection, request, body)
+
+        def authorized(connection: ServerConnection, request: Any, body: memoryview) -> None:
+            if authorizer.skips(connection):
+                handle(connection, request, body)
+                return
+            if isinstance(request, CommitOffsets):
+                check_offsets(request)
+            authorizer.require(connection, request, clauses(request))
+            self._find_refused(connection, request, rule, lambda refused: then(connection, request, body, refused))
 
         return authorized
 
@@ -140,13 +186,35 @@ class _Checks:
 
         return authorized
 
-    def _refused(self, connection: ServerConnection, request: Request, rule: RequestRule) -> dict[int, str]:
-        """Return a sentence about each refused entry, by its index."""
+    def _find_refused(
+        self,
+        connection: ServerConnection,
+        request: Request,
+        rule: RequestRule,
+        then: Callable[[dict[int, str]], None],
+    ) -> None:
+        """Call ``then`` with a sentence about each refused entry, by its index. Of many entries this takes slices."""
+
+        def steps(over: Callable[[], bool]) -> Steps:
+            then((yield from self._refused(connection, request, rule, over)))
+
+        if _names(request) > _AT_ONCE:
+            self._run(connection, request, steps(self._slices.over))
+        else:
+            for _ in steps(lambda: False):
+                raise AssertionError("few entries are checked at once")
+
+    def _refused(
+        self, connection: ServerConnection, request: Request, rule: RequestRule, over: Callable[[], bool]
+    ) -> Generator[None, None, dict[int, str]]:
+        """Return a sentence about each refused entry, by its index. Yield whenever ``over`` returns true."""
         assert rule.entries is not None
         operation, topics = rule.entries
         refused: dict[int, str] = {}
         details: dict[str, str] = {}
         for index, topic in enumerate(topics(request)):
+            if over():
+                yield
             if not self._authorizer.allows(connection, operation, _TOPIC, topic):
                 if topic not in details:
                     details[topic] = self._authorizer.deny(connection, request, Need(operation, _TOPIC, topic))
@@ -186,7 +254,12 @@ class _Checks:
                 work = self._all_topics(connection, request, body, handle)
                 self._slices.run(connection, work, lambda error: answer_failure(connection, request, error))
             else:
-                self._named_topics(connection, request, body, handle, refused=self._refused(connection, request, rule))
+                self._find_refused(
+                    connection,
+                    request,
+                    rule,
+                    lambda refused: self._named_topics(connection, request, body, handle, refused=refused),
+                )
 
         return authorized
 
@@ -231,6 +304,12 @@ class _Checks:
             names = names[at:]  # the topic of ``start`` may have been deleted meanwhile
             start = start if names and names[0] == start[0] else None
         handle(connection, replace(request, topics=tuple(names), start=start), body)
+
+
+def _names(request: Request) -> int:
+    """Return the number of topics, partitions and offsets that a request names."""
+    named = (getattr(request, field, None) for field in ("topics", "partitions", "offsets"))
+    return sum(len(entries) for entries in named if isinstance(entries, tuple))
 
 
 def _allows(authorizer: Authorizer, connection: ServerConnection) -> Allows:
