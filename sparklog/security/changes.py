@@ -21,9 +21,12 @@ from sparklog.protocol.messages import (
     AlterUserScramCredentials,
     AlterUserScramCredentialsReply,
     CreateAcls,
+    CreateDelegationToken,
+    CreateDelegationTokenReply,
     CreatePartitions,
     CreateTopic,
     CreateTopicReply,
+    DelegationTokenExpiryReply,
     DeleteAcls,
     DeleteAclsReply,
     DeleteGroup,
@@ -33,8 +36,10 @@ from sparklog.protocol.messages import (
     ElectLeaders,
     ElectLeadersReply,
     ErrorReply,
+    ExpireDelegationToken,
     QuotaAlteration,
     RemoveSetAside,
+    RenewDelegationToken,
     Reply,
     Request,
     RestartBroker,
@@ -113,6 +118,12 @@ def change_of(request: Request, reply: Reply) -> Change | None:
             return Change(f"Topic:{reply.topic}", f"recreated from set-aside logs, topic id {request.topic_id}")
         case RemoveSetAside(), _:
             return _of_many("Cluster", "deleted set-aside logs", list(request.names))
+        case CreateDelegationToken(), CreateDelegationTokenReply():
+            return Change(f"DelegationToken:{reply.token.token_id}", f"created for {reply.token.owner}")
+        case RenewDelegationToken(), DelegationTokenExpiryReply():
+            return Change(f"DelegationToken:{request.token_id}", f"renewed until {reply.expiry_ms}")
+        case ExpireDelegationToken(), DelegationTokenExpiryReply():
+            return Change(f"DelegationToken:{request.token_id}", f"ends at {reply.expiry_ms}")
         case AlterUserScramCredentials(), AlterUserScramCredentialsReply():
             altered = [result.user for result in reply.users if not result.code]
             return _of_many(f"User:{_listed(altered)}", "credentials:", _credentials(request, set(altered)))

@@ -7,13 +7,19 @@ import json
 from hypothesis import given
 from hypothesis import strategies as st
 
+from sparklog.errors import ErrorCode
 from sparklog.protocol.messages import (
     Ack,
     AclEntry,
     AlterTopic,
+    AlterUserScramCredentials,
+    AlterUserScramCredentialsReply,
     CreateAcls,
+    CreateDelegationToken,
+    CreateDelegationTokenReply,
     CreateTopic,
     CreateTopicReply,
+    DelegationTokenExpiryReply,
     DeleteAcls,
     DeleteAclsReply,
     DeletedRecords,
@@ -24,11 +30,15 @@ from sparklog.protocol.messages import (
     ElectLeaders,
     ElectLeadersReply,
     ErrorReply,
+    ExpireDelegationToken,
     Metadata,
     PartitionResult,
+    RenewDelegationToken,
     Reply,
     Request,
 )
+from sparklog.protocol.token_messages import TokenDescription
+from sparklog.protocol.user_messages import AlteredUser, ScramCredentialDeletion, ScramCredentialUpsertion
 from sparklog.security.audit import (
     FAILED_LOGINS,
     MAX_TEXT,
@@ -169,3 +179,22 @@ def test_suppressed_events_keep_only_the_text_of_their_line() -> None:
         limits.admit(denial(resource=f"Topic:{long}"), 0.0)
     [summary] = limits.end_all()
     assert len(summary.resource) == MAX_TEXT and summary.suppressed == 1
+
+
+def test_changes_of_users_and_tokens_are_described_without_secrets() -> None:
+    upsertion = ScramCredentialUpsertion("anna", "SCRAM-SHA-256", 4096, b"canary", b"canary", b"canary")
+    refused = ScramCredentialDeletion("otto", "SCRAM-SHA-256")
+    reply = AlterUserScramCredentialsReply(1, (AlteredUser("otto", ErrorCode.RESOURCE_NOT_FOUND), AlteredUser("anna")))
+    assert described(AlterUserScramCredentials(1, (refused,), (upsertion,)), reply) == (
+        "User:anna",
+        "credentials: set SCRAM-SHA-256 of anna",
+    )
+    token = TokenDescription("t1", "User:anna", (), 1, 2, 3)
+    assert described(CreateDelegationToken(1), CreateDelegationTokenReply(1, token, "canary")) == (
+        "DelegationToken:t1",
+        "created for User:anna",
+    )
+    ends = DelegationTokenExpiryReply(1, 7)
+    assert described(RenewDelegationToken(1, "t1"), ends) == ("DelegationToken:t1", "renewed until 7")
+    assert described(ExpireDelegationToken(1, "t1"), ends) == ("DelegationToken:t1", "ends at 7")
+    assert "canary" not in repr(upsertion) + repr(CreateDelegationTokenReply(1, token, "canary"))
