@@ -10,7 +10,10 @@ import pytest
 from sparklog.client.admin.admin import Admin
 from sparklog.client.admin.delegation_tokens import CreatedToken
 from sparklog.errors import BrokerError, ErrorCode
-from sparklog.testing.process_cluster import ProcessCluster
+from sparklog.testing.process_cluster import ProcessCluster, wait_until
+from sparklog.zk.cluster_store import ClusterStore
+from sparklog.zk.token_store import TokenStore
+from sparklog.zk.unreadable import Unreadable
 from tests.broker.test_user_logins import (
     LISTENERS,
     PASSWORD,
@@ -25,7 +28,7 @@ pytestmark = pytest.mark.integration
 
 @pytest.fixture(scope="module")
 def cluster() -> Iterator[ProcessCluster]:
-    with ProcessCluster(2, settings=LISTENERS) as running:
+    with ProcessCluster(2, settings={**LISTENERS, "delegation.token.expiry.check.interval.ms": "200"}) as running:
         yield running
 
 
@@ -105,3 +108,14 @@ def test_the_tokens_of_a_deleted_user_end(users: dict[str, Admin], admin: Admin,
     become(bootstrap, by_delegation(created))
     admin.delete_user("olga")
     become(bootstrap, by_delegation(created), admitted=False)
+
+
+def test_expired_tokens_are_removed_from_zookeeper(users: dict[str, Admin], cluster: ProcessCluster) -> None:
+    lasting = users["anna"].create_delegation_token().token.token_id
+    expired = users["anna"].create_delegation_token(max_lifetime_ms=1).token.token_id
+
+    async def stored(store: ClusterStore) -> set[str]:
+        return set(await TokenStore(store.session, Unreadable()).all_tokens())
+
+    wait_until(lambda: expired not in cluster.ask_zookeeper(stored), 30, "the removal of the expired token")
+    assert lasting in cluster.ask_zookeeper(stored)
