@@ -348,7 +348,9 @@ class ServerEnd:
                 return ImmediateAnswer(ErrorReply(request.cid, error.code, error.detail), close=True)
         self.version = version
         self.client_id = request.client_id
-        self.admitted = self.login is None and not self._only_proved
+        # A peer with a token is served only as the principal of its session.
+        has_token = self._claim is not None and self._claim.session is not None
+        self.admitted = self.login is None and not self._only_proved and not has_token
         return ImmediateAnswer(reply, close=False)
 
     def _prove(self, request: Prove) -> ImmediateAnswer:

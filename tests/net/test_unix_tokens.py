@@ -261,6 +261,21 @@ def test_a_token_in_use_ends_with_the_connections_of_its_principal(server: Secur
     assert isinstance(outcome, ErrorReply) and outcome.code == ErrorCode.NETWORK_EXCEPTION
 
 
+def test_a_hello_with_a_token_is_served_after_its_proof_also_without_logins() -> None:
+    """Quotas and limits are those of the first request's principal, so it must be that of the token."""
+    with secure("asyncio", None, None, within_host=True) as server:
+        greeting = Greeting.with_token("stranger", "", Token(server).secret)
+        early = Stranger(server)
+        early.ask(greeting.hello())
+        refused = early.outcome(Metadata(0))
+        assert isinstance(refused, ErrorReply) and refused.code == ErrorCode.ILLEGAL_SASL_STATE
+        proved, plain = Stranger(server), Stranger(server)
+        proved.prove(Token(server).secret)
+        assert isinstance(proved.ask(Metadata(0)), Ack)
+        assert isinstance(plain.ask(hello("stranger")), HelloReply)
+        assert isinstance(plain.ask(Metadata(0)), Ack)
+
+
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can run a process as another user")
 def test_another_user_of_the_host_gets_nothing(server: Secure, tmp_path: Path) -> None:
     program = tmp_path / "stranger.py"
