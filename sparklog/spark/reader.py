@@ -27,6 +27,7 @@ from sparklog.spark.range_read import RangeRead, report_losses
 from sparklog.spark.read_options import ReadOptions
 from sparklog.spark.read_task import read_task
 from sparklog.spark.schema import CAST_ERROR_COLUMN, TopicShape, check_projection, topic_columns
+from sparklog.spark.task_login import TaskLogin
 from sparklog.spark.topics import Selected, SourceTopic, TopicLogEnds
 
 if TYPE_CHECKING:
@@ -81,6 +82,8 @@ class BatchReader(DataSourceReader):
 
     def __init__(self, plan: ReadPlan) -> None:
         self._plan = plan
+        #: The login of the tasks. Tasks do not use it, because each has its own copy in its plan.
+        self._security = plan.options.security
 
     def partitions(self) -> list[InputPartition]:
         """Return the tasks, which cover ranges of the current logs. ``latest`` means the current readable end.
@@ -89,6 +92,7 @@ class BatchReader(DataSourceReader):
             DataLoss: some of the records are neither in the log nor in the archive.
         """
         options, selected = self._plan.options, self._plan.selected
+        self._security = TaskLogin(options.bootstrap, options.security).security()
         with SourceTopic(options.bootstrap, options.security) as view:
             if options.history is not None:
                 return self._tasks_of_both(view, options.history)
@@ -128,7 +132,7 @@ class BatchReader(DataSourceReader):
             fail_on_data_loss=options.fail_on_data_loss,
             times=options.where.timestamp if options.where.by_time else None,
             local=options.local_reads,
-            security=options.security,
+            security=self._security,
         )
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:

@@ -78,6 +78,9 @@ class SparklogSource(DataSource):
 
     def writer(self, schema: StructType, overwrite: bool) -> DataSourceWriter:
         """Return a batch writer for rows of ``schema``, which is checked against the topic before any task starts."""
+        from dataclasses import replace
+
+        from sparklog.spark.task_login import TaskLogin
         from sparklog.spark.write_options import parse_write_options
         from sparklog.spark.write_plan import plan_write
         from sparklog.spark.writer import BatchWriter
@@ -87,7 +90,10 @@ class SparklogSource(DataSource):
                 'topics only support .mode("append"); to overwrite a topic, delete it and create it again'
             )
         options = parse_write_options(write_options_of(self.options, schema), self.defaults)
-        return BatchWriter(plan_write(options, schema=schema, now=True))
+        plan = plan_write(options, schema=schema, now=True)
+        # The plan, which tasks get, has a token instead of the password.
+        security = TaskLogin(options.bootstrap, options.security).security()
+        return BatchWriter(replace(plan, options=replace(options, security=security)))
 
     def streamWriter(self, schema: StructType, overwrite: bool) -> DataSourceStreamWriter:  # noqa: N802
         """Return a writer of one micro-batch.

@@ -39,6 +39,7 @@ from sparklog.spark.read_options import Assign, ReadOptions
 from sparklog.spark.read_task import read_task
 from sparklog.spark.reader import project, settle_place
 from sparklog.spark.stream_offset import MARKER, Position, StreamOffset, is_marker, parse_stream_offset
+from sparklog.spark.task_login import TaskLogin
 from sparklog.spark.topics import Selected, SourceTopic, TopicLogEnds
 
 if TYPE_CHECKING:
@@ -59,6 +60,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._schema = schema
         #: Created on demand, because the reader that serves tasks is pickled.
         self._open_view: SourceTopic | None = None
+        self._login = TaskLogin(options.bootstrap, options.security)
         self._clock = TriggerClock()
         self._progress = GroupProgress(options.group_id) if options.group_id else None
         self._selected = Selected({}, ())
@@ -312,7 +314,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             fail_on_data_loss=self._options.fail_on_data_loss,
             last_epoch=part.begin.epoch if start == part.begin.offset else -1,
             local=self._options.local_reads,
-            security=self._options.security,
+            security=self._login.security(),
         )
 
     def _report_losses(self, losses: tuple[str, ...]) -> None:

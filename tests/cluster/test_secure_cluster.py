@@ -238,6 +238,9 @@ def test_spark_reads_and_writes_with_the_kafka_sources_options(cluster: SecureCl
     )
     assert done.returncode == 0, done.stderr[-3000:]
     assert "read 1000" in done.stdout and "copied 1000" in done.stdout
+    with Admin(cluster.bootstrap, security=cluster.client_file) as admin:
+        owners = [token.owner for token in admin.list_delegation_tokens()]
+    assert owners == ["User:admin"] * 4, "two reads, a batch write and a stream have had a token each for their tasks"
     password = secret.read_text().strip()
     written = "".join(path.read_text(errors="replace") for path in tmp_path.rglob("*") if path.is_file())
     assert password not in written + done.stdout + done.stderr
