@@ -19,7 +19,8 @@ from Maven Central on first use.
   ./spark-submit.sh demo                              write data, kill an executor and a broker, read the same data
   ./spark-submit.sh pipeline                          run several exactly-once steps over topics
   ./spark-submit.sh archive --topics a,b --to /lake   archive topics in Delta tables continuously
-  ./spark-submit.sh --master spark://host:7077 --pack cluster --zookeeper zk1:2181/log --log-dirs /disk1/log
+  ./spark-submit.sh --master spark://host:7077 --pack cluster --zookeeper zk1:2181/log --log-dirs /disk1/log \
+                    --trusted-network             (or with TLS and logins: docs/security.md)
 
 --setup compiled compiles the modules that handle requests. It needs a C compiler and two minutes, also for later
 installs of changed sources. The Python code is the same; sending single records takes less time.
