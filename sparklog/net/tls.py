@@ -111,6 +111,11 @@ class _ServerObject(ssl.SSLObject):
         except ssl.SSLError as error:
             error.unsent = self.outgoing.read()  # type: ignore[attr-defined]
             raise
+        if self.session_reused:
+            # OpenSSL keeps the sessions of TLS 1.2, and a resumed one would skip the check of the client's certificate.
+            refused = ssl.SSLError(ssl.SSL_ERROR_SSL, "the client has resumed a session")
+            refused.reason = "SESSION_RESUMED"
+            raise refused
 
 
 class _ServerContext(ssl.SSLContext):
@@ -229,7 +234,7 @@ class ServerTls:
 
     def _make(self) -> ssl.SSLContext:
         context = _ServerContext(ssl.PROTOCOL_TLS_SERVER)
-        # A resumed session would skip the check of the client's certificate.
+        # A resumed session would skip the check of the client's certificate. See also ``_ServerObject``.
         context.num_tickets = 0
         context.options |= ssl.OP_CIPHER_SERVER_PREFERENCE | ssl.OP_NO_TICKET
         context.verify_mode = _VERIFICATION[self.client_auth]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import socket
 import ssl
@@ -201,6 +202,32 @@ def test_frames_of_all_sizes_arrive(kind: str, client: Client, certificates: Cer
             assert isinstance(reply, FetchReply) and returned == body[:size]
         connection.close()
         wait_until(lambda: server.open_connections() == 0)
+
+
+def test_a_session_of_tls_1_2_cannot_be_resumed(kind: str, certificates: Certificates) -> None:
+    security = certificates.client(certificates.issue("anna", common_name="anna"))
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    context.load_verify_locations(security.ca)
+    context.load_cert_chain(security.certificate, security.key or None)
+    context.check_hostname, context.maximum_version = False, ssl.TLSVersion.TLSv1_2
+    greeting = b"".join(map(bytes, encode_frame(encode_message(hello("test")))))
+
+    def answer(port: int, session: ssl.SSLSession | None) -> tuple[bytes, ssl.SSLSession | None]:
+        """Return the bytes that the broker sends after a hello, and the session of the connection."""
+        with (
+            socket.create_connection(("127.0.0.1", port), timeout=10) as plain,
+            context.wrap_socket(plain, session=session) as client,
+        ):
+            assert client.session_reused is (session is not None)
+            with contextlib.suppress(OSError):
+                client.sendall(greeting)
+                return client.recv(65536), client.session
+            return b"", None
+
+    with secure(kind, certificates.server(ClientAuth.REQUIRED)) as server:
+        first, session = answer(server.port, None)
+        assert b"hello_reply" in first and session is not None
+        assert answer(server.port, session)[0] == b""
 
 
 def test_a_certificate_of_another_authority_is_refused(
