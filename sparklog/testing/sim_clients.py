@@ -70,8 +70,11 @@ class SimProducer:
         self.world = cluster.world
         self.pending: list[Write] = []
         self.acked = 0
-        #: The start time of the last write that this producer gave up.
+        #: The start time of the last write that this producer gave up. If the log had lost the write before it, in a
+        #: power cut, this is at most the time at which that write was acknowledged.
         self.gave_up_ms = -1
+        #: The number of the newest acknowledged write, and the time of its response.
+        self._newest_acked = (0, -1)
         self.last_acked_ms = -1
         self.stopped = False
         self._pause_ms = pause_ms
@@ -140,6 +143,7 @@ class SimProducer:
             self.pending.remove(write)
             self.acked += 1
             self.last_acked_ms = self.world.now_ms
+            self._newest_acked = max(self._newest_acked, (write.number, self.world.now_ms))
             return
         self._look_for_topic()
         if write not in self.pending:
@@ -147,7 +151,8 @@ class SimProducer:
         lost_place = code == ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER and foremost
         if code == ErrorCode.INVALID_PRODUCER_EPOCH or self.world.now_ms - write.began_ms > DELIVERY_MS or lost_place:
             self.world.happened["write given up"] += 1
-            self.gave_up_ms = max(self.gave_up_ms, write.began_ms)
+            began_ms = min(write.began_ms, self._newest_acked[1]) if lost_place else write.began_ms
+            self.gave_up_ms = max(self.gave_up_ms, began_ms)
             self._begin_again()
         elif not self._retrying:
             self._retrying = True

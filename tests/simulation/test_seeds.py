@@ -50,3 +50,10 @@ def test_seeds_that_broke_a_promise_pass(seed: int, partitions: int) -> None:
     to the ISR by the next move while it deleted its log.
     """
     assert Case(seed, partitions=partitions).play() is None
+
+
+@pytest.mark.parametrize("seed", [1007523, 1013655])
+def test_a_write_refused_after_a_power_cut_may_be_given_up(seed: int) -> None:
+    """The power cut lost the acknowledged write before it. The producer learns of this with its first write after the
+    faults, because it waited for an older write until then."""
+    assert Case(seed, brokers=5, partitions=6).play() is None
