@@ -331,6 +331,7 @@ class ServerConnection(asyncio.BufferedProtocol):
         self._turn.leave(self)
         self._queue.clear()
         in_hand, self._in_hand = self._in_hand, {}
+        self._note_abandoned_login()
         self._end_handler()
         # The login and its timer refer to this connection.
         self._end.login = self._issue = None
@@ -556,6 +557,15 @@ class ServerConnection(asyncio.BufferedProtocol):
         self._timer = asyncio.get_running_loop().call_later(delay_s, self._end_failed_login, reply)
         if authentication is not None:
             authentication.failed(self, mechanism, BrokerError(ErrorCode(reply.code), reply.detail))
+
+    def _note_abandoned_login(self) -> None:
+        """Report a login that the peer has not completed. Otherwise it could avoid the report of a refusal."""
+        login, authentication = self._end.login, self._security.authentication
+        if self._handler is None or login is None or authentication is None or not login.in_progress:
+            return
+        self._limits.login_delays.failed(self.peer_host, time.monotonic())
+        detail = "the connection ended before the login was complete"
+        authentication.failed(self, login.mechanism, BrokerError(ErrorCode.SASL_AUTHENTICATION_FAILED, detail))
 
     def _end_failed_login(self, reply: ErrorReply) -> None:
         if self._transport is not None and not self.closed:

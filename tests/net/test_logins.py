@@ -208,6 +208,20 @@ def test_a_failed_login_gets_its_error_late_and_is_closed() -> None:
     asyncio.run(test())
 
 
+def test_a_login_that_the_client_abandons_counts_as_failed() -> None:
+    async def test() -> None:
+        logins = TwoStepLogins()
+        async with protected(logins) as scene:
+            client = await greeted(scene)
+            await client.ask(SaslAuthenticate(1, MECHANISM, b"anna"))
+            client.writer.close()
+            await scene.until(0)
+            assert logins.events == [f"SASL_AUTHENTICATION_FAILED by {MECHANISM} from 127.0.0.1"]
+            assert scene.server._limits.login_delays.failed("127.0.0.1", time.monotonic()) == 0.2
+
+    asyncio.run(test())
+
+
 def test_an_unknown_mechanism_is_refused() -> None:
     async def test() -> None:
         logins = TwoStepLogins()
