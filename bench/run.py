@@ -29,6 +29,11 @@ _NAMES = [row.name for row in ROWS]
 def main(arguments: Sequence[str] | None = None) -> int:
     options = _parse(arguments)
     end_in_order()
+    if options.secure:
+        from bench import secure  # needs the library cryptography
+
+        print(secure.text(secure.measure_all(options.runs, options.scale, quick=options.quick)))
+        return 0
     results = options.out / "results.json"
     if options.show:
         print(report.text(report.load(results)))
@@ -84,6 +89,8 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--scale", type=float, default=1.0, help="factor for the numbers of records")
     quick = "tiny sizes, one run, no Kafka, and Delta only if named; to try the programs"
     parser.add_argument("--quick", action="store_true", help=quick)
+    secure = "measure what TLS, logins and ACLs cost, in at least 5 pairs of turns; no Kafka, no results.json"
+    parser.add_argument("--secure", action="store_true", help=secure)
     parser.add_argument(
         "--kafka", choices=["yes", "no", "cached"], help="cached: only with jars that are already here (default: yes)"
     )

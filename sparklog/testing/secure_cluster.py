@@ -92,9 +92,9 @@ class SecureCluster(ProcessCluster):
             self.pki, Subject(role, hosts=tuple(sorted(hosts)), role=role, cluster_id=self.cluster_id), into=into
         )
 
-    def user(self, name: str, password: str) -> ClientSecurity:
+    def user(self, name: str, password: str, *, iterations: int = MIN_ITERATIONS) -> ClientSecurity:
         """Create a user, or change the password. Return the security of the user's clients."""
-        credentials = new_credentials(password, [SCRAM_SHA_256], MIN_ITERATIONS)
+        credentials = new_credentials(password, [SCRAM_SHA_256], iterations)
 
         async def write(store: ClusterStore) -> None:
             users = UserStore(store.session, Unreadable())
