@@ -102,7 +102,7 @@ def add(
     timeout: Timeout = 30.0,
     as_json: AsJson = False,
 ) -> None:
-    """Add an ACL for each combination of principal, host, operation and resource.
+    """Add one ACL for each combination of the given principals, hosts, operations and resources.
 
     Example: sparklog acls add --principal User:anna --operation Write --topic orders
     """
@@ -160,7 +160,7 @@ def list_acls(
     timeout: Timeout = 30.0,
     as_json: AsJson = False,
 ) -> None:
-    """List ACLs: all of them, or those of these principals, operations and resources.
+    """List all ACLs, or those of the given principals, operations and resources.
 
     Example: sparklog acls list --topic orders
     """
@@ -256,7 +256,7 @@ def _conditions(
     resources: list[tuple[ResourceType, str]],
     pattern_type: str,
 ) -> list[AclFilter]:
-    """Return one condition for each combination; those of an option that is not given accept every value."""
+    """Return one filter for each combination of the options. An option that is not given accepts every value."""
     kind = pattern_type.lower()
     pattern = None if kind in {_ANY_PATTERN, _MATCH} else parse_pattern_type(pattern_type)
     named: list[tuple[ResourceType | None, str | None]] = [*resources] or [(None, None)]
@@ -277,7 +277,7 @@ def _conditions(
 
 
 def _exactly(acl: AclBinding) -> AclFilter:
-    """Return the condition that only this ACL satisfies."""
+    """Return the filter that accepts only this ACL."""
     return AclFilter(*acl.pattern, acl.principal, acl.host, acl.operation, acl.permission)
 
 

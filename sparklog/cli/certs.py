@@ -55,7 +55,7 @@ def issue(
     days: Annotated[int, typer.Option(min=1, max=36_500, help="Days until the certificate expires.")] = 365,
     as_json: AsJson = False,
 ) -> None:
-    """Issue a certificate with a new key, or replace it by a newer one with another key.
+    """Issue a certificate with a new key. A certificate of this name is replaced.
 
     Brokers load changed files for new connections, without a restart.
 

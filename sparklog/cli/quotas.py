@@ -1,4 +1,4 @@
-"""``sparklog quotas``: limits of the bytes, the time and the connections of clients."""
+"""``sparklog quotas``: limits on the bytes, the request time and the new connections of clients."""
 
 from __future__ import annotations
 
@@ -45,8 +45,9 @@ def set_quotas(
     timeout: Timeout = 30.0,
     as_json: AsJson = False,
 ) -> None:
-    """Set quotas of a user, a client id, a client id of a user, or an address: producer_byte_rate, consumer_byte_rate,
-    request_percentage; for an address connection_creation_rate. Other quotas of the same clients stay.
+    """Set quotas of a user, a client id, a client id of a user, or an address. Users and client ids have
+    producer_byte_rate, consumer_byte_rate and request_percentage. Addresses have connection_creation_rate. Other
+    quotas of the same clients stay.
 
     Example: sparklog quotas set --user anna producer_byte_rate=10MB request_percentage=20
     """
@@ -75,7 +76,7 @@ def list_quotas(
     timeout: Timeout = 30.0,
     as_json: AsJson = False,
 ) -> None:
-    """List the quotas: all of them, or those of the given user, client id or address.
+    """List all quotas, or those of the given user, client id or address.
 
     Example: sparklog quotas list --user anna
     """
@@ -108,7 +109,8 @@ def remove_quotas(
     timeout: Timeout = 30.0,
     as_json: AsJson = False,
 ) -> None:
-    """Remove the named quotas of a user, a client id, a client id of a user, or an address; without names, all of them.
+    """Remove the named quotas of a user, a client id, a client id of a user, or an address. Without names, remove all
+    quotas of these clients.
 
     Example: sparklog quotas remove --user anna producer_byte_rate
     """
@@ -138,7 +140,7 @@ def _entity(
     client_defaults: bool,
     ip_defaults: bool,
 ) -> QuotaEntity:
-    """Return the clients that the options name. Raises ConfigError for options that exclude each other."""
+    """Return the quota entity that the options name. Raises ConfigError for options that exclude each other."""
     return QuotaEntity(
         _part("--user", user, default=user_defaults),
         _part("--client-id", client_id, default=client_defaults),
@@ -180,7 +182,7 @@ def _check_names(names: list[str]) -> None:
 
 
 def _value(name: str, text: str) -> float:
-    """Return the value of a quota. Raises ConfigError for text that is neither a number nor, for bytes, a size."""
+    """Return the value of a quota. A quota of bytes also accepts a size such as 10MB. Raises ConfigError."""
     _check_names([name])
     try:
         return float(text)

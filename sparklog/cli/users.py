@@ -84,8 +84,8 @@ def alter(
     timeout: Timeout = 30.0,
     as_json: AsJson = False,
 ) -> None:
-    """Change the password of a user, for all mechanisms that it has or for those of --mechanism. The user's connections
-    end, and its clients must log in with the new password.
+    """Change the password of a user, for all the user's mechanisms or only for those of --mechanism. The brokers close
+    the user's connections, and the user's clients must log in with the new password.
 
     Example: sparklog users alter anna --password-file /run/secrets/anna
     """
@@ -126,8 +126,8 @@ def delete(
     timeout: Timeout = 30.0,
     as_json: AsJson = False,
 ) -> None:
-    """Delete a user, or only its credentials for --mechanism. The user's connections end. Asks for confirmation unless
-    --yes is given.
+    """Delete a user, or only the user's credentials for --mechanism. The brokers close the user's connections. Asks
+    for confirmation unless --yes is given.
 
     Example: sparklog users delete anna
     """
@@ -197,7 +197,7 @@ async def _bootstrap(
 
 
 def _mechanisms(chosen: list[str] | None) -> list[str]:
-    """Return the chosen mechanisms, by default all. Raises ConfigError for an unknown one."""
+    """Return the chosen mechanisms, or all if none is chosen. Raises ConfigError for an unknown mechanism."""
     found = [name.upper() for name in chosen or SCRAM_MECHANISMS]
     if unknown := [name for name in found if name not in SCRAM_MECHANISMS]:
         raise ConfigError(f"--mechanism {unknown[0]}: expected {' or '.join(SCRAM_MECHANISMS)}")
@@ -205,10 +205,10 @@ def _mechanisms(chosen: list[str] | None) -> list[str]:
 
 
 def _password(name: str, *, from_stdin: bool, file: Path | None) -> str:
-    """Return the password, from the file, from stdin, or from a prompt without echo.
+    """Read the password from the file, from stdin, or from a prompt without echo.
 
     Raises:
-        ConfigError: there is no password, or no way to ask for it.
+        ConfigError: the password is missing, or stdin is not a terminal and no option gives the password.
     """
     if from_stdin and file is not None:
         raise ConfigError("pass either --password-stdin or --password-file")

@@ -39,8 +39,8 @@ def secure_tree(
     force: Force = False,
     as_json: AsJson = False,
 ) -> None:
-    """Close all nodes of a cluster: sessions without its credentials cannot change them, nor read users, tokens and
-    ACLs. The cluster may run. Repeat the command if it was interrupted.
+    """Close all ZooKeeper nodes of a cluster. Sessions without the cluster's credentials can then not change any node,
+    and cannot read the nodes of users, tokens and ACLs. The cluster may run. Repeat the command if it was interrupted.
 
     Example: sparklog zookeeper secure --zookeeper zk1:2181/sparklog --zookeeper-config conf/broker.conf
     """
@@ -68,8 +68,8 @@ def open_tree(
     yes: Yes = False,
     as_json: AsJson = False,
 ) -> None:
-    """Open all nodes of a cluster to every session, as without zookeeper.set.acl. The cluster may run, but not with
-    --data-dir. Repeat the command if it was interrupted.
+    """Open all ZooKeeper nodes of a cluster to every session, as without zookeeper.set.acl. The cluster may run, except
+    with --data-dir. Repeat the command if it was interrupted.
 
     Example: sparklog zookeeper open --zookeeper zk1:2181/sparklog --zookeeper-config conf/broker.conf
     """

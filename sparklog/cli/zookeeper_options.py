@@ -31,9 +31,9 @@ ZookeeperConfig = Annotated[
 
 
 def security_in(path: Path | None) -> ZooKeeperSecurity:
-    """Return the security that the settings in ``path`` describe; the default without a file.
+    """Return the ZooKeeper security settings in the file ``path``, or the defaults if ``path`` is None.
 
     Raises:
-        ConfigError: the file or a file that it names cannot be used.
+        ConfigError: this file, or another file that it names, cannot be used.
     """
     return security_of(read_settings(path)) if path is not None else ZooKeeperSecurity()

@@ -2,7 +2,8 @@
 
 A directory holds ``ca.pem`` and ``ca-key.pem`` of the CA. Each issued certificate is a pair of files, ``NAME.pem`` and
 ``NAME-key.pem``. Keys are elliptic curve keys (P-256) without a password, in files of mode 0600. Production clusters
-use the operator's own CA; brokers only need PEM files. Only this module needs the library ``cryptography``, an extra.
+use the operator's own CA, and their brokers need only PEM files. Only this module needs the optional library
+``cryptography``.
 
 Source: RFC 5280 (extensions).
 """
@@ -41,7 +42,7 @@ class CertificateFiles(NamedTuple):
 
 
 class Subject(NamedTuple):
-    """What a certificate says about its owner.
+    """The identity of a certificate's owner.
 
     ``hosts`` are the names and addresses at which clients reach the owner. ``role`` is one of ``ROLES`` or empty, and
     ``cluster_id`` is the cluster in which the owner has this role.
@@ -84,8 +85,8 @@ def create_ca(directory: Path, *, name: str = "sparklog development CA", days: i
 def issue(directory: Path, subject: Subject, *, into: Path | None = None, days: int = 365) -> CertificateFiles:
     """Issue a certificate with a new key, signed by the CA in ``directory``; write both files to ``into``.
 
-    Files with these names are replaced in one step each, the key first. Brokers load the new pair when both have
-    changed.
+    If files with these names exist, each is replaced atomically, the key first. Brokers load the new pair when both
+    files have changed.
 
     Raises:
         ConfigError: there is no CA, or a part of the subject is not allowed.
@@ -114,7 +115,9 @@ def issue(directory: Path, subject: Subject, *, into: Path | None = None, days: 
 
 
 def is_current(directory: Path, subject: Subject, *, days: int = 30) -> bool:
-    """Return whether ``directory`` has a certificate for ``subject`` by its CA that is valid for ``days`` from now.
+    """Return whether ``directory`` has a certificate for ``subject`` that is valid for at least ``days`` from now.
+
+    The CA in ``directory`` must have issued it.
 
     Raises:
         ConfigError: there is no CA, or a part of the subject is not allowed.
@@ -223,7 +226,7 @@ def _write(
 
 
 def _replace(path: Path, content: bytes, mode: int) -> None:
-    """Write the file under another name, and rename it, so that a reader never finds a part of it."""
+    """Write the file under another name and rename it, so that a reader never sees an incomplete file."""
     new = path.with_name(f".{path.name}.new")
     new.unlink(missing_ok=True)
     descriptor = os.open(new, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode)

@@ -1,4 +1,4 @@
-"""The paths of the files that ``cluster --secure`` makes in the data directory."""
+"""The paths of the files that ``sparklog cluster --secure`` creates in the data directory."""
 
 from __future__ import annotations
 
@@ -9,5 +9,5 @@ SECURITY_DIRECTORY = "security"
 
 
 def client_file(data_dir: Path) -> Path:
-    """Return the path of the file with the settings of clients, whether or not the cluster is secure."""
+    """Return the path of the file with the security settings of clients. The file exists only in a secure cluster."""
     return data_dir / SECURITY_DIRECTORY / "client.conf"

@@ -1,9 +1,14 @@
-"""The security of a cluster on one machine that its driver sets up itself: ``cluster --secure``.
+"""The security of a cluster on one machine: ``sparklog cluster --secure``. The driver creates all files.
 
-The directory ``security`` in the data directory has the CA, the certificates of brokers, of the controller and of the
-embedded ZooKeeper, the password of the user ``admin``, and a file with the settings of clients. Only the user of the
-cluster can read it. Everything is made at the first start and kept. A certificate is replaced at a start in its last
-thirty days, or if the host or the cluster has changed.
+The files are in the directory ``security`` in the data directory, which only the user that runs the cluster can read:
+
+- The CA.
+- The certificates of the brokers, of the controller and of the embedded ZooKeeper.
+- The password of the user ``admin``.
+- The file with the settings of clients.
+
+The driver creates the files at the first start and keeps them. At a later start it replaces a certificate that expires
+within thirty days, or whose host or cluster has changed.
 """
 
 from __future__ import annotations
@@ -65,7 +70,7 @@ class DevelopmentSecurity:
         return found
 
     def prepare(self) -> None:
-        """Make the CA and ZooKeeper's certificate, which are needed before ZooKeeper starts. Raises ConfigError."""
+        """Create the CA and ZooKeeper's certificate, which ZooKeeper needs when it starts. Raises ConfigError."""
         self._directory.mkdir(mode=0o700, parents=True, exist_ok=True)
         self._directory.chmod(0o700)
         if not self._files("ca").certificate.exists():
@@ -74,7 +79,7 @@ class DevelopmentSecurity:
             self._issue(Subject("zookeeper", self._hosts))
 
     def complete(self, cluster_id: str) -> None:
-        """Make the certificates of brokers and the controller, the admin's password, and the client's file.
+        """Create the certificates of brokers and the controller, the admin's password, and the clients' settings file.
 
         Raises:
             ConfigError: a file cannot be used.
@@ -94,10 +99,10 @@ class DevelopmentSecurity:
         )
 
     async def make_admin(self, zookeeper: str, *, keys: KeyRing, security: ZooKeeperSecurity) -> None:
-        """Store credentials of the admin for the password in its file, unless it has them.
+        """Store credentials for the user ``admin`` in ZooKeeper, unless the stored ones match the password file.
 
         Raises:
-            ConfigError: the file has no password.
+            ConfigError: the password file is empty.
             ClusterError: ZooKeeper does not respond.
         """
         password = self._password_file.read_text("utf-8").strip()

@@ -1,7 +1,8 @@
-"""The migration of a cluster's nodes in ZooKeeper: closing them to strangers, and opening them again.
+"""The migration of a cluster's ZooKeeper nodes: closing them to sessions without credentials, and opening them again.
 
-A ZooKeeper that the operator names is secured by the credentials of the operator's settings. The embedded one is
-secured by the cluster's secret. The first may be migrated while the cluster runs, and so may the closing of the second.
+In the operator's ZooKeeper, the credentials in the operator's settings protect the nodes. These nodes can be closed and
+opened while the cluster runs. In the embedded ZooKeeper, the cluster's secret protects the nodes. These nodes can be
+closed while the cluster runs, but opened only while it is stopped.
 """
 
 from __future__ import annotations
@@ -36,12 +37,12 @@ _FORCE = "pass --force to do it anyway"
 async def secure(connect: str, security: ZooKeeperSecurity, *, force: bool, progress: Progress) -> TreeCount:
     """Close the nodes of a cluster in the operator's ZooKeeper to sessions without the credentials of ``security``.
 
-    ``force`` does it although processes of the cluster do not close their nodes.
+    Without ``force``, refuse to do so while a process of the cluster runs without ``zookeeper.set.acl``.
 
     Raises:
         ConfigError: ``security`` has no credentials, or the ZooKeeper is a cluster's embedded one.
-        ClusterError: there is no cluster, a process would lose access or leaves its nodes open, or nodes are closed to
-            these credentials.
+        ClusterError: there is no cluster; a process would lose access, or creates open nodes; or these credentials have
+            no access to some nodes.
     """
     if not security.has_identity:
         raise ConfigError(
@@ -67,9 +68,10 @@ async def secure(connect: str, security: ZooKeeperSecurity, *, force: bool, prog
 async def unsecure(
     connect: str, security: ZooKeeperSecurity, *, with_secrets: bool, force: bool, progress: Progress
 ) -> TreeCount:
-    """Open the nodes of a cluster in the operator's ZooKeeper to every session. Secret nodes only ``with_secrets``.
+    """Open the nodes of a cluster in the operator's ZooKeeper to every session.
 
-    ``force`` does it although processes of the cluster close the nodes that they create.
+    Open the secret nodes only if ``with_secrets`` is set. Without ``force``, refuse to do so while a process of the
+    cluster runs with ``zookeeper.set.acl``.
 
     Raises:
         ConfigError, ClusterError: as ``secure``.
@@ -88,7 +90,7 @@ async def secure_embedded(
 ) -> TreeCount:
     """Close the nodes of a cluster in its embedded ZooKeeper to sessions without the cluster's secret.
 
-    ``force`` does it although brokers without the secret run.
+    Without ``force``, refuse to do so while brokers without the secret run.
 
     Raises:
         ClusterError: brokers would lose access, or another secret protects the nodes.
@@ -113,8 +115,8 @@ async def unsecure_embedded(
     """Open the nodes of a stopped cluster in its embedded ZooKeeper to every session.
 
     Raises:
-        ClusterError: a process of the cluster runs. It would go on closing nodes, and a process that starts later could
-            not change them.
+        ClusterError: a process of the cluster runs. It would continue to create closed nodes, which a process that
+            starts later could not change.
     """
     session = await ZkSession.open(connect, keys=keys, security=security)
     try:
@@ -130,7 +132,7 @@ async def unsecure_embedded(
 
 @asynccontextmanager
 async def _opened(connect: str, security: ZooKeeperSecurity) -> AsyncIterator[ZkSession]:
-    """Open a session to the operator's ZooKeeper for a ``with`` block. Raises as ``secure``."""
+    """Open a session to the operator's ZooKeeper for a ``with`` block. The errors are those of ``secure``."""
     session = await ZkSession.open(connect, security=security)
     try:
         await ClusterStore(session).cluster_id(create=False)

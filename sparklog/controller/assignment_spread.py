@@ -76,9 +76,10 @@ class Spread:
     def _leaders(self, partitions: int, replication_factor: int) -> list[int]:
         """Return the leader of each new partition.
 
-        The leader is the broker that leads the fewest partitions of the topic, then the one that holds the fewest of
-        the topic, then the one that leads the fewest of all topics. Among several, it is the one that holds the fewest,
-        if one more leadership requires one more replica; otherwise the one that holds the most.
+        The leader is the broker that leads the fewest partitions of the topic. Of several such brokers, it is the one
+        that holds the fewest partitions of the topic, and then the one that leads the fewest partitions of all topics.
+        If there are still several, it is the one that holds the fewest partitions of all topics if one more leadership
+        requires one more replica. Otherwise it is the one that holds the most.
         """
         brokers = len(self._sites)
         led, held = sum(self._led) + partitions, sum(self._held) + partitions * replication_factor

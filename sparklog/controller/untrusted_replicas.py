@@ -5,7 +5,8 @@ A replica is trusted again when the partition's ISR, read after the broker's reg
 Until then the replica is not elected while another member of the ISR can be trusted. The partition's leader receives a
 table without the broker, so that the leader removes the broker from the ISR. When no replica of the broker is untrusted
 any more, the broker is trusted again. If only some logs of a broker may lack records, only these replicas are
-untrusted: the broker stays in the table, and the leaders of these partitions are ordered to remove it from their ISRs.
+untrusted. The broker then stays in the table, and the leaders of these partitions are ordered to remove it from their
+ISRs.
 """
 
 from __future__ import annotations

@@ -248,8 +248,8 @@ class Groups(CoordinatorCore[_Group, _GroupDraft]):
     def holds(self, group: str, member_id: str, partitions: Iterable[tuple[str, int]]) -> list[tuple[str, Hold]]:
         """Return the holds that prevent ``member_id`` from fetching offsets, each with its transaction's key.
 
-        A hold of the member's own transaction counts only if the member has since lost the partition and got it again:
-        it would start at the old offset and process the records twice.
+        A hold of the member's own transaction counts only if the member has since lost the partition and got it again.
+        Without the hold, the member would start at the old offset and process the records twice.
         """
         return [(key, hold) for key, hold, _ in self._holds(group, member_id, partitions)]
 

@@ -1,7 +1,7 @@
-"""The rules of one listener: its name, its TLS, and its logins.
+"""The security rules of one listener: its name, its TLS, and its logins.
 
-A listener without ``authentication`` and TLS is Kafka's PLAINTEXT. Failed logins get their reply after a delay, which
-grows with the failures of the same address, so that guesses of passwords are slow.
+A listener without ``authentication`` and TLS is Kafka's PLAINTEXT. The server delays the replies to failed logins. The
+delay grows with the failures of the same address, which makes guessing passwords slow.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from sparklog.net.unknown_connections import origin_of
 from sparklog.protocol.sasl import SaslServer, ServerStep
 from sparklog.security.principals import ANONYMOUS
 
-#: The mechanism of a login by a TLS certificate, as reports have it.
+#: The mechanism that login reports use for a login by TLS certificate.
 CERTIFICATE = "SSL"
 
 
@@ -35,13 +35,13 @@ class LoginPeer(Protocol):
 
 
 class LoginReports(Protocol):
-    """What gets the outcome of each login."""
+    """The receiver of the result of each login, such as the audit log."""
 
     def succeeded(self, connection: LoginPeer, mechanism: str) -> None:
-        """Note that a login is complete. ``connection.principal`` is its principal."""
+        """Report that a login has succeeded. ``connection.principal`` is the new principal."""
 
     def failed(self, connection: LoginPeer, mechanism: str, error: BrokerError) -> None:
-        """Note that a login has failed."""
+        """Report that a login has failed."""
 
 
 class Authentication(LoginReports, Protocol):
@@ -57,13 +57,13 @@ class Authentication(LoginReports, Protocol):
     def session_lifetime_ms(self, step: ServerStep) -> int:
         """Return the time in milliseconds within which the client must log in again; 0 means no limit.
 
-        ``step`` has completed the login. The result is negative if the credential has expired already.
+        ``step`` is the step that completed the login. The result is negative if the credential has expired.
         """
 
 
 @dataclass(eq=False)
 class CertificatePeer:
-    """The peer of a TLS handshake that has failed because of its certificate."""
+    """A peer whose TLS handshake failed because of its certificate."""
 
     peer_host: str
     listener: str
@@ -79,7 +79,7 @@ class ListenerSecurity(NamedTuple):
     authentication: Authentication | None = None
     #: TLS, or None for plain bytes.
     tls: ServerTls | None = None
-    #: What gets the logins by certificate, as by the mechanism ``CERTIFICATE``; None for nothing.
+    #: The receiver of the results of logins by certificate (mechanism ``CERTIFICATE``), or None.
     reports: LoginReports | None = None
 
     @property
@@ -96,7 +96,7 @@ class LoginDelays:
     ) -> None:
         """Set the delay after the first failure of an address. Each further failure within ``memory_s`` doubles it.
 
-        If there are failures of more than ``max_addresses`` addresses, the oldest ones are forgotten.
+        At most ``max_addresses`` addresses are remembered. Beyond that, the one that failed the longest ago is dropped.
         """
         self._first_s, self._longest_s, self._memory_s = first_s, longest_s, memory_s
         self._max_addresses = max_addresses
@@ -107,7 +107,7 @@ class LoginDelays:
         return len(self._failures)
 
     def failed(self, address: str, now_s: float) -> float:
-        """Note a failed login. Return the delay of its reply in seconds."""
+        """Count a failed login of this address. Return the delay of the reply in seconds."""
         origin = origin_of(address)
         count, last_s = self._failures.pop(origin, (0, now_s))
         if now_s - last_s > self._memory_s:

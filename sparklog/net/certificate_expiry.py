@@ -1,4 +1,7 @@
-"""The time at which a certificate expires, from its PEM file. Python's ``ssl`` reports it for peers only."""
+"""The expiry time of a certificate in a PEM file.
+
+Python's ``ssl`` reports this time only for the certificate of a peer.
+"""
 
 from __future__ import annotations
 
@@ -16,12 +19,12 @@ _SEQUENCE, _VERSION, _UTC_TIME = 0x30, 0xA0, 0x17
 #: The position of the validity in a certificate without its version: after the serial number, the signature's
 #: algorithm and the issuer.
 _VALIDITY = 3
-#: A year of two digits is at most 2049. Source: RFC 5280, 4.1.2.5.1.
+#: A two-digit year below this number is in the 2000s, and otherwise in the 1900s. Source: RFC 5280, 4.1.2.5.1.
 _PIVOT = 50
 
 
 def expires_at_s(path: str) -> float:
-    """Return when the first certificate of a PEM file expires, in seconds since 1970. Raises ConfigError."""
+    """Return when the first certificate in a PEM file expires, in seconds since the Unix epoch. Raises ConfigError."""
     try:
         found = _CERTIFICATE.search(Path(path).read_text("ascii"))
         if found is None:
@@ -32,7 +35,10 @@ def expires_at_s(path: str) -> float:
 
 
 def not_after_s(certificate: bytes) -> float:
-    """Return when a certificate in DER expires. Raises ValueError or IndexError. Source: RFC 5280, 4.1."""
+    """Return when a DER-encoded certificate expires, in seconds since the Unix epoch.
+
+    Raises ValueError or IndexError if the encoding is wrong. Source: RFC 5280, 4.1.
+    """
     (outer,) = _elements(certificate, _SEQUENCE)
     signed, *_ = _elements(outer)
     fields = [content for tag, content in _tagged(signed) if tag != _VERSION]

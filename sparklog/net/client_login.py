@@ -1,6 +1,6 @@
-"""The login of a client on a new connection, and again before its session ends.
+"""The SASL login of a client: on a new connection, and again before the session ends.
 
-``log_in`` has the messages of one login and no I/O; the connections of both kinds send them.
+``log_in`` produces the messages of one login and does no I/O. The asynchronous and the blocking connection send them.
 """
 
 from __future__ import annotations
@@ -16,7 +16,8 @@ from sparklog.protocol.oauthbearer import OAuthBearerClient
 from sparklog.protocol.sasl import OAUTHBEARER, SaslClient
 from sparklog.protocol.scram import SaltedPasswords, ScramClient
 
-#: The messages of one login. It is sent the reply to each, and returns the seconds until the next login; 0 for none.
+#: A generator of the messages of one login. The caller sends it each reply. It returns the seconds until the next
+#: login, or 0 if no other login is needed.
 Login = Generator[SaslAuthenticate, Reply, float]
 
 _NONCE_BYTES = 24
@@ -26,9 +27,9 @@ _salted = SaltedPasswords()
 
 
 def must_log_in(reply: HelloReply, security: ClientSecurity, *, has_proof: bool) -> bool:
-    """Return whether the client must log in, by the broker's reply to its hello.
+    """Decide from the broker's reply to the hello whether the client must log in.
 
-    ``has_proof`` means that this process proves that it is a broker or controller, which replaces a login.
+    ``has_proof`` means that this process proves that it is a broker or the controller. It then needs no login.
 
     Raises:
         BrokerError: ILLEGAL_SASL_STATE, only one of the two sides expects a login; UNSUPPORTED_SASL_MECHANISM.
@@ -51,7 +52,9 @@ def must_log_in(reply: HelloReply, security: ClientSecurity, *, has_proof: bool)
 
 
 def log_in(security: ClientSecurity) -> Login:
-    """Log in once. Each step may take tens of milliseconds of processor time, and reads the files of references.
+    """Yield the messages of one login. Return the seconds until the next login, or 0 if no other login is needed.
+
+    Each step may take tens of milliseconds of processor time, and reads the files to which the settings refer.
 
     Raises:
         BrokerError: SASL_AUTHENTICATION_FAILED and other errors of the login.
@@ -77,7 +80,7 @@ def log_in(security: ClientSecurity) -> Login:
 
 
 def advance(login: Login, reply: Reply | None) -> SaslAuthenticate | float:
-    """Return the next message of the login after ``reply``, which is None at first, or the result of ``log_in``.
+    """Pass ``reply`` to the login, or None to start it. Return the next message, or at the end the login's result.
 
     Raises:
         BrokerError: the login failed.
@@ -90,7 +93,7 @@ def advance(login: Login, reply: Reply | None) -> SaslAuthenticate | float:
 
 
 def _sasl_client(security: ClientSecurity) -> SaslClient:
-    """Return the client's side of a new login. Raises ConfigError."""
+    """Return the client side of a new login for the mechanism in the settings. Raises ConfigError."""
     if security.mechanism == OAUTHBEARER:
         return OAuthBearerClient(security.password.reveal())
     return ScramClient(

@@ -1,11 +1,12 @@
-"""The security settings of a client: TLS, and the login. The names are Kafka's, of its Java client and of librdkafka.
+"""The security settings of a client: TLS and the login. The names are those of Kafka's Java client and of librdkafka.
 
-Values may be references (see ``password``). A client takes its settings as a mapping, as the path of a file with
-``key = value`` lines, or as a ``ClientSecurity``. Without settings it reads the file that ``SPARKLOG_CLIENT_CONFIG``
-names. Without that file it connects without TLS and without a login.
+A client accepts its settings as a mapping, as the path of a file with ``key = value`` lines, or as a
+``ClientSecurity``. Values may contain references (see ``password``). A client without settings reads the file that the
+environment variable ``SPARKLOG_CLIENT_CONFIG`` names. If this variable is not set either, the client connects without
+TLS and without a login.
 
-Certificates and keys are PEM files. Settings with other names than ``security.*``, ``sasl.*`` and ``ssl.*`` are
-ignored, so that one file may have all settings of a client.
+Certificates and keys are PEM files. Settings outside ``security.*``, ``sasl.*`` and ``ssl.*`` are ignored, so one file
+may contain all settings of a client.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ from sparklog.security.listeners import SecurityProtocol
 
 _log = logging.getLogger(__name__)
 
-#: The environment variable with the path of the settings of clients that are given none.
+#: The environment variable with the path of the settings file for clients that have no settings of their own.
 CLIENT_CONFIG = "SPARKLOG_CLIENT_CONFIG"
 
 _CA = ("ssl.truststore.location", "ssl.ca.location")
@@ -55,7 +56,7 @@ _KNOWN = {
     _JAAS,
     _TOKEN_URL,
 }
-#: Settings of Kafka's clients without a meaning here. TLS 1.2 and 1.3 are always allowed; PEM files have no password.
+#: Settings of Kafka's clients that have no effect here. TLS 1.2 and 1.3 are always allowed. PEM files have no password.
 _WITHOUT_MEANING = {
     "ssl.protocol",
     "ssl.enabled.protocols",
@@ -84,7 +85,7 @@ _OPTION = re.compile(
 
 @dataclass(frozen=True, slots=True)
 class ClientSecurity:
-    """The security settings of a client. Its ``repr`` has no secret."""
+    """The security settings of a client. Its ``repr`` contains no secret."""
 
     protocol: SecurityProtocol = SecurityProtocol.PLAINTEXT
     #: The PEM file with the certificates of the trusted authorities; empty for those of the system.
@@ -94,7 +95,7 @@ class ClientSecurity:
     #: The PEM file with the key; empty if it is in ``certificate``.
     key: str = ""
     key_password: Password = NO_PASSWORD
-    #: Whether the certificate of the broker must be for the host to which the client connects.
+    #: Whether the broker's certificate must contain the host name to which the client connects.
     verify_hostname: bool = True
     mechanism: str = ""
     username: str = ""
@@ -160,7 +161,7 @@ Security: TypeAlias = "ClientSecurity | Mapping[str, str] | str | os.PathLike[st
 
 
 def client_security(given: Security) -> ClientSecurity:
-    """Return the settings of a client: those given, or else those of ``SPARKLOG_CLIENT_CONFIG``, or else none.
+    """Return the given settings, or else those in the file ``SPARKLOG_CLIENT_CONFIG``, or else the defaults.
 
     Raises:
         ConfigError: the settings are not valid, or the file cannot be read.
@@ -175,7 +176,7 @@ def client_security(given: Security) -> ClientSecurity:
 
 
 def _first(settings: Mapping[str, str], names: tuple[str, ...]) -> str:
-    """Return the value of the first of these names that is set. Raises ConfigError if two values differ."""
+    """Return the value of a setting that has several names. Raises ConfigError if two names have different values."""
     values = list(dict.fromkeys(settings[name] for name in names if settings.get(name)))
     if len(values) > 1:
         raise ConfigError(f"{' and '.join(names)} are the same setting, and their values differ")
@@ -227,7 +228,7 @@ def _boolean(name: str, text: str) -> bool:
 
 
 def _token_of_url(url: str) -> str:
-    """Return the reference to the token of OAUTHBEARER in a file, as ``file:///path``."""
+    """Return the reference to the OAUTHBEARER token in a file whose URL is ``file:///path``."""
     parts = urlsplit(resolve(url))
     if parts.scheme != "file" or not parts.path:
         raise ConfigError(f"{_TOKEN_URL}: expected the file with the token, as file:///path, or set sasl.password")
@@ -235,7 +236,7 @@ def _token_of_url(url: str) -> str:
 
 
 def _parse_jaas(text: str) -> dict[str, str]:
-    """Return the options of the login module. Raises ConfigError, which does not quote the text."""
+    """Return the options of the login module. Raises ConfigError. The error does not quote the text."""
     if text.strip().startswith("${"):
         text = resolve(text.strip())
     module = _LOGIN_MODULE.match(text)

@@ -1,8 +1,12 @@
 """Secrets in the settings of clients, and references to secrets in other places.
 
-A value may have the form ``${env:NAME}``, ``${file:/path}`` or ``${file:/path:key}``: the environment variable, the
-text of the file without its last line break, or the value of ``key`` in a file with ``key = value`` lines. Source:
-Kafka's configuration providers (KIP-297, KIP-421).
+A value may contain references:
+
+- ``${env:NAME}`` is the value of an environment variable.
+- ``${file:/path}`` is the text of a file without its last line break.
+- ``${file:/path:key}`` is the value of ``key`` in a file with ``key = value`` lines.
+
+Source: Kafka's configuration providers (KIP-297, KIP-421).
 """
 
 from __future__ import annotations
@@ -24,8 +28,8 @@ _MASK = "***"
 class Password:
     """A secret that no output shows: ``repr``, ``str`` and ``format`` return a mask.
 
-    The text may contain references, which ``reveal`` replaces at each call, so that a changed file takes effect. A
-    secret without references cannot be pickled unless ``transferable``, as a delegation token is.
+    The text may contain references. ``reveal`` resolves them at each call, so a changed file takes effect. A secret
+    without references can be pickled only if it is ``transferable``, as a delegation token is.
     """
 
     __slots__ = ("_text", "_transferable")
@@ -40,7 +44,7 @@ class Password:
         return _REFERENCE.fullmatch(self._text) is not None
 
     def reveal(self) -> str:
-        """Return the secret. Raises ConfigError if a reference leads nowhere; it does not quote the secret."""
+        """Return the secret. Raises ConfigError, without the secret, if a reference cannot be resolved."""
         return resolve(self._text)
 
     def __bool__(self) -> bool:
@@ -81,10 +85,10 @@ NO_PASSWORD = Password()
 
 
 def resolve(text: str) -> str:
-    """Return the text with each reference replaced by the value to which it leads.
+    """Return the text with each reference replaced by its value.
 
     Raises:
-        ConfigError: a reference leads nowhere, or its kind is unknown.
+        ConfigError: the variable, file or key of a reference does not exist, or its kind is unknown.
     """
     if "${" not in text:
         return text
@@ -130,7 +134,7 @@ def parse_properties(text: str, source: str) -> dict[str, str]:
     A line that begins with ``#`` or ``!`` is a comment. A backslash at the end continues a line.
 
     Raises:
-        ConfigError: a line has no ``=``. The error names the line by its number, because it may contain a secret.
+        ConfigError: a line has no ``=``. The error has only the line's number, because the line may contain a secret.
     """
     settings: dict[str, str] = {}
     pending = ""

@@ -1,4 +1,4 @@
-"""How brokers and the controller connect to brokers: the listener, its TLS, and the certificates that give roles.
+"""The security of connections from brokers and the controller to brokers: listener, TLS, and role certificates.
 
 With an SSL listener each side presents a certificate and checks the certificate of the other side. With a PLAINTEXT
 listener both sides prove that they know the cluster's secret.
@@ -20,7 +20,7 @@ from sparklog.security.principals import parse_super_users
 
 
 class PeerSecurity(NamedTuple):
-    """The listener to which a broker or the controller connects, and how it does so."""
+    """The listener to which a broker or the controller connects, and the TLS settings of these connections."""
 
     listener: InterBroker = InterBroker()
     #: TLS and the certificate of this process.
@@ -29,7 +29,7 @@ class PeerSecurity(NamedTuple):
     rules: MappingRules = MappingRules()
 
     def certificates(self, cluster_id: str) -> PeerCertificates | None:
-        """Return the rule by which certificates give roles, or None if the cluster's secret proves them."""
+        """Return the rule that maps certificates to roles, or None if the cluster's secret proves roles instead."""
         if not self.listener.has_certificates:
             return None
 
@@ -40,7 +40,7 @@ class PeerSecurity(NamedTuple):
 
 
 def broker_peers(config: BrokerConfig) -> PeerSecurity:
-    """Return how a broker with these settings connects to other brokers.
+    """Return the security of connections from a broker with these settings to other brokers.
 
     Raises:
         ConfigError: a setting has the wrong syntax, or a PEM file cannot be used.
@@ -49,7 +49,9 @@ def broker_peers(config: BrokerConfig) -> PeerSecurity:
 
 
 def controller_peers(config: BrokerConfig) -> PeerSecurity:
-    """Return how the controller connects to brokers. Without its own certificate it presents that of a broker.
+    """Return the security of connections from the controller to brokers.
+
+    A controller without its own certificate presents a broker's certificate.
 
     Raises:
         ConfigError: a setting has the wrong syntax, or a PEM file cannot be used.

@@ -1,8 +1,8 @@
 """TLS contexts of brokers and clients, from PEM files.
 
-A context is used until one of its files changes; then the next connection gets a new one. While the new files cannot be
-used, for example because only one of two files has been replaced, the last context stays in use. TLS 1.2 is the oldest
-version. Renegotiation and compression are off.
+A context stays in use until one of its files changes. The next connection then gets a new context. If the new files
+cannot be used, for example because only one of two files is replaced so far, the last context stays in use. TLS 1.2 is
+the oldest version. Renegotiation and compression are off.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ _VERIFICATION = {
 TlsVersions = tuple[ssl.TLSVersion, ssl.TLSVersion]
 _VERSIONS = {"TLSv1.2": ssl.TLSVersion.TLSv1_2, "TLSv1.3": ssl.TLSVersion.TLSv1_3}
 _ALL_VERSIONS = (ssl.TLSVersion.TLSv1_2, ssl.TLSVersion.TLSv1_3)
-#: OpenSSL's reasons of an error that bytes of another protocol cause.
+#: OpenSSL's reason codes when the peer sends bytes of another protocol.
 _NOT_TLS = (
     "WRONG_VERSION_NUMBER",
     "RECORD_LAYER_FAILURE",
@@ -45,7 +45,7 @@ _NOT_TLS = (
     "HTTP_REQUEST",
     "UNKNOWN_PROTOCOL",
 )
-#: OpenSSL's reasons of an error that the peer reports because of the certificate of this process.
+#: OpenSSL's reason codes when the peer rejects the certificate of this process.
 _CERTIFICATE_ALERTS = (
     "CERTIFICATE_REQUIRED",
     "BAD_CERTIFICATE",
@@ -55,9 +55,9 @@ _CERTIFICATE_ALERTS = (
 
 
 class PemFiles(NamedTuple):
-    """The PEM files of one context: the trusted authorities, the own certificate and its key; empty for none.
+    """The PEM files of one context: the trusted authorities, this side's certificate, and the certificate's key.
 
-    If ``key`` is empty, the key is in ``certificate``.
+    An empty path means no file. If ``key`` is empty, the key is in the file ``certificate``.
     """
 
     ca: str = ""
@@ -69,7 +69,7 @@ class PemFiles(NamedTuple):
         return tuple(_stamp(path) for path in (self.ca, self.certificate, self.key) if path)
 
     def load_into(self, context: ssl.SSLContext) -> None:
-        """Load the files. Raises ConfigError, which names the file."""
+        """Load the files into ``context``. Raises ConfigError with the name of the file that cannot be used."""
         if self.ca:
             _load(self.ca, lambda: context.load_verify_locations(self.ca))
         if self.certificate:
@@ -99,7 +99,7 @@ def _load(what: str, load: Callable[[], None]) -> None:
 
 
 class _ServerObject(ssl.SSLObject):
-    """The server's side of one TLS connection. Its failure to shake hands has the bytes that it did not send."""
+    """The server side of one TLS connection. The error of a failed handshake contains the bytes that were not sent."""
 
     outgoing: ssl.MemoryBIO
 
@@ -119,9 +119,9 @@ class _ServerObject(ssl.SSLObject):
 
 
 class _ServerContext(ssl.SSLContext):
-    """A context of a server that tells a peer why its handshake has failed.
+    """A server context that keeps the TLS alert of a failed handshake, so that the server can send it to the peer.
 
-    asyncio and uvloop close the connection without the alert that OpenSSL has written.
+    asyncio and uvloop close the connection without sending this alert.
     """
 
     sslobject_class = _ServerObject
@@ -134,16 +134,16 @@ class _ServerContext(ssl.SSLContext):
 
 
 def unsent_alert(error: BaseException) -> bytes:
-    """Return the alert for the peer of a failed handshake; empty if there is none."""
+    """Return the TLS alert that the peer of a failed handshake must still get, or empty bytes if there is none."""
     alert: bytes = getattr(error, "unsent", b"")
     return alert
 
 
 class _ReloadedContext:
-    """A TLS context that follows its files. Any thread may call ``current``."""
+    """A TLS context that is loaded again when its files change. Any thread may call ``current``."""
 
     def __init__(self, files: PemFiles, make: Callable[[], ssl.SSLContext]) -> None:
-        """Make the first context. ``make`` returns one without the files. Raises ConfigError."""
+        """Create the first context. ``make`` returns a context into which no file is loaded. Raises ConfigError."""
         self._files = files
         self._make = make
         self._stamps = files.stamps()
@@ -157,7 +157,7 @@ class _ReloadedContext:
                 self._context = self._loaded()
             except ConfigError as error:
                 _log.warning("the last certificates stay in use: %s", error)
-            # Files that cannot be used are read again when they change again.
+            # If the files cannot be used, wait until they change again before the next attempt.
             self._stamps = stamps
         return self._context
 
@@ -169,13 +169,13 @@ class _ReloadedContext:
 
 
 def tls_versions(text: str) -> TlsVersions:
-    """Return the oldest and the newest version of the setting ``ssl.enabled.protocols``."""
+    """Return the oldest and the newest TLS version in the setting ``ssl.enabled.protocols``."""
     found = sorted(_VERSIONS[name] for name in text.split(","))
     return found[0], found[-1]
 
 
 class ServerTls:
-    """The TLS of one listener of a broker."""
+    """The TLS settings and the current context of one listener of a broker."""
 
     def __init__(
         self,
@@ -186,9 +186,9 @@ class ServerTls:
     ) -> None:
         """Read the files. Raises ConfigError.
 
-        With ``client_auth`` REQUIRED or REQUESTED, the authorities in ``files.ca`` must have issued the certificates of
-        clients. ``rules`` map their subjects to principals. ``versions`` are the oldest and the newest version of
-        TLS that is accepted.
+        If ``client_auth`` is REQUIRED or REQUESTED, the server accepts only certificates of clients that an authority
+        in ``files.ca`` has issued. ``rules`` map the subjects of these certificates to principals. ``versions`` are the
+        oldest and the newest accepted version of TLS.
         """
         if not files.certificate:
             raise ConfigError("a listener with TLS needs a certificate: set ssl.keystore.location")
@@ -208,7 +208,7 @@ class ServerTls:
         return self._reloaded.current()
 
     def expires_at_s(self) -> float | None:
-        """Return when the certificate of this listener expires, in seconds since 1970; None if it is not known."""
+        """Return when this listener's certificate expires, in seconds since the Unix epoch; None if it is not known."""
         context = self.context()
         if self._expiry is None or self._expiry[0] is not context:
             try:
@@ -243,7 +243,7 @@ class ServerTls:
 
 
 class ClientTls:
-    """The TLS of a client."""
+    """The TLS settings and the current context of a client."""
 
     def __init__(self, files: PemFiles, *, verify_hostname: bool = True) -> None:
         """Read the files. Raises ConfigError. Without ``files.ca`` the system's authorities are trusted."""
@@ -278,7 +278,7 @@ def client_context(security: ClientSecurity) -> ssl.SSLContext | None:
 
 
 def connect_failure(address: str, error: BaseException) -> BrokerError:
-    """Return the error of a client for a failed connect, TLS handshake or exchange of the first messages."""
+    """Return the error that the client raises if the connect, the TLS handshake or the first messages fail."""
     if isinstance(error, ConfigError):  # A file of the settings has been removed meanwhile.
         return BrokerError(ErrorCode.NETWORK_EXCEPTION, f"{address}: {error}")
     if isinstance(error, ssl.SSLCertVerificationError):

@@ -1,9 +1,9 @@
-"""The sockets of a listener with TLS: it accepts connections, and gives each one a context and a slot at once.
+"""The listening sockets of a TLS listener. Each connection gets a slot as soon as the server accepts it.
 
-asyncio's own servers report a connection only after its handshake. Until then it would have no slot, and any number of
-peers could hold descriptors. So this module accepts the connections. Each one has a slot as an unknown connection, and
-uses the context that is current when its first bytes arrive. A peer that sends other bytes than TLS gets an error reply
-in plain bytes.
+asyncio's own servers report a connection only after the handshake. Connections in a handshake would then have no slot,
+and peers could open any number of them. So this module accepts the connections itself. A connection counts as an
+unknown connection until its handshake and its login are complete. It uses the TLS context that is current when its
+first bytes arrive. A peer that does not use TLS gets an error reply in plain bytes.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _HANDSHAKE = 0x16
 #: The delay before the next accept after a failed one, for example without free descriptors.
 _ACCEPT_AGAIN_S = 1.0
 _AT_ONCE = 64
-#: OpenSSL's reason if a client has no certificate and needs one.
+#: OpenSSL's reason code when the listener requires a certificate and the client has none.
 _NO_CERTIFICATE = "PEER_DID_NOT_RETURN_A_CERTIFICATE"
 _CLOSE_S = 1.0
 #: The shortest time between two log lines about failed handshakes.
@@ -42,7 +42,7 @@ _PLAIN_BYTES = "this listener uses TLS, and plain bytes arrived: set security.pr
 
 
 class TlsOptions:
-    """The time-outs of TLS connections, as keyword arguments of asyncio."""
+    """The timeouts of TLS connections, as keyword arguments for asyncio."""
 
     def __init__(self, handshake_s: float) -> None:
         self.arguments: dict[str, Any] = {"ssl_handshake_timeout": handshake_s}
@@ -51,7 +51,7 @@ class TlsOptions:
 
 
 class Handshake:
-    """A connection that has been accepted, until its handshake is complete. It has a slot."""
+    """An accepted connection whose handshake is not complete. It has a slot."""
 
     standing = ConnectionStanding.UNKNOWN
     awaits_replies = False
@@ -86,9 +86,9 @@ class TlsListener:
         handshake_s: float,
         on_refused: Callable[[Handshake, str], None],
     ) -> None:
-        """Begin to accept. ``make`` returns the protocol of a connection, which takes over the handshake's slot.
+        """Start to accept connections. ``make`` returns the protocol of a connection, which gets the handshake's slot.
 
-        ``on_refused`` is called if the certificate of a client is missing or not accepted, with the reason.
+        ``on_refused`` is called with the reason if a client's certificate is missing or not accepted.
         """
         self._on_refused = on_refused
         self.sockets = sockets
@@ -111,7 +111,10 @@ class TlsListener:
         self.sockets = []
 
     async def closed(self) -> None:
-        """Wait for the handshakes in progress, whose connections have been closed."""
+        """Wait until the tasks of all handshakes have ended, for at most ``_CLOSE_S``.
+
+        The caller has closed the connections of these handshakes.
+        """
         if self._tasks:
             await asyncio.wait(self._tasks, timeout=_CLOSE_S)
 
@@ -200,7 +203,11 @@ class TlsListener:
                 self._places.leave(handshake)
 
     async def _send_alert(self, duplicate: socket.socket, alert: bytes) -> None:
-        """Send the alert, and read what the peer still sends: a close with unread bytes would discard the alert."""
+        """Send the alert, and then read what the peer still sends.
+
+        If the socket were closed with unread bytes, the system would reset the connection, and the peer might lose the
+        alert.
+        """
         if not alert:
             return
         with contextlib.suppress(OSError, asyncio.TimeoutError):

@@ -1,9 +1,10 @@
-"""Tokens with which a client continues on the broker's Unix socket what it has begun on a listener with TLS or logins.
+"""Tokens with which a client moves from a listener with TLS or logins to the broker's Unix socket.
 
-A client whose connection is admitted asks for a token over that connection. The token is a secret. It is valid for ten
-seconds and for one hello on the Unix socket of this broker process. Client and broker prove to each other that they
-know it (``protocol.proof``), so that neither another process of the host nor a process that has taken over the name of
-the socket can pretend to be one of them. The new connection has the principal, the role and the session of the first.
+After the login, the client requests a token over its TCP connection. The token is a secret. It is valid for ten seconds
+and for one hello on the Unix socket of this broker process. Client and broker prove to each other that they know the
+token (``protocol.proof``). So no other process of the host can pretend to be the client or the broker, not even a
+process that has taken over the name of the socket. The new connection has the principal, the role and the session of
+the TCP connection.
 """
 
 from __future__ import annotations
@@ -22,19 +23,19 @@ from sparklog.security.peer_certificates import Certificate
 
 #: The time in seconds in which a token must be used.
 LIFETIME_S = 10.0
-#: The maximum number of unused tokens of a broker. Beyond it the oldest one ends.
+#: The maximum number of unused tokens of a broker. Beyond it the oldest token becomes invalid.
 _MOST = 10_000
 
 
 class UnixSession(NamedTuple):
-    """What a connection on the Unix socket continues."""
+    """The state of a TCP connection that a connection on the Unix socket inherits."""
 
     principal: Principal
     #: The role of the peer, if it is a broker or the controller.
     identity: Identity | None
     peer_host: str
     security: ListenerSecurity
-    #: The monotonic time at which the client must have logged in again, or None for no limit.
+    #: The monotonic time by which the client must log in again, or None for no limit.
     expires_s: float | None
     #: The delegation token of the peer's login, or an empty string.
     token_id: str = ""
@@ -45,14 +46,14 @@ class UnixTokens:
 
     def __init__(self, *, lifetime_s: float = LIFETIME_S, most: int = _MOST) -> None:
         self._lifetime_s, self._most = lifetime_s, most
-        #: The secret, the session and the time of the end, by the secret's id; the oldest token first.
+        #: The secret, the session and the expiry time of each token, by the secret's id; the oldest token first.
         self._tokens: dict[str, tuple[Secret, UnixSession, float]] = {}
 
     def __len__(self) -> int:
         return len(self._tokens)
 
     def issue(self, session: UnixSession) -> Secret:
-        """Return a new token for one connection that continues ``session``."""
+        """Return a new token for one connection that inherits ``session``."""
         self._end_expired()
         if len(self._tokens) >= self._most:
             del self._tokens[next(iter(self._tokens))]
@@ -61,7 +62,7 @@ class UnixTokens:
         return token
 
     def take(self, key_ids: tuple[str, ...]) -> tuple[Secret, UnixSession] | None:
-        """Return the token with one of these ids and its session, if it is valid. The token cannot be used again."""
+        """Remove the valid token that has one of these ids, and return it with its session; None if there is none."""
         self._end_expired()
         for key_id in key_ids:
             found = self._tokens.pop(key_id, None)
@@ -70,11 +71,14 @@ class UnixTokens:
         return None
 
     def drop(self, token: Secret) -> None:
-        """End this token, if it is unused."""
+        """Make this token invalid. Do nothing if it is already used."""
         self._tokens.pop(token.key_id, None)
 
     def end(self, principal: Principal, *, token_id: str | None = None) -> None:
-        """End the tokens of ``principal``; with ``token_id`` only those of logins by this delegation token."""
+        """Make all unused tokens of ``principal`` invalid.
+
+        With ``token_id``, do so only for tokens of logins by this delegation token.
+        """
         sessions = [(key_id, found[1]) for key_id, found in self._tokens.items()]
         for key_id, session in sessions:
             if session.principal == principal and token_id in {None, session.token_id}:
@@ -87,7 +91,7 @@ class UnixTokens:
 
 
 class TokenAuthenticator:
-    """The authenticator of the Unix socket: it accepts tokens, and otherwise does what ``other`` does."""
+    """The authenticator of the Unix socket. It accepts tokens, and passes a hello without a token to ``other``."""
 
     def __init__(self, tokens: UnixTokens, other: Authenticator | None) -> None:
         self._tokens = tokens
@@ -96,15 +100,15 @@ class TokenAuthenticator:
 
     @property
     def required(self) -> bool:
-        """Return whether peers must prove their identity, if they have no token."""
+        """Return whether a peer without a token must prove its identity."""
         return self._other is None or self._other.required
 
     def roles(self, certificate: Certificate | None) -> frozenset[SenderKind] | None:
-        """Return the roles that a peer's certificate gives; None if certificates give no roles in this cluster."""
+        """Return the roles that a peer's certificate gives, or None if this cluster does not use role certificates."""
         return None if self._other is None else self._other.roles(certificate)
 
     def answer(self, hello: Hello, reply: HelloReply) -> tuple[HelloReply, IdentityClaim | None]:
-        """Return the reply with the broker's proof, and what the peer must prove. Raises BrokerError."""
+        """Return the reply with the broker's proof, and the identity that the peer must prove. Raises BrokerError."""
         found = self._tokens.take(hello.key_ids) if hello.key_ids else None
         if found is not None:
             token, session = found

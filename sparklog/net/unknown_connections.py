@@ -1,7 +1,7 @@
-"""The connections of a server that have not said or proved yet who they are, by the address that they come from.
+"""The unknown connections of a server, by address. Their hello or login is not complete yet.
 
-One address may open connections faster than others finish their logins. So the connection that loses its slot is the
-oldest one of the address with the most of them. Each operation takes the same time, however many connections there are.
+One address may open connections faster than other clients finish their logins. So if there are too many unknown
+connections, the address with the most of them loses its oldest one. Each operation takes constant time.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import ipaddress
 from collections.abc import Iterator
 from typing import Generic, Protocol, TypeVar
 
-#: The first bits of an IPv6 address that one site has. It can choose the other bits for each connection.
+#: The length of a site's IPv6 prefix in bits. A site can choose the other bits for each connection.
 _SITE_BITS = 64
 
 
@@ -22,7 +22,7 @@ class WithAddress(Protocol):
 
 
 def origin_of(address: str) -> str:
-    """Return the part of an address that one site has: an IPv4 address, or the network of an IPv6 address."""
+    """Return the part of an address that identifies one site: a whole IPv4 address, or the network of an IPv6 one."""
     if ":" not in address:
         return address
     try:
@@ -38,14 +38,15 @@ _Connection = TypeVar("_Connection", bound=WithAddress)
 
 
 class UnknownConnections(Generic[_Connection]):
-    """A set of connections. ``loser`` is the one that gives way to a new connection."""
+    """A set of unknown connections. ``loser`` is the connection to close when a new one needs a slot."""
 
     def __init__(self) -> None:
         #: The origin of each connection.
         self._origins: dict[_Connection, str] = {}
         #: The connections of each origin, the oldest first.
         self._of_origin: dict[str, dict[_Connection, None]] = {}
-        #: The origins with each number of connections, the one that has reached it first first.
+        #: The origins by their number of connections. Origins with the same number are in the order in which they
+        #: reached it.
         self._with_count: dict[int, dict[str, None]] = {}
         self._most = 0
 
@@ -68,7 +69,7 @@ class UnknownConnections(Generic[_Connection]):
         self._moved(origin, len(own) - 1, len(own))
 
     def discard(self, connection: _Connection) -> None:
-        """Remove the connection, if it is one of them."""
+        """Remove the connection, if the set contains it."""
         origin = self._origins.pop(connection, None)
         if origin is None:
             return

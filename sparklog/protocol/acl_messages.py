@@ -1,7 +1,8 @@
 """Messages about access control lists (ACLs).
 
-The texts are those of ``security.acls``: for example the operation ``Write`` and the pattern type ``Prefixed``. The
-broker accepts any case, and sends the usual one. Sources: KIP-140, KIP-290.
+The values of text fields are those of ``security.acls``, such as the operation ``Write`` and the pattern type
+``Prefixed``. The broker accepts them in upper or lower case, and sends them as they are written there. Sources:
+KIP-140, KIP-290.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from sparklog.protocol.fields import Listed, Message, Name
 
 #: The maximum number of ACLs that one request adds. Each resource pattern takes one write to ZooKeeper.
 MAX_ADDED = 1000
-#: The maximum number of conditions in one request. The broker compares each with every ACL.
+#: The maximum number of conditions in one request. The broker compares each condition with every ACL.
 MAX_CONDITIONS = 100
 #: The name of a resource or a principal.
 LongName = Annotated[str, msgspec.Meta(max_length=1024)]
@@ -33,9 +34,9 @@ class AclEntry(msgspec.Struct, frozen=True, array_like=True):
 
 
 class AclCondition(msgspec.Struct, frozen=True, array_like=True):
-    """A condition for ACLs. A field that is None accepts every value.
+    """A filter of ACLs. A field that is None accepts every value.
 
-    With ``matching`` the name selects all patterns that match a resource of this name.
+    With ``matching`` the filter accepts all patterns that match a resource called ``name``.
     """
 
     resource_type: Name | None = None
@@ -49,9 +50,9 @@ class AclCondition(msgspec.Struct, frozen=True, array_like=True):
 
 
 class CreateAcls(Message, frozen=True, tag="create_acls"):
-    """A request to add ACLs. Existing ones stay. The reply, an Ack, follows after they are stored.
+    """A request to add ACLs to the existing ones. The broker replies with an Ack after it has stored them.
 
-    If one of them is invalid, none is added.
+    If one ACL is invalid, the broker adds none.
     """
 
     acls: Annotated[tuple[AclEntry, ...], msgspec.Meta(max_length=MAX_ADDED)]
@@ -67,7 +68,7 @@ class DescribeAclsReply(Message, frozen=True, tag="describe_acls_reply"):
     """The reply to DescribeAcls.
 
     ``super_users`` and ``allow_everyone`` are the broker's settings ``super.users`` and
-    ``allow.everyone.if.no.acl.found``, with which a client can decide as the broker does.
+    ``allow.everyone.if.no.acl.found``. With them a client can compute the decisions of the broker.
     """
 
     acls: Listed[AclEntry]

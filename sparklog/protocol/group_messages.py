@@ -74,7 +74,7 @@ class FetchOffsets(Message, frozen=True, tag="fetch_offsets"):
     ``partitions`` None means all partitions of the group.
 
     If a member (``member_id``, ``member_epoch``) requests its own partitions, the coordinator need not first confirm
-    that it is still the coordinator: a coordinator that knows the member as their owner also knows all earlier commits.
+    that it is still the coordinator. A coordinator that knows the member as their owner also knows all earlier commits.
 
     A partition is held while an open transaction of another member has offsets of it (see HoldOffsets). The reply then
     has it in ``held``. A request for all partitions is refused with UNSTABLE_OFFSET_COMMIT then.

@@ -1,9 +1,9 @@
-"""The broker's side of the logins on one connection, whatever the mechanism.
+"""The state machine of the broker's side of SASL logins on one connection. It is the same for all mechanisms.
 
 Pure.
 
-A connection of a listener with SASL has to log in before anything but Hello and Prove is served. It may log in again
-later, with the same principal, which extends its session (KIP-368). ``ServerEnd`` owns this state machine.
+On a listener with SASL the broker handles only Hello and Prove before the login. The client may log in again later with
+the same principal, which extends its session (KIP-368). ``ServerEnd`` owns this state machine.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ _MAX_STEPS = 8
 class ServerLogin:
     """The logins of one connection.
 
-    ``begin`` returns the server's side of a mechanism, or raises BrokerError UNSUPPORTED_SASL_MECHANISM.
-    ``session_lifetime_ms`` returns the lifetime of a session, for the step that completed its login; 0 means no limit.
+    ``begin`` starts a login with a mechanism, or raises BrokerError UNSUPPORTED_SASL_MECHANISM.
+    ``session_lifetime_ms`` returns the lifetime of the session after the last step of a login; 0 means no limit.
     """
 
     def __init__(
@@ -37,7 +37,7 @@ class ServerLogin:
         self.principal: Principal | None = None
         #: The delegation token of the last complete login, or an empty string.
         self.token_id = ""
-        #: The mechanism of the last login that has begun.
+        #: The mechanism of the last login that the client started.
         self.mechanism = ""
         self._begin = begin
         self._session_lifetime_ms = session_lifetime_ms
@@ -46,7 +46,7 @@ class ServerLogin:
 
     @property
     def in_progress(self) -> bool:
-        """Return whether a login has begun and is not complete."""
+        """Return whether the client has started a login and not completed it."""
         return self._exchange is not None
 
     def step(self, request: SaslAuthenticate) -> SaslAuthenticateReply:

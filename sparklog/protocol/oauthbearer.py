@@ -1,8 +1,8 @@
 """Logins with a token of an identity provider: OAUTHBEARER.
 
-Pure: ``broker.security.jwt_validator`` checks the tokens. The client sends its token, so the listener must have TLS. If
-the token is refused, the server sends a short error, the client acknowledges it, and then the login fails. Source:
-RFC 7628; KIP-255 (Kafka's use).
+Pure: ``broker.security.jwt_validator`` checks the tokens. The client sends the token itself, so the listener must have
+TLS. If the server refuses the token, it sends a short error, the client acknowledges the error, and the login fails.
+Source: RFC 7628; KIP-255 (Kafka's use).
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _KEY = re.compile(r"[A-Za-z]{1,64}\Z")
 #: Source: RFC 6750, b64token.
 _TOKEN = re.compile(r"[A-Za-z0-9\-._~+/]+=*\Z")
 _MAX_PAIRS = 32
-#: The maximum length of a token. The rest of the message is short.
+#: The maximum length of a token. The rest of the message has at most 1024 bytes.
 MAX_TOKEN = MAX_SASL_BYTES - 1024
 _REFUSAL = b'{"status":"invalid_token"}'
 #: The client's reply to a refusal.
@@ -29,7 +29,7 @@ _ACKNOWLEDGED = b"\x01"
 
 
 class ValidToken(NamedTuple):
-    """What a token proves, and the time at which it expires, in milliseconds since 1970."""
+    """The principal of a valid token, and its expiry time in milliseconds since the Unix epoch."""
 
     principal: Principal
     expires_at_ms: int
@@ -48,7 +48,7 @@ class OAuthBearerServer:
         self.username = ""
 
     def step(self, data: bytes) -> ServerStep:
-        """Return the reply to the client's next message. Raises BrokerError as ``SaslServer``."""
+        """Return the reply to the client's next message. The errors are those of ``SaslServer.step``."""
         if self._refusal is not None:
             refusal, self._refusal = self._refusal, None
             raise refusal
@@ -68,12 +68,12 @@ class OAuthBearerServer:
 
 
 class OAuthBearerClient:
-    """The client's side of one login. The server proves nothing: TLS has to."""
+    """The client's side of one login. The mechanism does not authenticate the server, so the client relies on TLS."""
 
     mechanism = OAUTHBEARER
 
     def __init__(self, token: str) -> None:
-        """Prepare a login. Raises ConfigError, which does not quote the token."""
+        """Prepare a login with the token. Raises ConfigError. The error does not quote the token."""
         if not _TOKEN.match(token) or len(token) > MAX_TOKEN:
             raise ConfigError(f"a token has letters, digits and -._~+/= only, and at most {MAX_TOKEN} of them")
         self._token = token
@@ -88,7 +88,7 @@ class OAuthBearerClient:
         return f"n,,{_SEPARATOR}auth=Bearer {self._token}{_SEPARATOR}{_SEPARATOR}".encode()
 
     def step(self, data: bytes) -> bytes:
-        """Return the reply to the server's message. Raises BrokerError as ``SaslClient``."""
+        """Return the reply to the server's message. The errors are those of ``SaslClient.step``."""
         if self.complete:
             raise BrokerError(ErrorCode.ILLEGAL_SASL_STATE, "the login has ended")
         if self._refusal is not None:
@@ -130,7 +130,7 @@ def _parsed(data: bytes) -> tuple[str, str]:
 
 
 def _status(data: bytes) -> str:
-    """Return the status of the server's refusal, cut."""
+    """Return the status in the server's refusal, cut to a maximum length."""
     try:
         found = json.loads(data[:MAX_SASL_BYTES])
     except (ValueError, RecursionError):

@@ -1,4 +1,4 @@
-"""Messages of quotas. Source: Kafka, KIP-546."""
+"""Messages about quotas of clients. Source: Kafka, KIP-546."""
 
 from __future__ import annotations
 
@@ -8,14 +8,17 @@ import msgspec
 
 from sparklog.protocol.fields import Listed, Message, Name
 
-#: The most entities that one request changes. Each takes a write to ZooKeeper.
+#: The maximum number of entities that one request changes. Each entity takes one write to ZooKeeper.
 MAX_ALTERATIONS = 100
-#: The most quotas of one entity in a message.
+#: The maximum number of quotas of one entity in a message.
 _MAX_QUOTAS = 20
 
 
 class QuotaKey(msgspec.Struct, frozen=True, array_like=True):
-    """The entity of a quota. Each part is a name, the empty text for the default, or None if it does not matter."""
+    """The clients to which a quota applies.
+
+    Each field is a name, the empty text for the default entity, or None for any value.
+    """
 
     user: Name | None = None
     client_id: Name | None = None
@@ -23,16 +26,16 @@ class QuotaKey(msgspec.Struct, frozen=True, array_like=True):
 
 
 class QuotaAlteration(msgspec.Struct, frozen=True, array_like=True):
-    """The quotas of one entity to set, or to remove (None)."""
+    """The changes of one entity's quotas. The value None removes a quota."""
 
     key: QuotaKey
     quotas: Annotated[dict[Name, float | None], msgspec.Meta(max_length=_MAX_QUOTAS)]
 
 
 class AlterClientQuotas(Message, frozen=True, tag="alter_client_quotas"):
-    """A request to change quotas. The reply follows after the broker that received the request applies them.
+    """A request to change quotas. The broker replies when it enforces the new quotas itself.
 
-    With ``validate_only`` the quotas are only checked.
+    With ``validate_only`` the broker only checks the request.
     """
 
     alterations: Annotated[tuple[QuotaAlteration, ...], msgspec.Meta(max_length=MAX_ALTERATIONS)]
@@ -54,11 +57,11 @@ class AlterClientQuotasReply(Message, frozen=True, tag="alter_client_quotas_repl
 
 
 class DescribeClientQuotas(Message, frozen=True, tag="describe_client_quotas"):
-    """A request for quotas.
+    """A request for the quotas of entities that satisfy a filter.
 
-    A part of ``key`` that is not None selects the entities with this name or, if it is empty, with the default.
-    ``any_of`` has the names of parts (``user``, ``client-id``, ``ip``) that an entity must have, with any name. With
-    ``strict`` an entity must have no other part.
+    A field of ``key`` that is not None selects the entities with this name. An empty field selects default entities.
+    ``any_of`` lists the parts (``user``, ``client-id``, ``ip``) that an entity must have with any name. With ``strict``
+    an entity must have no other parts.
     """
 
     key: QuotaKey = QuotaKey()

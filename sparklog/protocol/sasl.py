@@ -1,7 +1,7 @@
-"""The two sides of a SASL login: what the code that carries the messages needs of every mechanism.
+"""The interface of SASL mechanisms: the client's side and the server's side of a login.
 
-Pure. A mechanism's own module has its state machines: ``protocol.scram`` and ``protocol.oauthbearer``. The messages of
-a login are opaque bytes here. Source: RFC 4422.
+Pure. ``protocol.scram`` and ``protocol.oauthbearer`` implement it. The messages of a login are opaque bytes here.
+Source: RFC 4422.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ MAX_SASL_BYTES = 32 * 1024
 
 
 class ServerStep(NamedTuple):
-    """The server's reply to one message of a client. The login is complete if there is a ``principal``."""
+    """The server's reply to one message of a client. The login is complete if ``principal`` is not None."""
 
     data: bytes
     principal: Principal | None = None
-    #: The time at which the credential of the login expires, in milliseconds since 1970, or None if it does not.
+    #: The time at which the credential of the login expires, in milliseconds since the Unix epoch; None for never.
     expires_at_ms: int | None = None
     #: The id of the delegation token of the login, or an empty string.
     token_id: str = ""
@@ -40,8 +40,9 @@ class SaslServer(Protocol):
         """Return the reply to the client's next message.
 
         Raises:
-            BrokerError: SASL_AUTHENTICATION_FAILED, the login failed; ILLEGAL_SASL_STATE, it has ended. The error's
-                detail may be sent to the client. It does not tell an unknown user from a wrong password.
+            BrokerError: SASL_AUTHENTICATION_FAILED, the login failed; ILLEGAL_SASL_STATE, the login has ended. The
+                server may send the error's detail to the client: it is the same for an unknown user and for a wrong
+                password.
         """
 
 
@@ -49,7 +50,8 @@ class SaslClient(Protocol):
     """The client's side of one login. Its methods may block for tens of milliseconds of processor time."""
 
     mechanism: str
-    #: Whether the server has proved what it must prove. A client must not believe in the success of a login before.
+    #: Whether the server has proved everything that the mechanism requires. Until then the client must not trust the
+    #: server, even if the server reports success.
     complete: bool
 
     def first(self) -> bytes:

@@ -1,4 +1,4 @@
-"""The preparation of user names and passwords, so that equal characters have equal bytes.
+"""The normalization of user names and passwords, so that equal texts have equal bytes.
 
 Pure. Source: RFC 4013 (SASLprep), a profile of RFC 3454 (stringprep), which uses Unicode 3.2.
 """
@@ -26,7 +26,8 @@ _PROHIBITED = (
 def saslprep(text: str, *, stored: bool = False) -> str:
     """Return the prepared form of a user name or password.
 
-    With ``stored``, refuse characters that Unicode 3.2 does not assign: a later version may give them another form.
+    With ``stored``, refuse characters that Unicode 3.2 does not assign, because a later version may normalize them in
+    another way.
 
     Raises:
         ConfigError: the text is empty or has characters that are not allowed. The error does not quote the text.
@@ -47,7 +48,7 @@ def saslprep(text: str, *, stored: bool = False) -> str:
 
 
 def _is_right_to_left(text: str) -> bool:
-    """Return whether a text with characters that are written from right to left has no others.
+    """Return whether a text with right-to-left characters begins and ends with one and has no left-to-right ones.
 
     Source: RFC 3454, section 6.
     """

@@ -1,12 +1,12 @@
 """Logins with a password that is never sent: SCRAM-SHA-256 and SCRAM-SHA-512.
 
-Pure: the nonces are arguments. The server stores a ``ScramCredential``, from which no client can log in. The client
-proves that it knows the password, and then the server proves that it knows the credential. Both proofs cover both
-nonces and all bytes of the earlier messages.
+Pure: the nonces are arguments. The server stores a ``ScramCredential``, which is not enough to log in as the user. The
+client proves that it knows the password, and then the server proves that it knows the credential. Both proofs cover
+both nonces and all earlier messages.
 
-The server treats an unknown user like a known one with a wrong password: the replies have the same form, and the work
-is the same. Only a user whose credential has another number of iterations than ``DEFAULT_ITERATIONS``, or another
-length of salt than ``SALT_BYTES``, can be distinguished from an unknown one.
+A client cannot find out whether a user exists. For an unknown user the server sends the same replies and does the same
+work as for a wrong password. There is one exception: the replies reveal a user whose credential has another number of
+iterations than ``DEFAULT_ITERATIONS``, or another length of salt than ``SALT_BYTES``.
 
 There is no channel binding. Source: RFC 5802, RFC 7677; KIP-84 (Kafka's use), KIP-48 (the extension ``tokenauth``).
 """
@@ -53,7 +53,7 @@ _REFUSED = "the user name or the password is wrong"
 
 @dataclass(frozen=True, slots=True)
 class ScramCredential:
-    """What a server stores of one password for one mechanism. Its ``repr`` has no keys."""
+    """The keys that a server stores for one password and one mechanism. Its ``repr`` contains no keys."""
 
     salt: bytes
     iterations: int
@@ -106,17 +106,17 @@ def check_credential(mechanism: str, credential: ScramCredential) -> ScramCreden
 
 
 def salted_password(mechanism: str, prepared: str, salt: bytes, iterations: int) -> bytes:
-    """Return the salted form of a password that ``saslprep`` has prepared. Raises ConfigError for another mechanism."""
+    """Return the salted form of a password that ``saslprep`` has prepared. Raises ConfigError for a wrong mechanism."""
     if mechanism not in _HASHES:
         raise ConfigError(f"mechanism {mechanism!r}: expected {' or '.join(_HASHES)}")
     return hashlib.pbkdf2_hmac(_HASHES[mechanism], prepared.encode(), salt, iterations)
 
 
 class SaltedPasswords:
-    """The salted passwords of the last successful logins of a process, at most ``_KEPT``.
+    """A cache of the salted passwords of the last ``_KEPT`` successful logins.
 
-    A client that logs in again, for example on another connection, spares the iterations. The owner is whatever holds
-    the password. Its ``repr`` shows nothing.
+    A client that logs in again, for example on another connection, need not repeat the iterations. The object that
+    holds the password owns the cache. The ``repr`` of the cache contains no secrets.
     """
 
     _KEPT = 16
@@ -135,7 +135,7 @@ class SaltedPasswords:
         return "SaltedPasswords(...)"
 
     def __reduce__(self) -> tuple[type[SaltedPasswords], tuple[()]]:
-        """Pickle no passwords."""
+        """Pickle an empty cache."""
         return SaltedPasswords, ()
 
 
@@ -148,10 +148,10 @@ class _State(Enum):
 class ScramServer:
     """The server's side of one login.
 
-    ``lookup`` returns the credential of a user for this mechanism, or None. ``tokens`` does so for delegation tokens;
-    without it, logins with tokens fail as with an unknown token. ``nonce`` is the server's new part of the nonce.
-    ``dummy`` is a secret of the cluster from which credentials of unknown users are made. It must be the same on all
-    brokers and stay the same, because a salt that differs from the last login reveals that the user does not exist.
+    ``lookup`` returns the credential of a user for this mechanism, or None. ``tokens`` returns that of a delegation
+    token; without ``tokens`` every token is unknown. ``nonce`` is the server's new part of the nonce. ``dummy`` is a
+    secret of the cluster, from which the server derives the credentials of unknown users. It must never change and be
+    the same on all brokers, because a salt that changes between two logins reveals that the user does not exist.
     """
 
     def __init__(
@@ -179,7 +179,7 @@ class ScramServer:
         self.token_id = ""
 
     def step(self, data: bytes) -> ServerStep:
-        """Return the reply to the client's next message. Raises BrokerError as ``SaslServer``."""
+        """Return the reply to the client's next message. The errors are those of ``SaslServer.step``."""
         state, self._state = self._state, _State.ENDED
         if state is _State.FIRST:
             reply = self._on_first(_text(data))
@@ -212,7 +212,7 @@ class ScramServer:
         return reply
 
     def _credential(self, name: str, *, token: bool) -> ScramCredential:
-        """Return the credential to check the client's proof with, and note whether it is a real one."""
+        """Return the credential that the client's proof is checked against, and record whether it is a dummy."""
         dummy = dummy_credential(self.mechanism, name, self._dummy)
         found: ScramCredential | None
         self._principal = Principal(USER, name)
@@ -247,7 +247,7 @@ class ScramServer:
 
 
 def dummy_credential(mechanism: str, name: str, dummy: bytes) -> ScramCredential:
-    """Return the credential of a user that does not exist. The same name always has the same one."""
+    """Return a credential for a user that does not exist. The same name always gets the same credential."""
     said = f"{mechanism}\0{name}".encode()
     salt = hmac.digest(dummy, b"salt\0" + said, "sha256")[:SALT_BYTES]
     key = hmac.digest(dummy, b"key\0" + said, _HASHES[mechanism])
@@ -257,8 +257,8 @@ def dummy_credential(mechanism: str, name: str, dummy: bytes) -> ScramCredential
 class ScramClient:
     """The client's side of one login. ``nonce`` is the client's new part of the nonce.
 
-    With ``token`` the name and the password are the id and the HMAC of a delegation token. ``salted`` spares the
-    iterations if the same password has been used before with the same salt.
+    With ``token`` the name and the password are the id and the HMAC of a delegation token. ``salted`` is a cache that
+    saves the iterations if the same password was used before with the same salt.
     """
 
     def __init__(
@@ -292,9 +292,9 @@ class ScramClient:
         return f"n,,{self._bare}".encode()
 
     def step(self, data: bytes) -> bytes:
-        """Return the reply to the server's message. Raises BrokerError as ``SaslClient``.
+        """Return the reply to the server's message. The errors are those of ``SaslClient.step``.
 
-        Without a cached salted password this takes 25 ms of processor time for each 16,384 iterations.
+        If the salted password is not cached, this takes 25 ms of processor time for each 16,384 iterations.
         """
         state, self._state = self._state, _State.ENDED
         if state is _State.FIRST:
@@ -365,14 +365,14 @@ def _text(data: bytes) -> str:
 
 
 def _attribute(parts: list[str], index: int, name: str) -> str:
-    """Return the value of an attribute that must stand at this place."""
+    """Return the value of the attribute at this position, which must have this name."""
     if index >= len(parts) or not parts[index].startswith(f"{name}="):
         raise _malformed(f"attribute {name} expected at place {index + 1}")
     return parts[index][2:]
 
 
 def _prepared_name(escaped: str) -> str:
-    """Return a user name without its escapes, prepared."""
+    """Return the unescaped user name in its prepared form."""
     pieces = escaped.split("=")
     if len(escaped) > 3 * MAX_NAME or any(piece[:2] not in {"2C", "3D"} for piece in pieces[1:]):
         raise _malformed("the user name is not escaped as it must be")
@@ -401,7 +401,7 @@ def _iterations(text: str) -> int:
 
 
 def _decoded(text: str) -> bytes:
-    """Return the bytes of a text in Base64. Only the one canonical text of each value is accepted."""
+    """Return the bytes of a Base64 text. Refuse a text that is not the canonical encoding of its bytes."""
     try:
         found = base64.b64decode(text, validate=True)
     except (binascii.Error, ValueError):

@@ -1,4 +1,4 @@
-"""Messages of a login by SASL, and of the change to a Unix socket after it.
+"""Messages of a SASL login, and of the move to the broker's Unix socket after it.
 
 The client sends ``SaslAuthenticate`` until a reply is complete. The messages of the mechanism are opaque here;
 ``protocol.sasl`` names the modules that understand them. Source: RFC 4422; Kafka's SaslAuthenticate (KIP-152, KIP-368).
@@ -18,7 +18,7 @@ SaslBytes = Annotated[bytes, msgspec.Meta(max_length=MAX_SASL_BYTES)]
 
 
 class SaslAuthenticate(Message, frozen=True, tag="sasl_authenticate"):
-    """One message of a client's login. After a complete login, the first message of another one: a re-authentication.
+    """One message of a client's login. After a complete login, the client may start another one (re-authentication).
 
     ``mechanism`` is the same in all messages of one login.
     """
@@ -30,8 +30,8 @@ class SaslAuthenticate(Message, frozen=True, tag="sasl_authenticate"):
 class SaslAuthenticateReply(Message, frozen=True, tag="sasl_authenticate_reply"):
     """The broker's next message of the login.
 
-    If ``complete``, the client has logged in, after it has checked ``data``. ``session_lifetime_ms`` is then the time
-    within which the client must log in again on this connection. It is 0 if there is no limit.
+    If ``complete`` is true, the broker accepts the login, and the client must still check ``data``. The client must log
+    in again on this connection within ``session_lifetime_ms``; 0 means no limit.
     """
 
     data: SaslBytes
@@ -40,7 +40,7 @@ class SaslAuthenticateReply(Message, frozen=True, tag="sasl_authenticate_reply")
 
 
 class RequestUnixSocket(Message, frozen=True, tag="request_unix_socket"):
-    """The request for a token, with which the client continues this connection on the broker's Unix socket."""
+    """A request for a token, with which the client opens a connection with the same session on the Unix socket."""
 
 
 class UnixSocketReply(Message, frozen=True, tag="unix_socket_reply"):
@@ -50,6 +50,7 @@ class UnixSocketReply(Message, frozen=True, tag="unix_socket_reply"):
     """
 
     unix_socket: str = ""
-    #: The address at which the client has reached the broker. A client that connected to another one must not change.
+    #: The address at which the client has reached the broker. A client that connected to another address must not move
+    #: to the Unix socket.
     reached_at: tuple[str, int] = ("", 0)
     secret: bytes = b""

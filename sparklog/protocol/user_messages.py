@@ -1,6 +1,6 @@
-"""Messages about users and their SCRAM credentials. No message has a password.
+"""Messages about users and their SCRAM credentials. No message contains a password.
 
-A client that sets a password chooses the salt and derives the keys itself, so the broker stores what it receives.
+A client that sets a password chooses the salt and derives the keys itself. The broker stores the keys that it receives.
 Source: KIP-554, where the client sends the salted password instead.
 
 A broker of release 0.1.0 does not know these messages.
@@ -24,7 +24,7 @@ Alterations = Annotated[tuple[_T, ...], msgspec.Meta(max_length=MAX_ALTERATIONS)
 
 
 class DescribeUserScramCredentials(Message, frozen=True, tag="describe_user_scram_credentials"):
-    """A request for the mechanisms and iterations of these users; None means all users."""
+    """A request for the mechanisms and iterations of the named users, or of all users if the names are None."""
 
     users: Entries[Name] | None = None
 
@@ -46,7 +46,7 @@ class DescribedUser(msgspec.Struct, frozen=True, array_like=True):
 
 
 class DescribeUserScramCredentialsReply(Message, frozen=True, tag="describe_user_scram_credentials_reply"):
-    """The users, by name."""
+    """The reply to DescribeUserScramCredentials: the users, sorted by name."""
 
     users: Listed[DescribedUser]
 
@@ -59,7 +59,7 @@ class ScramCredentialDeletion(msgspec.Struct, frozen=True, array_like=True):
 
 
 class ScramCredentialUpsertion(msgspec.Struct, frozen=True, array_like=True):
-    """A user's new credential for one mechanism. Its ``repr`` has no keys."""
+    """A user's new credential for one mechanism. Its ``repr`` contains no keys."""
 
     user: Name
     mechanism: Name
@@ -84,7 +84,7 @@ class AlterUserScramCredentials(Message, frozen=True, tag="alter_user_scram_cred
 
 
 class AlteredUser(msgspec.Struct, frozen=True, array_like=True):
-    """The result of the changes of one user."""
+    """The result for one user of AlterUserScramCredentials."""
 
     user: str
     code: int = 0
@@ -92,6 +92,6 @@ class AlteredUser(msgspec.Struct, frozen=True, array_like=True):
 
 
 class AlterUserScramCredentialsReply(Message, frozen=True, tag="alter_user_scram_credentials_reply"):
-    """The results, in the order in which the request names the users first."""
+    """The reply to AlterUserScramCredentials: one result per user, in the order of first appearance in the request."""
 
     users: Alterations[AlteredUser]

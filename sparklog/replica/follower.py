@@ -119,8 +119,8 @@ class FollowerRole:
         may be below the log start, because the log start may lie inside a batch. If that batch remained, the histories
         would diverge forever.
 
-        If the leader has no epoch up to this log's last one, this log is emptied: the leader's log begins with a later
-        epoch, so none of this log's records is of use.
+        If the leader has no epoch up to this log's last one, this log is emptied. The leader's log then begins with a
+        later epoch, so none of this log's records is of use.
 
         If this log already has records of the current epoch, its history agrees with that of the leader they came from.
         The response is then outdated and ignored.

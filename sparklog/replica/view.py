@@ -93,8 +93,8 @@ class PartitionView:
         """Return the number of members that the committed ISR needs to commit records and to accept acks=all.
 
         This is ``min_isr``, but at most the replication factor. During a reassignment the limit is ``factor``, the
-        smaller of the old and the new replication factor: a partition that moves from one broker to three has three
-        replicas long before the new ones have any records.
+        smaller of the old and the new replication factor. A partition that moves from one broker to three has three
+        replicas long before the new replicas have any records.
         """
         return min(self.min_isr, self.factor or len(self.replicas))
 

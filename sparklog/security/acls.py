@@ -5,15 +5,15 @@ Pure. The model is Kafka's:
 - An ACL allows or denies one operation, or ``All``, to one principal, or to every principal (``User:*``).
 - Its resource pattern is ``Literal`` (one name, or ``*`` for all names) or ``Prefixed``.
 - An ACL that denies wins over every ACL that allows.
-- ``Read``, ``Write``, ``Delete`` and ``Alter`` imply ``Describe``. ``AlterConfigs`` implies ``DescribeConfigs``. Only
-  ACLs that allow imply.
+- An ACL that allows ``Read``, ``Write``, ``Delete`` or ``Alter`` also allows ``Describe``, and one that allows
+  ``AlterConfigs`` also allows ``DescribeConfigs``. An ACL that denies affects only the operation that it names.
 - Without a matching ACL the operation is denied. With ``allow.everyone.if.no.acl.found`` it is allowed if the resource
   has no ACL at all.
 - Super users may do everything.
 
-There are two differences from Kafka. A host may be a network, such as ``10.0.0.0/8``. And neither ``*`` nor
-``allow.everyone.if.no.acl.found`` allows access to internal topics, because these contain the data of all groups and
-transactions. Sources: KIP-11, KIP-290; Kafka's ``AclAuthorizer``.
+There are two differences from Kafka. First, a host may be a network, such as ``10.0.0.0/8``. Second, neither ``*`` nor
+``allow.everyone.if.no.acl.found`` allows access to internal topics, because internal topics contain the data of all
+groups and transactions. Sources: KIP-11, KIP-290; Kafka's ``AclAuthorizer``.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ _MAX_NAME = 1024
 
 
 class _Text(str, Enum):
-    """An enum whose members are strings. It is ``enum.StrEnum``, which Python 3.10 does not have."""
+    """An enum whose members are strings. It replaces ``enum.StrEnum``, which Python 3.10 does not have."""
 
     def __str__(self) -> str:
         return str.__str__(self.value)
@@ -50,7 +50,7 @@ _E = TypeVar("_E", bound=_Text)
 
 
 class Operation(_Text):
-    """An operation of an ACL."""
+    """An operation that an ACL allows or denies."""
 
     ALL = "All"
     READ = "Read"
@@ -79,14 +79,14 @@ class ResourceType(_Text):
 
 
 class PatternType(_Text):
-    """The way in which a pattern's name is compared with the name of a resource."""
+    """The rule by which a pattern's name matches the name of a resource."""
 
     LITERAL = "Literal"
     PREFIXED = "Prefixed"
 
 
 class Permission(_Text):
-    """The effect of an ACL."""
+    """The effect of an ACL: it allows or denies."""
 
     ALLOW = "Allow"
     DENY = "Deny"
@@ -141,7 +141,7 @@ _IMPLIED_BY: dict[Operation, frozenset[Operation]] = {
 
 
 class ResourcePattern(NamedTuple):
-    """A set of resources of one type, by their names."""
+    """A set of resources of one type: one name, all names, or the names with a prefix."""
 
     resource_type: ResourceType
     name: str
@@ -175,7 +175,7 @@ class AclBinding(NamedTuple):
 
 
 class Decision(NamedTuple):
-    """Whether an operation is allowed, and in one sentence the rule that decided."""
+    """The result of an authorization: whether the operation is allowed, and a sentence about the rule that decided."""
 
     allowed: bool
     rule: str
@@ -191,7 +191,7 @@ def binding(
     permission: str = Permission.ALLOW,
     pattern_type: str = PatternType.LITERAL,
 ) -> AclBinding:
-    """Return the ACL with these parts, which may have any case, as in Kafka's tools.
+    """Return the ACL with these parts. Enum values may be in upper or lower case, as in Kafka's tools.
 
     Raises:
         ConfigError: a part is unknown or empty, the host is neither an address nor a network, or the type of resource
@@ -222,10 +222,10 @@ def binding(
 
 
 def cluster_name(name: str) -> str:
-    """Return Kafka's name of the cluster resource for that name or its alias.
+    """Return Kafka's name of the cluster resource, ``kafka-cluster``, for this name or its alias.
 
     Raises:
-        ConfigError: it is another name.
+        ConfigError: ``name`` is neither.
     """
     if name not in {CLUSTER_NAME, CLUSTER_ALIAS, ANY}:
         raise ConfigError(f"resource name {name!r} of the Cluster found; expected {CLUSTER_ALIAS} or {CLUSTER_NAME}")
@@ -241,30 +241,30 @@ def _one_of(choices: type[_E], text: str, what: str) -> _E:
 
 
 def parse_operation(text: str) -> Operation:
-    """Return the operation with this name, in any case. Raises ConfigError if there is none."""
+    """Return the operation with this name, in upper or lower case. Raises ConfigError for an unknown name."""
     return _one_of(Operation, text, "operation")
 
 
 def parse_resource_type(text: str) -> ResourceType:
-    """Return the type of resource with this name, in any case. Raises ConfigError if there is none."""
+    """Return the type of resource with this name, in upper or lower case. Raises ConfigError for an unknown name."""
     return _one_of(ResourceType, text, "resource type")
 
 
 def parse_pattern_type(text: str) -> PatternType:
-    """Return the type of pattern with this name, in any case. Raises ConfigError if there is none."""
+    """Return the type of pattern with this name, in upper or lower case. Raises ConfigError for an unknown name."""
     return _one_of(PatternType, text, "pattern type")
 
 
 def parse_permission(text: str) -> Permission:
-    """Return the permission with this name, in any case. Raises ConfigError if there is none."""
+    """Return the permission with this name, in upper or lower case. Raises ConfigError for an unknown name."""
     return _one_of(Permission, text, "permission")
 
 
 def canonical_host(host: str) -> str:
-    """Return the usual notation of an address or network. ``*`` stays.
+    """Return the canonical notation of an address or network. Return ``*`` unchanged.
 
     Raises:
-        ConfigError: the text is none of these.
+        ConfigError: the text is not an address, a network or ``*``.
     """
     if host == ANY:
         return ANY
@@ -296,10 +296,10 @@ def host_matches(rule: str, host: str) -> bool:
 
 
 class AclFilter(NamedTuple):
-    """A condition for ACLs. A field that is None accepts every value.
+    """A filter of ACLs. A field that is None accepts every value.
 
-    With ``matching`` the name selects all patterns that match a resource of this name, and not only the pattern that
-    has this name itself. Source: Kafka's ``AclBindingFilter`` with the pattern type MATCH.
+    With ``matching`` the filter accepts all patterns that match a resource called ``name``, and not only the pattern
+    with this name. Source: Kafka's ``AclBindingFilter`` with the pattern type MATCH.
     """
 
     resource_type: ResourceType | None = None
@@ -312,7 +312,7 @@ class AclFilter(NamedTuple):
     matching: bool = False
 
     def accepts(self, acl: AclBinding) -> bool:
-        """Return whether the ACL satisfies the condition."""
+        """Return whether the ACL has the values that the filter requires."""
         kind, name, pattern_type = acl.pattern
         if self.name is not None:
             wanted = CLUSTER_NAME if self.name == CLUSTER_ALIAS and kind is ResourceType.CLUSTER else self.name
@@ -335,8 +335,9 @@ _Entries = dict[Principal, tuple[AclBinding, ...]]
 class _Patterns:
     """The patterns of one type of resource.
 
-    ``_prefixes`` is sorted. ``_parents`` has for each prefix the index of the longest other prefix that it starts with,
-    or -1. All prefixes of a name are then in one chain, which begins at the greatest prefix that is not above the name.
+    ``_prefixes`` is sorted. For each prefix, ``_parents`` has the index of the longest other prefix with which it
+    starts, or -1. So the prefixes of a name form one chain. A binary search finds the chain's start: the greatest
+    prefix that is not greater than the name.
     """
 
     def __init__(self, acls: Iterable[AclBinding]) -> None:
@@ -386,8 +387,8 @@ def _parents(prefixes: Sequence[str]) -> list[int]:
 class AclTable:
     """All ACLs of a cluster, with the super users. Immutable.
 
-    The time of a decision depends on the number of patterns that match the name and on the ACLs of the principal in
-    them, and not on the number of all ACLs.
+    The time of a decision depends on the number of patterns that match the name, and on the principal's ACLs in these
+    patterns. It does not depend on the total number of ACLs.
     """
 
     def __init__(

@@ -2,11 +2,11 @@
 
 Pure.
 
-A line is one JSON object with printable characters only, so no name from a client can forge a line. Its texts are cut.
+A line is one JSON object with printable characters only, so no name from a client can forge a line. Long texts are cut.
 
-Clients cause these events, so ``AuditLimits`` limits the lines: a client that repeats a denied request a thousand times
-a second must not fill the disk, or push the lines about others out of the file. The first line of a kind is always
-written. A later line says how many more of them were suppressed.
+Clients cause these events, so ``AuditLimits`` limits the number of lines. Without a limit, a client that repeats a
+denied request could fill the disk, or push the lines about others out of the file. The first line of a kind is always
+written. A later line has the number of suppressed lines.
 """
 
 from __future__ import annotations
@@ -21,17 +21,18 @@ from msgspec.structs import replace
 
 from sparklog.escaping import escaped_json
 
-#: The longest text of a field, in characters. A client may name a topic of a megabyte.
+#: The maximum length of a field's text, in characters. A client may send a topic name of a megabyte.
 MAX_TEXT = 300
 _CUT = "..."
-#: The time for which lines are counted together.
+#: The length of the period for which the limits below apply.
 PERIOD_S = 60.0
-#: The most lines in ``PERIOD_S`` about one denied request (a principal, a request and a resource).
+#: The maximum number of lines in ``PERIOD_S`` about one kind of denial (a principal, a request and a resource).
 DENIALS = 1
-#: The most lines in ``PERIOD_S`` about failed logins from one address, and about successful ones of a principal there.
+#: The maximum number of lines in ``PERIOD_S`` about failed logins from one address. The next limit is for the
+#: successful logins of one principal from one address.
 FAILED_LOGINS = 10
 LOGINS = 10
-#: The most lines in ``PERIOD_S`` about one principal at one address.
+#: The maximum number of lines in ``PERIOD_S`` about one principal at one address.
 OF_PRINCIPAL = 100
 #: The number of kinds of lines that are counted separately. Lines of further kinds are counted as one kind.
 KINDS = 2000
@@ -41,7 +42,7 @@ _EPOCH = datetime(1970, 1, 1, tzinfo=timezone.utc)
 
 
 class AuditKind(Enum):
-    """A kind of event. The values are in the lines."""
+    """A kind of event. Lines contain these values."""
 
     LOGIN = "login"
     DENIAL = "denial"
@@ -105,7 +106,7 @@ class _Count:
 
 
 class _KindLimit:
-    """A limit of the lines of each kind. The number of kinds is bounded."""
+    """A limit on the number of lines of each kind. The number of kinds is bounded."""
 
     def __init__(self, kinds: int, period_s: float) -> None:
         self._kinds = kinds
@@ -131,7 +132,7 @@ class _KindLimit:
         return any(count.last is not None for count in self._counts.values())
 
     def end_periods(self, now_s: float) -> Iterator[AuditEvent]:
-        """Forget the counts whose period is over. Yield the last event of each that has suppressed some."""
+        """Drop the counts whose period is over. For each count with suppressed events, yield the last of these."""
         while self._counts:
             kind, count = next(iter(self._counts.items()))
             if now_s - count.since_s < self._period_s:
@@ -142,9 +143,10 @@ class _KindLimit:
 
 
 class AuditLimits:
-    """The limits of the lines of one broker's audit log. Changes have no limit: each needs a right and takes long.
+    """The limits on the lines of one broker's audit log.
 
-    ``period_s`` and ``kinds`` are for tests.
+    Administrative changes have no limit, because each needs a permission and takes long. Only tests set ``period_s``
+    and ``kinds``.
     """
 
     def __init__(self, *, period_s: float = PERIOD_S, kinds: int = KINDS) -> None:
@@ -153,13 +155,13 @@ class AuditLimits:
         self._of_principal = _KindLimit(kinds, period_s)
 
     def __len__(self) -> int:
-        """Return the number of kinds that are counted now."""
+        """Return the number of kinds with a current count."""
         return len(self._of_kind) + len(self._of_principal)
 
     def admit(self, event: AuditEvent, now_s: float) -> tuple[AuditEvent, ...]:
         """Count an event at the monotonic time ``now_s``. Return the events to write now.
 
-        These are events about what was suppressed before, and ``event`` itself unless it is suppressed.
+        These are reports of events that were suppressed before, and ``event`` itself unless it is suppressed too.
         """
         ended = self.end_periods(now_s)
         if event.event is AuditKind.CHANGE:
@@ -178,16 +180,16 @@ class AuditLimits:
         return (*ended, event)
 
     def end_periods(self, now_s: float) -> tuple[AuditEvent, ...]:
-        """Return an event with the number of suppressed ones for each kind whose period is over."""
+        """End the periods that are over. For each kind with suppressed events, return one event with their number."""
         return (*self._of_kind.end_periods(now_s), *self._of_principal.end_periods(now_s))
 
     @property
     def suppresses(self) -> bool:
-        """Return whether some suppressed events are not part of a returned event yet."""
+        """Return whether there are suppressed events that no returned event has reported yet."""
         return self._of_kind.suppresses or self._of_principal.suppresses
 
     def end_all(self) -> tuple[AuditEvent, ...]:
-        """Return what ``end_periods`` returns when all periods are over."""
+        """End all periods at once, and return the same events as ``end_periods``."""
         return self.end_periods(float("inf"))
 
 

@@ -1,4 +1,4 @@
-"""What an administrative request has changed, for the audit log.
+"""Descriptions of the changes that administrative requests make, for the audit log.
 
 Pure.
 """
@@ -54,14 +54,17 @@ _LISTED = 10
 
 
 class Change(NamedTuple):
-    """The resource that a request has changed, such as ``Topic:orders``, and a description of the change."""
+    """A change by an administrative request: the resource, such as ``Topic:orders``, and a description."""
 
     resource: str
     what: str
 
 
 def change_of(request: Request, reply: Reply) -> Change | None:
-    """Return what the request has changed, by its reply; None if it has changed nothing or is not administrative."""
+    """Return the change that the request has made, according to its reply.
+
+    Return None if it has changed nothing or is not an administrative request.
+    """
     if isinstance(reply, ErrorReply):
         return _requested(request) if reply.code == ErrorCode.REQUEST_TIMED_OUT else None
     match request, reply:
@@ -131,7 +134,7 @@ def change_of(request: Request, reply: Reply) -> Change | None:
 
 
 def _requested(request: Request) -> Change | None:
-    """Return what the request changes, now or later. Its result was not known in time."""
+    """Return the change that a request may still make, although it was not complete in time."""
     match request:
         case CreateTopic() | DeleteTopic():
             return Change(f"Topic:{request.name}", "requested, not complete in time")

@@ -1,7 +1,7 @@
-"""Limits of clients' connections: by address, by user, and of new ones per second.
+"""Limits on the connections of clients: by address, by user, and on new connections per second.
 
-Pure: the callers pass the time. Connections of brokers and controllers do not count. All clients without a login are
-one user, so the limit by user does not apply to them.
+Pure: the callers pass the time. Connections of brokers and controllers do not count. All clients without a login have
+the same principal, so the limit by user does not apply to them.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ from sparklog.security.quotas import CONNECTION_CREATION_RATE, QuotaBuckets, Quo
 class ConnectionLimits:
     """The limits of one broker. Owner: its event loop.
 
-    ``per_address`` and ``per_user`` are the most open connections of each. An address may open the connections of
-    ``window_s`` seconds at once.
+    ``per_address`` and ``per_user`` are the maximum numbers of open connections of one address and of one user. An
+    address may use its quota of new connections for ``window_s`` seconds at once.
     """
 
     def __init__(self, *, per_address: int, per_user: int, window_s: float) -> None:
@@ -26,7 +26,7 @@ class ConnectionLimits:
         self._per_user = per_user
         self._table = QuotaTable()
         self._buckets = QuotaBuckets(CONNECTION_CREATION_RATE, window_s=window_s)
-        #: The addresses and users of the open connections. It has an entry for each connection that counts.
+        #: The address and the user of each open connection that counts.
         self._open: dict[Hashable, tuple[str, Principal]] = {}
         self._of_address: Counter[Hashable] = Counter()
         self._of_user: Counter[Hashable] = Counter()
@@ -43,9 +43,9 @@ class ConnectionLimits:
     def admit(
         self, connection: Hashable, *, address: str, principal: Principal, within_host: bool, now_s: float
     ) -> str:
-        """Count a client's connection after its hello and login. Return why it is refused, or the empty text.
+        """Count a client's connection after its hello and login. Return the reason to refuse it, or the empty text.
 
-        A client that continues on the Unix socket has opened a TCP connection before, which counts as its new one.
+        A connection on the Unix socket that continues a TCP connection does not count as a new one.
         """
         if self._of_address[address] >= self._per_address:
             return f"{self._of_address[address]} connections of address {address} are open, the maximum"
@@ -64,7 +64,7 @@ class ConnectionLimits:
         return ""
 
     def leave(self, connection: Hashable) -> None:
-        """Forget a connection that has ended. It may have been refused, or never admitted."""
+        """Remove a connection that has ended. Do nothing if the connection was never counted."""
         found = self._open.pop(connection, None)
         if found is not None:
             address, principal = found

@@ -1,13 +1,13 @@
-"""The listeners of a broker, by Kafka's settings.
+"""The listeners of a broker, configured by Kafka's settings.
 
 Pure.
 
-``listeners`` names the sockets of a broker, ``advertised.listeners`` their addresses for others, and
-``listener.security.protocol.map`` their security protocols. Brokers and the controller connect to each other through
-the listener ``inter.broker.listener.name``. Without these settings a broker has one PLAINTEXT listener at the address
-that its supervisor chooses.
+The setting ``listeners`` has the addresses to which the broker binds its sockets. ``advertised.listeners`` has the
+addresses to which clients and other brokers connect. ``listener.security.protocol.map`` has the security protocols.
+Brokers and the controller connect to each other through the listener ``inter.broker.listener.name``. Without these
+settings a broker has one PLAINTEXT listener at the address that its supervisor chooses.
 
-A listener of other addresses than loopback must have TLS and authentication, unless ``network.trusted`` is set.
+A listener that other machines can reach must have TLS and authentication, unless ``network.trusted`` is set.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from sparklog.model import DEFAULT_LISTENER, MAX_LISTENERS, ListenerEndpoint, ho
 
 _NAME = re.compile(r"[A-Z0-9_-]{1,100}\Z")
 _LISTENER = re.compile(r"(?P<name>[^:/]*)://(?:\[(?P<ipv6>[^\]]*)\]|(?P<host>[^:\[\]]*)):(?P<port>[0-9]{1,5})\Z")
-#: The hosts that mean every address of the machine.
+#: The bind addresses that stand for all addresses of the machine.
 _WILDCARDS = frozenset({"", "0.0.0.0", "::"})
 _TRUST = "set network.trusted=true (--trusted-network) if only trusted programs reach it"
 
@@ -47,7 +47,7 @@ class SecurityProtocol(Enum):
 
 
 class ClientAuth(Enum):
-    """Whether the clients of a TLS listener present a certificate: the values of ``ssl.client.auth``."""
+    """The policy of a TLS listener for certificates of clients: the values of ``ssl.client.auth``."""
 
     NONE = "none"
     REQUESTED = "requested"
@@ -70,7 +70,7 @@ class Listener(NamedTuple):
 
     @property
     def authenticates(self) -> bool:
-        """Return whether every connection has TLS and an authenticated peer."""
+        """Return whether every connection uses TLS and every peer must authenticate."""
         return self.protocol is SecurityProtocol.SASL_SSL or (
             self.protocol is SecurityProtocol.SSL and self.client_auth is ClientAuth.REQUIRED
         )
@@ -81,7 +81,7 @@ class Listeners(NamedTuple):
 
     all: tuple[Listener, ...]
     inter_broker: Listener
-    #: Whether the setting ``listeners`` names them.
+    #: Whether the setting ``listeners`` defines these listeners.
     named: bool
 
     @property
@@ -108,7 +108,7 @@ class Listeners(NamedTuple):
 
 
 def is_loopback(host: str) -> bool:
-    """Return whether only programs of the same machine reach a socket that is bound to ``host``."""
+    """Return whether only programs on the same machine can reach a socket that is bound to ``host``."""
     try:
         return ip_address(host).is_loopback
     except ValueError:
@@ -118,9 +118,8 @@ def is_loopback(host: str) -> bool:
 def broker_listeners(config: BrokerConfig, *, host: str, port: int, bind_host: str = "") -> Listeners:
     """Return the listeners of a broker with these settings.
 
-    ``host`` and ``port`` are the broker's main address, and ``bind_host`` is the address of its socket if it is
-    another one. They apply to parts that the settings do not name: an empty host, and port 0 of the first client
-    listener.
+    ``host`` and ``port`` are the broker's main address. ``bind_host`` is the address to bind to if it differs from
+    ``host``. These arguments apply where the settings leave the host empty, or the port of the first client listener 0.
 
     Raises:
         ConfigError: a setting has the wrong syntax, or the settings contradict each other.
@@ -189,7 +188,7 @@ def check_exposure(listeners: Listeners, *, trusted: bool, who: str) -> None:
     ``who`` names the process in the error.
 
     Raises:
-        ConfigError: the setting to change is in the message.
+        ConfigError: there is such a listener. The message names the settings to change.
     """
     for listener in listeners.all:
         if trusted or listener.authenticates or is_loopback(listener.host):
@@ -205,7 +204,7 @@ def check_zookeeper_exposure(host: str, *, trusted: bool) -> None:
     """Refuse an embedded ZooKeeper that other machines reach without TLS, unless the network is trusted.
 
     Raises:
-        ConfigError: the setting to change is in the message.
+        ConfigError: other machines would reach it. The message names the settings to change.
     """
     if not trusted and not is_loopback(host):
         raise ConfigError(
@@ -269,10 +268,10 @@ def _inter_broker_name(text: str, names: tuple[str, ...]) -> str:
 
 
 def _client_auth(config: BrokerConfig, protocol: SecurityProtocol, *, is_inter_broker: bool, alone: bool) -> ClientAuth:
-    """Return whether clients of a listener present a certificate.
+    """Return the policy of a listener for certificates of clients.
 
-    ``ssl.client.auth`` does not apply to SASL_SSL, as in Kafka. Brokers always present one, so the listener between
-    brokers requires it, or requests it if clients use the same listener.
+    ``ssl.client.auth`` does not apply to SASL_SSL, as in Kafka. Brokers always present a certificate. So the listener
+    between brokers requires one, or only requests it if clients use the same listener.
     """
     if protocol is not SecurityProtocol.SSL:
         return ClientAuth.NONE
@@ -283,7 +282,7 @@ def _client_auth(config: BrokerConfig, protocol: SecurityProtocol, *, is_inter_b
 
 
 def _check(listeners: list[Listener], inter_broker: Listener, config: BrokerConfig) -> None:
-    """Check the settings that do not fit together. Raises ConfigError."""
+    """Check that the settings do not contradict each other. Raises ConfigError."""
     if inter_broker.protocol.uses_sasl:
         raise ConfigError(
             f"listener {inter_broker.name}: brokers do not log in by SASL: set inter.broker.listener.name to a"

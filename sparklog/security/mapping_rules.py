@@ -1,12 +1,15 @@
-"""The principals of clients that log in by a certificate, by Kafka's ``ssl.principal.mapping.rules``.
+"""The rules that map the subject of a client's certificate to a principal: Kafka's ``ssl.principal.mapping.rules``.
 
 Pure.
 
-A rule is ``DEFAULT``, which uses the whole subject, or ``RULE:pattern/replacement/``, optionally with ``L`` or ``U`` at
-the end, which changes the result to lower or upper case. The first rule whose pattern matches the whole subject
-decides. ``$1`` in a replacement is the first group of the pattern. A backslash before a slash makes it part of the
-pattern or of the replacement. Rules are separated by commas. Patterns are Python's regular expressions, which are the
-same as Java's for common patterns. Source: KIP-371.
+Commas separate the rules. The first rule that matches the whole subject decides. A rule is one of these:
+
+- ``DEFAULT`` uses the whole subject as the name.
+- ``RULE:pattern/replacement/`` replaces the subject. ``$1`` in the replacement is the first group of the pattern.
+  ``L`` or ``U`` after the last slash changes the name to lower or upper case. A slash within the pattern or the
+  replacement is written as a backslash and a slash.
+
+Patterns are Python's regular expressions, which equal Java's in common cases. Source: KIP-371.
 """
 
 from __future__ import annotations
@@ -23,7 +26,7 @@ _RULE = re.compile(
 )
 _GROUP = re.compile(r"\$([0-9])|\\(.)")
 _CASES: dict[str, Callable[[str], str]] = {"": str, "L": str.lower, "U": str.upper}
-#: The longest subject to which rules are applied: a pattern's time may grow fast with the length.
+#: The maximum length of a subject to which rules are applied. The time of a pattern may grow fast with the length.
 _MAX_SUBJECT = 1024
 #: The short names of attributes in a subject, by OpenSSL's long names. Source: RFC 2253; X500Principal.getName().
 _ATTRIBUTES = {
@@ -61,7 +64,7 @@ def _replaced(part: re.Match[str], found: re.Match[str]) -> str:
 
 
 class MappingRules:
-    """The rules of one listener."""
+    """The mapping rules of one listener, in order."""
 
     def __init__(self, text: str = "DEFAULT") -> None:
         """Parse the setting. Raises ConfigError."""
@@ -107,7 +110,7 @@ def _rule(found: re.Match[str]) -> _Rule:
 
 
 def subject_of(certificate: dict[str, Any]) -> str:
-    """Return the subject of a certificate, as ``SSLObject.getpeercert`` returns it, such as ``CN=anna,O=Example``.
+    """Return the subject, such as ``CN=anna,O=Example``, of a certificate from ``SSLObject.getpeercert``.
 
     The last attribute of the certificate comes first, as in Kafka.
     """

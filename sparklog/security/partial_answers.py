@@ -1,7 +1,7 @@
-"""Answers to requests of which the principal may see or do only a part.
+"""Partial replies to requests, if the principal may see or do only a part of a request.
 
-Pure. A request with entries is split: the broker handles the entries that are allowed, and ``merged`` adds the refusals
-of the others to its reply. ``shown`` leaves out of a reply what the principal may not see.
+Pure. A request with entries is split: the broker handles the allowed entries, and ``merged`` adds an error for each
+refused entry to the reply. ``shown`` removes from a reply what the principal may not see.
 """
 
 from __future__ import annotations
@@ -45,11 +45,11 @@ from sparklog.security.request_rules import transactional_id
 
 _T = TypeVar("_T")
 REFUSED = ErrorCode.TOPIC_AUTHORIZATION_FAILED
-#: Return whether the principal may do the operation on the resource.
+#: A function that returns whether the principal may do the operation on the resource.
 Allows = Callable[[Operation, ResourceType, str], bool]
-#: Work that yields between two parts, so that the broker can do other work.
+#: A generator that returns a reply and yields now and then, so that the broker can do other work.
 Shown = Generator[None, None, Reply]
-#: The requests with entries that a broker handles separately.
+#: The requests whose entries the broker can handle separately.
 Split = Produce | ListOffsets | DeleteRecords | CommitOffsets
 
 
@@ -68,7 +68,7 @@ def _others(entries: Sequence[_T], refused: Collection[int]) -> tuple[_T, ...]:
 def _body_without(request: Produce, body: memoryview, refused: Collection[int]) -> memoryview:
     """Return the body without the parts of the refused entries.
 
-    If the announced sizes do not fit the body, it is returned whole. The broker then refuses the request.
+    If the sizes in the request do not match the body, return the whole body. The broker then refuses the request.
     """
     sizes = [wanted.batch_count * HEADER_BYTES + wanted.body_bytes for wanted in request.partitions]
     if sum(sizes) != len(body) or any(size < 0 for size in sizes):
@@ -83,9 +83,9 @@ def _body_without(request: Produce, body: memoryview, refused: Collection[int]) 
 
 
 def merged(request: Split, reply: Reply, refused: dict[int, str]) -> Reply:
-    """Return the reply with the refusals of entries, by index, added to the results of the others.
+    """Return the reply with a refusal at the index of each refused entry.
 
-    The broker's error for the whole request is returned as it is.
+    If the reply is an error for the whole request, return it unchanged.
     """
     match request, reply:
         case Produce(), ProduceReply():
@@ -122,7 +122,7 @@ def _woven(results: Sequence[_T], refused: Collection[int], refusal: Callable[[i
 def shown(reply: Reply, allows: Allows, over: Callable[[], bool]) -> Shown:
     """Return the reply without the parts that ``allows`` refuses. Yield whenever ``over`` returns true.
 
-    An error is returned instead if a part cannot be left out.
+    If a part cannot be removed, return an error instead.
     """
     match reply:
         case ListGroupsReply():

@@ -2,10 +2,10 @@
 
 Pure.
 
-A certificate of the cluster's own authority names the role in a URI among its subject alternative names:
-``sparklog:<cluster id>/broker`` or ``sparklog:<cluster id>/controller``. For certificates of an operator's authority,
-which may not be able to issue such names, the setting ``inter.broker.principals`` lists their principals. Such a
-certificate gives both roles. A certificate names no broker id, so each broker may act as every broker.
+A certificate has the role as a URI in its subject alternative names: ``sparklog:<cluster id>/broker`` or
+``sparklog:<cluster id>/controller``. Some authorities cannot issue such names. The setting ``inter.broker.principals``
+then lists the principals of the certificates, and each of these certificates gives both roles. A certificate contains
+no broker id, so a broker's certificate is valid for every broker id.
 """
 
 from __future__ import annotations
@@ -24,15 +24,15 @@ _NO_ROLE: frozenset[SenderKind] = frozenset()
 
 
 def role_uri(cluster_id: str, role: str) -> str:
-    """Return the URI that a certificate of a broker or controller has among its subject alternative names."""
+    """Return the URI for a role, which a certificate has in its subject alternative names."""
     return f"sparklog:{cluster_id}/{role}"
 
 
 class PeerCertificates:
-    """The rule by which a certificate of a peer gives roles in one cluster.
+    """The rule that maps certificates of peers to roles in one cluster.
 
-    ``principals`` are the principals of certificates that give every role, and ``principal_of`` returns the principal
-    of a certificate, or None if it has none.
+    A certificate with one of the ``principals`` gives every role. ``principal_of`` returns the principal of a
+    certificate, or None if the certificate has none.
     """
 
     def __init__(
@@ -43,7 +43,7 @@ class PeerCertificates:
         self._principal_of = principal_of
 
     def roles(self, certificate: Certificate | None) -> frozenset[SenderKind]:
-        """Return the roles that this verified certificate gives; none if the peer has presented no certificate."""
+        """Return the roles that this verified certificate gives. Return no roles if the peer has no certificate."""
         if not certificate:
             return _NO_ROLE
         if self._principals and self._principal_of(certificate) in self._principals:

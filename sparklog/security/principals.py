@@ -1,4 +1,4 @@
-"""The identity of a client that has logged in, as ACLs, quotas and the audit log name it.
+"""The principals of clients: the identities that ACLs, quotas and the audit log use.
 
 Pure.
 """
@@ -12,7 +12,7 @@ __all__ = ["ANONYMOUS", "EVERYONE", "USER", "Principal", "parse_principal", "par
 
 #: The principal of a connection without a login. Source: Kafka's ``KafkaPrincipal.ANONYMOUS``.
 ANONYMOUS = Principal(USER, "ANONYMOUS")
-#: The principal of every connection, in ACLs only.
+#: The principal that stands for every principal. Only ACLs use it.
 EVERYONE = Principal(USER, "*")
 
 

@@ -2,14 +2,14 @@
 
 Pure: the callers pass the time.
 
-A quota belongs to an entity: a user, a client id, a client id of a user, or an address. A default entity is one that
-has no quota of its own. For a connection, the first entity of ``_PRECEDENCE`` with a value counts. Some entities give
-each user or each client id its own quota, others one quota that several share; ``_PRECEDENCE`` says which. Source:
-Kafka, KIP-13, KIP-55, KIP-124, KIP-612.
+A quota belongs to an entity: a user, a client id, a client id of a user, or an address. A default entity stands for all
+users, client ids or addresses without their own quota. Several entities may match a connection. The first one in
+``_PRECEDENCE`` with a value applies. ``_PRECEDENCE`` also defines whether clients have separate quotas or share one.
+Source: Kafka, KIP-13, KIP-55, KIP-124, KIP-612.
 
-Every broker enforces its own quotas. The number of buckets is bounded, because a client may choose a new client id for
-each connection. A bucket is forgotten only if it is full, so this loses nothing. While all buckets are in use, further
-clients of a quota share one bucket.
+Each broker enforces the quotas alone, for its own requests. The number of buckets is bounded, because a client may
+choose a new client id for each connection. Only a full bucket is dropped, because it has no debt that could be lost.
+While no bucket can be dropped, further clients of a quota share one bucket.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from typing import NamedTuple
 
 from sparklog.errors import BrokerError, ErrorCode
 
-#: The name of a default entity. No user has the empty name, and no client id without characters has its own quota.
+#: The name of a default entity. No user has an empty name, and an empty client id cannot have its own quota.
 DEFAULT = ""
 #: Bytes of batches per second.
 PRODUCER_BYTE_RATE = "producer_byte_rate"
@@ -34,20 +34,20 @@ CONNECTION_CREATION_RATE = "connection_creation_rate"
 CLIENT_QUOTAS: Mapping[str, float] = {PRODUCER_BYTE_RATE: 2**53, CONSUMER_BYTE_RATE: 2**53, REQUEST_PERCENTAGE: 100}
 ADDRESS_QUOTAS: Mapping[str, float] = {CONNECTION_CREATION_RATE: 2**31 - 1}
 QUOTA_NAMES = (*CLIENT_QUOTAS, *ADDRESS_QUOTAS)
-#: The smallest value: one unit in 12 days. A smaller one would give times that no timer takes.
+#: The smallest value: one unit in 12 days. A smaller value would cause waits that are too long for timers.
 _LEAST = 1e-6
 #: The names of an entity's parts in messages, as in Kafka.
 USER, CLIENT_ID, IP = "user", "client-id", "ip"
 PARTS = (USER, CLIENT_ID, IP)
 _MAX_NAME = 255
-#: The most buckets of one broker and quota.
+#: The maximum number of buckets of one quota in one broker.
 MAX_BUCKETS = 10_000
 #: The number of buckets that are examined for a full one, before a client gets a bucket that others share.
 _EXAMINED = 16
 
 
 class QuotaEntity(NamedTuple):
-    """The clients to which a quota applies. A part is a name, ``DEFAULT``, or None if it does not matter."""
+    """The clients to which a quota applies. Each part is a name, ``DEFAULT``, or None for any value."""
 
     user: str | None = None
     client_id: str | None = None
@@ -58,9 +58,9 @@ class QuotaEntity(NamedTuple):
         return ", ".join(f"{part} {name!r}" if name else f"default {part}" for part, name in parts if name is not None)
 
     def matches(self, wanted: QuotaEntity, *, any_of: Collection[str] = (), strict: bool = False) -> bool:
-        """Return whether the entity has the parts of ``wanted`` that are not None, and those that ``any_of`` names.
+        """Return whether the entity has all parts of ``wanted`` that are not None, and all parts that ``any_of`` names.
 
-        With ``strict`` it must have no other part.
+        With ``strict`` the entity must have no other part.
         """
         for part, name, needed in zip(PARTS, self, wanted, strict=True):
             if needed is not None and name != needed:
@@ -72,7 +72,7 @@ class QuotaEntity(NamedTuple):
         return True
 
 
-#: The values of one entity, by the quota's name.
+#: The values of one entity's quotas, by the name of the quota.
 QuotaValues = Mapping[str, float]
 
 
@@ -98,10 +98,11 @@ def check_quota(entity: QuotaEntity, name: str, value: float | None) -> None:
 
 
 class TokenBucket:
-    """An allowance of ``rate`` units per second, of which at most ``burst`` are saved up.
+    """A token bucket that gains ``rate`` units per second and saves at most ``burst`` units.
 
-    A charge may exceed the allowance: then later charges wait until the debt is paid off. So in any time of ``t``
-    seconds, clients that wait for the returned times are charged at most ``rate * t + burst`` and one charge.
+    A charge may be greater than the saved units. The bucket then has a debt, and clients must wait until it is paid
+    off. In any period of ``t`` seconds, clients that wait as ``charge`` requires are charged at most ``rate * t +
+    burst``, plus one charge.
     """
 
     __slots__ = ("_tokens", "_updated_s", "burst", "rate")
@@ -135,8 +136,8 @@ class TokenBucket:
 class _Rule(NamedTuple):
     """One step of the precedence.
 
-    ``user`` and ``client_id`` are whether the step's entity names the connection's user or client id (True), the
-    default (False), or neither (None).
+    ``user`` is True if the entity names the connection's user, False if it is the default for users, and None if users
+    do not matter. ``client_id`` is the same for client ids.
     """
 
     user: bool | None
@@ -168,7 +169,7 @@ _PRECEDENCE = (
 
 
 class QuotaLimit(NamedTuple):
-    """The quota of a client: its rate, the entity that sets it, and the clients that share it."""
+    """The quota of a client: its rate, the entity that defines the rate, and the clients that share it."""
 
     rate: float
     entity: QuotaEntity
@@ -188,7 +189,7 @@ class QuotaTable:
 
     @property
     def limits_clients(self) -> bool:
-        """Return whether there is any quota that applies to requests."""
+        """Return whether any quota applies to requests."""
         return not self._names.isdisjoint(CLIENT_QUOTAS)
 
     def limit(self, name: str, *, user: str, client_id: str) -> QuotaLimit | None:
@@ -216,7 +217,8 @@ class QuotaTable:
 class QuotaBuckets:
     """The buckets of one quota, such as ``producer_byte_rate``, in one broker. Owner: the broker's event loop.
 
-    A bucket saves up ``window_s`` seconds of its rate. ``unit`` is the number of charged units for a rate of 1.
+    A bucket saves at most the units of ``window_s`` seconds. ``unit`` converts the quota's value to charged units per
+    second.
     """
 
     def __init__(self, name: str, *, window_s: float, unit: float = 1.0, limit: int = MAX_BUCKETS) -> None:
@@ -233,7 +235,7 @@ class QuotaBuckets:
         return len(self._buckets) + len(self._shared)
 
     def bucket(self, limit: QuotaLimit, now_s: float) -> TokenBucket:
-        """Return the bucket of the quota's owner. A changed rate counts from now on, without an earlier debt."""
+        """Return the bucket of the quota's owner. If the rate has changed, return a new bucket without a debt."""
         rate = limit.rate * self._unit
         bucket = self._buckets.get(limit.owner)
         if bucket is not None and bucket.rate == rate:
@@ -248,7 +250,7 @@ class QuotaBuckets:
         return bucket
 
     def _forget_one(self, now_s: float) -> bool:
-        """Forget one bucket that is full. Return False if there is none among those that are examined."""
+        """Drop one full bucket. Return False if none of the first ``_EXAMINED`` buckets is full."""
         for _ in range(_EXAMINED):
             owner, bucket = next(iter(self._buckets.items()))
             if bucket.is_full(now_s):
@@ -258,7 +260,7 @@ class QuotaBuckets:
         return False
 
     def keep_only(self, table: QuotaTable) -> None:
-        """Forget the shared buckets of entities without this quota."""
+        """Drop the shared buckets of entities that no longer have this quota."""
         self._shared = {
             entity: bucket for entity, bucket in self._shared.items() if self.name in table.quotas.get(entity, {})
         }

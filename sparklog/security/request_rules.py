@@ -1,14 +1,14 @@
-"""The operations that a principal must be allowed to do, for each kind of request.
+"""The permissions that each kind of request needs.
 
-Pure. The rules are those of Kafka where Kafka has the request. ``RULES`` has one line for each kind of request, and a
-test fails if a kind is missing.
+Pure. A request that Kafka has too needs the same permissions as in Kafka. ``RULES`` has one line for each kind of
+request, and a test fails if a kind is missing.
 
 A rule has up to three parts:
 
-- ``clauses``: conditions of the whole request. If one is not satisfied, the broker refuses the request.
-- ``entries``: the topics of the request's entries, and the operation on them. The broker refuses only the entries whose
-  topic is not allowed, whether or not the topic exists, and handles the others.
-- ``hides``: the broker leaves out of its reply what the principal may not see.
+- ``clauses``: conditions for the whole request. If one is not satisfied, the broker refuses the request.
+- ``entries``: an operation, and the topic of each entry of the request. The broker refuses the entries on whose topic
+  the operation is not allowed, whether or not the topic exists. It handles the other entries.
+- ``hides``: the broker removes from its reply what the principal may not see.
 """
 
 from __future__ import annotations
@@ -90,7 +90,7 @@ REFUSALS: dict[ResourceType, ErrorCode] = {
 
 
 class Need(NamedTuple):
-    """An operation on a resource. ``name`` None means at least one resource of the type."""
+    """An operation on a resource that must be allowed. ``name`` None means at least one resource of the type."""
 
     operation: Operation
     resource_type: ResourceType
@@ -101,7 +101,7 @@ class Need(NamedTuple):
         return f"{self.operation} on {self.resource_type} {name}"
 
 
-#: Needs of which one must be allowed. The last one decides the error.
+#: A condition that is satisfied if one of these needs is allowed. Otherwise the last need decides the error.
 Clause = tuple[Need, ...]
 Clauses = Iterable[Clause]
 
@@ -114,7 +114,7 @@ class RequestRule(NamedTuple):
     clauses: Callable[[Any], Clauses]
     #: The operation on the topic of each entry, and the topics, one for each entry.
     entries: tuple[Operation, Callable[[Any], Iterable[str]]] | None = None
-    #: Whether the broker leaves parts out of the reply.
+    #: Whether the broker removes parts of the reply.
     hides: bool = False
 
 
@@ -123,7 +123,7 @@ _TRANSACTION = ResourceType.TRANSACTIONAL_ID
 
 
 def on_cluster(operation: Operation) -> Need:
-    """Return the need of this operation on the cluster."""
+    """Return the need for this operation on the cluster."""
     return Need(operation, _CLUSTER, CLUSTER_NAME)
 
 

@@ -4,7 +4,7 @@ pyspark.
 Spark's JVM puts its own ``pyspark.zip`` first on the path of every Python process that it starts. The archive has only
 sources, and Python stores no bytecode for modules from an archive. So each process compiles all modules that it
 imports, which takes 0.75 s of CPU time at every start of a streaming read. Processes that plan and commit also read the
-archive's directory a dozen times, once for each package that they load from it, so names that no process uses are
+archive's directory a dozen times, once for each package that they load from it. So names that no process uses are
 removed from the directory. All this only saves time, so an archive that cannot be written is left unchanged.
 """
 

@@ -112,8 +112,8 @@ class LogDurability:
     def _with_schemas(self, end_offset: int) -> int:
         """Return the offset, at most ``end_offset``, below which fsynced batches survive a power failure.
 
-        Batches do not survive if their schema is only at the beginning of the segment and not in ``partition.json``:
-        recovery does not trust such a schema unless a checkpoint says that it is durable. So the result is at most the
+        Batches do not survive if their schema is only at the beginning of the segment and not in ``partition.json``.
+        Recovery does not trust such a schema unless a checkpoint says that it is durable. So the result is at most the
         start of the first such segment.
         """
         unstored = self._files.directory.unstored

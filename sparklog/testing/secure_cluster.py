@@ -1,6 +1,6 @@
 """A real cluster with TLS and logins: clients log in by SCRAM, and brokers and the controller have certificates.
 
-It needs the extra with the library ``cryptography``.
+It needs the optional library ``cryptography``.
 """
 
 from __future__ import annotations
@@ -37,10 +37,10 @@ _LISTENERS = {
 
 
 class SecureCluster(ProcessCluster):
-    """A cluster of processes with the listeners CLIENT (SASL_SSL) and BROKER (SSL). ``admin`` may do everything.
+    """A cluster of processes with the listeners CLIENT (SASL_SSL) and BROKER (SSL). The user ``admin`` is a super user.
 
-    ``client_security`` is that of ``admin``, and the file ``client_config`` has the same settings. The directory
-    ``pki`` has the authority, and the certificates ``broker`` and ``controller``.
+    ``client_security`` has the login of ``admin``, and the file ``client_config`` has the same settings. The directory
+    ``pki`` has the certificate authority, and the certificates ``broker`` and ``controller``.
     """
 
     def __enter__(self) -> SecureCluster:
@@ -86,14 +86,14 @@ class SecureCluster(ProcessCluster):
         )
 
     def issue(self, role: str, *, into: Path | None = None) -> CertificateFiles:
-        """Issue a new certificate with this role. It replaces the earlier one, and processes read it again."""
+        """Issue a new certificate with this role. It replaces the earlier one, and running processes load it."""
         hosts = {"127.0.0.1", "localhost", *(slot.host for slot in self.slots.values())}
         return issue(
             self.pki, Subject(role, hosts=tuple(sorted(hosts)), role=role, cluster_id=self.cluster_id), into=into
         )
 
     def user(self, name: str, password: str, *, iterations: int = MIN_ITERATIONS) -> ClientSecurity:
-        """Create a user, or change the password. Return the security of the user's clients."""
+        """Create a user, or change its password. Return the security settings of the user's clients."""
         credentials = new_credentials(password, [SCRAM_SHA_256], iterations)
 
         async def write(store: ClusterStore) -> None:

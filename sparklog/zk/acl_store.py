@@ -1,9 +1,9 @@
 """The ACLs of the cluster in ZooKeeper.
 
 Each resource pattern with ACLs has a node ``/acls/<type>:<pattern type>:<quoted name>``. Its value has the field names
-of Kafka's ACL nodes. Every write also writes the node ``/acls_changes``, whose value has the names of the nodes that
-changed last. Its version grows by one with each change. So a broker that watches this node reads only the ACLs that
-have changed. The writes are compare-and-set on the pattern's node.
+of Kafka's ACL nodes. Every write also updates the node ``/acls_changes``. The value of this node has the names of the
+ACL nodes that changed last, and its version grows by one with each change. So a broker that watches this node reads
+only the ACLs that have changed. Each write is a compare-and-set on the pattern's node.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ from sparklog.zk.ops import Create, Delete, Op, SetData
 from sparklog.zk.session import Node, ZkSession
 from sparklog.zk.unreadable import Unreadable
 
-#: The number of nodes that are read at a time.
+#: The number of nodes that one read operation requests.
 _AT_ONCE = 1000
-#: The number of changes that are named. A broker that has missed more reads all ACLs.
+#: The number of changes in ``/acls_changes``. A broker that has missed more changes reads all ACLs.
 _REMEMBERED = 50
-#: The most ACLs of one resource pattern. With long principals its node then stays below 1 MB.
+#: The maximum number of ACLs of one resource pattern. It keeps the node below 1 MB, even with long principals.
 MOST_OF_PATTERN = 500
 
 
@@ -57,12 +57,12 @@ def node_name(pattern: ResourcePattern) -> str:
 
 
 def decode_changes(node: Node | None) -> AclChanges:
-    """Return the last changes. Raises ZkFormatError."""
+    """Return the last changes; none if the node does not exist. Raises ZkFormatError."""
     return AclChanges() if node is None or not node.data else codecs.decode(paths.ACL_CHANGES, node.data, AclChanges)
 
 
 def encode_acls(acls: Iterable[AclBinding]) -> bytes:
-    """Return the value of the node with these ACLs, which have one pattern."""
+    """Return the node value for these ACLs, which all have the same pattern."""
     rules = (_AclRule(str(acl.principal), acl.operation.value, acl.permission.value, acl.host) for acl in acls)
     return codecs.encode(_AclNode(tuple(rules)))
 
@@ -71,7 +71,7 @@ def decode_acls(name: str, data: bytes) -> frozenset[AclBinding]:
     """Return the ACLs of the node with this name.
 
     Raises:
-        ZkFormatError: the name or the value is not that of an ACL node, or one of its ACLs is unknown here.
+        ZkFormatError: the name or the value is not that of an ACL node, or this release does not know one of its ACLs.
     """
     path = f"{paths.ACLS}/{name}"
     resource_type, _, rest = name.partition(":")
@@ -95,9 +95,10 @@ def decode_acls(name: str, data: bytes) -> frozenset[AclBinding]:
 
 
 def _nothing_allowed(name: str) -> frozenset[AclBinding]:
-    """Return the ACLs that replace those of an unreadable node: its resources are denied to every principal.
+    """Return ACLs in place of those of an unreadable node. They deny its resources to every principal.
 
-    The node may have contained an ACL that denies. If the name is not readable either, nothing is returned.
+    The node may contain an ACL that denies, so to ignore the node would be unsafe. If its name is not readable either,
+    return no ACLs.
     """
     resource_type, _, rest = name.partition(":")
     pattern_type, _, quoted = rest.partition(":")
@@ -110,16 +111,16 @@ def _nothing_allowed(name: str) -> frozenset[AclBinding]:
 
 
 class AclStore:
-    """The operations on ACLs over one session. The object has no state but the report of unreadable nodes."""
+    """The operations on ACLs in one ZooKeeper session. Its only state is the report of unreadable nodes."""
 
     def __init__(self, session: ZkSession, unreadable: Unreadable) -> None:
         self._session = session
         self._unreadable = unreadable
 
     def watch(self, on_changes: Callable[[Node | None], None]) -> Callable[[], None]:
-        """Call ``on_changes`` with the node of the changes now, after every change and after every reconnection.
+        """Call ``on_changes`` with the node ``/acls_changes`` now, after every change and after every reconnection.
 
-        Returns a function that ends that.
+        Return a function that ends the watch.
         """
         return self._session.watch_data(paths.ACL_CHANGES, on_changes)
 
@@ -135,7 +136,7 @@ class AclStore:
         return found
 
     async def read(self, names: Iterable[str]) -> dict[str, frozenset[AclBinding]]:
-        """Return the ACLs of the nodes with these names. One that does not exist has none. Raises ZkError."""
+        """Return the ACLs of the nodes with these names. A node that does not exist has no ACLs. Raises ZkError."""
         wanted = list(dict.fromkeys(names))
         found = await asyncio.gather(*map(self._read_one, wanted))
         return dict(zip(wanted, found, strict=True))
@@ -152,11 +153,11 @@ class AclStore:
             return _nothing_allowed(name)
 
     async def add(self, acls: Iterable[AclBinding]) -> int:
-        """Add ACLs, and return the version of the changes after them.
+        """Add ACLs, and return the version of ``/acls_changes`` after the last write.
 
         Raises:
-            BrokerError: INVALID_REQUEST, a pattern would have too many ACLs. Patterns before it have their new ACLs.
-            ZkFormatError: a node is not readable here. It is not overwritten.
+            BrokerError: INVALID_REQUEST, a pattern would have too many ACLs. The ACLs of earlier patterns are stored.
+            ZkFormatError: this release cannot read a node. The node is not overwritten.
             ZkError: with ZkUnreachable the outcome may be unknown. The call may be repeated.
         """
         by_pattern: dict[ResourcePattern, set[AclBinding]] = {}
@@ -168,9 +169,10 @@ class AclStore:
         return version
 
     async def remove(self, conditions: Iterable[AclFilter]) -> tuple[frozenset[AclBinding], int]:
-        """Remove the ACLs that satisfy one of the conditions; return them, and the version of the changes after that.
+        """Remove the ACLs that satisfy one of the conditions.
 
-        Raises what ``add`` raises.
+        Return the removed ACLs, and the version of ``/acls_changes`` after the last write. The errors are those of
+        ``add``.
         """
         accepted = tuple(conditions)
         removed: set[AclBinding] = set()
@@ -227,5 +229,5 @@ def _write(path: str, node: Node | None, wanted: frozenset[AclBinding]) -> Op:
 def merge(
     known: Mapping[str, frozenset[AclBinding]], read: Mapping[str, frozenset[AclBinding]]
 ) -> dict[str, frozenset[AclBinding]]:
-    """Return the ACLs by node after some nodes were read again."""
+    """Return the ACLs by node: those in ``known``, updated by the nodes that were read again."""
     return {name: acls for name, acls in {**known, **read}.items() if acls}

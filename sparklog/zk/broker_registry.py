@@ -10,8 +10,8 @@ existing registration on this host has ended, the registration is stale and is r
 live, it is another broker, and one of the two log directories is a copy of the other: the broker that tries to register
 then ends (``registration_holder``).
 
-If a log directory has not recorded the last incarnation, then it is not the directory that this incarnation wrote to:
-it was emptied while the broker was down, or is an older copy. It may lack acknowledged records, so the registration is
+If a log directory has not recorded the last incarnation, then it is not the directory that this incarnation wrote to.
+It was emptied while the broker was down, or is an older copy. It may lack acknowledged records, so the registration is
 *untrusted*, and the node ``/brokers/untrusted/<id>`` marks it. If only some logs may lack records, the registration and
 the mark name their partitions.
 """

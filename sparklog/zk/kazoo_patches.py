@@ -45,7 +45,7 @@ class KazooHandler(SequentialThreadingHandler):  # type: ignore[misc]
     epoll descriptor each time, which took most of the time of a request.
 
     ``tls`` makes a context for each new connection; None is for connections without TLS. kazoo's own TLS also trusts
-    the certificate authorities of the system, and does not wait correctly: after it has read the first of two responses
+    the certificate authorities of the system, and does not wait correctly. After it has read the first of two responses
     in one TLS record, it waits for more bytes from the network.
     """
 

@@ -2,12 +2,12 @@
 
 The nodes are ``/config/users/<user>``, ``/config/clients/<client id>``, ``/config/users/<user>/clients/<client id>``
 and ``/config/ips/<address>``. A name is quoted, and ``<default>`` stands for the default entity. The value is Kafka's
-JSON object. Its ``config`` has the quotas as text. The node of a user may also have the user's credentials there:
-other keys are kept.
+JSON object, whose ``config`` has the quotas as text. In the node of a user, ``config`` may also have the user's
+credentials. A write of quotas keeps them.
 
-Every write also writes the index, the value of ``/config/quotas``: all entities with quotas, and those of the last
-changes. Its version grows by one with each change. So a broker that watches the index reads only the nodes that have
-changed. The writes are compare-and-set on the index and on the node.
+Every write also updates the index, the value of the node ``/config/quotas``. The index has all entities with quotas,
+and the entities of the last changes. Its version grows by one with each change. So a broker that watches the index
+reads only the nodes that have changed. Each write is a compare-and-set on the index and on the entity's node.
 """
 
 from __future__ import annotations
@@ -29,13 +29,13 @@ from sparklog.zk.session import Node, ZkSession
 from sparklog.zk.unreadable import Unreadable
 
 _DEFAULT_NODE = "<default>"
-#: The number of entities whose nodes are read at a time.
+#: The number of nodes that one read operation requests.
 _AT_ONCE = 1000
-#: The number of changes that the index names. A broker that has missed more reads all quotas.
+#: The number of changes in the index. A broker that has missed more changes reads all quotas.
 _REMEMBERED = 100
-#: The most entities with quotas in a cluster, because the index is one node.
+#: The maximum number of entities with quotas in a cluster. It is bounded because the index is one node.
 MAX_ENTITIES = 5_000
-#: The longest index. ZooKeeper closes the connection after a request of 1 MB.
+#: The maximum size of the index. ZooKeeper closes the connection if a request has 1 MB.
 _MAX_INDEX_BYTES = 900_000
 
 
@@ -53,7 +53,7 @@ class _ConfigNode(msgspec.Struct, frozen=True):
 
 
 class Quotas(NamedTuple):
-    """All quotas, the version of the index that they belong to, and the session that has read them."""
+    """All quotas, the version of the index at the read, and the number of the ZooKeeper session that read them."""
 
     version: int
     values: Mapping[QuotaEntity, QuotaValues]
@@ -82,14 +82,14 @@ def _node_name(name: str) -> str:
 
 
 def decode_index(node: Node | None) -> QuotaIndex:
-    """Return the index. Raises ZkFormatError."""
+    """Return the index; an empty one if the node does not exist. Raises ZkFormatError."""
     if node is None or not node.data:
         return QuotaIndex()
     return codecs.decode(paths.QUOTAS, node.data, QuotaIndex)
 
 
 class QuotaStore:
-    """The operations on quotas over one session. The object has no state but the report of unreadable nodes."""
+    """The operations on quotas in one ZooKeeper session. Its only state is the report of unreadable nodes."""
 
     def __init__(self, session: ZkSession, unreadable: Unreadable) -> None:
         self._session = session
@@ -98,12 +98,12 @@ class QuotaStore:
     def watch(self, on_index: Callable[[Node | None], None]) -> Callable[[], None]:
         """Call ``on_index`` with the node of the index now, after every change and after every reconnection.
 
-        Returns a function that ends that.
+        Return a function that ends the watch.
         """
         return self._session.watch_data(paths.QUOTAS, on_index)
 
     async def read(self, node: Node | None, known: Quotas = NO_QUOTAS) -> Quotas:
-        """Return the quotas of this index. Only nodes that have changed since ``known`` are read. Raises ZkError."""
+        """Return the quotas of this index. Read only the nodes that have changed since ``known``. Raises ZkError."""
         index = decode_index(node)
         if node is None:
             return NO_QUOTAS
@@ -117,7 +117,10 @@ class QuotaStore:
         return Quotas(node.version, {**kept, **await self._values(entities & changed)}, generation)
 
     async def current(self, known: Quotas = NO_QUOTAS) -> Quotas:
-        """Return the quotas after all earlier writes. Only what has changed since ``known`` is read. Raises ZkError."""
+        """Return the quotas with all earlier writes. Read only the nodes that have changed since ``known``.
+
+        Raises ZkError.
+        """
         await self._session.sync(paths.CONFIG)
         try:
             node = await self._session.get(paths.QUOTAS)
@@ -128,7 +131,7 @@ class QuotaStore:
     async def alter(self, entity: QuotaEntity, changes: Mapping[str, float | None]) -> int:
         """Set or remove (None) quotas of one entity, and return the new version of the index.
 
-        To remove a quota that does not exist has no effect.
+        Removing a quota that does not exist has no effect.
 
         Raises:
             BrokerError: INVALID_CONFIG, there are too many entities with quotas.
@@ -153,7 +156,7 @@ class QuotaStore:
             return int(version)
 
     async def _remove_containers(self, entity: QuotaEntity) -> None:
-        """Delete the nodes that only held the nodes of the user's client ids, if there are none any more."""
+        """Delete the empty parent nodes of the user's client ids, after the last client id has lost its quotas."""
         if entity.user is None or entity.client_id is None:
             return
         of_user = quota_path(QuotaEntity(entity.user))
@@ -165,7 +168,7 @@ class QuotaStore:
             await self._session.multi(ops)
 
     async def _change(self, entity: QuotaEntity, changes: Mapping[str, float | None]) -> tuple[Op, bool]:
-        """Return the write of the entity's node, and whether the entity has quotas after it."""
+        """Return the write operation for the entity's node, and whether the entity has quotas after the write."""
         path = quota_path(entity)
         node: Node | None = None
         with suppress(ZkNoNode):
@@ -212,7 +215,7 @@ class QuotaStore:
 
 
 def _parents(entity: QuotaEntity) -> tuple[str, ...]:
-    """Return the paths that the entity's node needs, from the root."""
+    """Return the paths of the parents of the entity's node, the highest first."""
     if entity.ip is not None:
         return paths.CONFIG, paths.QUOTAS_OF_ADDRESSES
     if entity.user is None:
@@ -224,7 +227,7 @@ def _parents(entity: QuotaEntity) -> tuple[str, ...]:
 
 
 def _indexed(index: QuotaIndex, entity: QuotaEntity, *, has_quotas: bool) -> bytes:
-    """Return the next index, after a change of the entity."""
+    """Return the value of the index after a change of this entity."""
     entities = [known for known in index.entities if known != entity] + [entity] * has_quotas
     encoded = codecs.encode(
         msgspec.structs.replace(

@@ -1,9 +1,14 @@
 """The security of ZooKeeper sessions: TLS, digest credentials, and the ACLs of nodes that sessions create.
 
-The settings have paths of files, never secrets. A session reads the files when it opens or connects, on its own host.
+The settings contain paths of files, never secrets. A session reads the files on its own host when it opens or connects.
 
-A node is open (every session may do everything), closed (sessions with the creator's credentials may do everything, and
-other sessions may read), or secret (other sessions may not even read). ``paths.is_secret`` says which nodes are secret.
+A node has one of three kinds of ACL:
+
+- Open: every session may do everything.
+- Closed: sessions with the creator's credentials may do everything, and other sessions may read.
+- Secret: sessions with the creator's credentials may do everything, and other sessions may not even read.
+
+``paths.is_secret`` defines which nodes are secret.
 """
 
 from __future__ import annotations
@@ -39,17 +44,17 @@ class Masked(str):
 
 
 class ZooKeeperSecurity(msgspec.Struct, frozen=True, kw_only=True):
-    """The security settings of ZooKeeper sessions. It holds no secrets."""
+    """The security settings of ZooKeeper sessions. They contain no secrets, only paths."""
 
     #: Whether to connect with TLS.
     tls: bool = False
     #: The PEM file with the authorities that may sign the certificates of ZooKeeper servers. No others are trusted.
     ca: str = ""
-    #: The PEM file with the certificate chain that the session presents, and the one with its private key. If there is
-    #: no file for the key, it is in the certificate's file.
+    #: The PEM file with the certificate chain of the session, and the PEM file with the private key. If the path of the
+    #: key is empty, the key is in the certificate's file.
     certificate: str = ""
     key: str = ""
-    #: Whether the server's certificate must be for the host name in the connect string.
+    #: Whether the server's certificate must contain the host name in the connect string.
     check_hostname: bool = True
     #: The file with a line ``user:password`` for each credential, the newest first.
     digest_file: str = ""
@@ -62,10 +67,10 @@ class ZooKeeperSecurity(msgspec.Struct, frozen=True, kw_only=True):
         return bool(self.digest_file) or (self.tls and bool(self.certificate))
 
     def context(self) -> ssl.SSLContext:
-        """Return a context for one connection with TLS, from the files as they are now.
+        """Return a TLS context for one connection, from the present content of the files.
 
         Raises:
-            ConfigError: a file cannot be read, or is not a PEM file of this kind.
+            ConfigError: a file cannot be read, or is not the expected kind of PEM file.
         """
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
         context.minimum_version = ssl.TLSVersion.TLSv1_2
@@ -85,7 +90,7 @@ class ZooKeeperSecurity(msgspec.Struct, frozen=True, kw_only=True):
         """Return the credentials of the digest file, each ``user:password``; none without a digest file.
 
         Raises:
-            ConfigError: the file cannot be read, other users may read it, or a line has another form. The error does
+            ConfigError: the file cannot be read, other users may read it, or a line has the wrong form. The error does
                 not contain the line.
         """
         if not self.digest_file:
@@ -106,7 +111,7 @@ class ZooKeeperSecurity(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def zookeeper_security(config: BrokerConfig) -> ZooKeeperSecurity:
-    """Return the security of ZooKeeper sessions that broker settings describe.
+    """Return the security settings of ZooKeeper sessions from the broker settings.
 
     Raises:
         ConfigError: settings contradict each other, or a path is relative.
@@ -138,10 +143,10 @@ def zookeeper_security(config: BrokerConfig) -> ZooKeeperSecurity:
 
 
 def security_of(settings: Mapping[str, str]) -> ZooKeeperSecurity:
-    """Return the security that ``settings`` describe; settings that do not concern ZooKeeper are ignored.
+    """Return the security settings of ZooKeeper sessions from ``settings``. Ignore settings of other parts.
 
     Raises:
-        ConfigError: as ``zookeeper_security``, or a setting of ZooKeeper is unknown.
+        ConfigError: a setting of ZooKeeper is unknown, or ``zookeeper_security`` raises it.
     """
     return zookeeper_security(
         broker_config({key: value for key, value in settings.items() if key.startswith("zookeeper.")})

@@ -1,7 +1,7 @@
-"""The ACLs of all nodes of a cluster: closing and opening a tree that exists, while the cluster runs.
+"""The functions that close and open all existing nodes of a cluster, while the cluster runs.
 
-ZooKeeper's ACLs are not inherited, so these functions walk through the tree and set the ACL of each node that has
-another one. A walk that was interrupted may be repeated. ``security`` says what closed, open and secret nodes are.
+ZooKeeper nodes do not inherit ACLs. So these functions walk through the tree, and set the ACL of each node that has a
+different one. An interrupted walk may be repeated. ``security`` defines closed, open and secret nodes.
 """
 
 from __future__ import annotations
@@ -17,18 +17,18 @@ from sparklog.zk.kazoo_patches import OPEN_ENTRIES, READ_BY_ALL, AclEntry
 from sparklog.zk.session import ZkSession
 
 Acl = frozenset[AclEntry]
-#: The number of nodes whose ACLs are read and set at a time.
+#: The number of nodes whose ACLs are read and set concurrently.
 _AT_ONCE = 1000
-#: The maximum number of walks after which ``close_tree`` gives up waiting for the end of open nodes.
+#: The maximum number of walks of ``close_tree``. It then gives up, even if it still finds open nodes.
 _MOST_WALKS = 5
-#: The node that a session creates to learn the ACL that ZooKeeper makes from its credentials.
+#: The prefix of a temporary node. From its ACL a session learns how ZooKeeper represents the session's credentials.
 _SAMPLE = "/cluster/acl-"
-#: ZooKeeper's own node.
+#: The node that ZooKeeper itself creates. It does not belong to the cluster.
 _NOT_OURS = "/zookeeper"
 
 
 class TreeCount(NamedTuple):
-    """The nodes of a tree: all, those whose ACL was set, and those that the last walk still found open to strangers."""
+    """Counts of nodes: all nodes, the nodes whose ACL was set, and the nodes that the last walk still found open."""
 
     nodes: int = 0
     changed: int = 0
@@ -38,11 +38,11 @@ class TreeCount(NamedTuple):
 async def close_tree(
     session: ZkSession, *, roots: Sequence[str] = ("/",), progress: Callable[[int], None] | None = None
 ) -> TreeCount:
-    """Close all nodes at and below ``roots``, and make the secret ones unreadable for strangers.
+    """Close all nodes at and below ``roots``, and make the secret nodes unreadable for sessions without credentials.
 
-    The walk is repeated until it finds no open node, because other sessions may create open nodes meanwhile. If the
-    result has ``found_open``, some session creates open nodes all the time. ``session`` must close the nodes that it
-    creates. ``progress`` is called with the number of nodes so far.
+    Repeat the walk until it finds no open node, because other sessions may create open nodes meanwhile. If
+    ``found_open`` in the result is not 0, another session keeps creating open nodes. ``session`` must have
+    ``set_acl``. ``progress`` is called with the number of nodes visited so far.
 
     Raises:
       ZkNoAuth: a node is closed to this session. ZkUnreachable: the connection broke; the caller may repeat the call.
@@ -79,9 +79,8 @@ async def open_tree(
 ) -> TreeCount:
     """Let every session do everything with all nodes at and below ``roots``.
 
-    Without ``with_secrets`` the secret nodes keep their ACLs, and are not counted.
-
-    Raises: as ``close_tree``.
+    Without ``with_secrets`` the secret nodes keep their ACLs, and are not counted. The errors are those of
+    ``close_tree``.
     """
     changed = 0
 
@@ -99,9 +98,9 @@ async def open_tree(
 
 
 async def roots_of(session: ZkSession) -> tuple[str, ...]:
-    """Return the nodes at which the tree of the cluster begins, in a ZooKeeper that others may use as well.
+    """Return the topmost nodes of the cluster. Other programs may use the same ZooKeeper.
 
-    This is the chroot, or without a chroot the cluster's own nodes below the root.
+    The result is the chroot. Without a chroot, it is the cluster's own nodes below the root.
     """
     if session.has_chroot:
         return ("/",)
@@ -109,7 +108,7 @@ async def roots_of(session: ZkSession) -> tuple[str, ...]:
 
 
 async def processes_with_open_nodes(session: ZkSession) -> tuple[str, ...]:
-    """Return the brokers, the controller and the driver whose own nodes are open to every session.
+    """Return the names of the processes (brokers, controller, driver) whose registration nodes are open.
 
     Such a process does not close the nodes that it creates, and it may have no credentials.
     """
@@ -117,12 +116,12 @@ async def processes_with_open_nodes(session: ZkSession) -> tuple[str, ...]:
 
 
 async def processes_with_closed_nodes(session: ZkSession) -> tuple[str, ...]:
-    """Return the brokers, the controller and the driver that close the nodes that they create."""
+    """Return the names of the processes (brokers, controller, driver) that close the nodes that they create."""
     return await _processes(session, lambda acl: not acl >= OPEN_ENTRIES)
 
 
 async def check_identities(session: ZkSession) -> None:
-    """Refuse credentials that the running processes of the cluster do not share.
+    """Check that the running processes of the cluster have the same credentials as this session.
 
     Raises:
       ClusterError: a process would lose access to nodes that this session closes.
@@ -160,9 +159,10 @@ async def _processes(session: ZkSession, has: Callable[[Acl], bool]) -> tuple[st
 
 
 async def _own_entries(session: ZkSession) -> Acl:
-    """Return the entries that ZooKeeper makes from the credentials of this session.
+    """Return the ACL entries that ZooKeeper creates from the credentials of this session.
 
-    Certificates differ by process. So if the session has a digest as well, only the digest counts. Raises ZkNoAuth.
+    Each process has its own certificate. So if the session has a digest too, return only the entries of the digest.
+    Raises ZkNoAuth.
     """
     try:
         path = await session.create(_SAMPLE, ephemeral=True, sequence=True)
@@ -174,7 +174,7 @@ async def _own_entries(session: ZkSession) -> Acl:
 
 
 def _keeps_out(acl: Acl, path: str) -> bool:
-    """Return whether strangers cannot change the node, and cannot read it if it is secret."""
+    """Return whether sessions without credentials cannot change the node, and cannot read it if it is secret."""
     for_all = frozenset(entry for entry in acl if entry.is_for_all)
     return not for_all if paths.is_secret(path) else for_all <= READ_BY_ALL
 
@@ -185,9 +185,9 @@ async def _walk(
     visit: Callable[[str], Awaitable[bool]],
     progress: Callable[[int], None] | None,
 ) -> int:
-    """Visit all nodes, parents before children, and return their number.
+    """Visit all nodes, parents before children, and return the number of visited nodes.
 
-    The nodes below a node for which ``visit`` returns false are not visited, and it is not counted.
+    If ``visit`` returns false for a node, do not count this node, and do not visit the nodes below it.
     """
 
     async def enter(path: str) -> list[str] | None:

@@ -1,11 +1,13 @@
-"""The SCRAM credentials of users in ZooKeeper, as Kafka stores them.
+"""The SCRAM credentials of users in ZooKeeper, in Kafka's format.
 
-Each user has a node ``/config/users/<name>`` with the quoted name. Its value is Kafka's JSON object; other keys of its
-``config`` are kept. Only sessions that have proved an identity to ZooKeeper can read these nodes (``paths.is_secret``).
+Each user has a node ``/config/users/<name>`` with the quoted name. Its value is Kafka's JSON object. A write of
+credentials keeps the other keys of ``config``. If nodes are protected, only sessions that have proved an identity to
+ZooKeeper can read these nodes (``paths.is_secret``).
 
-Every write also writes the index, the value of ``/config/users``: the names of the last changes. The index has the key
-from which the credentials of unknown users are made, too. Its version grows by one with each change of a user. So a
-broker that watches the index reads only the users that have changed. The writes are compare-and-set on the index.
+Every write also updates the index, the value of the node ``/config/users``. The index has the names of the users that
+changed last, and the secret from which brokers derive the credentials of unknown users. Its version grows by one with
+each change of a user. So a broker that watches the index reads only the users that have changed. Each write is a
+compare-and-set on the index.
 """
 
 from __future__ import annotations
@@ -32,11 +34,11 @@ from sparklog.zk.unreadable import Unreadable
 _T = TypeVar("_T", bound=msgspec.Struct)
 #: The credentials of one user, by mechanism.
 Credentials = Mapping[str, ScramCredential]
-#: The number of users whose nodes are read at a time.
+#: The number of nodes that one read operation requests.
 _AT_ONCE = 1000
-#: The number of changes that the index names. A broker that has missed more reads all users.
+#: The number of changes in the index. A broker that has missed more changes reads all users.
 _REMEMBERED = 100
-#: The length of the key from which the credentials of unknown users are made.
+#: The length of the secret from which brokers derive the credentials of unknown users.
 KEY_BYTES = 32
 
 
@@ -64,14 +66,14 @@ def user_path(name: str) -> str:
 
 
 def decode_index(node: Node | None) -> UserIndex:
-    """Return the index. Raises ZkFormatError."""
+    """Return the index; an empty one if the node does not exist. Raises ZkFormatError."""
     if node is None or not node.data:
         return UserIndex()
     return decode_secret(paths.USERS, node.data, UserIndex)
 
 
 def decode_secret(path: str, data: bytes, kind: type[_T]) -> _T:
-    """Decode a value as ``codecs.decode`` does, but with an error that does not quote the value."""
+    """Decode a value as ``codecs.decode`` does. The error does not quote the value, because it may be secret."""
     try:
         return codecs.decode(path, data, kind)
     except codecs.ZkFormatError as error:
@@ -80,7 +82,7 @@ def decode_secret(path: str, data: bytes, kind: type[_T]) -> _T:
 
 
 def encode_credential(credential: ScramCredential) -> str:
-    """Return a credential in Kafka's form."""
+    """Return the text that Kafka stores for this credential."""
     parts = {
         "salt": credential.salt,
         "stored_key": credential.stored_key,
@@ -91,7 +93,7 @@ def encode_credential(credential: ScramCredential) -> str:
 
 
 def decode_credential(mechanism: str, text: str) -> ScramCredential:
-    """Return a credential from Kafka's form. Raises ConfigError, which does not quote the text."""
+    """Parse the text that Kafka stores for a credential. Raises ConfigError. The error does not quote the text."""
     parts = dict(part.partition("=")[::2] for part in text.split(","))
     try:
         salt, stored_key, server_key = (
@@ -104,7 +106,7 @@ def decode_credential(mechanism: str, text: str) -> ScramCredential:
 
 
 class UserStore:
-    """The operations on users over one session. The object has no state but the report of unreadable nodes."""
+    """The operations on users in one ZooKeeper session. Its only state is the report of unreadable nodes."""
 
     def __init__(self, session: ZkSession, unreadable: Unreadable) -> None:
         self._session = session
@@ -113,7 +115,7 @@ class UserStore:
     def watch(self, on_index: Callable[[Node | None], None]) -> Callable[[], None]:
         """Call ``on_index`` with the node of the index now, after every change and after every reconnection.
 
-        Returns a function that ends that.
+        Return a function that ends the watch.
         """
         return self._session.watch_data(paths.USERS, on_index)
 
@@ -129,22 +131,25 @@ class UserStore:
         return found
 
     async def users(self, names: Iterable[str]) -> dict[str, Credentials]:
-        """Return the credentials of those of these users that have any. Raises ZkError."""
+        """Return the credentials of the named users. Omit users that have none. Raises ZkError."""
         wanted = list(dict.fromkeys(names))
         found = await asyncio.gather(*map(self._credentials, wanted))
         return {name: credentials for name, credentials in zip(wanted, found, strict=True) if credentials}
 
     async def synchronised(self) -> None:
-        """Let the server catch up, so that later reads return all earlier writes. Raises ZkError."""
+        """Wait until the ZooKeeper server has caught up, so that later reads return all earlier writes.
+
+        Raises ZkError.
+        """
         await self._session.sync(paths.USERS)
 
     async def alter(self, name: str, changes: Mapping[str, ScramCredential | None], *, new_key: bytes) -> int:
         """Set or delete (None) credentials of one user, and return the new version of the index.
 
-        ``new_key`` becomes the key for unknown users if there is none yet.
+        ``new_key`` becomes the secret for unknown users if the index has none yet.
 
         Raises:
-            BrokerError: RESOURCE_NOT_FOUND, a credential to delete does not exist; nothing was changed.
+            BrokerError: RESOURCE_NOT_FOUND, a credential to delete does not exist. Nothing was changed.
             ZkError: with ZkUnreachable the outcome may be unknown. The call may be repeated.
         """
         await self._session.ensure(paths.CONFIG)
@@ -158,7 +163,7 @@ class UserStore:
                 changed=(*index.changed, name)[-_REMEMBERED:],
                 unknown_users_key=index.unknown_users_key or new_key,
             )
-            # The index is first, so that its version decides before the user's node is looked at.
+            # The index is first, so that ZooKeeper checks its version before it checks the user's node.
             ops: list[Op] = [SetData(paths.USERS, codecs.encode(wanted), root.version), op]
             try:
                 version = (await self._session.multi(ops))[0]
@@ -169,7 +174,7 @@ class UserStore:
             return int(version)
 
     async def _change(self, name: str, changes: Mapping[str, ScramCredential | None]) -> Op:
-        """Return the write of the user's node that makes these changes."""
+        """Return the write operation for the user's node that makes these changes."""
         path = user_path(name)
         node: Node | None = None
         with suppress(ZkNoNode):

@@ -1,7 +1,7 @@
-"""A broker's copy of the cluster's ACLs, which follows ZooKeeper.
+"""A broker's cache of the cluster's ACLs. ZooKeeper stores them.
 
-A change takes effect without a restart: the broker watches the node of the changes and reads the ACLs that have
-changed. While ZooKeeper is unreachable, the broker decides by the ACLs that it has read last.
+A change takes effect without a restart: the broker watches the node ``/acls_changes`` and reads the ACLs that have
+changed. While ZooKeeper is unreachable, the broker uses the ACLs that it read last.
 """
 
 from __future__ import annotations
@@ -24,17 +24,17 @@ _log = logging.getLogger(__name__)
 
 
 class AclCache:
-    """The ACLs of all resources. Owner: the broker's event loop, from ``open`` to ``close``."""
+    """The cached ACLs of all resources. Owner: the broker's event loop, from ``open`` to ``close``."""
 
     def __init__(self, authorizer: Authorizer, counters: Counter[str]) -> None:
         self._authorizer = authorizer
         self._counters = counters
         self._store: AclStore | None = None
         self._session: ZkSession | None = None
-        #: The ACLs that the authorizer uses, by the name of their node, and the version of the changes then.
+        #: The ACLs that the authorizer uses, by the name of their node, and the version of ``/acls_changes`` with them.
         self._acls: Mapping[str, frozenset[AclBinding]] = {}
         self._version = -2
-        #: The session that has read ``_acls``. After it ends, all ACLs are read again.
+        #: The number of the ZooKeeper session that read ``_acls``. A new session reads all ACLs again.
         self._generation = -1
         self._node: Node | None = None
         self._changed = asyncio.Event()
@@ -44,7 +44,7 @@ class AclCache:
         self._unreadable = Unreadable()
 
     def open(self, session: ZkSession) -> None:
-        """Begin to follow the ACLs. ``session`` must stay open until ``close``."""
+        """Start to watch the ACLs in ZooKeeper. ``session`` must stay open until ``close``."""
         self._session = session
         self._store = AclStore(session, self._unreadable)
         self._task = asyncio.get_running_loop().create_task(self._follow(), name="follow ACLs")
@@ -64,7 +64,7 @@ class AclCache:
         return self._store
 
     async def applied(self, version: int, *, timeout_s: float) -> None:
-        """Wait until this version of the changes decides, for at most ``timeout_s``."""
+        """Wait until the authorizer uses this version of the ACLs, for at most ``timeout_s``."""
         end = asyncio.get_running_loop().time() + timeout_s
         while self._version < version and (left_s := end - asyncio.get_running_loop().time()) > 0:
             future: asyncio.Future[None] = asyncio.get_running_loop().create_future()

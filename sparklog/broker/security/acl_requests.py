@@ -1,7 +1,7 @@
 """CreateAcls, DescribeAcls and DeleteAcls requests.
 
-A change is written to ZooKeeper, from which all brokers read it. The reply follows after this broker decides by it;
-other brokers follow within moments.
+The broker writes a change to ZooKeeper, from which all brokers read it. It replies when it uses the change itself.
+Other brokers use the change shortly after.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _log = logging.getLogger(__name__)
 
 #: The most ACLs of a cluster. Every broker has all of them in memory.
 MOST_ACLS = 50_000
-#: The longest wait until this broker decides by a change that is stored.
+#: The longest time that a reply waits until this broker uses a stored change.
 _APPLIED_S = 5.0
 
 

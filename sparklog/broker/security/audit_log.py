@@ -1,7 +1,7 @@
 """The audit log of a broker: logins, denied requests and administrative changes, as lines of JSON in ``audit.log``.
 
-The lines go to the logger ``sparklog.audit``. A thread writes them to the file, so a slow disk does not block the event
-loop. If the thread cannot keep up, lines are dropped, and a line with their number follows.
+The broker sends the lines to the logger ``sparklog.audit``. A thread writes them to the file, so a slow disk does not
+block the event loop. If the thread cannot keep up, lines are dropped. A later line has the number of dropped lines.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ _CLOSE_S = 2.0
 
 
 class AuditedConnection(Protocol):
-    """The facts about a connection that its lines contain."""
+    """A connection, with the facts that the lines about it contain."""
 
     @property
     def principal(self) -> Principal: ...
@@ -57,7 +57,10 @@ class Audit:
     def login(
         self, principal: Principal | str, host: str, mechanism: str, ok: bool, reason: str = "", *, listener: str = ""
     ) -> None:
-        """Record a login, or a failed one and its reason. ``principal`` is what the client claims to be."""
+        """Record a successful login, or a failed one with its reason.
+
+        ``principal`` is the principal that the client claims.
+        """
         if ok:
             self._counters["logins"] += 1
         else:
@@ -77,7 +80,10 @@ class Audit:
     def denied(
         self, connection: AuditedConnection, request: Request | str, operation: str, resource: str, rule: str
     ) -> None:
-        """Record that ``rule`` has denied a request. ``resource`` is a type and a name, such as ``Topic:orders``."""
+        """Record that ``rule`` has denied a request.
+
+        ``resource`` is the type and the name of a resource, such as ``Topic:orders``.
+        """
         self._counters["requests.denied"] += 1
         self._record(
             AuditEvent(
@@ -115,7 +121,7 @@ class Audit:
             self.changed(connection, request, change.what, resource=change.resource)
 
     def close(self) -> None:
-        """Write how many lines were suppressed so far."""
+        """Write the number of lines that were suppressed and are not reported yet."""
         if self._timer is not None:
             self._timer.cancel()
         for event in self._limits.end_all():
@@ -158,7 +164,7 @@ class AuditFile(logging.Handler):
         self._lines: queue.Queue[logging.LogRecord | None] = queue.Queue(_MOST_WAITING)
         self._thread: threading.Thread | None = None
         self._file: logging.Handler | None = None
-        #: The lines that were dropped because too many were waiting, and those whose drop is noted in the file.
+        #: The number of lines dropped because too many were waiting, and the number of drops that the file reports.
         self.dropped = 0
         self.lines_noted = 0
 
@@ -172,7 +178,7 @@ class AuditFile(logging.Handler):
             self.dropped += 1
 
     def close(self) -> None:
-        """Wait until the lines are written, but not for long: the disk may be broken."""
+        """Wait until the lines are written, for at most ``_CLOSE_S``, because the disk may be broken."""
         if self._thread is not None:
             try:
                 self._lines.put(None, timeout=_CLOSE_S)

@@ -1,10 +1,10 @@
-"""The handlers of requests with a check of the ACLs before each of them.
+"""Request handlers that check the ACLs first.
 
-A broker without an authorizer uses the handlers themselves. A request that is refused as a whole gets an error. Of a
-request with entries, the handler gets only the entries that are allowed, and the refusals of the others are added to
-its reply. From the reply to a list, the resources are left out that the principal may not see.
+A broker without an authorizer uses the plain handlers. A denied request gets an error. If a request has entries, such
+as partitions, the handler gets only the allowed entries, and this module adds an error for each denied entry to the
+reply. If a request lists resources, the reply omits those that the principal may not see.
 
-Fetch is an exception: a partition is read later and repeatedly, so ``AuthorizedFetch`` checks each read.
+Fetch is an exception: a broker may read a partition later and repeatedly, so ``AuthorizedFetch`` checks each read.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ _EMPTY: dict[type, Callable[[int], Reply]] = {
 def authorized_handlers(
     authorizer: Authorizer, handlers: Handlers, *, slices: Slices, cache: MetadataCache
 ) -> Handlers:
-    """Return the handlers with a check of the ACLs added. Raises KeyError for a request without a rule."""
+    """Return handlers that check the ACLs and then call these. Raises KeyError for a request without a rule."""
     checks = _Checks(authorizer, slices, cache)
     return {kind: checks.of(kind, RULES[kind], handle) for kind, handle in handlers.items()}
 
@@ -193,7 +193,7 @@ class _Checks:
         rule: RequestRule,
         then: Callable[[dict[int, str]], None],
     ) -> None:
-        """Call ``then`` with a sentence about each refused entry, by its index. Of many entries this takes slices."""
+        """Call ``then`` with the error text of each refused entry, by its index. Check many entries in slices."""
 
         def steps(over: Callable[[], bool]) -> Steps:
             then((yield from self._refused(connection, request, rule, over)))
@@ -207,7 +207,7 @@ class _Checks:
     def _refused(
         self, connection: ServerConnection, request: Request, rule: RequestRule, over: Callable[[], bool]
     ) -> Generator[None, None, dict[int, str]]:
-        """Return a sentence about each refused entry, by its index. Yield whenever ``over`` returns true."""
+        """Return the error text of each refused entry, by its index. Yield whenever ``over`` returns true."""
         assert rule.entries is not None
         operation, topics = rule.entries
         refused: dict[int, str] = {}
@@ -290,7 +290,10 @@ class _Checks:
     def _all_topics(
         self, connection: ServerConnection, request: Metadata, body: memoryview, handle: HandleRequest
     ) -> Steps:
-        """Ask for the topics that the principal may describe, by name. So no part of the reply names another one."""
+        """Replace a request for all topics by one that names the topics that the principal may describe.
+
+        So no part of the reply names another topic.
+        """
         allows, names = _allows(self._authorizer, connection), []
         for name in tuple(self._cache.topics()):
             if self._slices.over():
@@ -317,9 +320,9 @@ def _allows(authorizer: Authorizer, connection: ServerConnection) -> Allows:
 
 
 class AuthorizedFetch(OpenFetch):
-    """A fetch that checks before each read whether the principal may still read the topic.
+    """A fetch that checks before each read whether the principal may read the topic.
 
-    A refused partition gets the same result whether or not it exists.
+    A refused partition gets the same error whether or not it exists.
     """
 
     __slots__ = ("_authorizer",)

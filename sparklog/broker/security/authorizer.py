@@ -1,7 +1,7 @@
-"""The authorizer of one broker: it decides by the cluster's ACLs what the principal of a connection may do.
+"""The authorizer of one broker, which applies the cluster's ACLs to requests.
 
-Super users, and brokers and controllers that have proved their identity, may do everything. All other decisions are
-cached until the ACLs change.
+Super users may do everything, and so may brokers and controllers that have proved their identity. The authorizer
+caches all other decisions until the ACLs change.
 """
 
 from __future__ import annotations
@@ -18,16 +18,17 @@ from sparklog.security.acls import AclTable, Decision, Operation, ResourceType
 from sparklog.security.principals import Principal, parse_super_users
 from sparklog.security.request_rules import REFUSALS, Clause, Need
 
-#: The most cached decisions. At one more the cache is cleared, because a client can name any number of resources.
+#: The maximum number of cached decisions. When it is reached, the cache is cleared, because a client can name any
+#: number of resources.
 MOST_CACHED = 100_000
-#: The longest cached name. No topic has a longer one.
+#: The maximum length of a resource name in the cache. No topic name is longer.
 _LONGEST_CACHED = 255
 
 _Known = dict[tuple[Operation, ResourceType, "str | None"], bool]
 
 
 class Requester(AuditedConnection, Protocol):
-    """The facts about a connection that a decision needs."""
+    """A connection, with the facts that a decision needs."""
 
     @property
     def identity(self) -> Identity | None: ...
@@ -42,10 +43,11 @@ class DenialLog(Protocol):
 
 
 def authorizer_of(config: BrokerConfig, denials: DenialLog) -> Authorizer | None:
-    """Return the authorizer that the settings ask for, or None.
+    """Return the authorizer that the settings enable, or None if they enable none.
 
     Raises:
-        ConfigError: a super user is not a principal, or there is none, so that no principal could add the first ACL.
+        ConfigError: a super user is not a valid principal, or the setting ``super.users`` is empty. Without a super
+            user no client could add the first ACL.
     """
     super_users = parse_super_users(config.super_users)
     if config.authorizer_enable == "false" or (config.authorizer_enable == "auto" and not super_users):
@@ -59,8 +61,8 @@ def authorizer_of(config: BrokerConfig, denials: DenialLog) -> Authorizer | None
 class Authorizer:
     """The authorizer of one broker. Owner: the broker's event loop.
 
-    ``table`` has the super users, and no ACL yet. Until ``set_acls`` is called, requests of other principals get a
-    retriable error.
+    At first ``table`` has the super users and no ACLs. Until ``set_acls`` is called, requests of other principals get
+    a retriable error.
     """
 
     def __init__(self, table: AclTable, denials: DenialLog) -> None:
@@ -73,7 +75,7 @@ class Authorizer:
 
     @property
     def table(self) -> AclTable:
-        """Return the ACLs that decide now."""
+        """Return the current ACLs and super users."""
         return self._table
 
     @property
@@ -82,16 +84,16 @@ class Authorizer:
         return self._cached
 
     def set_acls(self, table: AclTable) -> None:
-        """Decide by these ACLs from now on."""
+        """Use these ACLs for all later decisions."""
         self._table = table
         self._loaded = True
         self._clear()
 
     def skips(self, connection: Requester) -> bool:
-        """Return whether the connection may do everything.
+        """Return whether the connection needs no ACLs: a super user, or a broker or controller with a proved identity.
 
         Raises:
-            BrokerError: BROKER_NOT_AVAILABLE, the ACLs have not been read yet.
+            BrokerError: BROKER_NOT_AVAILABLE, the broker has not read the ACLs yet.
         """
         if connection.identity is not None or connection.principal in self._table.super_users:
             return True
@@ -102,7 +104,10 @@ class Authorizer:
     def allows(
         self, connection: Requester, operation: Operation, resource_type: ResourceType, name: str | None
     ) -> bool:
-        """Return whether the principal may do the operation. ``name`` None means at least one resource of the type."""
+        """Return whether the principal may do the operation on the resource.
+
+        With ``name`` None, return whether it may do so on at least one resource of the type.
+        """
         known = self._known.get((connection.principal, connection.peer_host))
         if known is not None:
             allowed = known.get((operation, resource_type, name))
@@ -126,7 +131,7 @@ class Authorizer:
         self._cached = 0
 
     def decide(self, connection: Requester, need: Need) -> Decision:
-        """Decide without the cache, and return the rule too."""
+        """Return the decision together with the rule that made it. This does not use the cache."""
         operation, resource_type, name = need
         principal, host = connection.principal, connection.peer_host
         if name is None:
@@ -134,10 +139,10 @@ class Authorizer:
         return self._table.decide(principal, host, operation, resource_type, name)
 
     def require(self, connection: Requester, request: Request, clauses: Iterable[Clause]) -> None:
-        """Check that of each clause one need is allowed.
+        """Check that at least one need of each clause is allowed.
 
         Raises:
-            BrokerError: the error of the last need of a clause that is not satisfied.
+            BrokerError: no need of a clause is allowed. The error is that of the clause's last need.
         """
         for clause in clauses:
             for need in clause:
@@ -148,7 +153,7 @@ class Authorizer:
                 raise BrokerError(REFUSALS[clause[-1].resource_type], detail)
 
     def deny(self, connection: Requester, request: Request, need: Need) -> str:
-        """Record the denial with its rule, and return a sentence for the client, which does not have the rule."""
+        """Write the denial and its rule to the audit log. Return the error text for the client, without the rule."""
         rule = self.decide(connection, need).rule
         name = "*" if need.name is None else need.name
         self._denials.denied(connection, request, need.operation.value, f"{need.resource_type}:{name}", rule)

@@ -1,4 +1,4 @@
-"""Connections that a handler sees instead of the client's, so that its reply can be changed before it is sent."""
+"""Wrappers of a client's connection, which change the handler's reply before it is sent."""
 
 from __future__ import annotations
 
@@ -12,9 +12,10 @@ from sparklog.security.partial_answers import Allows, shown
 
 
 class ForwardingConnection:
-    """The connection that a handler sees instead of the client's, so that its reply can be changed.
+    """A wrapper of a client's connection, which a handler uses in its place.
 
-    It has what handlers use of a ``ServerConnection``. A handler that uses more fails, and the client gets an error.
+    It has only the part of ``ServerConnection`` that handlers use. If a handler uses another attribute, the handler
+    fails and the client gets an error.
     """
 
     def __init__(self, connection: ServerConnection) -> None:
@@ -49,7 +50,10 @@ class ForwardingConnection:
 
 
 class MergingConnection(ForwardingConnection):
-    """A connection whose reply is changed by ``change``. With ``closes`` it is closed after a request without reply."""
+    """A wrapper that passes each reply through ``change``.
+
+    If ``closes`` is set, it closes the connection after a request without a reply (acks=0).
+    """
 
     def __init__(self, connection: ServerConnection, change: Callable[[Reply], Reply]) -> None:
         super().__init__(connection)
@@ -67,10 +71,10 @@ class MergingConnection(ForwardingConnection):
 
 
 class HidingConnection(ForwardingConnection):
-    """A connection from whose reply the parts are left out that the principal may not see.
+    """A wrapper that removes from the reply what the principal may not see.
 
-    A reply may have hundreds of thousands of entries, so this is done in slices. Until it is done, the connection
-    handles no further request, even if the handler's own work in slices has ended.
+    A reply may have hundreds of thousands of entries, so the wrapper checks them in slices, and other work runs
+    between two slices. Until the last slice the connection handles no further request.
     """
 
     def __init__(self, connection: ServerConnection, request: Request, slices: Slices, allows: Allows) -> None:
@@ -99,11 +103,11 @@ class HidingConnection(ForwardingConnection):
 
 
 def end_without_reply(connection: ServerConnection, cid: int) -> None:
-    """End a request with acks=0. Its client learns of the refusal because the connection is closed, as in Kafka."""
+    """End a refused request with acks=0, which has no reply: close the connection, as Kafka does."""
     connection.done(cid)
     connection.close()
 
 
 def client_of(connection: object) -> object:
-    """Return the client's connection, also if ``connection`` only forwards to it."""
+    """Return the client's own connection: the wrapped one if ``connection`` is a wrapper."""
     return connection.client if isinstance(connection, ForwardingConnection) else connection

@@ -1,7 +1,7 @@
-"""The check of the tokens of OAUTHBEARER logins: signed JWTs of an identity provider, whose keys are in a file.
+"""The check of OAUTHBEARER tokens: JWTs that an identity provider signs. A local file has the provider's public keys.
 
-The algorithms are pinned to the types of the keys in the file, whatever a token's header says. So a token without a
-signature, or one whose HMAC has a public key as its secret, is refused. Source: RFC 7515, RFC 7517, RFC 7519, RFC 8725.
+The type of the key decides the algorithm, not the token's header. So the broker refuses a token without a signature,
+and a token with an HMAC whose secret is a public key. Source: RFC 7515, RFC 7517, RFC 7519, RFC 8725.
 
 The package PyJWT is needed: ``pip install 'sparklog[oauth]'``.
 """
@@ -27,7 +27,7 @@ from sparklog.protocol.scram import MAX_NAME
 
 _log = logging.getLogger(__name__)
 
-#: The algorithm of each type of key: by type and curve. There are no others.
+#: The algorithm for each type and curve of a key. Keys of other types are not usable.
 _ALGORITHMS = {("RSA", ""): "RS256", ("EC", "P-256"): "ES256", ("OKP", "Ed25519"): "EdDSA"}
 _MIN_RSA_BITS = 2048
 _MAX_FILE_BYTES = 1024 * 1024
@@ -44,7 +44,7 @@ class _Key(NamedTuple):
 
 
 class JwtRules(NamedTuple):
-    """What a token must have. ``jwks`` is the file with the public keys (a JWK set)."""
+    """The requirements for a token. ``jwks`` is the path of the file with the public keys (a JWK set)."""
 
     jwks: Path
     issuer: str
@@ -54,7 +54,7 @@ class JwtRules(NamedTuple):
 
 
 def jwt_rules(config: BrokerConfig) -> JwtRules:
-    """Return the rules of the settings ``sasl.oauthbearer.*``.
+    """Return the requirements that the settings ``sasl.oauthbearer.*`` describe.
 
     Raises:
         ConfigError: a setting is missing or wrong.
@@ -82,9 +82,9 @@ def jwt_rules(config: BrokerConfig) -> JwtRules:
 
 
 class JwtValidator:
-    """The validator of one broker. Owner: its event loop.
+    """The validator of OAUTHBEARER tokens in one broker. Owner: the broker's event loop.
 
-    It reads the file of keys again when the file has changed. A file that cannot be read leaves the last keys valid.
+    It reads the file of keys again when the file has changed. If it cannot read the file, the last keys stay valid.
     """
 
     def __init__(self, rules: JwtRules, *, monotonic_s: Callable[[], float] = time.monotonic) -> None:
@@ -100,10 +100,10 @@ class JwtValidator:
         self._keys = _read_keys(rules.jwks)
 
     def validate(self, token: str) -> ValidToken:
-        """Return what the token proves.
+        """Check the token, and return its principal and the time at which it expires.
 
         Raises:
-            BrokerError: SASL_AUTHENTICATION_FAILED. The detail does not quote the token.
+            BrokerError: SASL_AUTHENTICATION_FAILED, the token is not valid. The detail does not quote the token.
         """
         self._reload()
         rules = self._rules

@@ -1,4 +1,4 @@
-"""The logins of the clients of one listener: it begins them, and reports their ends to the audit log.
+"""The logins of clients on one listener. The broker starts them here and reports their results to the audit log.
 
 The server delays the replies to failed logins (``net.authentication``). A login of an unknown user takes the same steps
 and the same time as one with a wrong password (``protocol.scram``).
@@ -24,14 +24,14 @@ from sparklog.protocol.sasl import OAUTHBEARER, SCRAM_SHA_256, SCRAM_SHA_512, Sa
 from sparklog.protocol.scram import ScramServer
 
 _NONCE_BYTES = 24
-#: The mechanisms of this release.
+#: The SASL mechanisms that this release supports.
 _KNOWN = (SCRAM_SHA_512, SCRAM_SHA_256, OAUTHBEARER)
 #: Checks the token of an OAUTHBEARER login. Raises BrokerError.
 ValidateToken = Callable[[str], ValidToken]
 
 
 class OnLogin(Protocol):
-    """The part of the audit log that logins use."""
+    """The receiver of login results; ``audit_log.Audit.login`` is one."""
 
     def __call__(
         self, principal: Principal | str, host: str, mechanism: str, ok: bool, reason: str = "", *, listener: str = ""
@@ -39,10 +39,10 @@ class OnLogin(Protocol):
 
 
 def sasl_mechanisms(text: str) -> tuple[str, ...]:
-    """Return the mechanisms of the setting ``sasl.enabled.mechanisms``, in its order.
+    """Return the mechanisms in the setting ``sasl.enabled.mechanisms``, in the same order.
 
     Raises:
-        ConfigError: there is none, or an unknown one.
+        ConfigError: the setting is empty or names an unknown mechanism.
     """
     found = tuple(dict.fromkeys(part.strip().upper() for part in text.split(",") if part.strip()))
     unknown = [name for name in found if name not in _KNOWN]
@@ -52,7 +52,7 @@ def sasl_mechanisms(text: str) -> tuple[str, ...]:
 
 
 def token_validator(config: BrokerConfig) -> ValidateToken | None:
-    """Return the check of the tokens of OAUTHBEARER logins, or None if the mechanism is not enabled.
+    """Return a function that checks OAUTHBEARER tokens, or None if the mechanism is not enabled.
 
     Raises:
         ConfigError: a setting of OAUTHBEARER or a package is missing, or the file of keys cannot be used.
@@ -69,9 +69,9 @@ def token_validator(config: BrokerConfig) -> ValidateToken | None:
 class Logins:
     """The logins of one listener. Owner: the broker's event loop.
 
-    ``mechanisms`` are the enabled ones, the preferred one first. A client must log in again after
-    ``max_reauth_ms``; 0 means never. ``wall_ms`` returns the time in milliseconds since 1970. ``validate_token`` is
-    needed for OAUTHBEARER.
+    ``mechanisms`` are the enabled SASL mechanisms, the preferred one first. A client must log in again after
+    ``max_reauth_ms``; 0 means never. ``wall_ms`` returns the time in milliseconds since the Unix epoch. OAUTHBEARER
+    needs ``validate_token``.
     """
 
     def __init__(
@@ -92,7 +92,7 @@ class Logins:
         self._wall_ms = wall_ms
         self._on_login = on_login
         self._validate_token = validate_token
-        #: The last login of each connection that has begun, for the name in the audit log.
+        #: The last login that each connection started, for the name in the audit log.
         self._begun: weakref.WeakKeyDictionary[LoginPeer, ScramServer | OAuthBearerServer] = weakref.WeakKeyDictionary()
 
     @property
@@ -128,7 +128,10 @@ class Logins:
         )
 
     def session_lifetime_ms(self, step: ServerStep) -> int:
-        """Return the time until the client must log in again; 0 means never, and less means that it is too late."""
+        """Return the milliseconds until the client must log in again.
+
+        0 means that it never must. A negative result means that the credential has expired.
+        """
         if step.expires_at_ms is None:
             return self._max_reauth_ms
         left_ms = step.expires_at_ms - self._wall_ms()

@@ -1,11 +1,11 @@
-"""The enforcement of quotas in one broker: who is charged for what, and which connection has to wait.
+"""The enforcement of quotas in one broker.
 
-A request is handled, and charged for its bytes and for the time of the event loop that it takes. If this exceeds a
-quota, the connection's next request waits until the allowance is positive again, and the reply has that time. Meanwhile
-the socket is not read. The client of a new connection could avoid the wait by opening one connection for each request.
-So the first request of a kind on a connection waits for an earlier excess.
+The broker handles a request, and charges the client for its bytes and for the time that it used the event loop. If the
+client exceeds a quota, the reply contains a wait (``throttle_time_ms``), and the broker delays the connection's next
+request by this time. Meanwhile it does not read from the socket. A client could open a new connection for each request
+to avoid the wait. So the first request that uses a quota on a connection waits until the client's earlier debt is paid.
 
-Brokers and controllers are exempt. While no quota is set, the handlers of requests are those without quotas.
+Brokers and controllers are exempt. While no quota is set, the broker uses the handlers without quotas.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ from sparklog.security.quotas import (
     TokenBucket,
 )
 
-#: The part of ``queued.max.bytes`` that requests may take while they wait for an earlier excess of their client.
+#: Requests that wait because of a quota may use this part of ``queued.max.bytes``: one eighth.
 _HELD_PART = 8
 #: The event loop rounds its timers to milliseconds.
 _EARLY_S = 0.002
@@ -47,10 +47,10 @@ _QUOTA_OF: dict[type, str] = {Produce: PRODUCER_BYTE_RATE, Fetch: CONSUMER_BYTE_
 
 
 class Fetching(Protocol):
-    """The fetches of the broker.
+    """The broker's handler of fetches, which reports what consumers use.
 
-    ``consumer_sent`` is called with the bytes of each reply to a consumer, and ``time_used`` with the seconds of each
-    later read for a consumer that waits.
+    It calls ``consumer_sent`` with the bytes of each reply to a consumer. It calls ``time_used`` with the seconds of
+    each later read for a fetch that waits for data.
     """
 
     consumer_sent: Callable[[ServerConnection, int], int] | None
@@ -62,7 +62,7 @@ class _Client:
     """The buckets of one connection, by the quota's name, and its wait."""
 
     buckets: dict[str, TokenBucket]
-    #: The quotas that no request of this connection was charged for.
+    #: The quotas that no request of this connection has used yet.
     unused: set[str] = field(default_factory=set)
     #: The monotonic time until which the connection waits; 0 if it does not wait.
     until_s: float = 0.0
@@ -77,7 +77,8 @@ _EXEMPT = _Client({})
 class QuotaManager:
     """The quotas of one broker. Owner: its event loop.
 
-    ``window_s`` is the time whose rate a client may use at once, and ``max_held_bytes`` limits the requests that wait.
+    A client may use the allowance of ``window_s`` seconds at once. ``max_held_bytes`` limits the total size of the
+    requests that wait.
     """
 
     def __init__(
@@ -105,7 +106,7 @@ class QuotaManager:
     # --- the parts of the broker ---
 
     def limited(self, handlers: Handlers, fetching: Fetching, slices: Slices) -> Handlers:
-        """Return the handlers to use: always those that enforce the present quotas."""
+        """Return the table of handlers for the broker. ``apply`` replaces its entries when quotas change."""
         self._plain = handlers
         self._limited = {kind: self._wrapped(kind, handle) for kind, handle in handlers.items()}
         self._in_use = dict(handlers)
@@ -114,7 +115,7 @@ class QuotaManager:
         return self._in_use
 
     def apply(self, table: QuotaTable) -> None:
-        """Enforce these quotas from now on. All connections that wait continue."""
+        """Enforce these quotas from now on. All connections that wait continue at once."""
         self._table = table
         self.active = table.limits_clients
         self._in_use.update(self._limited if self.active else self._plain)
@@ -136,11 +137,11 @@ class QuotaManager:
 
     @property
     def limits_consumers(self) -> bool:
-        """Return whether consumers have quotas, so that they must not read files themselves."""
+        """Return whether a quota for consumers exists. Then consumers on this host must not read log files directly."""
         return self._table.has(CONSUMER_BYTE_RATE)
 
     def throttle_ms(self, connection: ServerConnection) -> int:
-        """Return the time in milliseconds for which the next request of this connection waits."""
+        """Return how long the next request of this connection must wait, in milliseconds."""
         client = self._clients.get(cast(ServerConnection, client_of(connection)))
         if client is None or not client.until_s:
             return 0

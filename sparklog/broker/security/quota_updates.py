@@ -1,4 +1,4 @@
-"""The quotas of the cluster in one broker: it watches them in ZooKeeper, and changes them on request."""
+"""The watch of the cluster's quotas in ZooKeeper, and the handlers of the requests that change and describe them."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ class QuotaUpdates:
         self._changed = asyncio.Event()
 
     def start(self) -> None:
-        """Watch the quotas. Call this after the registration."""
+        """Start to watch the quotas. Call this after the broker has registered in ZooKeeper."""
         self._registry.quotas.watch(self._on_index)
 
     def _on_index(self, node: Node | None) -> None:

@@ -1,4 +1,4 @@
-"""DescribeUserScramCredentials and AlterUserScramCredentials requests. Their replies never have a key or a salt."""
+"""DescribeUserScramCredentials and AlterUserScramCredentials requests. Their replies never contain keys or salts."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from sparklog.zk.user_store import KEY_BYTES, Credentials
 
 #: The most users with credentials. Every broker has all of them in memory.
 MOST_USERS = 50_000
-#: How long a reply waits until this broker's own logins follow the change.
+#: The longest time that a reply waits until this broker uses the change for logins.
 _APPLIED_S = 5.0
 _MECHANISMS = frozenset({SCRAM_SHA_256, SCRAM_SHA_512})
 #: The changes of one user: by mechanism the new credential, or None for a deletion.
@@ -35,7 +35,7 @@ Changes = dict[str, ScramCredential | None]
 
 
 class UserRequests:
-    """The handlers of requests about users."""
+    """The handlers of requests that describe and change the SCRAM credentials of users."""
 
     def __init__(self, context: BrokerContext, users: Users, tokens: Tokens) -> None:
         self._context = context
@@ -85,7 +85,10 @@ class UserRequests:
         return AlterUserScramCredentialsReply(request.cid, tuple(results))
 
     def check_count(self, name: str, before: int) -> None:
-        """Raise BrokerError if there are too many users. ``before`` users were changed by the same request."""
+        """Raise BrokerError if a change of this user would exceed the maximum number of users.
+
+        The same request has changed ``before`` users already.
+        """
         if not self._users.has(name) and self._users.count + before >= MOST_USERS:
             detail = f"user {name!r}: {self._users.count} users exist, at most {MOST_USERS} may"
             raise BrokerError(ErrorCode.INVALID_REQUEST, detail)

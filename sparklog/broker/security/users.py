@@ -1,4 +1,7 @@
-"""A broker's cache of all users' credentials, which follows ZooKeeper, so that a change needs no restart."""
+"""A broker's cache of all users' SCRAM credentials. ZooKeeper stores them.
+
+A change takes effect without a restart, because the broker watches ZooKeeper.
+"""
 
 from __future__ import annotations
 
@@ -18,9 +21,9 @@ _log = logging.getLogger(__name__)
 
 
 class Users:
-    """The credentials of all users. Owner: the broker's event loop, from ``open`` to ``close``.
+    """The cached credentials of all users. Owner: the broker's event loop, from ``open`` to ``close``.
 
-    The connections of a user end when it has lost a credential or got another one in its place.
+    When a credential of a user is deleted or replaced, the broker closes the user's connections.
     """
 
     def __init__(self) -> None:
@@ -33,7 +36,7 @@ class Users:
         self._unknown_users_key = os.urandom(KEY_BYTES)
 
     def open(self, session: ZkSession) -> None:
-        """Begin to follow the users. ``session`` must stay open until ``close``."""
+        """Start to watch the users in ZooKeeper. ``session`` must stay open until ``close``."""
         self._store = UserStore(session, Unreadable())
         self.follower.open(session, self._store.watch)
 
@@ -50,7 +53,7 @@ class Users:
 
     @property
     def unknown_users_key(self) -> bytes:
-        """Return the secret from which the credentials of unknown users are made, the same on all brokers."""
+        """Return the secret for the dummy credentials of unknown users. All brokers have the same secret."""
         return self._unknown_users_key
 
     @property
@@ -62,7 +65,7 @@ class Users:
         return name in self._users
 
     def credential(self, mechanism: str, name: str) -> ScramCredential | None:
-        """Return a user's credential, or None if there is no such user or it has none for this mechanism."""
+        """Return a user's credential for the mechanism. Return None if the user or the credential does not exist."""
         found = self._users.get(name)
         return None if found is None else found.get(mechanism)
 

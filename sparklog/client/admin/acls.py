@@ -27,7 +27,7 @@ def create_acls(cluster: BlockingCluster, acls: Iterable[AclBinding]) -> None:
 
 
 def acl_table(cluster: BlockingCluster, condition: AclFilter) -> AclTable:
-    """Return the ACLs that satisfy a condition, with the super users of the broker that replied."""
+    """Return the ACLs that satisfy a condition, and the super users of the broker that replied."""
     request = DescribeAcls(0, condition_to_send(condition))
     reply = cluster.retrying("listing ACLs", lambda: cluster.ask_any(request, DescribeAclsReply))
     return AclTable(
@@ -59,6 +59,6 @@ def check_acl(
     name: str,
     host: str,
 ) -> Decision:
-    """Decide as a broker does. Arguments and errors are those of ``Admin.check_acl``."""
+    """Return the decision that a broker makes by its ACLs. Arguments and errors are those of ``Admin.check_acl``."""
     table = acl_table(cluster, AclFilter(resource_type=resource_type, name=name, matching=True))
     return table.decide(principal, host, operation, resource_type, name)

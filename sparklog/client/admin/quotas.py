@@ -1,4 +1,4 @@
-"""The administration of quotas: they are set, removed and listed."""
+"""The administration of quotas: setting, removing and listing them."""
 
 from __future__ import annotations
 
@@ -19,7 +19,10 @@ from sparklog.protocol.messages import (
 
 @dataclass(frozen=True, slots=True)
 class ClientQuotas:
-    """The quotas of one entity. Each part is a name, ``""`` for the default, or None if it does not matter."""
+    """The quotas of one entity, such as a user.
+
+    ``user``, ``client_id`` and ``ip`` are a name, ``""`` for the default entity, or None for any value.
+    """
 
     user: str | None
     client_id: str | None

@@ -1,4 +1,7 @@
-"""The administration of users and their passwords. A password never leaves this process: brokers get derived keys."""
+"""The administration of users and their passwords.
+
+A password never leaves this process. Brokers get only keys that the client derives from the password.
+"""
 
 from __future__ import annotations
 
@@ -25,14 +28,14 @@ SCRAM_MECHANISMS = (SCRAM_SHA_256, SCRAM_SHA_512)
 
 @dataclass(frozen=True, slots=True)
 class UserDescription:
-    """A user that can log in with a password. ``credentials`` has the iterations by mechanism."""
+    """A user that can log in with a password. ``credentials`` has the number of iterations of each SCRAM mechanism."""
 
     name: str
     credentials: dict[str, int]
 
 
 def checked_name(name: str) -> str:
-    """Return the prepared form of the name of a new user.
+    """Return the name of a new user in its prepared form (SASLprep).
 
     Raises:
         ConfigError: the name is empty, too long, or has characters that are not allowed.
@@ -49,7 +52,7 @@ def checked_name(name: str) -> str:
 def new_credentials(
     password: str, mechanisms: Iterable[str] = SCRAM_MECHANISMS, iterations: int = DEFAULT_ITERATIONS
 ) -> dict[str, ScramCredential]:
-    """Return the credentials of a new password, each with a new salt.
+    """Return credentials for a new password, one for each mechanism, each with a new salt.
 
     Raises:
         ConfigError: the password has characters that are not allowed, or another argument is out of bounds.
@@ -64,7 +67,7 @@ def new_credentials(
 
 
 def list_users(cluster: BlockingCluster, names: Iterable[str] | None) -> list[UserDescription]:
-    """Return users. Arguments and errors are those of ``Admin.list_users``."""
+    """Return the users and their mechanisms. Arguments and errors are those of ``Admin.list_users``."""
     request = DescribeUserScramCredentials(0, None if names is None else tuple(names))
     reply = cluster.retrying("users", lambda: cluster.ask_any(request, DescribeUserScramCredentialsReply))
     return [
@@ -75,7 +78,7 @@ def list_users(cluster: BlockingCluster, names: Iterable[str] | None) -> list[Us
 
 
 def set_password(cluster: BlockingCluster, name: str, credentials: dict[str, ScramCredential]) -> None:
-    """Set credentials of a user. Raises what ``Admin.set_password`` raises."""
+    """Store the credentials of a user's new password. The errors are those of ``Admin.set_password``."""
     upsertions = tuple(
         ScramCredentialUpsertion(name, mechanism, one.iterations, one.salt, one.stored_key, one.server_key)
         for mechanism, one in credentials.items()

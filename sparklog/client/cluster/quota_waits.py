@@ -1,7 +1,7 @@
 """The waits that brokers demand from a client that has exceeded a quota.
 
-A reply contains ``throttle_time_ms``: the broker handles the next request of the connection after this time. The client
-sends it then and not before, so that it does not take the wait for a broker that hangs.
+A reply contains ``throttle_time_ms``: the broker delays the next request of the connection by this time. The client
+waits before it sends this request. If it sent the request earlier, the delay would count towards the request's timeout.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 
 _log = logging.getLogger(__name__)
 
-#: The longest time for which a client does not send. After a longer demand the broker holds the next request.
+#: The longest time that a client waits before it sends. If a broker demands more, the broker delays the request.
 MAX_WAIT_MS = 3_600_000
 #: The shortest time between two log lines of one client.
 _LOG_INTERVAL_S = 60.0
@@ -19,7 +19,7 @@ _LOG_INTERVAL_S = 60.0
 
 @dataclass(slots=True)
 class QuotaWaits:
-    """The number of replies with a wait, and the sum of the waits in milliseconds."""
+    """Counters of one client: the number of replies that demand a wait, and the sum of the waits in milliseconds."""
 
     waits: int = 0
     waited_ms: int = 0
@@ -28,7 +28,10 @@ class QuotaWaits:
     _logged: int = field(default=0, repr=False)
 
     def add(self, broker: str, throttle_time_ms: int, now_s: float) -> int:
-        """Count the wait that a reply of ``broker`` demands, and return the time in milliseconds not to send to it."""
+        """Count the wait that a reply of ``broker`` demands.
+
+        Return the time in milliseconds for which the client must not send to this broker.
+        """
         wait_ms = max(0, min(throttle_time_ms, MAX_WAIT_MS))
         self.waits += 1
         self.waited_ms += wait_ms
