@@ -86,6 +86,7 @@ class Connection:
     listener: str = "CLIENT"
     client_id: str = "test"
     within_host: bool = False
+    token_id: str = ""
     server_queue: tuple[int, int] = (0, 0)
     certificates_expire_in_s: int | None = None
     writable: bool = True
@@ -303,6 +304,10 @@ def test_metadata_names_only_topics_that_the_principal_may_describe() -> None:
     reply = staged([], m.Metadata(1, None, internal=True), who=ADMIN)
     assert isinstance(reply, m.MetadataReply)
     assert len(reply.topics) == 2, "the super user sees the internal topic too"
+
+
+def test_tokens_are_listed_with_acls() -> None:
+    assert staged([], m.DescribeDelegationTokens(1)) == m.DescribeDelegationTokensReply(1, ())
 
 
 def test_metadata_of_a_named_topic_hides_whether_it_exists() -> None:

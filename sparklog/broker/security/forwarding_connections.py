@@ -24,6 +24,7 @@ class ForwardingConnection:
         self.peer_host = connection.peer_host
         self.listener = connection.listener
         self.principal = connection.principal
+        self.token_id = connection.token_id
         self.identity = connection.identity
         self.client_id = connection.client_id
         self.within_host = connection.within_host
