@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import threading
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -108,6 +110,22 @@ def test_the_tokens_of_a_deleted_user_end(users: dict[str, Admin], admin: Admin,
     become(bootstrap, by_delegation(created))
     admin.delete_user("olga")
     become(bootstrap, by_delegation(created), admitted=False)
+
+
+def test_a_deleted_user_cannot_leave_a_token(users: dict[str, Admin], admin: Admin, bootstrap: str) -> None:
+    created: list[CreatedToken] = []
+
+    def create() -> None:
+        with contextlib.suppress(BrokerError):
+            while True:
+                created.append(users["otto"].create_delegation_token())
+
+    creating = threading.Thread(target=create, daemon=True)
+    creating.start()
+    wait_until(lambda: len(created) > 2, 30, "some tokens")
+    admin.delete_user("otto")
+    creating.join(60)
+    become(bootstrap, by_delegation(created[-1]), admitted=False)
 
 
 def test_expired_tokens_are_removed_from_zookeeper(users: dict[str, Admin], cluster: ProcessCluster) -> None:

@@ -119,7 +119,14 @@ class BrokerServer:
 
     def _on_user_revoked(self, principal: Principal) -> None:
         assert self._server is not None
-        asyncio.get_running_loop().call_later(_REVOKED_S, self._server.close_connections, principal)
+        asyncio.get_running_loop().call_later(_REVOKED_S, self._end_user, principal)
+
+    def _end_user(self, principal: Principal) -> None:
+        assert self._server is not None
+        self._server.close_connections(principal)
+        if not self._broker.users.has(principal.name):  # It may have created tokens until now.
+            work = self._broker.tokens.end_tokens_of(principal)
+            self._context.spawn(work, f"end the tokens of {principal}")
 
     def _on_token_revoked(self, token: DelegationToken) -> None:
         assert self._server is not None

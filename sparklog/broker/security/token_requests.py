@@ -57,14 +57,16 @@ class TokenRequests:
             renewers = tuple(map(parse_principal, request.renewers))
         except ConfigError as error:
             raise BrokerError(ErrorCode.INVALID_REQUEST, str(error)) from None
-        reply_later(self._context, connection, request, self._create(connection.principal, request, renewers))
+        reply_later(self._context, connection, request, self._create(connection, request, renewers))
 
-    async def _create(self, owner: Principal, request: CreateDelegationToken, renewers: tuple[Principal, ...]) -> Reply:
+    async def _create(
+        self, connection: ServerConnection, request: CreateDelegationToken, renewers: tuple[Principal, ...]
+    ) -> Reply:
         config = self._context.config
         longest_ms = config.delegation_token_max_lifetime_ms
         token = new_token(
             secrets.token_urlsafe(_ID_BYTES),
-            owner,
+            connection.principal,
             renewers,
             self._context.wall_ms(),
             lifetime_ms=min(request.max_lifetime_ms, longest_ms) if request.max_lifetime_ms >= 0 else longest_ms,
@@ -73,6 +75,8 @@ class TokenRequests:
         secret = secrets.token_urlsafe(_SECRET_BYTES)
         credentials = await asyncio.to_thread(_credentials, secret)
         await self._applied(await self._tokens.store.create(StoredToken(token, credentials)))
+        if connection.closed:  # Perhaps its user was deleted. No client knows the token.
+            await self._tokens.store.change(token.token_id, lambda token: None)
         return CreateDelegationTokenReply(request.cid, _described(token), secret)
 
     def renew(self, connection: ServerConnection, request: RenewDelegationToken, body: memoryview) -> None:
