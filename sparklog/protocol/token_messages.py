@@ -1,4 +1,4 @@
-"""Messages about delegation tokens (KIP-48). Only the reply to CreateDelegationToken has a secret.
+"""Messages about delegation tokens (KIP-48). Only the reply to CreateDelegationToken contains a secret.
 
 A broker of release 0.1.0 does not know these messages.
 """
@@ -11,7 +11,7 @@ import msgspec
 
 from sparklog.protocol.fields import Entries, Listed, Message, Name
 
-#: The most renewers of one token.
+#: The maximum number of renewers of one token.
 MAX_RENEWERS = 100
 _T = TypeVar("_T")
 Renewers = Annotated[tuple[_T, ...], msgspec.Meta(max_length=MAX_RENEWERS)]
@@ -20,7 +20,7 @@ Span = Annotated[int, msgspec.Meta(ge=-1, le=2**53)]
 
 
 class TokenDescription(msgspec.Struct, frozen=True, array_like=True):
-    """A token without its secret. Principals are texts such as ``User:anna``, times milliseconds since 1970."""
+    """A token without its secret. Principals are written as ``User:anna``. Times are ms since the Unix epoch."""
 
     token_id: str
     owner: str
@@ -33,7 +33,7 @@ class TokenDescription(msgspec.Struct, frozen=True, array_like=True):
 class CreateDelegationToken(Message, frozen=True, tag="create_delegation_token"):
     """A request for a token of the connection's principal.
 
-    ``renewers`` are principals that may renew or end the token. ``max_lifetime_ms`` -1 is the broker's maximum.
+    ``renewers`` are the principals that may renew or end the token. ``max_lifetime_ms`` -1 means the broker's maximum.
     """
 
     renewers: Renewers[Name] = ()
@@ -41,7 +41,7 @@ class CreateDelegationToken(Message, frozen=True, tag="create_delegation_token")
 
 
 class CreateDelegationTokenReply(Message, frozen=True, tag="create_delegation_token_reply"):
-    """The new token. ``secret`` is the password for a login with the token's id. No other message has it."""
+    """The new token. ``secret`` is the password for a login with the token's id. No other message contains it."""
 
     token: TokenDescription
     secret: str
@@ -51,32 +51,35 @@ class CreateDelegationTokenReply(Message, frozen=True, tag="create_delegation_to
 
 
 class RenewDelegationToken(Message, frozen=True, tag="renew_delegation_token"):
-    """A request to let a token expire ``period_ms`` from now. -1 is the broker's period."""
+    """A request to renew a token, so that it expires ``period_ms`` from now. -1 means the broker's default period."""
 
     token_id: Name
     period_ms: Span = -1
 
 
 class ExpireDelegationToken(Message, frozen=True, tag="expire_delegation_token"):
-    """A request to let a token expire ``period_ms`` from now. -1 ends it at once."""
+    """A request to let a token expire ``period_ms`` from now. -1 ends the token at once."""
 
     token_id: Name
     period_ms: Span = -1
 
 
 class DelegationTokenExpiryReply(Message, frozen=True, tag="delegation_token_expiry_reply"):
-    """The new expiry of a renewed or ended token."""
+    """The new expiry time of a renewed or ended token."""
 
     expiry_ms: int
 
 
 class DescribeDelegationTokens(Message, frozen=True, tag="describe_delegation_tokens"):
-    """A request for the tokens of these owners, or of all if None, that the connection's principal may see."""
+    """A request for the tokens of these owners, or of all owners if None.
+
+    The broker returns only the tokens that the connection's principal may see.
+    """
 
     owners: Entries[Name] | None = None
 
 
 class DescribeDelegationTokensReply(Message, frozen=True, tag="describe_delegation_tokens_reply"):
-    """The tokens, by id."""
+    """The reply to DescribeDelegationTokens: the tokens, sorted by id."""
 
     tokens: Listed[TokenDescription]

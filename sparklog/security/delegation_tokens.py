@@ -1,8 +1,8 @@
-"""Delegation tokens: credentials for a limited time, which a process that has logged in gets for its helpers.
+"""Delegation tokens: credentials for a limited time, which a process requests after its login for its helpers.
 
-Pure. A token acts for its owner. Its secret is used once as a password, from which brokers store SCRAM credentials, so
-no broker and no ZooKeeper has the secret itself. A token expires unless its owner or a renewer renews it. It cannot be
-renewed beyond ``max_ms``. Source: KIP-48.
+Pure. A client that logs in with a token has the principal of the token's owner. The broker derives SCRAM credentials
+from the token's secret and stores only these credentials. A token expires unless its owner or a renewer renews it. It
+cannot be renewed beyond ``max_ms``. Source: KIP-48.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from sparklog.model import Principal
 
 
 class DelegationToken(msgspec.Struct, frozen=True):
-    """One token without its secret. Times are milliseconds since 1970."""
+    """One token without its secret. Times are milliseconds since the Unix epoch."""
 
     token_id: str
     owner: Principal
@@ -36,13 +36,13 @@ class DelegationToken(msgspec.Struct, frozen=True):
 def new_token(
     token_id: str, owner: Principal, renewers: tuple[Principal, ...], now_ms: int, *, lifetime_ms: int, expiry_ms: int
 ) -> DelegationToken:
-    """Return a token that lives for at most ``lifetime_ms`` and expires after ``expiry_ms`` unless it is renewed."""
+    """Return a token that expires after ``expiry_ms``, and with renewals after ``lifetime_ms`` at the latest."""
     max_ms = now_ms + lifetime_ms
     return DelegationToken(token_id, owner, renewers, now_ms, min(now_ms + expiry_ms, max_ms), max_ms)
 
 
 def renewed(token: DelegationToken, principal: Principal, now_ms: int, *, period_ms: int) -> DelegationToken:
-    """Return the token with an expiry ``period_ms`` from now, but not after its latest one.
+    """Return the token with an expiry ``period_ms`` from now, or at the end of its maximum lifetime if that is earlier.
 
     Raises:
         BrokerError: DELEGATION_TOKEN_OWNER_MISMATCH, DELEGATION_TOKEN_EXPIRED.

@@ -1,10 +1,11 @@
 """The login of Spark tasks: a delegation token of the planning process instead of its password.
 
-The planning process logs in as the options say, and asks for a token. Tasks get the token in their plan. They act for
-the same principal, but know neither the password nor where it is. The token ends by itself, and with its user.
+The planning process logs in with the options of the read or write, and requests a token. Tasks get the token in their
+plan. They have the same principal, but neither the password nor a reference to it. The token expires, and it is deleted
+with its user.
 
-A streaming write cannot do that, because Spark plans it in processes that must not use the network. Its tasks log in as
-the options say.
+A streaming write cannot use a token, because Spark plans it in processes that must not use the network. Its tasks log
+in with the options.
 """
 
 from __future__ import annotations
@@ -33,13 +34,13 @@ class TaskLogin:
         self._bootstrap = bootstrap
         self._security = security
         self._of_tasks: ClientSecurity | None = None
-        #: The time in seconds since 1970 after which tasks get another token.
+        #: The time in seconds since the Unix epoch after which tasks get another token.
         self._until_s = 0.0
 
     def security(self) -> ClientSecurity | None:
         """Return the settings for tasks that start now. A token in them is valid for at least half of its lifetime.
 
-        Without a login by SASL these are the settings of the options.
+        If the options have no SASL login, return the settings in the options.
 
         Raises:
             BrokerError: the login failed.
@@ -70,7 +71,7 @@ class TaskLogin:
 
 
 def _await_token(address: str, security: ClientSecurity) -> None:
-    """Wait until this broker accepts the token. A broker that does not respond does not matter."""
+    """Wait until this broker accepts the token. Ignore a broker that does not respond."""
     deadline_s = time.monotonic() + _KNOWN_S
     while True:
         try:

@@ -1,8 +1,8 @@
 """Delegation tokens in ZooKeeper, without their secrets.
 
 Each token has a node ``/config/tokens/<id>`` with the token and its SCRAM credentials. Only sessions that have proved
-an identity to ZooKeeper can read them. As with users, every write also writes the index, the value of
-``/config/tokens``, which names the last changes.
+an identity to ZooKeeper can read these nodes. As with users, every write also updates the index: the value of the node
+``/config/tokens``, which has the ids of the tokens that changed last.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ from sparklog.zk.session import Node, ZkSession
 from sparklog.zk.unreadable import Unreadable
 from sparklog.zk.user_store import decode_credential, decode_secret, encode_credential
 
-#: The form of a token's id. A client may name any.
+#: The form of a token's id. A client may send any text as an id.
 TOKEN_ID = re.compile(r"[A-Za-z0-9_-]{1,100}\Z")
-#: The most tokens of a cluster, so that a client with a loop cannot fill ZooKeeper.
+#: The maximum number of tokens of a cluster, so that a client that creates tokens in a loop cannot fill ZooKeeper.
 MAX_TOKENS = 10_000
 _AT_ONCE = 1000
 _REMEMBERED = 100
@@ -54,14 +54,14 @@ class TokenIndex(msgspec.Struct, frozen=True):
 
 
 def decode_index(node: Node | None) -> TokenIndex:
-    """Return the index. Raises ZkFormatError."""
+    """Return the index; an empty one if the node does not exist. Raises ZkFormatError."""
     if node is None or not node.data:
         return TokenIndex()
     return decode_secret(paths.TOKENS, node.data, TokenIndex)
 
 
 class TokenStore:
-    """The operations on tokens over one session. The object has no state but the report of unreadable nodes."""
+    """The operations on tokens in one ZooKeeper session. Its only state is the report of unreadable nodes."""
 
     def __init__(self, session: ZkSession, unreadable: Unreadable) -> None:
         self._session = session
@@ -70,7 +70,7 @@ class TokenStore:
     def watch(self, on_index: Callable[[Node | None], None]) -> Callable[[], None]:
         """Call ``on_index`` with the node of the index now, after every change and after every reconnection.
 
-        Returns a function that ends that.
+        Return a function that ends the watch.
         """
         return self._session.watch_data(paths.TOKENS, on_index)
 
@@ -86,7 +86,7 @@ class TokenStore:
         return found
 
     async def tokens(self, ids: Iterable[str]) -> dict[str, StoredToken]:
-        """Return those of these tokens that exist. Raises ZkError."""
+        """Return the tokens with these ids. Omit tokens that do not exist. Raises ZkError."""
         wanted = [token_id for token_id in dict.fromkeys(ids) if TOKEN_ID.match(token_id)]
         found = await asyncio.gather(*map(self._read, wanted))
         return {token_id: one for token_id, one in zip(wanted, found, strict=True) if one is not None}

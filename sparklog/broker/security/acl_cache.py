@@ -58,7 +58,7 @@ class AclCache:
 
     @property
     def store(self) -> AclStore:
-        """Return the ACLs in ZooKeeper. Raises BrokerError BROKER_NOT_AVAILABLE before ``open``."""
+        """Return the store of ACLs in ZooKeeper. Raises BrokerError BROKER_NOT_AVAILABLE before ``open``."""
         if self._store is None:
             raise BrokerError(ErrorCode.BROKER_NOT_AVAILABLE, "the broker is still starting")
         return self._store

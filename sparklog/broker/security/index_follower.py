@@ -1,8 +1,8 @@
-"""A task that follows the index of some nodes in ZooKeeper and reads the nodes that have changed.
+"""A task that watches an index in ZooKeeper, and reads the nodes that have changed.
 
-The index is a node that every write of the others also writes. Its value names the last changes, and its version grows
-by one with each. If the index does not name all changes since the last one, all nodes are read again. The last content
-stays while ZooKeeper is unreachable.
+The index is a node. Every write of another node also updates the index. The index has the names of the nodes that
+changed last, and its version grows by one with each change. If more nodes have changed than the index names, the task
+reads all nodes again. While ZooKeeper is unreachable, the broker uses the content that it read last.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ _log = logging.getLogger(__name__)
 class IndexFollower:
     """The follower of one index. Owner: the broker's event loop, from ``open`` to ``close``.
 
-    ``changed_of`` returns the names in an index, the newest last. ``apply`` reads the nodes with these names, or all if
-    they are None.
+    ``changed_of`` returns the names in an index, the newest last. ``apply`` reads the nodes with these names, or all
+    nodes if the names are None.
     """
 
     def __init__(
@@ -36,7 +36,7 @@ class IndexFollower:
         self._changed_of = changed_of
         self._apply = apply
         self._session: ZkSession | None = None
-        #: The version of the index that is applied, and the session that has read it.
+        #: The version of the index that the broker uses, and the number of the ZooKeeper session that read it.
         self._version = -1
         self._generation = -1
         self._index: Node | None = None
@@ -48,7 +48,7 @@ class IndexFollower:
         self._task: asyncio.Task[None] | None = None
 
     def open(self, session: ZkSession, watch: Callable[[Callable[[Node | None], None]], Callable[[], None]]) -> None:
-        """Begin to follow. ``watch`` watches the index over ``session``, which must stay open until ``close``."""
+        """Start to watch the index. ``watch`` does so in ``session``, which must stay open until ``close``."""
         self._session = session
         self._task = asyncio.get_running_loop().create_task(self._follow(), name=f"follow {self._what}")
         self._stop_watch = watch(self._on_index)
@@ -61,19 +61,19 @@ class IndexFollower:
 
     @property
     def is_loaded(self) -> bool:
-        """Return whether all nodes have been read once."""
+        """Return whether the task has read all nodes at least once."""
         return self._loaded.is_set()
 
     def note_loaded(self) -> None:
-        """Count the nodes as read."""
+        """Treat all nodes as read."""
         self._loaded.set()
 
     async def loaded(self) -> None:
-        """Wait until all nodes have been read once."""
+        """Wait until the task has read all nodes at least once."""
         await self._loaded.wait()
 
     async def applied(self, version: int, *, timeout_s: float) -> None:
-        """Wait until this version of the index is applied, for at most ``timeout_s``."""
+        """Wait until the broker uses this version of the index, for at most ``timeout_s``."""
 
         async def reached() -> None:
             while self._version < version:
@@ -100,7 +100,7 @@ class IndexFollower:
                 self._changed.set()
 
     async def _advance(self, node: Node | None) -> None:
-        """Apply a version of the index."""
+        """Read the nodes that have changed up to this version of the index."""
         assert self._session is not None
         names, version = self._changed_of(node), node.version if node is not None else -1
         generation = self._session.generation

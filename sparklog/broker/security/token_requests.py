@@ -31,16 +31,16 @@ from sparklog.security.delegation_tokens import DelegationToken, ended, new_toke
 from sparklog.security.principals import ANONYMOUS, parse_principal
 from sparklog.zk.token_store import StoredToken
 
-#: How long a reply waits until this broker's own logins follow the change.
+#: The longest time that a reply waits until this broker uses the change for logins.
 _APPLIED_S = 5.0
-#: The most valid tokens of one owner, so that one user cannot take all tokens of the cluster.
+#: The maximum number of valid tokens of one owner, so that one user cannot use up the cluster's maximum.
 MOST_OF_OWNER = 1000
 _ID_BYTES = 16
 _SECRET_BYTES = 32
 
 
 class TokenRequests:
-    """The handlers of requests about tokens. ``authorizer`` is None if there are no ACLs."""
+    """The handlers of requests about tokens. ``authorizer`` is None if the broker has no authorizer."""
 
     def __init__(self, context: BrokerContext, tokens: Tokens, authorizer: Authorizer | None) -> None:
         self._context = context
@@ -140,7 +140,9 @@ class TokenRequests:
 
 
 def _require_own_login(connection: ServerConnection) -> None:
-    """Check that the client has logged in, and not by a token: otherwise a token could live on in others.
+    """Check that the client has logged in without a delegation token.
+
+    Otherwise the owner of a token could create further tokens, and use them after the first token has ended.
 
     Raises:
         BrokerError: DELEGATION_TOKEN_REQUEST_NOT_ALLOWED.
@@ -151,7 +153,7 @@ def _require_own_login(connection: ServerConnection) -> None:
 
 
 def _credentials(secret: str) -> dict[str, ScramCredential]:
-    """Return the credentials of a secret. It is random, so few iterations are enough."""
+    """Return the SCRAM credentials of a token's secret. The secret is random, so few iterations are enough."""
     return {
         mechanism: ScramCredential.derive(mechanism, secret, os.urandom(SALT_BYTES), MIN_ITERATIONS)
         for mechanism in (SCRAM_SHA_256, SCRAM_SHA_512)

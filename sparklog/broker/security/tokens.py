@@ -1,4 +1,4 @@
-"""A broker's cache of all delegation tokens, which follows ZooKeeper, and the removal of expired ones."""
+"""A broker's cache of all delegation tokens, which ZooKeeper stores, and the removal of expired tokens."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ _log = logging.getLogger(__name__)
 
 
 class Tokens:
-    """All delegation tokens. Owner: the broker's event loop, from ``open`` to ``close``.
+    """The cached delegation tokens. Owner: the broker's event loop, from ``open`` to ``close``.
 
-    The connections of a token end when the token is ended before its expiry.
+    If a token is deleted before it expires, the broker closes the connections that have logged in with it.
     """
 
     def __init__(self, *, wall_ms: Callable[[], int], check_interval_ms: int) -> None:
-        #: Called with each token that has ended before its expiry.
+        #: Called with each token that is deleted before it expires.
         self.revoked_listeners: list[Callable[[DelegationToken], object]] = []
         self.follower = IndexFollower("delegation tokens", lambda node: decode_index(node).changed, self._apply)
         self._wall_ms = wall_ms
@@ -37,7 +37,7 @@ class Tokens:
         self._task: asyncio.Task[None] | None = None
 
     def open(self, session: ZkSession) -> None:
-        """Begin to follow the tokens. ``session`` must stay open until ``close``."""
+        """Start to watch the tokens in ZooKeeper. ``session`` must stay open until ``close``."""
         self._store = TokenStore(session, Unreadable())
         self.follower.open(session, self._store.watch)
         self._task = asyncio.get_running_loop().create_task(self._remove_expired(), name="remove expired tokens")
@@ -50,7 +50,7 @@ class Tokens:
 
     @property
     def store(self) -> TokenStore:
-        """Return the tokens in ZooKeeper. Raises BrokerError BROKER_NOT_AVAILABLE before ``open``."""
+        """Return the store of tokens in ZooKeeper. Raises BrokerError BROKER_NOT_AVAILABLE before ``open``."""
         if self._store is None:
             raise BrokerError(ErrorCode.BROKER_NOT_AVAILABLE, "the broker is still starting")
         return self._store

@@ -46,7 +46,7 @@ class Users:
 
     @property
     def store(self) -> UserStore:
-        """Return the users in ZooKeeper. Raises BrokerError BROKER_NOT_AVAILABLE before ``open``."""
+        """Return the store of users in ZooKeeper. Raises BrokerError BROKER_NOT_AVAILABLE before ``open``."""
         if self._store is None:
             raise BrokerError(ErrorCode.BROKER_NOT_AVAILABLE, "the broker is still starting")
         return self._store
@@ -70,7 +70,7 @@ class Users:
         return None if found is None else found.get(mechanism)
 
     async def _apply(self, node: Node | None, names: set[str] | None) -> None:
-        """Read these users, or all if ``names`` is None."""
+        """Read the users with these names, or all users if ``names`` is None."""
         if names is None:
             found = await self.store.all_users()
             names = found.keys() | self._users.keys()

@@ -1,4 +1,4 @@
-"""The administration of delegation tokens, with which helpers of a process log in without its password."""
+"""The administration of delegation tokens. With a token, a helper of a process logs in without the password."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from sparklog.protocol.token_messages import TokenDescription
 
 @dataclass(frozen=True, slots=True)
 class DelegationTokenDescription:
-    """A token without its secret. Times are milliseconds since 1970."""
+    """A delegation token without its secret. Times are milliseconds since the Unix epoch."""
 
     token_id: str
     owner: str
@@ -33,7 +33,10 @@ class DelegationTokenDescription:
 
 @dataclass(frozen=True, slots=True)
 class CreatedToken:
-    """A new token. Log in with ``sasl.tokenauth=true``, the token's id as the user and the secret as the password."""
+    """A new delegation token with its secret.
+
+    A client logs in with ``sasl.tokenauth=true``, the token's id as the user, and the secret as the password.
+    """
 
     token: DelegationTokenDescription
     secret: Password
@@ -53,13 +56,13 @@ def renew_token(cluster: BlockingCluster, token_id: str, period_ms: int | None) 
 
 
 def expire_token(cluster: BlockingCluster, token_id: str, after_ms: int | None) -> int:
-    """End a token. Arguments and errors are those of ``Admin.expire_delegation_token``."""
+    """Set when a token expires, or end it. Arguments and errors are those of ``Admin.expire_delegation_token``."""
     request = ExpireDelegationToken(0, token_id, -1 if after_ms is None else after_ms)
     return cluster.retrying("delegation token", lambda: cluster.ask_any(request, DelegationTokenExpiryReply)).expiry_ms
 
 
 def list_tokens(cluster: BlockingCluster, owners: Iterable[str] | None) -> list[DelegationTokenDescription]:
-    """Return tokens. Arguments and errors are those of ``Admin.list_delegation_tokens``."""
+    """Return the tokens. Arguments and errors are those of ``Admin.list_delegation_tokens``."""
     request = DescribeDelegationTokens(0, None if owners is None else tuple(owners))
     reply = cluster.retrying("delegation tokens", lambda: cluster.ask_any(request, DescribeDelegationTokensReply))
     return [_description(found) for found in reply.tokens]
