@@ -40,6 +40,7 @@ from sparklog.coordinator.records import (
 )
 from sparklog.coordinator.transactions import Transactions
 from sparklog.errors import BrokerError, ErrorCode
+from sparklog.model import DEFAULT_LISTENER
 from sparklog.protocol.connection import encode_reply
 from sparklog.protocol.fields import MAX_COLUMNS, MAX_PEER_ENTRIES, MAX_PLAIN
 from sparklog.protocol.header_limits import MAX_HEADER_BYTES
@@ -99,6 +100,8 @@ class Loop(asyncio.SelectorEventLoop):
 
 class Answered(Connection):
     """A connection that encodes its responses, as the server's does."""
+
+    listener = DEFAULT_LISTENER
 
     def reply(self, message: Reply, body: Any = (), body_bytes: int = -1) -> None:
         encode_reply(message)
