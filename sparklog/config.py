@@ -147,7 +147,7 @@ BROKER_SETTINGS: dict[str, Setting] = {
     "zookeeper.ssl.endpoint.identification.algorithm": Setting(
         "zookeeper_ssl_identification",
         "https",
-        "Whether ZooKeeper's certificate must be for its host name: https, or none.",
+        "Whether ZooKeeper's certificate must contain its host name: https, or none.",
         choices=("https", "HTTPS", "none"),
     ),
     "zookeeper.digest.file": Setting(
@@ -337,7 +337,7 @@ BROKER_SETTINGS: dict[str, Setting] = {
         "unix_sockets", True, "Switch connections of clients and followers on the same host to a Unix socket."
     ),
     "quota.window.size.seconds": Setting(
-        "quota_window_seconds", 1, "Seconds of its quotas' rates that a client may use at once after a pause.", 1, 3600
+        "quota_window_seconds", 1, "Seconds of quota that a client may use at once after a pause.", 1, 3600
     ),
     "hot.batches.bytes": Setting("hot_batches_bytes", 64 * MIB, "Memory per broker for the newest batches.", 0, 2**40),
     "listeners": Setting(

@@ -23,6 +23,8 @@ Login = Generator[SaslAuthenticate, Reply, float]
 _NONCE_BYTES = 24
 #: The part of a session's lifetime after which the client logs in again. Source: KIP-368.
 _EARLIEST, _LATEST = 0.85, 0.95
+#: The minimum time in seconds between two logins on one connection.
+_SHORTEST_S = 0.1
 _salted = SaltedPasswords()
 
 
@@ -76,7 +78,10 @@ def log_in(security: ClientSecurity) -> Login:
             if not client.complete:
                 raise BrokerError(ErrorCode.SASL_AUTHENTICATION_FAILED, "the broker has not proved its identity")
             break
-    return random.uniform(_EARLIEST, _LATEST) * reply.session_lifetime_ms / 1000
+    if reply.session_lifetime_ms <= 0:
+        return 0.0
+    # A server that gives very short sessions must not make the client log in all the time.
+    return max(_SHORTEST_S, random.uniform(_EARLIEST, _LATEST) * reply.session_lifetime_ms / 1000)
 
 
 def advance(login: Login, reply: Reply | None) -> SaslAuthenticate | float:

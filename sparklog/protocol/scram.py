@@ -335,7 +335,7 @@ class ScramClient:
             raise _malformed("too many extensions")
         signature = _decoded(_attribute(parts, 0, "v"))
         if not hmac.compare_digest(signature, hmac.digest(self._server_key, self._said, self._hash)):
-            detail = "the server does not know the user's credential, so it is not the right one"
+            detail = "the server could not prove that it knows the user's credential"
             raise BrokerError(ErrorCode.SASL_AUTHENTICATION_FAILED, detail)
         if self._salted is not None:
             self._salted.put(self._key, self._used)

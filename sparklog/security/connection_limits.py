@@ -48,10 +48,10 @@ class ConnectionLimits:
         A connection on the Unix socket that continues a TCP connection does not count as a new one.
         """
         if self._of_address[address] >= self._per_address:
-            return f"{self._of_address[address]} connections of address {address} are open, the maximum"
+            return f"{self._of_address[address]} connections of address {address} are open, which is the maximum"
         is_user = principal != ANONYMOUS
         if is_user and self._of_user[principal] >= self._per_user:
-            return f"{self._of_user[principal]} connections of {principal} are open, the maximum"
+            return f"{self._of_user[principal]} connections of {principal} are open, which is the maximum"
         if not within_host and (limit := self._table.limit_of_address(CONNECTION_CREATION_RATE, address)) is not None:
             bucket = self._buckets.bucket(limit, now_s)
             wait_s = bucket.wait_s(now_s)

@@ -134,8 +134,8 @@ async def check_identities(session: ZkSession) -> None:
 
     if others := await _processes(session, differs):
         raise ClusterError(
-            f"{', '.join(others)}: the credentials are other ones than those of this command, so nodes that it closes"
-            " would be closed to them"
+            f"{', '.join(others)}: they do not have the credentials of this command, so nodes that it closes would be"
+            " closed to them"
         )
 
 

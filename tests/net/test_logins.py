@@ -158,7 +158,7 @@ def test_a_user_cannot_have_more_connections_than_its_limit() -> None:
             first, second = await logged_in(scene), await logged_in(scene)
             refused = await (await greeted(scene)).log_in("anna")
             assert isinstance(refused, ErrorReply) and refused.code == ErrorCode.THROTTLING_QUOTA_EXCEEDED
-            assert refused.detail == "2 connections of User:anna are open, the maximum"
+            assert refused.detail == "2 connections of User:anna are open, which is the maximum"
             await logged_in(scene, "bert")
             first.writer.close()
             await scene.until(2)

@@ -30,7 +30,7 @@ def test_the_oldest_of_the_busiest_address_gives_way() -> None:
     assert unknown.loser is None
 
 
-def test_the_oldest_gives_way_if_all_addresses_have_one() -> None:
+def test_the_oldest_connection_is_closed_if_each_address_has_one() -> None:
     unknown = UnknownConnections[Connection]()
     for number in range(3):
         unknown.add(Connection(f"10.0.0.{number}", number))

@@ -146,7 +146,7 @@ def test_the_cluster_has_two_names() -> None:
         assert table.decide(ANNA, HOST, DESCRIBE, ResourceType.CLUSTER, CLUSTER_NAME).allowed
 
 
-def test_an_operation_on_any_topic_is_allowed_unless_all_of_it_is_denied() -> None:
+def test_any_topic_is_allowed_unless_all_are_denied() -> None:
     allow = binding("topic", "orders", "User:anna", "write", pattern_type="prefixed")
 
     def decide(*acls: AclBinding) -> bool:

@@ -84,7 +84,7 @@ def test_a_line_has_the_facts_of_its_event() -> None:
 
 
 @given(st.text(st.characters(), max_size=2 * MAX_TEXT))
-def test_any_name_gives_one_printable_line_of_bounded_length(name: str) -> None:
+def test_any_name_makes_one_short_printable_line(name: str) -> None:
     line = audit_line(denial(principal=name, resource=name), wall_ms=0)
     assert line.isprintable()
     assert len(line) < 12 * 2 * MAX_TEXT + 300

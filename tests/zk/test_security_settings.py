@@ -77,7 +77,7 @@ def test_a_digest_file_may_hold_several_credentials(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("text", [f"sparklog {CANARY}", f":{CANARY}", "sparklog:", "", "# nothing", "\xff" * 70_000])
-def test_a_digest_file_of_another_form_is_refused_unseen(text: str, tmp_path: Path) -> None:
+def test_a_malformed_digest_file_is_refused_without_its_text(text: str, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="digest file") as error:
         ZooKeeperSecurity(digest_file=digest_file(tmp_path, text)).credentials()
     assert CANARY not in str(error.value)

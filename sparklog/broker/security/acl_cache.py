@@ -103,7 +103,7 @@ class AclCache:
         self._acls, self._version, self._generation = acls, version, generation
         table = self._authorizer.table.with_acls(acl for found in acls.values() for acl in found)
         self._authorizer.set_acls(table)
-        _log.info("version %d of the ACLs decides: %d ACLs", version, len(table.acls))
+        _log.info("use version %d of the ACLs from now on: %d ACLs", version, len(table.acls))
         waiting, self._applied = self._applied, []
         for future in waiting:
             if not future.done():

@@ -227,9 +227,8 @@ class QuotaManager:
                 connection.done(request.cid)
                 connection.close()
                 return
-            detail = (
-                f"client {connection.client_id!r} of {connection.principal} has exceeded a quota for {wait_s:.1f} s"
-            )
+            who = f"client {connection.client_id!r} of {connection.principal}"
+            detail = f"{who} has exceeded a quota and must wait {wait_s:.1f} s"
             raise BrokerError(ErrorCode.THROTTLING_QUOTA_EXCEEDED, detail)
 
         def handle() -> None:
