@@ -145,6 +145,8 @@ def _detach(data_dir: Path, timeout_s: float) -> None:
             raise ClusterError(f"the cluster is not ready after {timeout_s:g} s; it is still starting, see {log}")
         time.sleep(0.1)
     print_line(f"running as process {found.process.pid}; brokers at {found.bootstrap}")
+    if (clients := client_file(data_dir)).exists():
+        print_line(f"clients log in with --client-config {clients}")
 
 
 def _last_words(log: Path) -> str:

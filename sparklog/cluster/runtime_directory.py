@@ -11,7 +11,6 @@ import contextlib
 import fcntl
 import hashlib
 import os
-import stat
 import tempfile
 import time
 from collections.abc import Iterator
@@ -21,27 +20,14 @@ import msgspec
 
 from sparklog.cluster.process import ProcessIdentity, is_alive
 from sparklog.errors import ClusterError
+from sparklog.net.user_directory import user_directory
 
 _BASE = Path("/tmp")
 
 
 def runtime_directory() -> Path:
-    """Return the directory of this user; create it if it does not exist.
-
-    Raises:
-        ClusterError: the path is not a directory that only this user can enter. Otherwise sockets of another user there
-            would be trusted.
-    """
-    path = _BASE / f"sparklog-{os.geteuid()}"
-    with contextlib.suppress(FileExistsError):
-        path.mkdir(mode=0o700)
-    found = path.lstat()
-    if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.geteuid() or found.st_mode & 0o077:
-        raise ClusterError(
-            f"{path} must be a directory of user {os.geteuid()} with mode 0700;"
-            f" found owner {found.st_uid}, mode {stat.filemode(found.st_mode)}"
-        )
-    return path
+    """Return the directory, see ``user_directory``. Raises ClusterError."""
+    return user_directory(_BASE)
 
 
 def _stem(log_dir: Path) -> str:

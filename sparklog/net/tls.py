@@ -191,11 +191,9 @@ class ServerTls:
         oldest and the newest accepted version of TLS.
         """
         if not files.certificate:
-            raise ConfigError("a listener with TLS needs a certificate: set ssl.keystore.location")
+            raise ConfigError("a listener with TLS needs a certificate: set ssl.certificate.location")
         if client_auth is not ClientAuth.NONE and not files.ca:
-            raise ConfigError(
-                f"ssl.client.auth={client_auth.value} needs trusted authorities: set ssl.truststore.location"
-            )
+            raise ConfigError(f"ssl.client.auth={client_auth.value} needs trusted authorities: set ssl.ca.location")
         self.files = files
         self.client_auth = client_auth
         self._rules = rules

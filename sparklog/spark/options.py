@@ -166,7 +166,7 @@ def find_security(given: Mapping[str, str]) -> ClientSecurity | None:
     if found.password and not found.password.is_reference:
         raise ConfigError(
             "the password in sasl.password or sasl.jaas.config is not a reference, and options are shown in Spark's UI:"
-            " pass ${file:/path} or ${env:NAME}, which each task resolves on its host"
+            " pass ${file:/path} or ${env:NAME}"
         )
     return found
 

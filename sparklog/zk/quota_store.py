@@ -27,6 +27,7 @@ from sparklog.zk.errors import ZkBadVersion, ZkMultiFailed, ZkNodeExists, ZkNoNo
 from sparklog.zk.ops import Create, Delete, Op, SetData
 from sparklog.zk.session import Node, ZkSession
 from sparklog.zk.unreadable import Unreadable
+from sparklog.zk.user_store import decode_secret
 
 _DEFAULT_NODE = "<default>"
 #: The number of nodes that one read operation requests.
@@ -163,7 +164,7 @@ class QuotaStore:
         with suppress(ZkNoNode, ZkMultiFailed, codecs.ZkFormatError):
             node = await self._session.get(of_user)
             ops: list[Op] = [Delete(f"{of_user}/clients")]
-            if not node.data or not codecs.decode(of_user, node.data, _ConfigNode).config:
+            if not node.data or not decode_secret(of_user, node.data, _ConfigNode).config:
                 ops.append(Delete(of_user, node.version))
             await self._session.multi(ops)
 
@@ -173,7 +174,7 @@ class QuotaStore:
         node: Node | None = None
         with suppress(ZkNoNode):
             node = await self._session.get(path)
-        found = codecs.decode(path, node.data, _ConfigNode) if node is not None and node.data else _ConfigNode()
+        found = decode_secret(path, node.data, _ConfigNode) if node is not None and node.data else _ConfigNode()
         config = {key: value for key, value in found.config.items() if key not in changes}
         config |= {name: _text(value) for name, value in changes.items() if value is not None}
         has_quotas = not config.keys().isdisjoint(QUOTA_NAMES)
@@ -196,7 +197,7 @@ class QuotaStore:
         path = quota_path(entity)
         try:
             node = await self._session.get(path)
-            config = codecs.decode(path, node.data, _ConfigNode).config if node.data else {}
+            config = decode_secret(path, node.data, _ConfigNode).config if node.data else {}
         except ZkNoNode:
             return {}
         except codecs.ZkFormatError as error:

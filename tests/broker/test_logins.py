@@ -178,6 +178,7 @@ def test_mechanisms_keep_their_order() -> None:
     assert sasl_mechanisms(" scram-sha-256 , SCRAM-SHA-512,SCRAM-SHA-256") == (SCRAM_SHA_256, SCRAM_SHA_512)
 
 
+@pytest.mark.alone
 def test_a_login_takes_milliseconds() -> None:
     """At 16,384 iterations under 40 ms, and under 5 ms with a cached salted password; here with room for load."""
 

@@ -124,7 +124,7 @@ def test_a_request_before_the_login_is_refused_and_closes() -> None:
 
 def test_connections_without_a_login_are_closed_in_time() -> None:
     async def test() -> None:
-        async with protected(hello_s=0.3) as scene:
+        async with protected(hello_s=1.5) as scene:
             user = await logged_in(scene)
             silent = Client(*await scene.silent())
             only_hello = await greeted(scene)
