@@ -86,6 +86,11 @@ SECURITY_OPTIONS: dict[str, str] = {
     "ssl.keystore.type": "PEM",
     "ssl.certificate.location": "alias of ssl.keystore.location",
     "ssl.key.location": "PEM file with the client's key",
+    "ssl.key.password": "reference to the password of the key",
+    "ssl.truststore.password": "has no effect: PEM files of certificates have no password",
+    "ssl.keystore.password": "has no effect, as above",
+    "sasl.login.callback.handler.class": "has no effect: a Java class",
+    "sasl.oauthbearer.token.endpoint.url": "with OAUTHBEARER: the file with the token, as file:///path",
     "ssl.endpoint.identification.algorithm": "https: the certificate must be for the broker's host; empty: any host",
 }
 COMMON_OPTIONS |= SECURITY_OPTIONS
@@ -163,9 +168,10 @@ def find_security(given: Mapping[str, str]) -> ClientSecurity | None:
     from sparklog.net.client_security import ClientSecurity
 
     found = ClientSecurity.parse(settings)
-    if found.password and not found.password.is_reference:
+    if any(secret and not secret.is_reference for secret in (found.password, found.key_password)):
         raise ConfigError(
-            "the password in sasl.password or sasl.jaas.config is not a reference, and options are shown in Spark's UI:"
+            "a password in sasl.password, sasl.jaas.config or ssl.key.password is not a reference, and options are"
+            " shown in Spark's UI:"
             " pass ${file:/path} or ${env:NAME}"
         )
     return found

@@ -270,6 +270,14 @@ def test_a_password_in_an_option_is_refused() -> None:
         assert "a-secret" not in str(caught.value)
 
 
+def test_options_of_java_keystores_do_not_stop_a_job() -> None:
+    more = {"kafka.ssl.truststore.password": "changeit", "kafka.sasl.login.callback.handler.class": "org.example.Login"}
+    more |= {"sasl.username": "anna", "sasl.password": "${env:ANNA}"}
+    assert parse_read_options(secured(**more), BOOTSTRAP).security is not None
+    with pytest.raises(ConfigError, match="not a reference"):
+        parse_read_options(secured(**more, **{"ssl.key.location": "/key.pem", "ssl.key.password": "b"}), BOOTSTRAP)
+
+
 def test_an_option_and_its_alias_must_not_differ() -> None:
     with pytest.raises(ConfigError, match="contradict each other"):
         parse_read_options(secured(**{"security.protocol": "SSL"}), BOOTSTRAP)
