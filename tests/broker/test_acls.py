@@ -130,13 +130,32 @@ def admin(guarded: ProcessCluster) -> Iterator[Admin]:
 EVERY_REQUEST = pytest.mark.parametrize("number", range(len(REQUESTS)), ids=[type(one).__name__ for one in REQUESTS])
 
 
+#: Each user that has logged in may have tokens, and nothing of the tokens of others.
+OF_TOKENS = (m.CreateDelegationToken, m.RenewDelegationToken, m.ExpireDelegationToken, m.DescribeDelegationTokens)
+
+
+def has_only_own_tokens(reply: m.Reply, who: str) -> bool:
+    if isinstance(reply, m.ErrorReply):
+        return reply.code in {
+            ErrorCode.DELEGATION_TOKEN_REQUEST_NOT_ALLOWED,
+            ErrorCode.DELEGATION_TOKEN_NOT_FOUND,
+            ErrorCode.DELEGATION_TOKEN_OWNER_MISMATCH,
+        }
+    owners = {reply.token.owner} if isinstance(reply, m.CreateDelegationTokenReply) else set()
+    if isinstance(reply, m.DescribeDelegationTokensReply):
+        owners = {token.owner for token in reply.tokens}
+    return bool(who) and owners <= {f"User:{who}"}
+
+
 @EVERY_REQUEST
 @pytest.mark.parametrize("who", ["", "bert"], ids=["no login", "wrong user"])
 def test_nothing_is_served_to_the_wrong_principal(guarded: ProcessCluster, number: int, who: str) -> None:
     with log_in(guarded, who) as connection:
         reply = asked(connection, REQUESTS[number])
     assert HIDDEN.encode() not in encode_message(reply)
-    if not codes(reply) & REFUSED:
+    if isinstance(REQUESTS[number], OF_TOKENS):
+        assert has_only_own_tokens(reply, who)
+    elif not codes(reply) & REFUSED:
         # A list of nothing is the only other answer.
         assert isinstance(reply, (m.ListGroupsReply, m.ListTransactionsReply, m.FindHangingReply, m.MetadataReply))
         assert not any(getattr(reply, name, ()) for name in ("groups", "transactions", "topics"))
