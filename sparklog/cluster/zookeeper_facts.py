@@ -87,6 +87,7 @@ class ZookeeperFacts:
             name: ElectionRequested(
                 request.kind,
                 None if request.partitions is None else tuple(TopicPartition(*tp) for tp in request.partitions),
+                request.topic_ids,
             )
             for name, request in found.items()
         }

@@ -101,7 +101,8 @@ def _finder(state: ClusterState) -> Callable[[ElectionRequested], Iterable[Clust
     def find(request: ElectionRequested) -> Iterable[ClusterPartition]:
         if request.partitions is None:
             return state.partitions()
-        return (p for p in map(state.partition, request.partitions) if p is not None)
+        found = (p for p in map(state.partition, request.partitions) if p is not None)
+        return (p for p in found if request.topic_ids.get(p.tp.topic) in {None, p.topic.record.topic_id})
 
     return find
 

@@ -212,7 +212,7 @@ class AdminActions:
         tps = tuple(TopicPartition(record.name, number) for number in range(len(record.assignment)))
         for tp in tps:
             self.cluster.checkers[tp].unclean_allowed = True
-        self.zk.elections[f"e{self._elections}"] = ElectionRequested(UNCLEAN, tps)
+        self.zk.elections[f"e{self._elections}"] = ElectionRequested(UNCLEAN, tps, {record.name: record.topic_id})
 
     def lift_limits(self) -> None:
         """Remove the limits of all moves."""

@@ -171,6 +171,8 @@ class ElectionRequest(msgspec.Struct, frozen=True):
 
     kind: str
     partitions: tuple[tuple[str, int], ...] | None = None
+    #: The ids of the topics at the time of the request, because a topic may be recreated before the election.
+    topic_ids: dict[str, str] = {}
     version: int = VERSION
 
 

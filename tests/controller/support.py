@@ -186,8 +186,10 @@ class World:
         original = self.topics[name].reassigning[partition].original
         self.reassign(*original, partition=partition, name=name, tell=tell)
 
-    def ask_election(self, name: str, kind: str, *tps: TopicPartition) -> list[Effect]:
-        self.elections[name] = ElectionRequested(kind, tps or None)
+    def ask_election(
+        self, name: str, kind: str, *tps: TopicPartition, topic_ids: Mapping[str, str] | None = None
+    ) -> list[Effect]:
+        self.elections[name] = ElectionRequested(kind, tps or None, topic_ids or {})
         return self.feed(ElectionsRead(dict(self.elections)))
 
     def delete(self, name: str) -> None:

@@ -240,6 +240,17 @@ def test_a_requested_unclean_election_happens_once_and_is_reported() -> None:
     assert world.trace() == ["-1/3[2]"], "the request is for one election"
 
 
+def test_a_request_for_a_deleted_topic_does_not_concern_the_recreated_one() -> None:
+    world = World(topic("t", (1, 2, 3)))
+    world.leader_writes_isr(TP, 1)
+    world.lose(1)
+    current = world.topics["t"].topic_id
+    assert world.ask_election("n_1", UNCLEAN, TP, topic_ids={"t": "the id before"}) == [DropElection("n_1")]
+    assert world.trace() == ["-1/1[1]"]
+    world.ask_election("n_2", UNCLEAN, TP, topic_ids={"t": current})
+    assert world.trace() == ["2/2[2]"]
+
+
 def test_an_unclean_election_waits_for_the_fate_of_the_leader() -> None:
     world = World(topic("t", (1, 2, 3)), brokers=5)
     world.leader_writes_isr(TP, 1)

@@ -39,13 +39,14 @@ def test_brokers_with_lost_or_swapped_logs_copy_them(capsys: pytest.CaptureFixtu
     assert code == 0, capsys.readouterr().out
 
 
-@pytest.mark.parametrize(("seed", "partitions"), [(500, 2), (1606, 2), (7000198, 6), (1005596, 6)])
+@pytest.mark.parametrize(("seed", "partitions"), [(500, 2), (1606, 2), (7000198, 6), (1005596, 6), (1019830, 6)])
 def test_seeds_that_broke_a_promise_pass(seed: int, partitions: int) -> None:
     """The bugs of these seeds are fixed.
 
     500: a high watermark lowered after an unclean election counted as a commit. 1606: a leader that had written an ISR
     lost its epoch's replicas, and added no replica. 7000198: a leader had removed a replica for a move that was
     cancelled; its own ISR write overtook the cancellation, and it kept that replica out of the ISR permanently.
+    1019830: a request for an unclean election of a topic was carried out in the topic that was created again later.
     1005596: a deposed leader had read an epoch from ZooKeeper in which it was no replica, followed in it, and was added
     to the ISR by the next move while it deleted its log.
     """

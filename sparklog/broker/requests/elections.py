@@ -122,7 +122,8 @@ class ElectionRequests:
         try:
             for first in range(0, len(wanting), _IN_ONE_NODE):
                 named = tuple((known.topic, known.partition) for known in wanting[first : first + _IN_ONE_NODE])
-                path = await registry.request_election(ElectionRequest(request.kind, named))
+                topic_ids = {known.topic: known.topic_id for known in wanting[first : first + _IN_ONE_NODE]}
+                path = await registry.request_election(ElectionRequest(request.kind, named, topic_ids))
                 asked[asyncio.create_task(registry.request_done(path))] = (path, len(named))
             done, left = await asyncio.wait(asked, timeout=max(0.0, end - asyncio.get_running_loop().time()))
             for task in done:
