@@ -17,7 +17,11 @@ _BLOCK = 256
 
 
 class EndedTransaction(NamedTuple):
-    """An ended transaction: the batches of ``producer_id`` from ``first_offset`` to its marker at ``last_offset``."""
+    """The offset range of an ended transaction of the producer ``producer_id``.
+
+    ``first_offset`` is the base offset of the transaction's first batch. ``last_offset`` is the offset of its commit or
+    abort marker.
+    """
 
     producer_id: int
     first_offset: int
@@ -28,7 +32,10 @@ last_offset_of = attrgetter("last_offset")
 
 
 class AbortedRanges:
-    """The aborted transactions of one log, in order of the markers' offsets. Owned by a ``TransactionTable``."""
+    """A list of the aborted transactions of one log, ordered by their markers' offsets.
+
+    A part of ``TransactionTable``.
+    """
 
     def __init__(self, ranges: Iterable[EndedTransaction] = ()) -> None:
         self._ranges: list[EndedTransaction] = []
@@ -45,7 +52,7 @@ class AbortedRanges:
         return len(self._ranges)
 
     def append(self, over: EndedTransaction) -> None:
-        """Add a range that ends at or after all others."""
+        """Add an aborted transaction. Its marker must not be below the marker of a transaction in the list."""
         if len(self._ranges) % _BLOCK == 0:
             self._first.append(over.first_offset)
         else:
@@ -53,7 +60,7 @@ class AbortedRanges:
         self._ranges.append(over)
 
     def between(self, start: int, end: int) -> Iterator[EndedTransaction]:
-        """Yield the ranges with an offset in ``[start, end)``."""
+        """Yield the aborted transactions whose offset range overlaps ``[start, end)``."""
         if start >= end:
             return
         ranges = self._ranges
@@ -66,7 +73,7 @@ class AbortedRanges:
             at = block_end
 
     def drop_below(self, offset: int) -> None:
-        """Drop the ranges that end below ``offset``."""
+        """Remove the transactions whose marker is below ``offset``."""
         gone = bisect_left(self._ranges, offset, key=last_offset_of)
         if gone:
             self._take(self._ranges[gone:])

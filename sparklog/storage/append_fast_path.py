@@ -33,12 +33,14 @@ def append_as_leader(
     leader_epoch: int,
     now_us: int,
 ) -> bool:
-    """Append a checked batch that is not in the log yet.
+    """Append one batch, which the caller has checked, to the active segment without an append plan.
 
-    Return False, and append nothing, if the batch is not plain.
+    The batch must not be in the log yet. Return False, and append nothing, if the batch needs a plan: for example, it
+    is transactional or begins a segment.
 
     Raises:
-        OSError, StorageError: see ``LogTail.append_plain``.
+        OSError: nothing was appended.
+        StorageError: the append could not be undone.
     """
     header, body = batch
     segment, config = _growing(files, offsets), files.config
@@ -73,13 +75,15 @@ def append_as_leader(
 def append_as_follower(
     files: LogFiles, offsets: LogOffsets, tail: LogTail, packed: bytes | memoryview, body: memoryview
 ) -> BatchHeader | None:
-    """Append a batch from the leader unchanged, and return its header.
+    """Append one batch from the leader unchanged, without an append plan. Return the batch's header.
 
-    Return None, and append nothing, if the batch is not plain or not valid.
+    Return None, and append nothing, if the batch needs a plan or is not valid. A batch needs a plan, for example, if it
+    is transactional or begins a segment.
 
     Raises:
-        BrokerError: see ``unpack_header``.
-        OSError, StorageError: see ``LogTail.append_plain``.
+        BrokerError: CORRUPT_MESSAGE if the header is damaged. Nothing was appended.
+        OSError: nothing was appended.
+        StorageError: the append could not be undone.
     """
     segment = _growing(files, offsets)
     if segment is None or len(packed) != HEADER_BYTES:

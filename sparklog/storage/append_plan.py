@@ -33,7 +33,7 @@ CutFront = Callable[[BatchHeader, memoryview, int], tuple[BatchHeader, Buffer]]
 
 
 class AppendPoint(msgspec.Struct, frozen=True, gc=False):
-    """The end of a log: what a plan must know of the batches before the next one."""
+    """The state at the end of a log from which the plan of an append begins."""
 
     log_end_offset: int
     last_epoch: int
@@ -71,19 +71,21 @@ def plan_leader_append(
     prelude_length: PreludeLength,
     placed: bool = False,
 ) -> list[SegmentWrite]:
-    """Assign offsets and positions to checked batches.
+    """Plan a leader's append: assign offsets, positions and segments to checked batches.
 
     ``placed`` means that the batches keep the offsets and times of the log that they were archived from. Then the first
-    batch must begin at this log's end, and each other batch at its predecessor's end. A segment rolls in four cases:
+    batch must begin at this log's end, and each other batch at the end of the batch before it. A batch begins a new
+    segment in four cases:
 
-    - the next batch would make it larger than ``segment.bytes``;
-    - its first batch is older than ``segment.ms``;
-    - the schema id changes, because an Arrow file has one schema;
-    - it is sealed.
+    - the batch would make the segment larger than ``segment.bytes``;
+    - the segment is older than ``segment.ms``, or older than ``max.compaction.lag.ms`` in a compacted topic;
+    - the batch has another schema id than the segment, because an Arrow file has one schema;
+    - the batch is the first one, and ``point.position`` is -1.
 
     Raises:
         BrokerError: CORRUPT_MESSAGE if a body's length differs from its header, or for an unreadable marker;
-            SCHEMA_OUTDATED for an unknown id; OFFSET_OUT_OF_RANGE for a placed batch that does not begin at the end.
+            SCHEMA_OUTDATED for an unknown schema id; OFFSET_OUT_OF_RANGE for a placed batch that does not begin at the
+            log's end.
     """
     end, position, running_max = point.log_end_offset, point.position, point.running_max
     first_append_us, schema_id = point.first_append_us, point.schema_id
@@ -157,7 +159,9 @@ def plan_follower_append(
     prelude_length: PreludeLength,
     cut_front: CutFront | None = None,
 ) -> list[SegmentWrite]:
-    """Check a leader's batches against the end of this log: CRCs, offsets, epochs, positions, rolls.
+    """Plan a follower's append: check that the leader's batches continue this log.
+
+    The checks cover checksums, offsets, leader epochs, file positions and running maximum timestamps.
 
     A batch that the leader has compacted (``Flag.CLEANED``) may begin below the end of this log, because this log may
     have copied records before the compaction. Then ``cut_front`` removes the records that this log already has. The
@@ -168,8 +172,8 @@ def plan_follower_append(
     first segment may begin below the leader's log start offset.
 
     Raises:
-        BrokerError: CORRUPT_MESSAGE naming found and expected, or for an unreadable marker; SCHEMA_OUTDATED for an
-            unknown schema id.
+        BrokerError: CORRUPT_MESSAGE if a batch fails a check or a marker is unreadable; SCHEMA_OUTDATED for an unknown
+            schema id.
     """
     end, position, running_max = point.log_end_offset, point.position, point.running_max
     last_epoch, schema_id = point.last_epoch, point.schema_id

@@ -31,7 +31,10 @@ HotLog = dict[int, CachedBatch]
 
 
 class BatchCache:
-    """The cache of all logs of a directory. Owned by the event loop."""
+    """A cache of the newest batches of all logs of a directory, with one limit of bytes for all of them.
+
+    Not thread-safe: use it only on the broker's event loop.
+    """
 
     def __init__(self, limit_bytes: int) -> None:
         self.limit_bytes = limit_bytes
@@ -39,7 +42,10 @@ class BatchCache:
         self._arrivals: deque[tuple[HotLog, int, CachedBatch]] = deque()
 
     def add(self, log: HotLog, base_offset: int, batch: CachedBatch) -> None:
-        """Add a batch that was just appended to ``log``. A buffer inside a larger frame keeps that frame alive."""
+        """Add a batch that was just appended to ``log``, and remove the oldest batches while the limit is exceeded.
+
+        If a buffer of the batch is a part of a larger network frame, the whole frame stays in memory.
+        """
         log[base_offset] = batch
         self._arrivals.append((log, base_offset, batch))
         self.size_bytes += len(batch.body) + _OVERHEAD
@@ -52,15 +58,15 @@ class BatchCache:
 
 
 def drop_below(log: HotLog, offset: int) -> None:
-    """Drop the batches below ``offset``, which a cleaner has rewritten."""
+    """Remove the cached batches that begin below ``offset``, because compaction has rewritten them on disk."""
     for base_offset in [base for base in log if base < offset]:
         del log[base_offset]
 
 
 def drop_from(log: HotLog, offset: int) -> None:
-    """Drop the batches at or above ``offset``, where the log was truncated.
+    """Remove the cached batches that begin at or above ``offset``, because the log was truncated there.
 
-    Their bytes count against the limit until the cache would have dropped them as its oldest batches.
+    Their bytes still count against the cache's limit until the cache would have removed them as its oldest batches.
     """
     for base_offset in [base for base in log if base >= offset]:
         del log[base_offset]

@@ -24,9 +24,9 @@ from sparklog.storage.log_context import LogContext
 
 
 class CheckpointWriter:
-    """The checkpoint of one ``LogDirectory``, which owns it, on the event loop.
+    """A writer of the checkpoint file of one ``LogDirectory``.
 
-    Other threads only run the function that ``job`` returns.
+    Not thread-safe: use it only on the broker's event loop. Other threads only run the function that ``job`` returns.
     """
 
     def __init__(
@@ -65,40 +65,46 @@ class CheckpointWriter:
 
     @property
     def names_logs(self) -> bool:
-        """Return whether a replica counts only after a durable checkpoint names its log. See ``name_logs``."""
+        """Return whether a new log must be in a durable checkpoint before its replica may confirm or commit records.
+
+        See ``name_logs``.
+        """
         return self._on_unnamed is not None
 
     def name_logs(self, on_unnamed: Callable[[], None]) -> None:
-        """Require from now on that a durable checkpoint names a new log before the log is ``named``.
+        """Let a new log's replica confirm or commit records only after the log is in a durable checkpoint.
 
-        ``on_unnamed`` is called when another log needs a name. The caller then writes a checkpoint and calls
-        ``consume_named``.
+        Before that, the replica's fetches confirm no records, and as a leader the replica commits no records. So the
+        next start can distinguish a lost log from a log that never had records. Both lack a directory, but only the
+        lost log is in the checkpoint.
 
-        A replica does not count before its log is named: its fetches confirm no records, and as a leader it commits
-        no records. So the next start can distinguish a lost log from a log that never had records. Both lack a
-        directory, but the checkpoint names only the lost log.
+        ``on_unnamed`` is called when a log has a directory, but is in no durable checkpoint. The caller then writes a
+        checkpoint and calls ``consume_named``.
         """
         self._on_unnamed = on_unnamed
         if self.unnamed:
             on_unnamed()
 
     def created(self, tp: TopicPartition) -> None:
-        """Record that the log of ``tp`` has created its directory. No checkpoint names this log yet."""
+        """Record that the log of ``tp`` has created its directory. The log is in no checkpoint yet."""
         self.unnamed.add(tp)
         if self._on_unnamed is not None:
             self._on_unnamed()
 
     def found_unnamed(self, tps: Iterable[TopicPartition]) -> None:
-        """Record that these logs are on disk, but not named in the checkpoint."""
+        """Record that these logs are on disk, but not in the checkpoint."""
         self.unnamed.update(tps)
 
     def removed(self, tp: TopicPartition) -> None:
-        """Record that the log of ``tp`` left the directory."""
+        """Forget the log of ``tp``, because it is no longer in the log directory."""
         self._marks.pop(tp, None)
         self.unnamed.discard(tp)
 
     def consume_named(self) -> list[Log]:
-        """Mark logs as named, and return them: those that a durable checkpoint has named since the last call."""
+        """Find the logs that were added to a durable checkpoint since the last call, and return them.
+
+        This also marks them as named (``Log.named``): a durable checkpoint has entries for them.
+        """
         with self._lock:
             found, self._newly_named = self._newly_named, []
         named = []
@@ -118,14 +124,19 @@ class CheckpointWriter:
         return self._content is not None
 
     def write(self) -> None:
-        """Write the checkpoint, and block until it is fsynced. Raises what ``LogDirectory.checkpoint`` raises."""
+        """Write the checkpoint, and block until it is fsynced.
+
+        Raises:
+            StorageError: the log directory must go offline.
+            OSError: the disk is full. The previous checkpoint stays valid.
+        """
         self.job()()
         self._delete_retired()
 
     def job(self) -> Callable[[], None]:
-        """Collect the entries now, and return a function that writes them.
+        """Collect the entries of the checkpoint now, and return a function that writes them.
 
-        Raises what ``LogDirectory.checkpoint_job`` raises.
+        Any thread may call the function. This method and the function raise the same errors as ``write``.
         """
         self._delete_retired()
         number = next(self._numbers)
@@ -183,7 +194,7 @@ class CheckpointWriter:
         return self._taken
 
     def consume_changed(self) -> set[TopicPartition]:
-        """Return the logs that changed since the last call. See ``LogDirectory.consume_changed``."""
+        """Return the partitions whose logs have changed since the last call. See ``LogDirectory.consume_changed``."""
         changed, self._changed = self._changed | self._services.moved, set()
         return changed
 

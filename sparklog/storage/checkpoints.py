@@ -27,7 +27,7 @@ logger = logging.getLogger(__name__)
 
 
 class PartitionCheckpoint(msgspec.Struct, frozen=True, array_like=True):
-    """The entry of one log in the checkpoint."""
+    """The entry of one log in the checkpoint file: its partition, its topic id and three of its offsets."""
 
     topic: str
     partition: int
@@ -38,28 +38,28 @@ class PartitionCheckpoint(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Checkpoint(msgspec.Struct, frozen=True):
-    """The content of the file ``checkpoint``."""
+    """The content of the file ``checkpoint``: one entry for each log with records."""
 
     partitions: tuple[PartitionCheckpoint, ...]
     version: int = 1
 
 
 def read_checkpoint(disk: Disk, log_dir: Path) -> dict[TopicPartition, PartitionCheckpoint]:
-    """Return the entries of the checkpoint.
+    """Return the entries of the checkpoint file by partition.
 
-    A missing or damaged checkpoint counts as empty: recovery then checks every batch.
+    A missing or damaged checkpoint counts as empty. Recovery then checks every batch.
 
     Raises:
-        NewerFormatError: a newer release wrote it.
+        NewerFormatError: a newer release wrote the file.
     """
     return find_checkpoint(disk, log_dir) or {}
 
 
 def find_checkpoint(disk: Disk, log_dir: Path) -> dict[TopicPartition, PartitionCheckpoint] | None:
-    """Return the entries of the checkpoint, or None if it is missing or damaged.
+    """Return the entries of the checkpoint file by partition, or None if the file is missing or damaged.
 
     Raises:
-        NewerFormatError: a newer release wrote it.
+        NewerFormatError: a newer release wrote the file.
     """
     path = log_dir / CHECKPOINT_FILE
     try:
@@ -75,7 +75,7 @@ def find_checkpoint(disk: Disk, log_dir: Path) -> dict[TopicPartition, Partition
 
 
 def write_checkpoint(disk: Disk, log_dir: Path, checkpoint: Checkpoint) -> None:
-    """Write the checkpoint; it is durable on return. Raises OSError; the previous checkpoint then stays."""
+    """Write the checkpoint file durably. If this raises OSError, the previous checkpoint stays valid."""
     content = encode_state(checkpoint)
     try:
         replace_file(disk, log_dir / CHECKPOINT_FILE, content)

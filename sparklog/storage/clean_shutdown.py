@@ -21,11 +21,11 @@ _MANY_LOGS = 64
 
 
 class SyncAhead:
-    """A sync of the file system before a clean shutdown.
+    """A sync of the whole file system before a clean shutdown, while the broker still serves requests.
 
     The shutdown need not fsync a log that has not changed since this sync.
 
-    The event loop creates the object, a thread calls ``run``, and then the event loop calls ``finished``.
+    The event loop creates the object. A thread calls ``run``. Then the event loop calls ``finished``.
     """
 
     def __init__(self, logs: Collection[Log], *, disk: Disk, handle: int, failed: Callable[[str], None]) -> None:
@@ -61,9 +61,10 @@ def at_once(logs: Sized, disk: Disk, handle: int) -> bool:
 
 
 def make_durable(logs: Collection[Log], disk: Disk, handle: int, *, in_threads: bool) -> None:
-    """Make all logs durable, and block until they are.
+    """Fsync all logs, and block until they are durable. Also write the state files that make the next start faster.
 
-    ``handle`` was opened before anything was written, so the sync of the file system reports every failed write.
+    ``handle`` must have been opened before the logs were written. Then the sync of the file system reports every failed
+    write. With ``in_threads`` several threads fsync the logs at the same time, unless the whole file system is synced.
 
     Raises:
         OSError, StorageError: the disk failed.

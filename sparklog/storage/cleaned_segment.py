@@ -19,10 +19,10 @@ _WRITE_BYTES = 4 << 20
 
 
 class CleanedSegmentWriter:
-    """Writer of one segment.
+    """A writer of the new segment that a compaction produces.
 
-    Call ``add`` for each batch, then ``complete``, and ``close`` in any case. One thread makes all calls. They raise
-    OSError if the disk fails.
+    Call ``add`` for each batch, then ``complete``. Always call ``close`` at the end. One thread makes all calls. The
+    methods raise OSError if the disk fails.
     """
 
     def __init__(self, disk: Disk, directory: Path, base_offset: int, schema_message: bytes) -> None:
@@ -49,7 +49,7 @@ class CleanedSegmentWriter:
 
     @property
     def size(self) -> int:
-        """Return the bytes of data and index, as ``Segment.size_bytes`` counts them."""
+        """Return the size of the new segment in bytes: the data without the footer, and the index."""
         return self._position + self.count * HEADER_BYTES
 
     def add(self, batch: CompactedBatch) -> None:
@@ -76,7 +76,7 @@ class CleanedSegmentWriter:
         self._waiting, self._waiting_headers = [], []
 
     def complete(self) -> None:
-        """Write the footer, and fsync both files. Their content is durable on return; their names are not."""
+        """Write the footer, and fsync both files. The content of the files is then durable, but their names are not."""
         self._write()
         write_all(self._disk, self._handles[0], [arrow_footer(self._schema_message, self._blocks)], self._position)
         for handle in self._handles:

@@ -54,9 +54,9 @@ _AHEAD_S = 0.01
 
 
 class CleaningRules(NamedTuple):
-    """The settings of a cleaning, from the topic and the broker.
+    """The settings of one compaction of a log, from the topic and the broker.
 
-    ``seed`` is the seed of the hash of keys: a secret number that differs in each cleaning.
+    ``seed`` is a secret number for the hash of the keys. It differs in each compaction.
     """
 
     key_columns: tuple[str, ...]
@@ -74,7 +74,7 @@ class CleaningRules(NamedTuple):
 class Replacement(NamedTuple):
     """A new segment, and the base offsets (``bases``) of the old segments that it replaces.
 
-    The decision to replace them is on disk (``segment_swap``).
+    The ``.swap`` file, which records the decision to replace them, is already on disk (``segment_swap``).
     """
 
     bases: tuple[int, ...]
@@ -85,7 +85,7 @@ class Replacement(NamedTuple):
 
 
 class CleaningTally:
-    """The counts of one cleaning, for metrics."""
+    """The counters of one compaction for metrics: bytes, segments, records, keys and tombstones."""
 
     __slots__ = (
         "bytes_after", "bytes_before", "bytes_read", "bytes_spilled", "deletes", "kept", "keys", "records", "segments",
@@ -107,7 +107,7 @@ class CleaningTally:
 
 
 class CleanJob:
-    """One cleaning of a log.
+    """A job that compacts one log.
 
     ``LogCleaning.begin`` creates the job on the event loop. Then one thread calls ``read_keys``, then ``rewrite`` and
     ``settle`` for each of the ``groups``, then ``finish``. The event loop calls ``swap_in`` between ``rewrite`` and
@@ -155,10 +155,10 @@ class CleanJob:
         self._swapped = False
 
     def cancel(self) -> None:
-        """Stop the job. It changes no file of the log after the return.
+        """Stop the job. After this method returns, the job changes no file of the log.
 
-        A swap that has begun is finished. A swap that was only decided is undone. A call after the end of the job does
-        nothing.
+        If the new segment's files already have their final names, the old segments are deleted. If the replacement of
+        the old segments was only decided, it is undone. A call after the end of the job has no effect.
 
         Raises:
             OSError: the disk failed.
@@ -180,7 +180,9 @@ class CleanJob:
     # --- keys -----------------------------------------------------------------------------------------------------
 
     def read_keys(self) -> None:
-        """Put the keys of the dirty part into the table: all keys, unless the table cannot spill to disk.
+        """Put the keys of the dirty part of the log into the key table.
+
+        If the table fills its memory and cannot spill to disk, it gets only the first keys.
 
         Raises:
             OSError, StorageError, BrokerError: the disk failed, its content is damaged, or the job was cancelled.
@@ -235,16 +237,16 @@ class CleanJob:
     def groups(self) -> list[list[SegmentFacts]]:
         """Return the groups of segments in the order in which ``rewrite`` must be called with them.
 
-        Every segment that begins below one of two offsets is in a group: below ``map_end``, where the records end whose
-        keys are in the key table, or below the offset up to which tombstones may be removed.
+        A segment is in a group if its base offset is below one of two offsets. One is ``map_end``: the key table has
+        the keys of all records below it. The other is the offset below which tombstones may be removed.
         """
         reached = [segment for segment in self.segments if segment.base_offset < max(self.map_end, self.due.horizon)]
         return groups(reached, segment_bytes=self._rules.config.segment_bytes)
 
     def rewrite(self, group: Sequence[SegmentFacts]) -> Replacement | None:
-        """Write the segment that replaces ``group``, and decide the swap.
+        """Write a new segment that replaces the segments of ``group``, and record this replacement on disk.
 
-        Return None if nothing changes or the job is cancelled.
+        Return None if the compaction of the group would change nothing, or if the job is cancelled.
 
         Raises:
             OSError: the disk failed or is full.
@@ -363,7 +365,7 @@ class CleanJob:
             return found
 
     def swap_in(self) -> None:
-        """Rename the new segment's files to their final names, on the event loop. Raises OSError."""
+        """Rename the new segment's files to their final names. Call this on the event loop. Raises OSError."""
         with self._by_path:
             assert self._decided is not None and not self.cancelled
             segment_swap.rename(self._disk, self._directory, self._decided.bases[0])
@@ -372,7 +374,7 @@ class CleanJob:
     def settle(self) -> None:
         """Delete the files of the old segments, which the log has already replaced by the new segment.
 
-        The thread that cleans calls this. Raises OSError.
+        Call this in the thread that runs the job. Raises OSError.
         """
         with self._by_path:
             self._settle()
@@ -381,7 +383,7 @@ class CleanJob:
     # --- the end --------------------------------------------------------------------------------------------------
 
     def finish(self, now_ms: int) -> CleanerState | None:
-        """Write durably that this cleaning is complete, and return the log's new state.
+        """Write the log's new compaction state durably, and return it.
 
         Return None if the job was cancelled. Raises OSError.
         """

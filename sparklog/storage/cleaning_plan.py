@@ -24,13 +24,13 @@ CLEANER_FILE = "cleaned"
 
 
 class CleanerState(msgspec.Struct, frozen=True):
-    """The result of earlier cleanings of one log, stored in its file ``cleaned``.
+    """The progress of the compaction of one log, stored in the log's file ``cleaned``.
 
     - ``end``: below this offset each key has only its newest record.
-    - ``passes``: pairs of an offset and the time of the first cleaning that reached it, in ms since the epoch. Offsets
-      and times ascend.
-    - ``deletes_end``: tombstones and markers below this offset have been removed.
-    - ``deletes``: the number of tombstones and markers that are still in the log.
+    - ``passes``: pairs of an offset and the time of the first compaction that reached it, in ms since the epoch.
+      Offsets and times ascend.
+    - ``deletes_end``: tombstones and transaction markers below this offset have been removed.
+    - ``deletes``: the number of tombstones and transaction markers that are still in the log.
     """
 
     end: int = 0
@@ -40,14 +40,14 @@ class CleanerState(msgspec.Struct, frozen=True):
     version: int = 1
 
     def horizon(self, now_ms: int, delete_retention_ms: int) -> int:
-        """Return the offset below which tombstones and markers may be removed."""
+        """Return the offset below which tombstones and markers are old enough to be removed now."""
         passed = [offset for offset, at_ms in self.passes if at_ms + delete_retention_ms <= now_ms]
         return max(passed, default=0)
 
     def cleaned(self, end: int, now_ms: int, *, horizon: int, deletes: int) -> CleanerState:
-        """Return the state after a cleaning that covered ``end`` and removed the tombstones below ``horizon``.
+        """Return the state after a compaction up to ``end`` that removed tombstones and markers below ``horizon``.
 
-        ``deletes`` is the number of tombstones and markers that remain.
+        ``deletes`` is the number of tombstones and markers that are still in the log.
         """
         # Passes below the horizon have served their purpose.
         kept = tuple(one for one in self.passes if one[0] >= horizon)
@@ -55,7 +55,10 @@ class CleanerState(msgspec.Struct, frozen=True):
         return CleanerState(max(end, self.end), passes, max(horizon, self.deletes_end), deletes)
 
     def truncated(self, log_end: int) -> CleanerState:
-        """Return the state after a truncation to ``log_end``. Batches that are appended there later are dirty."""
+        """Return the state after a truncation of the log to ``log_end``.
+
+        Batches that are appended later count as dirty.
+        """
         if self.end <= log_end and self.deletes_end <= log_end:
             return self
         passes = tuple((min(offset, log_end), at_ms) for offset, at_ms in self.passes if offset <= log_end)
@@ -63,7 +66,7 @@ class CleanerState(msgspec.Struct, frozen=True):
 
 
 class SegmentFacts(NamedTuple):
-    """The facts of a segment that the plan needs."""
+    """The properties of a segment that decide whether and how it is compacted."""
 
     base_offset: int
     end_offset: int
@@ -76,7 +79,10 @@ class SegmentFacts(NamedTuple):
 
 
 class CleaningCandidate(NamedTuple):
-    """The part of a log to be cleaned: its first ``segment_count`` segments, with ``dirty_bytes`` of dirty segments."""
+    """The part of a log that a compaction should process now: its first ``segment_count`` segments.
+
+    ``dirty_bytes`` is the size of the segments among them that no earlier compaction has covered completely.
+    """
 
     segment_count: int
     dirty_ratio: float
@@ -88,10 +94,10 @@ class CleaningCandidate(NamedTuple):
 def due(
     segments: Sequence[SegmentFacts], state: CleanerState, *, now_us: int, config: TopicConfig, at_once: bool = False
 ) -> CleaningCandidate | None:
-    """Return the cleaning that is due now, or None.
+    """Return the part of a log that must be compacted now, or None if no compaction is due.
 
-    ``segments`` are the segments below the limit, from the log's front on. With ``at_once`` the cleaning is due
-    whatever the ratio of dirty bytes is.
+    ``segments`` are the segments that may be compacted, from the log's start on. With ``at_once`` a log with dirty
+    segments is due even if its ratio of dirty bytes is low.
     """
     count = len(segments)
     min_lag_us = config.min_compaction_lag_ms * 1000
@@ -117,7 +123,7 @@ def due(
 def due_again_us(
     segments: Sequence[SegmentFacts], state: CleanerState, *, now_us: int, config: TopicConfig
 ) -> int | None:
-    """Return the earliest time at which a log that is not ``due`` now can become due without new records.
+    """Return the next time at which a compaction may become due although no records are appended.
 
     The time is in microseconds since the epoch. None means never.
     """
@@ -130,9 +136,10 @@ def due_again_us(
 
 
 def groups(segments: Sequence[SegmentFacts], *, segment_bytes: int) -> list[list[SegmentFacts]]:
-    """Return the groups of segments that the cleaning merges into one segment each.
+    """Divide the segments into groups, and return them. A compaction merges each group into one segment.
 
-    The segments of a group are adjacent, have one schema, and together fit ``segment_bytes`` even before the cleaning.
+    The segments of a group are adjacent, have one schema, and together have at most ``segment_bytes`` before the
+    compaction. A larger segment is a group of its own.
     """
     found: list[list[SegmentFacts]] = []
     size = 0

@@ -23,7 +23,7 @@ logger = logging.getLogger(__name__)
 
 
 class ClusterSeen(msgspec.Struct, frozen=True):
-    """The content of ``cluster-seen``.
+    """The content of the file ``cluster-seen``: the highest numbers that the broker has seen in its cluster.
 
     ``controller_id`` is the controller of ``controller_epoch``. ``incarnation`` is the highest incarnation that this
     broker got from ZooKeeper. ``producer_ids`` is the end of the highest block of producer ids that this broker
@@ -38,7 +38,7 @@ class ClusterSeen(msgspec.Struct, frozen=True):
 
 
 class SeenFile:
-    """The file of one log directory.
+    """The file ``cluster-seen`` of one log directory, with its content in memory.
 
     Any thread may call the ``note_*`` methods. They block for an fsync if the number is higher than the one on disk.
     """
@@ -50,17 +50,17 @@ class SeenFile:
         self.seen = read_seen(disk, log_dir)
 
     def note_controller(self, epoch: int, controller_id: str) -> None:
-        """Record a controller epoch. Raises OSError if that fails."""
+        """Record the controller's epoch and id, if the epoch is higher than the recorded one. Raises OSError."""
         if epoch > self.seen.controller_epoch:
             self._raise("controller_epoch", epoch, controller_id=controller_id)
 
     def note_incarnation(self, incarnation: int) -> None:
-        """Record an incarnation. Raises OSError if that fails."""
+        """Record an incarnation of this broker, if it is higher than the recorded one. Raises OSError."""
         if incarnation > self.seen.incarnation:
             self._raise("incarnation", incarnation)
 
     def note_producer_ids(self, end: int) -> None:
-        """Record the end of a block of producer ids. Raises OSError if that fails."""
+        """Record the end of a block of producer ids, if it is higher than the recorded one. Raises OSError."""
         if end > self.seen.producer_ids:
             self._raise("producer_ids", end)
 
@@ -75,7 +75,7 @@ class SeenFile:
 
 
 def read_seen(disk: Disk, log_dir: Path) -> ClusterSeen:
-    """Return the content of the file, or the initial values if it is missing or damaged.
+    """Return the content of ``cluster-seen``, or the initial values if the file is missing or damaged.
 
     Raises:
         NewerFormatError: a newer release wrote the file.

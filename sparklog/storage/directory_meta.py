@@ -34,7 +34,10 @@ logger = logging.getLogger(__name__)
 
 
 class DirectoryMeta(msgspec.Struct, frozen=True):
-    """The content of ``meta.json``. ``port`` is the broker's port, or 0 until the broker has chosen one."""
+    """The content of ``meta.json``: the cluster and the broker that a log directory belongs to.
+
+    ``port`` is the broker's port, or 0 until the broker has chosen one.
+    """
 
     cluster_id: str
     broker_id: int
@@ -43,7 +46,10 @@ class DirectoryMeta(msgspec.Struct, frozen=True):
 
 
 class Claim:
-    """The claim of a supervising process on a log directory, until ``release`` or the end of the process."""
+    """The exclusive right of a supervisor process to run a broker on one log directory.
+
+    The right ends with ``release`` or with the process.
+    """
 
     def __init__(self, path: Path, *, disk: Disk, handle: int, meta: DirectoryMeta | None) -> None:
         self.path = path
@@ -57,7 +63,10 @@ class Claim:
 
     @property
     def broker_running(self) -> bool:
-        """Return whether a broker process has this directory open. If so, it is adopted and no broker is started."""
+        """Return whether a broker process has this directory open.
+
+        Then the supervisor watches it and starts no new broker.
+        """
         return is_locked(self._disk, self.path / BROKER_LOCK)
 
     def write_meta(self, meta: DirectoryMeta) -> None:
@@ -75,9 +84,9 @@ class Claim:
 
 
 def claim_directory(log_dirs: Sequence[Path], *, cluster_id: str, disk: Disk | None = None) -> Claim | None:
-    """Claim a directory of ``log_dirs`` that has no supervisor. Prefer one with a broker id to a new one.
+    """Claim one of ``log_dirs`` that no supervisor has claimed. Prefer a directory that already has a broker id.
 
-    Create the directory if it is absent. Return None if all directories are claimed.
+    Create the directories that do not exist. Return None if other supervisors have claimed all directories.
 
     Raises:
         StorageError: a directory belongs to another cluster, has a newer format, is on NFS or FUSE, or is not writable.
@@ -117,7 +126,7 @@ def _try_claim(disk: Disk, path: Path, *, cluster_id: str) -> Claim | None:
 
 
 def read_meta(disk: Disk, path: Path, *, cluster_id: str) -> DirectoryMeta | None:
-    """Return the directory's meta.json, or None if the directory is new.
+    """Return the content of the directory's ``meta.json``, or None if the directory is new.
 
     Raises:
         StorageError: the file names another cluster, is damaged, or has a newer format.
@@ -142,12 +151,12 @@ def write_meta(disk: Disk, path: Path, meta: DirectoryMeta) -> None:
 
 
 def lock_for_broker(disk: Disk, path: Path) -> int:
-    """Take the broker's lock, then remove other users' rights on the directory.
+    """Lock the directory for this broker process, remove other users' rights on it, and return the lock's handle.
 
-    Closing the returned handle frees the lock.
+    Closing the handle frees the lock.
 
     Raises:
-        StorageError: another process has the lock, or the directory is not writable.
+        StorageError: another process has the lock, or the directory is on NFS, CIFS or FUSE, or is not writable.
     """
     refuse_remote(path)
     try:
@@ -205,7 +214,10 @@ def refuse_remote(path: Path, *, mounts: str | None = None) -> None:
 
 
 def file_system_of(path: Path, mounts: str) -> str:
-    """Return the type of the file system of ``path``, or "" if unknown. Source: proc_pid_mountinfo(5)."""
+    """Return the type of the file system of ``path``, for example ``ext4``, or "" if the type is unknown.
+
+    ``mounts`` has the format of ``/proc/self/mountinfo``. Source: proc_pid_mountinfo(5).
+    """
     target = path.resolve()
     best, found = -1, ""
     for line in mounts.splitlines():

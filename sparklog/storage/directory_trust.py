@@ -56,7 +56,7 @@ class DoubtedLog(msgspec.Struct, frozen=True, array_like=True):
 
 
 class BootMark(msgspec.Struct, frozen=True):
-    """The content of ``running`` and of ``clean-stop``."""
+    """The content of the files ``running`` and ``clean-stop``, which show how the process that wrote them has ended."""
 
     boot_id: str
     #: The broker's last incarnation. None: an older release wrote the mark without it.
@@ -74,7 +74,7 @@ _DAMAGED = BootMark("")
 
 
 class LastStop(NamedTuple):
-    """How the last process with this directory ended."""
+    """A description of how the last process that used the log directory ended."""
 
     clean: bool
     #: Every write that the process completed exists.
@@ -90,12 +90,12 @@ class LastStop(NamedTuple):
 
 
 class DirectoryTrust:
-    """The decision whether the content of one log directory can be trusted.
+    """A record of whether the content of one log directory can be trusted.
 
     It depends on how the last process stopped and on what this process finds.
 
-    ``LogDirectory`` owns it. Any thread may call ``fail``, ``sync_failed`` and ``note_incarnation``; the event loop
-    calls the other methods.
+    Any thread may call ``fail``, ``sync_failed`` and ``note_incarnation``. Use the other methods only on the broker's
+    event loop.
     """
 
     def __init__(self, disk: Disk, path: Path, *, boot_id: str, last_stop: LastStop) -> None:
@@ -125,20 +125,20 @@ class DirectoryTrust:
             raise BrokerError(ErrorCode.KAFKA_STORAGE_ERROR, f"log directory {self._path} is offline: {self.offline}")
 
     def doubt_all(self) -> None:
-        """Record durably that all logs may lack records.
+        """Record durably that all logs may lack acknowledged records.
 
-        After their repair the logs show no damage. If this process ends before it registers, the next process learns of
-        the doubt only from ``running``.
+        After their repair the logs show no damage. If this process ends before it registers in ZooKeeper, only the file
+        ``running`` shows the next process that records may be missing.
         """
         if self.trusted:
             self.trusted = False
             self._mark_doubt()
 
     def doubt(self, logs: Mapping[TopicPartition, str]) -> None:
-        """Add these logs, with their topic ids, to ``doubted``, and record that durably.
+        """Add these logs to ``doubted``, because they may lack acknowledged records. This is recorded durably.
 
-        The next checkpoint does not name the lost logs. If this process ends before it registers, the next process
-        learns of the doubt only from ``running``.
+        ``logs`` has the topic ids of the logs. The next checkpoint has no entries for lost logs. If this process ends
+        before it registers in ZooKeeper, only the file ``running`` shows the next process that records may be missing.
         """
         known = len(self.doubted)
         for tp, topic_id in logs.items():
@@ -158,14 +158,18 @@ class DirectoryTrust:
                 mark_failed(self._disk, self._path, mark)
 
     def set_names_complete(self, complete: bool) -> None:
-        """Set ``names_complete``. The next write of ``running`` records it."""
+        """Set whether the checkpoint has an entry for each log whose replica may have confirmed or committed records.
+
+        The next write of the file ``running`` records this.
+        """
         self.names_complete = complete
 
     def note_incarnation(self, incarnation: int) -> None:
-        """Record the incarnation with which this process registers, or has registered.
+        """Record durably the incarnation with which this process registers, or has registered, in ZooKeeper.
 
-        The registration reports whether the broker's logs are trusted. So the recorded doubt ends, unless the disk has
-        failed in this process. Any thread may call this method. It blocks for an fsync.
+        The registration reports whether the broker's logs can be trusted. So the file ``running`` no longer has to
+        record that logs may lack records, unless the disk has failed in this process. Any thread may call this method.
+        It blocks for an fsync.
 
         Raises:
             OSError: the incarnation is not recorded. The next process will not trust the directory.
@@ -203,20 +207,23 @@ class DirectoryTrust:
                 )
 
     def sync_failed(self, failure: OSError) -> None:
-        """Take the directory offline, unless the disk is only full.
+        """Take the directory offline after a failed fsync, unless the disk is only full.
 
-        A full disk need not have lost data. The caller of the fsync handles it.
+        A full disk need not have lost data. The caller of the fsync handles this case.
         """
         if not is_full(failure):
             self.fail(f"fsync: {failure}")
 
     def mark_clean_stop(self) -> None:
-        """Write ``clean-stop``. Everything must be fsynced, and nothing may be written afterwards. Raises OSError."""
+        """Write the file ``clean-stop``. Raises OSError.
+
+        Everything in the directory must be fsynced before this call, and nothing may be written after it.
+        """
         mark_clean_stop(self._disk, self._path, boot_id=self._boot_id)
 
 
 def begin_running(disk: Disk, log_dir: Path, *, boot_id: str) -> LastStop:
-    """Find out how the last process ended, and mark the directory as in use by this process."""
+    """Mark the directory as in use by this process, and return how the last process ended."""
     clean = _read_mark(disk, log_dir / CLEAN_STOP_FILE) not in (None, _DAMAGED)
     earlier = _read_mark(disk, log_dir / RUNNING_FILE)
     in_doubt = earlier.logs if earlier is not None else ()
@@ -237,16 +244,16 @@ def begin_running(disk: Disk, log_dir: Path, *, boot_id: str) -> LastStop:
 
 
 def mark_running(disk: Disk, log_dir: Path, mark: BootMark) -> None:
-    """Write ``running``. Durable on return. Raises OSError."""
+    """Write the file ``running`` durably. Raises OSError."""
     replace_file(disk, log_dir / RUNNING_FILE, encode_state(mark))
 
 
 def mark_failed(disk: Disk, log_dir: Path, mark: BootMark) -> None:
-    """Write ``running`` with a doubt to a disk that fails or is full.
+    """Write to the file ``running`` that logs may lack records, on a disk that fails or is full.
 
-    Write a new file, or overwrite the old one if that fails. A partly written file also counts as a doubt. The file is
-    not fsynced, because an fsync might fail or hang. After a reboot the directory is in doubt anyway. Raises OSError if
-    neither write succeeds.
+    Write a new file, or overwrite the old one if that fails. The next process also distrusts a partly written file. The
+    file is not fsynced, because an fsync might fail or hang. After a reboot the next process distrusts the directory
+    even without the file. Raises OSError if neither write succeeds.
     """
     path, content = log_dir / RUNNING_FILE, encode_state(mark)
     try:
@@ -261,12 +268,18 @@ def mark_failed(disk: Disk, log_dir: Path, mark: BootMark) -> None:
 
 
 def mark_clean_stop(disk: Disk, log_dir: Path, *, boot_id: str) -> None:
-    """Write ``clean-stop``. Everything in the directory must be fsynced, and nothing may be written afterwards."""
+    """Write the file ``clean-stop``. Raises OSError.
+
+    Everything in the directory must be fsynced before this call, and nothing may be written after it.
+    """
     replace_file(disk, log_dir / CLEAN_STOP_FILE, encode_state(BootMark(boot_id)))
 
 
 def read_boot_id(path: Path = Path("/proc/sys/kernel/random/boot_id")) -> str:
-    """Return the host's boot id. It changes with each start of the kernel, which begins with an empty page cache."""
+    """Return the host's boot id, which changes with each start of the kernel.
+
+    The page cache is empty after such a start.
+    """
     return path.read_text(encoding="ascii").strip()
 
 

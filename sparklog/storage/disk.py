@@ -49,16 +49,19 @@ _STATFS_BYTES = 512
 
 
 class Disk(Protocol):
-    """One file system. Paths are absolute, or relative to the process's directory. Implementations cache nothing."""
+    """The interface to one file system. Implementations cache nothing.
+
+    Paths are absolute, or relative to the process's working directory.
+    """
 
     #: Called when a ``sync`` method fails, in the same thread, before the method raises. The kernel reports a failed
     #: write only once. Then it counts the pages as written, although they may exist only in its page cache.
     on_sync_failed: Callable[[OSError], None]
 
     def open(self, path: Path, *, create: bool = False) -> int:
-        """Open a file for reading and writing.
+        """Open a file for reading and writing, and return its handle.
 
-        With ``create`` an absent file is created, and only its owner may open it. An existing file keeps its content.
+        With ``create`` a missing file is created, and only its owner may open it. An existing file keeps its content.
         """
 
     def close(self, handle: int) -> None: ...
@@ -67,22 +70,26 @@ class Disk(Protocol):
         """Write the buffers one after the other from file position ``at`` on. Return how many bytes were written."""
 
     def read(self, handle: int, length: int, at: int) -> bytes:
-        """Read ``length`` bytes, or fewer at the end of the file."""
+        """Read ``length`` bytes from file position ``at`` on, or fewer at the end of the file."""
 
     def map(self, handle: int, length: int) -> memoryview:
-        """Return a read-only view of the first ``length`` bytes. It is valid as long as it is referenced."""
+        """Map the first ``length`` bytes of the file into memory, and return a read-only view of them.
+
+        The view stays valid as long as it is referenced, even if the file is closed.
+        """
 
     def size(self, handle: int) -> int: ...
 
     def truncate(self, handle: int, length: int) -> None:
-        """Set the file's size. This also frees reserved space after the new end."""
+        """Set the file's size to ``length`` bytes. This also frees disk space that was reserved after the new end."""
 
     def reserve(self, handle: int, length: int, at: int) -> None:
-        """Reserve disk space for ``length`` bytes from file position ``at``, the file's end.
+        """Reserve disk space for ``length`` bytes from file position ``at``, which must be the file's end.
 
         The file's size does not change.
 
-        Raises OSError if the file system cannot reserve space or has too little. A part may then be reserved.
+        Raises OSError if the file system cannot reserve space or has too little. In that case a part of the space may
+        be reserved.
         """
 
     def sync(self, handle: int) -> None: ...
@@ -96,13 +103,13 @@ class Disk(Protocol):
     def sync_directory(self, path: Path) -> None: ...
 
     def can_sync_file_system(self, handle: int) -> bool:
-        """Return whether ``sync_file_system`` works on this file's file system and reports failures."""
+        """Return whether ``sync_file_system`` can sync the file system of ``handle`` and reports failed writes."""
 
     def sync_file_system(self, handle: int) -> None:
-        """Make all earlier writes to the file system of ``handle`` durable: content and file names, by any process.
+        """Make all earlier writes to the file system of ``handle`` durable, whichever process made them.
 
-        Raises OSError if this fails. Raises OSError also if a write has failed since the handle was opened, even if
-        another caller already received that failure.
+        This includes the content and the names of files. Raises OSError if this fails. Raises OSError also if a write
+        has failed since the handle was opened, even if another caller already received that failure.
         """
 
     def copy(self, source: Path, target: Path, length: int, *, start: int = 0) -> None:
@@ -128,7 +135,7 @@ class Disk(Protocol):
         """
 
     def rename(self, source: Path, target: Path) -> None:
-        """Rename atomically, replacing a file at ``target``."""
+        """Rename a file or directory atomically. A file at ``target`` is replaced."""
 
     def remove(self, path: Path) -> None: ...
 
@@ -147,7 +154,8 @@ def read_ahead(view: Buffer, position: int, length: int) -> None:
     The kernel may read less, and a full disk queue may block the call. Errors are ignored: the bytes are read later
     anyway, when they are used.
 
-    ``view`` is the result of ``Disk.map``, or a part of it. Any other buffer is already in memory, and nothing is done.
+    ``view`` is the result of ``Disk.map``, or a part of it. For any other buffer the function does nothing, because the
+    bytes are already in memory.
     """
     mapping = view.obj if isinstance(view, memoryview) else None
     if isinstance(mapping, mmap.mmap) and length:
@@ -158,7 +166,7 @@ def read_ahead(view: Buffer, position: int, length: int) -> None:
 
 
 class RealDisk:
-    """The implementation of ``Disk`` by the machine's file system."""
+    """The implementation of ``Disk`` that uses the machine's file system."""
 
     def __init__(self) -> None:
         self.on_sync_failed: Callable[[OSError], None] = lambda _: None
@@ -337,7 +345,7 @@ def _kind_of_file_system(handle: int) -> int:
 
 
 def is_full(failure: OSError) -> bool:
-    """Return whether the failure means only that the disk or the user's quota has no room.
+    """Return whether the failure means only that there is no room: on the disk, in the user's quota or in the file.
 
     Then the log stays usable, and a later append may succeed.
     """
@@ -345,9 +353,10 @@ def is_full(failure: OSError) -> bool:
 
 
 def write_all(disk: Disk, handle: int, buffers: Sequence[Buffer], at: int) -> int:
-    """Write all buffers from ``at`` on, if necessary in several writes, and return the number of bytes written.
+    """Write all buffers from file position ``at`` on, and return the number of bytes written.
 
-    A full disk may write a part before this raises OSError. The caller then truncates the file to its old size.
+    After a short write, the rest is written with another call. If the disk becomes full, this raises OSError, but a
+    part may have been written. The caller then truncates the file to its old size.
     """
     expected = sum(map(len, buffers))
     written = disk.write(handle, buffers[:_MAX_BUFFERS], at)
@@ -369,7 +378,7 @@ def write_all(disk: Disk, handle: int, buffers: Sequence[Buffer], at: int) -> in
 
 
 def write_one(disk: Disk, handle: int, buffer: Buffer, at: int) -> None:
-    """Write a single buffer, as ``write_all`` does for several buffers."""
+    """Write a whole single buffer at file position ``at``. Raises OSError as ``write_all`` does."""
     if disk.write(handle, (buffer,), at) != len(buffer):
         write_all(disk, handle, (buffer,), at)  # this writes the bytes of the short write again
 

@@ -30,7 +30,7 @@ class EpochFile(msgspec.Struct, frozen=True):
 
 
 class EpochCache:
-    """The leader epochs of one log. Owned by its ``Log``; no I/O."""
+    """A table of the leader epochs of one log, with the offset at which each epoch begins. It does no I/O."""
 
     def __init__(self, entries: Iterable[tuple[int, int]] = ()) -> None:
         self._epochs: list[int] = []
@@ -47,10 +47,11 @@ class EpochCache:
     def assign(self, epoch: int, start_offset: int) -> None:
         """Record that a batch of ``epoch`` begins at ``start_offset``.
 
-        The caller passes the batches in the order of their offsets. A batch of the last epoch changes nothing.
+        Call this for the batches in the order of their offsets. A batch of the last epoch changes nothing.
 
         Raises:
-            ValueError: the epoch is lower than the last one, or the offset is not higher.
+            ValueError: the epoch is lower than the last one, or ``start_offset`` is not above the start of the last
+                epoch.
         """
         if epoch == self.last_epoch and self._epochs:
             return
@@ -86,7 +87,10 @@ class EpochCache:
         self.last_epoch = self._epochs[-1] if self._epochs else -1
 
     def advance_start(self, log_start_offset: int) -> None:
-        """Drop the epochs that end at or below the new log start offset. The first remaining epoch now begins there."""
+        """Drop the epochs that end at or below the new log start offset.
+
+        The first epoch that remains now begins at the new log start offset.
+        """
         at = bisect_right(self._starts, log_start_offset) - 1
         if at >= 0:
             del self._epochs[:at], self._starts[:at]

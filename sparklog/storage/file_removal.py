@@ -23,7 +23,10 @@ logger = logging.getLogger(__name__)
 
 
 class FileRemoval:
-    """The removals in one log directory. The ``LogDirectory`` owns the object, on the event loop."""
+    """A service that deletes files and directories of one log directory in the background.
+
+    Not thread-safe: use it only on the broker's event loop.
+    """
 
     def __init__(
         self,
@@ -54,12 +57,12 @@ class FileRemoval:
         return self._threads is not None
 
     def close(self) -> None:
-        """Wait for all removals of this object's thread, including queued ones."""
+        """Wait until this object's thread has finished all removals, including queued ones."""
         if self._threads is not None:
             self._threads.shutdown(wait=True)
 
     def remove_files(self, paths: Sequence[Path]) -> None:
-        """Remove files that already have a name that is not part of a log."""
+        """Delete files in the background. Their names must already show that they belong to no log."""
 
         def remove() -> None:
             for path in paths:
@@ -73,10 +76,10 @@ class FileRemoval:
             self._in_background(remove)
 
     def remove_directory(self, directory: Path) -> None:
-        """Move a directory to ``removed/`` and remove it.
+        """Move a directory to ``removed/`` at once, and delete it in the background.
 
         Raises:
-            StorageError: the log directory is offline, because its disk refused the move.
+            StorageError: the disk refused the move. The log directory is now offline.
         """
         try:
             target = self.new_path()
@@ -93,7 +96,7 @@ class FileRemoval:
         return self._path / f"{os.getpid()}-{time.time_ns()}-{next(self._numbers)}"
 
     def remove_tree(self, target: Path) -> None:
-        """Remove an entry of ``removed/``."""
+        """Delete an entry of ``removed/`` in the background."""
 
         def remove() -> None:
             try:
@@ -107,7 +110,7 @@ class FileRemoval:
         self._in_background(remove)
 
     def remove_leftovers(self) -> None:
-        """Remove the entries of ``removed/`` that earlier processes left. Raises OSError."""
+        """Delete the entries of ``removed/`` that earlier processes left, in the background. Raises OSError."""
         if self._disk.exists(self._path):
             for name in self._disk.names(self._path):
                 self.remove_tree(self._path / name)

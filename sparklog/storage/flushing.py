@@ -15,7 +15,10 @@ from sparklog.storage.disk import Disk, sync_file
 
 
 class FlushJob:
-    """One flush of a log. The event loop creates the job and may cancel it. Any thread calls ``run``, once."""
+    """A job that fsyncs the files of one log.
+
+    The event loop creates the job and may cancel it. Call ``run`` once, in any thread.
+    """
 
     def __init__(
         self, disk: Disk, files: Sequence[Path], *, directory: Path, end_offset: int, records: int, since_us: int
@@ -37,7 +40,7 @@ class FlushJob:
         self.cancelled = True
 
     def run(self) -> None:
-        """Fsync the files, then the directories that have their names.
+        """Fsync the files, then the log's directory and its parent directory.
 
         Raises:
             StorageError: the log directory must go offline.

@@ -18,7 +18,10 @@ T = TypeVar("T", bound=msgspec.Struct)
 
 
 class NewerFormatError(StorageError):
-    """A newer release wrote the file. The file must not be changed, and must not be treated as damaged."""
+    """The error for a file that a newer release wrote.
+
+    The file must not be changed, and must not be treated as damaged.
+    """
 
 
 class _Versioned(msgspec.Struct, frozen=True):
@@ -43,7 +46,7 @@ def decode_state(content: bytes, kind: type[T], *, path: Path) -> T:
 
     Raises:
         NewerFormatError: the file's version is newer than this release's.
-        StorageError: the file is damaged. The message has the path.
+        StorageError: the file is damaged. The error message has the path.
     """
     newest = _newest(kind)
     try:

@@ -33,7 +33,10 @@ from sparklog.storage.segment import DATA_SUFFIX, INDEX_SUFFIX, file_stem
 
 
 class StoredBatch(NamedTuple):
-    """A decoded batch. For a marker ``records`` is None; for any other batch ``marker`` is None."""
+    """A batch that was read from a segment and decoded.
+
+    For a marker ``records`` is None. For any other batch ``marker`` is None.
+    """
 
     header: BatchHeader
     records: pa.RecordBatch | None
@@ -59,7 +62,7 @@ class SegmentReport:
 
 
 class StoredPartition:
-    """The files of one partition directory.
+    """A reader of the files in one partition directory.
 
     The constructor raises StorageError or OSError if ``partition.json`` cannot be read.
     """
@@ -81,8 +84,8 @@ class StoredPartition:
     def reports(self, *, thorough: bool) -> Iterator[SegmentReport]:
         """Yield a report of each segment.
 
-        A report comes from the headers and the footer. With ``thorough`` every checksum and record is checked too. If
-        there is a gap between two segments, it is a problem of the later one.
+        The reports are based on the headers and the footers. With ``thorough`` every checksum and record is checked
+        too. A gap between two segments is reported as a problem of the later segment.
         """
         end = None
         for base in self.bases():
@@ -238,7 +241,7 @@ class StoredPartition:
 
 
 def unpack_header_or_none(headers: npt.NDArray[np.void]) -> BatchHeader | None:
-    """Return the last header, or None if it is damaged."""
+    """Return the last one of ``headers``, or None if it is damaged."""
     try:
         return unpack_header(headers[-1:].tobytes())
     except BrokerError:
@@ -246,10 +249,10 @@ def unpack_header_or_none(headers: npt.NDArray[np.void]) -> BatchHeader | None:
 
 
 def partitions_in(path: Path) -> list[StoredPartition]:
-    """Return the partition directories at ``path``, which is a partition directory or a log directory.
+    """Open the partition directory at ``path``, or all partition directories of the log directory at ``path``.
 
     Raises:
-        StorageError: ``path`` is neither, or the log directory has no partitions.
+        StorageError: ``path`` is neither a partition directory nor a log directory with partitions.
     """
     if (path / PARTITION_FILE).exists():
         return [StoredPartition(path)]
@@ -266,8 +269,8 @@ def differences(one: StoredPartition, other: StoredPartition, *, below: int | No
     """Yield the first ten differences between two replicas.
 
     Only offsets that both replicas have, and that are lower than ``below``, are compared. In compacted batches one
-    replica may lack records of the other, but records that both have must be equal. Other batches must be equal byte
-    for byte.
+    replica may lack records that the other replica has, but records that both have must be equal. Other batches must be
+    equal byte for byte.
     """
     ranges = [_range(replica) for replica in (one, other)]
     start, end = max(low for low, _ in ranges), min(high for _, high in ranges)

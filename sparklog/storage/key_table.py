@@ -43,7 +43,11 @@ Rows = npt.NDArray[np.uint64]
 
 
 class SpillFile:
-    """An unlinked file with runs of rows, one after the other. The methods raise OSError if the disk fails."""
+    """A temporary file for the rows of a ``KeyTable`` that do not fit into memory.
+
+    The rows are stored in runs, one after the other. A run is a sequence of rows that are sorted by the hash of the
+    key. The file has no name on disk, so it disappears when it is closed. The methods raise OSError if the disk fails.
+    """
 
     def __init__(self, disk: Disk, path: Path) -> None:
         #: The end of each complete run, in rows.
@@ -63,7 +67,7 @@ class SpillFile:
         return self._rows * ROW_BYTES
 
     def append(self, rows: Rows) -> None:
-        """Append rows to the current run, which ``end_run`` will complete or ``drop_run`` will remove."""
+        """Append rows to the current run. Then call ``end_run`` to complete the run, or ``drop_run`` to remove it."""
         assert self._handle is not None
         write_all(self._disk, self._handle, [rows.tobytes()], self.size_bytes)
         self._rows += len(rows)
@@ -77,7 +81,10 @@ class SpillFile:
         self._disk.truncate(self._handle, self.size_bytes)
 
     def runs(self) -> list[Rows]:
-        """Return views of the complete runs, oldest first. They stay valid after the file is closed."""
+        """Return the complete runs, oldest first, as views of the mapped file.
+
+        The views stay valid after the file is closed.
+        """
         assert self._handle is not None
         if not self.ends:
             return []
@@ -92,11 +99,11 @@ class SpillFile:
 
 
 class KeyTable:
-    """A table of the newest offset of each key.
+    """A table of the newest offset of each key, in memory and, if it does not fit there, also on disk.
 
     Call ``put`` with all keys, then ``complete``, then ``newest`` to look keys up. One thread makes all calls.
-    ``open_file`` returns an empty file to spill to. ``spend`` is called before bytes are written, and may raise. The
-    methods raise OSError if the disk fails, but not if it is full.
+    ``open_file`` returns an empty temporary file. ``spend`` is called with a number of bytes before they are written,
+    and may raise. The methods raise OSError if the disk fails, but not if it is full.
     """
 
     def __init__(self, max_bytes: int, *, open_file: Callable[[], SpillFile], spend: Callable[[int], None]) -> None:
@@ -117,7 +124,8 @@ class KeyTable:
     def put(self, keys: KeyHashes, offsets: npt.NDArray[np.int64]) -> int:
         """Add the keys of records. The ``offsets`` must ascend, and be above those of all earlier calls.
 
-        Return how many of the keys were added, from the first on. Not all are added if map and disk are full.
+        Return the number of added keys, which are the first ones. They are all keys unless both the table's memory and
+        the disk are full.
         """
         taken = self._map.put(keys, offsets)
         while taken < len(offsets):
@@ -131,7 +139,10 @@ class KeyTable:
         return taken
 
     def complete(self) -> None:
-        """Prepare the table for lookups, after the last ``put``. Merge the spilled runs if the disk has room for it."""
+        """Prepare the table for lookups, after the last ``put``.
+
+        Merge the sorted runs on disk into one run, if the disk has room for it.
+        """
         if self._file is None:
             return
         if self._spill() and len(self._file.ends) > 1:
@@ -139,10 +150,10 @@ class KeyTable:
         self._runs = self._file.runs()
 
     def close(self) -> None:
-        """Close the files. After ``complete``, ``newest`` still works.
+        """Close the temporary file. ``newest`` still works if ``complete`` was called before.
 
-        This also drops the owner's callbacks. Otherwise owner and table would refer to each other, and their memory and
-        the mapped file would stay until the garbage collector runs.
+        Also drop the references to ``open_file`` and ``spend``. Otherwise the table and the owner of these functions
+        would refer to each other, and their memory and the mapped file would stay until the garbage collector runs.
         """
         self._open_file = self._spend = _closed
         if self._file is not None:
@@ -150,7 +161,7 @@ class KeyTable:
             self._file = None
 
     def newest(self, keys: KeyHashes) -> npt.NDArray[np.int64]:
-        """Return the newest offset of each key, or -1 for a key that was not put."""
+        """Return the newest offset of each key, or -1 for a key that is not in the table."""
         found = self._map.newest(keys)
         for run in reversed(self._runs):
             asking = np.flatnonzero(found == ABSENT)
@@ -211,9 +222,9 @@ def _closed(*_: object) -> NoReturn:
 
 
 def merged(runs: Sequence[Rows], *, at_once: int) -> Iterator[Rows]:
-    """Merge sorted runs: yield the newest row of each key, sorted by hash, in several arrays.
+    """Merge sorted runs: yield the newest row of each key, in several arrays, sorted by hash.
 
-    At most ``at_once`` rows are in memory at a time, but at least one of each run.
+    At most ``at_once`` rows are in memory at a time, but at least one row of each run.
     """
     share = max(1, at_once // len(runs))
     at = [0] * len(runs)

@@ -52,7 +52,12 @@ from sparklog.storage.truncation_job import TruncationJob
 
 
 class Log:
-    """One replica's log. ``LogDirectory.create`` makes a new one; ``LogDirectory.load`` opens the existing ones."""
+    """The log of one replica.
+
+    ``LogDirectory.create`` makes a new log, and ``LogDirectory.load`` opens the existing logs.
+
+    Not thread-safe: use it only on the broker's event loop.
+    """
 
     __slots__ = (
         "_files",
@@ -97,12 +102,14 @@ class Log:
         return f"Log({self.tp}, [{self.log_start_offset}, {self.log_end_offset}), hw {self.high_watermark})"
 
     def recover(self, checkpoint: PartitionCheckpoint | None, *, clean: bool, trusted: bool) -> None:
-        """Open the files of the directory, and repair the log if necessary.
+        """Open the files of the directory, and repair the log if necessary. Call this once, before any other method.
 
-        This is called once, before any other method.
+        ``checkpoint`` is the log's entry in the checkpoint, if there is one. ``clean`` and ``trusted`` describe how the
+        last process ended (``LastStop``).
 
         Raises:
-            NewerFormatError, StorageError: see ``recover_log``.
+            NewerFormatError: a newer release wrote a batch or file.
+            StorageError: the disk failed.
         """
         files = self._files
         at = checkpoint if checkpoint is not None else PartitionCheckpoint(*self.tp, self.topic_id, 0, 0, 0)
@@ -127,7 +134,7 @@ class Log:
                 self.cleaning.load()
 
     def close(self) -> None:
-        """Close the files. Views that readers hold stay valid."""
+        """Cancel the log's jobs and close its files. Readers may still use their memory maps of the files."""
         if not self._files.closed:
             with self._files.offline_on_error("stopping the cleaner of"):
                 self.cleaning.stop()
@@ -138,11 +145,14 @@ class Log:
             self._tail.close()
 
     def expire_producers(self, now_us: int) -> None:
-        """Drop producer ids that have been idle for ``producer.id.expiration.ms``."""
+        """Drop the producer ids that have been idle for ``producer.id.expiration.ms``.
+
+        Ids with an open transaction are kept.
+        """
         self._tail.expire_producers(now_us)
 
     def delete(self) -> None:
-        """Close the log and delete its directory: move it away at once, and let a thread remove the files."""
+        """Close the log, and move its directory away at once. A thread removes the files later."""
         self.close()
         if self.on_disk:
             self._files.services.remove_directory(self.directory)
@@ -168,7 +178,7 @@ class Log:
 
     @property
     def log_end_offset(self) -> int:
-        """Return the next offset to be written."""
+        """Return the offset that the next record will get."""
         return self._offsets.log_end
 
     @property
@@ -189,13 +199,14 @@ class Log:
     def first_segment_offset(self) -> int:
         """Return the base offset of the first segment, which is at or below the log start offset.
 
-        A follower whose fetch offset is out of range begins there, so that its files become equal to the leader's.
+        A follower whose fetch offset is out of range fetches from this offset on, so that its files become equal to the
+        leader's.
         """
         return self._files.chain.first_offset(self._offsets.log_end)
 
     @property
     def on_disk(self) -> bool:
-        """Return whether the log has a directory. The first batch creates it."""
+        """Return whether the log has a directory. The first append creates the directory."""
         return self._files.directory.exists
 
     @property
@@ -219,19 +230,26 @@ class Log:
         return self._tail.epochs.end_of_epoch(epoch, self.log_start_offset, log_end_offset=self.log_end_offset)
 
     def checkpoint(self) -> PartitionCheckpoint:
-        """Return the log's entry for a checkpoint, and remember the offsets in it as claimed."""
+        """Return the log's entry for a checkpoint.
+
+        The log remembers these offsets, because the checkpoint will claim that the log has all records below them. A
+        later truncation first lowers such offsets in the checkpoint.
+        """
         return self._offsets.checkpoint()
 
     def set_high_watermark(self, high_watermark: int) -> None:
-        """Set the high watermark, but not outside the log. Records below the high watermark may be served."""
+        """Set the high watermark, limited to the range from the log start offset to the log end offset.
+
+        Readers may then map the files up to this offset.
+        """
         self._tail.producers.transactions.committed_below(self._offsets.committed(high_watermark))
 
     def mark_named(self) -> None:
-        """Record that a durable checkpoint names this log."""
+        """Record that a durable checkpoint has an entry for this log."""
         self.named = True
 
     def add_schema(self, schema: TopicSchema) -> None:
-        """Add a schema, before batches with this schema arrive. The schema of a known id is not replaced."""
+        """Add a schema, before batches with this schema arrive. A schema id that is already known keeps its schema."""
         self._files.directory.learn(schema)
 
     def restore_partition_file(self) -> None:
@@ -253,7 +271,7 @@ class Log:
         placed: bool = False,
         roll: bool = False,
     ) -> OffsetRange:
-        """Append checked batches and return the offset range of all of them.
+        """Append batches that the caller has checked, and return the offset range of all of them.
 
         Batches that are already in the log are not appended again; their earlier offsets are returned. The argument
         ``known`` is the result of the method ``known`` for these batches, or None if the caller did not call it. With
@@ -261,9 +279,9 @@ class Log:
         begins a new segment.
 
         Raises:
-            BrokerError: nothing was appended. INVALID_PRODUCER_EPOCH, OUT_OF_ORDER_SEQUENCE_NUMBER,
-                DUPLICATE_SEQUENCE_NUMBER, FENCED_LEADER_EPOCH, CORRUPT_MESSAGE, SCHEMA_OUTDATED; KAFKA_STORAGE_ERROR if
-                the disk is full; OFFSET_OUT_OF_RANGE for placed batches that do not begin at the log end offset.
+            BrokerError: nothing was appended. The same errors as ``known``; FENCED_LEADER_EPOCH, CORRUPT_MESSAGE,
+                SCHEMA_OUTDATED; KAFKA_STORAGE_ERROR if the disk is full or the log is closed; OFFSET_OUT_OF_RANGE for
+                placed batches that do not begin at the log end offset.
             StorageError: the log directory must go offline.
         """
         files, offsets, tail = self._files, self._offsets, self._tail
@@ -303,7 +321,7 @@ class Log:
 
         Raises:
             BrokerError: nothing was appended. CORRUPT_MESSAGE if the batches do not continue this log; SCHEMA_OUTDATED
-                if this log does not know a schema id; KAFKA_STORAGE_ERROR if the disk is full.
+                if this log does not know a schema id; KAFKA_STORAGE_ERROR if the disk is full or the log is closed.
             StorageError: the log directory must go offline.
         """
         self._files.check_open()
@@ -335,10 +353,16 @@ class Log:
         return services.offline(f"appending to {self.tp}: {failure}")
 
     def known(self, batches: Sequence[tuple[BatchHeader, Buffer]]) -> list[OffsetRange]:
-        """Return the offset ranges of those first batches of the list that are already in the log.
+        """Return the offset ranges of the batches that are already in the log, because the producer has retried them.
 
-        The broker answers a retry with them before it checks the batches against the schema, which may have changed
-        since the first attempt. Raises the BrokerErrors of ``append_as_leader``.
+        They are the first batches of the list, because a retry begins with the oldest batch. The broker answers a retry
+        with these offsets before it checks the batches against the schema, which may have changed since the first
+        attempt.
+
+        Raises:
+            BrokerError: INVALID_PRODUCER_EPOCH, OUT_OF_ORDER_SEQUENCE_NUMBER or DUPLICATE_SEQUENCE_NUMBER for a wrong
+                sequence; INVALID_REQUEST if a known batch follows a new one; THROTTLING_QUOTA_EXCEEDED for a new
+                producer id if there is no room for it.
         """
         return self._tail.producers.known(batches, self.tp)
 
@@ -422,9 +446,10 @@ class Log:
         return found
 
     def offset_for_time(self, timestamp_us: int, *, end_offset: int) -> tuple[int, int] | None:
-        """Return base offset and greatest timestamp of the first batch with a record at or after ``timestamp_us``.
+        """Return the base offset and greatest timestamp of the first batch with a record at or after ``timestamp_us``.
 
-        Only batches below ``end_offset`` count. Return None if no batch has such a record.
+        Only batches below ``end_offset`` count. Return None if no batch has such a record. If the batch begins below
+        the log start offset, the log start offset is returned instead of the base offset.
 
         Raises:
             StorageError: the log directory must go offline.
@@ -442,13 +467,14 @@ class Log:
     def last_stable_offset(self, high_watermark: int) -> int:
         """Return the last stable offset, at which ``read_committed`` consumers stop.
 
-        It is the first offset of the first open transaction, or ``high_watermark`` if that is lower.
+        It is the lowest first offset of a transaction that is open or whose marker is not committed. It is
+        ``high_watermark`` if that is lower, or if there is no such transaction.
         """
         return self._tail.last_stable_offset(high_watermark)
 
     @property
     def transactions(self) -> TransactionTable:
-        """Return the open and the aborted transactions. The caller must not change them."""
+        """Return the table of the open and the aborted transactions. The caller must not change it."""
         return self._tail.producers.transactions
 
     def _check_readable(self, offset: int, start: int) -> None:
@@ -484,8 +510,8 @@ class Log:
     def advance_log_start(self, offset: int) -> int:
         """Raise the log start offset to ``offset``, but not above the high watermark. Return the log start offset.
 
-        It stays unchanged while the disk has no room to record the deletion. The segments that end at or below the new
-        log start offset leave the log at once.
+        The log start offset stays unchanged while the disk has no room to record the deletion. The segments that end at
+        or below the new log start offset leave the log at once.
 
         Raises:
             StorageError: the log directory must go offline.
@@ -495,7 +521,7 @@ class Log:
     # --- absence ------------------------------------------------------------------------------------------------
 
     def is_outdated_for(self, headers: bytes | memoryview, now_us: int) -> bool:
-        """Return whether a leader's batches show that this replica was away for too long.
+        """Return whether a leader's batches show that this replica has received no batches for too long.
 
         Too long is longer than the leader keeps tombstones and markers. Then the replica may still have records whose
         tombstones it will never get. So it must start again with an empty log.
@@ -506,6 +532,6 @@ class Log:
         return window.is_shown_by(headers, now_us, delete_retention_ms=self.config.delete_retention_ms)
 
     def caught_up(self, high_watermark: int) -> None:
-        """Record that the replica is no longer absent, if its log reaches the leader's ``high_watermark``."""
+        """Record that this follower has caught up, if its log reaches the leader's ``high_watermark``."""
         if self._offsets.log_end >= high_watermark:
             self._tail.tombstone_window.ended()

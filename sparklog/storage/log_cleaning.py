@@ -26,7 +26,10 @@ logger = logging.getLogger(__name__)
 
 
 class LogCleaning:
-    """The cleanings of one log. The ``Log`` owns the object, on the event loop."""
+    """The part of a ``Log`` that manages compaction: it decides when a compaction is due, and creates the job.
+
+    Not thread-safe: use it only on the broker's event loop.
+    """
 
     __slots__ = ("_durability", "_files", "_held", "_may_spill", "_offsets", "_tail", "job", "state")
 
@@ -45,9 +48,9 @@ class LogCleaning:
         self._durability = durability
 
     def load(self) -> None:
-        """Read the state that earlier cleanings wrote.
+        """Read the state that earlier compactions wrote to the file ``cleaned``.
 
-        If the file is missing or unreadable, the whole log counts as dirty.
+        If the file is missing or unreadable, the whole log counts as dirty: no part of it is compacted yet.
 
         Raises:
             NewerFormatError: a newer release wrote the file.
@@ -65,7 +68,9 @@ class LogCleaning:
             logger.warning("%s; the log is cleaned from its start", failure)
 
     def dirty_ratio(self, now_us: int, *, at_once: bool = False) -> float | None:
-        """Return the ratio of dirty bytes in the part to be cleaned, or None if no cleaning is due.
+        """Return the ratio of dirty (not yet compacted) bytes in the part to compact, or None if no compaction is due.
+
+        With ``at_once`` a low ratio does not delay the compaction.
 
         Raises:
             StorageError: the log directory must go offline.
@@ -76,7 +81,7 @@ class LogCleaning:
         return found[0].dirty_ratio if found is not None else None
 
     def due_again_us(self, now_us: int) -> int | None:
-        """Return the earliest time at which a log that is not due at ``now_us`` can become due without new records.
+        """Return the next time at which a compaction may become due although no records are appended.
 
         The time is in microseconds since the epoch. None means never.
 
@@ -87,7 +92,7 @@ class LogCleaning:
             return due_again_us(self._cleanable(), self.state, now_us=now_us, config=self._files.config)
 
     def begin(self, rules: CleaningRules, now_us: int, *, at_once: bool = False) -> CleanJob | None:
-        """Return a job for a thread if a cleaning is due.
+        """Return a job that compacts the log in a thread. Return None if no compaction is due, or the disk is full.
 
         The thread calls the job's ``read_keys``, then ``rewrite`` for each of its ``groups``. After each group, the
         event loop calls ``replace_segments`` of this object, and then the thread calls the job's ``settle``. At the end
@@ -154,7 +159,7 @@ class LogCleaning:
         )
 
     def replace_segments(self, job: CleanJob, replacement: Replacement) -> bool:
-        """Replace the old segments by the new one that ``job`` wrote.
+        """Replace the old segments of the log by the new segment that ``job`` wrote.
 
         Return False if the job was cancelled in the meantime. A reader of an old segment can continue to read it.
 
@@ -173,7 +178,10 @@ class LogCleaning:
         return True
 
     def finished(self, job: CleanJob, state: CleanerState | None) -> None:
-        """Handle the end of ``job``. ``state`` is the result of its ``finish``, or None if the job failed before."""
+        """Record that ``job`` has ended.
+
+        ``state`` is the result of its ``finish``, or None if the job failed or was cancelled.
+        """
         if self.job is not job:
             return
         self.job = None
@@ -195,11 +203,13 @@ class LogCleaning:
         self._held = True
 
     def resume(self) -> None:
-        """Allow cleanings again after ``hold``."""
+        """Allow compactions again after ``hold``."""
         self._held = False
 
     def before_truncation(self, end: int) -> None:
-        """Lower the offsets of the state on disk to ``end``, before the log is truncated there.
+        """Cancel the running job, and lower the offsets in the file ``cleaned`` to at most ``end``.
+
+        The caller then truncates the log to ``end``.
 
         Raises OSError if the disk fails.
         """

@@ -21,7 +21,7 @@ _PRELUDES_KEPT = 1024
 
 @dataclass(slots=True)
 class LogContext:
-    """The objects that all logs of one log directory share. The ``LogDirectory`` owns them."""
+    """A container of the objects and functions of a ``LogDirectory`` that all its logs use."""
 
     disk: Disk
     files: OpenFiles
@@ -49,12 +49,18 @@ class LogContext:
     _preludes: dict[bytes, bytes] = field(default_factory=dict)
 
     def consume_moved(self) -> set[TopicPartition]:
-        """Return ``moved``, and begin a new set."""
+        """Return the set ``moved``, the logs that have changed since the last checkpoint.
+
+        Replace it by an empty set.
+        """
         moved, self.moved = self.moved, set()
         return moved
 
     def prelude(self, schema_message: bytes) -> bytes:
-        """Return the bytes before the batches of a segment with this schema. All logs share one object."""
+        """Return the bytes that precede the first batch in the data file of a segment with this schema.
+
+        Logs with the same schema share one bytes object.
+        """
         if schema_message not in self._preludes:
             if len(self._preludes) >= _PRELUDES_KEPT:  # some may belong to deleted topics
                 self._preludes.clear()
@@ -62,13 +68,16 @@ class LogContext:
         return self._preludes[schema_message]
 
     def offline(self, detail: str) -> StorageError:
-        """Take the directory offline and return the error to raise."""
+        """Take the directory offline and return a StorageError, which the caller must raise."""
         self.failed(detail)
         return StorageError(detail)
 
     @contextmanager
     def offline_on_error(self, doing: str) -> Iterator[None]:
-        """Take the directory offline if the ``with`` block fails. Too slow for code that runs in every request."""
+        """Take the directory offline and raise StorageError if the ``with`` block raises OSError or StorageError.
+
+        This is too slow for code that runs in every request.
+        """
         try:
             yield
         except (OSError, StorageError) as error:

@@ -49,7 +49,7 @@ logger = logging.getLogger(__name__)
 
 
 class LogDirectory:
-    """The log directory of one broker process.
+    """The log directory of one broker process, with all logs in it.
 
     ``open`` returns the object and locks the directory. Then ``load`` opens the logs. ``close`` unlocks the directory.
     """
@@ -122,11 +122,12 @@ class LogDirectory:
 
         Create the directory and its ``meta.json`` if they do not exist.
 
-        Only the simulator passes ``disk``, ``boot_id`` and ``in_background``, which runs a removal, possibly later.
+        Only the simulator passes ``disk``, ``boot_id`` and ``in_background``. ``in_background`` receives functions that
+        remove files, and runs them, possibly later.
 
         Raises:
-            StorageError: another process uses the directory, it belongs to another cluster or broker, it has a newer
-                format, it is on NFS or FUSE, or it is not writable.
+            StorageError: another process uses the directory; or the directory belongs to another cluster or broker, has
+                a newer format, is on NFS or FUSE, or is not writable.
         """
         disk = disk or RealDisk()
         boot_id = boot_id or read_boot_id()
@@ -190,8 +191,8 @@ class LogDirectory:
 
         The logs have the default topic settings until the controller sends the topics' settings (``Log.config``).
 
-        A log that the checkpoint names is added to ``doubted`` if its directory is missing, is set aside
-        (``LogLoader``), or belongs to another partition or topic.
+        A log in the checkpoint is added to ``doubted`` if its directory is missing, is moved to ``set-aside/`` because
+        it cannot be opened, or belongs to another partition or topic.
 
         Raises:
             NewerFormatError: a newer release wrote a file or batch.
@@ -259,7 +260,10 @@ class LogDirectory:
         return self.trust.incarnation
 
     def note_incarnation(self, incarnation: int) -> None:
-        """Record ``incarnation``, see ``DirectoryTrust.note_incarnation``. Raises OSError. Any thread may call it."""
+        """Record durably the incarnation with which this process registers, or has registered, in ZooKeeper.
+
+        See ``DirectoryTrust.note_incarnation``. Any thread may call this method. Raises OSError.
+        """
         self.trust.note_incarnation(incarnation)
 
     @property
@@ -275,15 +279,21 @@ class LogDirectory:
         self.seen_file.note_incarnation(incarnation)
 
     def topic_notes(self) -> dict[str, TopicNote]:
-        """Return the notes on topics (``topic_notes``), by topic id."""
+        """Return the stored copies of the metadata of the topics that this broker hosts, by topic id."""
         return read_topic_notes(self._disk, self.path)
 
     def write_topic_notes(self, notes: dict[str, TopicNote]) -> None:
-        """Write the notes on topics. Block for an fsync. Any thread may call this method. Raises OSError."""
+        """Store copies of the metadata of the topics that this broker hosts, by topic id.
+
+        Block for an fsync. Any thread may call this method. Raises OSError.
+        """
         write_topic_notes(self._disk, self.path, notes)
 
     def seen(self) -> SeenNumbers:
-        """Return the highest numbers that this directory has seen, for the broker's registration."""
+        """Return the highest epochs and producer ids that this directory has recorded.
+
+        The broker's registration has them.
+        """
         seen = self.seen_file.seen
         last_epoch = max((log.last_epoch for log in self._logs.values()), default=-1)
         return SeenNumbers(seen.controller_epoch, seen.controller_id, seen.producer_ids, last_epoch)
@@ -392,8 +402,8 @@ class LogDirectory:
     def put_back(self, tp: TopicPartition, topic_id: str) -> Log | None:
         """Move a log of this partition and topic id back from ``set-aside/``, open it and return it.
 
-        If several are intact, the newest is chosen. Return None if there is none. The partition must not have a log in
-        this directory.
+        Only intact logs count. If there are several, the one that was set aside last is chosen. Return None if there is
+        none. The partition must not have a log in this directory.
 
         Raises:
             StorageError: the log cannot be opened. Its files are no longer in ``set-aside/``.
@@ -445,18 +455,24 @@ class LogDirectory:
 
     @property
     def unnamed(self) -> Set[TopicPartition]:
-        """Return the logs with a directory that no durable checkpoint names."""
+        """Return the partitions whose log has a directory, but is in no durable checkpoint yet."""
         return self._checkpoints.unnamed
 
     def name_logs(self, on_unnamed: Callable[[], None]) -> None:
-        """Require that a checkpoint names a new log before its replica counts, see ``CheckpointWriter.name_logs``."""
+        """Let a new log's replica confirm or commit records only after the log is in a durable checkpoint.
+
+        See ``CheckpointWriter.name_logs``.
+        """
         self._checkpoints.name_logs(on_unnamed)
 
     def _created(self, tp: TopicPartition) -> None:
         self._checkpoints.created(tp)
 
     def consume_named(self) -> list[Log]:
-        """Mark logs as named, and return them: those that a durable checkpoint has named since the last call."""
+        """Find the logs that were added to a durable checkpoint since the last call, and return them.
+
+        This also marks them as named (``Log.named``): a durable checkpoint has entries for them.
+        """
         return self._checkpoints.consume_named()
 
     # --- durability ---------------------------------------------------------------------------------------------
@@ -474,35 +490,35 @@ class LogDirectory:
         """Collect the checkpoint's content now, and return a function that writes it.
 
         Any thread may call the function. It writes nothing if a later checkpoint is already written. This method and
-        the function raise the errors of ``checkpoint``.
+        the function raise the same errors as ``checkpoint``.
         """
         return self._checkpoints.job()
 
     @property
     def on_disk(self) -> int:
-        """Return the number of logs that had files when the last checkpoint was taken."""
+        """Return the number of logs that had files when the content of the last checkpoint was collected."""
         return self._checkpoints.on_disk
 
     def consume_changed(self) -> set[TopicPartition]:
-        """Return the logs that have changed since the last call. Some of them may no longer exist.
+        """Return the partitions whose logs have changed since the last call. Some of these logs may no longer exist.
 
-        A log has changed if another part of it is now committed, durable, sealed, cleaned or deleted, or if a segment
-        or transaction has begun. For every other log the next maintenance is due at the same time as before.
+        A log has changed if a further part of it is now committed, durable, sealed, compacted or deleted, or if a
+        segment or transaction has begun. For every other log the next maintenance is due at the same time as before.
         """
         return self._checkpoints.consume_changed()
 
     def flush_later(self, tp: TopicPartition) -> None:
-        """Add the log to ``unflushed``, because its records must be fsynced at a certain age.
+        """Add the log to ``unflushed``, because its records must be fsynced when they are ``flush.ms`` old.
 
-        The flusher removes the log from the set.
+        The broker's periodic flush removes the log from the set.
         """
         self.unflushed.add(tp)
         self.on_unflushed()
 
     def sync_ahead(self) -> SyncAhead | None:
-        """Return a sync of the file system to run before a clean shutdown, while the broker still serves requests.
+        """Return a sync of the whole file system to run before a clean shutdown, while the broker serves requests.
 
-        Return None if the file system will not be synced as a whole.
+        Return None if the clean shutdown will fsync single files.
 
         If the sync fails, the directory goes offline and the shutdown is not clean. A second sync would prove nothing,
         because a disk reports a lost write only once.
@@ -515,6 +531,7 @@ class LogDirectory:
         """Fsync all logs, and then write ``clean-stop``. Block until this is done. No append may follow.
 
         Raises:
+            BrokerError: KAFKA_STORAGE_ERROR if the directory is offline.
             StorageError: the disk failed. The next start will check everything.
         """
         self.trust.check_online()

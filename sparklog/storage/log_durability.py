@@ -23,7 +23,11 @@ _FEW_BATCHES = 256
 
 
 class LogDurability:
-    """The fsyncs of one log. The ``Log`` owns the object, on the event loop."""
+    """The part of a ``Log`` that decides what must be fsynced and when, and records what is fsynced.
+
+    Not thread-safe: use it only on the broker's event loop. But several threads may call ``prepare_clean_stop`` for
+    different logs.
+    """
 
     __slots__ = (
         "_clean",
@@ -61,7 +65,7 @@ class LogDurability:
 
     @property
     def is_behind(self) -> bool:
-        """Return whether a rolled segment is not sealed, or a used schema is not in ``partition.json``.
+        """Return whether a rolled segment is not sealed yet, or a schema in use is not in ``partition.json`` yet.
 
         If so, ``seals_due`` and ``schemas_due`` must be called periodically. Otherwise they need not be called before
         the next append.
@@ -71,7 +75,7 @@ class LogDurability:
 
     @property
     def may_be_due(self) -> bool:
-        """Return False if ``seals_due`` and ``schemas_due`` would certainly return no job."""
+        """Return whether ``seals_due`` or ``schemas_due`` may return a job. This check is faster than the calls."""
         files = self._files
         return bool(files.directory.unstored) or files.chain.sealed_prefix < len(files.chain.segments) - 1
 
@@ -82,8 +86,8 @@ class LogDurability:
 
         The caller runs each job in a thread, and then calls ``seal_finished``.
 
-        Call this method when the high watermark has moved, and periodically, because a job that found the disk full is
-        due again. It is fast if no job is due.
+        Call this method when the high watermark has moved. Also call it periodically, because a job must be repeated if
+        it found the disk full. The method is fast if no job is due.
         """
         files = self._files
         if files.chain.sealed_prefix >= len(files.chain.segments) - 1:
@@ -92,7 +96,10 @@ class LogDurability:
         return files.seals.due(files.chain, self._offsets.high_watermark, epochs=self._tail.epochs, schemas=schemas)
 
     def seal_finished(self, job: SealJob) -> None:
-        """Handle the end of ``job.run``. If it raised, the directory goes offline instead."""
+        """Record the result of a seal job, after ``job.run`` has returned.
+
+        If ``job.run`` raised an error, the caller takes the log directory offline instead.
+        """
         files = self._files
         if job.cancelled or files.closed:
             return
@@ -128,8 +135,8 @@ class LogDurability:
     def schemas_due(self) -> PartitionFileJob | None:
         """Return a job that writes new schemas to ``partition.json``, if a segment uses one of them.
 
-        The caller runs the job in a thread, and then calls ``schemas_stored``. Return None while a job runs. Call this
-        method whenever ``seals_due`` is called. It is fast if no job is due.
+        The caller runs the job in a thread, and then calls ``schemas_stored``. Return None while an earlier job runs.
+        Call this method whenever ``seals_due`` is called. It is fast if no job is due.
         """
         directory = self._files.directory
         if not directory.unstored or self._schemas_job is not None:
@@ -146,7 +153,10 @@ class LogDurability:
         )
 
     def schemas_stored(self, job: PartitionFileJob) -> None:
-        """Handle the end of ``job.run``. If it raised, the directory goes offline instead."""
+        """Record the result of a job of ``schemas_due``, after ``job.run`` has returned.
+
+        If ``job.run`` raised an error, the caller takes the log directory offline instead.
+        """
         if job is self._schemas_job:
             self._schemas_job = None
             if job.done:
@@ -154,7 +164,7 @@ class LogDurability:
                 self._count_sealed()
 
     def cancel_schemas(self) -> None:
-        """Cancel the job, because the directory is about to be removed or the caller stores the schemas itself."""
+        """Cancel the job of ``schemas_due``, because the log is closed or the caller writes the schemas itself."""
         job, self._schemas_job = self._schemas_job, None
         if job is not None:
             job.cancel()
@@ -164,8 +174,8 @@ class LogDurability:
     def recovered(self, found: RecoveredLog, *, clean: bool) -> None:
         """Record what recovery truncated, and count the records that an earlier process appended and did not fsync.
 
-        For ``flush.ms`` these records are as old as the newest batch, so their flush does not wait for the next append.
-        ``clean`` is whether the earlier process stopped cleanly.
+        For ``flush.ms`` all these records are as old as the newest batch. Their flush does not wait for the next
+        append. ``clean`` means that the earlier process stopped cleanly.
         """
         last, offsets = self._files.chain.last, self._offsets
         self._clean = clean and not found.findings
@@ -178,7 +188,7 @@ class LogDurability:
             self._unflushed_since_us = max(last.last_append_us, 0)
 
     def appended(self, records: int, now_us: int) -> None:
-        """Count appended records, which are not fsynced yet. Flush if ``flush.messages`` is reached.
+        """Count appended records, which are not fsynced yet. Fsync the log if ``flush.messages`` requires it.
 
         Raises:
             StorageError: the log directory must go offline.
@@ -195,7 +205,7 @@ class LogDurability:
             self.flush()
 
     def truncated(self) -> None:
-        """Record that the end of the log was truncated, possibly only a partly written append."""
+        """Record that the end of the log was truncated, or only a partly written append was removed."""
         self._clean = self._untouched = False
         last = self._files.chain.last
         if last is not None:
@@ -248,9 +258,10 @@ class LogDurability:
         return self._unflushed_since_us >= 0 or self._job is not None or self._has_unstored_schema()
 
     def flush_due(self, now_us: int) -> FlushJob | None:
-        """Return a job that fsyncs the log if its oldest append without an fsync is ``flush.ms`` old.
+        """Return a job that fsyncs the log, if an append has been waiting for an fsync for at least ``flush.ms``.
 
-        The caller runs the job in a thread, and then calls ``flush_finished``. Return None while a job runs.
+        The caller runs the job in a thread, and then calls ``flush_finished``. Return None if no flush is due or an
+        earlier job runs.
         """
         files = self._files
         self._unflushed_since_us = min(self._unflushed_since_us, now_us)  # the clock may have been set back
@@ -272,7 +283,10 @@ class LogDurability:
         return self._job
 
     def flush_finished(self, job: FlushJob) -> None:
-        """Handle the end of ``job.run``. If it raised, the directory goes offline instead."""
+        """Record the result of a flush job, after ``job.run`` has returned.
+
+        If ``job.run`` raised an error, the caller takes the log directory offline instead.
+        """
         if job is not self._job:
             return
         self._job = None
@@ -280,7 +294,7 @@ class LogDurability:
         self._unflushed_records = max(self._unflushed_records - job.records, 0)
 
     def cancel_flush(self) -> None:
-        """Cancel the flush, because some of its files are about to be deleted or truncated."""
+        """Cancel the running flush job, because some of its files are about to be deleted or truncated."""
         job, self._job = self._job, None
         if job is not None:
             job.cancel()
@@ -291,7 +305,7 @@ class LogDurability:
 
     @property
     def is_clean(self) -> bool:
-        """Return whether a clean shutdown has nothing to do for this log."""
+        """Return whether this log is already durable, so that a clean shutdown has nothing to do for it."""
         return self._clean or not self._files.directory.exists
 
     def prepare_clean_stop(self) -> None:
@@ -315,20 +329,24 @@ class LogDurability:
         self._clean = True
 
     def await_sync(self) -> bool:
-        """Prepare for a sync of the whole file system, after which ``synced`` is called.
+        """Prepare for a sync of the whole file system. The caller runs the sync and then calls ``synced``.
 
-        Return False if this log needs no sync, or needs state files too.
+        Return False if the sync does not help this log: the log is already durable or closed, or a clean shutdown must
+        also write its state files.
         """
         self._untouched = not (self._files.closed or self.is_clean or self._leaves_state)
         return self._untouched
 
     def synced(self) -> None:
-        """Mark the log durable after the sync of the file system, unless it has changed since ``await_sync``."""
+        """Record that the sync of the file system has made the log durable.
+
+        This has no effect if the log has changed since ``await_sync``.
+        """
         if self._untouched and not self._files.closed:
             self.made_durable()
 
     def leave_state(self) -> None:
-        """Write the log's state files without an fsync.
+        """Write the log's state files (producers and leader epochs) without an fsync.
 
         Then the caller syncs the whole file system and calls ``made_durable``.
 
@@ -340,7 +358,7 @@ class LogDurability:
         self._write_state(sync=False)
 
     def made_durable(self) -> None:
-        """Mark everything durable that was written until now, including the files of ``leave_state``."""
+        """Record that everything written until now is durable, including the files of ``leave_state``."""
         self._flushed()
         self._clean = True
 

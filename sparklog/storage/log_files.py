@@ -22,7 +22,10 @@ from sparklog.storage.segment_chain import SegmentChain
 
 
 class LogFiles:
-    """The directory, segments and settings of one log. There are no segments before recovery or the first append."""
+    """The directory, segments and settings of one log, which all parts of the ``Log`` use.
+
+    There are no segments before recovery or the first append.
+    """
 
     __slots__ = ("chain", "closed", "config", "directory", "disk", "seals", "services", "topic_id", "tp")
 
@@ -48,7 +51,7 @@ class LogFiles:
         self.closed = False
 
     def recovered(self, found: RecoveredLog) -> None:
-        """Use the segments, the snapshots and the schemas that recovery found in the directory."""
+        """Set the segments, the snapshots and the schemas that recovery found in the directory."""
         self.directory.found(found.schemas)
         self.chain.found(found.segments)
         self.seals.found(found.snapshots)
@@ -58,7 +61,7 @@ class LogFiles:
         self.config = config
 
     def close(self) -> None:
-        """Cancel the seals and close the files. Views that readers hold stay valid."""
+        """Cancel the seal jobs and close the files. Readers may still use their memory maps of the files."""
         self.seals.cancel(self.chain.segments)
         self.chain.close()
         self.closed = True
@@ -68,7 +71,10 @@ class LogFiles:
             raise BrokerError(ErrorCode.KAFKA_STORAGE_ERROR, f"{self.tp}: the log is closed")
 
     def write_if_room(self, doing: str, write: Callable[[], None]) -> bool:
-        """Run ``write``. Return False if the disk is full. The caller may try again when there is room."""
+        """Run ``write``. Return False if it fails because the disk is full.
+
+        The caller may try again when there is room.
+        """
         with self.offline_on_error(doing):
             try:
                 write()
@@ -79,5 +85,8 @@ class LogFiles:
         return True
 
     def offline_on_error(self, doing: str) -> AbstractContextManager[None]:
-        """Take the log directory offline if the ``with`` block fails. Too slow for code that runs in every request."""
+        """Take the log directory offline and raise StorageError if the ``with`` block raises OSError or StorageError.
+
+        This is too slow for code that runs in every request.
+        """
         return self.services.offline_on_error(f"{doing} {self.tp}")

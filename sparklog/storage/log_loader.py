@@ -26,7 +26,7 @@ logger = logging.getLogger(__name__)
 
 
 class LogLoader:
-    """A loader that opens the logs of one log directory. It is used once."""
+    """A loader that opens the logs of one log directory. Use it once."""
 
     def __init__(
         self,
@@ -46,7 +46,8 @@ class LogLoader:
     def load(self, checkpoints: Mapping[TopicPartition, PartitionCheckpoint]) -> Iterator[tuple[Log, bool]]:
         """Open and repair the logs. Yield each log, and whether it may have lost records.
 
-        A log that is set aside or may have lost records is also reported to ``DirectoryTrust``.
+        Also report to ``DirectoryTrust`` the logs that may lack acknowledged records, including logs that are set
+        aside.
 
         Raises:
             NewerFormatError: a newer release wrote a file or batch.

@@ -15,7 +15,10 @@ from sparklog.storage.log_context import LogContext
 
 
 class LogOffsets:
-    """The offsets of one log. The ``Log`` owns them; other objects only read the attributes."""
+    """The offsets of one log, such as its high watermark and recovery point. A part of ``Log``.
+
+    Other objects read the attributes, but only the methods of this class change them.
+    """
 
     __slots__ = (
         "_claimed_end",
@@ -48,7 +51,10 @@ class LogOffsets:
         self._services.moved.add(self._tp)
 
     def checkpoint(self) -> PartitionCheckpoint:
-        """Return the log's entry for a checkpoint, and remember the offsets in it as claimed."""
+        """Return the log's entry for a checkpoint.
+
+        Remember its offsets, because the checkpoint will claim that the log has all records below them.
+        """
         mark, recovery_point = self.high_watermark, self.recovery_point
         self._claimed_end = max(self._claimed_end, mark, recovery_point)
         topic, partition = self._tp
@@ -57,7 +63,7 @@ class LogOffsets:
     # --- facts ----------------------------------------------------------------------------------------------------
 
     def recovered(self, checkpoint: PartitionCheckpoint, *, first_segment_offset: int, log_end: int) -> None:
-        """Set the offsets of a log that was found on disk."""
+        """Set the offsets of a log that recovery found on disk."""
         self.log_end = log_end
         self.log_start = min(max(checkpoint.log_start_offset, first_segment_offset), log_end)
         self._claimed_end = max(checkpoint.high_watermark, checkpoint.recovery_point)
@@ -79,7 +85,7 @@ class LogOffsets:
             self._moved()
 
     def committed(self, high_watermark: int) -> int:
-        """Set the high watermark, but not outside the log, and return it."""
+        """Set the high watermark, limited to the range from the log start offset to the log end offset. Return it."""
         if not self.log_start <= high_watermark <= self.log_end:
             high_watermark = min(max(high_watermark, self.log_start), self.log_end)
         self.high_watermark = high_watermark
@@ -98,7 +104,7 @@ class LogOffsets:
         self._moved()
 
     def start_raised(self, offset: int) -> None:
-        """Record that the records below ``offset`` are deleted."""
+        """Set the log start offset to ``offset``, because the records below it are deleted."""
         self.log_start = offset
         self._moved()
 
@@ -118,11 +124,11 @@ class LogOffsets:
     # --- before a truncation --------------------------------------------------------------------------------------
 
     def lower_claims(self, end_offset: int) -> bool:
-        """Lower the offsets that go into the checkpoint to ``end_offset``.
+        """Limit the offsets for the next checkpoint to at most ``end_offset``, before the log is truncated there.
 
-        Return True if the checkpoint on disk may claim more than ``end_offset``. Then the caller writes a checkpoint
-        and calls ``claims_lowered``. The current offsets alone do not show this, because the caller has already lowered
-        the high watermark.
+        Return True if the checkpoint on disk may have an offset above ``end_offset``. Then the caller writes a
+        checkpoint and calls ``claims_lowered``. The current offsets alone do not show this, because the caller has
+        already lowered the high watermark.
         """
         if end_offset >= max(self._claimed_end, self.high_watermark, self.recovery_point):
             return False
@@ -133,5 +139,5 @@ class LogOffsets:
         return True
 
     def claims_lowered(self) -> None:
-        """Record that the lowered offsets are in the checkpoint on disk."""
+        """Record that the checkpoint on disk has the lowered offsets."""
         self._claimed_end = max(self.high_watermark, self.recovery_point)

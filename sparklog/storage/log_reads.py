@@ -19,7 +19,10 @@ MANY = 1 << 62
 
 
 class LogSlice(NamedTuple):
-    """Whole batches read from a log. The ``headers`` are packed. The ``bodies`` have ``body_bytes`` in total."""
+    """Whole batches that were read from a log.
+
+    ``headers`` has the packed headers. ``bodies`` has ``body_bytes`` bytes in total.
+    """
 
     headers: bytes
     bodies: list[Buffer]
@@ -59,7 +62,7 @@ def whole_batches(
 ) -> LogSlice:
     """Return batches, starting with the one that contains ``offset``. See ``Log.read`` for the arguments.
 
-    The batches come from memory if they are there, and otherwise from the file.
+    ``hot`` has the newest batches in memory. Other batches are read from the file.
     """
     newest = hot.get(offset)
     if newest is not None and newest.next_offset == end_offset:  # the usual case for a reader at the end of the log
@@ -82,7 +85,10 @@ def whole_batches(
 
 
 def headers_alone(chain: SegmentChain, offset: int, *, max_batches: int, end_offset: int) -> LogSlice:
-    """Return the headers of batches, without bodies. ``body_bytes`` of the result is the size of the bodies."""
+    """Return the headers of the batches from ``offset`` on, without the bodies.
+
+    ``body_bytes`` of the result is the size of the bodies.
+    """
     segment = chain.at(offset)
     first = segment.find(offset)
     last = min(segment.reach(first, segment.data_size, end_offset=end_offset), first + max_batches)
@@ -108,10 +114,10 @@ def files(chain: SegmentChain, offset: int, *, end_offset: int) -> HandedOut | N
 def offset_for_time(
     chain: SegmentChain, timestamp_us: int, *, log_start_offset: int, end_offset: int
 ) -> tuple[int, int] | None:
-    """Return base offset and greatest timestamp of the first batch with a record at or after ``timestamp_us``.
+    """Return the base offset and greatest timestamp of the first batch with a record at or after ``timestamp_us``.
 
     Only batches below ``end_offset`` count. Return None if no batch has such a record. If the batch begins below the
-    log start offset, return that offset.
+    log start offset, the log start offset is returned instead of the base offset.
     """
     for segment in chain.segments:
         if segment.base_offset >= end_offset:

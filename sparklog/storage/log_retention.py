@@ -15,7 +15,7 @@ from sparklog.storage.segment import Segment
 
 
 class LogRetention:
-    """The deletions at the start of one log. The ``Log`` owns the object.
+    """The part of a ``Log`` that deletes old segments at its start.
 
     The methods raise StorageError if the log directory must go offline.
     """
@@ -34,9 +34,10 @@ class LogRetention:
     def advance_start(self, offset: int) -> int:
         """Raise the log start offset to ``offset``, but not above the high watermark. Return the log start offset.
 
-        It stays unchanged while the disk has no room to record the deletion. The segments that end at or below the new
-        log start offset leave the log at once. ``delete_retired`` deletes their files after a checkpoint has the new
-        offset. Otherwise a start that finds only a part of the files would report a damaged log.
+        The log start offset stays unchanged while the disk has no room to record the deletion. The segments that end at
+        or below the new log start offset leave the log at once. ``delete_retired`` deletes their files after a
+        checkpoint has the new offset. If the files were deleted earlier, a start could find only a part of them and
+        report a damaged log.
         """
         files, offsets, tail = self._files, self._offsets, self._tail
         files.check_open()
@@ -60,11 +61,14 @@ class LogRetention:
 
     @property
     def has_retired(self) -> bool:
-        """Return whether ``delete_retired`` may have files to delete."""
+        """Return whether there are retired segments: they have left the log, but their files are not deleted yet."""
         return self._files.chain.has_retired
 
     def delete_retired(self, durable_start: int) -> None:
-        """Delete the files of retired segments below ``durable_start``, the checkpoint's log start offset."""
+        """Delete the files of the retired segments that end at or below ``durable_start``.
+
+        Retired segments have left the log. ``durable_start`` is the log start offset in the durable checkpoint.
+        """
         files = self._files
         with files.offline_on_error("deleting segments"):
             if files.chain.is_deletable(durable_start):
@@ -72,10 +76,10 @@ class LogRetention:
             files.services.remove_later(files.chain.delete_retired(durable_start))
 
     def due_us(self) -> int | None:
-        """Return the time when ``roll_due`` or ``apply`` may next have work, in us since the epoch. None means never.
+        """Return the next time at which ``roll_due`` may return True or ``apply`` may delete a segment.
 
-        Before this time the log need not be checked, unless records are appended, a segment is sealed or the settings
-        change.
+        The time is in us since the epoch. None means never. Before this time the log need not be checked, unless
+        records are appended, a segment is sealed or the settings change.
         """
         chain, config = self._files.chain, self._files.config
         due_us = self._roll_due_us()
@@ -107,7 +111,7 @@ class LogRetention:
     def roll_due(self, now_us: int) -> bool:
         """Return whether the leader should begin a new segment although no client has written.
 
-        Retention and the cleaner skip the active segment, so it must roll before its records can be deleted. It should
+        Retention and compaction skip the active segment, so it must roll before its records can be deleted. It should
         roll if the whole log is older than ``retention.ms``. In a compacted log it should also roll if a record of the
         active segment is older than ``max.compaction.lag.ms``. The segment must be committed and have no open
         transactions. The leader begins the new segment with a marker, and a segment with only that marker does not
@@ -121,7 +125,8 @@ class LogRetention:
     def apply(self, now_us: int, *, read_to: int | None = None) -> int:
         """Delete the sealed segments that ``retention.ms`` and ``retention.bytes`` allow, and return their number.
 
-        ``read_to`` is the offset up to which all groups that retention waits for have read. None: it waits for none.
+        Retention may have to wait for consumer groups. All these groups have read up to ``read_to``. None means that
+        there are no such groups.
         """
         chain, config = self._files.chain, self._files.config
         if "delete" not in config.cleanup_policy or config.restoring:

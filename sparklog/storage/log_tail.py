@@ -33,7 +33,10 @@ from sparklog.storage.tombstone_window import TombstoneWindow
 
 
 class LogTail:
-    """The appends to one log, and the state that is derived from its batches. The ``Log`` owns it, on the event loop.
+    """The part of a ``Log`` that appends batches and keeps the state that is derived from them.
+
+    This state is the leader epochs, the producers and transactions, and the newest batches in memory. Not thread-safe:
+    use it only on the broker's event loop.
 
     Invariant: the leader epochs of the batches never decrease.
     """
@@ -51,14 +54,14 @@ class LogTail:
         self.tombstone_window = TombstoneWindow()
 
     def recovered(self, found: RecoveredLog) -> None:
-        """Use the state that recovery derived from the batches."""
+        """Set the state that recovery derived from the batches."""
         self.epochs = found.epochs
         self._replace_producers(found.producers)
         if found.segments:
             self.tombstone_window.progressed(found.segments[-1].last_append_us)
 
     def close(self) -> None:
-        """Release what all logs share: remove this log's batches from memory, and its producer ids from the count."""
+        """Forget this log's batches in memory, and remove its producer ids from the count that all logs share."""
         self.hot.clear()
         self.producers.count_in(None)
 
@@ -75,8 +78,11 @@ class LogTail:
     ) -> int:
         """Append batches that are not in the log yet, and return the number of their records.
 
+        With ``placed`` the batches keep their offsets and times. With ``roll`` the first batch begins a new segment.
+
         Raises:
-            BrokerError: nothing was appended; see ``plan_leader_append``.
+            BrokerError: nothing was appended. CORRUPT_MESSAGE, SCHEMA_OUTDATED or OFFSET_OUT_OF_RANGE; see
+                ``plan_leader_append``.
             OSError: nothing was appended.
             StorageError: the append could not be undone.
         """
@@ -95,10 +101,10 @@ class LogTail:
     def append_as_follower(self, headers: bytes | memoryview, bodies: memoryview) -> tuple[int, int] | None:
         """Append a leader's batches unchanged. Return the number of records and the last batch's append time, in us.
 
-        Return None for no batches.
+        Return None if there are no batches.
 
         Raises:
-            BrokerError: nothing was appended; see ``plan_follower_append``.
+            BrokerError: nothing was appended. CORRUPT_MESSAGE or SCHEMA_OUTDATED; see ``plan_follower_append``.
             OSError: nothing was appended.
             StorageError: the append could not be undone.
         """
@@ -119,8 +125,8 @@ class LogTail:
     ) -> None:
         """Append a single batch to the active segment, after the checks of ``append_fast_path``.
 
-        ``packed`` is the complete header. ``header`` may be the producer's, because only fields that the leader does
-        not set are read from it.
+        ``packed`` is the complete header, as it is stored. ``header`` may be the header that the producer sent, because
+        this method reads from it only the fields that a leader does not change.
 
         Raises:
             OSError: nothing was appended.
@@ -197,19 +203,26 @@ class LogTail:
     # --- producers and transactions -------------------------------------------------------------------------------
 
     def last_stable_offset(self, high_watermark: int) -> int:
-        """Return the first offset of the first open transaction, or ``high_watermark`` if that is lower.
+        """Return the lowest first offset of a transaction that is open or whose marker is not committed.
 
-        The result is not below the log start offset.
+        Return ``high_watermark`` if that is lower, or if there is no such transaction. The result is not below the log
+        start offset, unless ``high_watermark`` is.
         """
         stable = self.producers.transactions.last_stable_offset(high_watermark)
         return stable if stable == high_watermark else max(stable, min(self._offsets.log_start, high_watermark))
 
     def expire_producers(self, now_us: int) -> None:
-        """Drop producer ids that have been idle for ``producer.id.expiration.ms``."""
+        """Drop the producer ids that have been idle for ``producer.id.expiration.ms``.
+
+        Ids with an open transaction are kept.
+        """
         self.producers.expire(now_us - self._files.services.producer_id_expiration_ms * 1000)
 
     def bridge(self, leaving: list[Segment]) -> bool:
-        """Save the producers of the segments that are about to leave the log. Return False if the disk has no room."""
+        """Write a snapshot of the producers at the end of ``leaving``, the segments that will be deleted or compacted.
+
+        A later start will need the snapshot instead of these segments. Return False if the disk has no room for it.
+        """
         files, base = self._files, leaving[-1].end_offset
         files.seals.cancel(leaving)  # A seal of the last segment would write the same file in another thread.
         return files.write_if_room(
@@ -230,7 +243,10 @@ class LogTail:
     # --- truncation, deletion, cleaning ---------------------------------------------------------------------------
 
     def truncated(self, end: int) -> None:
-        """Drop the state that was derived from batches at or above ``end``, where the log now ends."""
+        """Drop the state that was derived from batches at or above ``end``, where the log now ends.
+
+        Also set the log end offset to ``end``.
+        """
         self._drop_from(end)
         self._offsets.truncated(end)
         self._replace_producers(self._load_producers(self._files.chain.segments))
@@ -254,5 +270,5 @@ class LogTail:
         self.producers.transactions.drop_below(log_start)
 
     def cleaned(self, end_offset: int) -> None:
-        """Drop the batches in memory below ``end_offset``, which a cleaner has rewritten."""
+        """Forget the batches in memory below ``end_offset``, because compaction has rewritten them on disk."""
         drop_below(self.hot, end_offset)

@@ -15,7 +15,7 @@ from sparklog.storage.truncation_job import TruncationJob
 
 
 class LogTruncation:
-    """The truncations of one log. The ``Log`` owns the object; see its ``truncate`` and ``restart_at``.
+    """The part of a ``Log`` that truncates its end or empties it. See ``Log.truncate`` and ``Log.restart_at``.
 
     The methods raise StorageError if the log directory must go offline.
     """
@@ -34,10 +34,10 @@ class LogTruncation:
         self._job: TruncationJob | None = None
 
     def begin(self, offset: int) -> TruncationJob | None:
-        """Return a job that prepares ``truncate`` to this offset in a thread, or None if nothing must be copied.
+        """Return a job that makes the copies for a truncation to ``offset`` in a thread, or None if none are needed.
 
-        The log does not change before ``truncate``. Until then its high watermark must be at or below ``offset``, or
-        equal to the log start offset if that is above ``offset``.
+        The log does not change before the call of ``truncate``. Until then its high watermark must be at or below
+        ``offset``, or equal to the log start offset if that is above ``offset``.
 
         Raises:
             StorageError: the log directory must go offline.
@@ -58,7 +58,10 @@ class LogTruncation:
         return self._job
 
     def cancel(self) -> None:
-        """Cancel the job, because its truncation will not follow or will be another one."""
+        """Cancel the job of ``begin``, because the log will not be truncated with its copies.
+
+        Allow compactions again.
+        """
         job, self._job = self._job, None
         self._cleaning.resume()
         if job is not None:

@@ -28,7 +28,7 @@ ABSENT = -1
 
 
 class OffsetMap:
-    """A hash table with the newest offset of each key. One thread uses it."""
+    """A hash table with the newest offset of each key. Only one thread may use it."""
 
     def __init__(self, max_bytes: int) -> None:
         #: The number of distinct keys that fit.
@@ -43,7 +43,7 @@ class OffsetMap:
     def put(self, keys: KeyHashes, offsets: npt.NDArray[np.int64]) -> int:
         """Add the keys of records. The ``offsets`` must ascend, and be above those of all earlier calls.
 
-        Return how many of the keys were added, from the first on. Not all are added if the map is full.
+        Return the number of added keys, which are the first ones. They are all keys unless the map is full.
         """
         count = len(offsets)
         room = self.capacity - self._used
@@ -59,7 +59,7 @@ class OffsetMap:
         return count
 
     def newest(self, keys: KeyHashes) -> npt.NDArray[np.int64]:
-        """Return the newest offset of each key, or -1 for a key that was not put."""
+        """Return the newest offset of each key, or -1 for a key that is not in the map."""
         at = self._first_slots(keys.high)
         found = self._offsets[at]
         asking = np.flatnonzero((found != ABSENT) & ~self._is_at(at, keys.high, keys.low))
@@ -73,7 +73,10 @@ class OffsetMap:
         return found
 
     def sorted_rows(self, at_once: int) -> Iterator[npt.NDArray[np.uint64]]:
-        """Yield all keys sorted by hash, ``at_once`` at a time. A row has the halves of the hash, and the offset."""
+        """Yield a row for each key, sorted by hash, in arrays of at most ``at_once`` rows.
+
+        A row has the upper half of the hash, the lower half and the offset.
+        """
         taken = np.flatnonzero(self._offsets != ABSENT)
         taken = taken[np.argsort(self._high[taken])]
         for first in range(0, len(taken), at_once):

@@ -21,13 +21,16 @@ _PER_SEGMENT = 3
 
 
 class Closable(Protocol):
-    """A segment, as ``OpenFiles`` uses it."""
+    """The part of a segment that ``OpenFiles`` uses."""
 
     def close(self) -> None: ...
 
 
 class OpenFiles:
-    """The segments of one log directory with open files. Owned by the event loop."""
+    """A limiter of the number of segments with open files: it closes the files of the least recently used segments.
+
+    Not thread-safe: use it only on the broker's event loop.
+    """
 
     def __init__(self, limit: int | None = None) -> None:
         self.limit = limit if limit is not None else _default_limit()
@@ -37,7 +40,10 @@ class OpenFiles:
         return len(self._open)
 
     def opened(self, segment: Closable) -> None:
-        """Record that ``segment`` has opened its files. If the limit is exceeded, close the files of other segments."""
+        """Record that ``segment`` has opened its files.
+
+        If the limit is exceeded, close the files of the least recently used segments.
+        """
         self._open[segment] = None
         while len(self._open) > self.limit:
             self._open.popitem(last=False)[0].close()
@@ -50,7 +56,7 @@ class OpenFiles:
 
 
 def raise_descriptor_limit() -> None:
-    """Raise the process's limit of open files to its hard limit, because the usual soft limit is too low."""
+    """Raise the process's soft limit of open files to the hard limit, but at most to 65,536."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     wanted = _ENOUGH if hard == resource.RLIM_INFINITY else min(hard, _ENOUGH)
     if soft != resource.RLIM_INFINITY and soft < wanted:

@@ -21,7 +21,10 @@ from sparklog.storage.partition_file import PARTITION_FILE, PartitionFile, Parti
 
 
 class PartitionDirectory:
-    """The directory of one log. The ``Log`` owns it, on the event loop. Methods raise OSError if the disk fails."""
+    """The directory of one log, and the schemas of the log's batches. A part of ``Log``.
+
+    Not thread-safe: use it only on the broker's event loop. The methods raise OSError if the disk fails.
+    """
 
     __slots__ = ("_disk", "_services", "_topic_id", "_tp", "exists", "path", "schemas", "unstored")
 
@@ -65,17 +68,17 @@ class PartitionDirectory:
         return PartitionFile(self._tp.topic, self._tp.partition, self._topic_id, schemas)
 
     def learn(self, schema: TopicSchema) -> None:
-        """Add a schema. The schema of a known id is not replaced."""
+        """Add a schema. A schema id that is already known keeps its schema."""
         if schema.schema_id not in self.schemas:
             self.schemas[schema.schema_id] = schema.message
             self.unstored.add(schema.schema_id)
 
     def store_job(self) -> PartitionFileJob:
-        """Return a job that writes ``partition.json`` in a thread. Call ``stored`` after it."""
+        """Return a job that writes ``partition.json`` in a thread. Call ``stored`` when the job is done."""
         return PartitionFileJob(self._disk, self.path, self._content())
 
     def stored(self, content: PartitionFile) -> None:
-        """Record that ``partition.json`` has these schemas, durably."""
+        """Record that ``partition.json`` on disk has the schemas of ``content``."""
         self.unstored.difference_update(schema.schema_id for schema in content.schemas)
 
     def restore_partition_file(self) -> None:
@@ -85,7 +88,7 @@ class PartitionDirectory:
         self.stored(content)
 
     def schema_message(self, schema_id: int) -> bytes:
-        """Return the schema message. Raises BrokerError SCHEMA_OUTDATED for an unknown id."""
+        """Return the Arrow schema message with this id. Raises BrokerError SCHEMA_OUTDATED if the id is unknown."""
         message = self.schemas.get(schema_id)
         if message is None:
             raise BrokerError(
@@ -95,18 +98,21 @@ class PartitionDirectory:
         return message
 
     def schema(self, schema_id: int) -> pa.Schema:
-        """Return the schema. Raises BrokerError SCHEMA_OUTDATED for an unknown id."""
+        """Return the Arrow schema with this id. Raises BrokerError SCHEMA_OUTDATED if the id is unknown."""
         return parse_schema(self.schema_message(schema_id))
 
     def prelude(self, schema_id: int) -> bytes:
-        """Return the bytes before the batches of a segment with this schema. Raises what ``schema_message`` raises."""
+        """Return the bytes that precede the first batch in the data file of a segment with this schema.
+
+        Raises BrokerError SCHEMA_OUTDATED if the id is unknown.
+        """
         return self._services.prelude(self.schema_message(schema_id))
 
     def prelude_length(self, schema_id: int) -> int:
         return len(self.prelude(schema_id))
 
     def sync(self) -> None:
-        """Fsync ``partition.json``, and the directories that have the names of the log's files. Block until then."""
+        """Fsync ``partition.json``, the log's directory and its parent directory. Block until this is done."""
         sync_file(self._disk, self.path / PARTITION_FILE)
         self._disk.sync_directory(self.path)
         self._disk.sync_directory(self.path.parent)

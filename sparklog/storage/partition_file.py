@@ -21,7 +21,7 @@ PARTITION_FILE = "partition.json"
 
 
 class PartitionFile(msgspec.Struct, frozen=True):
-    """The content of ``partition.json``."""
+    """The content of ``partition.json``: the partition and topic id of a log, and the schemas of its segments."""
 
     topic: str
     partition: int
@@ -31,7 +31,7 @@ class PartitionFile(msgspec.Struct, frozen=True):
 
 
 def directory_name(tp: TopicPartition) -> str:
-    """Return the name of the partition's directory, which is the same as in Kafka.
+    """Return the name of the partition's directory: topic and partition number, as in Kafka.
 
     It has at most 255 bytes: at most 249 for the topic, a dash, and at most 5 digits for the partition.
     """
@@ -46,7 +46,10 @@ def parse_directory_name(name: str) -> TopicPartition | None:
 
 
 def read_partition_file(disk: Disk, directory: Path) -> PartitionFile:
-    """Return the content of the file. Raises FileNotFoundError, StorageError or NewerFormatError."""
+    """Return the content of ``partition.json`` in ``directory``.
+
+    Raises FileNotFoundError, StorageError or NewerFormatError.
+    """
     path = directory / PARTITION_FILE
     return decode_state(read_file(disk, path), PartitionFile, path=path)
 
@@ -58,7 +61,7 @@ def write_partition_file(disk: Disk, directory: Path, content: PartitionFile, *,
 class PartitionFileJob:
     """A job that writes ``content`` to ``partition.json``.
 
-    The event loop creates the job and handles its end. Any thread calls ``run``, once.
+    The event loop creates the job and handles its end. Call ``run`` once, in any thread.
     """
 
     def __init__(self, disk: Disk, directory: Path, content: PartitionFile) -> None:
@@ -71,7 +74,10 @@ class PartitionFileJob:
         self._by_path = threading.Lock()
 
     def cancel(self) -> None:
-        """Stop the job. It writes nothing after the return, because another log may get a directory of this name."""
+        """Stop the job. After this method returns, the job writes nothing.
+
+        Otherwise it might write into a new directory of the same name, which belongs to another log.
+        """
         with self._by_path:
             self._cancelled = True
 

@@ -18,7 +18,10 @@ _PAUSE_S = 60.0
 
 
 class ProducerCount:
-    """The number of producer ids in all logs of a directory. ``LogDirectory`` owns it, on the broker's event loop."""
+    """A counter of the producer ids that all logs of a directory remember, with a limit.
+
+    Not thread-safe: use it only on the broker's event loop.
+    """
 
     def __init__(self, limit: int, expire: Callable[[], None] = lambda: None) -> None:
         self.limit = limit
@@ -27,11 +30,14 @@ class ProducerCount:
         self._expired_s = -_PAUSE_S
 
     def add(self, count: int) -> None:
-        """Count ``count`` more ids, or fewer if it is negative."""
+        """Add ``count`` to the number of producer ids. ``count`` may be negative."""
         self.used += count
 
     def require_room(self) -> None:
-        """Raise BrokerError THROTTLING_QUOTA_EXCEEDED if there is no room for one more id."""
+        """Raise BrokerError THROTTLING_QUOTA_EXCEEDED if there is no room for one more id.
+
+        At the limit, first let the logs drop the ids that have expired, but at most once a minute.
+        """
         if self.used < self.limit:
             return
         now_s = time.monotonic()

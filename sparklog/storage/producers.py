@@ -32,7 +32,10 @@ SNAPSHOT_SUFFIX = ".producers"
 
 
 class AppendedBatch(NamedTuple):
-    """One batch of a producer. ``last_sequence`` is inclusive, ``end_offset`` is exclusive."""
+    """The sequences and offsets of one batch of a producer.
+
+    ``last_sequence`` is inclusive, ``end_offset`` is exclusive.
+    """
 
     first_sequence: int
     last_sequence: int
@@ -41,7 +44,10 @@ class AppendedBatch(NamedTuple):
 
 
 class ProducerEntry(NamedTuple):
-    """The state of one producer id. ``batches`` are the last five batches of ``epoch`` (or fewer), oldest first."""
+    """The state of one producer id: its newest epoch and its last batches.
+
+    ``batches`` are the last five batches of ``epoch`` (or fewer), oldest first.
+    """
 
     epoch: int
     batches: tuple[AppendedBatch, ...]
@@ -49,7 +55,7 @@ class ProducerEntry(NamedTuple):
 
 
 class ProducerSnapshot(msgspec.Struct, frozen=True):
-    """The content of a snapshot file: the table at the time when the log ended at ``end_offset``.
+    """The content of a snapshot file: the producers and transactions of a log when it ended at ``end_offset``.
 
     An entry has the producer id, the epoch, the time of the last append in us, and the batches with the fields of
     ``AppendedBatch``. An ``open`` transaction has the producer id, the epoch and the first offset. ``aborted`` and
@@ -68,7 +74,7 @@ ProducerEntries = Mapping[int, ProducerEntry]
 
 
 class ProducerState(NamedTuple):
-    """A copy of the table that later appends do not change."""
+    """A copy of a ``ProducerTable`` that later appends do not change."""
 
     entries: ProducerEntries
     transactions: TransactionState
@@ -119,7 +125,7 @@ def check_sequence(entry: ProducerEntry | None, header: BatchHeader) -> OffsetRa
 
 
 def with_batch(entry: ProducerEntry | None, header: BatchHeader) -> ProducerEntry:
-    """Return the entry after the append of ``header``, which has its final offsets."""
+    """Return the producer's entry after the append of a batch. ``header`` has the batch's final offsets."""
     return _with_appended(entry, header, header.base_offset, header.append_time)
 
 
@@ -136,7 +142,7 @@ def _with_appended(
 
 
 class ProducerTable:
-    """The producers of one log. Owned by its ``Log``; no I/O."""
+    """A table of the producers of one log, which recognises retried batches. It does no I/O."""
 
     def __init__(self, entries: ProducerEntries | None = None, transactions: TransactionState | None = None) -> None:
         self._entries: dict[int, ProducerEntry] = dict(entries or {})
@@ -148,7 +154,7 @@ class ProducerTable:
         return len(self._entries)
 
     def count_in(self, count: ProducerCount | None) -> None:
-        """Count this table's ids in ``count`` from now on, and no longer in the earlier count."""
+        """Include this table's producer ids in ``count`` from now on, and exclude them from the earlier count."""
         if self._count is not None:
             self._count.add(-len(self._entries))
         self._count = count
@@ -167,13 +173,15 @@ class ProducerTable:
         return self._entries.values()
 
     def known(self, batches: Sequence[tuple[BatchHeader, object]], tp: TopicPartition) -> list[OffsetRange]:
-        """Return the offset ranges of those first batches of the list that are already in the log.
+        """Return the offset ranges of the batches that are already in the log, because the producer has retried them.
 
-        A retry begins with the oldest batch, so new batches come after known ones. ``tp`` is for error messages.
+        They are the first batches of the list, because a retry begins with the oldest batch. ``tp`` is for error
+        messages.
 
         Raises:
-            BrokerError: the errors of ``check_sequence``; INVALID_REQUEST if a known batch follows a new one;
-                THROTTLING_QUOTA_EXCEEDED for a new producer id if there is no room for it.
+            BrokerError: INVALID_PRODUCER_EPOCH, OUT_OF_ORDER_SEQUENCE_NUMBER or DUPLICATE_SEQUENCE_NUMBER, see
+                ``check_sequence``; INVALID_REQUEST if a known batch follows a new one; THROTTLING_QUOTA_EXCEEDED for a
+                new producer id if there is no room for it.
         """
         if len(batches) == 1:
             earlier = self._earlier(batches[0][0])
@@ -236,7 +244,8 @@ class ProducerTable:
     def record_plain(self, header: BatchHeader, base_offset: int, append_time: int) -> None:
         """Record an appended batch that is neither a marker nor transactional.
 
-        ``header`` may be the header that the producer sent.
+        ``header`` may be the header that the producer sent. ``base_offset`` and ``append_time`` are those of the batch
+        in the log.
         """
         producer_id, entries = header.producer_id, self._entries
         if producer_id != NO_PRODUCER and header.first_sequence >= 0:
@@ -246,7 +255,7 @@ class ProducerTable:
                 self._count.add(1)
 
     def state(self) -> ProducerState:
-        """Return a copy of the producers' state, which later appends do not change."""
+        """Return a copy of the producers and transactions. Later appends do not change the copy."""
         return ProducerState(dict(self._entries), self.transactions.state())
 
     def expire(self, before_us: int) -> None:
@@ -296,7 +305,7 @@ def from_snapshot(snapshot: ProducerSnapshot) -> ProducerTable:
 
 
 def replay(table: ProducerTable, found: Iterable[tuple[BatchHeader, Marker | None]]) -> None:
-    """Update the table with batches found in the log, and with the content of their markers."""
+    """Update the table with batches that were read from the log. For a marker, ``found`` also has its content."""
     for header, marker in found:
         table.record(header, marker)
 

@@ -38,14 +38,15 @@ def derive_state(
     has_epochs: bool,
     recovery_point: int | None,
 ) -> tuple[EpochCache, ProducerTable, list[int]]:
-    """Return the leader epochs and producers of the batches, and the offsets of the remaining snapshots.
+    """Return the leader epochs and the producers of a log, and the offsets of the snapshots that remain on disk.
 
-    A file that belongs to another log, or to a longer one, is removed durably. Otherwise it would be trusted after the
-    log has grown to the same length again. ``has_epochs`` is whether the file ``leader-epochs`` exists.
-    ``recovery_point`` is the offset below which that file may be trusted. None: it must not be trusted.
+    State files that do not match the log are removed durably, for example if the log was longer when they were written.
+    Otherwise a later start would trust them after the log has grown to the same length again. ``has_epochs`` is whether
+    the file ``leader-epochs`` exists. ``recovery_point`` is the offset below which that file may be trusted. None: it
+    must not be trusted.
 
     Raises:
-        BrokerError, StorageError: data to be read are damaged.
+        BrokerError, StorageError: the data on disk are damaged.
     """
     trusted = None
     if has_epochs and recovery_point is not None:
@@ -138,7 +139,7 @@ def load_producers(
     """Return the producers, and the offset of the snapshot that was used, or -1 if none was used.
 
     The producers are read from the newest readable snapshot at or below the log's end, and from the headers of later
-    batches. Headers in ``headers`` are not read again. All snapshots between the returned offset and the log's end are
+    batches. Headers in ``headers`` are not read again. Snapshots between the returned offset and the log's end are
     unreadable.
     """
     if not segments:

@@ -53,7 +53,7 @@ _STEM_DIGITS = len(file_stem(0))
 
 
 class RecoveredLog(NamedTuple):
-    """The result of the recovery of one log."""
+    """The result of the recovery of one log: its segments, the state derived from them, and what was truncated."""
 
     #: The names in the directory, so that the caller does not try to open files that do not exist.
     names: list[str]
@@ -95,16 +95,17 @@ def recover_log(
     claimed: int,
     thorough: bool,
 ) -> RecoveredLog:
-    """Open all segments of ``directory``.
+    """Open all segments of a log's directory, and truncate the log at the first damaged batch.
 
-    Set damaged parts aside, and remove segments that end at or below the log start offset.
+    Move damaged parts to ``set-aside/`` if they may contain records. Remove segments that end at or below the log start
+    offset.
 
     ``claimed`` is the offset up to which the log was committed or fsynced, according to the checkpoint. With
     ``thorough`` recovery reads everything from the disk, and compares footers below the recovery point byte by byte.
     This is necessary if the page cache was lost, or may show data that the disk does not have.
 
     Raises:
-        NewerFormatError: a batch or file comes from a newer release. Nothing was changed.
+        NewerFormatError: a batch or file comes from a newer release. No batch was truncated.
         StorageError: the disk failed.
     """
     schemas = dict(schemas)

@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 
 class SealedSegment(NamedTuple):
-    """The facts of a sealed segment that retention needs."""
+    """The properties of a sealed segment on which retention depends."""
 
     size_bytes: int
     #: The greatest timestamp of a record, in us.
@@ -50,9 +50,9 @@ def deletable(
 
 
 def due_us(oldest: SealedSegment, *, log_size_bytes: int, retention_ms: int, retention_bytes: int) -> int | None:
-    """Return when ``deletable`` will next find a segment if the log does not change. None means never.
+    """Return the next time at which ``deletable`` will return a segment if the log does not change. None means never.
 
-    ``oldest`` is the first sealed segment. The time is in us since the epoch, or 0 if a segment is due now.
+    ``oldest`` is the first sealed segment. The time is in us since the epoch, or 0 if a segment is deletable now.
     """
     if 0 <= retention_bytes <= log_size_bytes - oldest.size_bytes:
         return 0

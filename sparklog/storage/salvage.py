@@ -44,7 +44,7 @@ _ALIGNMENT = 8
 
 
 class SalvagedBatch(NamedTuple):
-    """An intact batch."""
+    """The rows of an intact batch that was found in segment files."""
 
     records: pa.RecordBatch
     #: The offset of each record. None: unknown, because the batch has no header.
@@ -54,9 +54,9 @@ class SalvagedBatch(NamedTuple):
 
 
 class SalvagedSegment:
-    """The files of one segment.
+    """A reader of the intact batches in the files of one segment.
 
-    After all ``batches`` have been read, once, the counts and ``problems`` describe what was found.
+    Read all ``batches`` once. Then the counts and ``problems`` describe what was found.
     """
 
     def __init__(self, data_path: Path, messages: Mapping[int, bytes]) -> None:
@@ -78,7 +78,10 @@ class SalvagedSegment:
         return int(self.data_path.stem)
 
     def schema(self) -> pa.Schema | None:
-        """Return the schema for rows without a header: the one at the beginning of the file, or else the newest one."""
+        """Return the schema for rows without a header: the one at the file's beginning, or else the newest schema.
+
+        Return None if no schema is known.
+        """
         if self._front is not None:
             return parse_schema(self._front)
         return parse_schema(self._messages[max(self._messages)]) if self._messages else None
@@ -176,7 +179,7 @@ class SalvagedSegment:
 
 
 def segments_to_salvage(directory: Path) -> list[SalvagedSegment]:
-    """Return the segments of a directory, for example of an entry of ``set-aside/``, sorted by base offset.
+    """Open the segments of a directory, for example of an entry of ``set-aside/``. Return them sorted by base offset.
 
     Raises:
         StorageError: the directory has no segment files.

@@ -25,7 +25,11 @@ _KEPT_SNAPSHOTS = 3
 
 
 class SealQueue:
-    """The seal jobs of one log. The ``Log`` owns them, on the event loop. Methods raise OSError if the disk fails."""
+    """A queue of the jobs that seal the segments of one log. It also manages the log's state files.
+
+    The state files are the snapshots of the producers, and ``leader-epochs``. Not thread-safe. The methods raise
+    OSError if the disk fails.
+    """
 
     def __init__(self, disk: Disk, directory: Path, *, remove_later: Callable[[Sequence[Path]], None]) -> None:
         self._disk = disk
@@ -48,10 +52,11 @@ class SealQueue:
     def due(
         self, chain: SegmentChain, high_watermark: int, *, epochs: EpochCache, schemas: Mapping[int, bytes]
     ) -> list[SealJob]:
-        """Return a job for each rolled and committed segment that has none yet.
+        """Return a job for each rolled and committed segment that has no job yet.
 
-        Segments before ``sealed_prefix`` need no job: they are sealed and durable. This is true even if a process was
-        killed after it had written a footer and before the fsync, because the next start fsyncs the segment.
+        The segments that ``sealed_prefix`` counts need no job: they are sealed and durable. This is true even if a
+        process was killed after it had written a footer and before the fsync, because the next start fsyncs the
+        segment.
         """
         jobs = []
         for segment in chain.segments[chain.sealed_prefix : -1]:
@@ -71,7 +76,10 @@ class SealQueue:
         return jobs
 
     def finished(self, job: SealJob) -> None:
-        """Handle the end of the job. If it is ``done``, the segment is sealed. Otherwise the segment is due again."""
+        """Record that ``job`` has ended. If it is ``done``, the segment is sealed.
+
+        Otherwise the segment will get a new job.
+        """
         del self._jobs[job.segment.base_offset]
         if not job.done:
             return
@@ -88,9 +96,10 @@ class SealQueue:
                 job.cancel()
 
     def drop_from(self, end: int) -> None:
-        """Remove the state above ``end``, where the log now ends. The removal is durable on return.
+        """Remove the state files for offsets above ``end``, because the log was truncated to ``end``.
 
-        This lists the directory, because a cancelled job may have written files.
+        The removal is durable on return. This method lists the directory, because a cancelled job may have written
+        files.
         """
         self._rolled = {base: entries for base, entries in self._rolled.items() if base <= end}
         stale = [
@@ -109,7 +118,7 @@ class SealQueue:
     def bridge(self, base: int, read_producers: Callable[[], ProducerTable]) -> None:
         """Write a snapshot of the producers at ``base``, unless there is a snapshot at or above it.
 
-        The segments below ``base`` are about to be deleted or cleaned. Without the snapshot, a later start would not
+        The segments below ``base`` are about to be deleted or compacted. Without the snapshot, a later start would not
         know that a transaction has ended if its marker was deleted.
         """
         if self._snapshots and self._snapshots[-1] >= base:
@@ -120,10 +129,10 @@ class SealQueue:
             self._snapshots.append(base)
 
     def drop_below(self, base: int) -> None:
-        """Remove the snapshots below ``base``, because the log is about to be cleaned up to there.
+        """Remove the snapshots below ``base``, because the log is about to be compacted up to there.
 
-        A start that used such a snapshot would need batches and markers that the cleaning removes. It uses the snapshot
-        at or above ``base`` instead (``bridge``).
+        A start that used such a snapshot would need batches and markers that the compaction removes. It uses the
+        snapshot at or above ``base``, which ``bridge`` has written.
         """
         stale = [offset for offset in self._snapshots if offset < base]
         for offset in stale:
@@ -133,9 +142,10 @@ class SealQueue:
             self._disk.sync_directory(self._directory)
 
     def write_state(self, end: int, *, producers: ProducerTable, epochs: EpochCache, sync: bool) -> None:
-        """Write both state files for a log that ends at ``end``. With ``sync`` block for their fsync.
+        """Write a snapshot of the producers, and ``leader-epochs``, for a log that ends at ``end``.
 
-        The caller fsyncs the log before, or together with these files.
+        With ``sync`` fsync both files, and block until this is done. The caller fsyncs the log before this call, or
+        together with these files.
         """
         if len(producers) and end not in self._snapshots:
             content = encode_state(to_snapshot(producers.state(), end))

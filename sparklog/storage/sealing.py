@@ -38,7 +38,7 @@ def footer_of(headers: npt.NDArray[np.void], data: memoryview, *, schema_message
 class SealJob:
     """A job that seals one segment.
 
-    The event loop creates the job, handles its end and may cancel it. Any thread calls ``run``, once.
+    The event loop creates the job, handles its end and may cancel it. Call ``run`` once, in any thread.
     """
 
     def __init__(
@@ -63,14 +63,17 @@ class SealJob:
         self._by_path = threading.Lock()
 
     def cancel(self) -> None:
-        """Stop the job. It writes nothing after the return. A call before or after ``run`` does no harm."""
+        """Stop the job. After this method returns, the job writes nothing.
+
+        This method may also be called before or after ``run``.
+        """
         with self._by_path:
             self.cancelled = True
 
     def run(self) -> None:
         """Write the footer and make the segment durable.
 
-        If the job is cancelled or the disk is full, ``done`` stays False, and the segment is due again.
+        If the job is cancelled or the disk is full, ``done`` stays False, and the segment needs a new job.
 
         Raises:
             StorageError: the log directory must go offline.

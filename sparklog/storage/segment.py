@@ -49,8 +49,8 @@ def file_stem(base_offset: int) -> str:
 class Segment:
     """One segment of a log: its state in memory and its two files.
 
-    The log owns the segment, on the event loop. The files are opened at the first use. ``OpenFiles`` closes them if too
-    many segments are open.
+    Not thread-safe: use it only on the broker's event loop, except for ``sync``. The files are opened at the first use.
+    ``OpenFiles`` closes them if too many segments are open.
     """
 
     __slots__ = (
@@ -130,7 +130,7 @@ class Segment:
     def append(
         self, headers: Sequence[BatchHeader], *, packed: Sequence[Buffer], data: Sequence[Buffer], prelude: bytes
     ) -> None:
-        """Append batches with final headers.
+        """Append batches whose headers already have their final offsets and positions.
 
         ``prelude`` is the beginning of a new segment's data file. It is empty if the segment already has batches.
 
@@ -174,7 +174,7 @@ class Segment:
     ) -> None:
         """Append a single batch. It must be neither compacted nor the first batch of the segment.
 
-        Raises the errors of ``append``.
+        Raises the same errors as ``append``.
         """
         position, count = self.data_size, self.count
         assert count and not self.cleaned, self
@@ -235,15 +235,15 @@ class Segment:
     # --- read ---------------------------------------------------------------------------------------------------
 
     def find(self, offset: int) -> int:
-        """Return the number of the batch that contains ``offset``. The offset must be in the segment."""
+        """Return the number (from 0) of the batch that contains ``offset``. The offset must be in the segment."""
         return bisect_right(self.bases(), offset) - 1
 
     def reach(self, first: int, max_bytes: int, *, end_offset: int) -> int:
-        """Return the number after the last batch that a read from batch ``first`` on returns.
+        """Return the number after the last batch that a read returns if it begins with batch ``first``.
 
         The read returns the batches that fit into ``max_bytes`` and end at or below ``end_offset``. It returns at least
-        one batch even if that does not fit into ``max_bytes``. If batch ``first`` ends above ``end_offset``, the result
-        is ``first``.
+        one batch even if that batch does not fit into ``max_bytes``. If batch ``first`` ends above ``end_offset``, the
+        result is ``first``.
         """
         if end_offset >= self.end_offset:
             last = self.count
@@ -257,7 +257,10 @@ class Segment:
         return max(first + 1, bisect_right(self._positions, start + max_bytes, first, last) - 1)
 
     def position_of(self, batch: int) -> int:
-        """Return the position of a batch in the data file. After the last batch it is the end of the data."""
+        """Return the position of a batch in the data file.
+
+        For the number after the last batch, return the end of the data.
+        """
         return self._positions[batch] if batch < self.count else self.data_size
 
     def bases(self) -> array[int]:
@@ -297,11 +300,11 @@ class Segment:
         return unpack_header(self.read_headers(batch, batch + 1))
 
     def first_at_or_after(self, timestamp_us: int, *, log_start_offset: int) -> BatchHeader | None:
-        """Return the first batch above ``log_start_offset`` that has a record at or after ``timestamp_us``.
+        """Return the header of the first batch that has a record at or after ``timestamp_us``, or None.
 
-        Producers' timestamps are not in order, so the binary search uses the running maximum. But the running maximum
-        includes batches below the log start offset. So if the log start offset is inside the segment, all headers are
-        searched.
+        Only batches that end above ``log_start_offset`` count. Producers' timestamps are not in order, so the binary
+        search uses the running maximum. But the running maximum includes batches below the log start offset. So if the
+        log start offset is inside the segment, all headers are searched.
         """
         if self.running_max < timestamp_us:
             return None
@@ -338,8 +341,8 @@ class Segment:
         The index is truncated first, then the data file.
 
         A file must not shrink while a reader maps it, because the reader would get a SIGBUS. So unless ``in_place`` is
-        set, the remaining part is copied to a new file, which replaces the old one by a rename. The new file is fsynced
-        before the rename, because the old one may have been durable.
+        set, the remaining part is copied to a new file, which replaces the old file by a rename. The new file is
+        fsynced before the rename, because the old file may have been durable.
 
         If ``put_copies`` is given, fsynced copies of both files already exist, and ``put_copies`` renames them.
         """
@@ -422,7 +425,10 @@ class Segment:
         self.files.opened(self)
 
     def close(self) -> None:
-        """Close the files, and drop the state that the next use loads again. Views that readers hold stay valid."""
+        """Close the files, and drop the state that the next use loads again.
+
+        Readers may still use their memory maps.
+        """
         self.files.closed(self)
         if self._data >= 0:
             self.disk.close(self._data)
@@ -444,7 +450,7 @@ class Segment:
 
 
 def segment_at(segments: Sequence[Segment], offset: int) -> int:
-    """Return the number of the segment that contains ``offset``, or -1 if the offset is below the first segment."""
+    """Return the index of the segment that contains ``offset``, or -1 if the offset is below the first segment."""
     return bisect_right(segments, offset, key=_base_offset) - 1
 
 

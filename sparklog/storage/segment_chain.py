@@ -21,7 +21,10 @@ from sparklog.storage.truncation_job import TruncationJob
 
 
 class SegmentChain:
-    """The segments of one log. The ``Log`` owns the chain. Methods raise OSError if the disk fails."""
+    """A list of the segments of one log, oldest first. A part of ``Log``.
+
+    The methods raise OSError if the disk fails.
+    """
 
     def __init__(self, disk: Disk, directory: Path, *, files: OpenFiles) -> None:
         self.segments: list[Segment] = []
@@ -34,7 +37,7 @@ class SegmentChain:
         self._retired: list[Segment] = []
 
     def found(self, segments: Sequence[Segment]) -> None:
-        """Set the segments that recovery found."""
+        """Set the segments that recovery found on disk."""
         self.segments = list(segments)
         self.count_sealed()
 
@@ -67,7 +70,7 @@ class SegmentChain:
     # --- append -------------------------------------------------------------------------------------------------
 
     def append(self, runs: Sequence[SegmentWrite], prelude: Callable[[int], bytes]) -> None:
-        """Carry out the plan of an append.
+        """Write the batches of an append plan to the segments.
 
         ``prelude`` returns the bytes before the first batch of a segment, by schema id.
 
@@ -117,7 +120,10 @@ class SegmentChain:
         return segment.bases()[segment.find(offset)]
 
     def copied_by_truncation(self, end: int, *, served_end: int) -> tuple[Segment, int] | None:
-        """Return the segment that ``truncate`` would copy, and how many batches of it, or None if it copies nothing."""
+        """Return the segment whose files ``truncate`` would copy, and the number of its batches that remain.
+
+        Return None if ``truncate`` would copy nothing.
+        """
         last = self.segments[segment_at(self.segments, end - 1)]
         count = last.count if end == last.end_offset else last.find(end)
         is_whole = count == last.count and last.sealed
@@ -158,7 +164,10 @@ class SegmentChain:
         self.count_sealed()
 
     def retire_below(self, log_start_offset: int) -> None:
-        """Remove the segments that end at or below the offset from the log, except the last one. Keep their files."""
+        """Remove from the log the segments that end at or below the offset, except the last segment.
+
+        Their files stay until ``delete_retired``.
+        """
         while len(self.segments) > 1 and self.segments[0].end_offset <= log_start_offset:
             segment = self.segments.pop(0)
             segment.close()
@@ -175,7 +184,10 @@ class SegmentChain:
         return bool(self._retired) and self._retired[0].end_offset <= durable_start
 
     def delete_retired(self, durable_start: int) -> list[Path]:
-        """Mark the files of retired segments below ``durable_start`` as deleted. Return the paths to remove."""
+        """Rename the files of the retired segments that end at or below ``durable_start``. Return the new paths.
+
+        The renamed files do not belong to the log any more. The caller deletes them.
+        """
         doomed: list[Path] = []
         while self.is_deletable(durable_start):
             doomed.extend(self._retired.pop(0).mark_deleted())
@@ -191,8 +203,8 @@ class SegmentChain:
     ) -> None:
         """Replace the sealed segments that begin at ``bases`` by one sealed segment of ``count`` batches.
 
-        ``rename`` renames the new segment's files, so that they replace the files of the first old segment. Views of
-        the old files stay valid.
+        ``rename`` renames the new segment's files, so that they replace the files of the first old segment. Readers may
+        still use their memory maps of the old files.
         """
         at = segment_at(self.segments, bases[0])
         old = self.segments[at : at + len(bases)]

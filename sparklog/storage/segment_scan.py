@@ -35,7 +35,7 @@ _SMALL_BYTES = 64 * 1024
 
 
 class Scan(NamedTuple):
-    """The intact batches at the start of a segment."""
+    """The result of the check of one segment: its intact batches, from the first one on."""
 
     #: The headers that were checked. They include those of the first and the last intact batch.
     headers: list[BatchHeader]
@@ -55,7 +55,7 @@ class Scan(NamedTuple):
 def outline(segment: Segment, data: int, index: int, *, schemas: Mapping[int, bytes]) -> Scan | None:
     """Check an fsynced segment quickly: the sizes of its files, its first header and its last header.
 
-    Return None if they do not agree. Then the segment must be scanned.
+    Return None if they do not match. Then the caller must check the batches with ``scan``.
     """
     disk = segment.disk
     count, odd = divmod(disk.size(index), HEADER_BYTES)
@@ -77,7 +77,11 @@ def outline(segment: Segment, data: int, index: int, *, schemas: Mapping[int, by
 def scan(
     segment: Segment, data: int, packed: bytes, *, data_bytes: int, schemas: Mapping[int, bytes], fsynced_below: int
 ) -> Scan:
-    """Check the batches. If all are intact, compare the bytes after them with the expected footer."""
+    """Check the batches of a segment. If all are intact, compare the bytes after them with the expected footer.
+
+    Of the batches that end at or below ``fsynced_below`` only the first and the last are checked, unless one of these
+    two is damaged.
+    """
     disk = segment.disk
     if data_bytes <= _SMALL_BYTES:
         mapped = memoryview(disk.read(data, data_bytes, 0))
@@ -99,7 +103,7 @@ def scan(
 
 
 def learn_schema(segment: Segment, data: int, packed: bytes, schemas: dict[int, bytes]) -> None:
-    """Add the schema at the beginning of a segment to ``schemas``, unless it is known or unreadable.
+    """Read the schema at the beginning of a segment and add it to ``schemas``, unless it is known or unreadable.
 
     ``packed`` has the segment's packed headers, beginning with the first one.
     """
@@ -197,7 +201,10 @@ def _prelude_end(header: BatchHeader, data: memoryview, schemas: Mapping[int, by
 
 
 def refuse_newer(path: Path, packed: bytes) -> None:
-    """Raise NewerFormatError if a header with a valid CRC has a newer version. Such a header is not damaged."""
+    """Raise NewerFormatError if a header with a valid CRC has a newer format version.
+
+    Such a header is not damaged.
+    """
     if not packed or max(packed[_VERSION_AT::HEADER_BYTES]) >> _VERSION_SHIFT - 8 <= FORMAT_VERSION:
         return
     versions = header_array(packed)["flags"] >> _VERSION_SHIFT

@@ -45,13 +45,16 @@ class SwapFile(msgspec.Struct, frozen=True):
 
 
 def cleaned_paths(directory: Path, base: int) -> tuple[Path, Path]:
-    """Return the paths of the new segment's data and index."""
+    """Return the paths of the new segment's data file and index before they get their final names."""
     data, index = (directory / (file_stem(base) + suffix + CLEANED_SUFFIX) for suffix in _SUFFIXES)
     return data, index
 
 
 def decide(disk: Disk, directory: Path, bases: Sequence[int], *, end_offset: int) -> None:
-    """Write the ``.swap`` file durably. The content of the new segment is already fsynced."""
+    """Write the ``.swap`` file durably. It records the decision that the new segment replaces the old ones.
+
+    After a crash, the next start completes the replacement. The content of the new segment must already be fsynced.
+    """
     disk.sync_directory(directory)  # The names of the new segment's files must be durable before the ``.swap`` file is.
     replace_file(disk, _journal(directory, bases[0]), encode_state(SwapFile(tuple(bases), end_offset)))
 
@@ -61,7 +64,7 @@ def is_decided(disk: Disk, directory: Path, base: int) -> bool:
 
 
 def forget(disk: Disk, directory: Path, base: int) -> None:
-    """Undo a decided swap whose files are not renamed yet. The undo is durable on return."""
+    """Undo a swap that was decided, but whose files are not renamed yet. The undo is durable on return."""
     disk.remove(_journal(directory, base))
     disk.sync_directory(directory)
     remove_cleaned(disk, directory, base)
@@ -78,7 +81,7 @@ def finish(disk: Disk, directory: Path, bases: Sequence[int]) -> None:
     """Complete the swap after ``rename``. The call may be repeated.
 
     On return the old segments and the ``.swap`` file are deleted durably. If the ``.swap`` file reappeared after a
-    crash, a start could apply it to the files of the segment's next cleaning.
+    crash, a start could apply it to the files of the segment's next compaction.
     """
     disk.sync_directory(directory)
     for base in reversed(bases[1:]):
@@ -103,7 +106,9 @@ def remove_cleaned(disk: Disk, directory: Path, base: int) -> None:
 
 
 def recover_swaps(disk: Disk, directory: Path) -> None:
-    """Finish decided swaps, and delete the files of undecided ones. Called at start, before any other check.
+    """Finish the swaps of segments that were decided before a crash, and delete the files of undecided ones.
+
+    Call this at the start of recovery, before any other check.
 
     Raises:
         NewerFormatError, StorageError: a ``.swap`` file is unreadable, although it was fsynced before it got its name.

@@ -41,9 +41,9 @@ logger = logging.getLogger(__name__)
 
 
 class SegmentsAside:
-    """The files that one recovery of the log in ``directory`` sets aside.
+    """A helper of the recovery of one log: it moves or copies segment files to ``set-aside/``.
 
-    Their directory is created for the first file. The methods raise OSError if the disk fails.
+    The directory for them is created with the first file. The methods raise OSError if the disk fails.
     """
 
     def __init__(self, disk: Disk, directory: Path) -> None:
@@ -64,9 +64,10 @@ class SegmentsAside:
                 self._disk.rename(path, target / path.name)
 
     def keep_tail(self, segment: Segment, data: int, index: int, *, batches: int, position: int) -> None:
-        """Copy the rest of both files after the first ``batches`` batches, which end at ``position`` of the data file.
+        """Copy the parts of the data file and the index that follow the first ``batches`` batches.
 
-        The copy is durable on return, because the original is about to be truncated.
+        In the data file these batches end at ``position``. The copies are durable on return, because the originals are
+        about to be truncated.
         """
         target = self._make_target()
         copies = (

@@ -34,10 +34,9 @@ logger = logging.getLogger(__name__)
 
 
 class SetAsideMark(msgspec.Struct, frozen=True):
-    """The content of ``set-aside.json``.
+    """The content of ``set-aside.json``: the partition of a set-aside log, the reason, the time and the log's offsets.
 
-    ``intact`` means that the log was open when it was set aside, and that the offsets and the last leader epoch here
-    are right.
+    ``intact`` means that the log was open when it was set aside. Then the offsets and the last leader epoch are right.
     """
 
     topic: str
@@ -55,10 +54,10 @@ class SetAsideMark(msgspec.Struct, frozen=True):
 
 
 class SetAsideEntry(msgspec.Struct, frozen=True):
-    """One directory in ``set-aside/``.
+    """One entry of ``set-aside/``: a log that is kept, but not served.
 
-    An earlier release wrote no ``set-aside.json``. Then ``mark`` is derived from the directory's name and from
-    ``partition.json``.
+    If there is no readable ``set-aside.json``, ``mark`` is derived from the entry's name and from ``partition.json``.
+    An earlier release wrote no ``set-aside.json``.
     """
 
     name: str
@@ -71,7 +70,11 @@ class SetAsideEntry(msgspec.Struct, frozen=True):
 
 
 class SetAside:
-    """The set-aside logs of one log directory."""
+    """A store of the logs of one log directory that are kept in ``set-aside/`` and are not served.
+
+    Not thread-safe: use it only on the broker's event loop. But any thread may call ``entries``, ``size_bytes`` and
+    ``sync``.
+    """
 
     def __init__(self, disk: Disk, log_dir: Path) -> None:
         self._disk = disk
@@ -88,7 +91,8 @@ class SetAside:
     def add(self, name: str, mark: SetAsideMark, *, now_ns: int) -> str:
         """Move the entry ``name`` of the log directory into ``set-aside/``, and return its new name.
 
-        The move is not durable before a call of ``sync``, because the event loop may move thousands of logs at a time.
+        The move is durable only after a call of ``sync``. The event loop may move thousands of logs at a time, so this
+        method fsyncs nothing.
 
         Raises:
             OSError: the directory could not be moved.
@@ -110,13 +114,16 @@ class SetAside:
         return target
 
     def add_unreadable(self, name: str, reason: str, *, now_ns: int) -> None:
-        """Move an entry of the log directory that cannot be opened as a log into ``set-aside/``. Raises OSError."""
+        """Move an entry of the log directory into ``set-aside/``, because it cannot be opened as a log.
+
+        Raises OSError.
+        """
         named = parse_directory_name(name) or TopicPartition(name, -1)
         target = self.add(name, SetAsideMark(*named, "", reason, now_ns // 1_000_000), now_ns=now_ns)
         logger.error("%s: set aside as %s/%s: %s", self._log_dir / name, SET_ASIDE, target, reason)
 
     def sync(self) -> None:
-        """Make the added entries durable. Any thread may call this method. Raises OSError."""
+        """Make the entries that were added durable. Any thread may call this method. Raises OSError."""
         added, self._unsynced = self._unsynced, []
         if not added:
             return

@@ -24,7 +24,7 @@ from sparklog.storage.topic_notes import read_topic_notes
 
 
 def survey(log_dir: Path) -> DirectoryInventory:
-    """Return the content of a log directory.
+    """Return the inventory of a log directory: its logs and topics, and the highest numbers that it has recorded.
 
     Raises:
         StorageError: the path is not a broker's log directory, a broker has it open, or it has a newer format.
@@ -81,7 +81,7 @@ def _logs(log_dir: Path, broker_id: int, problems: list[str]) -> Iterator[LogCop
 
 
 def read_copy(directory: Path, broker_id: int) -> LogCopy:
-    """Return the content of one partition directory. Raises StorageError or OSError."""
+    """Return the description of the log in one partition directory. Raises StorageError or OSError."""
     stored = StoredPartition(directory)
     last_epoch, end = NO_EPOCH, 0
     for report in stored.reports(thorough=False):

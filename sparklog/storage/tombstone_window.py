@@ -13,7 +13,7 @@ _SHORTEST_ABSENCE_US = 10_000_000
 
 
 class TombstoneWindow:
-    """The tracker of how long one replica has received no batches. Owned by the replica's log."""
+    """A tracker of how long one replica has received no batches. A part of the replica's ``Log``."""
 
     __slots__ = ("_was_away", "last_progress_us")
 
@@ -24,19 +24,22 @@ class TombstoneWindow:
         self._was_away = False
 
     def progressed(self, now_us: int) -> None:
-        """Record an append."""
+        """Record that the log was appended to at ``now_us``."""
         self.last_progress_us = now_us
 
     def is_possible(self, now_us: int) -> bool:
-        """Return whether ``is_shown_by`` must be called. It need not be called while batches arrive regularly."""
+        """Return whether the replica may have been away too long, so that ``is_shown_by`` must be called.
+
+        It is False while batches arrive regularly.
+        """
         return self._was_away or now_us - self.last_progress_us > _SHORTEST_ABSENCE_US
 
     def is_shown_by(self, headers: bytes | memoryview, now_us: int, *, delete_retention_ms: int) -> bool:
         """Return whether the leader's batches show that the replica was away too long.
 
         Only compacted batches show it, because a member of the ISR receives batches before they are compacted. They may
-        come after batches of segments that the cleaner did not change. So the replica counts as away until it has
-        caught up.
+        come after batches of segments that compaction did not change. So the replica counts as away until it has caught
+        up.
         """
         kept_us = max(delete_retention_ms * 1000, _SHORTEST_ABSENCE_US)
         self._was_away |= now_us - self.last_progress_us > kept_us

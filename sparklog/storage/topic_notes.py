@@ -28,7 +28,7 @@ class _Notes(msgspec.Struct, frozen=True):
 
 
 def read_topic_notes(disk: Disk, log_dir: Path) -> dict[str, TopicNote]:
-    """Return the notes by topic id, or none if the file is missing or damaged.
+    """Return the stored copies of topics' metadata, by topic id. The result is empty if the file is missing or damaged.
 
     Raises:
         NewerFormatError: a newer release wrote the file.
@@ -47,5 +47,5 @@ def read_topic_notes(disk: Disk, log_dir: Path) -> dict[str, TopicNote]:
 
 
 def write_topic_notes(disk: Disk, log_dir: Path, notes: dict[str, TopicNote]) -> None:
-    """Write the notes. Raises OSError."""
+    """Store copies of topics' metadata durably, by topic id. Raises OSError."""
     replace_file(disk, log_dir / TOPICS_FILE, encode_state(_Notes(tuple(notes.values()))))

@@ -19,14 +19,17 @@ __all__ = ["EndedTransaction", "OpenTransaction", "TransactionState", "Transacti
 
 
 class OpenTransaction(NamedTuple):
-    """An open transaction of a producer: its producer epoch, and the offset of its first batch."""
+    """An open transaction: its producer's epoch, and the offset of its first batch."""
 
     epoch: int
     first_offset: int
 
 
 class TransactionState(NamedTuple):
-    """A copy of the table, for a snapshot. ``recent`` has ended transactions whose marker may not be committed yet."""
+    """A copy of a ``TransactionTable`` for a snapshot file.
+
+    ``recent`` has the ended transactions whose marker may not be committed yet.
+    """
 
     open: dict[int, OpenTransaction]
     aborted: tuple[EndedTransaction, ...]
@@ -38,7 +41,7 @@ _TRANSACTIONAL = int(Flag.TRANSACTIONAL)
 
 
 class TransactionTable:
-    """The transactions of one log. Owned by its ``ProducerTable``."""
+    """A table of the open and the aborted transactions of one log. A part of ``ProducerTable``."""
 
     def __init__(self, state: TransactionState | None = None) -> None:
         #: The open transactions by producer id, in order of their first offsets.
@@ -96,7 +99,7 @@ class TransactionTable:
         return stable
 
     def aborted_between(self, start: int, end: int) -> list[EndedTransaction]:
-        """Return the aborted transactions with an offset in ``[start, end)``.
+        """Return the aborted transactions whose offset range overlaps ``[start, end)``.
 
         ``read_committed`` consumers skip the batches of these transactions.
         """

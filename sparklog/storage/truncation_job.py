@@ -24,7 +24,7 @@ _numbers = itertools.count()
 class TruncationJob:
     """A job that copies the remaining part of a segment for a truncation.
 
-    The event loop creates the job, uses its copies and may cancel it. Any thread calls ``run``, once.
+    The event loop creates the job, uses its copies and may cancel it. Call ``run`` once, in any thread.
     """
 
     def __init__(self, segment: Segment, count: int, *, frees_segments: bool = False) -> None:
@@ -86,13 +86,16 @@ class TruncationJob:
         return True
 
     def put_in_place(self) -> None:
-        """Replace the segment's files, which are closed, by the copies. Call it once, if ``done``. Raises OSError."""
+        """Replace the segment's files by the copies.
+
+        Call this once, only if ``done`` is True and the files are closed. Raises OSError.
+        """
         for path, copy, _ in self._copies:
             self._disk.rename(copy, path)
         self._copies = []
 
     def cancel(self) -> list[Path]:
-        """Cancel the job, because its copies are not needed. Return the files to remove."""
+        """Cancel the job, because its copies are not needed. Return the copies that the caller must delete."""
         with self._ends:
             self.cancelled = True
             return [copy for _, copy, _ in self._copies] if self.done else []
