@@ -254,7 +254,7 @@ def _reposition(
     prelude_length: PreludeLength,
     cut_front: CutFront | None,
 ) -> tuple[BatchHeader, memoryview]:
-    """Return a compacted batch with its position in this log. It is unchanged if the leader has it at the same one."""
+    """Return a compacted batch with its position in this log. It is unchanged if the position is the leader's."""
     first = bool(header.flags & _FIRST)
     if header.base_offset < end < header.next_offset and cut_front is not None:
         header, rest = cut_front(header, body, end)

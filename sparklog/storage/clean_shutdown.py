@@ -29,7 +29,7 @@ class SyncAhead:
     """
 
     def __init__(self, logs: Collection[Log], *, disk: Disk, handle: int, failed: Callable[[str], None]) -> None:
-        """Select the logs.
+        """Select the logs that the sync makes durable.
 
         ``handle`` is passed to ``sync_file_system``. ``failed`` is called if the sync fails. It takes the directory
         offline, because a disk reports a lost write only once.

@@ -1,7 +1,7 @@
 """The log of one replica: a partition directory of segments.
 
-The broker's event loop owns the log. Other threads run only its jobs (``SealJob``, ``FlushJob``, ``TruncationJob``,
-``PartitionFileJob``, ``CleanJob``) and the functions that ``remove_later`` receives.
+Only the broker's event loop uses the log. Other threads run only its jobs (``SealJob``, ``FlushJob``,
+``TruncationJob``, ``PartitionFileJob``, ``CleanJob``) and the functions that ``remove_later`` receives.
 
 An append writes to the page cache. Records survive a power failure because other replicas have them. They are fsynced
 when their segment is sealed, by a ``FlushJob``, on a clean shutdown, and in the append itself if ``flush.messages``

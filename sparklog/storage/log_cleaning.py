@@ -1,4 +1,4 @@
-"""The cleanings of one log: when one is due, which one runs, and how far earlier ones have cleaned the log."""
+"""The compaction of one log: when it is due, which job runs, and how far earlier jobs have compacted the log."""
 
 from __future__ import annotations
 

@@ -9,7 +9,8 @@
               removed/<n>                                  deleted: file_removal
               set-aside/<n>-<topic>-<partition>            kept, but not served: set_aside
 
-The broker's event loop owns the directory. A separate thread removes files. ``checkpoint_job`` may run in any thread.
+Only the broker's event loop uses the directory. A separate thread removes files. Any thread may run the function that
+``checkpoint_job`` returns.
 """
 
 from __future__ import annotations

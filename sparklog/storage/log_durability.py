@@ -1,4 +1,4 @@
-"""The fsyncs of one log.
+"""The fsyncs of one log: when they are due, and which records they have made durable.
 
 A log is fsynced when a segment is sealed, when ``flush.messages`` or ``flush.ms`` require it, and before a clean
 shutdown. Records that are not fsynced are safe only because other replicas have them. Seals and flushes are jobs that

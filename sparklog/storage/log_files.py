@@ -1,7 +1,7 @@
 """The objects that all parts of one log use: its directory, its segments with their seals, and the topic's settings.
 
-``Log`` owns them, on the event loop. The parts of the log (``LogTail``, ``LogDurability``, ``LogTruncation``,
-``LogRetention``, ``LogCleaning``) read the settings and call the methods of these objects.
+They belong to the ``Log``, and only the event loop uses them. The parts of the log (``LogTail``, ``LogDurability``,
+``LogTruncation``, ``LogRetention``, ``LogCleaning``) read the settings and call the methods of these objects.
 """
 
 from __future__ import annotations

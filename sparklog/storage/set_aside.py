@@ -10,7 +10,7 @@ number in the name is the wall clock's time, so several copies of one log are in
 only if its ``set-aside.json`` is readable and says that the log is intact. Other entries are kept for an operator. This
 module does not decide what may be deleted.
 
-The broker's event loop owns the object. ``entries`` and ``size_bytes`` may run in any thread.
+Only the broker's event loop uses the object, but ``entries``, ``size_bytes`` and ``sync`` may run in any thread.
 """
 
 from __future__ import annotations
