@@ -37,8 +37,7 @@ class AppendPoint(msgspec.Struct, frozen=True, gc=False):
 
     log_end_offset: int
     last_epoch: int
-    #: The position in the last segment's file at which the next batch begins. -1: the append needs a new segment,
-    #: because the log has none or the last one is sealed.
+    #: The position in the last segment's file at which the next batch begins. -1: the append needs a new segment.
     position: int
     running_max: int
     first_append_us: int

@@ -54,11 +54,11 @@ class CheckpointWriter:
         self._changed: set[TopicPartition] = set()
         #: The number of logs that had files when the last checkpoint was taken.
         self.on_disk = 0
-        #: Logs that have a directory, and that no durable checkpoint names.
+        #: Logs that have a directory, but are in no durable checkpoint.
         self.unnamed: set[TopicPartition] = set()
-        #: Called when ``unnamed`` grows. None: a replica counts even if no checkpoint names its log.
+        #: Called when ``unnamed`` grows. None: a replica may confirm records even if no checkpoint has its log.
         self._on_unnamed: Callable[[], None] | None = None
-        #: The logs that a checkpoint has named since the last call of ``consume_named``.
+        #: The logs that were added to a checkpoint since the last call of ``consume_named``.
         self._newly_named: list[Log] = []
 
     # --- names ----------------------------------------------------------------------------------------------------

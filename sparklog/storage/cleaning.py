@@ -325,7 +325,7 @@ class CleanJob:
             self._pace.spend(batch.header.stored_bytes)
 
     def _left(self, header: BatchHeader, body: memoryview, schema: pa.Schema) -> Source:
-        """Return the records of a batch that the cleaning keeps."""
+        """Return the records of a batch that the compaction keeps."""
         if not self._has_records(header):
             return Source(header, body, empty_batch(schema), _NOTHING)
         records, offsets = self._decoded(header, body)
@@ -441,7 +441,7 @@ class CleanJob:
 
 
 class _RateLimiter:
-    """A limit of bytes per second for one thread. Any thread may call ``stop``, also while the first one waits."""
+    """A limiter of the bytes per second of one thread. Any thread may call ``stop``, even while that thread waits."""
 
     def __init__(self, bytes_per_second: int) -> None:
         self._rate = bytes_per_second
@@ -449,7 +449,7 @@ class _RateLimiter:
         self._paid_until_s = time.monotonic()
 
     def spend(self, count: int) -> None:
-        """Wait until ``count`` more bytes are within the rate. Time in which nothing is read earns no later burst."""
+        """Wait until ``count`` more bytes are within the rate. Idle time does not allow a later burst."""
         now_s = time.monotonic()
         self._paid_until_s = max(self._paid_until_s, now_s) + count / self._rate
         if self._paid_until_s - now_s > _AHEAD_S:

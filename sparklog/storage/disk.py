@@ -67,7 +67,10 @@ class Disk(Protocol):
     def close(self, handle: int) -> None: ...
 
     def write(self, handle: int, buffers: Sequence[Buffer], at: int) -> int:
-        """Write the buffers one after the other from file position ``at`` on. Return how many bytes were written."""
+        """Write the buffers one after the other from file position ``at`` on.
+
+        Return how many bytes were written, which may be fewer than all.
+        """
 
     def read(self, handle: int, length: int, at: int) -> bytes:
         """Read ``length`` bytes from file position ``at`` on, or fewer at the end of the file."""

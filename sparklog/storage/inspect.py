@@ -305,7 +305,7 @@ def _differing(one: StoredPartition, other: StoredPartition, start: int, end: in
 
 
 class _Window:
-    """The batches of one replica, read by ranges of offsets that ascend."""
+    """A reader of the batches of one replica, by ranges of offsets that ascend."""
 
     def __init__(self, partition: StoredPartition, start: int, end: int) -> None:
         self._source = partition.batches(start, end)

@@ -86,7 +86,7 @@ class Log:
     ) -> None:
         self.tp = tp
         self.topic_id = topic_id
-        #: A durable checkpoint names this log, or names are not required (``CheckpointWriter.name_logs``).
+        #: A durable checkpoint has an entry for this log, or need not have one (``CheckpointWriter.name_logs``).
         self.named = named
         #: What the recovery truncated, as sentences for operators.
         self.findings: tuple[str, ...] = ()

@@ -34,13 +34,13 @@ class LogCleaning:
     __slots__ = ("_durability", "_files", "_held", "_may_spill", "_offsets", "_tail", "job", "state")
 
     def __init__(self, files: LogFiles, offsets: LogOffsets, tail: LogTail, durability: LogDurability) -> None:
-        #: How far the log is cleaned.
+        #: How far the log is compacted.
         self.state = CleanerState()
         self.job: CleanJob | None = None
-        #: No cleaning may begin, because a thread copies segments for a truncation: the cleaning would replace them.
+        #: No compaction may begin, because a thread copies segments for a truncation: a compaction would replace them.
         self._held = False
-        #: False after a cleaning that filled the disk with spilled keys, so that new segments had no room. The next
-        #: cleaning keeps its keys in memory.
+        #: False after a compaction that filled the disk with spilled keys, so that new segments had no room. The next
+        #: compaction keeps its keys in memory.
         self._may_spill = True
         self._files = files
         self._offsets = offsets
@@ -126,13 +126,13 @@ class LogCleaning:
         return self.job
 
     def _due(self, now_us: int, *, at_once: bool) -> tuple[CleaningCandidate, list[SegmentFacts]] | None:
-        """Return the cleaning that is due and its segments, or None."""
+        """Return the compaction that is due and its segments, or None."""
         segments = self._cleanable()
         found = due(segments, self.state, now_us=now_us, config=self._files.config, at_once=at_once)
         return (found, segments[: found.segment_count]) if found is not None else None
 
     def _cleanable(self) -> list[SegmentFacts]:
-        """Return the sealed segments without open transactions, or none if no cleaning may run now."""
+        """Return the sealed segments without open transactions, or none if no compaction may run now."""
         config, chain = self._files.config, self._files.chain
         if not config.compacted or config.restoring or not chain.sealed_prefix:
             return []
@@ -149,7 +149,7 @@ class LogCleaning:
     def _last_batches(self, now_us: int) -> frozenset[int]:
         """Return the base offsets of the last batch of each producer that is not expired.
 
-        The cleaner keeps these batches even without records, so that retries are still recognised.
+        Compaction keeps these batches even without records, so that retries are still recognised.
         """
         expired_us = now_us - self._files.services.producer_id_expiration_ms * 1000
         return frozenset(

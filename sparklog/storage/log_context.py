@@ -42,7 +42,7 @@ class LogContext:
     #: The count of producer ids in all logs together.
     producer_count: ProducerCount | None = None
     #: The logs whose checkpoint entry has changed since the last checkpoint, or that have changed in another way of
-    #: ``LogDirectory.consume_changed``. At most checkpoints, most of thousands of logs are not in this set.
+    #: ``LogDirectory.consume_changed``. At most checkpoints, only a few of thousands of logs are in this set.
     moved: set[TopicPartition] = field(default_factory=set)
     #: The logs with segments that are deleted after the next checkpoint.
     retired: set[TopicPartition] = field(default_factory=set)

@@ -235,7 +235,8 @@ class LogDirectory:
     def _write_out(self) -> None:
         """Write all dirty pages of the page cache to the disk.
 
-        Recovery must read logs in doubt from the disk. Pages that are not written would be read from the page cache.
+        Recovery must read logs that may lack records from the disk. Pages that are not written would be read from the
+        page cache.
         """
         if self._disk.can_sync_file_system(self._lock):
             self._disk.sync_file_system(self._lock)

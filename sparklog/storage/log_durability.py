@@ -82,7 +82,7 @@ class LogDurability:
     # --- seals ----------------------------------------------------------------------------------------------------
 
     def seals_due(self) -> list[SealJob]:
-        """Return jobs that seal the rolled segments that are now committed.
+        """Return jobs that seal the rolled segments that are now committed: write their footers and fsync their files.
 
         The caller runs each job in a thread, and then calls ``seal_finished``.
 

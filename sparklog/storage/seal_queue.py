@@ -46,7 +46,10 @@ class SealQueue:
         self._snapshots = snapshots
 
     def rolled(self, base_offset: int, producers: ProducerState) -> None:
-        """Record that a new segment begins at ``base_offset``. ``producers`` is the state of the producers there."""
+        """Record that a new segment begins at ``base_offset``.
+
+        ``producers`` is the state of the producers at this offset.
+        """
         self._rolled[base_offset] = producers
 
     def due(
