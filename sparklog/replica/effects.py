@@ -1,4 +1,4 @@
-"""The effects of a replica. The broker process (or the simulator) carries them out in order.
+"""The effects of a replica: orders that the broker process (or the simulator) carries out, in order.
 
 Each docstring names the event that reports the result, and any precondition.
 """
@@ -12,9 +12,9 @@ from sparklog.model import UNKNOWN_LOSS
 
 
 class AppendAsLeader(msgspec.Struct, frozen=True, gc=False):
-    """Append the batches of the produce ``ticket`` with this leader epoch, before the next event is handled.
+    """The order to append the batches of the produce ``ticket`` with this leader epoch.
 
-    Result: LeaderAppended or LeaderAppendFailed.
+    The caller carries it out before it passes the next event. Result: LeaderAppended or LeaderAppendFailed.
     """
 
     ticket: int
@@ -22,7 +22,7 @@ class AppendAsLeader(msgspec.Struct, frozen=True, gc=False):
 
 
 class RespondToProduce(msgspec.Struct, frozen=True, gc=False):
-    """Respond to the produce ``ticket``: with an error, or with success and the base offset.
+    """The order to respond to the produce ``ticket``: with an error, or with success and the base offset.
 
     With acks=all only committed records are acknowledged. Every ticket gets exactly one response. With acks=0 the
     caller sends nothing and only drops the ticket.
@@ -35,39 +35,40 @@ class RespondToProduce(msgspec.Struct, frozen=True, gc=False):
 
 
 class AppendAsFollower(msgspec.Struct, frozen=True, gc=False):
-    """Append the batches of the LeaderResponded that caused this effect. Result: FollowerAppended."""
+    """The order to append the batches of the LeaderResponded that caused this effect. Result: FollowerAppended."""
 
 
 class TruncateLog(msgspec.Struct, frozen=True, gc=False):
-    """Truncate the log to ``offset``, or to a batch boundary below it.
+    """The order to truncate the log to ``offset``, or to a batch boundary below it.
 
-    Result: Truncated. The next fetch starts at the new end.
+    Result: Truncated. The next fetch starts at the new log end.
 
     The caller may truncate later. Until then the log does not change, and the replica ignores responses of the leader.
     The next RoleChanged cancels the truncation. If the truncation is impossible, the caller pauses and then reports
-    TruncationFailed; the pause is needed because the replica then fetches again at once.
+    TruncationFailed. The pause is needed because the replica fetches again as soon as it gets TruncationFailed.
     """
 
     offset: int
 
 
 class RestartLog(msgspec.Struct, frozen=True, gc=False):
-    """Delete all records and start an empty log at ``offset``.
+    """The order to delete all records and to start an empty log at ``offset``.
 
     ``offset`` is usually the leader's log start: the leader no longer has the follower's next offset.
 
-    Result: Truncated. The next fetch starts there.
+    Result: Truncated. The next fetch starts at ``offset``.
     """
 
     offset: int
 
 
 class RefuseTruncation(msgspec.Struct, frozen=True, gc=False):
-    """Report to the controller that this replica refuses to truncate its log as its leader requires.
+    """The order to report to the controller that this replica refuses to truncate its log as its leader requires.
 
-    This replica holds committed records from ``offset`` on that the leader of ``leader_epoch`` lacks. After a pause it
-    continues to fetch, and each fetch says that it refuses (``Replica.refuses_truncation``). The refusal lasts until
-    the role changes or the leader responds without a divergence.
+    This replica holds committed records from ``offset`` on. The leader of ``leader_epoch`` lacks these records. After a
+    pause this replica continues to fetch, and each fetch tells the leader of the refusal
+    (``Replica.refuses_truncation``). The refusal lasts until the role changes or the leader responds without a
+    divergence.
     """
 
     leader: int
@@ -77,14 +78,14 @@ class RefuseTruncation(msgspec.Struct, frozen=True, gc=False):
 
 
 class TruncationAccepted(msgspec.Struct, frozen=True, gc=False):
-    """Withdraw an earlier RefuseTruncation: the logs agree again, or the truncation is now allowed."""
+    """The order to withdraw an earlier RefuseTruncation: the logs agree again, or the truncation is now allowed."""
 
 
 class WriteIsr(msgspec.Struct, frozen=True, gc=False):
-    """Write ``isr`` to the partition's node, for this leader and epoch, if the node has ``expected_version``.
+    """The order to write ``isr`` to the partition's ZooKeeper node, if the node still has ``expected_version``.
 
-    The ZooKeeper multi also checks each (broker, incarnation) of ``added``. Result: IsrWritten, IsrRefused or
-    IsrWriteFailed.
+    The node then names this leader and its epoch. The ZooKeeper multi also checks each (broker, incarnation) of
+    ``added``. Result: IsrWritten, IsrRefused or IsrWriteFailed.
     """
 
     leader: int
@@ -97,41 +98,48 @@ class WriteIsr(msgspec.Struct, frozen=True, gc=False):
 
 
 class HighWatermarkMoved(msgspec.Struct, frozen=True, gc=False):
-    """The high watermark has changed. Wake waiting fetches; later checkpoint it, and seal segments when due."""
+    """The report that the high watermark has changed.
+
+    The caller wakes waiting fetches. Later it writes the high watermark to a checkpoint, and seals complete segments.
+    """
 
     high_watermark: int
 
 
 class LogEndMoved(msgspec.Struct, frozen=True, gc=False):
-    """The leader's log has grown. Wake the followers that wait for records."""
+    """The report that the leader's log has grown. The caller wakes the followers that wait for records."""
 
     log_end_offset: int
 
 
 class ServeFetch(msgspec.Struct, frozen=True, gc=False):
-    """Respond to the follower's fetch with the records from ``offset`` on. The response may wait for more records."""
+    """The order to respond to the follower's fetch with the records from ``offset`` on.
+
+    The caller may delay the response until there are more records.
+    """
 
     offset: int
 
 
 class RefuseFetch(msgspec.Struct, frozen=True, gc=False):
-    """Respond to the follower's fetch with an error."""
+    """The order to respond to the follower's fetch with an error."""
 
     code: ErrorCode
     detail: str
 
 
 class AnswerDiverging(msgspec.Struct, frozen=True, gc=False):
-    """Respond to the follower's fetch with the divergence point, without records."""
+    """The order to respond to the follower's fetch with the point where the logs diverge, without records."""
 
     epoch: int
     end_offset: int
 
 
 class StartFetching(msgspec.Struct, frozen=True, gc=False):
-    """Fetch from ``leader`` in ``leader_epoch``, from the end of the log, until the next StartFetching or StopFetching.
+    """The order to fetch from ``leader`` in ``leader_epoch``, from the end of this replica's log on.
 
-    It replaces any earlier StartFetching of this partition.
+    The order is valid until the next StartFetching or StopFetching, and replaces any earlier StartFetching of this
+    partition.
     """
 
     leader: int
@@ -139,13 +147,14 @@ class StartFetching(msgspec.Struct, frozen=True, gc=False):
 
 
 class StopFetching(msgspec.Struct, frozen=True, gc=False):
-    """Stop fetching for this partition. The replica ignores a response that is still in flight."""
+    """The order to stop fetching for this partition. The replica ignores a response that is still in flight."""
 
 
 class RoleChanged(msgspec.Struct, frozen=True, gc=False):
-    """The role has changed.
+    """The report that the role has changed.
 
-    Log and count the change, and respond to consumers that wait here, so that they refresh their metadata.
+    The caller logs and counts the change. It also responds to the consumers that wait at this replica, so that they
+    refresh their metadata.
     """
 
     role: str
@@ -153,15 +162,18 @@ class RoleChanged(msgspec.Struct, frozen=True, gc=False):
 
 
 class IsrChanged(msgspec.Struct, frozen=True, gc=False):
-    """The committed ISR has changed by this leader's own write. Notify the controller with a notification node."""
+    """The report that a write of this leader has changed the committed ISR.
+
+    The caller notifies the controller by a notification node in ZooKeeper.
+    """
 
     isr: tuple[int, ...]
 
 
 class ReportBadDecision(msgspec.Struct, frozen=True, gc=False):
-    """A decision was not followed because it contradicts itself or the known state.
+    """The report of a decision that the replica has not followed: it contradicts itself or the known state.
 
-    Count it, log it, and report it to its sender.
+    The caller counts it, logs it, and reports it to its sender.
     """
 
     detail: str

@@ -38,7 +38,7 @@ MAX_PARTITIONS = 1_000_000
 
 
 class FetchSession:
-    """The server side of a session: the partitions that a fetcher wants, and what it was last sent of each.
+    """The server side of a session: the partitions that a fetcher wants, and what the last replies reported about each.
 
     Mutable; ``SessionCache`` owns it.
     """
@@ -71,11 +71,9 @@ class FetchSession:
         self.connection: object = None
 
     def update(self, key: Key, partition: FetchPartition) -> bool:
-        """Store the position from which a request wants a partition.
+        """Store the position from which a request wants a partition; return whether the partition is new here.
 
-        Returns whether the partition is new in this session.
-
-        If the topic id or leader epoch has changed, what earlier replies contained no longer counts.
+        If the topic id or leader epoch has changed, forget what earlier replies reported about the partition.
         """
         before = self.wanted.get(key)
         self.wanted[key] = partition
@@ -96,16 +94,19 @@ class FetchSession:
 
 
 class FetchContext(msgspec.Struct, frozen=True):
-    """One fetch request while it is being served. If it has no ``session``, ``named`` has all its partitions."""
+    """One fetch request while it is being served, with its session.
+
+    If it has no ``session``, all its partitions are in ``named``.
+    """
 
     session: FetchSession | None
     #: The partitions that the request itself contains.
     named: tuple[FetchPartition, ...]
 
     def due(self) -> dict[Key, FetchPartition]:
-        """Return the partitions to read now; the one that has waited longest is first.
+        """Return the partitions to read now. The partition that has waited longest is first.
 
-        Call it again after a wake-up.
+        Call this again after a wake-up.
         """
         session = self.session
         if session is None:
@@ -113,20 +114,20 @@ class FetchContext(msgspec.Struct, frozen=True):
         return {key: session.wanted[key] for key in session.due}
 
     def has_news(self, result: FetchedPartition) -> bool:
-        """Return whether ``result`` contains something new for the fetcher."""
+        """Return whether ``result`` has records, an error, a divergence, or offsets that no earlier reply reported."""
         if self.session is None or result.batch_count or result.code or result.diverging is not None:
             return True
         marks = (result.high_watermark, result.log_start_offset)
         return self.session.reported.get((result.topic, result.partition)) != marks
 
     def marks_moved(self, key: Key, high_watermark: int, log_start_offset: int) -> bool:
-        """Return what ``has_news`` returns for a result without records, error or divergence."""
+        """Return what ``has_news`` would return for a result with these offsets and no records, error or divergence."""
         return self.session is None or self.session.reported.get(key) != (high_watermark, log_start_offset)
 
     def has_news_else_not_due(self, result: FetchedPartition) -> bool:
-        """Return what ``has_news`` returns. If that is False, the next fetch does not read the partition again.
+        """Return what ``has_news`` returns. If the result is False, the next fetch does not read the partition again.
 
-        Use it for a request that continues to wait.
+        Use this for a request that continues to wait.
         """
         if self.has_news(result):
             return True
@@ -135,12 +136,12 @@ class FetchContext(msgspec.Struct, frozen=True):
         return False
 
     def reply(self, results: Iterable[FetchedPartition], cid: int = 0) -> FetchReply:
-        """Build the reply, and update which partitions the next fetch reads (which are *due*).
+        """Build the reply, and update which partitions the next fetch reads (the *due* partitions).
 
         ``results`` are results of due partitions. Due partitions without a result stay due.
 
         A partition with records or an error also stays due, but moves to the end of the order, because the fetcher may
-        not have used the reply. It is no longer due after a result with nothing new.
+        not have used the reply. After a result with nothing new the partition is no longer due.
         """
         if self.session is None:
             return FetchReply(cid, ErrorCode.NONE, NO_SESSION, tuple(results))
@@ -172,9 +173,9 @@ def _wanted_after(fetch: Fetch, session: FetchSession) -> int:
 
 
 class SessionCache:
-    """All sessions of one broker.
+    """A cache of the fetch sessions of one broker.
 
-    A follower's session in use is never closed to make room for a consumer's.
+    A follower's session in use is never closed to make room for a consumer's session.
 
     ``first_id`` should differ between processes, so that no new session gets a session id of an earlier process.
     """
@@ -254,9 +255,10 @@ class SessionCache:
         return FetchContext(session, fetch.partitions)
 
     def wake(self, key: Key) -> Collection[FetchSession]:
-        """Mark the partition as due, which means that the next fetch reads it: records were added or an offset changed.
+        """Mark the partition as due for its sessions, because records were added or an offset has changed.
 
-        Return the sessions whose waiting fetch may now be answered.
+        The next fetch of each of these sessions reads the partition. Return the sessions, whose waiting fetches may now
+        be answered.
         """
         holders = self.holders.get(key)
         if holders is None:
@@ -266,7 +268,8 @@ class SessionCache:
         return holders.values()
 
     def connection_lost(self, connection: object) -> list[int]:
-        """Close the sessions of a closed connection, because no request will use them again. Return their ids."""
+        """Close the sessions that a closed connection used, because no request will use them again. Return their ids.
+        """
         lost = list(self._by_connection.get(connection, ()))
         for session_id in lost:
             self.close(session_id)
@@ -394,7 +397,7 @@ class SessionCache:
 
 
 class SessionRequest(msgspec.Struct, frozen=True, gc=False):
-    """The fields of a ``Fetch`` that belong to the session."""
+    """The fields of a ``Fetch`` that belong to the session: id, epoch, changed partitions and dropped partitions."""
 
     session_id: int
     session_epoch: int
@@ -403,11 +406,12 @@ class SessionRequest(msgspec.Struct, frozen=True, gc=False):
 
 
 class SessionBuilder:
-    """The fetcher side of a session: it builds requests from the wanted partitions. Each leader connection has one.
+    """The fetcher side of a session, which builds requests from the wanted partitions.
 
-    ``want`` and ``drop`` may be called at any time; the next request contains the changes. Once a session is
-    ``established``, a request may be sent before the reply to the previous one. The server then ends the wait of the
-    previous request, so that changes take effect at once. Pass replies to ``on_response`` in order.
+    There is one for each connection to a leader. ``want`` and ``drop`` may be called at any time; the next request
+    contains the changes. Once a session is ``established``, a request may be sent before the reply to the previous one.
+    The server then ends the wait of the previous request, so that changes take effect at once. Pass replies to
+    ``on_response`` in order.
     """
 
     def __init__(self) -> None:
@@ -424,8 +428,8 @@ class SessionBuilder:
     def want(self, partition: FetchPartition, *, again: bool = False) -> None:
         """Fetch this partition from this position.
 
-        A position that is already wanted is not sent again, except with ``again``, if the fetcher did not use the
-        reply.
+        If the server already has this position, it is not sent again. Set ``again`` if the fetcher did not use the
+        reply and the position must be sent again.
         """
         key = (partition.topic, partition.partition)
         if again or self._wanted.get(key) != partition:
@@ -442,12 +446,13 @@ class SessionBuilder:
 
     @property
     def established(self) -> bool:
-        """Return whether the server has sent the session's id and the session has not been lost since."""
+        """Return whether the server has sent the session's id, and the session has not been lost since then."""
         return self._epoch != FULL
 
     @property
     def changed(self) -> bool:
-        """Return whether the next request has changes."""
+        """Return whether wanted partitions have changed since the last request, so that the next request is not empty.
+        """
         return bool(self._changed or self._forgotten)
 
     def next_request(self) -> SessionRequest:
@@ -465,8 +470,8 @@ class SessionBuilder:
     def on_response(self, reply: FetchReply) -> None:
         """Handle the reply to the oldest request in flight.
 
-        A reply with an error starts a new session, and so does a reply without a session id, from a server without a
-        free slot.
+        After a reply with an error, the next request starts a new session. So does a reply without a session id, which
+        a server without a free slot sends.
         """
         if reply.code != ErrorCode.NONE or reply.session_id == NO_SESSION:
             self.lost()
@@ -475,7 +480,7 @@ class SessionBuilder:
             self._epoch = 1
 
     def lost(self) -> None:
-        """Start a new session after the connection or the session was lost.
+        """Start a new session with the next request, because the connection or the session was lost.
 
         The next request contains all partitions and the id of the old session, so that the server can close the old
         session at once.

@@ -38,7 +38,7 @@ UNKNOWN_LAST_EPOCH = -2
 
 
 class FollowerRole:
-    """The follower role of one epoch.
+    """The follower role of a replica in one leader epoch.
 
     Mutable; one ``Replica`` owns it. ``leader`` is NO_LEADER while the partition has none.
     """
@@ -97,7 +97,7 @@ class FollowerRole:
         return [] if mark is None else self._raise_to(mark)
 
     def truncated(self) -> None:
-        """Note that the truncation is done. ``Replica`` adjusts the high watermark."""
+        """Record that the log was truncated. ``Replica`` adjusts the high watermark."""
         self._truncating = self._must_truncate = False
 
     def truncation_failed(self) -> list[Effect]:

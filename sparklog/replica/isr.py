@@ -16,7 +16,7 @@ import msgspec
 
 
 class CommittedIsr(msgspec.Struct, frozen=True, gc=False):
-    """The ISR that this leader last knew to be in ZooKeeper, without a change in flight."""
+    """The ISR that this leader last knew to be in ZooKeeper, while no change of it is in flight."""
 
     leader: int
     committed: tuple[int, ...]
@@ -32,21 +32,21 @@ class CommittedIsr(msgspec.Struct, frozen=True, gc=False):
         return self.committed
 
     def expand(self, added: tuple[tuple[int, int], ...], *, expected_version: int) -> PendingExpand:
-        """Return the ISR while brokers are being added, given as (broker, incarnation) pairs.
+        """Return the ISR while the brokers in ``added``, (broker, incarnation) pairs, are being added.
 
-        ``expected_version`` is the version that the node must have when the change is written.
+        ``expected_version`` is the version that the partition's node must have when the change is written.
         """
         return PendingExpand(self, added, expected_version)
 
     def shrink(self, removed: tuple[int, ...], *, expected_version: int) -> PendingShrink:
-        """Return the ISR while these brokers are being removed. The leader must not be among them."""
+        """Return the ISR while the brokers in ``removed`` are being removed. The leader must not be among them."""
         return PendingShrink(self, removed, expected_version)
 
 
 class PendingExpand(msgspec.Struct, frozen=True, gc=False):
     """The ISR while the addition of brokers is being written to ZooKeeper.
 
-    The write succeeds only if each added broker still has the incarnation that fetched.
+    The write succeeds only if each added broker still has the incarnation that has fetched from the leader.
     """
 
     before: CommittedIsr
@@ -84,7 +84,7 @@ class PendingExpand(msgspec.Struct, frozen=True, gc=False):
 class PendingShrink(msgspec.Struct, frozen=True, gc=False):
     """The ISR while the removal of brokers is being written to ZooKeeper.
 
-    The removed brokers count as members until the removal is written.
+    The removed brokers count as members until the write has succeeded.
     """
 
     before: CommittedIsr

@@ -59,10 +59,10 @@ LAG_MESSAGES_CHECK_MS = 500
 
 
 class LeaderRole:
-    """The leader of one epoch.
+    """The leader role of a replica in one leader epoch.
 
-    Mutable; one ``Replica`` owns it. Its methods handle events and return effects. Produces that wait are in the
-    purgatory.
+    Mutable; one ``Replica`` owns it. Its methods handle events and return effects. ``purgatory`` has the waiting
+    produces.
     """
 
     name = "leader"
@@ -103,7 +103,7 @@ class LeaderRole:
         return [AppendAsLeader(event.ticket, self.epoch)]
 
     def appended(self, event: LeaderAppended, now_ms: int) -> list[Effect]:
-        """Respond to the produce, or let it wait for its commit.
+        """Respond to the produce, or let it wait until its records are committed.
 
         A follower that has all records before this append counts as caught up until now, even if it last fetched long
         ago. So the followers of an idle partition do not count as lagging. An append of a duplicate does not move the
@@ -132,7 +132,7 @@ class LeaderRole:
         return effects
 
     def append_failed(self, event: LeaderAppendFailed) -> list[Effect]:
-        """Drop the ticket. The caller responds to the client, because the caller knows the reason."""
+        """Drop the ticket. The caller responds to the client, because the caller knows why the append failed."""
         self.purgatory.ordered.pop(event.ticket, None)
         return []
 
@@ -141,7 +141,7 @@ class LeaderRole:
     def fetched(self, event: FollowerFetched, now_ms: int) -> list[Effect]:
         """Handle a follower's fetch.
 
-        The leader first checks the follower's epoch and incarnation, then compares histories, and only then uses the
+        The leader first checks the follower's epoch and incarnation, then compares the two logs, and only then uses the
         offset.
         """
         peer = self.progress.get(event.replica_id)
@@ -251,13 +251,14 @@ class LeaderRole:
 
     @property
     def replicated_end(self) -> int:
-        """Return the offset up to which all in-sync replicas have the log, even if the ISR is too small to commit."""
+        """Return the offset up to which all in-sync replicas have the log, even if they are too few to commit records.
+        """
         return min([self.view.log.log_end_offset, *(peer.log_end for peer in self._peers)])
 
     def advance(self, effects: list[Effect]) -> None:
-        """Raise the high watermark as far as the maximal ISR's log end offsets allow.
+        """Raise the high watermark as far as the log end offsets of the maximal ISR allow.
 
-        Respond to the produces that this commits.
+        Respond to the produces whose records are then committed. Add the effects to ``effects``.
         """
         if not self._may_commit:
             return
@@ -289,9 +290,9 @@ class LeaderRole:
     # --- in-sync replicas ---------------------------------------------------------------------------------------
 
     def reconsider(self, effects: list[Effect], now_ms: int) -> None:
-        """Start the ISR change that is needed now, unless one is in flight.
+        """Start the ISR change that is needed now, unless another change is in flight.
 
-        Removals come first, because they let the high watermark rise.
+        Removals come first, because they let the high watermark rise. Add the effects to ``effects``.
         """
         if type(self.isr) is CommittedIsr:
             # Use lists, and build only those that are needed: when a broker fails, thousands of partitions do this at
@@ -442,8 +443,8 @@ class LeaderRole:
     def isr_refused(self, event: IsrRefused, now_ms: int) -> list[Effect]:
         """Handle a refused ISR write.
 
-        The node has not changed: the incarnation check of an addition failed, or a write without a response has not
-        reached ZooKeeper.
+        The node has not changed. Either the incarnation check of an addition failed, or an earlier write without a
+        response has not reached ZooKeeper.
 
         A write without a response may still arrive, so a read of the old version does not show that it failed. The
         leader therefore writes again with the same expected version: only one of the two writes can succeed.
@@ -467,14 +468,17 @@ class LeaderRole:
         return effects
 
     def isr_write_failed(self, event: IsrWriteFailed) -> list[Effect]:
-        """Keep the maximal ISR until a read shows the result. It covers both possible contents of the node."""
+        """Keep the maximal ISR, which covers both possible contents of the node.
+
+        A later read of the node shows whether the write has succeeded.
+        """
         pending = self.isr
         if not isinstance(pending, CommittedIsr) and event.expected_version in {-1, pending.expected_version}:
             self._isr_became(pending.lost_response(unknown=True))
         return []
 
     def isr_known(self, isr: tuple[int, ...], now_ms: int, *, announce: bool) -> list[Effect]:
-        """Act on ``isr``, which the node has at the view's version.
+        """Use ``isr`` as the committed ISR. The node has this ISR at the version that the view knows.
 
         ``announce`` means that the controller may not know the ISR yet and must be notified.
         """
@@ -491,7 +495,10 @@ class LeaderRole:
     # --- other events -------------------------------------------------------------------------------------------
 
     def follow_assignment(self, now_ms: int) -> None:
-        """Keep one ``Progress`` for each other replica and member of the ISR. The lag time of a new one starts now."""
+        """Keep one ``Progress`` for each other replica and each other member of the ISR.
+
+        The lag time of a new ``Progress`` starts now.
+        """
         others = dict.fromkeys((*self.view.replicas, *self.isr.maximal))
         others.pop(self.view.broker_id, None)
         if list(others) == list(self.progress):
@@ -513,16 +520,16 @@ class LeaderRole:
         return effects
 
     def log_named(self) -> list[Effect]:
-        """Note that the own log's name is durable, so that the log counts for the high watermark from now on."""
+        """Count the own log for the high watermark from now on, because a durable checkpoint now contains it."""
         self._isr_became(self.isr)
         effects: list[Effect] = []
         self.advance(effects)
         return effects
 
     def brokers_changed(self, now_ms: int) -> list[Effect]:
-        """Reconsider the ISR after a change of the live brokers.
+        """Check after a change of the live brokers whether the ISR must change.
 
-        No replica has more records, so the high watermark does not move.
+        The high watermark does not move, because no replica has got more records.
         """
         self._update_incarnations()
         effects: list[Effect] = []

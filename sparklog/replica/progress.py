@@ -15,9 +15,10 @@ UNKNOWN_END = -1
 
 @dataclass(slots=True)
 class Progress:
-    """The progress of one follower.
+    """The progress of one follower in one leader epoch: its log end, and when it last had all records.
 
-    Mutable; one ``LeaderRole`` owns it. Each epoch has a new one, whose lag time starts with the epoch.
+    Mutable; one ``LeaderRole`` owns it. For each epoch the leader creates a new one, whose lag time starts with the
+    epoch.
     """
 
     #: The incarnation that fetches. It is -1 before the first fetch if the broker was not in the table of live brokers.
@@ -35,7 +36,7 @@ class Progress:
     retry_ms: int = 0
 
     def fetched(self, offset: int, leader_end: int, *, now_ms: int) -> None:
-        """Record a fetch.
+        """Record a fetch from ``offset``, at a time when the leader's log ends at ``leader_end``.
 
         A follower that reaches the leader's log end of the previous fetch was caught up at the time of that fetch. This
         rule is necessary because under steady load a follower never reaches the current end. Source: Kafka

@@ -1,7 +1,7 @@
-"""Produces that wait on a leader: until they are appended, and with acks=all until they are committed.
+"""Produces that wait on a leader until they are appended, and with acks=all until they are committed.
 
-Each partition has one. It holds tickets, never records, and does no I/O. Entries are ordered by end offset, so when the
-high watermark rises only the entries that are now committed are visited.
+Each partition has one purgatory. It holds tickets, never records, and does no I/O. Entries are ordered by end offset.
+So when the high watermark rises, only the entries that are now committed are visited.
 """
 
 from __future__ import annotations
@@ -16,7 +16,10 @@ NEVER = 2**63 - 1
 
 
 class Waiting(msgspec.Struct, frozen=True, gc=False):
-    """An appended acks=all produce. It is committed when the high watermark reaches ``end_offset``."""
+    """A produce with acks=all whose batches were appended but are not committed yet.
+
+    They are committed when the high watermark reaches ``end_offset``.
+    """
 
     end_offset: int
     ticket: int
@@ -26,9 +29,9 @@ class Waiting(msgspec.Struct, frozen=True, gc=False):
 
 @dataclass(slots=True)
 class Purgatory:
-    """The waiting produces of one ``LeaderRole``.
+    """The queue of the produces that wait on one leader.
 
-    Mutable. It passes to the next ``LeaderRole`` if the same replica is elected again.
+    Mutable. If the same replica is elected again, its new ``LeaderRole`` takes over the purgatory of the old one.
     """
 
     #: Produces whose append has been ordered and has no result yet: ticket to (acks, deadline).
@@ -42,13 +45,14 @@ class Purgatory:
 
     @property
     def first_end(self) -> int:
-        """Return the smallest end offset of the entries, or NEVER if there is none."""
+        """Return the smallest end offset of the entries, or NEVER if there are no entries."""
         return self._queue[0].end_offset if self._queue else NEVER
 
     def wait(self, entry: Waiting) -> None:
         """Add an entry.
 
-        End offsets usually rise. For a duplicate of an earlier batch the place is searched from the end.
+        End offsets usually rise, so the entry usually goes to the end. The entry of a duplicate batch may have a lower
+        end offset. Its place is searched from the end of the queue.
         """
         queue = self._queue
         if not queue or queue[-1].end_offset <= entry.end_offset:

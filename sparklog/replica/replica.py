@@ -43,7 +43,7 @@ __all__ = ["TRANSITIONS", "LogView", "Offline", "Replica", "ReplicaSettings", "T
 
 
 class Transition(NamedTuple):
-    """One row of the state table. ``source`` and ``target`` are role names."""
+    """One row of the table of role changes. ``source`` and ``target`` are role names."""
 
     source: str
     event: str
@@ -91,9 +91,9 @@ TRANSITIONS: tuple[Transition, ...] = (
 
 
 class Offline:
-    """The role that does nothing and refuses every request with ``code``.
+    """The role of a replica that does nothing and refuses every request with ``code``.
 
-    If it is ``final``, no decision ends it before the process restarts.
+    If ``final`` is set, the replica keeps this role until the process restarts.
     """
 
     name = "offline"
@@ -111,10 +111,10 @@ Role = LeaderRole | FollowerRole | Offline
 
 
 class Replica:
-    """One replica of one partition.
+    """The state machine of one replica of one partition.
 
-    Mutable. One thread owns it: that of the broker's event loop, or of the simulator. It exists from the opening of the
-    partition's log until Stopped or LogFailed.
+    Mutable and not thread-safe: one thread uses it, that of the broker's event loop or of the simulator. It is created
+    when the partition's log has been opened, and used until Stopped or LogFailed.
     """
 
     #: The simulator replaces these classes with faulty variants, to test that its checks detect the faults.
@@ -138,7 +138,8 @@ class Replica:
         self._role: Role = Offline(ErrorCode.NOT_LEADER_OR_FOLLOWER, "started, and has no role yet", final=False)
 
     def step(self, event: events.Event, now_ms: int) -> list[Effect]:
-        """Handle one event and return the effects to carry out, in order. ``now_ms`` never decreases."""
+        """Handle one event and return the effects, which the caller carries out in order. ``now_ms`` never decreases.
+        """
         return self._DISPATCH[type(event)](self, event, now_ms)
 
     # --- queries ------------------------------------------------------------------------------------------------
@@ -154,7 +155,7 @@ class Replica:
 
     @property
     def leader(self) -> int:
-        """Return the leader of the last decision; NO_LEADER if it has none or no decision has come yet."""
+        """Return the leader of the last decision; NO_LEADER if the partition has none or no decision has come yet."""
         state = self._view.state
         return NO_LEADER if state is None else state.leader
 
@@ -168,38 +169,38 @@ class Replica:
 
     @property
     def version(self) -> int:
-        """Return the node version of the last decision, or -1 before the first decision."""
+        """Return the version of the partition's ZooKeeper node at the last decision; -1 before the first decision."""
         return self._view.version
 
     @property
     def replicated_end(self) -> int:
-        """Return the offset up to which every replica that may become the next leader has this leader's log.
+        """Return the offset up to which all replicas that may become the next leader have copied this leader's log.
 
-        A replica that does not lead returns its own log end offset.
+        If this replica does not lead, return its own log end offset.
         """
         return self._role.replicated_end if isinstance(self._role, LeaderRole) else self._view.log.log_end_offset
 
     @property
     def isr(self) -> tuple[int, ...]:
-        """Return the last known committed ISR."""
+        """Return the last known committed ISR; empty before the first decision."""
         state = self._view.state
         return () if state is None else state.isr
 
     @property
     def isr_state(self) -> IsrState | None:
-        """Return the leader's ISR with the change in flight, or None if this replica does not lead."""
+        """Return the leader's ISR and any change of it in flight; None if this replica does not lead."""
         return self._role.isr if isinstance(self._role, LeaderRole) else None
 
     @property
     def in_flight(self) -> bool:
-        """Return whether an ISR change is in flight."""
+        """Return whether this replica leads and a change of its ISR is in flight."""
         return isinstance(self._role, LeaderRole) and not isinstance(self._role.isr, CommittedIsr)
 
     @property
     def dismissed(self) -> bool:
-        """Return whether the controller removed this broker from the partition's replicas.
+        """Return whether the partition no longer needs this broker: it is neither a replica nor in the ISR.
 
-        Its log is then no longer needed.
+        The broker's log of the partition is then no longer needed.
         """
         role, view = self._role, self._view
         return isinstance(role, Offline) and not role.final and view.version >= 0 and self._dismissed(view.state)
@@ -216,9 +217,10 @@ class Replica:
 
     @property
     def hw_settled(self) -> bool:
-        """Return whether a leader's high watermark covers all records that its predecessors committed.
+        """Return whether this replica leads and its high watermark has reached the start of its epoch.
 
-        Until it does, ListOffsets requests are refused with OFFSET_NOT_AVAILABLE. Source: KIP-207.
+        All records that earlier leaders committed are below that offset. Until then, ListOffsets requests are refused
+        with OFFSET_NOT_AVAILABLE. Source: KIP-207.
         """
         return isinstance(self._role, LeaderRole) and self._view.high_watermark >= self._role.epoch_start
 
@@ -229,7 +231,7 @@ class Replica:
 
     @property
     def deadline_ms(self) -> int:
-        """Return the time at which Ticked must be sent at the latest, or NEVER."""
+        """Return the earliest time at which the replica needs Ticked, or NEVER."""
         role = self._role
         if not isinstance(role, LeaderRole):
             return NEVER
@@ -256,7 +258,8 @@ class Replica:
         return view.log.last_stable_offset(view.high_watermark) if isolation else view.high_watermark
 
     def check_epoch(self, leader_epoch: int) -> ErrorCode | None:
-        """Return the error for a request with this leader epoch (-1: none), or None if the epoch is right."""
+        """Return the error for a request with this leader epoch, or None if the epoch is right; -1 matches any epoch.
+        """
         if isinstance(self._role, Offline):
             return self._role.code
         if leader_epoch in {NO_EPOCH, self._role.epoch}:
@@ -265,7 +268,7 @@ class Replica:
         return ErrorCode.FENCED_LEADER_EPOCH if behind else ErrorCode.UNKNOWN_LEADER_EPOCH
 
     def check_offset(self, offset: int) -> ErrorCode | None:
-        """Return why a consumer cannot read from ``offset`` now, or None if it can.
+        """Return the error if a consumer cannot read from ``offset`` now, or None if it can.
 
         Another replica may have a higher high watermark and may have served records that this one lacks. So only the
         log end offset of a leader proves that an offset is out of range.
@@ -278,7 +281,7 @@ class Replica:
     def check_invariants(self) -> None:
         """Raise AssertionError if this replica's state contradicts itself.
 
-        For tests. Do not call it before the effects of the last step are carried out.
+        For tests. Call this only after the effects of the last step were carried out.
         """
         view, role = self._view, self._role
         log = view.log

@@ -15,16 +15,16 @@ from sparklog.replica.events import Decided
 
 
 class LogView(Protocol):
-    """The replica's read-only view of its log, after the effects that were carried out so far."""
+    """The part of a log that its replica reads. It shows the log after all effects that were carried out so far."""
 
     @property
     def log_start_offset(self) -> int: ...
 
     @property
     def first_segment_offset(self) -> int:
-        """Return the offset at which a new follower begins to copy; it is at or below the log start.
+        """Return the first offset of the log's first segment, where a new follower begins to copy.
 
-        Followers copy the leader's first segment whole.
+        It is at or below the log start. Followers copy the leader's first segment from its beginning.
         """
 
     @property
@@ -32,17 +32,23 @@ class LogView(Protocol):
 
     @property
     def last_epoch(self) -> int:
-        """Return the leader epoch of the last batch, -1 if the log is empty."""
+        """Return the leader epoch of the last batch, or -1 if the log is empty."""
 
     @property
     def named(self) -> bool:
-        """Return whether the next start would notice the loss of this log. Until then a leader commits no records."""
+        """Return whether a durable checkpoint contains this log, so that the next start would notice its loss.
+
+        Until this is true, a leader commits no records.
+        """
 
     def last_stable_offset(self, high_watermark: int) -> int:
-        """Return the last stable offset: the first offset of an open transaction, at most ``high_watermark``."""
+        """Return the last stable offset: the start of the first open transaction, at most ``high_watermark``."""
 
     def end_of_epoch(self, epoch: int) -> EpochEnd:
-        """Return the log's largest epoch <= ``epoch`` and its exclusive end; (-1, log start) if there is none."""
+        """Return the log's largest epoch <= ``epoch``, and the offset after the last record of that epoch.
+
+        If the log has no such epoch, return (-1, log start).
+        """
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +67,10 @@ class ReplicaSettings:
 
 @dataclass(slots=True)
 class PartitionView:
-    """The state of one replica that its roles share. Mutable; one ``Replica`` owns it and uses it in its thread."""
+    """The state of one replica that all its roles use, such as the last decision and the high watermark.
+
+    Mutable. One ``Replica`` owns it and uses it in its own thread.
+    """
 
     broker_id: int
     log: LogView
@@ -99,9 +108,9 @@ class PartitionView:
         return min(self.min_isr, self.factor or len(self.replicas))
 
     def accept_decision(self, event: Decided) -> None:
-        """Copy the fields of a decision except the node's state and the leaving replicas.
+        """Copy the fields of a decision except the state in the node and the leaving replicas.
 
-        The version applies only to these two. All other fields are current when the decision arrives.
+        Only these two fields depend on the version. All other fields are current when the decision arrives.
         """
         self.replicas = event.replicas
         self.incarnations = event.incarnations
@@ -111,7 +120,7 @@ class PartitionView:
         self.factor = event.factor
 
     def repeats(self, event: Decided) -> bool:
-        """Return whether the decision changes none of the fields that the node does not have."""
+        """Return whether the decision changes nothing that the replica knows from sources other than the node."""
         return (
             self.incarnations == event.incarnations
             and self.replicas == event.replicas
@@ -123,9 +132,9 @@ class PartitionView:
         )
 
     def known_dead(self, broker_id: int) -> bool:
-        """Return whether the table of live brokers has this broker but not ``broker_id``.
+        """Return whether the table of live brokers lacks ``broker_id``, although it contains this replica's own broker.
 
-        A table without this broker is outdated and proves nothing.
+        A table without this replica's own broker is outdated and proves nothing.
         """
         return broker_id not in self.incarnations and self.broker_id in self.incarnations
 
@@ -135,8 +144,9 @@ def divergence_point(log: LogView, offset: int, last_epoch: int) -> EpochEnd | N
 
     ``log`` must begin at or below ``offset``. Source: KIP-101, KIP-279.
 
-    If ``log`` begins at ``offset`` and has no batch of an epoch up to ``last_epoch``, all that could be compared has
-    been deleted from it. A follower with all records up to there may be in sync, so this counts as no divergence.
+    The leader's log may begin exactly at ``offset`` and have no batch of an epoch up to ``last_epoch``. Then all
+    records that could be compared were deleted. The result is None, because a follower with all earlier records may be
+    in sync.
     """
     ours = log.end_of_epoch(last_epoch)
     if ours.epoch == NO_EPOCH and offset == log.first_segment_offset:

@@ -31,9 +31,9 @@ _Result = TypeVar("_Result")
 
 
 class Cleaner:
-    """The component that compacts all logs of a broker.
+    """The component that compacts the logs of a broker, one log at a time.
 
-    Owner: the broker process's event loop, from ``start`` to ``close``.
+    Not thread-safe: use it only on the broker's event loop. ``start`` begins the work, and ``close`` ends it.
     """
 
     def __init__(self, context: BrokerContext, partitions: Partitions, log_failed: OnLogFailed) -> None:
@@ -53,7 +53,7 @@ class Cleaner:
             self._context.spawn(self._run(), "cleaner")
 
     def close(self) -> None:
-        """Start no new work, and cancel the cleaning in progress."""
+        """Start no new compaction, and cancel the one in progress."""
         self._closed = True
         if self._job is not None:
             try:

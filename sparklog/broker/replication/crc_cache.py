@@ -23,7 +23,7 @@ _OVERHEAD = 600
 
 
 class BatchKey(NamedTuple):
-    """The identity of a stored batch. ``header`` is its packed header, as stored."""
+    """The key of a stored batch in the cache. ``header`` is the batch's packed header, as stored."""
 
     topic_id: str
     partition: int
@@ -31,7 +31,10 @@ class BatchKey(NamedTuple):
 
 
 class CrcCache:
-    """The running CRCs of the most recently used batches of all logs. Owner: the broker's event loop."""
+    """A cache of the running CRCs of the most recently used batches of all logs.
+
+    Not thread-safe: use it only on the broker's event loop.
+    """
 
     def __init__(self, limit_bytes: int = LIMIT_BYTES) -> None:
         #: The limit for all entries together.
@@ -44,7 +47,7 @@ class CrcCache:
         return len(self._entries)
 
     def get(self, key: BatchKey) -> RunningCrcs | None:
-        """Return the CRCs of this batch, or None, and mark them as the most recently used."""
+        """Return the CRCs of this batch and mark them as the most recently used; return None if they are not cached."""
         found = self._entries.get(key)
         if found is not None:
             self._entries.move_to_end(key)
@@ -60,7 +63,7 @@ class CrcCache:
             self.size_bytes -= _bytes_of(oldest)
 
     def drop(self, key: BatchKey) -> None:
-        """Drop the CRCs of a batch, so that the next read verifies the batch. A missing entry is not an error."""
+        """Drop the CRCs of a batch, so that the next read verifies the batch. Do nothing if they are not cached."""
         found = self._entries.pop(key, None)
         if found is not None:
             self.size_bytes -= _bytes_of(found)

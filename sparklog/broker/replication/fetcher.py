@@ -70,9 +70,9 @@ class _InFlight(msgspec.Struct, frozen=True):
 
 
 class LeaderFetcher:
-    """The fetcher of all partitions that this broker follows at one leader.
+    """A fetcher of all partitions that this broker follows at one leader.
 
-    Owner: ``Fetchers``, which runs ``run`` as one task from the first use on.
+    A part of ``Fetchers``, which creates it at the first use of the leader and runs ``run`` as one task.
     """
 
     def __init__(self, context: BrokerContext, leader_id: int, throttle: CopyThrottle) -> None:
@@ -111,10 +111,10 @@ class LeaderFetcher:
             self._positions.pop(key, None)
 
     def on_registered(self) -> None:
-        """Send a request at once after a new registration of this broker.
+        """Send a request at once, because this broker has registered again.
 
-        A leader that learns of the new incarnation discards this follower's earlier position, and commits nothing until
-        this broker fetches again. The leader must not wait until the long poll ends.
+        When a leader learns of the new incarnation, it discards this follower's earlier position. It commits nothing
+        until this broker fetches again, so the request must not wait until the long poll ends.
         """
         self._nudge_soon()
 
@@ -147,7 +147,7 @@ class LeaderFetcher:
         return self._session.changed or self._in_flight[0].incarnation != self._context.incarnation
 
     async def run(self) -> None:
-        """Fetch until cancelled; reconnect after a lost connection, with growing pauses."""
+        """Fetch until the task is cancelled. After a lost connection, connect again; the pauses before this grow."""
         pause_s = _FIRST_PAUSE_S
         try:
             while True:
@@ -436,7 +436,10 @@ class LeaderFetcher:
 
 
 class Fetchers:
-    """The fetchers of one broker, one for each leader. Owner: its event loop."""
+    """The fetchers of one broker, one for each leader that it follows.
+
+    Not thread-safe: use them only on the broker's event loop.
+    """
 
     def __init__(self, context: BrokerContext) -> None:
         self._context = context
@@ -448,7 +451,10 @@ class Fetchers:
         self._closed = False
 
     def follow(self, partition: Partition, leader: int, leader_epoch: int) -> None:
-        """Fetch this partition from ``leader``, from this replica's log end on, instead of from an earlier leader."""
+        """Fetch this partition from ``leader``, from this replica's log end on.
+
+        If the partition was fetched from another leader, stop that.
+        """
         self.unfollow(partition, unless=leader)
         if self._closed:
             return

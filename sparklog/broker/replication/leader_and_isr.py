@@ -50,7 +50,10 @@ _DROPS_S = 0.01
 
 
 class ControlUpdates:
-    """The handler of the controller's updates. Owner: the broker's event loop."""
+    """The handler of the controller's updates.
+
+    Not thread-safe: use it only on the broker's event loop.
+    """
 
     def __init__(
         self,

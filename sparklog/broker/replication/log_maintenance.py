@@ -43,9 +43,9 @@ _SPARED_AT_ONCE = 1000
 
 
 class LogMaintenance:
-    """The component that maintains all logs of a broker.
+    """The component that does the background work on all logs of a broker, such as retention, seals and flushes.
 
-    Owner: the broker process's event loop, from ``start`` to ``close``.
+    Not thread-safe: use it on the broker's event loop. ``start`` begins the work, and ``close`` ends it.
     """
 
     def __init__(
@@ -96,7 +96,7 @@ class LogMaintenance:
         self._every(_FLUSH_CHECK_MS, self._flush, "flush", while_set=self._unflushed)
 
     def close(self) -> None:
-        """Start no new work. Work that runs in threads is not cancelled, but its result is ignored."""
+        """Start no new work. Work that already runs in threads continues: ``ended`` waits for it."""
         self._closed = True
         self._holds.close()
         self._pool.shutdown(wait=False, cancel_futures=True)
@@ -105,7 +105,7 @@ class LogMaintenance:
         self._name_pool.shutdown(wait=False, cancel_futures=True)
 
     def ended(self) -> None:
-        """Wait for the work that still runs in threads. Call this after ``close``. Blocks.
+        """Block until the work that still runs in threads has ended. Call this after ``close``.
 
         The wait is needed because a disk reports a lost write only once: a later flush of the same files would succeed.
 
@@ -163,7 +163,7 @@ class LogMaintenance:
             del self._seals[partition]
 
     def prepare_truncation(self, partition: Partition, job: TruncationJob) -> None:
-        """Start the copy that a truncation needs, unless the process is ending."""
+        """Start the copy of records that a truncation needs. Do nothing if the process is ending."""
         if not self._closed:
             self._context.spawn(self._prepare_truncation(partition, job), f"cut {partition.tp}")
 

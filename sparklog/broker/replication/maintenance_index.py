@@ -18,9 +18,9 @@ _NEVER_US = 2**63
 
 
 class MaintenanceIndex:
-    """The replicas with work for retention, seals, the cleaner and the search for hanging transactions.
+    """An index of the replicas that have work for retention, seals, the cleaner or the search for hanging transactions.
 
-    Owner: ``Partitions``, on the broker's event loop.
+    A part of ``Partitions``. Not thread-safe: use it only on the broker's event loop.
     """
 
     def __init__(self, directory: LogDirectory, hosted: Callable[[TopicPartition], Partition | None]) -> None:
@@ -39,11 +39,11 @@ class MaintenanceIndex:
         self._to_clean: dict[Partition, int] = {}
 
     def mark_changed(self, partition: Partition) -> None:
-        """Note that the partition must be checked again, because its role or settings have changed."""
+        """Record that the partition must be checked again, because its role or settings have changed."""
         self._changed.add(partition)
 
     def drop(self, partition: Partition) -> None:
-        """Remove a partition that this broker no longer hosts."""
+        """Remove a partition from the index, because this broker no longer hosts it."""
         self._changed.discard(partition)
         self._with_backlog.discard(partition)
         self._in_transaction.discard(partition)
@@ -51,7 +51,7 @@ class MaintenanceIndex:
         self._to_clean.pop(partition, None)
 
     def with_backlog(self) -> list[Partition]:
-        """Return the partitions with segments to seal or schemas to store."""
+        """Return the partitions that may have segments to seal or schemas to store."""
         self._check_changed()
         self._with_backlog = {partition for partition in self._with_backlog if partition.log.durability.is_behind}
         return list(self._with_backlog)
@@ -62,9 +62,9 @@ class MaintenanceIndex:
         return list(self._in_transaction)
 
     def due(self, now_us: int) -> list[Partition]:
-        """Return the partitions led by this broker in which retention may find work at ``now_us``.
+        """Return the partitions led by this broker in which retention may find segments to roll or delete.
 
-        ``now_us`` counts from the Unix epoch. The work is a segment to roll or to delete.
+        ``now_us`` is the current time in microseconds since the Unix epoch.
         """
         self._check_changed()
         if now_us < self._first_due_us:
@@ -74,9 +74,10 @@ class MaintenanceIndex:
         return due
 
     def to_clean(self, now_us: int) -> list[Partition]:
-        """Return the partitions of compacted topics in which the cleaner may find work at ``now_us``.
+        """Return the partitions of compacted topics in which the cleaner may find something to compact.
 
-        ``now_us`` counts from the Unix epoch. A partition is returned until ``clean_later`` is called for it.
+        ``now_us`` is the current time in microseconds since the Unix epoch. A partition is returned until
+        ``clean_later`` is called for it.
         """
         self._check_changed()
         return [partition for partition, due_us in self._to_clean.items() if due_us <= now_us]
@@ -84,7 +85,7 @@ class MaintenanceIndex:
     def clean_later(self, partition: Partition, due_us: int | None) -> None:
         """Make ``to_clean`` skip the partition until ``due_us``, or until its log or settings change.
 
-        If ``due_us`` is None, only such a change ends this.
+        If ``due_us`` is None, ``to_clean`` skips the partition until its log or settings change.
         """
         if due_us is None:
             self._to_clean.pop(partition, None)

@@ -72,7 +72,7 @@ _UNJUDGED: FetchVerdict = RefuseFetch(ErrorCode.NOT_LEADER_OR_FOLLOWER, "")
 
 
 class AppendRules(NamedTuple):
-    """Rules that a batch must satisfy to be appended to a topic."""
+    """The rules of a topic that a batch must satisfy before it is appended."""
 
     schema: pa.Schema
     schema_id: int
@@ -86,11 +86,11 @@ class AppendRules(NamedTuple):
 
 
 class CheckedBatches(NamedTuple):
-    """The result of checks that ran before the append.
+    """The result of checks of a request's batches that ran before the append.
 
     The result is valid as long as the partition's rules are ``rules``.
 
-    ``refusals`` gives the error of each batch that cannot be appended, by the batch's number in the request.
+    ``refusals`` maps the number of each refused batch in the request to its error.
     """
 
     rules: AppendRules
@@ -98,7 +98,7 @@ class CheckedBatches(NamedTuple):
 
 
 class Answer(msgspec.Struct, frozen=True, gc=False):
-    """The result of a produce to one partition."""
+    """The result of a produce to one partition: an error, or the base offset and the time of the append."""
 
     code: ErrorCode
     base_offset: int
@@ -107,13 +107,13 @@ class Answer(msgspec.Struct, frozen=True, gc=False):
 
 
 class PendingProduce(msgspec.Struct):
-    """Batches that are to be appended, and the callback for the result.
+    """A produce to one partition: its batches, and the callback for the result.
 
     ``own`` is true if this broker created the batches (a marker). ``placed`` is true if the batches come from a restore
     and keep their offsets. ``roll`` is true if the batches begin a new segment.
 
     The partition drops the batches once they are appended. Otherwise a request that waits for the high watermark would
-    keep their memory after its connection was closed, when the connection's limit no longer counts these bytes.
+    keep their memory after its connection was closed. The connection's memory limit would no longer count this memory.
     """
 
     batches: Batches
@@ -126,7 +126,10 @@ class PendingProduce(msgspec.Struct):
 
 
 class PartitionHost(Protocol):
-    """The services that a partition needs from its broker. No method blocks, and no method calls ``Partition.step``."""
+    """The part of a broker that a partition uses to perform its effects.
+
+    No method blocks, and no method calls ``Partition.step``.
+    """
 
     def now_ms(self) -> int: ...
 
@@ -143,11 +146,11 @@ class PartitionHost(Protocol):
     def truncation_accepted(self, partition: Partition) -> None: ...
 
     def prepare_truncation(self, partition: Partition, job: TruncationJob) -> None:
-        """Run ``job`` in a thread, then call ``truncation_prepared``.
+        """Run ``job`` in a thread, then call ``Partition.truncation_prepared``.
 
-        The job copies records that the truncation keeps.
+        The job copies the records that the truncation keeps.
 
-        If the disk is full or an unexpected error occurs, call ``truncation_failed`` after a pause instead.
+        If the disk is full or an unexpected error occurs, make a pause and call ``Partition.truncation_failed``.
         """
 
     def role_changed(self, partition: Partition) -> None: ...
@@ -164,13 +167,20 @@ class PartitionHost(Protocol):
 
 
 class OnLogFailed(Protocol):
-    """The callback for an error of the log directory. ``partition`` is the partition that found the error, or None."""
+    """The callback for an error of the log directory.
+
+    ``partition`` is the partition that found the error, or None if no single partition found it.
+    """
 
     def __call__(self, partition: Partition | None, error: Exception, /) -> None: ...
 
 
 class Partition:
-    """One replica. Owner: the broker's event loop, from the controller's first decision until ``stop``."""
+    """One hosted replica, which joins its state machine and its log.
+
+    Not thread-safe: use it only on the broker's event loop. It exists from the controller's first decision about the
+    replica until ``stop``.
+    """
 
     def __init__(
         self,
@@ -212,7 +222,7 @@ class Partition:
     # --- events from the broker ---
 
     def step(self, event: Event) -> None:
-        """Give the state machine one event and perform all effects that follow from it."""
+        """Give the state machine one event, and perform all effects that result from it."""
         events, replica = self._events, self.replica
         if self._stepping:
             events.append(event)
@@ -236,14 +246,14 @@ class Partition:
             self._host.deadline_moved(self)
 
     def produce(self, pending: PendingProduce, *, acks: int, deadline_ms: int) -> None:
-        """Append batches if this replica is the leader; call ``pending.on_result`` once, now or later."""
+        """Append batches if this replica is the leader, and call ``pending.on_result`` once, now or later."""
         self._next_ticket += 1
         ticket = self._next_ticket
         self._pending[ticket] = pending
         self.step(ProduceArrived(ticket, acks, deadline_ms))
 
     def follower_fetched(self, event: FollowerFetched) -> FetchVerdict:
-        """Return the response to a follower: records, an error, or the offset at which its log diverges."""
+        """Handle a follower's fetch. Return which response it gets: records, an error, or the divergence point."""
         self._verdict = _UNJUDGED  # the step replaces this value
         self.step(event)
         verdict = self._verdict
@@ -252,7 +262,7 @@ class Partition:
         return verdict
 
     def on_leader_response(self, event: LeaderResponded, headers: memoryview, bodies: memoryview) -> BrokerError | None:
-        """Apply the leader's response for this partition; return why the batches were refused, or None."""
+        """Apply the leader's response for this partition. Return why its batches were refused, or None."""
         log = self.log
         if event.batch_count and log.is_outdated_for(headers, time.time_ns() // 1000):
             _log.warning("%s: offline for longer than tombstones are kept: copying the log again", self.tp)
@@ -269,11 +279,12 @@ class Partition:
 
     @property
     def is_truncating(self) -> bool:
-        """Return whether a truncation is being prepared; until it is done, the leader's responses are useless."""
+        """Return whether a truncation is being prepared. Until it is done, the replica ignores the leader's responses.
+        """
         return self._truncation is not None
 
     def truncation_prepared(self, job: TruncationJob) -> None:
-        """Truncate the log and resume fetching, unless the role has changed since.
+        """Truncate the log and resume fetching. Do nothing if the role has changed since the truncation was prepared.
 
         Call this after ``job.run`` has returned.
         """
@@ -289,14 +300,20 @@ class Partition:
             self._fail(error)
 
     def truncation_failed(self, job: TruncationJob) -> None:
-        """Cancel a truncation whose copy failed, and fetch from the leader again, unless the role has changed since."""
+        """Cancel a truncation whose copy failed, and fetch from the leader again.
+
+        Do nothing if the role has changed since the copy began.
+        """
         if self._truncation is not None and self._truncation[0] is job and not self.stopped:
             self._drop_truncation()
             self.failed_truncations += 1
             self.step(TruncationFailed())
 
     def log_named(self) -> None:
-        """Note that a checkpoint contains this log. The log counts as durable now, and a follower fetches again."""
+        """Record that a durable checkpoint contains this log. If this replica is a follower, fetch again.
+
+        From now on the log counts as durable.
+        """
         if self.stopped or self.offline is not None:
             return
         self.step(LogNamed())
@@ -306,21 +323,24 @@ class Partition:
 
     @property
     def awaits_name(self) -> bool:
-        """Return whether the log has records, but is in no checkpoint yet.
+        """Return whether the log has files on disk, but no durable checkpoint contains it yet.
 
         A follower with such a log must not fetch, because a fetch would confirm records that are not durable.
         """
         return not self.log.named and self.log.on_disk
 
     def advance_log_start(self, offset: int) -> None:
-        """Delete committed records below ``offset``, as the leader has done."""
+        """Move the log start to ``offset``, as the leader has done, and delete the records below it."""
         try:
             self.log.advance_log_start(offset)
         except StorageError as error:
             self.storage_failed(error)
 
     def stop(self) -> None:
-        """Stop the replica, because it is no longer assigned to this broker or the broker stops. Idempotent."""
+        """Stop the replica, because it is no longer assigned to this broker or the broker stops.
+
+        Further calls have no effect.
+        """
         if not self.stopped:
             self.step(Stopped())
             self.stopped = True
@@ -330,8 +350,8 @@ class Partition:
     def stop_at_exit(self) -> None:
         """Stop the replica because the process ends.
 
-        A follower without waiting requests is stopped without notifications: for ten thousand followers these took a
-        tenth of a second.
+        If the replica is a follower without waiting requests, send no notifications: for ten thousand followers they
+        took a tenth of a second.
         """
         if self.replica.is_leader or self._pending:
             self.stop()
@@ -347,7 +367,7 @@ class Partition:
             self._host.role_changed(self)
 
     def storage_failed(self, error: StorageError) -> BrokerError:
-        """Take the replica offline after a read failed; return the error for the reader."""
+        """Take the replica offline because the storage has failed. Return the error for the client."""
         self._fail(error)
         return BrokerError(ErrorCode.KAFKA_STORAGE_ERROR, f"{self.tp}: {error}")
 
@@ -357,7 +377,7 @@ class Partition:
             raise BrokerError(ErrorCode.KAFKA_STORAGE_ERROR, f"{self.tp}: {self.offline}")
 
     def require_leader(self, leader_epoch: int) -> None:
-        """Raise BrokerError unless this replica leads and the epoch matches (-1 matches any).
+        """Raise BrokerError unless this replica leads in ``leader_epoch``; -1 matches any epoch.
 
         The error is NOT_LEADER_OR_FOLLOWER, FENCED_LEADER_EPOCH or UNKNOWN_LEADER_EPOCH.
         """
@@ -367,7 +387,7 @@ class Partition:
             raise BrokerError(code, self.describe_role(leader_epoch))
 
     def describe_role(self, leader_epoch: int) -> str:
-        """Return a description of this replica's role and of the leader epoch that a request named, for an error."""
+        """Return an error text with this replica's role and leader epoch, and the leader epoch that was requested."""
         replica = self.replica
         return (
             f"{self.tp}: leader epoch {leader_epoch} requested, this replica is {replica.role} in epoch "
@@ -535,7 +555,7 @@ class Partition:
 
 
 def check_batch(tp: TopicPartition, rules: AppendRules, header: BatchHeader, body: memoryview, *, placed: bool) -> None:
-    """Check one batch of a producer or of a restore. The function reads no shared state, so any thread may call it.
+    """Check one batch of a producer or of a restore. Any thread may call this, because it reads no shared state.
 
     Raises:
         BrokerError: the batch is invalid. An unexpected error becomes a BrokerError too, so that malformed bytes fail

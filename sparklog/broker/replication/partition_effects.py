@@ -21,7 +21,11 @@ _log = logging.getLogger(__name__)
 
 
 class PartitionEffects:
-    """The ``PartitionHost`` of every partition in a broker process. Owner: the broker's event loop."""
+    """The implementation of ``PartitionHost``, which all partitions of a broker process share.
+
+    It passes the effects of the replicas to the other parts of the broker. Not thread-safe: use it only on the broker's
+    event loop.
+    """
 
     def __init__(
         self,
@@ -52,7 +56,10 @@ class PartitionEffects:
         self.log_end_moved = fetches.log_end_moved
 
     def perform_postponed(self) -> None:
-        """Perform the postponed ISR writes, because the broker accepts writes again."""
+        """Perform the ISR writes that were postponed while the cluster was stopping.
+
+        Call this when the broker continues to serve.
+        """
         postponed, self._postponed = self._postponed, []
         for work in postponed:
             work()

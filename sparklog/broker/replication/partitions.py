@@ -26,7 +26,10 @@ from sparklog.storage.log_directory import LogDirectory
 
 
 class Partitions:
-    """The hosted replicas, by topic and partition. Owner: the broker's event loop."""
+    """A table of the hosted replicas, by topic and partition.
+
+    Not thread-safe: use it only on the broker's event loop.
+    """
 
     def __init__(self, context: BrokerContext, directory: LogDirectory) -> None:
         self._context = context
@@ -54,8 +57,9 @@ class Partitions:
         """Return the hosted replica of ``tp``, and check its topic id unless ``topic_id`` is empty.
 
         Raises:
-            BrokerError: UNKNOWN_TOPIC_OR_PARTITION, NOT_LEADER_OR_FOLLOWER if only other brokers host the partition,
-                INCONSISTENT_TOPIC_ID, or KAFKA_STORAGE_ERROR if the log directory is offline.
+            BrokerError: UNKNOWN_TOPIC_OR_PARTITION; NOT_LEADER_OR_FOLLOWER if only other brokers host the partition, or
+                the controller has sent no update yet; INCONSISTENT_TOPIC_ID; KAFKA_STORAGE_ERROR if the log directory
+                is offline.
         """
         partition = self._hosted.get(tp)
         if partition is None:
@@ -94,7 +98,8 @@ class Partitions:
         self.maintenance_index.drop(partition)
 
     def follower_lost(self, replica_id: int) -> None:
-        """Notify every partition that this broker leads that the follower's connection was closed."""
+        """Notify all partitions that this broker leads that the connection of the follower ``replica_id`` was closed.
+        """
         for partition in self.leading():
             partition.step(FollowerConnectionLost(replica_id))
 
@@ -116,7 +121,7 @@ class Partitions:
         return list(self._led)
 
     def movable(self, partition: Partition) -> bool:
-        """Return whether this broker leads the partition and another live in-sync replica could lead it."""
+        """Return whether this broker leads the partition, and another live member of the ISR could lead it."""
         replica = partition.replica
         if partition not in self._led:
             return False
@@ -124,7 +129,7 @@ class Partitions:
         return any(member != own and member in live for member in replica.isr)
 
     def counted_on(self, partition: Partition) -> bool:
-        """Return whether the partition has a live leader and this broker is in its ISR, by the cached metadata.
+        """Return whether, by the cached metadata, the partition has a live leader and its ISR contains this broker.
 
         The ISR that the replica itself knows is not used: a replica with a broken disk applies no decisions, so its ISR
         may be out of date.
@@ -136,13 +141,13 @@ class Partitions:
 
     @property
     def in_sync(self) -> int:
-        """Return the number of hosted partitions whose ISR, as the replica knows it, contains this broker."""
+        """Return the number of hosted partitions whose ISR contains this broker, according to the replica itself."""
         own = self._context.broker_id
         return sum(own in partition.replica.isr for partition in self._hosted.values())
 
     @property
     def lagging(self) -> int:
-        """Return the number of partitions that this broker leads whose high watermark is below the log end."""
+        """Return the number of partitions led by this broker whose high watermark is below the log end offset."""
         return sum(
             partition.replica.is_leader and partition.replica.high_watermark < partition.log.log_end_offset
             for partition in self._hosted.values()
@@ -153,7 +158,7 @@ class Partitions:
         return [log for log in self.directory.logs() if log.tp not in self._hosted]
 
     def unclaimed_log(self, tp: TopicPartition) -> Log | None:
-        """Return the log of ``tp`` that belongs to no hosted replica, or None."""
+        """Return the log of ``tp`` if it belongs to no hosted replica, otherwise None."""
         return None if tp in self._hosted else self.directory.get(tp)
 
     # --- time ---
@@ -161,7 +166,7 @@ class Partitions:
     def deadline_moved(self, partition: Partition) -> None:
         """Set the timer for the partition's deadline.
 
-        This may be called after every step, so it is cheap if the deadline is not earlier than before.
+        This may be called after every step, so it does almost nothing if the deadline is not earlier than before.
         """
         deadline_ms = partition.replica.deadline_ms
         if deadline_ms >= partition.timer_ms:

@@ -26,9 +26,10 @@ _log = logging.getLogger(__name__)
 
 
 class ReplicaHosting:
-    """The component that creates and removes replicas. Owner: the broker's event loop.
+    """The component that creates and removes replicas.
 
-    ``effects`` performs the effects of all replicas. ``on_log_set_aside`` is called after a log was set aside.
+    ``effects`` performs the effects of all replicas. ``on_log_set_aside`` is called after a log was set aside. Not
+    thread-safe: use it only on the broker's event loop.
     """
 
     def __init__(
@@ -48,10 +49,10 @@ class ReplicaHosting:
         self._log_failed = log_failed
 
     def host(self, tp: TopicPartition, topic: CachedTopic) -> Partition:
-        """Return the replica of ``tp``; create it if needed, with the log of this topic id or an empty log.
+        """Return the replica of ``tp``. If there is none, create it with the log of this topic id or an empty log.
 
-        The log may also be a set-aside one. A log of another topic id is set aside, because no update has said that its
-        topic is deleted.
+        The log may also be one that was set aside. If there is a log of another topic id, set it aside, because no
+        update has said that its topic is deleted.
 
         Raises:
             StorageError: the log cannot be created.
@@ -95,7 +96,7 @@ class ReplicaHosting:
     def apply_topic_config(self, partition: Partition, topic: CachedTopic) -> bool:
         """Apply the topic's schemas and settings to a replica, unless this ``CachedTopic`` was already applied.
 
-        Returns whether the settings have changed.
+        Return whether the log's settings have changed.
         """
         if partition.configured_for is topic:
             return False
@@ -111,14 +112,17 @@ class ReplicaHosting:
         return changed
 
     def drop(self, partition: Partition, *, keep: str = "") -> None:
-        """Remove the replica. Set its data aside if ``keep`` gives a reason for that, and delete the data otherwise."""
+        """Remove the replica. If ``keep`` gives a reason to keep its data, set the data aside; otherwise delete it."""
         _log.info("%s: dropped the replica of topic id %s", partition.tp, partition.topic_id)
         partition.stop()
         self._partitions.remove(partition)
         self._remove_log(partition.tp, keep=keep)
 
     def drop_log(self, tp: TopicPartition, *, keep: str = "") -> None:
-        """Remove a log that was found at the start and belongs to no hosted replica; ``keep`` is as in ``drop``."""
+        """Remove a log that was found at the start of the broker and belongs to no hosted replica.
+
+        If ``keep`` gives a reason to keep its data, set the data aside; otherwise delete it.
+        """
         if not keep:
             _log.warning("%s: deleted the data of a deleted topic", tp)
         self._remove_log(tp, keep=keep)

@@ -39,7 +39,11 @@ _ANSWER_TIMEOUT_S = 5.0
 
 
 class SetAsideLogs:
-    """The set-aside logs of one broker. Owner: its event loop, from ``start`` to ``close``."""
+    """The component that lists, checks and deletes the set-aside logs of one broker.
+
+    Not thread-safe: use it on the broker's event loop. ``start`` begins the checks, and ``close`` closes its
+    connections.
+    """
 
     def __init__(self, context: BrokerContext, directory: LogDirectory, registry: ZkRegistration) -> None:
         self._context = context
@@ -53,14 +57,14 @@ class SetAsideLogs:
         self._context.spawn(self._repeat(), "set-aside logs")
 
     def check_soon(self) -> None:
-        """Check all set-aside logs now, because one more was set aside."""
+        """Check all set-aside logs soon, because one more log was set aside."""
         self._wanted.set()
 
     def close(self) -> None:
         self._peers.close()
 
     async def listed(self, *, details: bool) -> tuple[list[SetAsideLog], bytes]:
-        """Return the set-aside logs and, with ``details``, this broker's notes on their topics as JSON."""
+        """Return the set-aside logs and this broker's notes on their topics (JSON, empty without ``details``)."""
         return await asyncio.get_running_loop().run_in_executor(None, self._listed, details)
 
     def _listed(self, details: bool) -> tuple[list[SetAsideLog], bytes]:

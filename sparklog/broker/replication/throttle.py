@@ -30,7 +30,7 @@ _LONGEST_PAUSE_S = 1.0
 
 
 def limit_of(move: PartitionDecision, broker_id: int) -> int:
-    """Return the bytes per second at which ``broker_id`` may copy the partition; 0 means no limit."""
+    """Return the limit in bytes per second at which ``broker_id`` may copy the partition; 0 means no limit."""
     adding = broker_id in move.target and broker_id not in move.original and broker_id not in move.state.isr
     return move.throttle_bytes if adding else 0
 
@@ -39,7 +39,7 @@ class TokenBucket:
     """A token bucket for a rate in bytes per second.
 
     Bytes are counted after they have arrived, so the balance may be negative. The next request must wait until the
-    balance is at least 0. Times are in seconds of any monotonic clock.
+    balance is at least 0. All times are seconds of the same monotonic clock.
     """
 
     def __init__(self, rate: int, now_s: float, *, burst_s: float = _BURST_S) -> None:
@@ -50,7 +50,7 @@ class TokenBucket:
         self._at_s = now_s
 
     def set_rate(self, rate: int, now_s: float) -> None:
-        """Change the rate. A negative balance stays, and recovers at the new rate."""
+        """Change the rate. A negative balance stays, and is paid off at the new rate."""
         assert rate > 0
         self._settle(now_s)
         self.rate = rate
@@ -60,12 +60,12 @@ class TokenBucket:
         self._balance -= count
 
     def wait_s(self, now_s: float) -> float:
-        """Return the seconds until the balance is no longer negative."""
+        """Return the time in seconds until the balance is no longer negative."""
         self._settle(now_s)
         return max(0.0, -self._balance / self.rate)
 
     def spare(self, now_s: float) -> float:
-        """Return the bytes that may be requested at once."""
+        """Return the number of bytes that may be requested at once."""
         self._settle(now_s)
         return max(0.0, self._balance)
 
@@ -76,11 +76,10 @@ class TokenBucket:
 
 
 class CopyThrottle:
-    """The throttle that all fetchers of a broker share, because the limit is per broker.
+    """A throttle for copies, which all fetchers of a broker share, because the limit is per broker.
 
-    Owner: the event loop; ``close`` ends it.
-
-    If reassignments have different limits, the smallest one applies to all reassignments with a limit.
+    If reassignments have different limits, the smallest one applies to all reassignments with a limit. Not thread-safe:
+    use it on the broker's event loop, until ``close``.
     """
 
     def __init__(self, context: BrokerContext) -> None:
@@ -100,21 +99,21 @@ class CopyThrottle:
         self._disarm()
 
     def limit(self, tp: TopicPartition) -> int:
-        """Return the limit in bytes per second that this and all other limited partitions share; 0 means no limit."""
+        """Return the limit in bytes per second that ``tp`` shares with all limited partitions; 0 means no limit."""
         self._refresh_limits()
         if self._bucket is None or tp not in self._limits:
             return 0
         return self._bucket.rate
 
     def max_bytes(self, limit: int, otherwise: int) -> int:
-        """Return the most bytes that one request asks for in a partition with this limit.
+        """Return the maximum number of bytes that one request asks for in a partition with this limit.
 
-        The result is ``otherwise`` if ``limit`` is 0.
+        If ``limit`` is 0, the result is ``otherwise``.
         """
         return min(max(limit // _SHARE, _LEAST_BYTES), otherwise) if limit else otherwise
 
     def received(self, count: int) -> None:
-        """Count bytes of a limited partition that have arrived."""
+        """Count bytes that have arrived for a limited partition."""
         if self._bucket is not None:
             self._bucket.consume(count, self._now_s())
         self._awaited = max(self._awaited - 1, 0)
@@ -128,12 +127,12 @@ class CopyThrottle:
     def exhausted(self) -> bool:
         """Return whether a limited partition must wait.
 
-        The partition must also wait while other partitions wait, because they come first.
+        It also waits while other partitions wait, because they come first.
         """
         return bool(self._held) or (self._bucket is not None and self._bucket.wait_s(self._now_s()) > 0)
 
     def hold(self, tp: TopicPartition, resume: Callable[[], None]) -> None:
-        """Call ``resume`` when this partition may continue, or when it is no longer limited."""
+        """Delay the partition: call ``resume`` later, when its turn comes or it is no longer limited."""
         self._held.append((tp, resume))
         if self._timer is None:
             self._arm(0.0)
@@ -175,7 +174,7 @@ class CopyThrottle:
                 resume()
 
     def metadata_changed(self) -> None:
-        """Handle an update of the controller: the limit of a waiting partition may have changed."""
+        """Read the limits again after an update of the controller, and resume partitions that are no longer limited."""
         if self._held and not self._closed and self._moves_seen != self._context.cache.moves_seen:
             self._release()
             self._disarm()

@@ -22,9 +22,9 @@ _log = logging.getLogger(__name__)
 
 
 class TopicNotes:
-    """The notes on topics, in memory and on disk.
+    """A list of the topics that this broker hosts, in memory and in the file ``topics``.
 
-    Owner: the broker's event loop, from ``start``; ``write`` may run in any thread, one at a time.
+    Not thread-safe: use it on the broker's event loop. Only ``write`` may run in any thread, one call at a time.
     """
 
     def __init__(self, context: BrokerContext, partitions: Partitions) -> None:
@@ -41,7 +41,7 @@ class TopicNotes:
         self._context.spawn(self._repeat(), "topic notes")
 
     def on_update(self, update: ControlUpdate) -> None:
-        """Remember the topics that an applied update names."""
+        """Remember the topics in an applied update, so that ``collect`` checks their notes."""
         self._may_be_gone |= update.full or bool(update.deleted)
         self._named.update(change.name for change in update.topics)
         self._named.update(decision.topic for decision in update.partitions)
@@ -53,7 +53,7 @@ class TopicNotes:
                 await asyncio.to_thread(self.write)
 
     def collect(self) -> bool:
-        """Update the notes on the topics that updates have named. Return whether ``write`` has anything to write."""
+        """Update the notes on the topics that ``on_update`` has remembered; return whether ``write`` is needed."""
         named, self._named = self._named, set()
         hosted = {partition.tp.topic for partition in self._partitions} & named if named else set()
         changed, self._may_be_gone = self._may_be_gone, False
@@ -81,7 +81,7 @@ class TopicNotes:
         return changed
 
     def write(self) -> None:
-        """Write the notes to disk, without topics that have no data on this broker. Blocks for an fsync."""
+        """Write the notes to disk, and drop those on topics without data on this broker. This blocks for an fsync."""
         live = {log.topic_id for log in self._directory.logs()}
         hosted = {partition.topic_id for partition in self._partitions}
         kept = {entry.mark.topic_id for entry in self._directory.kept_aside.entries()}

@@ -25,7 +25,10 @@ from sparklog.protocol.senders import SenderKind
 
 
 class Access:
-    """The component that checks who may send which request to one broker. Owner: the broker's event loop."""
+    """The component that checks which connection may send which request to one broker.
+
+    Not thread-safe: use it only on the broker's event loop.
+    """
 
     def __init__(self, credentials: Credentials, cache: MetadataCache, counters: Counter[str]) -> None:
         self._credentials = credentials
@@ -33,7 +36,9 @@ class Access:
         self._counters = counters
 
     def require(self, connection: ServerConnection, sender: SenderKind, what: str) -> None:
-        """Check that ``connection`` may send a request of this kind of sender; ``what`` names the request in the error.
+        """Check that ``connection`` has proved to belong to this kind of sender, unless no proof is required.
+
+        ``what`` names the request in the error.
 
         Raises:
             BrokerError: CLUSTER_AUTHORIZATION_FAILED.
@@ -46,7 +51,11 @@ class Access:
         raise self._refusal(connection, sender, what)
 
     def require_controller(self, connection: ServerConnection, controller_epoch: int) -> None:
-        """Check that ``connection`` belongs to the controller with this epoch. Raises what ``require`` raises."""
+        """Check that ``connection`` belongs to the controller with this epoch.
+
+        Raises:
+            BrokerError: CLUSTER_AUTHORIZATION_FAILED.
+        """
         if not self._credentials.required:
             return
         self.require(connection, SenderKind.CONTROLLER, "a control update")
@@ -59,7 +68,11 @@ class Access:
             )
 
     def require_follower(self, connection: ServerConnection, broker_id: int) -> None:
-        """Check that ``connection`` may fetch as the follower ``broker_id``. Raises what ``require`` raises."""
+        """Check that ``connection`` may fetch as the follower ``broker_id``.
+
+        Raises:
+            BrokerError: CLUSTER_AUTHORIZATION_FAILED.
+        """
         if self.proves_broker(connection, broker_id):
             return
         if broker_id in self._unproven and connection.identity is None:
@@ -70,7 +83,7 @@ class Access:
     def proves_broker(self, connection: ServerConnection, broker_id: int | None = None) -> bool:
         """Return whether ``connection`` has proved that it belongs to broker ``broker_id``; None means any broker.
 
-        Without a cluster secret and certificates every connection counts as proved.
+        If this broker has neither a cluster secret nor certificates, every connection counts as proved.
         """
         if not self._credentials.required:
             return True

@@ -57,9 +57,9 @@ class AddColumnsRequests:
 
 
 def with_columns(record: TopicRecord, columns: pa.Schema) -> TopicRecord:
-    """Return ``record`` with those of ``columns`` that it does not have yet.
+    """Return ``record`` with the new ones of ``columns`` added; columns that it already has are ignored.
 
-    If it has all of them, as in a retry, ``record`` itself is returned.
+    If it has all of them, as in a retry, return ``record`` itself.
 
     Raises:
         BrokerError: SCHEMA_MISMATCH if the topic has a column of the same name with another type, or a new column is

@@ -1,4 +1,4 @@
-"""The checks of the batches of one partition in one request, if they take long.
+"""The checks of the batches of a request, if they could block the event loop for too long.
 
 Each batch may have ``max.message.bytes`` after decompression, even if few bytes were sent. The check of one batch is
 short, but the check of a thousand batches is not. So this module checks batches before their append, and the event loop
@@ -40,17 +40,19 @@ class _Batch(NamedTuple):
 
 
 def check_count(batch_count: int) -> None:
-    """Raise BrokerError INVALID_REQUEST if a request has too many batches of one partition."""
+    """Raise BrokerError INVALID_REQUEST if a request has more than ``MAX_BATCHES`` batches of one partition."""
     if batch_count > MAX_BATCHES:
         detail = f"{batch_count} batches of one partition found in one request, at most {MAX_BATCHES} expected"
         raise BrokerError(ErrorCode.INVALID_REQUEST, detail)
 
 
 def check_batches(partition: Partition, batches: Batches, slices: Slices, *, placed: bool = False) -> Checking:
-    """Check all batches by the partition's present rules. Run the generator with ``Slices``.
+    """Check all batches by the partition's current rules, and return the result.
+
+    The function is a generator, which the caller runs with ``Slices``.
 
     Raises:
-        BrokerError: MESSAGE_TOO_LARGE if all batches together have more than ``MAX_BYTES``.
+        BrokerError: MESSAGE_TOO_LARGE if all batches together have more than ``MAX_BYTES`` after decompression.
     """
     rules, refusals, unpacked = partition.rules, dict[int, BrokerError](), 0
     for number, (header, body) in enumerate(batches):

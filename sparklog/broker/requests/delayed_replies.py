@@ -19,9 +19,9 @@ _MAX_TIMEOUT_MS = 600_000
 def reply_later(
     context: BrokerContext, connection: ServerConnection, request: Request, work: Coroutine[Any, Any, Reply]
 ) -> None:
-    """Run ``work`` as a task, and respond with its result or with the error that it raises.
+    """Run ``work`` as a background task, and respond with its result or with the error that it raises.
 
-    The audit log records what an administrative request has changed.
+    If the request is administrative, record in the audit log what it has changed.
     """
 
     async def answer() -> None:
@@ -45,12 +45,15 @@ def reply_later(
 
 
 def limit_s(timeout_ms: int) -> float:
-    """Return how many seconds a request with this timeout waits at most; 0 or less means the default."""
+    """Return the maximum time in seconds that a request with this timeout waits; 0 or less means the default."""
     return (min(timeout_ms, _MAX_TIMEOUT_MS) if timeout_ms > 0 else _DEFAULT_TIMEOUT_MS) / 1000
 
 
 async def wait_for_metadata(context: BrokerContext, condition: Callable[[], bool], timeout_ms: int) -> bool:
-    """Wait until ``condition`` is true, and check it after each metadata update. Return whether it is true in time."""
+    """Wait until ``condition`` is true, and check it after each metadata update.
+
+    Return whether it became true within ``timeout_ms``.
+    """
     loop = asyncio.get_running_loop()
     end = loop.time() + limit_s(timeout_ms)
     while not condition():
@@ -62,7 +65,7 @@ async def wait_for_metadata(context: BrokerContext, condition: Callable[[], bool
 
 
 async def wait_for_leaders(context: BrokerContext, record: TopicRecord, timeout_ms: int) -> bool:
-    """Wait until all partitions of a topic have leaders. Return whether they have leaders in time.
+    """Wait until all partitions of a topic have leaders. Return whether they got leaders within ``timeout_ms``.
 
     The topic must have at least as many partitions as ``record``.
     """

@@ -24,7 +24,7 @@ Handlers = Mapping[type, HandleRequest]
 
 
 def checked_handlers(access: Access, handlers: Handlers) -> Handlers:
-    """Return the handlers with a check of the sender added to those of requests that only brokers may send."""
+    """Return the handlers. Those of requests that only brokers may send now check the sender first."""
 
     def of_brokers(handle: HandleRequest) -> HandleRequest:
         def checked(connection: ServerConnection, request: Any, body: memoryview) -> None:
@@ -39,9 +39,9 @@ def checked_handlers(access: Access, handlers: Handlers) -> Handlers:
 
 
 class ConnectionHandler:
-    """The handler of the requests on one connection. Owner: the server's connection.
+    """The handler of all requests on one connection, which passes each request to the handler of its kind.
 
-    ``on_lost`` is called with the connection when the connection has ended.
+    A part of the server's connection. ``on_lost`` is called with the connection when the connection has ended.
     """
 
     def __init__(

@@ -49,7 +49,10 @@ _M = TypeVar("_M")
 
 
 class Fetches:
-    """All waiting fetches of one broker, and their sessions. Owner: the broker's event loop."""
+    """The component that handles fetch requests in one broker: it keeps the waiting fetches and wakes them.
+
+    Not thread-safe: use it only on the broker's event loop.
+    """
 
     def __init__(self, context: BrokerContext, access: Access, partitions: Partitions, sessions: SessionCache) -> None:
         self._context = context
@@ -99,7 +102,7 @@ class Fetches:
     # --- time ---
 
     def reply_within(self, fetch: OpenFetch, delay_s: float) -> None:
-        """Respond with the records found so far after ``delay_s``, unless the fetch has been answered before."""
+        """Respond to the fetch after ``delay_s`` at the latest, with the records found by then."""
         due_s = time.monotonic() + delay_s
         if due_s < fetch.due_s and not fetch.done:
             fetch.due_s = due_s
@@ -141,10 +144,10 @@ class Fetches:
                 self._arm(self._due[0][0])
 
     def reply_after_consumers(self, answer: Callable[[_M], None], message: _M) -> None:
-        """Send a response now, or after the responses to consumers that are already scheduled.
+        """Send a response now. If reads for waiting consumers are scheduled, send it after these reads.
 
-        The client that this response wakes may get the CPU core of this process, and the consumers would wait until the
-        client gives it back.
+        The response wakes its client, which may get the CPU core of this process. The consumers would then wait until
+        the client gives the core back.
         """
         if self._consumers_due:
             asyncio.get_running_loop().call_soon(answer, message)
@@ -154,7 +157,7 @@ class Fetches:
     # --- reads ---
 
     def read_soon(self, fetch: OpenFetch) -> None:
-        """Schedule another read of the fetch, because there may be enough records now."""
+        """Schedule another read for the fetch, because its partitions may have enough records now."""
         if fetch.is_due_to_read or fetch.done:
             return
         fetch.is_due_to_read = True
@@ -366,9 +369,9 @@ class Fetches:
         max_bytes: int,
         isolation: int,
     ) -> PartitionRead:
-        """Return the result of ``fetch_read.read_for_follower``.
+        """Read one partition for a follower, as ``fetch_read.read_for_follower`` does.
 
-        A follower at the same position as the previous one gets the same result without another read.
+        If the previous follower was at the same position, return the same result without another read.
         """
         seen = self._seen
         if seen is not None and verdict is None and seen[0] == wanted and seen[1] == max_bytes:
@@ -381,13 +384,13 @@ class Fetches:
     # --- changes of partitions ---
 
     def log_end_moved(self, partition: Partition) -> None:
-        """Wake the fetches of followers, because there are new records for them."""
+        """Wake the fetches of followers that wait for this partition, because there are new records for them."""
         for fetch in self._concerned(partition):
             if fetch.of_follower:
                 self.read_soon(fetch)
 
     def high_watermark_moved(self, partition: Partition) -> None:
-        """Wake the fetches of consumers.
+        """Wake the fetches of consumers that wait for this partition, because they may read further.
 
         Followers learn of the new high watermark with the next records, or after a short delay.
         """
@@ -398,11 +401,14 @@ class Fetches:
                 self.read_soon(fetch)
 
     def log_start_moved(self, partition: Partition) -> None:
-        """Wake all fetches. Otherwise followers of an idle partition would not learn of the new log start offset."""
+        """Wake all fetches that wait for this partition.
+
+        Otherwise followers of an idle partition would not learn of the new log start offset.
+        """
         self.high_watermark_moved(partition)
 
     def changed(self, partition: Partition) -> None:
-        """Wake all fetches after the replica's role has changed or the replica was removed."""
+        """Wake all fetches that wait for this partition, because its replica was removed or its role has changed."""
         for fetch in self._concerned(partition):
             self.read_soon(fetch)
 

@@ -23,11 +23,11 @@ from sparklog.replica.view import divergence_point
 
 
 class PartitionRead(msgspec.Struct, frozen=True, gc=False):
-    """The result of a read.
+    """The result of a read of one partition.
 
     ``body`` has ``size`` bytes: the headers of all batches, then their bodies. ``urgent`` is true for an error or a
-    divergence, which the fetch sends without waiting. ``cost`` is the number of bytes that the read uses of the
-    response's limit. It is more than ``size`` if the batches were projected.
+    divergence, which the fetch sends without waiting. ``cost`` is the number of bytes by which the read reduces the
+    rest of the response's size limit. It is more than ``size`` if the batches were projected.
     """
 
     result: FetchedPartition
@@ -60,12 +60,10 @@ def read_for_consumer(
 
 
 def require_readable(partitions: Partitions, wanted: FetchPartition) -> tuple[Partition, EpochEnd | None]:
-    """Return the partition if a consumer may read at the offset, and the divergence point, or None.
-
-    The divergence point is where the consumer's position and the log diverge.
+    """Return the partition and the point where the consumer's position and the log diverge (None if they agree).
 
     Raises:
-        BrokerError: the error that a fetch at this offset would get.
+        BrokerError: a consumer may not read at the offset. A fetch at this offset would get the same error.
     """
     partition = partitions.require((wanted.topic, wanted.partition), wanted.topic_id)
     return partition, _check_consumer(partition, wanted)
@@ -120,7 +118,7 @@ def read_for_follower(
 
 
 def follower_has_all(partition: Partition | None, wanted: FetchPartition) -> bool:
-    """Return whether the follower has the whole log, so that ``read_for_follower`` would find nothing to send."""
+    """Return whether the follower has all records of the log, so that there is nothing to send to it."""
     if partition is None or partition.offline is not None or wanted.topic_id not in {"", partition.topic_id}:
         return False
     log, replica = partition.log, partition.replica
@@ -134,11 +132,11 @@ def follower_has_all(partition: Partition | None, wanted: FetchPartition) -> boo
 
 
 def parted_from_consumer(partition: Partition, wanted: FetchPartition, *, in_sync: bool = False) -> EpochEnd | None:
-    """Return the point where the log and the consumer's position diverge, or None.
+    """Return the point where the log and the consumer's position diverge; None if they agree or it is not known.
 
-    After an unclean election the record before the consumer's position may have been replaced. This is known only while
-    the log has records at that offset. It is known only to the leader, and to an ``in_sync`` follower up to its high
-    watermark. Source: KIP-320.
+    After an unclean election the record before the consumer's position may have been replaced. Only the leader can
+    detect this, and an ``in_sync`` follower up to its high watermark. Both can detect it only while their log has
+    records at that offset. Source: KIP-320.
     """
     log, replica = partition.log, partition.replica
     if wanted.last_epoch < 0 or wanted.fetch_offset <= log.log_start_offset:

@@ -35,7 +35,10 @@ def readers_socket(control_socket: str) -> Path:
 
 
 class LocalReads:
-    """The server of local reads. Owner: the broker process, on its event loop."""
+    """A server that gives file descriptors of segments to readers on the same host.
+
+    Not thread-safe: use it only on the broker's event loop.
+    """
 
     def __init__(self, context: BrokerContext, partitions: Partitions, quotas: QuotaManager, path: Path) -> None:
         self._context = context
@@ -46,11 +49,11 @@ class LocalReads:
 
     @property
     def address(self) -> str:
-        """Return the address for readers; empty if local reads are disabled or unavailable."""
+        """Return the path of the socket for readers; empty if local reads are disabled or unavailable."""
         return str(self._path) if self._server is not None else ""
 
     def open(self) -> None:
-        """Start the server if local reads are enabled.
+        """Start the server if the settings enable local reads.
 
         An error is only logged, because all reads also work over TCP.
         """

@@ -36,7 +36,7 @@ _READS_AT_CLOCK = 64
 
 
 class FetchHost(Protocol):
-    """The services that an open fetch needs; ``fetch.Fetches`` provides them."""
+    """The part of ``fetch.Fetches`` that an open fetch uses."""
 
     partitions: Partitions
     counters: Counter[str]
@@ -63,7 +63,10 @@ class FetchHost(Protocol):
 
 
 class OpenFetch:
-    """One fetch request, from its arrival to its response. Owner: ``Fetches``."""
+    """One fetch request, from its arrival to its response.
+
+    A part of ``Fetches``. Not thread-safe: use it only on the broker's event loop.
+    """
 
     __slots__ = (
         "_completes",
@@ -117,7 +120,10 @@ class OpenFetch:
         self._completes = False
 
     def begin(self) -> None:
-        """Respond now if there are enough records or another reason; otherwise wait."""
+        """Respond now if there are enough records, an error or a divergence, or if the request does not wait.
+
+        Otherwise wait.
+        """
         self.stale = self.context.due()
         changed = self._has_only_marks()
         if self.request.max_wait_ms <= 0:
@@ -134,11 +140,11 @@ class OpenFetch:
             self._host.read_soon(self)
 
     def park_at_end(self, partition: Partition) -> bool:
-        """Wait for new records, if the follower has all records of the only due partition.
+        """Wait for new records if the follower has all records of the only due partition. Return whether it waits.
 
         This is a shorter form of ``begin``, for the state after almost every batch. ``partition`` is the only one that
-        the request names, and its leader has accepted the position. In all other cases this returns False and has no
-        effect.
+        the request names, and its leader has accepted the position. If the follower cannot wait in this way, return
+        False and change nothing.
         """
         request, session = self.request, self.context.session
         if session is None or len(session.due) != 1 or request.session_epoch == FULL or request.max_wait_ms <= 0:
@@ -177,11 +183,11 @@ class OpenFetch:
         return have_moved
 
     def reply_shortly(self) -> None:
-        """Respond with the records found so far after ``_MARK_LINGER_S``."""
+        """Respond within ``_MARK_LINGER_S``, with the records found by then."""
         self._host.reply_within(self, _MARK_LINGER_S)
 
     def complete(self) -> None:
-        """Respond with the records found so far."""
+        """Stop waiting: read the partitions that have changed, and respond with the records found."""
         if self.done:
             return
         try:
@@ -190,7 +196,7 @@ class OpenFetch:
             self._failed(error)
 
     def read_again(self) -> None:
-        """Respond if there are enough records now."""
+        """Read the partitions that have changed, and respond if there are enough records now."""
         self.is_due_to_read = False
         if self.done:
             return
@@ -251,7 +257,7 @@ class OpenFetch:
         counters["fetch.projected.sent.bytes"] += result.body_bytes
 
     def abandon(self) -> None:
-        """Drop the fetch, because it gets its response or its client is gone."""
+        """Remove the fetch from the waiting ones, because it gets its response or its client is gone."""
         self.done = True
         self._host.drop(self)
 
@@ -347,7 +353,7 @@ class OpenFetch:
         return read.cost
 
     def refuse_one(self, key: Key, refusal: FetchedPartition) -> int:
-        """Use this refusal as the result of a partition, without a read. Return the cost, which is 0."""
+        """Use ``refusal`` as the result of a partition, without a read. Return the cost, which is 0."""
         self._reads[key] = PartitionRead(refusal, (), 0, urgent=True)
         return 0
 

@@ -35,13 +35,13 @@ _TRANSACTIONAL = int(Flag.TRANSACTIONAL)
 
 
 class Throttling(Protocol):
-    """The quotas of producers."""
+    """The part of the quota manager that produce requests use."""
 
     #: Whether any quota is set.
     active: bool
 
     def throttle_ms(self, connection: ServerConnection) -> int:
-        """Return the time in milliseconds for which the next request of this connection waits."""
+        """Return the time in milliseconds that the next request of this connection must wait."""
 
 
 class _OpenProduce:
@@ -86,7 +86,10 @@ class _OpenProduce:
 
 
 class ProduceRequests:
-    """The handler of produce requests. Owner: the broker's event loop."""
+    """The handler of produce requests.
+
+    Not thread-safe: use it only on the broker's event loop.
+    """
 
     def __init__(
         self,
@@ -107,7 +110,7 @@ class ProduceRequests:
         self._verifications = verifications
 
     def handle(self, connection: ServerConnection, request: Produce, body: memoryview) -> None:
-        """Handle a request: append the batches of each partition, or refuse the whole request if it is inconsistent."""
+        """Append the batches of each partition. If the request is inconsistent, refuse all of it."""
         refusal = self._refusal(request, len(body))
         if refusal is not None:
             self.counters["produce.requests.refused"] += 1
@@ -331,11 +334,14 @@ def _misplaced(number: int, flags: int, kind: int) -> BrokerError:
 
 
 def cut_batches(body: memoryview, batch_count: int, *, transactional: bool = False) -> Batches:
-    """Split the headers and bodies of one partition; ``transactional`` is whether the request belongs to a transaction.
+    """Split the body of one partition into batches, each with its header and its own body.
+
+    ``transactional`` is whether the request belongs to a transaction.
 
     Raises:
-        BrokerError: CORRUPT_MESSAGE for a bad header CRC or lengths that do not add up. INVALID_RECORD for flags that
-            only the log may set, and for a batch whose transaction flag differs from the request's.
+        BrokerError: CORRUPT_MESSAGE for a bad header CRC or lengths that do not add up. INVALID_RECORD if there is no
+            batch, for flags that only the log may set, and for a batch whose transaction flag differs from the
+            request's.
     """
     if batch_count == 0:
         raise BrokerError(ErrorCode.INVALID_RECORD, "expected at least one batch, found none")

@@ -48,7 +48,7 @@ class ProjectedRead(NamedTuple):
     """The result of a projected read.
 
     ``records`` has the batches as they are sent. ``stored_bytes`` is the size of their bodies as stored. ``cost`` is
-    the number of bytes that the read uses of the response's limit.
+    the number of bytes by which the read reduces the rest of the response's size limit.
     """
 
     records: LogSlice
@@ -66,7 +66,9 @@ def read_projected(
     end_offset: int,
     verify: bool = False,
 ) -> ProjectedRead:
-    """Read records as ``Log.read`` does, but only ``columns``. With ``verify`` no cached CRCs are used.
+    """Read records as ``Log.read`` does, but only the columns in ``columns``.
+
+    If ``verify`` is set, use no cached CRCs.
 
     Raises:
         BrokerError: SCHEMA_OUTDATED for a column that the topic does not have or this broker does not know yet;

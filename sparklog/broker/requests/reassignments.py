@@ -147,7 +147,7 @@ def _arrived(cache: MetadataCache, move: ReplicaMove) -> bool:
 class ReassignmentDraft:
     """A copy of a topic's record into which moves are entered one by one. Pure.
 
-    To enter the same move again has no further effect.
+    A move that is entered a second time has no further effect.
     """
 
     def __init__(self, record: TopicRecord, *, live: Iterable[int]) -> None:
@@ -161,7 +161,7 @@ class ReassignmentDraft:
         return msgspec.structs.replace(self._before, assignment=tuple(self._assignment), reassigning=self._moves)
 
     def alter(self, move: ReplicaMove, *, throttle_bytes: int) -> None:
-        """Begin, change or cancel a move.
+        """Begin a move, or change or cancel the partition's present move.
 
         Raises:
             BrokerError: UNKNOWN_TOPIC_OR_PARTITION, INVALID_REPLICA_ASSIGNMENT, NO_REASSIGNMENT_IN_PROGRESS.

@@ -59,7 +59,7 @@ class RestoreRecordsRequests:
 
 
 def cut_placed_batches(request: RestoreRecords, body: memoryview) -> Batches:
-    """Return the headers and the stored bodies of the batches.
+    """Split the request's body into batches, each with its header and its stored body.
 
     Raises:
         BrokerError: INVALID_REQUEST or CORRUPT_MESSAGE for counts and lengths that do not add up.

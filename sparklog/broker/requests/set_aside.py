@@ -38,7 +38,7 @@ _log = logging.getLogger(__name__)
 
 
 class SetAsideRequests:
-    """The handlers of requests about set-aside logs."""
+    """The handlers of requests that list, restore and remove set-aside logs."""
 
     def __init__(self, context: BrokerContext, set_aside: SetAsideLogs, registry: ZkRegistration) -> None:
         self._context = context

@@ -32,7 +32,7 @@ Steps = Generator["asyncio.Future[Any] | None", None, None]
 
 
 class Pausable(Protocol):
-    """A connection that reads no further request while its work is done in slices."""
+    """The part of a connection that ``Slices`` uses: it stops reading requests while its work is done in slices."""
 
     def pause_requests(self) -> None: ...
 
@@ -56,7 +56,10 @@ class _Work(NamedTuple):
 
 
 class Slices:
-    """The component that works on one broker's large requests in slices. Owner: its event loop, until ``close``."""
+    """A scheduler that does one broker's work on large requests in slices.
+
+    Not thread-safe: use it on the broker's event loop, until ``close``.
+    """
 
     def __init__(self) -> None:
         self._waiting: deque[_Work] = deque()
@@ -69,11 +72,11 @@ class Slices:
         self.used: Callable[[Pausable, float], None] | None = None
 
     def over(self) -> bool:
-        """Return whether the time of the current slice is over, so that the running work must yield."""
+        """Return whether the time of the current slice is over, so that the current work must yield."""
         return time.monotonic() >= self._ends_s
 
     async def result(self, work: Generator[asyncio.Future[Any] | None, None, _T]) -> _T:
-        """Do the work in slices and return its result. Raise what the work raises."""
+        """Do the work in slices and return its result. If the work raises an error, raise this error."""
         done: asyncio.Future[_T] = asyncio.get_running_loop().create_future()
 
         def steps() -> Steps:
@@ -89,11 +92,15 @@ class Slices:
         return await done
 
     def start(self, steps: Steps, failed: Callable[[Exception], None]) -> None:
-        """Do the work as ``run`` does, for work for which no connection waits."""
+        """Do the work in slices, as ``run`` does, but without a connection that waits for it."""
         self.run(_NothingPaused(), steps, failed)
 
     def run(self, connection: Pausable, steps: Steps, failed: Callable[[Exception], None]) -> None:
-        """Do the first slice of the work now and the rest later. Call ``failed`` if the work raises an error."""
+        """Do the work in slices. Until it is done, ``connection`` reads no further request.
+
+        The first slice is done at once if no other work waits. If the work raises an error, ``failed`` is called with
+        it.
+        """
         work = _Work(connection, steps, failed)
         if not (self._slicing or self._waiting):
             self._ends_s = time.monotonic() + _TURN_S
@@ -105,7 +112,7 @@ class Slices:
         connection.pause_requests()
 
     def close(self) -> None:
-        """Drop all waiting work."""
+        """Drop all work that is not done yet."""
         self._closed = True
         self._waiting.clear()
 
@@ -171,7 +178,7 @@ def answer_in_slices(
 
 
 def answer_failure(connection: ServerConnection, request: Request, error: Exception) -> None:
-    """Respond with an error to the whole request."""
+    """Respond to the whole request with this error."""
     if isinstance(error, BrokerError):
         connection.reply(ErrorReply(request.cid, error.code, error.detail))
         return
