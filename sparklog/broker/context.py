@@ -27,9 +27,9 @@ _log = logging.getLogger(__name__)
 
 
 class BrokerContext:
-    """The context of one broker.
+    """The context that all parts of one broker share: its identity, settings, clock, metadata, counters and tasks.
 
-    Owner: its event loop; ``process`` creates it, and the parts of the broker get it.
+    Not thread-safe: use it only on the broker's event loop.
     """
 
     def __init__(
@@ -74,7 +74,7 @@ class BrokerContext:
 
     @property
     def incarnation(self) -> int:
-        """Return this broker's incarnation, the number of its registration; -1 until it is registered.
+        """Return this broker's incarnation, a number that grows with each registration; -1 before the first one.
 
         The number is the version of the broker's incarnation node in ZooKeeper.
         """
@@ -89,7 +89,7 @@ class BrokerContext:
         _wake(self._registration_waiters)
 
     async def registered(self, incarnation: int, *, timeout_s: float) -> None:
-        """Wait until this broker has this ``incarnation`` or a later one, for at most ``timeout_s``."""
+        """Wait until this broker has registered with ``incarnation`` or a later one, for at most ``timeout_s``."""
         end = time.monotonic() + timeout_s
         while self._incarnation < incarnation and (left_s := end - time.monotonic()) > 0:
             await asyncio.wait({_waiter(self._registration_waiters)}, timeout=left_s)
@@ -97,7 +97,7 @@ class BrokerContext:
     # --- time ---
 
     def now_ms(self) -> int:
-        """Return the time of the replicas' monotonic clock in milliseconds."""
+        """Return the time in milliseconds of the monotonic clock that all replicas use."""
         return time.monotonic_ns() // 1_000_000
 
     def wall_ms(self) -> int:
@@ -110,7 +110,7 @@ class BrokerContext:
     # --- changes ---
 
     def next_metadata(self) -> asyncio.Future[None]:
-        """Return a future that completes after the controller's next update."""
+        """Return a future that completes after the next update of the controller was applied."""
         return _waiter(self._metadata_waiters)
 
     def metadata_changed(self) -> None:
@@ -119,7 +119,7 @@ class BrokerContext:
         _wake(self._metadata_waiters)
 
     def next_role_change(self) -> asyncio.Future[None]:
-        """Return a future that completes at the next change of a replica's role or of this process's ``StopMode``."""
+        """Return a future that completes when a replica's role or this process's ``StopMode`` changes next."""
         return _waiter(self._role_waiters)
 
     def roles_changed(self) -> None:
@@ -128,7 +128,7 @@ class BrokerContext:
     # --- tasks ---
 
     def spawn(self, work: Coroutine[Any, Any, None], name: str) -> None:
-        """Run a coroutine as a background task; ``end_tasks`` cancels the task if it still runs."""
+        """Run a coroutine as a background task. ``end_tasks`` cancels the tasks that still run."""
         task = asyncio.get_running_loop().create_task(work, name=name)
         self._tasks.add(task)
         task.add_done_callback(self._ended)

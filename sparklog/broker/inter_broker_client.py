@@ -29,9 +29,9 @@ class _Asking:
 
 
 class InterBrokerClient:
-    """The connections to other brokers. Owner: the broker's event loop, until ``close``.
+    """A client for requests to other brokers, with one connection to each.
 
-    ``purpose`` appears in the other broker's log.
+    ``purpose`` appears in the other broker's log. Not thread-safe: use it on the broker's event loop, until ``close``.
     """
 
     def __init__(self, context: BrokerContext, purpose: str) -> None:
@@ -43,13 +43,14 @@ class InterBrokerClient:
         context.metadata_listeners.append(self._metadata_changed)
 
     async def ask(self, broker_id: int, message: Request, *, timeout_s: float, still: Callable[[], bool]) -> Reply:
-        """Return the broker's reply.
+        """Send a request to a broker and return its reply.
 
-        ``still`` returns whether this is still the broker to ask. It is called after each change of the metadata.
+        ``still`` returns whether this broker must still be asked. It is called after each change of the metadata. If it
+        returns false, the request ends with an error.
 
         Raises:
             BrokerError: the broker's error, or NETWORK_EXCEPTION if the broker was not reached, gave no response in
-                time, or is no longer the broker to ask.
+                time, or need not be asked any more.
         """
         endpoint = self._context.cache.peer(broker_id)
         if endpoint is None:

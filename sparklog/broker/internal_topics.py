@@ -48,16 +48,16 @@ _CONFIG = {
 
 
 def refuse_internal(name: str, what: str) -> None:
-    """Raise BrokerError INVALID_TOPIC_EXCEPTION for an internal name."""
+    """Raise BrokerError INVALID_TOPIC_EXCEPTION if ``name`` is the name of an internal topic."""
     if is_internal(name):
         detail = f"topic {name[:249]!r}: names that begin with {INTERNAL_PREFIX!r} are internal, {what} by clients"
         raise BrokerError(ErrorCode.INVALID_TOPIC_EXCEPTION, detail)
 
 
 def partition_of(cache: MetadataCache, topic: str, key: str) -> TopicPartition | None:
-    """Return the partition whose leader coordinates ``key``; None while this broker does not know the topic.
+    """Return the partition whose leader coordinates ``key``; None while this broker does not know ``topic``.
 
-    A key is a group id, a transactional id or the name of a sink.
+    A key is a group id, a transactional id or the name of a sink. ``topic`` is the internal topic of its coordinators.
     """
     known = cache.topic(topic)
     if known is None or not known.partitions:
@@ -82,7 +82,7 @@ def coordinator_of(cache: MetadataCache, topic: str, key: str) -> int | None:
 class InternalTopics:
     """The component that creates internal topics and handles FindCoordinator requests.
 
-    Owner: the broker's event loop.
+    Not thread-safe: use it only on the broker's event loop.
     """
 
     def __init__(self, context: BrokerContext, registry: ZkRegistration) -> None:
@@ -116,15 +116,15 @@ class InternalTopics:
         return FindCoordinatorReply(request.cid, endpoint, tp.partition)
 
     async def create(self, name: str) -> None:
-        """Create the topic unless it exists; several brokers may call this at the same time.
+        """Create the internal topic unless it exists. Several brokers may call this at the same time.
 
         The topic is created only while enough brokers are live for ``internal.topic.replication.factor``. A topic
         created with fewer replicas would never get more, so the loss of one broker could lose committed records.
         Source: Kafka, offsets.topic.replication.factor.
 
         Raises:
-            BrokerError: COORDINATOR_NOT_AVAILABLE if too few brokers are live or this broker does not know the topic in
-                time.
+            BrokerError: COORDINATOR_NOT_AVAILABLE if too few brokers are live, or if the topic is not in this broker's
+                metadata in time.
             ClusterError: ZooKeeper is unreachable.
         """
         if self._context.cache.topic(name) is not None:

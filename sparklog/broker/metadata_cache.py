@@ -44,7 +44,10 @@ _PARTITION_BYTES = 25
 
 @dataclass(slots=True)
 class CachedTopic:
-    """One topic as of its last update. ``config`` combines the topic's own settings with the cluster's defaults."""
+    """The metadata of one topic, as of its last update.
+
+    ``config`` combines the topic's own settings with the cluster's defaults.
+    """
 
     change: TopicChange
     config: TopicConfig
@@ -54,7 +57,10 @@ class CachedTopic:
 
 
 class MetadataCache:
-    """The metadata of one broker. Owner: its event loop."""
+    """A cache of the cluster's metadata in one broker: its live brokers, topics and partitions.
+
+    Not thread-safe: use it only on the broker's event loop.
+    """
 
     def __init__(
         self, cluster_id: str, topic_defaults: Mapping[str, str], inter_broker: str = DEFAULT_LISTENER
@@ -96,15 +102,15 @@ class MetadataCache:
         return topic.partitions.get(tp.partition) if topic else None
 
     def endpoint(self, broker_id: int) -> BrokerEndpoint | None:
-        """Return a live broker with all of its listeners, or None."""
+        """Return a live broker with the addresses of all its listeners; None if there is no such broker."""
         return self._endpoints.get(broker_id)
 
     def peer(self, broker_id: int) -> BrokerEndpoint | None:
-        """Return a live broker at the address for other brokers, or None."""
+        """Return a live broker with its address for other brokers; None if there is no such broker."""
         return self.shown(self._inter_broker).get(broker_id)
 
     def shown(self, listener: str) -> dict[int, BrokerEndpoint]:
-        """Return the live brokers at the addresses of this listener, by id. Brokers without the listener are left out.
+        """Return, by id, the live brokers with their addresses of this listener. Omit brokers without the listener.
 
         Source: Kafka's KIP-103, where a client gets the addresses of the listener that it is connected to.
         """
@@ -124,12 +130,12 @@ class MetadataCache:
         internal: bool = False,
         start: tuple[str, int] | None = None,
     ) -> MetadataReply:
-        """Return one reply to a Metadata request, with the topics from ``start`` on that fit into it.
+        """Return one reply to a Metadata request, with as many topics from ``start`` on as fit into it.
 
         The addresses of brokers are those of ``listener``, through which the client has sent the request.
 
         An unknown or invalid name gets an entry with an error. Internal topics are included if the request names them,
-        or requests all topics with ``internal``.
+        or if it asks for all topics with ``internal``.
 
         Raises:
             BrokerError: INVALID_REQUEST if ``start`` is not one of the requested topics.
@@ -186,7 +192,7 @@ class MetadataCache:
     # --- updates ---
 
     def is_overtaken(self, update: ControlUpdate) -> bool:
-        """Return whether a later update of the same controller has been applied.
+        """Return whether a later update, of this or a newer controller, has already been applied.
 
         An overtaken update could not damage partition states, which have versions. But its list of live brokers is
         outdated, and an overtaken full update lacks newer partitions.
@@ -194,7 +200,7 @@ class MetadataCache:
         return (update.controller_epoch, update.sequence) < self._newest
 
     def apply(self, update: ControlUpdate) -> None:
-        """Apply an update whose controller epoch and incarnation have been checked; ignore an overtaken update.
+        """Apply an update whose controller epoch and incarnation were checked. Ignore an overtaken update.
 
         Raises:
             ConfigError: this version does not know a topic's setting. No part of the update is applied.
@@ -221,7 +227,7 @@ class MetadataCache:
         self._drop_moves()
 
     def state_written(self, tp: TopicPartition, state: LeaderAndIsr, *, version: int, topic_id: str) -> None:
-        """Apply a state that this broker wrote to ZooKeeper as leader, or read from ZooKeeper, if it is newer."""
+        """Store a newer partition state that this broker wrote to ZooKeeper as leader, or read from ZooKeeper."""
         known = self.partition(tp)
         if known is not None and known.topic_id == topic_id and version > known.version:
             self._set_partition(msgspec.structs.replace(known, state=state, version=version))

@@ -1,6 +1,7 @@
-"""The effects of a replica: orders that the broker process (or the simulator) carries out, in order.
+"""The effects of a replica: orders to the broker process (or the simulator), and reports of changes.
 
-Each docstring names the event that reports the result, and any precondition.
+The caller carries out the effects of a step in order. Each docstring names the event that reports the result, and any
+precondition.
 """
 
 from __future__ import annotations
@@ -100,7 +101,8 @@ class WriteIsr(msgspec.Struct, frozen=True, gc=False):
 class HighWatermarkMoved(msgspec.Struct, frozen=True, gc=False):
     """The report that the high watermark has changed.
 
-    The caller wakes waiting fetches. Later it writes the high watermark to a checkpoint, and seals complete segments.
+    The caller wakes waiting fetches. Later it writes the high watermark to a checkpoint, and seals segments that are
+    complete and committed.
     """
 
     high_watermark: int

@@ -40,7 +40,7 @@ MAX_PARTITIONS = 1_000_000
 class FetchSession:
     """The server side of a session: the partitions that a fetcher wants, and what the last replies reported about each.
 
-    Mutable; ``SessionCache`` owns it.
+    A part of ``SessionCache``; mutable.
     """
 
     __slots__ = (
@@ -268,7 +268,9 @@ class SessionCache:
         return holders.values()
 
     def connection_lost(self, connection: object) -> list[int]:
-        """Close the sessions that a closed connection used, because no request will use them again. Return their ids.
+        """Close the sessions that a closed connection used, and return their ids.
+
+        No request will use these sessions again.
         """
         lost = list(self._by_connection.get(connection, ()))
         for session_id in lost:
@@ -428,8 +430,8 @@ class SessionBuilder:
     def want(self, partition: FetchPartition, *, again: bool = False) -> None:
         """Fetch this partition from this position.
 
-        If the server already has this position, it is not sent again. Set ``again`` if the fetcher did not use the
-        reply and the position must be sent again.
+        A position that was already wanted is sent again only with ``again``. Set ``again`` if the fetcher did not use
+        the reply.
         """
         key = (partition.topic, partition.partition)
         if again or self._wanted.get(key) != partition:
@@ -451,8 +453,7 @@ class SessionBuilder:
 
     @property
     def changed(self) -> bool:
-        """Return whether wanted partitions have changed since the last request, so that the next request is not empty.
-        """
+        """Return whether wanted partitions have changed since the last request."""
         return bool(self._changed or self._forgotten)
 
     def next_request(self) -> SessionRequest:

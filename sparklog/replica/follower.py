@@ -40,7 +40,7 @@ UNKNOWN_LAST_EPOCH = -2
 class FollowerRole:
     """The follower role of a replica in one leader epoch.
 
-    Mutable; one ``Replica`` owns it. ``leader`` is NO_LEADER while the partition has none.
+    A part of ``Replica``; mutable. ``leader`` is NO_LEADER while the partition has none.
     """
 
     name = "follower"

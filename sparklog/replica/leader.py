@@ -61,7 +61,7 @@ LAG_MESSAGES_CHECK_MS = 500
 class LeaderRole:
     """The leader role of a replica in one leader epoch.
 
-    Mutable; one ``Replica`` owns it. Its methods handle events and return effects. ``purgatory`` has the waiting
+    A part of ``Replica``; mutable. Its methods handle events and return effects. ``purgatory`` has the waiting
     produces.
     """
 
@@ -251,7 +251,9 @@ class LeaderRole:
 
     @property
     def replicated_end(self) -> int:
-        """Return the offset up to which all in-sync replicas have the log, even if they are too few to commit records.
+        """Return the offset up to which all in-sync replicas have the log.
+
+        This does not depend on whether the ISR is large enough to commit records.
         """
         return min([self.view.log.log_end_offset, *(peer.log_end for peer in self._peers)])
 

@@ -17,7 +17,7 @@ UNKNOWN_END = -1
 class Progress:
     """The progress of one follower in one leader epoch: its log end, and when it last had all records.
 
-    Mutable; one ``LeaderRole`` owns it. For each epoch the leader creates a new one, whose lag time starts with the
+    A part of ``LeaderRole``; mutable. For each epoch the leader creates a new one, whose lag time starts with the
     epoch.
     """
 

@@ -138,7 +138,9 @@ class Replica:
         self._role: Role = Offline(ErrorCode.NOT_LEADER_OR_FOLLOWER, "started, and has no role yet", final=False)
 
     def step(self, event: events.Event, now_ms: int) -> list[Effect]:
-        """Handle one event and return the effects, which the caller carries out in order. ``now_ms`` never decreases.
+        """Handle one event, and return the effects. The caller carries them out in order.
+
+        ``now_ms`` never decreases from one step to the next.
         """
         return self._DISPATCH[type(event)](self, event, now_ms)
 
@@ -258,7 +260,9 @@ class Replica:
         return view.log.last_stable_offset(view.high_watermark) if isolation else view.high_watermark
 
     def check_epoch(self, leader_epoch: int) -> ErrorCode | None:
-        """Return the error for a request with this leader epoch, or None if the epoch is right; -1 matches any epoch.
+        """Return the error for a request with this leader epoch, or None if the epoch is right.
+
+        -1 matches any epoch.
         """
         if isinstance(self._role, Offline):
             return self._role.code

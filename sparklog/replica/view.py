@@ -69,7 +69,7 @@ class ReplicaSettings:
 class PartitionView:
     """The state of one replica that all its roles use, such as the last decision and the high watermark.
 
-    Mutable. One ``Replica`` owns it and uses it in its own thread.
+    A part of ``Replica``. Mutable and not thread-safe.
     """
 
     broker_id: int

@@ -21,7 +21,7 @@ _T = TypeVar("_T")
 
 
 def entry_of(acl: AclBinding) -> AclEntry:
-    """Return the message's form of an ACL."""
+    """Return the message struct for an ACL."""
     pattern = acl.pattern
     return AclEntry(
         pattern.resource_type.value,
@@ -35,7 +35,7 @@ def entry_of(acl: AclBinding) -> AclEntry:
 
 
 def binding_of(entry: AclEntry) -> AclBinding:
-    """Return the ACL that a message contains. Raises ConfigError if the ACL is invalid."""
+    """Return the ACL that a message struct describes. Raises ConfigError if the ACL is invalid."""
     return binding(
         entry.resource_type,
         entry.name,
@@ -48,7 +48,7 @@ def binding_of(entry: AclEntry) -> AclBinding:
 
 
 def condition_to_send(condition: AclFilter) -> AclCondition:
-    """Return the message's form of an ACL filter."""
+    """Return the message struct for an ACL filter."""
     return AclCondition(
         condition.resource_type and condition.resource_type.value,
         condition.name,
@@ -62,7 +62,7 @@ def condition_to_send(condition: AclFilter) -> AclCondition:
 
 
 def condition_of(condition: AclCondition) -> AclFilter:
-    """Return the ACL filter that a message contains. Raises ConfigError if the filter is invalid."""
+    """Return the ACL filter that a message struct describes. Raises ConfigError if the filter is invalid."""
     return AclFilter(
         _parsed(parse_resource_type, condition.resource_type),
         condition.name,

@@ -68,7 +68,7 @@ class Operation(_Text):
 
 
 class ResourceType(_Text):
-    """A type of resource."""
+    """A type of resource that ACLs protect."""
 
     TOPIC = "Topic"
     GROUP = "Group"
@@ -79,14 +79,14 @@ class ResourceType(_Text):
 
 
 class PatternType(_Text):
-    """The rule by which a pattern's name matches the name of a resource."""
+    """A rule by which the name in a resource pattern matches the name of a resource."""
 
     LITERAL = "Literal"
     PREFIXED = "Prefixed"
 
 
 class Permission(_Text):
-    """The effect of an ACL: it allows or denies."""
+    """The effect of an ACL: it allows or denies an operation."""
 
     ALLOW = "Allow"
     DENY = "Deny"
@@ -153,14 +153,17 @@ class ResourcePattern(NamedTuple):
         return f"every {self.resource_type}" if self.name == ANY else f"{self.resource_type} {self.name!r}"
 
     def matches(self, name: str) -> bool:
-        """Return whether the resource with this name belongs to the pattern."""
+        """Return whether the pattern matches the resource with this name."""
         if self.pattern_type is PatternType.PREFIXED:
             return name.startswith(self.name)
         return self.name in {name, ANY}
 
 
 class AclBinding(NamedTuple):
-    """One ACL with its resource pattern. ``host`` is an address, a network in CIDR notation, or ``*``."""
+    """One ACL with its resource pattern.
+
+    ``host`` is an address, a network in CIDR notation, or ``*``.
+    """
 
     pattern: ResourcePattern
     principal: Principal
@@ -194,8 +197,8 @@ def binding(
     """Return the ACL with these parts. Enum values may be in upper or lower case, as in Kafka's tools.
 
     Raises:
-        ConfigError: a part is unknown or empty, the host is neither an address nor a network, or the type of resource
-            does not have the operation.
+        ConfigError: a part is unknown or empty, the host is neither an address nor a network, or the operation does not
+            exist for this type of resource.
     """
     kind = _one_of(ResourceType, resource_type, "resource type")
     found = _one_of(Operation, operation, "operation")
@@ -222,10 +225,10 @@ def binding(
 
 
 def cluster_name(name: str) -> str:
-    """Return Kafka's name of the cluster resource, ``kafka-cluster``, for this name or its alias.
+    """Return Kafka's name of the cluster resource, ``kafka-cluster``. ``name`` is this name or its alias.
 
     Raises:
-        ConfigError: ``name`` is neither.
+        ConfigError: ``name`` is neither the name nor its alias.
     """
     if name not in {CLUSTER_NAME, CLUSTER_ALIAS, ANY}:
         raise ConfigError(f"resource name {name!r} of the Cluster found; expected {CLUSTER_ALIAS} or {CLUSTER_NAME}")
@@ -264,7 +267,7 @@ def canonical_host(host: str) -> str:
     """Return the canonical notation of an address or network. Return ``*`` unchanged.
 
     Raises:
-        ConfigError: the text is not an address, a network or ``*``.
+        ConfigError: the text is neither an address nor a network nor ``*``.
     """
     if host == ANY:
         return ANY
@@ -286,7 +289,7 @@ def _address(host: str) -> IPv4Address | IPv6Address | None:
 
 
 def host_matches(rule: str, host: str) -> bool:
-    """Return whether the host of an ACL includes the host of a connection."""
+    """Return whether ``rule``, the host of an ACL, matches ``host``, the address of a connection."""
     if rule in {ANY, host}:
         return True
     address = _address(host)
@@ -298,8 +301,9 @@ def host_matches(rule: str, host: str) -> bool:
 class AclFilter(NamedTuple):
     """A filter of ACLs. A field that is None accepts every value.
 
-    With ``matching`` the filter accepts all patterns that match a resource called ``name``, and not only the pattern
-    with this name. Source: Kafka's ``AclBindingFilter`` with the pattern type MATCH.
+    With ``matching`` the filter accepts all ACLs whose patterns match a resource called ``name``. Without it, the
+    filter accepts only ACLs whose pattern has exactly this name. Source: Kafka's ``AclBindingFilter`` with the pattern
+    type MATCH.
     """
 
     resource_type: ResourceType | None = None
@@ -312,7 +316,7 @@ class AclFilter(NamedTuple):
     matching: bool = False
 
     def accepts(self, acl: AclBinding) -> bool:
-        """Return whether the ACL has the values that the filter requires."""
+        """Return whether the filter accepts this ACL."""
         kind, name, pattern_type = acl.pattern
         if self.name is not None:
             wanted = CLUSTER_NAME if self.name == CLUSTER_ALIAS and kind is ResourceType.CLUSTER else self.name
@@ -385,7 +389,7 @@ def _parents(prefixes: Sequence[str]) -> list[int]:
 
 
 class AclTable:
-    """All ACLs of a cluster, with the super users. Immutable.
+    """A table of all ACLs of a cluster, with the super users. Immutable.
 
     The time of a decision depends on the number of patterns that match the name, and on the principal's ACLs in these
     patterns. It does not depend on the total number of ACLs.
@@ -407,7 +411,7 @@ class AclTable:
         self._types = {kind: _Patterns(found) for kind, found in by_type.items()}
 
     def with_acls(self, acls: Iterable[AclBinding]) -> AclTable:
-        """Return a table with these ACLs and the same super users."""
+        """Return a table with these ACLs, and with the super users and the setting of this table."""
         return AclTable(
             acls,
             super_users=self.super_users,
@@ -417,7 +421,10 @@ class AclTable:
     def decide(
         self, principal: Principal, host: str, operation: Operation, resource_type: ResourceType, name: str
     ) -> Decision:
-        """Decide whether ``principal`` may do the operation on this resource from ``host``, which is an address."""
+        """Decide whether ``principal`` may do the operation on the resource called ``name``.
+
+        ``host`` is the address from which the principal sends the request.
+        """
         if principal in self.super_users:
             return Decision(True, f"{principal} is a super user")
         internal = resource_type is ResourceType.TOPIC and is_internal(name)
@@ -449,8 +456,8 @@ class AclTable:
     ) -> Decision:
         """Decide whether ``principal`` may do the operation on at least one resource of this type.
 
-        An ACL counts unless another ACL denies the operation on its whole pattern. Source: KIP-679,
-        ``Authorizer.authorizeByResourceType``.
+        An ACL that allows the operation counts unless another ACL denies the operation on its whole pattern. Source:
+        KIP-679, ``Authorizer.authorizeByResourceType``.
         """
         if principal in self.super_users:
             return Decision(True, f"{principal} is a super user")

@@ -42,7 +42,7 @@ _EPOCH = datetime(1970, 1, 1, tzinfo=timezone.utc)
 
 
 class AuditKind(Enum):
-    """A kind of event. Lines contain these values."""
+    """A kind of audited event. The values appear in the lines."""
 
     LOGIN = "login"
     DENIAL = "denial"
@@ -50,7 +50,10 @@ class AuditKind(Enum):
 
 
 class AuditEvent(msgspec.Struct, frozen=True, kw_only=True):
-    """One event. An empty text is left out of the line."""
+    """An audited event: a login, a denied request or an administrative change.
+
+    The line about the event omits empty texts.
+    """
 
     event: AuditKind
     #: For a failed login the principal is the one that the client claimed.
@@ -71,7 +74,7 @@ class AuditEvent(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def audit_line(event: AuditEvent, *, wall_ms: int) -> str:
-    """Return the line about an event at ``wall_ms`` milliseconds since the Unix epoch."""
+    """Return the line about an event, which happened at ``wall_ms`` milliseconds since the Unix epoch."""
     time = _EPOCH + timedelta(milliseconds=wall_ms)
     fields: dict[str, str | int] = {
         "time": time.isoformat(timespec="milliseconds").replace("+00:00", "Z"),
@@ -143,7 +146,7 @@ class _KindLimit:
 
 
 class AuditLimits:
-    """The limits on the lines of one broker's audit log.
+    """A limiter for the number of lines in one broker's audit log.
 
     Administrative changes have no limit, because each needs a permission and takes long. Only tests set ``period_s``
     and ``kinds``.
@@ -161,7 +164,8 @@ class AuditLimits:
     def admit(self, event: AuditEvent, now_s: float) -> tuple[AuditEvent, ...]:
         """Count an event at the monotonic time ``now_s``. Return the events to write now.
 
-        These are reports of events that were suppressed before, and ``event`` itself unless it is suppressed too.
+        These are reports about events that were suppressed in earlier periods, and ``event`` itself unless it is
+        suppressed too.
         """
         ended = self.end_periods(now_s)
         if event.event is AuditKind.CHANGE:
@@ -185,11 +189,11 @@ class AuditLimits:
 
     @property
     def suppresses(self) -> bool:
-        """Return whether there are suppressed events that no returned event has reported yet."""
+        """Return whether there are suppressed events that ``end_periods`` has not reported yet."""
         return self._of_kind.suppresses or self._of_principal.suppresses
 
     def end_all(self) -> tuple[AuditEvent, ...]:
-        """End all periods at once, and return the same events as ``end_periods``."""
+        """End all periods now. For each kind with suppressed events, return one event with their number."""
         return self.end_periods(float("inf"))
 
 

@@ -54,7 +54,7 @@ _LISTED = 10
 
 
 class Change(NamedTuple):
-    """A change by an administrative request: the resource, such as ``Topic:orders``, and a description."""
+    """A change that an administrative request has made: the resource, such as ``Topic:orders``, and a description."""
 
     resource: str
     what: str

@@ -15,10 +15,11 @@ from sparklog.security.quotas import CONNECTION_CREATION_RATE, QuotaBuckets, Quo
 
 
 class ConnectionLimits:
-    """The limits of one broker. Owner: its event loop.
+    """A limiter for the connections of clients to one broker.
 
     ``per_address`` and ``per_user`` are the maximum numbers of open connections of one address and of one user. An
-    address may use its quota of new connections for ``window_s`` seconds at once.
+    address may use its quota of new connections for ``window_s`` seconds at once. Not thread-safe: use it only on the
+    broker's event loop.
     """
 
     def __init__(self, *, per_address: int, per_user: int, window_s: float) -> None:
@@ -36,16 +37,17 @@ class ConnectionLimits:
         return len(self._open) + len(self._of_address) + len(self._of_user)
 
     def apply(self, table: QuotaTable) -> None:
-        """Enforce these quotas from now on."""
+        """Enforce the quotas of new connections in this table from now on."""
         self._table = table
         self._buckets.keep_only(table)
 
     def admit(
         self, connection: Hashable, *, address: str, principal: Principal, within_host: bool, now_s: float
     ) -> str:
-        """Count a client's connection after its hello and login. Return the reason to refuse it, or the empty text.
+        """Count a client's connection after its login. Return why it must be refused, or the empty string.
 
-        A connection on the Unix socket that continues a TCP connection does not count as a new one.
+        ``within_host`` marks a connection on the Unix socket that continues a TCP connection. The quota of new
+        connections does not count it.
         """
         if self._of_address[address] >= self._per_address:
             return f"{self._of_address[address]} connections of address {address} are open, which is the maximum"

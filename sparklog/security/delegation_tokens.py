@@ -14,7 +14,7 @@ from sparklog.model import Principal
 
 
 class DelegationToken(msgspec.Struct, frozen=True):
-    """One token without its secret. Times are milliseconds since the Unix epoch."""
+    """The public data of a delegation token, without its secret. Times are milliseconds since the Unix epoch."""
 
     token_id: str
     owner: Principal
@@ -29,20 +29,22 @@ class DelegationToken(msgspec.Struct, frozen=True):
             raise BrokerError(ErrorCode.DELEGATION_TOKEN_EXPIRED, f"delegation token {self.token_id} has expired")
 
     def may_change(self, principal: Principal) -> bool:
-        """Return whether a principal may renew or end the token."""
+        """Return whether the principal may renew or end the token: whether it is the owner or a renewer."""
         return principal == self.owner or principal in self.renewers
 
 
 def new_token(
     token_id: str, owner: Principal, renewers: tuple[Principal, ...], now_ms: int, *, lifetime_ms: int, expiry_ms: int
 ) -> DelegationToken:
-    """Return a token that expires after ``expiry_ms``, and with renewals after ``lifetime_ms`` at the latest."""
+    """Return a token that expires after ``expiry_ms``. It can be renewed until ``lifetime_ms`` from now."""
     max_ms = now_ms + lifetime_ms
     return DelegationToken(token_id, owner, renewers, now_ms, min(now_ms + expiry_ms, max_ms), max_ms)
 
 
 def renewed(token: DelegationToken, principal: Principal, now_ms: int, *, period_ms: int) -> DelegationToken:
-    """Return the token with an expiry ``period_ms`` from now, or at the end of its maximum lifetime if that is earlier.
+    """Return the token with an expiry ``period_ms`` from now, but not after the end of its maximum lifetime.
+
+    ``principal`` is the one that requests this.
 
     Raises:
         BrokerError: DELEGATION_TOKEN_OWNER_MISMATCH, DELEGATION_TOKEN_EXPIRED.
@@ -53,7 +55,9 @@ def renewed(token: DelegationToken, principal: Principal, now_ms: int, *, period
 
 
 def ended(token: DelegationToken, principal: Principal, now_ms: int, *, after_ms: int) -> DelegationToken | None:
-    """Return the token with an expiry ``after_ms`` from now, or None if it ends now because ``after_ms`` is negative.
+    """Return the token with an expiry ``after_ms`` from now, but not after the end of its maximum lifetime.
+
+    If ``after_ms`` is negative, the token ends now: return None. ``principal`` is the one that requests this.
 
     Raises:
         BrokerError: DELEGATION_TOKEN_OWNER_MISMATCH, DELEGATION_TOKEN_EXPIRED.

@@ -30,7 +30,7 @@ _TRUST = "set network.trusted=true (--trusted-network) if only trusted programs 
 
 
 class SecurityProtocol(Enum):
-    """The security protocol of a listener, as Kafka names it."""
+    """A security protocol of a listener, with Kafka's name."""
 
     PLAINTEXT = "PLAINTEXT"
     SSL = "SSL"
@@ -47,7 +47,7 @@ class SecurityProtocol(Enum):
 
 
 class ClientAuth(Enum):
-    """The policy of a TLS listener for certificates of clients: the values of ``ssl.client.auth``."""
+    """A value of ``ssl.client.auth``: whether a TLS listener requests or requires certificates of clients."""
 
     NONE = "none"
     REQUESTED = "requested"
@@ -55,7 +55,7 @@ class ClientAuth(Enum):
 
 
 class Listener(NamedTuple):
-    """One listener of a broker."""
+    """A listener of a broker: its name, its security protocol, and the addresses that it binds and advertises."""
 
     name: str
     protocol: SecurityProtocol
@@ -70,14 +70,14 @@ class Listener(NamedTuple):
 
     @property
     def authenticates(self) -> bool:
-        """Return whether every connection uses TLS and every peer must authenticate."""
+        """Return whether every connection uses TLS and every client must authenticate."""
         return self.protocol is SecurityProtocol.SASL_SSL or (
             self.protocol is SecurityProtocol.SSL and self.client_auth is ClientAuth.REQUIRED
         )
 
 
 class Listeners(NamedTuple):
-    """The listeners of one broker."""
+    """All listeners of one broker, and the one that other brokers and the controller use."""
 
     all: tuple[Listener, ...]
     inter_broker: Listener
@@ -86,13 +86,13 @@ class Listeners(NamedTuple):
 
     @property
     def client(self) -> Listener:
-        """Return the first listener for clients. Its address is the broker's main address."""
+        """Return the first listener for clients, whose address is the broker's main address."""
         return next((listener for listener in self.all if listener is not self.inter_broker), self.inter_broker)
 
     def endpoints(self, ports: Mapping[str, int]) -> tuple[ListenerEndpoint, ...]:
         """Return the listeners' advertised addresses. ``ports`` has the ports of the sockets, by listener name.
 
-        The result is empty for an unnamed listener, because the broker's main address is enough.
+        The result is empty if the settings name no listeners, because the broker's main address is then enough.
         """
         if not self.named:
             return ()
@@ -119,7 +119,8 @@ def broker_listeners(config: BrokerConfig, *, host: str, port: int, bind_host: s
     """Return the listeners of a broker with these settings.
 
     ``host`` and ``port`` are the broker's main address. ``bind_host`` is the address to bind to if it differs from
-    ``host``. These arguments apply where the settings leave the host empty, or the port of the first client listener 0.
+    ``host``. The settings take precedence: these arguments apply only where the settings leave a host empty, or where
+    the port of the first client listener is 0.
 
     Raises:
         ConfigError: a setting has the wrong syntax, or the settings contradict each other.
@@ -162,19 +163,25 @@ def broker_listeners(config: BrokerConfig, *, host: str, port: int, bind_host: s
 
 
 class InterBroker(NamedTuple):
-    """The listener through which brokers and the controller connect to brokers."""
+    """The listener through which brokers and the controller connect to brokers: its name and security protocol."""
 
     name: str = DEFAULT_LISTENER
     protocol: SecurityProtocol = SecurityProtocol.PLAINTEXT
 
     @property
     def has_certificates(self) -> bool:
-        """Return whether brokers and the controller authenticate by TLS certificates, not by the cluster's secret."""
+        """Return whether brokers and the controller authenticate by TLS certificates.
+
+        Otherwise they authenticate by the cluster's secret.
+        """
         return self.protocol is SecurityProtocol.SSL
 
 
 def inter_broker_listener(config: BrokerConfig) -> InterBroker:
-    """Return the listener for brokers and the controller. Raises ConfigError as ``broker_listeners``."""
+    """Return the listener for brokers and the controller.
+
+    Raises ConfigError if a setting has the wrong syntax, or the settings contradict each other.
+    """
     names = tuple(_parse("listeners", config.listeners))
     if not names:
         return InterBroker()
@@ -183,9 +190,9 @@ def inter_broker_listener(config: BrokerConfig) -> InterBroker:
 
 
 def check_exposure(listeners: Listeners, *, trusted: bool, who: str) -> None:
-    """Refuse listeners that other machines reach without TLS and authentication, unless the network is trusted.
+    """Refuse listeners that other machines can reach without TLS and authentication, unless ``trusted`` is set.
 
-    ``who`` names the process in the error.
+    ``trusted`` says that only trusted programs reach the network. ``who`` names the process in the error.
 
     Raises:
         ConfigError: there is such a listener. The message names the settings to change.
@@ -201,7 +208,9 @@ def check_exposure(listeners: Listeners, *, trusted: bool, who: str) -> None:
 
 
 def check_zookeeper_exposure(host: str, *, trusted: bool) -> None:
-    """Refuse an embedded ZooKeeper that other machines reach without TLS, unless the network is trusted.
+    """Refuse an embedded ZooKeeper that other machines can reach without TLS, unless ``trusted`` is set.
+
+    ``trusted`` says that only trusted programs reach the network.
 
     Raises:
         ConfigError: other machines would reach it. The message names the settings to change.

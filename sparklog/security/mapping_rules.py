@@ -64,14 +64,14 @@ def _replaced(part: re.Match[str], found: re.Match[str]) -> str:
 
 
 class MappingRules:
-    """The mapping rules of one listener, in order."""
+    """The rules of one listener that map certificates to principals, in their order."""
 
     def __init__(self, text: str = "DEFAULT") -> None:
         """Parse the setting. Raises ConfigError."""
         self._rules = _parse(text or "DEFAULT")
 
     def principal(self, subject: str) -> Principal | None:
-        """Return the principal of the certificate with this subject, or None if no rule matches."""
+        """Return the principal for a certificate with this subject, or None if no rule matches."""
         if len(subject) > _MAX_SUBJECT:
             return None
         for rule in self._rules:
@@ -110,9 +110,10 @@ def _rule(found: re.Match[str]) -> _Rule:
 
 
 def subject_of(certificate: dict[str, Any]) -> str:
-    """Return the subject, such as ``CN=anna,O=Example``, of a certificate from ``SSLObject.getpeercert``.
+    """Return the subject of a certificate, such as ``CN=anna,O=Example``.
 
-    The last attribute of the certificate comes first, as in Kafka.
+    ``certificate`` is a result of ``SSLObject.getpeercert``. The last attribute of its subject comes first, as in
+    Kafka.
     """
     names = certificate.get("subject", ())
     return ",".join(

@@ -54,7 +54,7 @@ Split = Produce | ListOffsets | DeleteRecords | CommitOffsets
 
 
 def without(request: Split, body: memoryview, refused: Collection[int]) -> tuple[Request, memoryview]:
-    """Return the request and its body without the entries with these indices."""
+    """Return the request and its body without the entries whose indices are in ``refused``."""
     if isinstance(request, CommitOffsets):
         return replace(request, offsets=_others(request.offsets, refused)), body
     kept = replace(request, partitions=_others(request.partitions, refused))
@@ -83,9 +83,9 @@ def _body_without(request: Produce, body: memoryview, refused: Collection[int]) 
 
 
 def merged(request: Split, reply: Reply, refused: dict[int, str]) -> Reply:
-    """Return the reply with a refusal at the index of each refused entry.
+    """Return the reply with a refusal inserted at the index of each refused entry.
 
-    If the reply is an error for the whole request, return it unchanged.
+    ``refused`` maps these indices to error texts. If the reply is an error for the whole request, return it unchanged.
     """
     match request, reply:
         case Produce(), ProduceReply():
@@ -120,9 +120,10 @@ def _woven(results: Sequence[_T], refused: Collection[int], refusal: Callable[[i
 
 
 def shown(reply: Reply, allows: Allows, over: Callable[[], bool]) -> Shown:
-    """Return the reply without the parts that ``allows`` refuses. Yield whenever ``over`` returns true.
+    """Return the reply without the parts that ``allows`` refuses.
 
-    If a part cannot be removed, return an error instead.
+    The function is a generator that yields whenever ``over`` returns true. If a part cannot be removed, return an error
+    instead of the reply.
     """
     match reply:
         case ListGroupsReply():

@@ -24,12 +24,12 @@ _NO_ROLE: frozenset[SenderKind] = frozenset()
 
 
 def role_uri(cluster_id: str, role: str) -> str:
-    """Return the URI for a role, which a certificate has in its subject alternative names."""
+    """Return the URI for a role. A certificate with this role has the URI in its subject alternative names."""
     return f"sparklog:{cluster_id}/{role}"
 
 
 class PeerCertificates:
-    """The rule that maps certificates of peers to roles in one cluster.
+    """The rules by which certificates of brokers and controllers give roles in one cluster.
 
     A certificate with one of the ``principals`` gives every role. ``principal_of`` returns the principal of a
     certificate, or None if the certificate has none.
@@ -43,7 +43,7 @@ class PeerCertificates:
         self._principal_of = principal_of
 
     def roles(self, certificate: Certificate | None) -> frozenset[SenderKind]:
-        """Return the roles that this verified certificate gives. Return no roles if the peer has no certificate."""
+        """Return the roles that this verified certificate gives; none if the peer has no certificate."""
         if not certificate:
             return _NO_ROLE
         if self._principals and self._principal_of(certificate) in self._principals:

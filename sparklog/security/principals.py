@@ -17,7 +17,7 @@ EVERYONE = Principal(USER, "*")
 
 
 def parse_principal(text: str) -> Principal:
-    """Return the principal with this text, such as ``User:anna``.
+    """Return the principal that the text describes, such as ``User:anna``.
 
     Raises:
         ConfigError: the text has no colon, or nothing before or after it.
@@ -29,7 +29,7 @@ def parse_principal(text: str) -> Principal:
 
 
 def parse_super_users(text: str) -> frozenset[Principal]:
-    """Return the principals of the setting ``super.users``, which separates them by semicolons, as Kafka does.
+    """Return the principals in the setting ``super.users``, which semicolons separate, as in Kafka.
 
     Raises:
         ConfigError: one of them is not a principal.

@@ -47,7 +47,10 @@ _EXAMINED = 16
 
 
 class QuotaEntity(NamedTuple):
-    """The clients to which a quota applies. Each part is a name, ``DEFAULT``, or None for any value."""
+    """The clients to which a quota applies, described by user, client id and address.
+
+    Each part is a name, ``DEFAULT``, or None for any value.
+    """
 
     user: str | None = None
     client_id: str | None = None
@@ -58,9 +61,10 @@ class QuotaEntity(NamedTuple):
         return ", ".join(f"{part} {name!r}" if name else f"default {part}" for part, name in parts if name is not None)
 
     def matches(self, wanted: QuotaEntity, *, any_of: Collection[str] = (), strict: bool = False) -> bool:
-        """Return whether the entity has all parts of ``wanted`` that are not None, and all parts that ``any_of`` names.
+        """Return whether the entity has the same parts as ``wanted``, as far as those are not None.
 
-        With ``strict`` the entity must have no other part.
+        It must also have a value, whatever it is, for all parts that ``any_of`` names. With ``strict`` it must have no
+        other parts.
         """
         for part, name, needed in zip(PARTS, self, wanted, strict=True):
             if needed is not None and name != needed:
@@ -77,7 +81,7 @@ QuotaValues = Mapping[str, float]
 
 
 def check_entity(entity: QuotaEntity) -> None:
-    """Raise BrokerError INVALID_REQUEST unless the entity is one of those that can have quotas."""
+    """Raise BrokerError INVALID_REQUEST unless the entity is a user, a client id, both, or an address."""
     found = [name for name in entity if name is not None]
     if not found or (entity.ip is not None and len(found) > 1):
         detail = "a quota is of a user, a client id, both, or an address"
@@ -87,7 +91,10 @@ def check_entity(entity: QuotaEntity) -> None:
 
 
 def check_quota(entity: QuotaEntity, name: str, value: float | None) -> None:
-    """Raise BrokerError INVALID_CONFIG unless the entity can have this quota, with this value if it is not None."""
+    """Raise BrokerError INVALID_CONFIG unless the entity can have the quota ``name``.
+
+    If ``value`` is not None, it must also be a valid value of this quota.
+    """
     known = CLIENT_QUOTAS if entity.ip is None else ADDRESS_QUOTAS
     if name not in known:
         detail = f"quota {name[:_MAX_NAME]!r} of {entity}: expected one of {', '.join(known)}"
@@ -101,8 +108,7 @@ class TokenBucket:
     """A token bucket that gains ``rate`` units per second and saves at most ``burst`` units.
 
     A charge may be greater than the saved units. The bucket then has a debt, and clients must wait until it is paid
-    off. In any period of ``t`` seconds, clients that wait as ``charge`` requires are charged at most ``rate * t +
-    burst``, plus one charge.
+    off. So in any period of ``t`` seconds, clients that wait are charged at most ``rate * t + burst``, plus one charge.
     """
 
     __slots__ = ("_tokens", "_updated_s", "burst", "rate")
@@ -114,13 +120,13 @@ class TokenBucket:
         self._updated_s = now_s
 
     def charge(self, amount: float, now_s: float) -> float:
-        """Charge ``amount`` and return the time in seconds to wait before the next charge; 0 if there is no debt."""
+        """Charge ``amount``. Return the time in seconds to wait before the next charge; 0 if there is no debt."""
         self._refill(now_s)
         self._tokens -= amount
         return -self._tokens / self.rate if self._tokens < 0 else 0.0
 
     def wait_s(self, now_s: float) -> float:
-        """Return the time in seconds until there is no debt."""
+        """Return the time in seconds until the debt is paid off; 0 if there is no debt."""
         return self.charge(0, now_s)
 
     def is_full(self, now_s: float) -> bool:
@@ -169,7 +175,7 @@ _PRECEDENCE = (
 
 
 class QuotaLimit(NamedTuple):
-    """The quota of a client: its rate, the entity that defines the rate, and the clients that share it."""
+    """The quota that applies to a client: its rate, the entity that defines the rate, and the clients that share it."""
 
     rate: float
     entity: QuotaEntity
@@ -177,7 +183,7 @@ class QuotaLimit(NamedTuple):
 
 
 class QuotaTable:
-    """All quotas of a cluster. Immutable."""
+    """A table of all quotas of a cluster. Immutable."""
 
     def __init__(self, quotas: Mapping[QuotaEntity, QuotaValues] | None = None) -> None:
         self.quotas = {entity: dict(values) for entity, values in (quotas or {}).items() if values}
@@ -189,11 +195,11 @@ class QuotaTable:
 
     @property
     def limits_clients(self) -> bool:
-        """Return whether any quota applies to requests."""
+        """Return whether any quota applies to requests, and not only to new connections."""
         return not self._names.isdisjoint(CLIENT_QUOTAS)
 
     def limit(self, name: str, *, user: str, client_id: str) -> QuotaLimit | None:
-        """Return the quota ``name`` of connections with this user and client id, or None if there is none."""
+        """Return the quota ``name`` that applies to connections with this user and client id; None if there is none."""
         if name not in self._names:
             return None
         for rule in _PRECEDENCE:
@@ -204,7 +210,7 @@ class QuotaTable:
         return None
 
     def limit_of_address(self, name: str, ip: str) -> QuotaLimit | None:
-        """Return the quota ``name`` of connections from this address, or None if there is none."""
+        """Return the quota ``name`` that applies to connections from this address; None if there is none."""
         if name not in self._names:
             return None
         for entity in (QuotaEntity(ip=ip), QuotaEntity(ip=DEFAULT)):
@@ -215,10 +221,10 @@ class QuotaTable:
 
 
 class QuotaBuckets:
-    """The buckets of one quota, such as ``producer_byte_rate``, in one broker. Owner: the broker's event loop.
+    """The token buckets that enforce one quota, such as ``producer_byte_rate``, in one broker.
 
     A bucket saves at most the units of ``window_s`` seconds. ``unit`` converts the quota's value to charged units per
-    second.
+    second. Not thread-safe: use them only on the broker's event loop.
     """
 
     def __init__(self, name: str, *, window_s: float, unit: float = 1.0, limit: int = MAX_BUCKETS) -> None:
@@ -235,7 +241,11 @@ class QuotaBuckets:
         return len(self._buckets) + len(self._shared)
 
     def bucket(self, limit: QuotaLimit, now_s: float) -> TokenBucket:
-        """Return the bucket of the quota's owner. If the rate has changed, return a new bucket without a debt."""
+        """Return the bucket of the clients that share this quota.
+
+        If the rate has changed, this is a new bucket without a debt. If there are too many buckets, further clients get
+        a bucket that they share.
+        """
         rate = limit.rate * self._unit
         bucket = self._buckets.get(limit.owner)
         if bucket is not None and bucket.rate == rate:

@@ -90,7 +90,10 @@ REFUSALS: dict[ResourceType, ErrorCode] = {
 
 
 class Need(NamedTuple):
-    """An operation on a resource that must be allowed. ``name`` None means at least one resource of the type."""
+    """An operation on a resource that must be allowed.
+
+    If ``name`` is None, the operation must be allowed on at least one resource of the type.
+    """
 
     operation: Operation
     resource_type: ResourceType
@@ -107,7 +110,7 @@ Clauses = Iterable[Clause]
 
 
 class RequestRule(NamedTuple):
-    """The rule of one kind of request."""
+    """The permissions that one kind of request needs."""
 
     #: The rule in words, for the documentation.
     text: str
@@ -123,14 +126,15 @@ _TRANSACTION = ResourceType.TRANSACTIONAL_ID
 
 
 def on_cluster(operation: Operation) -> Need:
-    """Return the need for this operation on the cluster."""
+    """Return the need that this operation is allowed on the cluster."""
     return Need(operation, _CLUSTER, CLUSTER_NAME)
 
 
 def transactional_id(key: str) -> str:
-    """Return the name by which ACLs know the transactions of this key.
+    """Return the name that ACLs use for the transactions of this key.
 
-    It is the transactional id of a producer, whose key has a prefix. The key of a Spark sink is its own name.
+    For the key of a producer, which has a prefix, it is the transactional id without the prefix. For the key of a Spark
+    sink, it is the key itself.
     """
     return key.removeprefix("id:")
 
@@ -142,12 +146,12 @@ _NONE: Clauses = ()
 
 
 def everyone(text: str) -> RequestRule:
-    """Return the rule of a request that needs no ACL."""
+    """Return the rule of a request that needs no ACL. ``text`` describes the rule."""
     return RequestRule(text, lambda request: _NONE)
 
 
 def of_cluster(operation: Operation) -> RequestRule:
-    """Return the rule of a request that needs this operation on the cluster."""
+    """Return the rule of a request that needs permission for this operation on the cluster."""
     clauses: Clauses = ((on_cluster(operation),),)
     return RequestRule(f"{operation} on the cluster", lambda request: clauses)
 

@@ -100,11 +100,12 @@ class GroupHost(CoordinatorRuntime):
             self.context.metadata_listeners.remove(self._metadata_changed)
 
     def check_holds(self, group: str, holds: Iterable[tuple[str, Hold]]) -> None:
-        """Check whether the transactions of these holds have ended, because a member waits for them.
+        """Check whether the transactions of these holds have ended, because a member of the group waits for that.
 
         A hold blocks the offsets that an open transaction may still commit.
 
-        The group must ask, because a transaction coordinator does not notify groups of aborted transactions.
+        The group coordinator must ask, because a transaction coordinator does not notify groups of aborted
+        transactions.
         """
         for key, hold in holds:
             if (group, key) not in self._asking:

@@ -52,7 +52,10 @@ from sparklog.protocol.senders import SenderKind
 
 
 class GroupRequests:
-    """The handlers of requests about groups. Owner: the broker's event loop."""
+    """The handlers of requests about groups.
+
+    Not thread-safe: use them only on the broker's event loop.
+    """
 
     def __init__(
         self,
@@ -70,7 +73,7 @@ class GroupRequests:
         self._takes_part = takes_part
 
     def commit_offsets(self, connection: ServerConnection, request: CommitOffsets, body: memoryview) -> None:
-        """Commit offsets.
+        """Commit the offsets in a request of a member, another client or a transaction coordinator.
 
         The offsets of a transaction are accepted without checks: the transaction is already committed, even if a topic
         was deleted since.
@@ -152,9 +155,9 @@ class GroupRequests:
         return FetchOffsetsReply(cid, tuple(found))
 
     def hold_offsets(self, connection: ServerConnection, request: HoldOffsets, body: memoryview) -> None:
-        """Block offsets that a member sends with a transaction, until the transaction ends.
+        """Block the offsets that a member sends with a transaction until the transaction ends.
 
-        The transaction's coordinator first confirms that the transaction exists.
+        The transaction's coordinator must first confirm that the transaction exists.
         """
         if not request.member_id:
             raise BrokerError(ErrorCode.INVALID_REQUEST, f"group {request.group!r}: the member id is empty")
@@ -191,7 +194,7 @@ class GroupRequests:
         return "localhost" if own is None else own.host
 
     def heartbeat(self, connection: ServerConnection, request: Heartbeat, body: memoryview) -> None:
-        """Respond when the coordinator has a new assignment for the member, or at the end of its heartbeat interval."""
+        """Respond when the coordinator has a new assignment for the member, or when the heartbeat interval ends."""
         if not request.member_id:
             raise BrokerError(ErrorCode.INVALID_REQUEST, f"group {request.group!r}: the member id is empty")
         _check_sizes(request)
@@ -267,7 +270,7 @@ class GroupRequests:
 
 
 def check_offsets(request: CommitOffsets) -> None:
-    """Check that a client's request does not have too many offsets. Raises BrokerError INVALID_REQUEST."""
+    """Raise BrokerError INVALID_REQUEST if a client's request has too many offsets."""
     if request.transaction is None and len(request.offsets) > MAX_ENTRIES:
         detail = f"{len(request.offsets)} offsets found in one request, at most {MAX_ENTRIES} expected"
         raise BrokerError(ErrorCode.INVALID_REQUEST, f"group {request.group!r}: {detail}")
@@ -281,7 +284,10 @@ def commit_offsets(
     offsets: tuple[GroupOffset, ...],
     on_result: Callable[[BrokerError | None], None],
 ) -> None:
-    """Commit ``offsets`` for the request's group. Raise BrokerError if this broker does not coordinate the group."""
+    """Commit ``offsets`` for the request's group, and call ``on_result`` with the error or None.
+
+    Raises BrokerError if this broker does not coordinate the group.
+    """
     host = groups.of(request.group)
     named = tuple(_with_topic_id(cache, offset) for offset in offsets)
 
@@ -321,7 +327,7 @@ def _unknown(cache: MetadataCache, offset: GroupOffset, *, member: bool) -> str:
 
 
 def below_zero(offset: GroupOffset) -> str:
-    """Return why the offset is invalid, or the empty string."""
+    """Return why the offset is invalid if it is negative; otherwise return the empty string."""
     named = f"{offset.topic}-{offset.partition}"
     return "" if offset.offset >= 0 else f"{named}: offset {offset.offset} found, 0 or more expected"
 

@@ -29,9 +29,9 @@ Committed = Mapping[TopicPartition, GroupOffset]
 
 
 class RetentionHolds:
-    """The client with which retention asks groups' coordinators for committed offsets.
+    """A client that asks groups' coordinators for committed offsets, before retention deletes records.
 
-    Owner: ``LogMaintenance``, on the broker's event loop.
+    A part of ``LogMaintenance``. Not thread-safe: use it only on the broker's event loop.
     """
 
     def __init__(self, context: BrokerContext, groups: HostedCoordinators[GroupHost]) -> None:
@@ -45,7 +45,7 @@ class RetentionHolds:
             self._peers.close()
 
     async def ask(self, groups: Iterable[str]) -> dict[str, Committed]:
-        """Return the committed offsets by group; groups whose coordinator does not respond are absent."""
+        """Return the committed offsets of each group. Omit groups whose coordinator does not respond."""
         found: dict[str, Committed] = {}
         for group in groups:
             try:
@@ -76,7 +76,10 @@ class RetentionHolds:
 
 
 def read_to(tp: TopicPartition, topic_id: str, groups: Iterable[str], known: Mapping[str, Committed]) -> int:
-    """Return the lowest of these groups' committed offsets; a group without a known offset counts as 0."""
+    """Return the lowest committed offset of these groups in a partition.
+
+    A group without a known offset counts as at offset 0.
+    """
     ends = []
     for group in groups:
         committed = known.get(group, {}).get(tp)

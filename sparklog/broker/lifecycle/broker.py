@@ -59,11 +59,13 @@ _log = logging.getLogger(__name__)
 
 
 class Broker:
-    """The parts of one broker. Owner: the broker process's event loop.
+    """The parts of one broker, which it creates, connects, starts and stops.
 
     At creation ``partitions`` has no replica yet, and ``registry`` is not open yet. ``log_failed`` is called with each
     error of the log directory. ``restart`` begins a controlled shutdown after which the supervisor starts the broker
-    again, or raises BrokerError.
+    again. If that is not possible, it raises BrokerError.
+
+    Not thread-safe: use it only on the broker's event loop.
     """
 
     def __init__(
@@ -230,7 +232,7 @@ class Broker:
             self.context.spawn(note(), "note the controller epoch")
 
     def connection_lost(self, connection: ServerConnection) -> None:
-        """Forget a connection that has ended."""
+        """Release what the quotas and the fetches hold for a connection that has ended."""
         self.quotas.connection_lost(connection)
         self.fetches.connection_lost(connection)
 
@@ -244,7 +246,7 @@ class Broker:
         self.hanging.start()
 
     async def stop_replication(self) -> None:
-        """Start no more background work, stop all replicas, and respond to waiting produce and fetch requests."""
+        """Start no more background work, and stop all replicas. They respond to waiting produce and fetch requests."""
         self._log_maintenance.close()
         self._cleaner.close()
         self.set_aside.close()
@@ -268,7 +270,7 @@ class Broker:
         self.context.audit.close()
 
     def finish_logs(self) -> None:
-        """Mark the log directory as cleanly closed. Call this after ``close``. It waits for the disk.
+        """Mark the log directory as cleanly closed. Call this after ``close``. This blocks for the disk.
 
         Raises:
             SparklogError: a flush has failed, so the clean-shutdown marker was not written.

@@ -29,7 +29,10 @@ _REVOKED_S = 0.2
 
 
 class BrokerServer:
-    """The server of one broker. Owner: the broker process's event loop, from ``open`` to ``close``."""
+    """The server of one broker: the sockets of its listeners, and the server of local reads.
+
+    Not thread-safe: use it on the broker's event loop, from ``open`` to ``close``.
+    """
 
     def __init__(self, config: ProcessConfig, broker: Broker) -> None:
         self._config = config
@@ -58,7 +61,10 @@ class BrokerServer:
 
     @property
     def endpoints(self) -> tuple[ListenerEndpoint, ...]:
-        """Return the advertised addresses of all listeners, if the settings name them. The server must listen."""
+        """Return the advertised addresses of all named listeners. Call this only while the server listens.
+
+        The result is empty if the settings name no listeners.
+        """
         return self._listeners.endpoints(self._ports)
 
     async def open(self) -> None:
@@ -139,11 +145,11 @@ class BrokerServer:
         return ListenerSecurity(listener.name, logins, tls, self._broker.logins)
 
     def close_local_reads(self) -> None:
-        """Stop giving segment files to readers on this host."""
+        """Give no more segment files to readers on this host."""
         if self._local_reads is not None:
             self._local_reads.close()
 
     async def close(self) -> None:
-        """Close all connections of clients."""
+        """Stop listening, and close all connections of clients."""
         if self._server is not None:
             await self._server.close()

@@ -45,17 +45,20 @@ class Command(msgspec.Struct, frozen=True):
 
 
 class SupervisorCommands(Protocol):
-    """The commands that the socket calls on the broker process. None of them blocks."""
+    """The part of the broker process that the control socket calls when a supervisor sends a command.
+
+    No method blocks.
+    """
 
     def status(self) -> dict[str, Any]: ...
 
     def stop(self, *, controlled: bool) -> None: ...
 
     def learn(self, secrets: tuple[Secret, ...]) -> None:
-        """Add these cluster secrets, the newest first."""
+        """Add these cluster secrets to those that the broker knows. The newest secret is first."""
 
     def adopted(self) -> None:
-        """Continue to serve, because a supervisor has connected whose lease has a newer name than all before."""
+        """Continue to serve, because a supervisor with a newer lease than all earlier ones has connected."""
 
     def quiesce(self) -> None: ...
 
@@ -63,9 +66,10 @@ class SupervisorCommands(Protocol):
 
 
 class ControlSocket:
-    """The server of the control socket. Owner: the broker process.
+    """The server of the control socket.
 
-    ``open`` is called before the broker serves clients, and ``close`` last of all at the stop.
+    A part of the broker process. Call ``open`` before the broker serves clients, and ``close`` as the last step of the
+    stop.
     """
 
     def __init__(self, path: str, lease: SupervisorLease, commands: SupervisorCommands) -> None:
@@ -79,7 +83,9 @@ class ControlSocket:
     async def open(self) -> None:
         """Open the socket.
 
-        Raise ConfigError if the path is too long for a Unix socket, OSError if it cannot be created.
+        Raises:
+            ConfigError: the path is too long for a Unix socket.
+            OSError: the socket cannot be created.
         """
         if len(os.fsencode(self._path)) > MAX_PATH_BYTES:
             raise ConfigError(

@@ -30,10 +30,11 @@ _SHARE_TO_CATCH_UP = 0.5
 async def hand_over(
     context: BrokerContext, partitions: Partitions, registry: ZkRegistration, *, may_continue: Callable[[], bool]
 ) -> None:
-    """Wait until no partition needs this broker, the time is up, or ``may_continue`` returns false.
+    """Give up all leaderships and ISR memberships, and wait until no partition needs this broker.
 
-    Leaderships move first, then the ISRs shrink. If the broker ended while an ISR contained it, that partition's writes
-    would have to wait for it.
+    The wait also ends when the time is up or ``may_continue`` returns false. Leaderships move first, then the ISRs
+    shrink. If the broker ended while a partition's ISR contained it, writes to this partition would have to wait for
+    it.
     """
     movable = CachedAny(partitions.leading, partitions.movable)
     counted_on = CachedAny(lambda: partitions, partitions.counted_on)
@@ -66,9 +67,9 @@ async def hand_over(
 async def followers_caught_up(
     context: BrokerContext, partitions: Partitions, timeout_s: float, *, may_continue: Callable[[], bool]
 ) -> None:
-    """Wait until in-sync followers have all records that this broker's leaders have now, for at most ``timeout_s``.
+    """Wait until in-sync followers have all records that this broker's leaders have now, or until ``timeout_s``.
 
-    Produce requests that arrive meanwhile get their response only after the followers have the records: see
+    Produce requests that arrive during the wait get their response only after the followers have the records: see
     ``BrokerContext.moves_leaderships``.
     """
     ends = {partition: partition.log.log_end_offset for partition in partitions.leading()}
@@ -85,10 +86,11 @@ async def followers_caught_up(
 
 
 class CachedAny:
-    """The partitions that satisfied a condition when all were last checked. Owner: the broker's event loop.
+    """A cached check whether any partition satisfies a condition.
 
-    There may be ten thousand partitions, and one of them changes every few milliseconds. A check of all partitions at
-    each change took more processor time than the rest of the stop.
+    It remembers the partitions that satisfied the condition when all were last checked. There may be ten thousand
+    partitions, and one of them changes every few milliseconds. A check of all partitions at each change took more
+    processor time than the rest of the stop. Not thread-safe: use it only on the broker's event loop.
     """
 
     def __init__(self, partitions: Callable[[], Iterable[Partition]], needs: Callable[[Partition], bool]) -> None:
@@ -100,7 +102,8 @@ class CachedAny:
     def any(self) -> bool:
         """Return whether a partition satisfies the condition.
 
-        The other partitions are checked only when no cached partition satisfies it any more.
+        Check the remembered partitions first. Check all partitions only when none of the remembered ones satisfies it
+        any more.
         """
         while self._left:
             if self._needs(self._left[-1]):
@@ -114,13 +117,13 @@ class CachedAny:
 
 
 class ShutdownFlush:
-    """The early flushes during one controlled shutdown, after which little is left to flush at the end of the stop.
+    """A task that flushes logs early in one controlled shutdown, so that little is left to flush at its end.
 
     There are two flushes. The first runs at once, because many records may not be durable yet. The second runs when all
     leaderships have moved, after which few records can follow. Each flush ends with a checkpoint, so that the last
     checkpoint is small.
 
-    Owner: the broker process's event loop, from the request to stop until ``end`` returns.
+    Not thread-safe: use it only on the broker's event loop. Create it at the request to stop; ``end`` ends it.
     """
 
     def __init__(self, context: BrokerContext, partitions: Partitions) -> None:
@@ -133,7 +136,7 @@ class ShutdownFlush:
     async def end(self) -> None:
         """Start no further flush, and wait for the one in progress.
 
-        The wait is needed because a disk reports an error only once.
+        The wait is needed because a disk reports an error only once, and this flush would get the report.
         """
         self._ended = True
         self._context.roles_changed()  # the task may wait for this

@@ -23,7 +23,7 @@ EXIT_LOG_FAILED = 74
 
 
 class StopMode(Enum):
-    """The way in which the process ends."""
+    """A way in which the process ends."""
 
     #: The controller moves leaderships first.
     CONTROLLED = "controlled"
@@ -33,7 +33,10 @@ class StopMode(Enum):
 
 
 class Ending:
-    """The decision how one broker process ends. Owner: ``BrokerProcess``, on its event loop."""
+    """A record of whether, how and why one broker process ends. It also determines the exit code.
+
+    A part of ``BrokerProcess``. Not thread-safe: use it only on the broker's event loop.
+    """
 
     def __init__(self, context: BrokerContext) -> None:
         self._context = context
@@ -60,7 +63,7 @@ class Ending:
         return EXIT_RESTART if self.restarts else EXIT_OK
 
     def begin(self, mode: StopMode) -> None:
-        """Begin to end the process in this mode, unless it is already ending in a quicker mode.
+        """End the process in this mode, unless it is already ending in a quicker mode.
 
         FINISH replaces CONTROLLED: if the whole cluster stops, there is no new leader to wait for. A stop that begins
         during a restart cancels the restart.
@@ -81,9 +84,9 @@ class Ending:
         self.begin(StopMode.AT_ONCE if stopping else StopMode.CONTROLLED)
 
     def on_id_taken(self, error: Exception) -> None:
-        """End the process because another broker is registered with this id.
+        """End the process at once, because another broker is registered with this id.
 
-        The supervisor, if there is one, tries to start it again.
+        If there is a supervisor, it tries to start this broker again.
         """
         _log.critical("broker %d ends: %s", self._context.broker_id, error)
         self._context.state = "failed"
@@ -91,7 +94,7 @@ class Ending:
         self.begin(StopMode.AT_ONCE)
 
     def restart(self, *, supervised: bool) -> None:
-        """Begin a restart.
+        """Begin a controlled shutdown after which the supervisor starts the broker again.
 
         Raises:
             BrokerError: INVALID_REQUEST if there is no supervisor to start the broker again, BROKER_STOPPING if this

@@ -26,7 +26,7 @@ _PERIOD_S = 10.0
 
 
 class Lines:
-    """A logger of one kind of line that thousands of partitions may log at once; it limits their number.
+    """A logger for one kind of line that thousands of partitions may write at once. It limits their number.
 
     It has the same limit as ``RateLimit``, but drops a line at far less cost.
     """
@@ -48,9 +48,10 @@ class Lines:
 
 
 class RateLimit(logging.Filter):
-    """A filter that passes ``burst`` records of one call site in each ``period_s``, then logs how many it dropped.
+    """A filter of log records: it passes at most ``burst`` records of one call site in each ``period_s``.
 
-    A partition that fails a thousand times a second must not fill the disk with log lines.
+    The first record of a later period tells how many were dropped. A partition that fails a thousand times a second
+    must not fill the disk with log lines.
     """
 
     def __init__(self, burst: int = _BURST, period_s: float = _PERIOD_S) -> None:
@@ -72,7 +73,7 @@ class RateLimit(logging.Filter):
 
 
 class LineFormatter(logging.Formatter):
-    """A formatter that writes one line for each message, even if a name or error text from a client contains line ends.
+    """A formatter that writes one line for each message, even if a text from a client contains line ends.
 
     It escapes unprintable characters, including line ends. Each line of a traceback begins with a bar. So no part of a
     message or traceback can look like a separate log line.
@@ -102,10 +103,10 @@ def _prefixed(text: str) -> str:
 
 
 def bounded_file(log_file: str) -> logging.Handler:
-    """Return a handler that starts a new file when one is full and keeps only the last few, so it never fills a disk.
+    """Return a handler that writes a log to files of limited size and keeps only the last few files.
 
-    Only the owner can read the files, because they contain names of topics, groups and clients. Raises OSError if the
-    file cannot be opened.
+    So the log never fills a disk. Only the owner can read the files, because they contain names of topics, groups and
+    clients. Raises OSError if the file cannot be opened.
     """
     return _PrivateFile(log_file, maxBytes=_FILE_BYTES, backupCount=_FILES_KEPT)
 
@@ -118,7 +119,10 @@ class _PrivateFile(RotatingFileHandler):
 
 
 def configure_logging(log_file: str, *, level: int = logging.INFO) -> None:
-    """Set up the root logger of this process. Raise OSError if the file cannot be opened."""
+    """Set up the root logger of this process. An empty ``log_file`` means standard error.
+
+    Raises OSError if the file cannot be opened.
+    """
     handler = bounded_file(log_file) if log_file else logging.StreamHandler()
     handler.setFormatter(LineFormatter(_FORMAT, datefmt="%H:%M:%S"))
     handler.addFilter(RateLimit())

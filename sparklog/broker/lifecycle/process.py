@@ -56,9 +56,10 @@ _STALL_MS = 6000
 
 
 class BrokerProcess:
-    """The broker process. Owner: ``__main__``; everything runs on one event loop.
+    """The broker process from its start to its exit.
 
-    The class implements ``control_socket.SupervisorCommands``.
+    ``__main__`` creates it. Everything runs on one event loop. The class implements
+    ``control_socket.SupervisorCommands``.
     """
 
     def __init__(self, config: ProcessConfig, keys: KeyRing | None = None) -> None:
@@ -82,7 +83,7 @@ class BrokerProcess:
         self._ending = Ending(self._context)
 
     async def run(self) -> int:
-        """Run the broker and return the exit code once everything is closed."""
+        """Run the broker until it ends and everything is closed, and return the exit code."""
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, self._ending.on_signal)

@@ -49,7 +49,7 @@ class ProcessConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_
     secret_file: str = ""
 
     def broker_settings(self) -> BrokerConfig:
-        """Return the broker's settings. Raise ConfigError as ``config.broker_config`` does."""
+        """Return the broker's settings. Raises ConfigError if a setting is unknown or invalid."""
         return broker_config(self.settings)
 
     def listeners(self) -> Listeners:
@@ -65,12 +65,15 @@ class ProcessConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_
         return found
 
     def keys(self) -> KeyRing:
-        """Return the cluster's secrets. Raise ConfigError as ``secret_file.read_secret_file`` does."""
+        """Return the cluster's secrets; none without a ``secret_file``.
+
+        Raises ConfigError if the file cannot be used.
+        """
         return read_secret_file(Path(self.secret_file)) if self.secret_file else KeyRing()
 
 
 def load_process_config(path: Path) -> ProcessConfig:
-    """Read the file. Raise ConfigError with the file and the wrong field."""
+    """Read the configuration in ``path``. Raises ConfigError, which names the file and the wrong field."""
     try:
         return msgspec.json.decode(path.read_bytes(), type=ProcessConfig)
     except OSError as error:

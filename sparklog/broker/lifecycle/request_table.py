@@ -92,8 +92,9 @@ _log = logging.getLogger(__name__)
 def request_handlers(broker: Broker) -> Handlers:
     """Return the handler of each kind of request.
 
-    The handlers of ``Fetch``, ``CommitOffsets`` and ``ControlUpdate`` check the sender themselves, because the
-    permitted sender depends on the request's content. For all others it depends only on the kind of request.
+    For most requests, the permitted sender depends only on the kind of request. The handlers of ``Fetch``,
+    ``CommitOffsets`` and ``ControlUpdate`` check the sender themselves, because the permitted sender depends on the
+    request's content.
     """
     handlers = {**_of_data(broker), **_of_topics(broker), **_of_coordinators(broker), **_of_operation(broker)}
     checked = checked_handlers(broker.access, handlers)

@@ -20,7 +20,7 @@ def new_secret() -> Secret:
 
 
 def read_secret_file(path: Path) -> KeyRing:
-    """Return the secrets in ``path``.
+    """Return the cluster's secrets in the file ``path``.
 
     Raises:
         ConfigError: the file cannot be read, holds no secret, or other users may read or write it.

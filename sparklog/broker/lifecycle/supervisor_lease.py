@@ -21,7 +21,7 @@ from typing import NamedTuple
 class LeaseName(NamedTuple):
     """The name of a supervisor's lease on a broker.
 
-    Names are ordered by driver, and then by generation of the driver's barrier job.
+    Names are ordered by the driver's epoch, and then by the generation (the run) of the driver's barrier job.
     """
 
     driver_epoch: int
@@ -29,7 +29,7 @@ class LeaseName(NamedTuple):
 
 
 class OrphanStep(Enum):
-    """What a broker without a supervisor must do now."""
+    """An action of a broker without a supervisor."""
 
     NOTHING = "nothing"
     ASK_RELIEF = "ask_relief"
@@ -39,9 +39,10 @@ class OrphanStep(Enum):
 
 
 class SupervisorLease:
-    """The newest supervisor's lease on one broker. Owner: the broker process's event loop.
+    """A tracker of the newest supervisor's lease on one broker, and of the time without a supervisor.
 
-    ``supervised`` is false for brokers started by hand or by a test.
+    ``supervised`` is false for brokers started by hand or by a test. Not thread-safe: use it only on the broker's event
+    loop.
     """
 
     def __init__(self, highest: LeaseName, *, supervised: bool, orphan_timeout_ms: int, orphan_max_ms: int) -> None:
@@ -59,9 +60,9 @@ class SupervisorLease:
         return self._holders > 0
 
     def admit(self, name: LeaseName) -> bool:
-        """Accept a supervisor's hello. Return False if the broker has seen a higher name.
+        """Accept the supervisor with this lease name. Return False if the broker has seen a higher name.
 
-        A name higher than all before starts a new lease.
+        A name higher than all earlier ones starts a new lease.
         """
         if name < self.highest:
             return False
@@ -74,18 +75,24 @@ class SupervisorLease:
         return True
 
     def released(self, name: LeaseName) -> None:
-        """Note that a supervisor's connection was closed; the connection of a superseded supervisor does not count."""
+        """Record that the connection of the supervisor with this lease name was closed.
+
+        The connection of a superseded supervisor does not count.
+        """
         if name == self.highest and self._holders:
             self._holders -= 1
 
     def expect_supervisor(self) -> None:
-        """Restart the orphan time, because the driver is submitting a new generation, which may include this broker."""
+        """Restart the time without a supervisor, because the driver is submitting a new run of its barrier job.
+
+        The new run may include this broker.
+        """
         self._alone_since_ms = None
 
     def check(self, now_ms: int) -> OrphanStep:
-        """Return the next step.
+        """Return what a broker without a supervisor must do now; NOTHING if it has a supervisor.
 
-        Call this about once a second: the orphan time begins at the first call without a supervisor.
+        Call this about once a second. The time without a supervisor begins at the first call that finds none.
         """
         if self.held or not self._supervised:
             self._alone_since_ms = None
@@ -98,10 +105,10 @@ class SupervisorLease:
         return OrphanStep.ASK_RELIEF if alone_ms >= self._orphan_timeout_ms else OrphanStep.NOTHING
 
     def left_out(self, generation: LeaseName | None) -> bool:
-        """Return whether this orphan has no supervisor because the running ``generation`` does not include it.
+        """Return whether this broker has no supervisor because the running barrier job does not include it.
 
-        ``generation`` is None if there is no running generation or no driver. The orphan time begins again at each new
-        generation, because its tasks may not have connected yet.
+        ``generation`` is the running generation, or None if there is no running generation or no driver. The time
+        without a supervisor begins again at each new generation, because its tasks may not have connected yet.
         """
         if generation is None:
             return False
@@ -113,11 +120,12 @@ class SupervisorLease:
 
 
 def relief(*, left_out: bool, controller_lives: bool, announced: bool, counted_on: int, held: bool) -> OrphanStep:
-    """Return the next step of a broker whose orphan time has exceeded ``orphan_timeout_ms``.
+    """Return the next step of a broker that had no supervisor for longer than ``orphan_timeout_ms``.
 
-    The broker stops only when no ISR contains it, so the last in-sync replica of a partition stays. ``counted_on`` is
-    the number of partitions whose ISR contains it, including those that it leads. ``announced`` is whether it has asked
-    the controller to move its leaderships.
+    The broker stops only when no ISR contains it, so the last in-sync replica of a partition keeps running.
+    ``counted_on`` is the number of partitions whose ISR contains the broker, including those that it leads.
+    ``announced`` is whether the broker has asked the controller to move its leaderships. ``held`` is whether a
+    supervisor has connected since.
     """
     if not left_out:
         return OrphanStep.SERVE_ON if announced and not held else OrphanStep.NOTHING

@@ -21,9 +21,9 @@ EXIT_STALLED = 70
 
 
 class Watchdog:
-    """The watchdog of a broker process. Owner: the process.
+    """A watchdog that ends the broker process when its event loop hangs.
 
-    ``start`` and ``stop`` run on the event loop; a daemon thread watches.
+    Call ``start`` and ``stop`` on the event loop. A daemon thread watches the loop.
     """
 
     def __init__(self, limit_ms: int) -> None:

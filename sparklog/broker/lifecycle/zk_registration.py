@@ -64,11 +64,11 @@ class _Session(NamedTuple):
 
 
 class ZkRegistration:
-    """The ZooKeeper session of one broker, its registration, and its reads and writes in ZooKeeper.
+    """A broker's connection to ZooKeeper: its session, its registration, and its reads and writes.
 
-    Owner: the broker process's event loop, from ``open`` to ``close``. Until ``open`` has returned, all methods that
-    need ZooKeeper raise BrokerError BROKER_NOT_AVAILABLE. ``on_id_taken`` is called when another live broker is
-    registered with this broker's id.
+    Until ``open`` has returned, all methods that need ZooKeeper raise BrokerError BROKER_NOT_AVAILABLE. ``on_id_taken``
+    is called when another live broker is registered with this broker's id. Not thread-safe: use it on the broker's
+    event loop, until ``close``.
     """
 
     def __init__(
@@ -97,11 +97,11 @@ class ZkRegistration:
 
     @property
     def is_open(self) -> bool:
-        """Return whether this broker is registered."""
+        """Return whether ``open`` has registered this broker."""
         return self._opened is not None
 
     async def open(self, zookeeper: str, registration: BrokerRegistration) -> None:
-        """Connect and register; set ``context.incarnation``.
+        """Connect to ZooKeeper and register this broker. Set ``context.incarnation``.
 
         Raises:
             ClusterError: ZooKeeper is unreachable or belongs to another cluster, or another live broker is registered
@@ -185,7 +185,7 @@ class ZkRegistration:
             await self._opened.close()
 
     async def doubt_directory(self) -> None:
-        """Ensure that the next process on this log directory registers as untrusted, whatever the disk contains then.
+        """Ensure that the next process on this log directory registers as untrusted, whatever the disk contains.
 
         Raises:
             ZkUnreachable: the session was closed.
@@ -284,7 +284,7 @@ class ZkRegistration:
         partition.step(event)
 
     def isr_changed(self, partition: Partition) -> None:
-        """Schedule a notification of the controller, which also includes other changes of the next moments."""
+        """Notify the controller soon of the partition's new ISR. One notification includes all changes until then."""
         assert self._known is not None and self._known.version == partition.replica.version
         if not self._changed:
             self._context.spawn(self._notify(), "ISR change notification")
@@ -308,9 +308,9 @@ class ZkRegistration:
     # --- refused cuts -----------------------------------------------------------------------------------------------
 
     def refuse_truncation(self, partition: Partition, effect: RefuseTruncation) -> None:
-        """Report to the controller that the leader lacks committed records of this replica.
+        """Report to the controller that the leader lacks committed records, which this replica refuses to truncate.
 
-        The replica refuses to truncate these records. The report stays until ``accept_truncation`` is called.
+        The report stays until ``accept_truncation`` is called.
         """
         path = paths.truncation_refusal(f"{self._context.broker_id}-{uuid.uuid4().hex}")
         self._refusals[partition] = path, effect
@@ -342,10 +342,10 @@ class ZkRegistration:
     # --- topics and producers ---------------------------------------------------------------------------------------
 
     async def create_topic(self, record: TopicRecord) -> None:
-        """Create a topic.
+        """Write a new topic to ZooKeeper. A retry after a lost response does not fail.
 
         Raises:
-            BrokerError: as in ``ClusterStore.create_topic``.
+            BrokerError: the same errors as ``ClusterStore.create_topic``.
             ZkUnreachable: the connection broke, and the topic was not created.
         """
         try:
@@ -359,7 +359,7 @@ class ZkRegistration:
                 raise
 
     async def topic_lives(self, name: str, topic_id: str) -> bool:
-        """Return whether a topic with this name and id exists in ZooKeeper; an empty id matches any topic of this name.
+        """Return whether a topic with this name and id exists in ZooKeeper. An empty id matches any topic of the name.
 
         The result includes all writes before the call. For an invalid name or id the result is False without a request
         to ZooKeeper, because a client could send a name of a megabyte. Raises ZkUnreachable.
@@ -371,7 +371,7 @@ class ZkRegistration:
         return await self._session.exists(path)
 
     async def restore_topic(self, record: TopicRecord, states: Mapping[int, LeaderAndIsr]) -> None:
-        """Recreate a topic with its old id. Raises what ``create_topic`` raises."""
+        """Recreate a topic with its old id. Raises the same errors as ``create_topic``."""
         try:
             await self._store.restore_topic(record, states)
         except ZkUnreachable as error:
@@ -383,7 +383,7 @@ class ZkRegistration:
                 raise
 
     async def deleted_topics(self, topic_ids: Iterable[str]) -> set[str]:
-        """Return those of the topic ids that ZooKeeper lists as deleted. Raise ZkUnreachable."""
+        """Return those of the topic ids that ZooKeeper lists as deleted. Raises ZkUnreachable."""
         return await self._store.deleted_topics(topic_ids)
 
     async def request_delete(self, name: str, topic_id: str) -> None:
@@ -392,16 +392,16 @@ class ZkRegistration:
     async def change_topic(
         self, name: str, change: Callable[[TopicRecord], TopicRecord], *, in_thread: bool = False
     ) -> TopicRecord | None:
-        """Replace a topic's record by the result of ``change``, and retry if another writer was faster.
+        """Replace a topic's record by the result of ``change``, and retry if another writer has changed the record.
 
         ``change`` must be idempotent, because it also runs again after a lost response. With ``in_thread`` it runs in a
-        thread, because it takes long.
+        thread, for changes that take long.
 
         Returns the new record, or None if the topic does not exist.
 
         Raises:
             BrokerError: errors of ``change``; INVALID_PARTITIONS if the record is too large for one node.
-            ZkUnreachable: no connection for a session timeout.
+            ZkUnreachable: there was no connection for a session timeout.
         """
         while True:
             with suppress(ZkUnreachable):
@@ -418,7 +418,7 @@ class ZkRegistration:
             await self._session.connected(timeout_ms=self._context.config.session_timeout_ms)
 
     async def request_election(self, request: ElectionRequest) -> str:
-        """Request an election, and return the path of the request's node.
+        """Request an election by a new node in ZooKeeper, and return the path of this node.
 
         The controller deletes the node after the election.
         """
@@ -431,7 +431,7 @@ class ZkRegistration:
         return path
 
     async def request_done(self, path: str) -> None:
-        """Wait without a limit until the node of a request is deleted."""
+        """Wait until the node of a request is deleted. There is no time limit."""
         while True:
             await self._session.connected()
             changed = asyncio.Event()
@@ -448,15 +448,15 @@ class ZkRegistration:
 
     @property
     def quotas(self) -> QuotaStore:
-        """Return the quotas in ZooKeeper. Raise BrokerError BROKER_NOT_AVAILABLE before the registration."""
+        """Return the store of quotas in ZooKeeper. Raises BrokerError BROKER_NOT_AVAILABLE before the registration."""
         return QuotaStore(self._session, self._store.unreadable)
 
     async def connected(self) -> None:
-        """Wait for a connection to ZooKeeper. Raise ZkUnreachable if there is none for a session timeout."""
+        """Wait for a connection to ZooKeeper. Raises ZkUnreachable if there is none for a session timeout."""
         await self._session.connected(timeout_ms=self._context.config.session_timeout_ms)
 
     def withdraw_request(self, path: str) -> None:
-        """Delete the node of a request, so that the controller does not carry out the request later."""
+        """Delete the node of a request in the background, so that the controller does not carry out the request."""
         self._context.spawn(self._withdraw(path), "withdraw a request")
 
     async def _withdraw(self, path: str) -> None:
@@ -468,7 +468,10 @@ class ZkRegistration:
                 return
 
     async def read_states(self, partitions: Iterable[TopicPartition]) -> list[VersionedState | None]:
-        """Return ZooKeeper's states of these partitions; None for deleted topics. Raise ZkUnreachable."""
+        """Return the states of these partitions in ZooKeeper; None for a partition of a deleted topic.
+
+        Raises ZkUnreachable.
+        """
         return list(await asyncio.gather(*map(self._store.states.read, partitions)))
 
     async def next_producer_id(self) -> int:
@@ -508,13 +511,16 @@ class ZkRegistration:
         await self._registration.withdraw_stopping()
 
     def mark_trusted(self) -> None:
-        """Mark the registration as trusted. The controller's update shows that it has seen which logs are untrusted."""
+        """Mark the registration as trusted.
+
+        Call this when an update of the controller shows that the controller knows which logs are untrusted.
+        """
         self._registration.mark_trusted()
 
     async def barrier_job(self) -> BarrierJob:
-        """Return the state of the driver's barrier job.
+        """Return the state of the driver's barrier job from ZooKeeper.
 
-        If ZooKeeper is unreachable, the result says that a new generation is expected.
+        If ZooKeeper is unreachable, the result says that a new run of the job is expected.
         """
         try:
             return await self._store.barrier_job()

@@ -50,7 +50,7 @@ _DROPS_S = 0.01
 
 
 class ControlUpdates:
-    """The handler of the controller's updates.
+    """The handler of the controller's updates, which checks and applies them.
 
     Not thread-safe: use it only on the broker's event loop.
     """

@@ -279,12 +279,14 @@ class Partition:
 
     @property
     def is_truncating(self) -> bool:
-        """Return whether a truncation is being prepared. Until it is done, the replica ignores the leader's responses.
+        """Return whether a truncation is being prepared.
+
+        Until it is done, the replica ignores the leader's responses.
         """
         return self._truncation is not None
 
     def truncation_prepared(self, job: TruncationJob) -> None:
-        """Truncate the log and resume fetching. Do nothing if the role has changed since the truncation was prepared.
+        """Truncate the log and resume fetching. Do nothing if the role has changed since the copy began.
 
         Call this after ``job.run`` has returned.
         """

@@ -98,8 +98,7 @@ class Partitions:
         self.maintenance_index.drop(partition)
 
     def follower_lost(self, replica_id: int) -> None:
-        """Notify all partitions that this broker leads that the connection of the follower ``replica_id`` was closed.
-        """
+        """Notify all partitions that this broker leads that the follower has lost its connection."""
         for partition in self.leading():
             partition.step(FollowerConnectionLost(replica_id))
 

@@ -25,7 +25,7 @@ _log = logging.getLogger(__name__)
 
 
 class AddColumnsRequests:
-    """The handler of AddColumns requests."""
+    """The handler of AddColumns requests, which add nullable columns to an existing topic."""
 
     def __init__(self, context: BrokerContext, registry: ZkRegistration) -> None:
         self._context = context
@@ -57,7 +57,7 @@ class AddColumnsRequests:
 
 
 def with_columns(record: TopicRecord, columns: pa.Schema) -> TopicRecord:
-    """Return ``record`` with the new ones of ``columns`` added; columns that it already has are ignored.
+    """Return ``record`` with those of ``columns`` added that it does not have yet.
 
     If it has all of them, as in a retry, return ``record`` itself.
 

@@ -34,7 +34,7 @@ _log = logging.getLogger(__name__)
 
 
 class CreatePartitionsRequests:
-    """The handler of CreatePartitions requests."""
+    """The handler of CreatePartitions requests, which add partitions to an existing topic."""
 
     def __init__(self, context: BrokerContext, registry: ZkRegistration) -> None:
         self._context = context

@@ -24,7 +24,7 @@ _log = logging.getLogger(__name__)
 
 
 class AlterTopicRequests:
-    """The handler of AlterTopic requests."""
+    """The handler of AlterTopic requests, which change the settings of an existing topic."""
 
     def __init__(self, context: BrokerContext, registry: ZkRegistration) -> None:
         self._context = context

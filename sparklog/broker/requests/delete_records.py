@@ -27,7 +27,7 @@ _HIGH_WATERMARK = -1
 
 
 class DeleteRecordsRequests:
-    """The handler of DeleteRecords requests."""
+    """The handler of DeleteRecords requests, which raise the log start offset of a partition."""
 
     def __init__(
         self,

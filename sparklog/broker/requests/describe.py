@@ -18,7 +18,7 @@ from sparklog.storage.log import Log
 
 
 class DescribeBrokerRequests:
-    """The handler of DescribeBroker requests."""
+    """The handler of DescribeBroker requests, which return the state of this process."""
 
     def __init__(self, context: BrokerContext, partitions: Partitions, slices: Slices) -> None:
         self._context = context

@@ -24,7 +24,7 @@ Handlers = Mapping[type, HandleRequest]
 
 
 def checked_handlers(access: Access, handlers: Handlers) -> Handlers:
-    """Return the handlers. Those of requests that only brokers may send now check the sender first."""
+    """Return the handlers, with a check of the sender in front of those for requests that only brokers may send."""
 
     def of_brokers(handle: HandleRequest) -> HandleRequest:
         def checked(connection: ServerConnection, request: Any, body: memoryview) -> None:

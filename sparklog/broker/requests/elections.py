@@ -33,7 +33,7 @@ _IN_ONE_NODE = 3000
 
 
 class ElectionRequests:
-    """The handler of ElectLeaders requests."""
+    """The handler of ElectLeaders requests, which passes them to the controller."""
 
     def __init__(self, context: BrokerContext, slices: Slices, registry: ZkRegistration) -> None:
         self._context = context

@@ -147,7 +147,7 @@ def _arrived(cache: MetadataCache, move: ReplicaMove) -> bool:
 class ReassignmentDraft:
     """A copy of a topic's record into which moves are entered one by one. Pure.
 
-    A move that is entered a second time has no further effect.
+    A move is the reassignment of one partition. If the same move is entered twice, the second time has no effect.
     """
 
     def __init__(self, record: TopicRecord, *, live: Iterable[int]) -> None:

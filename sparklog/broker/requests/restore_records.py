@@ -24,7 +24,7 @@ _MAX_TIMEOUT_MS = 3_600_000
 
 
 class RestoreRecordsRequests:
-    """The handler of RestoreRecords requests."""
+    """The handler of RestoreRecords requests, which append batches with their original offsets."""
 
     def __init__(self, context: BrokerContext, partitions: Partitions, slices: Slices) -> None:
         self._context = context

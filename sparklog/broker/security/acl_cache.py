@@ -24,7 +24,10 @@ _log = logging.getLogger(__name__)
 
 
 class AclCache:
-    """The cached ACLs of all resources. Owner: the broker's event loop, from ``open`` to ``close``."""
+    """A cache of the cluster's ACLs, which it reads from ZooKeeper and passes to the authorizer.
+
+    Not thread-safe: use it on the broker's event loop, from ``open`` to ``close``.
+    """
 
     def __init__(self, authorizer: Authorizer, counters: Counter[str]) -> None:
         self._authorizer = authorizer
@@ -51,7 +54,7 @@ class AclCache:
         self._stop_watch = self._store.watch(self._on_changes)
 
     def close(self) -> None:
-        """End the watch."""
+        """End the watch of the ACLs."""
         if self._stop_watch is not None and self._task is not None:
             self._stop_watch()
             self._task.cancel()

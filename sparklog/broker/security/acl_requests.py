@@ -37,7 +37,10 @@ _APPLIED_S = 5.0
 
 
 class AclRequests:
-    """The handlers of requests about ACLs. ``authorizer`` and ``acls`` are None if the broker has no authorizer."""
+    """The handlers of requests that create, describe and delete ACLs.
+
+    ``authorizer`` and ``acls`` are None if the broker has no authorizer.
+    """
 
     def __init__(self, context: BrokerContext, authorizer: Authorizer | None, acls: AclCache | None) -> None:
         self._context = context
@@ -60,7 +63,7 @@ class AclRequests:
         return Ack(request.cid)
 
     def check_count(self, wanted: Sequence[AclBinding]) -> None:
-        """Raise BrokerError INVALID_REQUEST if the cluster would have too many ACLs."""
+        """Raise BrokerError INVALID_REQUEST if the cluster would have too many ACLs after the change."""
         assert self._authorizer is not None
         known = self._authorizer.table.acls
         if len(known) + len(wanted) <= MOST_ACLS:

@@ -34,7 +34,7 @@ _CLOSE_S = 2.0
 
 
 class AuditedConnection(Protocol):
-    """A connection, with the facts that the lines about it contain."""
+    """The part of a connection that the audit log uses: whom a line about the connection names."""
 
     @property
     def principal(self) -> Principal: ...
@@ -47,7 +47,10 @@ class AuditedConnection(Protocol):
 
 
 class Audit:
-    """The audit log of one broker. Owner: the broker's event loop."""
+    """The writer of the audit log of one broker, which limits the number of lines.
+
+    Not thread-safe: use it only on the broker's event loop.
+    """
 
     def __init__(self, counters: Counter[str]) -> None:
         self._counters = counters
@@ -59,7 +62,7 @@ class Audit:
     ) -> None:
         """Record a successful login, or a failed one with its reason.
 
-        ``principal`` is the principal that the client claims.
+        ``principal`` is the authenticated principal, or the one that the client claimed in a failed login.
         """
         if ok:
             self._counters["logins"] += 1
@@ -100,7 +103,7 @@ class Audit:
         )
 
     def changed(self, connection: AuditedConnection, request: Request | str, what: str, *, resource: str = "") -> None:
-        """Record an administrative request that has succeeded; ``what`` describes its result."""
+        """Record an administrative request that has succeeded. ``what`` describes the change."""
         self._record(
             AuditEvent(
                 event=AuditKind.CHANGE,
@@ -121,7 +124,7 @@ class Audit:
             self.changed(connection, request, change.what, resource=change.resource)
 
     def close(self) -> None:
-        """Write the number of lines that were suppressed and are not reported yet."""
+        """Write the numbers of suppressed lines that were not reported yet."""
         if self._timer is not None:
             self._timer.cancel()
         for event in self._limits.end_all():
@@ -153,7 +156,7 @@ def _write(event: AuditEvent) -> None:
 
 
 class AuditFile(logging.Handler):
-    """A handler that passes lines to a thread, which writes them to a file that only its owner can read.
+    """A logging handler that passes lines to a thread, which writes them to a file that only its owner can read.
 
     The file and the thread are created with the first line.
     """
@@ -178,7 +181,10 @@ class AuditFile(logging.Handler):
             self.dropped += 1
 
     def close(self) -> None:
-        """Wait until the lines are written, for at most ``_CLOSE_S``, because the disk may be broken."""
+        """Wait until the lines are written, for at most ``_CLOSE_S``.
+
+        The wait has a limit because the disk may be broken.
+        """
         if self._thread is not None:
             try:
                 self._lines.put(None, timeout=_CLOSE_S)
@@ -213,7 +219,7 @@ class AuditFile(logging.Handler):
 
 
 def open_audit_log(path: Path) -> None:
-    """Write the audit log of this process to ``path``. Its lines do not appear in the broker's own log."""
+    """Write the lines of this process's audit log to the file ``path``, and not to the broker's own log."""
     _audit.addHandler(AuditFile(path))
     _audit.setLevel(logging.INFO)
     _audit.propagate = False

@@ -62,7 +62,10 @@ _EMPTY: dict[type, Callable[[int], Reply]] = {
 def authorized_handlers(
     authorizer: Authorizer, handlers: Handlers, *, slices: Slices, cache: MetadataCache
 ) -> Handlers:
-    """Return handlers that check the ACLs and then call these. Raises KeyError for a request without a rule."""
+    """Return handlers that check the ACLs and then call the given handlers.
+
+    Raises KeyError for a kind of request that has no rule.
+    """
     checks = _Checks(authorizer, slices, cache)
     return {kind: checks.of(kind, RULES[kind], handle) for kind, handle in handlers.items()}
 
@@ -320,7 +323,7 @@ def _allows(authorizer: Authorizer, connection: ServerConnection) -> Allows:
 
 
 class AuthorizedFetch(OpenFetch):
-    """A fetch that checks before each read whether the principal may read the topic.
+    """A fetch that checks before each read of a partition whether the principal may read the topic.
 
     A refused partition gets the same error whether or not it exists.
     """

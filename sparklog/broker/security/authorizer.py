@@ -28,14 +28,17 @@ _Known = dict[tuple[Operation, ResourceType, "str | None"], bool]
 
 
 class Requester(AuditedConnection, Protocol):
-    """A connection, with the facts that a decision needs."""
+    """The part of a connection that the authorizer uses: who sends its requests, and from where."""
 
     @property
     def identity(self) -> Identity | None: ...
 
 
 class DenialLog(Protocol):
-    """The receiver of denied requests; ``audit_log.Audit`` is one."""
+    """The part of the audit log to which the authorizer reports denied requests.
+
+    ``audit_log.Audit`` implements it.
+    """
 
     def denied(
         self, connection: AuditedConnection, request: Request | str, operation: str, resource: str, rule: str
@@ -43,11 +46,11 @@ class DenialLog(Protocol):
 
 
 def authorizer_of(config: BrokerConfig, denials: DenialLog) -> Authorizer | None:
-    """Return the authorizer that the settings enable, or None if they enable none.
+    """Return the authorizer if the settings enable it, otherwise None.
 
     Raises:
-        ConfigError: a super user is not a valid principal, or the setting ``super.users`` is empty. Without a super
-            user no client could add the first ACL.
+        ConfigError: a super user is not a valid principal, or the authorizer is enabled but the setting ``super.users``
+            is empty. Without a super user no client could add the first ACL.
     """
     super_users = parse_super_users(config.super_users)
     if config.authorizer_enable == "false" or (config.authorizer_enable == "auto" and not super_users):
@@ -59,10 +62,10 @@ def authorizer_of(config: BrokerConfig, denials: DenialLog) -> Authorizer | None
 
 
 class Authorizer:
-    """The authorizer of one broker. Owner: the broker's event loop.
+    """The authorizer of one broker: it decides by the ACLs which requests are allowed, and caches its decisions.
 
-    At first ``table`` has the super users and no ACLs. Until ``set_acls`` is called, requests of other principals get
-    a retriable error.
+    At first ``table`` has the super users and no ACLs. Until ``set_acls`` is called, requests of other principals get a
+    retriable error. Not thread-safe: use it only on the broker's event loop.
     """
 
     def __init__(self, table: AclTable, denials: DenialLog) -> None:
@@ -84,13 +87,15 @@ class Authorizer:
         return self._cached
 
     def set_acls(self, table: AclTable) -> None:
-        """Use these ACLs for all later decisions."""
+        """Use these ACLs for all later decisions, and drop the cached decisions."""
         self._table = table
         self._loaded = True
         self._clear()
 
     def skips(self, connection: Requester) -> bool:
-        """Return whether the connection needs no ACLs: a super user, or a broker or controller with a proved identity.
+        """Return whether all requests of the connection are allowed, so that the ACLs need not be checked.
+
+        This is true for a super user, and for a broker or controller that has proved its identity.
 
         Raises:
             BrokerError: BROKER_NOT_AVAILABLE, the broker has not read the ACLs yet.
@@ -104,9 +109,9 @@ class Authorizer:
     def allows(
         self, connection: Requester, operation: Operation, resource_type: ResourceType, name: str | None
     ) -> bool:
-        """Return whether the principal may do the operation on the resource.
+        """Return whether the connection's principal may do the operation on the resource called ``name``.
 
-        With ``name`` None, return whether it may do so on at least one resource of the type.
+        If ``name`` is None, return whether it may do the operation on at least one resource of the type.
         """
         known = self._known.get((connection.principal, connection.peer_host))
         if known is not None:
@@ -131,7 +136,7 @@ class Authorizer:
         self._cached = 0
 
     def decide(self, connection: Requester, need: Need) -> Decision:
-        """Return the decision together with the rule that made it. This does not use the cache."""
+        """Decide without the cache whether ``need`` is allowed. The result has the rule that decided."""
         operation, resource_type, name = need
         principal, host = connection.principal, connection.peer_host
         if name is None:
@@ -139,10 +144,10 @@ class Authorizer:
         return self._table.decide(principal, host, operation, resource_type, name)
 
     def require(self, connection: Requester, request: Request, clauses: Iterable[Clause]) -> None:
-        """Check that at least one need of each clause is allowed.
+        """Check that each clause is satisfied: that at least one of its needs is allowed.
 
         Raises:
-            BrokerError: no need of a clause is allowed. The error is that of the clause's last need.
+            BrokerError: a clause is not satisfied. The error is the one for the clause's last need.
         """
         for clause in clauses:
             for need in clause:
@@ -153,7 +158,7 @@ class Authorizer:
                 raise BrokerError(REFUSALS[clause[-1].resource_type], detail)
 
     def deny(self, connection: Requester, request: Request, need: Need) -> str:
-        """Write the denial and its rule to the audit log. Return the error text for the client, without the rule."""
+        """Write the denial and its rule to the audit log. Return an error text for the client, without the rule."""
         rule = self.decide(connection, need).rule
         name = "*" if need.name is None else need.name
         self._denials.denied(connection, request, need.operation.value, f"{need.resource_type}:{name}", rule)

@@ -12,7 +12,7 @@ from sparklog.security.partial_answers import Allows, shown
 
 
 class ForwardingConnection:
-    """A wrapper of a client's connection, which a handler uses in its place.
+    """A wrapper of a client's connection, which a handler gets in place of the connection.
 
     It has only the part of ``ServerConnection`` that handlers use. If a handler uses another attribute, the handler
     fails and the client gets an error.
@@ -51,7 +51,7 @@ class ForwardingConnection:
 
 
 class MergingConnection(ForwardingConnection):
-    """A wrapper that passes each reply through ``change``.
+    """A wrapper of a client's connection that passes each reply through ``change`` before it is sent.
 
     If ``closes`` is set, it closes the connection after a request without a reply (acks=0).
     """
@@ -72,10 +72,10 @@ class MergingConnection(ForwardingConnection):
 
 
 class HidingConnection(ForwardingConnection):
-    """A wrapper that removes from the reply what the principal may not see.
+    """A wrapper of a client's connection that removes from replies what the principal may not see.
 
-    A reply may have hundreds of thousands of entries, so the wrapper checks them in slices, and other work runs
-    between two slices. Until the last slice the connection handles no further request.
+    A reply may have hundreds of thousands of entries, so the wrapper checks them in slices, and other work runs between
+    two slices. Until the last slice is done, the connection handles no further request.
     """
 
     def __init__(self, connection: ServerConnection, request: Request, slices: Slices, allows: Allows) -> None:
@@ -104,7 +104,7 @@ class HidingConnection(ForwardingConnection):
 
 
 def end_without_reply(connection: ServerConnection, cid: int) -> None:
-    """End a refused request with acks=0, which has no reply: close the connection, as Kafka does."""
+    """End a refused request with acks=0. It has no reply, so close the connection, as Kafka does."""
     connection.done(cid)
     connection.close()
 

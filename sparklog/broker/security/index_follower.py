@@ -20,10 +20,10 @@ _log = logging.getLogger(__name__)
 
 
 class IndexFollower:
-    """The follower of one index. Owner: the broker's event loop, from ``open`` to ``close``.
+    """A follower of one index in ZooKeeper, which reads the nodes that have changed.
 
-    ``changed_of`` returns the names in an index, the newest last. ``apply`` reads the nodes with these names, or all
-    nodes if the names are None.
+    ``changed_of`` returns the names of nodes in an index, the newest last. ``apply`` reads the nodes with these names,
+    or all nodes if the names are None. Not thread-safe: use it on the broker's event loop, from ``open`` to ``close``.
     """
 
     def __init__(
@@ -48,13 +48,13 @@ class IndexFollower:
         self._task: asyncio.Task[None] | None = None
 
     def open(self, session: ZkSession, watch: Callable[[Callable[[Node | None], None]], Callable[[], None]]) -> None:
-        """Start to watch the index. ``watch`` does so in ``session``, which must stay open until ``close``."""
+        """Start to watch the index with ``watch``. ``session`` must stay open until ``close``."""
         self._session = session
         self._task = asyncio.get_running_loop().create_task(self._follow(), name=f"follow {self._what}")
         self._stop_watch = watch(self._on_index)
 
     def close(self) -> None:
-        """End the watch."""
+        """End the watch of the index."""
         if self._stop_watch is not None and self._task is not None:
             self._stop_watch()
             self._task.cancel()
@@ -65,7 +65,7 @@ class IndexFollower:
         return self._loaded.is_set()
 
     def note_loaded(self) -> None:
-        """Treat all nodes as read."""
+        """Record that all nodes count as read."""
         self._loaded.set()
 
     async def loaded(self) -> None:

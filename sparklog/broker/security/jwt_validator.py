@@ -44,7 +44,7 @@ class _Key(NamedTuple):
 
 
 class JwtRules(NamedTuple):
-    """The requirements for a token. ``jwks`` is the path of the file with the public keys (a JWK set)."""
+    """The requirements that a token must satisfy. ``jwks`` is the path of the file with the public keys (a JWK set)."""
 
     jwks: Path
     issuer: str
@@ -82,9 +82,10 @@ def jwt_rules(config: BrokerConfig) -> JwtRules:
 
 
 class JwtValidator:
-    """The validator of OAUTHBEARER tokens in one broker. Owner: the broker's event loop.
+    """A validator of OAUTHBEARER tokens in one broker.
 
-    It reads the file of keys again when the file has changed. If it cannot read the file, the last keys stay valid.
+    It reads the file of keys again when the file has changed. If it cannot read the file, it continues to use the last
+    keys. Not thread-safe: use it only on the broker's event loop.
     """
 
     def __init__(self, rules: JwtRules, *, monotonic_s: Callable[[], float] = time.monotonic) -> None:

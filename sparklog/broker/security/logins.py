@@ -31,7 +31,7 @@ ValidateToken = Callable[[str], ValidToken]
 
 
 class OnLogin(Protocol):
-    """The receiver of login results; ``audit_log.Audit.login`` is one."""
+    """The callback that receives the results of logins, such as ``audit_log.Audit.login``."""
 
     def __call__(
         self, principal: Principal | str, host: str, mechanism: str, ok: bool, reason: str = "", *, listener: str = ""
@@ -52,7 +52,7 @@ def sasl_mechanisms(text: str) -> tuple[str, ...]:
 
 
 def token_validator(config: BrokerConfig) -> ValidateToken | None:
-    """Return a function that checks OAUTHBEARER tokens, or None if the mechanism is not enabled.
+    """Return a function that checks OAUTHBEARER tokens, or None if this mechanism is not enabled.
 
     Raises:
         ConfigError: a setting of OAUTHBEARER or a package is missing, or the file of keys cannot be used.
@@ -67,11 +67,11 @@ def token_validator(config: BrokerConfig) -> ValidateToken | None:
 
 
 class Logins:
-    """The logins of one listener. Owner: the broker's event loop.
+    """The component that starts the logins on one listener and reports their results.
 
     ``mechanisms`` are the enabled SASL mechanisms, the preferred one first. A client must log in again after
     ``max_reauth_ms``; 0 means never. ``wall_ms`` returns the time in milliseconds since the Unix epoch. OAUTHBEARER
-    needs ``validate_token``.
+    needs ``validate_token``. Not thread-safe: use it only on the broker's event loop.
     """
 
     def __init__(
@@ -97,7 +97,7 @@ class Logins:
 
     @property
     def mechanisms(self) -> tuple[str, ...]:
-        """Return the enabled mechanisms."""
+        """Return the enabled mechanisms, the preferred one first."""
         return self._mechanisms
 
     def begin(self, mechanism: str, connection: LoginPeer) -> SaslServer:
@@ -128,9 +128,9 @@ class Logins:
         )
 
     def session_lifetime_ms(self, step: ServerStep) -> int:
-        """Return the milliseconds until the client must log in again.
+        """Return the time in milliseconds until the client must log in again.
 
-        0 means that it never must. A negative result means that the credential has expired.
+        0 means that it need not log in again. A negative result means that the credential has expired.
         """
         if step.expires_at_ms is None:
             return self._max_reauth_ms
@@ -140,12 +140,12 @@ class Logins:
         return min(left_ms, self._max_reauth_ms) if self._max_reauth_ms else left_ms
 
     def succeeded(self, connection: LoginPeer, mechanism: str) -> None:
-        """Report a complete login."""
+        """Report that the login on this connection has succeeded."""
         self._begun.pop(connection, None)
         self._on_login(connection.principal, connection.peer_host, mechanism, ok=True, listener=connection.listener)
 
     def failed(self, connection: LoginPeer, mechanism: str, error: BrokerError) -> None:
-        """Report a failed login, with the name that the client has claimed."""
+        """Report that a login has failed, with the name that the client claimed."""
         begun = self._begun.pop(connection, None)
         claimed = Principal(USER, begun.username) if begun is not None and begun.username else ""
         self._on_login(

@@ -47,10 +47,10 @@ _QUOTA_OF: dict[type, str] = {Produce: PRODUCER_BYTE_RATE, Fetch: CONSUMER_BYTE_
 
 
 class Fetching(Protocol):
-    """The broker's handler of fetches, which reports what consumers use.
+    """The part of the fetch handler that the quota manager uses to learn what consumers use.
 
-    It calls ``consumer_sent`` with the bytes of each reply to a consumer. It calls ``time_used`` with the seconds of
-    each later read for a fetch that waits for data.
+    The fetch handler calls ``consumer_sent`` with the bytes of each reply to a consumer. It calls ``time_used`` with
+    the seconds of each later read for a fetch that waits for data.
     """
 
     consumer_sent: Callable[[ServerConnection, int], int] | None
@@ -75,10 +75,10 @@ _EXEMPT = _Client({})
 
 
 class QuotaManager:
-    """The quotas of one broker. Owner: its event loop.
+    """The component that enforces the quotas of clients in one broker.
 
-    A client may use the allowance of ``window_s`` seconds at once. ``max_held_bytes`` limits the total size of the
-    requests that wait.
+    A client may use the allowance of ``window_s`` seconds at once. The requests that wait may use only a part of
+    ``queued_max_bytes``. Not thread-safe: use it only on the broker's event loop.
     """
 
     def __init__(
@@ -106,7 +106,7 @@ class QuotaManager:
     # --- the parts of the broker ---
 
     def limited(self, handlers: Handlers, fetching: Fetching, slices: Slices) -> Handlers:
-        """Return the table of handlers for the broker. ``apply`` replaces its entries when quotas change."""
+        """Return the table of handlers that the broker must use. ``apply`` replaces its entries when quotas change."""
         self._plain = handlers
         self._limited = {kind: self._wrapped(kind, handle) for kind, handle in handlers.items()}
         self._in_use = dict(handlers)
@@ -115,7 +115,7 @@ class QuotaManager:
         return self._in_use
 
     def apply(self, table: QuotaTable) -> None:
-        """Enforce these quotas from now on. All connections that wait continue at once."""
+        """Enforce these quotas from now on. The connections that wait because of earlier quotas continue at once."""
         self._table = table
         self.active = table.limits_clients
         self._in_use.update(self._limited if self.active else self._plain)
@@ -137,11 +137,14 @@ class QuotaManager:
 
     @property
     def limits_consumers(self) -> bool:
-        """Return whether a quota for consumers exists. Then consumers on this host must not read log files directly."""
+        """Return whether a quota for consumers exists.
+
+        Then consumers on this host must not read log files directly.
+        """
         return self._table.has(CONSUMER_BYTE_RATE)
 
     def throttle_ms(self, connection: ServerConnection) -> int:
-        """Return how long the next request of this connection must wait, in milliseconds."""
+        """Return the time in milliseconds that the next request of this connection must wait."""
         client = self._clients.get(cast(ServerConnection, client_of(connection)))
         if client is None or not client.until_s:
             return 0

@@ -33,7 +33,10 @@ _log = logging.getLogger(__name__)
 
 
 class QuotaUpdates:
-    """The watch of the quotas, and the handlers of requests about them. Owner: the broker's event loop."""
+    """The component that watches the quotas in ZooKeeper and handles requests about them.
+
+    Not thread-safe: use it only on the broker's event loop.
+    """
 
     def __init__(self, context: BrokerContext, registry: ZkRegistration, manager: QuotaManager) -> None:
         self._context = context

@@ -40,7 +40,10 @@ _SECRET_BYTES = 32
 
 
 class TokenRequests:
-    """The handlers of requests about tokens. ``authorizer`` is None if the broker has no authorizer."""
+    """The handlers of requests that create, renew, expire and describe delegation tokens.
+
+    ``authorizer`` is None if the broker has no authorizer.
+    """
 
     def __init__(self, context: BrokerContext, tokens: Tokens, authorizer: Authorizer | None) -> None:
         self._context = context

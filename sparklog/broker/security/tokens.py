@@ -21,9 +21,10 @@ _log = logging.getLogger(__name__)
 
 
 class Tokens:
-    """The cached delegation tokens. Owner: the broker's event loop, from ``open`` to ``close``.
+    """A cache of all delegation tokens, which it reads from ZooKeeper. It also deletes expired tokens there.
 
-    If a token is deleted before it expires, the broker closes the connections that have logged in with it.
+    If a token is deleted before it expires, the broker closes the connections that have logged in with it. Not
+    thread-safe: use it on the broker's event loop, from ``open`` to ``close``.
     """
 
     def __init__(self, *, wall_ms: Callable[[], int], check_interval_ms: int) -> None:
@@ -43,7 +44,7 @@ class Tokens:
         self._task = asyncio.get_running_loop().create_task(self._remove_expired(), name="remove expired tokens")
 
     def close(self) -> None:
-        """End the watch."""
+        """End the watch of the tokens and the removal of expired tokens."""
         self.follower.close()
         if self._task is not None:
             self._task.cancel()
@@ -56,7 +57,7 @@ class Tokens:
         return self._store
 
     def credential(self, mechanism: str, token_id: str) -> TokenCredential | None:
-        """Return the credential of a token, or None if there is no such token or it has expired."""
+        """Return the credential of a token; None if there is no such token or credential, or the token has expired."""
         found = self._tokens.get(token_id)
         credential = found.credentials.get(mechanism) if found is not None else None
         if found is None or credential is None or self._wall_ms() >= found.token.expiry_ms:
@@ -64,7 +65,7 @@ class Tokens:
         return TokenCredential(credential, found.token.owner, found.token.expiry_ms)
 
     def valid(self) -> list[DelegationToken]:
-        """Return the tokens that have not expired, by id."""
+        """Return the tokens that have not expired, sorted by id."""
         now_ms = self._wall_ms()
         return [self._tokens[key].token for key in sorted(self._tokens) if self._tokens[key].token.expiry_ms > now_ms]
 

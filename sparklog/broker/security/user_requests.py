@@ -85,9 +85,9 @@ class UserRequests:
         return AlterUserScramCredentialsReply(request.cid, tuple(results))
 
     def check_count(self, name: str, before: int) -> None:
-        """Raise BrokerError if a change of this user would exceed the maximum number of users.
+        """Raise BrokerError INVALID_REQUEST if there would be too many users after a change of the user ``name``.
 
-        The same request has changed ``before`` users already.
+        ``before`` is the number of users that the same request has already changed.
         """
         if not self._users.has(name) and self._users.count + before >= MOST_USERS:
             detail = f"user {name!r}: {self._users.count} users exist, at most {MOST_USERS} may"

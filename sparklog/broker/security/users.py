@@ -21,9 +21,10 @@ _log = logging.getLogger(__name__)
 
 
 class Users:
-    """The cached credentials of all users. Owner: the broker's event loop, from ``open`` to ``close``.
+    """A cache of the SCRAM credentials of all users, which it reads from ZooKeeper.
 
-    When a credential of a user is deleted or replaced, the broker closes the user's connections.
+    When a credential of a user is deleted or replaced, the broker closes the user's connections. Not thread-safe: use
+    it on the broker's event loop, from ``open`` to ``close``.
     """
 
     def __init__(self) -> None:
@@ -41,7 +42,7 @@ class Users:
         self.follower.open(session, self._store.watch)
 
     def close(self) -> None:
-        """End the watch."""
+        """End the watch of the users."""
         self.follower.close()
 
     @property
@@ -53,7 +54,10 @@ class Users:
 
     @property
     def unknown_users_key(self) -> bytes:
-        """Return the secret for the dummy credentials of unknown users. All brokers have the same secret."""
+        """Return the secret from which dummy credentials of unknown users are derived.
+
+        All brokers have the same secret.
+        """
         return self._unknown_users_key
 
     @property
@@ -65,7 +69,7 @@ class Users:
         return name in self._users
 
     def credential(self, mechanism: str, name: str) -> ScramCredential | None:
-        """Return a user's credential for the mechanism. Return None if the user or the credential does not exist."""
+        """Return a user's credential for the mechanism; None if the user or the credential does not exist."""
         found = self._users.get(name)
         return None if found is None else found.get(mechanism)
 

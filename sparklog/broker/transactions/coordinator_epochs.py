@@ -17,7 +17,10 @@ from sparklog.model import NO_EPOCH, TopicPartition
 
 
 class CoordinatorEpochs:
-    """The newest leader epoch of each coordinator. Owner: the broker's event loop."""
+    """A record of the newest known leader epoch of each transaction coordinator.
+
+    Not thread-safe: use it only on the broker's event loop.
+    """
 
     def __init__(self, cache: MetadataCache) -> None:
         self._cache = cache
@@ -25,27 +28,27 @@ class CoordinatorEpochs:
         self._recorded: dict[int, int] = {}
 
     def record(self, partition: int, epoch: int) -> None:
-        """Record the epoch of a message from the leader of ``partition``."""
+        """Record the leader epoch in a message from the leader of ``partition``."""
         if epoch > self._recorded.get(partition, NO_EPOCH):
             self._recorded[partition] = epoch
 
     def announced(self, partition: int) -> int:
-        """Return the leader epoch from the controller's last update; NO_EPOCH if there is none."""
+        """Return the partition's leader epoch from the controller's last update; NO_EPOCH if there is none."""
         known = self._cache.partition(TopicPartition(TRANSACTIONS, partition))
         return known.state.leader_epoch if known is not None else NO_EPOCH
 
     def newest(self, partition: int) -> int:
-        """Return the newest known leader epoch; NO_EPOCH if there is none."""
+        """Return the partition's newest known leader epoch; NO_EPOCH if there is none."""
         return max(self.announced(partition), self._recorded.get(partition, NO_EPOCH))
 
     def check_announced(self, partition: int, epoch: int) -> None:
-        """Check a leader epoch that was received on a connection without a proof.
+        """Check a leader epoch that came from a sender that has not proved its identity.
 
-        The epoch must not be newer than the one in the controller's last update. An honest sender retries, and the
-        update has arrived by then.
+        The epoch must not be newer than the one in the controller's last update. An honest sender retries until this
+        broker has received the update.
 
         Raises:
-            BrokerError: NOT_COORDINATOR.
+            BrokerError: NOT_COORDINATOR if the epoch is newer.
         """
         announced = self.announced(partition)
         if epoch > announced:
@@ -55,12 +58,14 @@ class CoordinatorEpochs:
             )
 
     def accept(self, key: str, epoch: int, *, proved: bool = True) -> None:
-        """Record the epoch of a message from the coordinator of ``key``; raise if a newer epoch is known.
+        """Record the leader epoch in a message from the coordinator of ``key``, unless a newer epoch is known.
 
-        ``proved`` is whether the sender has proved that it is a broker.
+        A key is a transactional id or the name of a sink. ``proved`` is whether the sender has proved that it is a
+        broker.
 
         Raises:
-            BrokerError: NOT_COORDINATOR; the caller must ask the present coordinator.
+            BrokerError: NOT_COORDINATOR if a newer epoch is known, or this broker must not trust the epoch yet. The
+                caller must ask the present coordinator.
         """
         tp = partition_of(self._cache, TRANSACTIONS, key)
         if tp is None:

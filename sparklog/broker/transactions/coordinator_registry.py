@@ -22,9 +22,9 @@ _AGAIN_S = 5.0
 
 
 class CoordinatorHosting(Generic[_Host]):
-    """The component that starts and ends the coordinators of one internal topic. Owner: ``Coordinators``.
+    """The component that starts and ends the coordinators of one internal topic.
 
-    ``kind`` is called with a partition and creates its coordinator.
+    A part of ``Coordinators``. ``kind`` is called with a partition and creates its coordinator.
     """
 
     def __init__(
@@ -73,7 +73,10 @@ class CoordinatorHosting(Generic[_Host]):
 
 
 class Coordinators:
-    """The coordinators of all internal topics. Owner: the broker's event loop."""
+    """A dispatcher of changes of partitions to the coordinators of all internal topics.
+
+    Not thread-safe: use it only on the broker's event loop.
+    """
 
     def __init__(
         self, transactions: CoordinatorHosting[TransactionHost], groups: CoordinatorHosting[GroupHost]
@@ -89,7 +92,7 @@ class Coordinators:
             hosted.role_changed(partition)
 
     def committed(self, partition: Partition) -> None:
-        """Notify the partition's coordinator of a new high watermark."""
+        """Notify the partition's coordinator, if there is one, that the high watermark has risen."""
         hosted = self._by_topic.get(partition.tp.topic)
         if hosted is not None:
             hosted.committed(partition)

@@ -56,9 +56,9 @@ _NOT_APPENDED = {
 
 
 class Core(Protocol):
-    """The state machine of a coordinator.
+    """The part of a coordinator's state machine that ``CoordinatorRuntime`` uses.
 
-    It is ``coordinator.transactions.Transactions`` or ``coordinator.group_offsets.Groups``.
+    ``coordinator.transactions.Transactions`` and ``coordinator.group_offsets.Groups`` implement it.
     """
 
     def load(self, records: Iterable[Record]) -> None: ...
@@ -75,7 +75,10 @@ class Core(Protocol):
 
 
 class CoordinatorRuntime(ABC):
-    """A coordinator that runs in this broker. Owner: ``CoordinatorHosting``, on the broker's event loop."""
+    """A coordinator that runs in this broker, for one partition of an internal topic and one leader epoch.
+
+    A part of ``CoordinatorHosting``. Not thread-safe: use it only on the broker's event loop.
+    """
 
     def __init__(
         self,
@@ -114,10 +117,10 @@ class CoordinatorRuntime(ABC):
 
     @abstractmethod
     def perform(self, effect: Any) -> None:
-        """Perform an effect that is not common to all coordinators."""
+        """Perform an effect that only this kind of coordinator has."""
 
     def confirmation(self, outcome: Outcome) -> Record | None:
-        """Return a record to commit before this response; None if the response needs no confirmation.
+        """Return a record to commit before this response is sent; None if the response needs no confirmation.
 
         The record changes nothing, but its commit proves that this broker is still the leader. A broker that was
         suspended may not know that another broker leads now and has changed the state. But the writes of such a broker
@@ -130,7 +133,7 @@ class CoordinatorRuntime(ABC):
         return self.unready == "ended"
 
     def require_ready(self) -> None:
-        """Raise an error unless this coordinator serves.
+        """Raise an error unless this coordinator is ready to serve requests.
 
         Raises:
             BrokerError: NOT_COORDINATOR, COORDINATOR_LOAD_IN_PROGRESS, COORDINATOR_NOT_AVAILABLE if its log cannot be
@@ -157,9 +160,9 @@ class CoordinatorRuntime(ABC):
         self.step(event_of(self._tickets))
 
     def step(self, event: object) -> None:
-        """Give the state machine one event and perform all effects.
+        """Give the state machine one event, and perform all effects that result from it.
 
-        An append may already be committed during this call.
+        The records that an effect appends may already be committed when this returns.
         """
         self._events.append(event)
         if self._stepping:
@@ -176,7 +179,7 @@ class CoordinatorRuntime(ABC):
         self._arm()
 
     def committed(self) -> None:
-        """Handle a new high watermark of the partition."""
+        """Begin to load the log if the high watermark has risen far enough for that."""
         if self.unready == "loading" and self.partition.replica.high_watermark >= self._read_to:
             self._settled.set()
 
@@ -193,7 +196,7 @@ class CoordinatorRuntime(ABC):
     # --- loading ---
 
     async def load(self) -> None:
-        """Load the log, and then start to serve."""
+        """Wait until the records of earlier leaders are committed, load the log, and then start to serve."""
         tp = self.partition.tp
         began = time.monotonic()
         self.committed()

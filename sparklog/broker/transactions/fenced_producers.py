@@ -14,7 +14,10 @@ _FENCED_KEPT = 100_000
 
 
 class FencedProducers:
-    """The fenced producers of the partitions that this broker leads. Owner: the broker's event loop."""
+    """A set of the fenced producers of the partitions that this broker leads.
+
+    Not thread-safe: use it only on the broker's event loop.
+    """
 
     def __init__(self) -> None:
         #: The oldest come first. This is not a plain dict, because a plain dict finds its first key more slowly after
@@ -27,8 +30,8 @@ class FencedProducers:
             self._fenced.popitem(last=False)
 
     def has(self, tp: TopicPartition, producer_id: int) -> bool:
-        """Return whether the producer's transaction is known to be decided.
+        """Return whether the producer's transaction is known to be decided (committed or aborted).
 
-        Even if the marker is not written yet, no more batches of the transaction may be appended.
+        Then no more batches of the transaction may be appended, even if the marker is not written yet.
         """
         return (tp, producer_id) in self._fenced

@@ -53,7 +53,11 @@ _LONGEST_INTERVAL_S = 60.0
 
 
 class HangingTransactions:
-    """The component that finds hanging transactions. Owner: the broker's event loop, from ``start`` to ``close``."""
+    """The component that finds hanging transactions and aborts them.
+
+    Not thread-safe: use it on the broker's event loop. ``start`` begins the search, and ``close`` closes its
+    connections.
+    """
 
     def __init__(
         self,
@@ -109,7 +113,9 @@ class HangingTransactions:
     # --- open transactions of this broker ---
 
     async def find(self, open_ms: int) -> list[FoundHangingTransaction]:
-        """Return the transactions in led partitions that have been open for ``open_ms`` and that no coordinator knows.
+        """Return the transactions that have been open for at least ``open_ms`` and that no coordinator knows.
+
+        Only partitions that this broker leads are searched.
 
         Raises:
             BrokerError: a coordinator did not respond.
@@ -154,7 +160,10 @@ class HangingTransactions:
     # --- the coordinators' knowledge ---
 
     async def participants(self, producer_ids: Iterable[int]) -> dict[int, str]:
-        """Ask all coordinators, and return the key of each producer's transaction by producer id.
+        """Ask all coordinators which of the producers take part in a transaction.
+
+        The result maps the id of each such producer to the key of its transaction: a transactional id or the name of a
+        sink.
 
         Raises:
             BrokerError: a coordinator did not respond, or is known to be a former one.
@@ -174,9 +183,10 @@ class HangingTransactions:
         return {producer_id: key for reply in replies for producer_id, key in reply.participants}
 
     async def takes_part(self, key: str, producer_id: int) -> tuple[bool, int]:
-        """Return whether ``producer_id`` takes part in a transaction of ``key`` that has not ended completely.
+        """Ask the coordinator of ``key`` whether ``producer_id`` takes part in a transaction of ``key``.
 
-        The second result is the leader epoch of the coordinator that responded.
+        The first result is true until the transaction has ended completely. The second result is the leader epoch of
+        the coordinator that responded. A key is a transactional id or the name of a sink.
 
         Raises:
             BrokerError: the coordinator did not respond, or is known to be a former one.
@@ -201,7 +211,7 @@ class HangingTransactions:
     # --- the end ---
 
     async def write_marker(self, found: FoundHangingTransaction) -> None:
-        """Write an abort marker, and wait until it is committed. Raise BrokerError."""
+        """Write an abort marker for the transaction, and wait until the marker is committed. Raises BrokerError."""
         done: asyncio.Future[PartitionResult] = asyncio.get_running_loop().create_future()
 
         def on_result(result: PartitionResult) -> None:
@@ -236,7 +246,7 @@ def list_participants(
 ) -> ListParticipantsReply:
     """Return those of the requested producer ids that take part in transactions of this broker's coordinators.
 
-    Raise BrokerError while a coordinator is loading.
+    Raises BrokerError while one of these coordinators is not ready.
     """
     hosts = transactions.all_ready()
     return ListParticipantsReply(
@@ -247,7 +257,7 @@ def list_participants(
 
 
 class HangingTransactionRequests:
-    """The handlers of requests about hanging transactions."""
+    """The handlers of the requests that find and abort hanging transactions."""
 
     def __init__(
         self, context: BrokerContext, hanging: HangingTransactions, transactions: HostedCoordinators[TransactionHost]

@@ -17,7 +17,10 @@ _Host = TypeVar("_Host", bound=CoordinatorRuntime)
 
 
 class HostedCoordinators(Generic[_Host]):
-    """The coordinators of one internal topic. Owner: the broker's event loop."""
+    """A table of the coordinators of one internal topic on this broker.
+
+    Not thread-safe: use it only on the broker's event loop.
+    """
 
     def __init__(self, context: BrokerContext, topic: str) -> None:
         self._context = context
@@ -31,8 +34,8 @@ class HostedCoordinators(Generic[_Host]):
         A key is a group id, a transactional id or the name of a sink.
 
         Raises:
-            BrokerError: INVALID_REQUEST for an empty key; NOT_COORDINATOR if another broker coordinates the key; errors
-                of ``require_ready``.
+            BrokerError: INVALID_REQUEST for an empty key; NOT_COORDINATOR if another broker coordinates the key; the
+                same errors as ``CoordinatorRuntime.require_ready``.
         """
         if not key:
             raise BrokerError(ErrorCode.INVALID_REQUEST, "a name is empty")
@@ -45,7 +48,11 @@ class HostedCoordinators(Generic[_Host]):
         return host
 
     def all_ready(self) -> list[_Host]:
-        """Return all coordinators. If one of them is not ready, raise the error of its ``require_ready``."""
+        """Return all coordinators.
+
+        Raises:
+            BrokerError: a coordinator is not ready: the error of its ``require_ready``.
+        """
         for host in self.by_partition.values():
             host.require_ready()
         return list(self.by_partition.values())

@@ -76,9 +76,10 @@ class _Waiting:
 
 
 class MarkerAppend:
-    """The writer of markers on one broker. Owner: its event loop.
+    """The writer of transaction markers to the partitions that this broker leads.
 
-    Only ``committed`` and ``role_changed`` may be called inside a partition's step.
+    Not thread-safe: use it only on the broker's event loop. Only ``committed`` and ``role_changed`` may be called
+    inside a partition's step.
     """
 
     def __init__(
@@ -98,7 +99,7 @@ class MarkerAppend:
         self._waiting: dict[TopicPartition, list[_Waiting]] = {}
 
     def write(self, marker: TransactionMarker, on_result: OnResult, *, proved: bool = True) -> None:
-        """Write a marker. ``on_result`` is called once, now or later; with NONE when the marker is committed.
+        """Write a marker, and call ``on_result`` once, now or later. The code is NONE when the marker is committed.
 
         ``proved`` is whether the sender of the marker has proved that it is a broker.
         """
@@ -163,7 +164,7 @@ class MarkerAppend:
         self._waiting.setdefault(tp, []).append(waiting)
 
     def committed(self, partition: Partition) -> None:
-        """Handle a new high watermark of the partition."""
+        """Respond to the waiting markers of this partition that the new high watermark has committed."""
         if self._waiting and partition.tp in self._waiting:
             self._check(partition.tp)
 
@@ -194,7 +195,7 @@ class MarkerAppend:
 
 
 class MarkerRequests:
-    """The handler of WriteMarkers requests."""
+    """The handler of WriteMarkers requests, which write transaction markers to partitions that this broker leads."""
 
     def __init__(self, access: Access, slices: Slices, markers: MarkerAppend) -> None:
         self._access = access

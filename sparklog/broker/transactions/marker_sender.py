@@ -79,7 +79,11 @@ class _BrokerQueue:
 
 
 class MarkerSender:
-    """The sender for all coordinators of one broker. Owner: the broker's event loop."""
+    """The sender of transactions' outcomes for all coordinators of one broker.
+
+    It sends markers to the leaders of partitions, and offsets to the coordinators of groups. Not thread-safe: use it
+    only on the broker's event loop.
+    """
 
     def __init__(
         self,
@@ -324,7 +328,7 @@ def _next_batch(queue: list[_PendingMarker]) -> list[_PendingMarker]:
 
 
 async def commit_here(groups: HostedCoordinators[GroupHost], cache: MetadataCache, request: CommitOffsets) -> None:
-    """Commit the offsets in this broker's own group coordinator, and wait for the result. Raise BrokerError."""
+    """Commit the offsets with this broker's own group coordinator, and wait for the result. Raises BrokerError."""
     done: asyncio.Future[BrokerError | None] = asyncio.get_running_loop().create_future()
 
     def on_result(error: BrokerError | None) -> None:

@@ -22,9 +22,9 @@ _NO_CHANGE = participant_record("", NO_PRODUCER, None)
 
 
 class DecisionSender(Protocol):
-    """The interface of the sender of transaction markers and offsets after a transaction was decided.
+    """The part of ``marker_sender.MarkerSender`` that a transaction coordinator uses.
 
-    ``marker_sender.MarkerSender`` implements it.
+    It sends markers and offsets after a transaction was committed or aborted.
     """
 
     def send_markers(self, host: CoordinatorRuntime, effect: SendMarkers) -> None: ...
@@ -57,26 +57,29 @@ class TransactionHost(CoordinatorRuntime):
                 raise AssertionError(f"not an order of a transaction coordinator: {effect!r}")
 
     def confirmation(self, outcome: Outcome) -> Record | None:
-        """Return a record to commit before a final refusal; None for other outcomes.
+        """Return a record to commit before a final refusal is sent; None for other outcomes.
 
-        A final refusal says that the transaction is not open, or belongs to another run (another start of the producer
-        or query). This may be wrong if this broker is no longer the leader, so its leadership is confirmed first.
+        A final refusal says that the transaction is not open, or that it belongs to another start of the producer or
+        query. This may be wrong if this broker is no longer the leader, so its leadership is confirmed first.
         """
         return _NO_CHANGE if isinstance(outcome, Refused) and outcome.code in _FINAL else None
 
     def participants(self, producer_ids: Iterable[int]) -> Iterator[tuple[int, str]]:
-        """Return those of the producer ids that take part in transactions of this coordinator, each with the key."""
+        """Return those of the producer ids that take part in transactions of this coordinator.
+
+        Each comes with the key of its transaction: a transactional id or the name of a sink.
+        """
         return self._transactions.participants(producer_ids)
 
     def names(self) -> list[str]:
-        """Return the keys of this coordinator, sorted."""
+        """Return the keys (transactional ids and names of sinks) that this coordinator knows, sorted."""
         return self._transactions.names()
 
     def describe(self, key: str) -> Generator[None, None, DescribedTransaction | None]:
         """Return a description of a key's transaction for operators, or None if the key no longer exists.
 
-        The generator yields before each participant, so that its caller can pause: a transaction may have 100,000
-        participants.
+        A key is a transactional id or the name of a sink. The function is a generator that yields before each
+        participant (producer id), so that its caller can pause: a transaction may have 100,000 participants.
         """
         entry = self._transactions.entry(key)
         if entry is None:

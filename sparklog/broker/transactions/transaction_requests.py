@@ -48,7 +48,10 @@ _CONFIRM_S = 2.0
 
 
 class TransactionRequests:
-    """The handlers of requests about transactions. Owner: the broker's event loop."""
+    """The handlers of requests about transactions.
+
+    Not thread-safe: use them only on the broker's event loop.
+    """
 
     def __init__(
         self,
@@ -236,7 +239,9 @@ class TransactionRequests:
 async def verify(
     transactions: HostedCoordinators[TransactionHost], request: VerifyTransaction, *, timeout_s: float
 ) -> int:
-    """Verify a producer's transaction with this broker's own coordinator, and return the coordinator's epoch.
+    """Ask this broker's own coordinator whether a producer may append in its transaction.
+
+    Return the coordinator's leader epoch.
 
     Raises:
         BrokerError: the producer may not append, this broker does not coordinate the key, or the coordinator could not

@@ -53,7 +53,10 @@ class _Question:
 
 
 class TransactionVerification:
-    """The verifications of one broker. Owner: its event loop."""
+    """The component that verifies transactions before this broker appends their first batch in a partition.
+
+    Not thread-safe: use it only on the broker's event loop.
+    """
 
     def __init__(
         self,
@@ -87,11 +90,14 @@ class TransactionVerification:
         append: Callable[[], None],
         on_result: Callable[[Answer], None],
     ) -> None:
-        """Call ``append``, now or after the verification, or call ``on_result`` with a refusal.
+        """Call ``append`` once the transaction is verified, now or later. If it is refused, call ``on_result``.
+
+        ``key`` is the transactional id or the name of a sink.
 
         Raises:
             BrokerError: the batches are refused at once: INVALID_REQUIRED_ACKS, INVALID_RECORD, INVALID_TXN_STATE, or
-                COORDINATOR_NOT_AVAILABLE if too many produces wait.
+                COORDINATOR_NOT_AVAILABLE if too many produces wait. If this broker does not lead the partition: the
+                errors of ``Partition.require_leader``.
         """
         tp = partition.tp
         producer_id, epoch = _producer(tp, batches, key=key, acks=acks)
