@@ -150,12 +150,11 @@ class FollowerRole:
         return max(offset, event.log_start_offset) < view.high_watermark
 
     def _truncate_unless_committed(self, offset: int, order: Effect, event: LeaderResponded) -> list[Effect]:
-        """Truncate, or refuse to.
+        """Truncate the log by the effect ``order``. Refuse to do so if committed records would be removed.
 
-        Before the truncation lower the high watermark if necessary (after an unclean election).
-
-        Readers must not see records that are about to be removed. The high watermark does not go below the log start,
-        because no reader reads there and the truncation may be cancelled.
+        Before the truncation, lower the high watermark if it is above ``offset`` (after an unclean election). Readers
+        must not see records that are about to be removed. The high watermark does not go below the log start, because
+        no reader reads there and the truncation may be cancelled.
         """
         view = self.view
         if self._loses_committed(offset, event):
@@ -171,7 +170,7 @@ class FollowerRole:
     def _raise_to(self, leader_mark: int) -> list[Effect]:
         """Raise the high watermark to that of the leader.
 
-        If the high watermark of a new leader is lower, this one stays, because committed records stay committed.
+        If the high watermark of a new leader is lower, keep this one, because committed records stay committed.
         """
         view = self.view
         end = view.log.log_end_offset

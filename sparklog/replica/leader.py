@@ -184,7 +184,7 @@ class LeaderRole:
         )
 
     def _mark_contested(self, replica_id: int) -> None:
-        """Stop to acknowledge records, because a replica keeps committed records that this log lacks.
+        """Acknowledge no more records, because a replica keeps committed records that this log lacks.
 
         Records that this leader acknowledged now could be truncated later.
         """
@@ -203,7 +203,7 @@ class LeaderRole:
         return effects
 
     def _fence(self, event: FollowerFetched, peer: Progress | None) -> RefuseFetch | None:
-        """Return the refusal of a fetch, or None if it is accepted. A newer incarnation of the follower is noted."""
+        """Return the refusal of a fetch, or None if it is accepted. Record a newer incarnation of the follower."""
         if event.leader_epoch != self.epoch:
             code = ErrorCode.FENCED_LEADER_EPOCH if event.leader_epoch < self.epoch else ErrorCode.UNKNOWN_LEADER_EPOCH
             return RefuseFetch(code, f"fetch of leader epoch {event.leader_epoch}, this is {self.epoch}")

@@ -97,7 +97,7 @@ def _cut(text: str) -> str:
 
 
 class _Count:
-    """The events of one kind since ``since_s``, and the last one that got no line."""
+    """A count of the events of one kind since ``since_s``, with the last event that got no line."""
 
     __slots__ = ("last", "since_s", "suppressed", "written")
 

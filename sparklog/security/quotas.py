@@ -140,7 +140,7 @@ class TokenBucket:
 
 
 class _Rule(NamedTuple):
-    """One step of the precedence.
+    """One step of the precedence between quotas: a kind of entity.
 
     ``user`` is True if the entity names the connection's user, False if it is the default for users, and None if users
     do not matter. ``client_id`` is the same for client ids.

@@ -141,8 +141,8 @@ class GroupHost(CoordinatorRuntime):
     def _drop_deleted(self) -> None:
         """Drop the offsets of topics that were deleted or recreated.
 
-        The controller's updates name deleted topics. A topic that this broker does not know may also be new, so
-        ZooKeeper is asked about it.
+        The controller's updates name deleted topics. A topic that this broker does not know may also be new, so ask
+        ZooKeeper about it.
         """
         forgotten = self.context.cache.forgotten
         self._newest_deleted = next(reversed(forgotten), "")

@@ -109,7 +109,7 @@ class Broker:
         self._create_replication()
 
     def _create_logins(self) -> None:
-        """Create the users and their logins on the listeners with SASL."""
+        """Create the caches of users and delegation tokens, and the logins of clients."""
         self.users = Users()
         self.registry.session_listeners.append(self.users.open)
         self.tokens = Tokens(
@@ -128,7 +128,7 @@ class Broker:
         )
 
     def _create_authorizer(self) -> None:
-        """Create the authorizer, if the settings ask for it. Without one, requests and fetches have no further step."""
+        """Create the authorizer if the settings enable it. Without one, requests and fetches are not checked."""
         self.authorizer = authorizer_of(self.context.config, self.context.audit)
         self.acls: AclCache | None = None
         if self.authorizer is not None:

@@ -94,7 +94,7 @@ class CachedAny:
     """
 
     def __init__(self, partitions: Callable[[], Iterable[Partition]], needs: Callable[[Partition], bool]) -> None:
-        """``partitions`` returns the candidates; ``needs`` is the condition."""
+        """Create the check. ``partitions`` returns the partitions to check; ``needs`` is the condition."""
         self._partitions = partitions
         self._needs = needs
         self._left: list[Partition] = []
@@ -150,9 +150,9 @@ class ShutdownFlush:
             await self._round()
 
     async def _round(self) -> None:
-        """Flush once.
+        """Flush the logs once, and write a checkpoint.
 
-        Errors are ignored here. They mean that the directory is offline or the disk is full, and the end of the stop
+        Errors are ignored here. They mean that the directory is offline or the disk is full. The end of the stop
         reports that.
         """
         loop = asyncio.get_running_loop()

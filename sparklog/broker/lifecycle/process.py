@@ -202,7 +202,7 @@ class BrokerProcess:
     # --- reasons to end ---
 
     def _restart(self) -> None:
-        """Begin a restart, as ``Ending.restart`` does."""
+        """Begin a controlled shutdown after which the supervisor starts the broker again: see ``Ending.restart``."""
         self._ending.restart(supervised=self._lease.held)
 
     def _log_failed(self, partition: Partition | None, error: Exception) -> None:
@@ -396,7 +396,7 @@ class BrokerProcess:
 
 
 def _give_up(limit_s: float, loop: asyncio.AbstractEventLoop) -> None:
-    """End the process because its stop hangs, after logging the tasks that still run. Runs in the timer's thread."""
+    """Log the tasks that still run, and end the process, because its stop hangs. Runs in the timer's thread."""
     _log.critical("stopping took more than %.0f s: ending the process", limit_s)
     for task in asyncio.all_tasks(loop):
         _log.critical("still running: %s", task)

@@ -193,7 +193,10 @@ class ZkRegistration:
         await self._registration.doubt_directory()
 
     def _registered_again(self, incarnation: int) -> None:
-        """Note a new incarnation after a session expired; this process and its logs have not changed."""
+        """Record the new incarnation after a session expired, and report refused truncations again.
+
+        This process and its logs have not changed.
+        """
         self._context.incarnation = incarnation
         self._context.counters["zookeeper.registrations"] += 1
         for partition, (_, effect) in list(self._refusals.items()):  # the expired session's nodes are gone
@@ -242,7 +245,7 @@ class ZkRegistration:
             self._give_state(partition, wanted, IsrWritten(effect.isr, wanted.version))
 
     async def _settle(self, partition: Partition, effect: WriteIsr, sent: asyncio.Future[tuple[int, ...]]) -> None:
-        """Find out what became of an ISR write that failed, and notify the partition."""
+        """Find out whether a failed ISR write has been applied, and notify the partition."""
         expected = effect.expected_version
         outcome = await self._store.states.isr_outcome(
             sent, partition.tp, expected_version=expected, added=effect.added

@@ -419,12 +419,12 @@ class LeaderFetcher:
             self._request_from_end(key, followed, limit, again=True)
 
     def _back_off(self, key: Key, followed: Followed, pause_s: float = _PARTITION_PAUSE_S) -> None:
-        """Leave the partition out of the session for ``pause_s``."""
+        """Remove the partition from the session for ``pause_s``."""
         self._session.drop(*key)
         asyncio.get_running_loop().call_later(pause_s, self._resume, key, followed)
 
     def _defer(self, key: Key, followed: Followed) -> None:
-        """Leave the partition out of the session until the throttle has bytes for it."""
+        """Remove the partition from the session until the throttle allows more bytes."""
         self._context.counters["fetcher.throttled"] += 1
         self._session.drop(*key)
         self._throttle.hold(followed.partition.tp, partial(self._resume, key, followed))

@@ -264,7 +264,7 @@ class Fetches:
             self._admitted[replica_id] = (connection, incarnation)
 
     def _metadata_changed(self) -> None:
-        """Make every follower be checked again if the list of brokers that need no proof has changed."""
+        """If the list of brokers that need no proof has changed, check each follower again at its next fetch."""
         if self._context.cache.unproven != self._unproven:
             self._unproven = self._context.cache.unproven
             self._admitted.clear()

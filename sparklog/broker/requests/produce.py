@@ -45,9 +45,9 @@ class Throttling(Protocol):
 
 
 class _OpenProduce:
-    """A request for which some partitions have no result yet.
+    """A produce request that waits for the results of some partitions.
 
-    Owner: the callbacks that the partitions call with their results.
+    The callbacks that the partitions call with their results refer to it.
     """
 
     __slots__ = ("_acks", "_cid", "_connection", "_missing", "_requests", "_results", "_wanted")
@@ -161,7 +161,7 @@ class ProduceRequests:
         return hosted is None or (wanted.batch_count == 1 and hosted.rules.max_message_bytes <= LOOP_BYTES)
 
     def _effective_acks(self, acks: int) -> int:
-        """Return the acks that this produce must wait for; during a controlled shutdown, all instead of 1.
+        """Return the acks that this produce must wait for: during a controlled shutdown, all instead of 1.
 
         A stopping broker learns only later that other brokers lead its partitions. Meanwhile it may append records that
         no new leader has, and these would be truncated. So requests with acks=1 wait for the followers too, and a

@@ -71,7 +71,7 @@ def authorized_handlers(
 
 
 class _Checks:
-    """The checks before the handlers of one broker."""
+    """A wrapper of one broker's handlers that checks the ACLs before each request."""
 
     def __init__(self, authorizer: Authorizer, slices: Slices, cache: MetadataCache) -> None:
         self._authorizer = authorizer
@@ -94,9 +94,9 @@ class _Checks:
         rule: RequestRule,
         then: Callable[[], None],
     ) -> None:
-        """Call ``then`` if the clauses of the rule are satisfied. Of a request with many names this takes slices.
+        """Call ``then`` if the clauses of the rule are satisfied. For a request with many names, check in slices.
 
-        Raises what ``Authorizer.require`` raises, if there are few names.
+        If there are few names, raise the same errors as ``Authorizer.require``.
         """
         if _names(request) <= _AT_ONCE:
             self._authorizer.require(connection, request, rule.clauses(request))

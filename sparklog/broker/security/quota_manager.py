@@ -59,7 +59,7 @@ class Fetching(Protocol):
 
 @dataclass(eq=False)
 class _Client:
-    """The buckets of one connection, by the quota's name, and its wait."""
+    """The quota state of one connection: its buckets, by the quota's name, and its wait."""
 
     buckets: dict[str, TokenBucket]
     #: The quotas that no request of this connection has used yet.
@@ -264,7 +264,7 @@ class QuotaManager:
     # --- waits ---
 
     def _wait(self, connection: ServerConnection, client: _Client, wait_s: float) -> None:
-        """Let the next request of the connection wait, at least for ``wait_s`` from now on."""
+        """Delay the next request of the connection for at least ``wait_s`` from now on."""
         if wait_s <= 0 or connection.closed:
             return
         if not client.until_s:
