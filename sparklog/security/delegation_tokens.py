@@ -14,7 +14,7 @@ from sparklog.model import Principal
 
 
 class DelegationToken(msgspec.Struct, frozen=True):
-    """The public data of a delegation token, without its secret. Times are milliseconds since the Unix epoch."""
+    """A delegation token without its secret. Times are milliseconds since the Unix epoch."""
 
     token_id: str
     owner: Principal
@@ -44,7 +44,7 @@ def new_token(
 def renewed(token: DelegationToken, principal: Principal, now_ms: int, *, period_ms: int) -> DelegationToken:
     """Return the token with an expiry ``period_ms`` from now, but not after the end of its maximum lifetime.
 
-    ``principal`` is the one that requests this.
+    ``principal`` requests this, and must be the owner or a renewer.
 
     Raises:
         BrokerError: DELEGATION_TOKEN_OWNER_MISMATCH, DELEGATION_TOKEN_EXPIRED.
@@ -57,7 +57,8 @@ def renewed(token: DelegationToken, principal: Principal, now_ms: int, *, period
 def ended(token: DelegationToken, principal: Principal, now_ms: int, *, after_ms: int) -> DelegationToken | None:
     """Return the token with an expiry ``after_ms`` from now, but not after the end of its maximum lifetime.
 
-    If ``after_ms`` is negative, the token ends now: return None. ``principal`` is the one that requests this.
+    If ``after_ms`` is negative, the token ends now: return None. ``principal`` requests this, and must be the owner or
+    a renewer.
 
     Raises:
         BrokerError: DELEGATION_TOKEN_OWNER_MISMATCH, DELEGATION_TOKEN_EXPIRED.

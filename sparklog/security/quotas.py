@@ -61,10 +61,9 @@ class QuotaEntity(NamedTuple):
         return ", ".join(f"{part} {name!r}" if name else f"default {part}" for part, name in parts if name is not None)
 
     def matches(self, wanted: QuotaEntity, *, any_of: Collection[str] = (), strict: bool = False) -> bool:
-        """Return whether the entity has the same parts as ``wanted``, as far as those are not None.
+        """Return whether the entity has all parts that ``wanted`` has, with the same values.
 
-        It must also have a value, whatever it is, for all parts that ``any_of`` names. With ``strict`` it must have no
-        other parts.
+        It must also have all parts that ``any_of`` names, with any value. With ``strict`` it must have no other parts.
         """
         for part, name, needed in zip(PARTS, self, wanted, strict=True):
             if needed is not None and name != needed:

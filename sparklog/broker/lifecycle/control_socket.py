@@ -34,7 +34,7 @@ _LINE_BYTES = 64 * 1024
 
 
 class Command(msgspec.Struct, frozen=True):
-    """One command from a supervisor."""
+    """A command from a supervisor, which sends it as one line with a JSON object."""
 
     op: str
     driver_epoch: int = 0

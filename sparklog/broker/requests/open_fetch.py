@@ -36,7 +36,7 @@ _READS_AT_CLOCK = 64
 
 
 class FetchHost(Protocol):
-    """The part of ``fetch.Fetches`` that an open fetch uses."""
+    """The part of ``fetch.Fetches`` that an open fetch uses to read, to wait and to end."""
 
     partitions: Partitions
     counters: Counter[str]
