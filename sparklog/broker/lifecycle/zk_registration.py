@@ -308,7 +308,7 @@ class ZkRegistration:
         self._changed, self._changes = {}, 0
         await self._session.patiently(lambda: self._store.states.notify_isr_change(self._context.broker_id, told))
 
-    # --- refused cuts -----------------------------------------------------------------------------------------------
+    # --- refused truncations ----------------------------------------------------------------------------------------
 
     def refuse_truncation(self, partition: Partition, effect: RefuseTruncation) -> None:
         """Report to the controller that the leader lacks committed records, which this replica refuses to truncate.
