@@ -114,7 +114,10 @@ class FetchContext(msgspec.Struct, frozen=True):
         return {key: session.wanted[key] for key in session.due}
 
     def has_news(self, result: FetchedPartition) -> bool:
-        """Return whether ``result`` has records, an error, a divergence, or offsets that no earlier reply reported."""
+        """Return whether ``result`` has records, an error, a divergence, or offsets other than those last reported.
+
+        Without a session, the result is always True.
+        """
         if self.session is None or result.batch_count or result.code or result.diverging is not None:
             return True
         marks = (result.high_watermark, result.log_start_offset)

@@ -93,7 +93,7 @@ TRANSITIONS: tuple[Transition, ...] = (
 class Offline:
     """The role of a replica that does nothing and refuses every request with ``code``.
 
-    If ``final`` is set, the replica keeps this role until the process restarts.
+    If ``final`` is set, the replica never leaves this role.
     """
 
     name = "offline"

@@ -80,7 +80,10 @@ QuotaValues = Mapping[str, float]
 
 
 def check_entity(entity: QuotaEntity) -> None:
-    """Raise BrokerError INVALID_REQUEST unless the entity is a user, a client id, both, or an address."""
+    """Raise BrokerError INVALID_REQUEST unless the entity is a user, a client id, both, or an address.
+
+    Its names must not be too long either.
+    """
     found = [name for name in entity if name is not None]
     if not found or (entity.ip is not None and len(found) > 1):
         detail = "a quota is of a user, a client id, both, or an address"
