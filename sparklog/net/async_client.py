@@ -43,13 +43,12 @@ OnOutcome = Callable[[ReplyAndBody | BrokerError], None]
 
 
 class AsyncConnection(asyncio.BufferedProtocol):
-    """A connection to a broker, which ``open`` creates.
+    """A client's connection to a broker. Create it with ``open``.
 
-    Every method must be called on the event loop of the connection.
+    Not thread-safe: call every method on the event loop of the connection.
 
-    Several requests may be in flight. Replies may arrive in any order; the correlation id assigns each reply to its
-    request. ``request`` returns a future. A caller for which latency matters uses ``ask`` and passes a function, which
-    is called directly when the reply is read.
+    Several requests may be in flight, and their replies may arrive in any order. ``request`` returns a future for the
+    reply. ``ask`` has a lower latency: the connection calls a function as soon as it has read the reply.
     """
 
     def __init__(self, address: str, max_frame_bytes: int, security: ClientSecurity = _PLAINTEXT) -> None:
@@ -97,14 +96,15 @@ class AsyncConnection(asyncio.BufferedProtocol):
         proof_required: bool = False,
         security: ClientSecurity = _PLAINTEXT,
     ) -> AsyncConnection:
-        """Connect, log in and agree on a version; with ``credentials``, both sides prove their identity (``Greeting``).
+        """Connect, agree on a version, and log in. Return the connection.
 
-        The connection logs in again before its session ends.
+        With ``credentials``, both sides prove their identity (see ``Greeting``). The connection logs in again before
+        its session ends.
 
         Raises:
-          BrokerError: NETWORK_EXCEPTION without a reply in time, or UNSUPPORTED_VERSION. INVALID_REQUEST if the broker
+          BrokerError: NETWORK_EXCEPTION if no reply arrives in time; UNSUPPORTED_VERSION. INVALID_REQUEST if the broker
             belongs to another cluster, or does not use TLS. CLUSTER_AUTHORIZATION_FAILED if the broker has not proved
-            that it knows the secret, or its certificate is not accepted. BROKER_NOT_AVAILABLE if another broker than
+            that it knows the secret, or its certificate is not accepted. BROKER_NOT_AVAILABLE if a broker other than
             ``broker_id`` replies. SASL_AUTHENTICATION_FAILED or ILLEGAL_SASL_STATE if the login failed.
         """
         address = host_and_port(host, port)
@@ -194,7 +194,7 @@ class AsyncConnection(asyncio.BufferedProtocol):
 
     @property
     def peer(self) -> object:
-        """Return the socket address of the broker, or None if not connected."""
+        """Return the socket address of the broker, or None if the connection has no transport yet."""
         return None if self._transport is None else self._transport.get_extra_info("peername")
 
     async def _greet(self, greeting: Greeting) -> HelloReply:
@@ -256,9 +256,10 @@ class AsyncConnection(asyncio.BufferedProtocol):
         self._login_timer = self._login_task = None
 
     def request(self, message: Request, body: Sequence[Buffer] = ()) -> asyncio.Future[ReplyAndBody]:
-        """Send a request, and return a future with (reply, body).
+        """Send a request. Return a future whose result is (reply, body).
 
-        The future raises BrokerError: the broker's error, or NETWORK_EXCEPTION if the connection ends before the reply.
+        The future fails with BrokerError: the error that the broker returned, or NETWORK_EXCEPTION if the connection
+        ends before the reply.
         """
         future: asyncio.Future[ReplyAndBody] = self._loop.create_future()
 
@@ -276,8 +277,8 @@ class AsyncConnection(asyncio.BufferedProtocol):
     def ask(self, message: Request, body: Sequence[Buffer], on_outcome: OnOutcome) -> None:
         """Send a request. ``on_outcome`` is called once, with (reply, body) or a BrokerError.
 
-        It is called directly when the reply is read, or by the event loop if the connection is lost. It is never called
-        before this method returns.
+        The connection calls ``on_outcome`` as soon as it has read the reply, or when the connection is lost. It never
+        calls ``on_outcome`` before this method returns.
         """
         if self.closed:
             self._loop.call_soon(on_outcome, self._lost_error())
@@ -287,7 +288,10 @@ class AsyncConnection(asyncio.BufferedProtocol):
         self._waiting[self._write(message, body)] = on_outcome
 
     def ask_prepared(self, request: PreparedRequest, first: bytes, second: bytes, on_outcome: OnOutcome) -> None:
-        """Send a prepared request with a body of two parts, as ``ask`` does. The connection must be open."""
+        """Send a prepared request with a body of two parts. The connection must be open.
+
+        ``on_outcome`` is called as in ``ask``.
+        """
         assert self._transport is not None
         if not self._waiting:
             self._last_bytes_s = time.monotonic()
@@ -303,32 +307,30 @@ class AsyncConnection(asyncio.BufferedProtocol):
 
     @property
     def silent_s(self) -> float:
-        """Return the seconds since the peer's last bytes if a request waits for a reply, otherwise 0."""
+        """Return the seconds since bytes last arrived if a request waits for its reply, otherwise 0."""
         return time.monotonic() - self._last_bytes_s if self._waiting else 0.0
 
     @property
     def writable(self) -> bool:
-        """Return False while the peer leaves too many written bytes unread; ``drained`` waits until that changes."""
+        """Return False while too many written bytes are unsent, because the broker does not read them fast enough."""
         return self._writable.is_set()
 
     async def drained(self) -> None:
-        """Wait until the peer has read enough of the written bytes; return at once if the connection is closed."""
+        """Wait until ``writable`` is true. Return at once if the connection is closed."""
         await self._writable.wait()
 
     @property
     def unsent_bytes(self) -> int:
-        """Return the number of written bytes that are still to be sent, which needs a running event loop."""
+        """Return the number of written bytes that are not sent yet. They are sent only while the event loop runs."""
         return self._transport.get_write_buffer_size() if self._transport is not None else 0
 
     # --- for a thread that reads while the event loop does not run --------------------------------------------------
 
     def wait_readable(self, timeout_s: float, awake_s: float = 0.0) -> bool:
-        """Wait until bytes can be read, or the connection has ended.
+        """Wait until bytes can be read or the connection has ended, while the event loop does not run.
 
-        Returns False if neither happens in time.
-
-        For the first ``awake_s`` seconds the thread polls repeatedly instead of sleeping. The connection must be
-        ``is_direct``.
+        Return False if neither happens within ``timeout_s``. For the first ``awake_s`` seconds the thread polls
+        repeatedly and does not sleep. Call this only if ``is_direct`` is set.
         """
         if self._poll is None:
             poll = select.poll()
@@ -344,9 +346,9 @@ class AsyncConnection(asyncio.BufferedProtocol):
         return bool(self._poll.poll(timeout_s * 1000))
 
     def read_now(self) -> bool:
-        """Read the available bytes, as the event loop would.
+        """Read and handle the available bytes in the place of the event loop, which does not run meanwhile.
 
-        Returns False if no bytes were read; the event loop must then find out why.
+        Return False if no bytes were read. The event loop must then run, so that it detects the cause.
         """
         if not self.is_direct:
             return False
@@ -367,9 +369,10 @@ class AsyncConnection(asyncio.BufferedProtocol):
         self._fail_waiting()
 
     async def ended(self) -> None:
-        """Wait until a closed connection has no socket, at most ``_SHUTDOWN_S``.
+        """Wait until the socket of a closed connection is closed, at most ``_SHUTDOWN_S`` seconds.
 
-        Only TLS needs this, whose end is an exchange of messages. The loop must not be closed before.
+        Call this after ``close``, before the event loop is closed. It waits only for a TLS connection, because both
+        sides of TLS exchange messages when it ends.
         """
         if self.is_direct or self._is_lost:
             return

@@ -21,7 +21,7 @@ CERTIFICATE = "SSL"
 
 
 class LoginPeer(Protocol):
-    """The connection of a client that logs in."""
+    """The part of a client's connection that ``Authentication`` and ``LoginReports`` use."""
 
     #: The address of the client, without the port.
     peer_host: str
@@ -35,7 +35,7 @@ class LoginPeer(Protocol):
 
 
 class LoginReports(Protocol):
-    """The receiver of the result of each login, such as the audit log."""
+    """A receiver of the result of each login, such as the audit log."""
 
     def succeeded(self, connection: LoginPeer, mechanism: str) -> None:
         """Report that a login has succeeded. ``connection.principal`` is the new principal."""
@@ -45,14 +45,14 @@ class LoginReports(Protocol):
 
 
 class Authentication(LoginReports, Protocol):
-    """The logins of one listener. The broker provides it."""
+    """The part of the broker that a listener uses to start logins and to report their results."""
 
     @property
     def mechanisms(self) -> tuple[str, ...]:
-        """Return the enabled SASL mechanisms, the preferred one first. There is at least one."""
+        """Return the enabled SASL mechanisms, at least one. The preferred mechanism is the first."""
 
     def begin(self, mechanism: str, connection: LoginPeer) -> SaslServer:
-        """Return the server's side of a new login. Raises BrokerError UNSUPPORTED_SASL_MECHANISM."""
+        """Start a login, and return the server's side of it. Raises BrokerError UNSUPPORTED_SASL_MECHANISM."""
 
     def session_lifetime_ms(self, step: ServerStep) -> int:
         """Return the time in milliseconds within which the client must log in again; 0 means no limit.
@@ -72,7 +72,7 @@ class CertificatePeer:
 
 
 class ListenerSecurity(NamedTuple):
-    """The rules for the connections of one listener."""
+    """The security rules for the connections of one listener: whether they need TLS and a login."""
 
     name: str = DEFAULT_LISTENER
     #: The logins, or None if the listener requires none.
@@ -89,7 +89,10 @@ class ListenerSecurity(NamedTuple):
 
 
 class LoginDelays:
-    """The delays of the replies to failed logins, by address. The event loop of the server owns it."""
+    """A tracker of failed logins by address, from which the delay of the reply to a failed login follows.
+
+    Not thread-safe: use it only on the server's event loop.
+    """
 
     def __init__(
         self, *, first_s: float = 0.1, longest_s: float = 3.0, memory_s: float = 60.0, max_addresses: int = 10_000
@@ -107,7 +110,7 @@ class LoginDelays:
         return len(self._failures)
 
     def failed(self, address: str, now_s: float) -> float:
-        """Count a failed login of this address. Return the delay of the reply in seconds."""
+        """Count a failed login from this address. Return the time in seconds by which to delay the reply."""
         origin = origin_of(address)
         count, last_s = self._failures.pop(origin, (0, now_s))
         if now_s - last_s > self._memory_s:

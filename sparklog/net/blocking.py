@@ -33,7 +33,10 @@ _PLAINTEXT = ClientSecurity()
 
 
 class BlockingConnection:
-    """A connection that one thread uses. NETWORK_EXCEPTION closes it, and then it cannot be used any more."""
+    """A client's connection to a broker on a blocking socket.
+
+    Not thread-safe: use it in one thread. An error NETWORK_EXCEPTION closes the connection.
+    """
 
     def __init__(
         self,
@@ -180,7 +183,10 @@ class BlockingConnection:
                 return received.reply, received.body
 
     def send(self, message: Request, body: Sequence[Buffer] = ()) -> int:
-        """Send a request without waiting. Return the correlation id, which its reply from ``receive`` will have."""
+        """Send a request without waiting for its reply. Return the correlation id of the request and its reply.
+
+        ``receive`` returns the reply.
+        """
         if self._login_at_s and time.monotonic() >= self._login_at_s and not self.closed:
             self._log_in()
         return self._send(message, body)
@@ -196,7 +202,11 @@ class BlockingConnection:
         return cid
 
     def receive(self) -> tuple[Reply, memoryview]:
-        """Return the next reply in the order of arrival. Raises what ``request`` raises."""
+        """Wait for the next reply in the order of arrival, and return it with its body.
+
+        Raises:
+          BrokerError: the broker's error, or NETWORK_EXCEPTION.
+        """
         received = self._next()
         raise_for_error(received.reply)
         return received.reply, received.body
@@ -228,15 +238,15 @@ class BlockingConnection:
             others.append(received)
 
     def fileno(self) -> int:
-        """Return the file descriptor for ``select``, which is readable when a reply has started to arrive.
+        """Return the file descriptor for ``select``. It becomes readable when a reply starts to arrive.
 
-        It is not readable for bytes that the connection has already read; see ``has_received``.
+        For bytes that the connection has already read it is not readable; see ``has_received``.
         """
         return self._socket.fileno()
 
     @property
     def has_received(self) -> bool:
-        """Return whether the connection has read bytes of a reply that ``receive`` has not returned yet."""
+        """Return whether the connection has already read bytes of a reply that ``receive`` has not returned yet."""
         return bool(self._received) or (isinstance(self._socket, ssl.SSLSocket) and self._socket.pending() > 0)
 
     def close(self) -> None:

@@ -31,10 +31,11 @@ _salted = SaltedPasswords()
 def must_log_in(reply: HelloReply, security: ClientSecurity, *, has_proof: bool) -> bool:
     """Decide from the broker's reply to the hello whether the client must log in.
 
-    ``has_proof`` means that this process proves that it is a broker or the controller. It then needs no login.
+    ``has_proof`` means that this process proves that it is a broker or the controller. Then it needs no login.
 
     Raises:
-        BrokerError: ILLEGAL_SASL_STATE, only one of the two sides expects a login; UNSUPPORTED_SASL_MECHANISM.
+        BrokerError: ILLEGAL_SASL_STATE, only one of the two sides expects a login; UNSUPPORTED_SASL_MECHANISM, the
+            listener does not offer the mechanism in the settings.
     """
     offered = reply.sasl_mechanisms
     if has_proof:
@@ -54,12 +55,13 @@ def must_log_in(reply: HelloReply, security: ClientSecurity, *, has_proof: bool)
 
 
 def log_in(security: ClientSecurity) -> Login:
-    """Yield the messages of one login. Return the seconds until the next login, or 0 if no other login is needed.
+    """Create a generator for one login: it yields the client's messages, and receives the broker's replies.
 
-    Each step may take tens of milliseconds of processor time, and reads the files to which the settings refer.
+    The generator returns the seconds until the client must log in again, or 0 if it need not. Each step may take tens
+    of milliseconds of processor time. The first step reads the files to which the settings refer.
 
     Raises:
-        BrokerError: SASL_AUTHENTICATION_FAILED and other errors of the login.
+        BrokerError: SASL_AUTHENTICATION_FAILED, ILLEGAL_SASL_STATE or INVALID_REQUEST, the login failed.
     """
     try:
         client = _sasl_client(security)
@@ -85,7 +87,9 @@ def log_in(security: ClientSecurity) -> Login:
 
 
 def advance(login: Login, reply: Reply | None) -> SaslAuthenticate | float:
-    """Pass ``reply`` to the login, or None to start it. Return the next message, or at the end the login's result.
+    """Continue a login from ``log_in`` with the broker's reply. ``reply`` is None at the start.
+
+    Return the next message to send. If the login is complete, return the seconds until the next login, or 0 for none.
 
     Raises:
         BrokerError: the login failed.

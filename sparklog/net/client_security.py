@@ -117,7 +117,7 @@ class ClientSecurity:
 
     @classmethod
     def parse(cls, settings: Mapping[str, str]) -> ClientSecurity:
-        """Return the settings with Kafka's names.
+        """Parse settings that have Kafka's names, such as ``sasl.mechanism``.
 
         Raises:
             ConfigError: a setting is unknown or not allowed. The error does not quote secrets.
@@ -145,7 +145,7 @@ class ClientSecurity:
 
     @classmethod
     def read(cls, path: str | os.PathLike[str]) -> ClientSecurity:
-        """Return the settings of a file with ``key = value`` lines. Raises ConfigError."""
+        """Read the settings from a file with ``key = value`` lines. Raises ConfigError."""
         settings = parse_properties(read_text(path), os.fspath(path))
         found = cls.parse(settings)
         if (
@@ -161,7 +161,10 @@ Security: TypeAlias = "ClientSecurity | Mapping[str, str] | str | os.PathLike[st
 
 
 def client_security(given: Security) -> ClientSecurity:
-    """Return the given settings, or else those in the file ``SPARKLOG_CLIENT_CONFIG``, or else the defaults.
+    """Return the security settings of a client from ``given``, in any of the forms that a client accepts.
+
+    If ``given`` is None, read the file that the environment variable ``SPARKLOG_CLIENT_CONFIG`` names. If the variable
+    is not set, return the defaults.
 
     Raises:
         ConfigError: the settings are not valid, or the file cannot be read.

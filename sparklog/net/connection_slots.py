@@ -32,7 +32,7 @@ class ConnectionStanding(Enum):
 
 
 class Connected(Protocol):
-    """A connection with a slot."""
+    """The part of a connection that ``ConnectionSlots`` uses."""
 
     #: The monotonic time of the last request, or of the accept if there was no request yet.
     used_s: float
@@ -54,7 +54,10 @@ class Connected(Protocol):
 
 
 class ConnectionSlots:
-    """The connection slots of a server. Owner: the server's event loop."""
+    """An allocator of the connection slots of a server, which also closes silent connections.
+
+    Not thread-safe: use it only on the server's event loop.
+    """
 
     def __init__(self, limit: int, *, kept: int = 0, hello_s: float = 10.0, idle_s: float = 600.0) -> None:
         """Create ``limit`` slots, of which ``kept`` are reserved for peers."""
@@ -72,11 +75,10 @@ class ConnectionSlots:
         return len(self.connections)
 
     def accept(self, connection: Connected, *, spare: int = 0) -> bool:
-        """Give the connection a slot, if there is one, and return whether it got one.
+        """Give a new connection a slot if possible. Return whether it got one.
 
-        If all slots are taken, an unknown connection is closed, unless ``spare`` is set.
-
-        At least ``spare`` slots stay free.
+        If all slots are taken, close an unknown connection and reuse its slot. With ``spare``, close no connection, and
+        keep at least ``spare`` slots free.
         """
         while len(self.connections) >= self.limit - spare and not spare and (loser := self._unknown.loser) is not None:
             self.leave(loser)
@@ -88,9 +90,9 @@ class ConnectionSlots:
         return True
 
     def greeted(self, connection: Connected) -> bool:
-        """Record the kind of the connection, after its hello and again after its proof and each login.
+        """Record the kind of the connection, which its hello, its proof or its login has shown.
 
-        Returns whether the limit for this kind allows the connection.
+        Return whether the limit for this kind allows the connection.
         """
         match connection.standing:
             case ConnectionStanding.UNKNOWN:
@@ -111,7 +113,10 @@ class ConnectionSlots:
         self._clients.discard(connection)
 
     def close_silent(self, now_s: float) -> None:
-        """Close unknown connections and idle clients that have been silent for too long."""
+        """Close unknown connections and clients' connections that have been silent for too long.
+
+        A client's connection that waits for a reply is not closed.
+        """
         silent = [one for one in self._unknown if now_s - one.used_s >= self.hello_s]
         for connection in silent:
             self.leave(connection)

@@ -36,9 +36,11 @@ Responder = Callable[[bytes], "tuple[bytes, list[int]]"]
 
 
 class DescriptorServer:
-    """A server that sends file descriptors.
+    """A server that replies to requests with file descriptors.
 
-    Owner: the event loop that calls ``open``. ``answer`` is called on this loop and must not raise.
+    ``answer`` returns the reply and the descriptors for a request. It must not raise.
+
+    Not thread-safe: use it only on the event loop that calls ``open``, on which ``answer`` is also called.
     """
 
     def __init__(self, path: Path, answer: Responder) -> None:
@@ -117,7 +119,7 @@ class DescriptorServer:
 
 
 class DescriptorClient:
-    """One connection to a ``DescriptorServer``, used by one thread."""
+    """A client's connection to a ``DescriptorServer``. Not thread-safe: use it in one thread."""
 
     def __init__(self, path: str, *, timeout_s: float) -> None:
         """Connect to ``path``. Raises OSError if no process listens there, or if this process may not connect."""
@@ -130,7 +132,7 @@ class DescriptorClient:
             raise
 
     def request(self, payload: bytes) -> tuple[bytes, list[int]]:
-        """Return the reply and its descriptors, which the caller must close.
+        """Send a request. Return the reply and its file descriptors, which the caller must close.
 
         Raises:
           BrokerError: NETWORK_EXCEPTION if the connection ended, or the reply was truncated.
@@ -171,7 +173,7 @@ def boot_id() -> str:
 
 @functools.lru_cache(maxsize=1024)
 def is_this_host(name: str) -> bool:
-    """Return whether a host name or address belongs to this host, so that a socket can be bound to it."""
+    """Return whether a host name or address belongs to this host, which means that a socket can be bound to it."""
     try:
         found = socket.getaddrinfo(name, 0, type=socket.SOCK_DGRAM)
     except OSError:

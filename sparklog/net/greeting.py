@@ -20,10 +20,10 @@ from sparklog.security.peer_certificates import Certificate, PeerCertificates
 
 
 class Credentials:
-    """The secrets or the certificate, and the identity, of one broker or controller process.
+    """The credentials of one broker or controller process: its identity, and the secrets or certificates that prove it.
 
-    ``identity`` returns the current identity, because a broker's incarnation changes. With ``certificates`` the
-    process authenticates by TLS certificates and not by the secrets.
+    ``identity`` is a function, because a broker's incarnation changes when the broker registers again. With
+    ``certificates`` the process authenticates by TLS certificates and not by the secrets.
     """
 
     def __init__(
@@ -39,13 +39,16 @@ class Credentials:
         return bool(self.keys) or self.certificates is not None
 
     def roles(self, certificate: Certificate | None) -> frozenset[SenderKind] | None:
-        """Return the roles that a peer's certificate gives; None if certificates give no roles in this cluster."""
+        """Return the roles that a certificate gives a peer, or None if certificates give no roles in this cluster."""
         return None if self.certificates is None else self.certificates.roles(certificate)
 
     def answer(self, hello: Hello, reply: HelloReply) -> tuple[HelloReply, IdentityClaim | None]:
-        """Return the reply to a hello with this broker's proof, and the identity that the opener claims.
+        """Add this broker's proof to ``reply``. Return the reply, and the identity that the peer must prove.
 
-        Raises what ``proof.answer`` raises.
+        If ``hello`` offers no proof for a known secret, return the unchanged reply and None.
+
+        Raises:
+          BrokerError: INVALID_REQUEST, the offer names neither a broker nor a controller, or names this broker itself.
         """
         if not hello.key_ids:
             return reply, None
@@ -53,9 +56,9 @@ class Credentials:
 
 
 class Greeting:
-    """The hello of the process that opens a connection, and the check of the broker's reply.
+    """A component that creates the hello of a new connection and checks the broker's reply to it.
 
-    A connection that continues on the Unix socket sends another hello there, with another nonce.
+    A client that continues on the Unix socket sends another hello there, with another nonce.
     """
 
     def __init__(
@@ -81,12 +84,15 @@ class Greeting:
 
     @property
     def has_token(self) -> bool:
-        """Return whether the process proves a token for a Unix socket, instead of its identity."""
+        """Return whether this process proves that it has a token for a Unix socket, and not its identity."""
         return self._credentials is not None and self._credentials.identity().role is SenderKind.CLIENT
 
     @classmethod
     def with_token(cls, client_id: str, cluster_id: str, token: bytes) -> Greeting:
-        """Return the greeting on a Unix socket with a token's secret. Raises ConfigError for bytes that are none."""
+        """Return the greeting for a Unix socket. ``token`` is the secret of a token for this socket.
+
+        Raises ConfigError if ``token`` has the wrong length.
+        """
         token_keys = KeyRing((Secret(token),))
         credentials = Credentials(token_keys, lambda: Identity(SenderKind.CLIENT, -1, 0))
         return cls(client_id, cluster_id, credentials=credentials, proof_required=True)
@@ -104,8 +110,10 @@ class Greeting:
 
         Return the message with this process's proof, or None if no proof is needed.
 
-        Raises BrokerError INVALID_REQUEST if the broker belongs to another cluster, CLUSTER_AUTHORIZATION_FAILED if its
-        certificate is not one of a broker, and the errors of ``proof.check``.
+        Raises:
+          BrokerError: INVALID_REQUEST, the broker belongs to another cluster; CLUSTER_AUTHORIZATION_FAILED, its
+            certificate is not that of a broker, or its proof is missing or wrong; BROKER_NOT_AVAILABLE, a broker other
+            than the expected one replied.
         """
         if self._credentials is None:
             return None

@@ -21,10 +21,10 @@ class _PlainLoop(asyncio.SelectorEventLoop):
 
 
 def new_event_loop() -> asyncio.AbstractEventLoop:
-    """Return uvloop's loop if uvloop is installed, otherwise asyncio's.
+    """Return an event loop of uvloop if uvloop is installed, otherwise one of asyncio.
 
-    A thread may create the loop after the main thread has ended. Python then cannot import uvloop's dependencies, so
-    asyncio's loop is used.
+    After the main thread has ended, the loop is always one of asyncio, because Python then cannot import uvloop's
+    dependencies.
     """
     if importlib.util.find_spec("uvloop") is None or not threading.main_thread().is_alive():
         return _PlainLoop()
@@ -32,7 +32,7 @@ def new_event_loop() -> asyncio.AbstractEventLoop:
 
 
 def tune(transport: asyncio.BaseTransport) -> None:
-    """Turn off Nagle's algorithm, which may delay a small frame by 40 ms."""
+    """Turn off Nagle's algorithm for a TCP connection, because it may delay a small frame by 40 ms."""
     sock = transport.get_extra_info("socket")
     if sock is not None and sock.family in {socket.AF_INET, socket.AF_INET6}:
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)

@@ -26,10 +26,11 @@ _MASK = "***"
 
 
 class Password:
-    """A secret that no output shows: ``repr``, ``str`` and ``format`` return a mask.
+    """A secret that output never shows: ``repr``, ``str`` and ``format`` return a mask.
 
-    The text may contain references. ``reveal`` resolves them at each call, so a changed file takes effect. A secret
-    without references can be pickled only if it is ``transferable``, as a delegation token is.
+    The text of the secret may contain references such as ``${env:NAME}``. ``reveal`` resolves them at each call, so a
+    changed file takes effect. A secret without references can be pickled only if it is ``transferable``. Only
+    delegation tokens are.
     """
 
     __slots__ = ("_text", "_transferable")
@@ -40,11 +41,14 @@ class Password:
 
     @property
     def is_reference(self) -> bool:
-        """Return whether the text is exactly one reference."""
+        """Return whether the text consists of exactly one reference and nothing else."""
         return _REFERENCE.fullmatch(self._text) is not None
 
     def reveal(self) -> str:
-        """Return the secret. Raises ConfigError, without the secret, if a reference cannot be resolved."""
+        """Return the secret, with its references resolved.
+
+        Raises ConfigError, which does not quote the secret, if a reference cannot be resolved.
+        """
         return resolve(self._text)
 
     def __bool__(self) -> bool:
@@ -85,7 +89,7 @@ NO_PASSWORD = Password()
 
 
 def resolve(text: str) -> str:
-    """Return the text with each reference replaced by its value.
+    """Replace each reference in ``text``, such as ``${env:NAME}``, with its value. Return the result.
 
     Raises:
         ConfigError: the variable, file or key of a reference does not exist, or its kind is unknown.
@@ -114,7 +118,7 @@ def _value(provider: str, name: str) -> str:
 
 
 def read_text(path: str | os.PathLike[str]) -> str:
-    """Return the text of a small file. Raises ConfigError."""
+    """Return the text of a small file in UTF-8. Raises ConfigError if the file cannot be read or is too large."""
     try:
         with Path(path).open("rb") as file:
             content = file.read(_MAX_FILE_BYTES + 1)
@@ -129,7 +133,7 @@ def read_text(path: str | os.PathLike[str]) -> str:
 
 
 def parse_properties(text: str, source: str) -> dict[str, str]:
-    """Return the settings of a text with ``key = value`` lines.
+    """Parse the settings in a text with ``key = value`` lines.
 
     A line that begins with ``#`` or ``!`` is a comment. A backslash at the end continues a line.
 

@@ -29,7 +29,10 @@ class PeerSecurity(NamedTuple):
     rules: MappingRules = MappingRules()
 
     def certificates(self, cluster_id: str) -> PeerCertificates | None:
-        """Return the rule that maps certificates to roles, or None if the cluster's secret proves roles instead."""
+        """Return the rule that maps a TLS certificate to roles (broker, controller).
+
+        Return None if brokers and the controller prove their roles by the cluster's secret and not by certificates.
+        """
         if not self.listener.has_certificates:
             return None
 
@@ -40,7 +43,9 @@ class PeerSecurity(NamedTuple):
 
 
 def broker_peers(config: BrokerConfig) -> PeerSecurity:
-    """Return the security of connections from a broker with these settings to other brokers.
+    """Return the security settings of connections from a broker to other brokers.
+
+    ``config`` has the settings of the broker that connects.
 
     Raises:
         ConfigError: a setting has the wrong syntax, or a PEM file cannot be used.
@@ -49,9 +54,9 @@ def broker_peers(config: BrokerConfig) -> PeerSecurity:
 
 
 def controller_peers(config: BrokerConfig) -> PeerSecurity:
-    """Return the security of connections from the controller to brokers.
+    """Return the security settings of connections from the controller to brokers.
 
-    A controller without its own certificate presents a broker's certificate.
+    If no certificate is configured for the controller, it presents the brokers' certificate.
 
     Raises:
         ConfigError: a setting has the wrong syntax, or a PEM file cannot be used.
@@ -77,7 +82,7 @@ def _peers(config: BrokerConfig, certificate: str, key: str) -> PeerSecurity:
 
 
 def listener_tls(config: BrokerConfig, listener: Listener) -> ServerTls | None:
-    """Return the TLS of a broker's listener; None for a listener without TLS.
+    """Return the TLS settings of a broker's listener, or None for a listener without TLS.
 
     Raises:
         ConfigError: the mapping rules have the wrong syntax, or a PEM file cannot be used.

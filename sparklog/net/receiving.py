@@ -14,19 +14,25 @@ SLOWEST = 64 * 1024
 
 
 class Receiver(Protocol):
-    """A connection on which a large frame is received, or waits for room."""
+    """The part of a connection that ``Receiving`` uses. A large frame arrives on the connection, or waits for room."""
 
     def resume(self) -> None: ...
 
     def received_since_last_check(self) -> int:
-        """Return the bytes of the frame received since the last call; negative if the connection is not being read."""
+        """Return the number of bytes of the frame that have arrived since the last call.
+
+        Return a negative number while the server does not read the connection.
+        """
 
     def give_up(self, reason: str) -> None:
-        """Close the connection."""
+        """Close the connection, and log ``reason``."""
 
 
 class Receiving:
-    """The limit of one server, and the connections that wait for room. Owner: the server's event loop."""
+    """A limiter of the bytes of large frames that one server is receiving, with a queue of waiting connections.
+
+    Not thread-safe: use it only on the server's event loop.
+    """
 
     def __init__(self, limit: int) -> None:
         self._limit = limit
@@ -37,9 +43,9 @@ class Receiving:
         self._waiting: dict[Receiver, int] = {}
 
     def begin(self, connection: Receiver, size: int) -> None:
-        """Admit a frame of ``size`` bytes, or let its connection wait for room.
+        """Admit a frame of ``size`` bytes if there is room and the queue is empty. Otherwise queue its connection.
 
-        Afterwards ``may_receive`` returns whether the frame was admitted.
+        ``may_receive`` then returns whether the frame was admitted.
         """
         if not self._waiting and self._fits(size):
             self._admit(connection, size)
@@ -50,7 +56,10 @@ class Receiving:
         return connection not in self._waiting
 
     def end(self, connection: Receiver) -> None:
-        """Release the room after the frame has arrived or the connection is lost. Idempotent."""
+        """Release the frame's room after the frame has arrived or its connection is lost. Idempotent.
+
+        Admit waiting frames that now have room.
+        """
         if self._waiting.pop(connection, None) is None:
             self.used -= self._admitted.pop(connection, 0)
         while self._waiting:
@@ -62,7 +71,10 @@ class Receiving:
             first.resume()
 
     def close_slow(self, passed_s: float) -> None:
-        """Close connections that have sent too little in the last ``passed_s`` seconds, if others wait for room."""
+        """Close connections that have sent too few bytes in the last ``passed_s`` seconds.
+
+        Do nothing while no other connection waits for room.
+        """
         slow = [one for one in self._admitted if 0 <= one.received_since_last_check() < SLOWEST * passed_s]
         if self._waiting:
             for connection in slow:

@@ -78,13 +78,17 @@ _LOGIN_ERRORS = frozenset({ErrorCode.SASL_AUTHENTICATION_FAILED, ErrorCode.UNSUP
 
 
 class Handler(Protocol):
-    """The broker's handler of the requests of one connection."""
+    """The part of the broker that handles the requests of one connection."""
 
     def request_received(self, request: Request, body: memoryview) -> None:
-        """Handle a request. Every request ends with one call of ``connection.reply`` or ``connection.done``."""
+        """Handle a request.
+
+        The handler must end every request with one call of ``connection.reply`` or ``connection.done``, at once or
+        later.
+        """
 
     def connection_lost(self) -> None:
-        """Handle the end of the connection. Later replies are discarded."""
+        """Handle the end of the connection. The connection discards later replies."""
 
 
 _PLAIN = ListenerSecurity()
@@ -118,7 +122,10 @@ class _Budget:
 
 
 class ServerConnection(asyncio.BufferedProtocol):
-    """The server's side of one connection. Every method must be called on the server's event loop."""
+    """The server's side of one connection: it receives requests, passes them to the handler, and sends replies.
+
+    Not thread-safe: call every method on the server's event loop.
+    """
 
     def __init__(
         self,
@@ -189,7 +196,7 @@ class ServerConnection(asyncio.BufferedProtocol):
 
     @property
     def standing(self) -> ConnectionStanding:
-        """Return the kind of the connection."""
+        """Return the kind of the connection: a client's, a broker's or the controller's, or unknown."""
         end = self._end
         if not end.admitted or end.may_prove:
             return ConnectionStanding.UNKNOWN
@@ -199,19 +206,19 @@ class ServerConnection(asyncio.BufferedProtocol):
 
     @property
     def awaits_replies(self) -> bool:
-        """Return whether requests are in progress, being received or paused."""
+        """Return whether the client waits for replies: requests are in progress, being received or paused."""
         return bool(self._in_hand or self._queue or self._receives or self._pauses)
 
     @property
     def identity(self) -> Identity | None:
-        """Return the identity that the opener of this connection has proved (a broker or the controller), or None."""
+        """Return the identity that the peer has proved, which is a broker or the controller. None for other peers."""
         return self._end.identity
 
     def may_become(self, principal: Principal, token_id: str | None = None) -> bool:
-        """Return whether the peer is this principal, or can be it without a new login.
+        """Return whether the peer has logged in as this principal, or may do so without sending another login.
 
-        A login may be in progress. A complete one, or the proof of a token, may wait in the queue. With ``token_id``
-        only logins by this delegation token count.
+        The second case is possible while a login is in progress, or while a complete login or the proof of a token for
+        the Unix socket waits in the queue. With ``token_id`` only logins by this delegation token count.
         """
         login, session = self._end.login, self._end.claimed_session
         if login is not None and login.in_progress:
@@ -225,17 +232,17 @@ class ServerConnection(asyncio.BufferedProtocol):
 
     @property
     def writable(self) -> bool:
-        """Return False while the peer leaves too many bytes unread. Further replies then stay in memory."""
+        """Return False while the peer does not read its replies fast enough. Further replies then stay in memory."""
         return self._writable
 
     @property
     def server_queue(self) -> tuple[int, int]:
-        """Return the bytes of requests in progress in the whole server, and the highest value so far."""
+        """Return the bytes of all requests in progress in the whole server, and the highest number so far."""
         return self._budget.used, self._budget.peak
 
     @property
     def certificates_expire_in_s(self) -> int | None:
-        """Return the seconds until the first certificate of the server's listeners expires; None without TLS."""
+        """Return the seconds until the first certificate of any of the listeners expires, or None without TLS."""
         known = [at_s for tls in self._limits.tls if (at_s := tls.expires_at_s()) is not None]
         return int(min(known) - time.time()) if known else None
 
@@ -359,7 +366,10 @@ class ServerConnection(asyncio.BufferedProtocol):
                 self._limits.receiving.begin(self, total)
 
     def received_since_last_check(self) -> int:
-        """Return the bytes of the large frame, as ``Receiver`` specifies."""
+        """Return the number of bytes of the large frame that have arrived since the last call.
+
+        Return a negative number while the server does not read the connection.
+        """
         _, come = self._end.receiving
         before, self._seen_bytes = self._seen_bytes, come
         return come - before if self._reading else -1
@@ -394,7 +404,10 @@ class ServerConnection(asyncio.BufferedProtocol):
         self.done(message.cid)
 
     def done(self, cid: int) -> None:
-        """Note that a request has ended; call this directly for a request without a reply (acks=0)."""
+        """Record that a request has ended. ``reply`` calls this itself.
+
+        The handler calls it for a request without a reply (acks=0).
+        """
         size = self._in_hand.pop(cid, 0)
         if size:
             self._budget.release(size)
@@ -404,10 +417,10 @@ class ServerConnection(asyncio.BufferedProtocol):
             self.resume()
 
     def pause_requests(self) -> None:
-        """Handle no further request of this connection before ``resume_requests``.
+        """Stop handling requests of this connection until ``resume_requests`` is called.
 
-        Later requests must not overtake one that is handled in several slices, or the client has exceeded a quota. Each
-        reason has its own pair of calls.
+        This keeps later requests from overtaking a request that is handled in several slices. It also delays a client
+        that has exceeded a quota. Each caller must call ``resume_requests`` once.
         """
         self._pauses += 1
 
@@ -417,7 +430,7 @@ class ServerConnection(asyncio.BufferedProtocol):
             self.resume()
 
     def close(self) -> None:
-        """Close the connection after the written bytes are sent."""
+        """Close the connection after all written bytes are sent."""
         if self._transport is not None:
             self._transport.close()
             if self._security.tls is not None:
@@ -425,7 +438,7 @@ class ServerConnection(asyncio.BufferedProtocol):
                 asyncio.get_running_loop().call_later(_TLS_CLOSE_S, self._transport.abort)
 
     def abort(self) -> None:
-        """Close the connection at once. Requests that wait are not handled."""
+        """Close the connection at once, and discard its queued requests."""
         self._queue.clear()
         if self._transport is not None:
             self._transport.abort()
@@ -650,7 +663,7 @@ def _without_sockets(describe: Callable[[int, int], HelloReply], cid: int, versi
 
 
 class Limits:
-    """The limits that the connections of one server share."""
+    """The limits of one server, and the other state that its connections share, such as tokens and login delays."""
 
     def __init__(
         self, *, max_frame_bytes: int, max_in_flight: int, places: ConnectionSlots, receiving: Receiving
@@ -680,12 +693,12 @@ class Limits:
 
     @property
     def asks_for_proof(self) -> bool:
-        """Return whether brokers and the controller prove their identity."""
+        """Return whether brokers and the controller must prove their identity on connections to this server."""
         return self.authenticator is not None and self.authenticator.required
 
 
 class Server:
-    """A server that listens for connections; ``serve`` creates it."""
+    """A server that accepts connections on one or more listeners. Create it with ``serve``."""
 
     def __init__(
         self,
@@ -711,12 +724,12 @@ class Server:
 
     @property
     def receiving_bytes(self) -> int:
-        """Return the total size of the large frames that are being received."""
+        """Return the total size in bytes of the large frames that are being received."""
         return self._limits.receiving.used
 
     @property
     def unix_socket(self) -> str:
-        """Return the advertised name of the Unix socket; empty if there is none."""
+        """Return the name of the Unix socket that clients get, or an empty string if there is no Unix socket."""
         return self._limits.unix_socket
 
     @property
@@ -751,9 +764,10 @@ class Server:
         return bound
 
     async def listen_within_host(self, security: ListenerSecurity) -> None:
-        """Listen on a Unix socket for clients on the same host, if the system allows that.
+        """Listen on a Unix socket for clients on the same host, if the system supports that.
 
-        Clients of all listeners with TLS or logins need a token. Clients of ``security``, if it is plain, need none.
+        ``security`` has the rules of one TCP listener. If it requires neither TLS nor a login, the clients of this
+        listener need no token for the Unix socket. Clients of listeners with TLS or logins need one.
         """
         try:
             name, listening = unix_socket.bind()
@@ -770,10 +784,10 @@ class Server:
             _log.warning("Unix sockets are not available: %s", error)
 
     def close_connections(self, principal: Principal, *, token_id: str | None = None) -> int:
-        """Close the connections of ``principal``, and return their number.
+        """Close the connections that have logged in as ``principal``. Return the number of closed connections.
 
-        With ``token_id`` close only those that have logged in by this delegation token. A client whose login is in
-        progress is closed as well, because it may become this principal.
+        With ``token_id``, close only connections that have logged in by this delegation token. Also close connections
+        whose login is in progress, because they may log in as this principal.
         """
         ended = [
             connection
@@ -806,7 +820,7 @@ class Server:
         self._check_timer = asyncio.get_running_loop().call_later(self._limits.places.interval_s, self._check)
 
     def stop_accepting(self) -> None:
-        """Accept no further connection, and leave the sockets open."""
+        """Stop accepting connections. The listening sockets stay open."""
         loop = asyncio.get_running_loop()
         for server in self._servers:
             for listening in cast(Any, server).sockets:  # uvloop's servers have a list
@@ -851,10 +865,10 @@ async def serve(
 ) -> Server:
     """Listen on ``host:port`` and, with ``within_host``, on a Unix socket for clients on the same host.
 
-    Port 0 means any free port. With ``credentials`` the broker proves its identity. ``kept_connections`` of
-    ``max_connections`` are reserved for brokers and the controller. A client's connection is closed after ``idle_s``
-    seconds without requests. A connection is closed after ``hello_s`` seconds without a hello and the login that its
-    listener requires. Raises OSError if the address is in use.
+    Return the server. Port 0 means any free port. With ``credentials`` the broker proves its identity. Of
+    ``max_connections``, ``kept_connections`` are reserved for brokers and the controller. The server closes a client's
+    connection after ``idle_s`` seconds without requests. It closes a new connection if the hello, and the login that
+    the listener requires, are not complete after ``hello_s`` seconds. Raises OSError if the address is in use.
     """
     limits = Limits(
         max_frame_bytes=max_frame_bytes,

@@ -134,7 +134,10 @@ class _ServerContext(ssl.SSLContext):
 
 
 def unsent_alert(error: BaseException) -> bytes:
-    """Return the TLS alert that the peer of a failed handshake must still get, or empty bytes if there is none."""
+    """Return the TLS alert that the caller must still send to the peer after a failed handshake.
+
+    Return empty bytes if there is no such alert.
+    """
     alert: bytes = getattr(error, "unsent", b"")
     return alert
 
@@ -169,13 +172,13 @@ class _ReloadedContext:
 
 
 def tls_versions(text: str) -> TlsVersions:
-    """Return the oldest and the newest TLS version in the setting ``ssl.enabled.protocols``."""
+    """Return the oldest and the newest TLS version in ``text``, a value of the setting ``ssl.enabled.protocols``."""
     found = sorted(_VERSIONS[name] for name in text.split(","))
     return found[0], found[-1]
 
 
 class ServerTls:
-    """The TLS settings and the current context of one listener of a broker."""
+    """A provider of TLS contexts for one listener of a broker, from the listener's TLS settings."""
 
     def __init__(
         self,
@@ -206,7 +209,7 @@ class ServerTls:
         return self._reloaded.current()
 
     def expires_at_s(self) -> float | None:
-        """Return when this listener's certificate expires, in seconds since the Unix epoch; None if it is not known."""
+        """Return when this listener's certificate expires, in seconds since the Unix epoch, or None if unknown."""
         context = self.context()
         if self._expiry is None or self._expiry[0] is not context:
             try:
@@ -217,10 +220,10 @@ class ServerTls:
         return self._expiry[1]
 
     def principal(self, certificate: dict[str, Any] | None) -> Principal:
-        """Return the principal of a verified certificate; ANONYMOUS without a certificate.
+        """Return the principal of a client with this verified certificate, or ANONYMOUS if it has no certificate.
 
         Raises:
-            BrokerError: SASL_AUTHENTICATION_FAILED, no rule matches the subject.
+            BrokerError: SASL_AUTHENTICATION_FAILED, no mapping rule matches the certificate's subject.
         """
         if not certificate:
             return ANONYMOUS
@@ -241,7 +244,7 @@ class ServerTls:
 
 
 class ClientTls:
-    """The TLS settings and the current context of a client."""
+    """A provider of TLS contexts for a client's connections, from the client's TLS settings."""
 
     def __init__(self, files: PemFiles, *, verify_hostname: bool = True) -> None:
         """Read the files. Raises ConfigError. Without ``files.ca`` the system's authorities are trusted."""
@@ -268,7 +271,10 @@ def _client_tls(files: PemFiles, verify_hostname: bool) -> ClientTls:
 
 
 def client_context(security: ClientSecurity) -> ssl.SSLContext | None:
-    """Return the context for a new connection of a client, or None without TLS. Raises ConfigError."""
+    """Return the TLS context for a new connection of a client, or None if the client does not use TLS.
+
+    Raises ConfigError if a file cannot be used.
+    """
     if not security.protocol.uses_tls:
         return None
     files = PemFiles(security.ca, security.certificate, security.key, security.key_password)
@@ -276,7 +282,7 @@ def client_context(security: ClientSecurity) -> ssl.SSLContext | None:
 
 
 def connect_failure(address: str, error: BaseException) -> BrokerError:
-    """Return the error that the client raises if the connect, the TLS handshake or the first messages fail."""
+    """Convert an error of the connect, of the TLS handshake or of the first messages to the BrokerError to raise."""
     if isinstance(error, ConfigError):  # A file of the settings has been removed meanwhile.
         return BrokerError(ErrorCode.NETWORK_EXCEPTION, f"{address}: {error}")
     if isinstance(error, ssl.SSLCertVerificationError):

@@ -42,7 +42,7 @@ _PLAIN_BYTES = "this listener uses TLS, and plain bytes arrived: set security.pr
 
 
 class TlsOptions:
-    """The timeouts of TLS connections, as keyword arguments for asyncio."""
+    """A holder of the timeouts of TLS connections. ``arguments`` has them as keyword arguments for asyncio."""
 
     def __init__(self, handshake_s: float) -> None:
         self.arguments: dict[str, Any] = {"ssl_handshake_timeout": handshake_s}
@@ -51,7 +51,7 @@ class TlsOptions:
 
 
 class Handshake:
-    """An accepted connection whose handshake is not complete. It has a slot."""
+    """An accepted connection whose TLS handshake is not complete. It already has a connection slot."""
 
     standing = ConnectionStanding.UNKNOWN
     awaits_replies = False
@@ -74,7 +74,10 @@ class Handshake:
 
 
 class TlsListener:
-    """The listening sockets of one listener. Owner: the server's event loop."""
+    """A listener that accepts TLS connections, performs their handshakes, and limits their number.
+
+    Not thread-safe: use it only on the server's event loop.
+    """
 
     def __init__(
         self,
@@ -111,9 +114,9 @@ class TlsListener:
         self.sockets = []
 
     async def closed(self) -> None:
-        """Wait until the tasks of all handshakes have ended, for at most ``_CLOSE_S``.
+        """Wait until the tasks of all handshakes have ended, for at most ``_CLOSE_S`` seconds.
 
-        The caller has closed the connections of these handshakes.
+        The caller must have closed the connections of these handshakes before.
         """
         if self._tasks:
             await asyncio.wait(self._tasks, timeout=_CLOSE_S)
@@ -232,7 +235,7 @@ class TlsListener:
 
 
 async def bind(host: str, port: int, backlog: int) -> list[socket.socket]:
-    """Return listening sockets for all addresses of ``host``; an empty host means every address. Raises OSError."""
+    """Return listening sockets for all addresses of ``host``. An empty host means every address. Raises OSError."""
     found = await asyncio.get_running_loop().getaddrinfo(
         host or None, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
     )

@@ -18,13 +18,16 @@ NOTED_S = 0.001
 
 
 class TurnWaiter(Protocol):
-    """A connection with requests that wait for the next turn."""
+    """The part of a connection that ``Turn`` uses. The connection has requests that wait for the next turn."""
 
     def resume(self) -> None: ...
 
 
 class Turn:
-    """The current turn of a server's event loop, and the connections that wait for the next one."""
+    """A limiter of the time that requests use in one turn (iteration) of the server's event loop.
+
+    It keeps the connections that wait for the next turn.
+    """
 
     def __init__(self) -> None:
         #: Whether no further request is handled in this turn.
@@ -34,14 +37,14 @@ class Turn:
         self._waiting: dict[TurnWaiter, None] = {}
 
     def use(self, seconds: float) -> None:
-        """Add the time of a request. ``seconds`` must be at least ``NOTED_S``."""
+        """Add the time that a request has used to the current turn. ``seconds`` must be at least ``NOTED_S``."""
         if not self._spent_s:
             asyncio.get_running_loop().call_soon(self._next)
         self._spent_s += seconds
         self.is_spent = self._spent_s >= _TURN_S
 
     def wait(self, connection: TurnWaiter) -> None:
-        """Let the connection continue in the next turn, or in a later one."""
+        """Queue the connection. Its ``resume`` is called in the next turn or, if that turn's time is used up, later."""
         self._waiting[connection] = None
 
     def leave(self, connection: TurnWaiter) -> None:

@@ -30,7 +30,10 @@ _GREETING_S = 1.0
 
 
 def bind() -> tuple[str, socket.socket | None]:
-    """Return the socket's name and the bound socket; an empty name and None if the system has no abstract names."""
+    """Bind a Unix socket with a new abstract name. Return the name and the socket.
+
+    Return an empty name and None if the system does not support abstract names.
+    """
     if not _HAS_ABSTRACT_NAMES:
         return "", None
     name = f"sparklog-{secrets.token_hex(16)}"
@@ -57,17 +60,18 @@ def peer_process(connection: Any) -> tuple[int, int]:
 
 
 def greeting_s(connect_timeout_s: float) -> float:
-    """Return the longest time in seconds to wait for the broker's reply to the hello on its Unix socket.
+    """Return the maximum time in seconds to wait for the broker's reply to the hello on its Unix socket.
 
-    The time is short, because the client can continue on the TCP connection.
+    The time is short, because the client can continue on the TCP connection if there is no reply.
     """
     return min(_GREETING_S, connect_timeout_s / 2)
 
 
 def is_same(first: HelloReply, second: HelloReply) -> bool:
-    """Return whether both replies came from the same broker process, by the name of its Unix socket.
+    """Return whether both replies came from the same broker process.
 
-    The incarnations may differ, because the broker may register between the two replies.
+    The random name of its Unix socket identifies the process. The incarnations may differ, because the broker may
+    register again between the two replies.
     """
     return (first.cluster_id, first.broker_id, first.unix_socket) == (
         second.cluster_id,
@@ -77,22 +81,22 @@ def is_same(first: HelloReply, second: HelloReply) -> bool:
 
 
 def ip_address(name: Any) -> tuple[str, int]:
-    """Return the host and port of a socket address; ("", 0) if it is not an address of TCP."""
+    """Return the host and port of a socket address, or ("", 0) if it is not a TCP address."""
     return (str(name[0]), int(name[1])) if isinstance(name, tuple) and len(name) >= 2 else ("", 0)
 
 
 def is_within_host(own: Any, peer: Any) -> bool:
-    """Return whether a TCP connection with these socket addresses may be one within this host.
+    """Return whether a TCP connection with these socket addresses may connect two processes on the same host.
 
-    The system gives such a connection the same address at both ends, unless the client has chosen another one.
+    Such a connection has the same IP address at both ends, unless the client has chosen another address.
     """
     return _HAS_ABSTRACT_NAMES and bool(ip_address(own)[0]) and ip_address(own)[0] == ip_address(peer)[0]
 
 
 def connect(greeted: HelloReply | UnixSocketReply, peer: Any) -> socket.socket | None:
-    """Return a connection to the Unix socket named in the broker's reply; None if that is impossible.
+    """Connect to the Unix socket that the broker's reply names. Return the socket, or None if that is impossible.
 
-    ``peer`` is the address to which the client connected by TCP. The connect never waits: it succeeds or fails at once.
+    ``peer`` is the address to which the client has connected by TCP. This function never waits.
     """
     if not greeted.unix_socket or not _HAS_ABSTRACT_NAMES or ip_address(peer) != greeted.reached_at:
         return None

@@ -28,7 +28,7 @@ _MOST = 10_000
 
 
 class UnixSession(NamedTuple):
-    """The state of a TCP connection that a connection on the Unix socket inherits."""
+    """The session of a TCP connection, which a connection on the Unix socket continues."""
 
     principal: Principal
     #: The role of the peer, if it is a broker or the controller.
@@ -42,7 +42,10 @@ class UnixSession(NamedTuple):
 
 
 class UnixTokens:
-    """The unused tokens of one broker. Owner: the server's event loop."""
+    """A store of the unused tokens that one broker has issued.
+
+    Not thread-safe: use it only on the server's event loop.
+    """
 
     def __init__(self, *, lifetime_s: float = LIFETIME_S, most: int = _MOST) -> None:
         self._lifetime_s, self._most = lifetime_s, most
@@ -53,7 +56,10 @@ class UnixTokens:
         return len(self._tokens)
 
     def issue(self, session: UnixSession) -> Secret:
-        """Return a new token for one connection that inherits ``session``."""
+        """Issue a new token, with which one connection on the Unix socket can continue ``session``.
+
+        If there are too many unused tokens, drop the oldest.
+        """
         self._end_expired()
         if len(self._tokens) >= self._most:
             del self._tokens[next(iter(self._tokens))]
@@ -62,7 +68,7 @@ class UnixTokens:
         return token
 
     def take(self, key_ids: tuple[str, ...]) -> tuple[Secret, UnixSession] | None:
-        """Remove the valid token that has one of these ids, and return it with its session; None if there is none."""
+        """Remove a valid token that has one of these ids. Return it with its session, or None if there is none."""
         self._end_expired()
         for key_id in key_ids:
             found = self._tokens.pop(key_id, None)
@@ -71,13 +77,13 @@ class UnixTokens:
         return None
 
     def drop(self, token: Secret) -> None:
-        """Make this token invalid. Do nothing if it is already used."""
+        """Make this token invalid. If it is already used or expired, do nothing."""
         self._tokens.pop(token.key_id, None)
 
     def end(self, principal: Principal, *, token_id: str | None = None) -> None:
         """Make all unused tokens of ``principal`` invalid.
 
-        With ``token_id``, do so only for tokens of logins by this delegation token.
+        With ``token_id``, do so only for sessions that have logged in by this delegation token.
         """
         sessions = [(key_id, found[1]) for key_id, found in self._tokens.items()]
         for key_id, session in sessions:
@@ -91,7 +97,10 @@ class UnixTokens:
 
 
 class TokenAuthenticator:
-    """The authenticator of the Unix socket. It accepts tokens, and passes a hello without a token to ``other``."""
+    """The authenticator of the Unix socket: it checks tokens, and passes a hello without a token to ``other``.
+
+    Without ``other``, every peer needs a token.
+    """
 
     def __init__(self, tokens: UnixTokens, other: Authenticator | None) -> None:
         self._tokens = tokens
@@ -104,11 +113,14 @@ class TokenAuthenticator:
         return self._other is None or self._other.required
 
     def roles(self, certificate: Certificate | None) -> frozenset[SenderKind] | None:
-        """Return the roles that a peer's certificate gives, or None if this cluster does not use role certificates."""
+        """Return the roles that a certificate gives a peer, or None if certificates give no roles in this cluster."""
         return None if self._other is None else self._other.roles(certificate)
 
     def answer(self, hello: Hello, reply: HelloReply) -> tuple[HelloReply, IdentityClaim | None]:
-        """Return the reply with the broker's proof, and the identity that the peer must prove. Raises BrokerError."""
+        """Add the broker's proof to ``reply``. Return the reply, and the identity or session that the peer must prove.
+
+        The second result is None if ``hello`` offers no proof. Raises BrokerError.
+        """
         found = self._tokens.take(hello.key_ids) if hello.key_ids else None
         if found is not None:
             token, session = found

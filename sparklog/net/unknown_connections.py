@@ -15,14 +15,17 @@ _SITE_BITS = 64
 
 
 class WithAddress(Protocol):
-    """A connection from an address."""
+    """The part of a connection that ``UnknownConnections`` uses."""
 
     @property
     def peer_host(self) -> str: ...
 
 
 def origin_of(address: str) -> str:
-    """Return the part of an address that identifies one site: a whole IPv4 address, or the network of an IPv6 one."""
+    """Return the part of an address that identifies its origin, a host or a site.
+
+    This is a whole IPv4 address, or the network of an IPv6 address.
+    """
     if ":" not in address:
         return address
     try:
@@ -38,7 +41,10 @@ _Connection = TypeVar("_Connection", bound=WithAddress)
 
 
 class UnknownConnections(Generic[_Connection]):
-    """A set of unknown connections. ``loser`` is the connection to close when a new one needs a slot."""
+    """A set of unknown connections, which have not completed their hello or login, grouped by origin.
+
+    ``loser`` is the connection to close when a new connection needs a slot.
+    """
 
     def __init__(self) -> None:
         #: The origin of each connection.
@@ -58,7 +64,7 @@ class UnknownConnections(Generic[_Connection]):
 
     @property
     def origins(self) -> int:
-        """Return the number of origins that have connections."""
+        """Return the number of origins (see ``origin_of``) of the connections."""
         return len(self._of_origin)
 
     def add(self, connection: _Connection) -> None:

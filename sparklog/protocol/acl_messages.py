@@ -1,7 +1,7 @@
 """Messages about access control lists (ACLs).
 
 The values of text fields are those of ``security.acls``, such as the operation ``Write`` and the pattern type
-``Prefixed``. The broker accepts them in upper or lower case, and sends them as they are written there. Sources:
+``Prefixed``. The broker accepts them in upper or lower case, and sends them in the case of ``security.acls``. Sources:
 KIP-140, KIP-290.
 """
 
@@ -22,7 +22,7 @@ LongName = Annotated[str, msgspec.Meta(max_length=1024)]
 
 
 class AclEntry(msgspec.Struct, frozen=True, array_like=True):
-    """One ACL with its resource pattern."""
+    """One ACL, with the resource pattern that it applies to."""
 
     resource_type: Name
     name: LongName
@@ -77,7 +77,7 @@ class DescribeAclsReply(Message, frozen=True, tag="describe_acls_reply"):
 
 
 class DeleteAcls(Message, frozen=True, tag="delete_acls"):
-    """A request to delete the ACLs that satisfy one of these conditions."""
+    """A request to delete all ACLs that satisfy at least one of the conditions."""
 
     conditions: Annotated[tuple[AclCondition, ...], msgspec.Meta(max_length=MAX_CONDITIONS)]
 

@@ -37,7 +37,10 @@ class CreateTopic(Message, frozen=True, tag="create_topic"):
 
 
 class CreateTopicReply(Message, frozen=True, tag="create_topic_reply"):
-    """The reply to CreateTopic. ``warning`` says if replicas had to be placed less safely, for example on one host."""
+    """The reply to CreateTopic.
+
+    ``warning`` is empty, or explains that replicas had to be placed less safely, for example on one host.
+    """
 
     topic_id: str
     warning: str = ""
@@ -51,10 +54,10 @@ class DeleteTopic(Message, frozen=True, tag="delete_topic"):
 
 
 class CreatePartitions(Message, frozen=True, tag="create_partitions"):
-    """A request to add partitions to a topic. The reply follows after they have leaders. It is a CreateTopicReply.
+    """A request to add partitions to a topic. When they have leaders, the broker sends a CreateTopicReply.
 
-    ``partitions`` is the topic's new number of partitions. ``assignment`` has the replicas of the added partitions; if
-    it is empty, the broker places the replicas.
+    ``partitions`` is the topic's new number of partitions. ``assignment`` has the replicas of the added partitions. If
+    ``assignment`` is empty, the broker places the replicas.
     """
 
     topic: str
@@ -66,8 +69,7 @@ class CreatePartitions(Message, frozen=True, tag="create_partitions"):
 class AddColumns(Message, frozen=True, tag="add_columns"):
     """A request to add ``columns``, an Arrow IPC Schema message of nullable columns, to a topic.
 
-    Columns that the topic already has are not changed. The reply follows after the broker that received the request
-    knows the new columns.
+    Columns that the topic already has are not changed. The broker replies when it knows the new columns itself.
     """
 
     topic: str
@@ -78,7 +80,7 @@ class AddColumns(Message, frozen=True, tag="add_columns"):
 class AlterTopic(Message, frozen=True, tag="alter_topic"):
     """A request to set settings of a topic (``config``), and to reset others (``unset``) to the cluster's defaults.
 
-    Settings that are not named stay. The reply follows after the broker that received the request knows the change.
+    All other settings keep their values. The broker replies when it knows the change itself.
     """
 
     topic: str
@@ -88,7 +90,7 @@ class AlterTopic(Message, frozen=True, tag="alter_topic"):
 
 
 class DeleteRecordsPartition(msgspec.Struct, frozen=True, array_like=True):
-    """One partition of DeleteRecords. ``offset`` is the new log start offset. -1 means the high watermark."""
+    """One partition of a DeleteRecords request. ``offset`` is the new log start offset; -1 means the high watermark."""
 
     topic: str
     partition: int
@@ -106,7 +108,7 @@ class DeleteRecords(Message, frozen=True, tag="delete_records"):
 
 
 class DeletedRecords(msgspec.Struct, frozen=True, array_like=True):
-    """The result for one partition of DeleteRecords."""
+    """The result of DeleteRecords for one partition, with its new log start offset."""
 
     code: int
     log_start_offset: int
@@ -114,7 +116,7 @@ class DeletedRecords(msgspec.Struct, frozen=True, array_like=True):
 
 
 class DeleteRecordsReply(Message, frozen=True, tag="delete_records_reply"):
-    """The reply to DeleteRecords: one result per partition, in order."""
+    """The reply to DeleteRecords: one result per partition, in the order of the request."""
 
     results: Listed[DeletedRecords]
 
@@ -122,9 +124,9 @@ class DeleteRecordsReply(Message, frozen=True, tag="delete_records_reply"):
 class RestoreRecords(Message, frozen=True, tag="restore_records"):
     """A request to append batches with the offsets that they had before their topic was lost.
 
-    It is sent to the partition's leader. The body has the same format as in Produce. The first batch must start at the
-    log end offset, and each other batch at the end of the batch before it. A batch may have gaps between its records.
-    The reply follows after all batches are committed.
+    The client sends it to the partition's leader. The body has the same format as in Produce. The first batch must
+    start at the log end offset, and each other batch at the end of the batch before it. The offsets within a batch may
+    have gaps. The leader replies when all batches are committed.
     """
 
     topic: str
@@ -136,7 +138,10 @@ class RestoreRecords(Message, frozen=True, tag="restore_records"):
 
 
 class RestoreRecordsReply(Message, frozen=True, tag="restore_records_reply"):
-    """The reply to RestoreRecords. After OFFSET_OUT_OF_RANGE the next batch must start at ``log_end_offset``."""
+    """The reply to RestoreRecords.
+
+    If ``code`` is OFFSET_OUT_OF_RANGE, the client's next request must start at ``log_end_offset``.
+    """
 
     code: int
     log_end_offset: int
@@ -144,9 +149,10 @@ class RestoreRecordsReply(Message, frozen=True, tag="restore_records_reply"):
 
 
 class ReplicaMove(msgspec.Struct, frozen=True, array_like=True):
-    """The reassignment of one partition.
+    """The requested reassignment of one partition.
 
-    ``target`` has the new replicas, the preferred leader first. None cancels a reassignment in progress.
+    ``target`` lists the new replicas, the preferred leader first. If it is None, the reassignment in progress is
+    cancelled.
     """
 
     topic: str
@@ -167,7 +173,10 @@ class AlterReassignments(Message, frozen=True, tag="alter_reassignments"):
 
 
 class AlterReassignmentsReply(Message, frozen=True, tag="alter_reassignments_reply"):
-    """The reply to AlterReassignments: one result per move, in order. For ``warning`` see CreateTopicReply."""
+    """The reply to AlterReassignments: one result per move, in the order of the request.
+
+    ``warning`` has the same meaning as in CreateTopicReply.
+    """
 
     results: Listed[PartitionResult]
     warning: str = ""
@@ -178,7 +187,7 @@ class ListReassignments(Message, frozen=True, tag="list_reassignments"):
 
 
 class ReassignmentStatus(msgspec.Struct, frozen=True, array_like=True):
-    """One reassignment in progress. DescribeBroker shows how far each replica has copied the log."""
+    """The state of one reassignment in progress. The reply to DescribeBroker shows how far each replica has copied."""
 
     topic: str
     partition: int
@@ -191,15 +200,16 @@ class ReassignmentStatus(msgspec.Struct, frozen=True, array_like=True):
 
 
 class ListReassignmentsReply(Message, frozen=True, tag="list_reassignments_reply"):
-    """The reply to ListReassignments."""
+    """The reply to ListReassignments: all reassignments in progress."""
 
     moves: Listed[ReassignmentStatus]
 
 
 class ElectLeaders(Message, frozen=True, tag="elect_leaders"):
-    """A request to elect leaders. The reply follows after the controller has finished the elections.
+    """A request to elect leaders. The broker replies when the controller has finished the elections.
 
-    ``kind`` is "preferred" or "unclean", see ``codecs.ElectionRequest``. ``partitions`` None means all partitions.
+    ``kind`` is "preferred" or "unclean" (see ``codecs.ElectionRequest``). If ``partitions`` is None, the request is for
+    all partitions.
     """
 
     kind: str
@@ -210,7 +220,7 @@ class ElectLeaders(Message, frozen=True, tag="elect_leaders"):
 class ElectLeadersReply(Message, frozen=True, tag="elect_leaders_reply"):
     """The reply to ElectLeaders: the results of the requested partitions.
 
-    If all partitions were requested, only those are named that did not get the wanted leader.
+    If all partitions were requested, the reply contains only partitions that did not get the wanted leader.
     """
 
     results: Listed[PartitionResult]
@@ -219,23 +229,23 @@ class ElectLeadersReply(Message, frozen=True, tag="elect_leaders_reply"):
 class RestartBroker(Message, frozen=True, tag="restart_broker"):
     """A request to a broker for a controlled shutdown, after which its supervisor starts it again.
 
-    ``incarnation`` names the broker process, so that a repeated request restarts the broker only once. The reply is an
-    Ack. It is sent when the shutdown begins.
+    ``incarnation`` identifies the broker process, so that a repeated request restarts the broker only once. The broker
+    replies with an Ack when its shutdown begins.
     """
 
     incarnation: int
 
 
 class Ack(Message, frozen=True, tag="ack"):
-    """The reply to requests without a result."""
+    """The reply to a request that has succeeded and has no result to return."""
 
 
 class DescribeBroker(Message, frozen=True, tag="describe_broker"):
-    """A request for the state of a broker process, for operators, tests and metrics."""
+    """A request for the state of the receiving broker process, for operators, tests and metrics."""
 
 
 class ReplicaDescription(msgspec.Struct, frozen=True, array_like=True):
-    """One replica of a DescribeBrokerReply."""
+    """The state of one replica on the described broker, in a DescribeBrokerReply."""
 
     topic: str
     partition: int
@@ -250,7 +260,7 @@ class ReplicaDescription(msgspec.Struct, frozen=True, array_like=True):
 
 
 class DescribeBrokerReply(Message, frozen=True, tag="describe_broker_reply"):
-    """The reply to DescribeBroker."""
+    """The reply to DescribeBroker: the broker's process, replicas, counters and settings."""
 
     broker_id: int
     incarnation: int

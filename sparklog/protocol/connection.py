@@ -57,17 +57,20 @@ _HANDSHAKE: frozenset[type] = frozenset({Hello, Prove, SaslAuthenticate, Request
 
 
 class ImmediateAnswer(NamedTuple):
-    """A reply by the server end itself. ``close`` means that the connection must be closed after this reply."""
+    """A reply that ``ServerEnd`` gives itself, without the broker.
+
+    ``close`` means that the connection must be closed after this reply.
+    """
 
     reply: HelloReply | Ack | SaslAuthenticateReply | UnixSocketReply | ErrorReply
     close: bool
 
 
 class PreparedRequest:
-    """The encoded frame of a request that is sent repeatedly, each time with another correlation id and body.
+    """An encoded frame of a request that is sent repeatedly, each time with another correlation id and body.
 
-    All bodies have the same length. Only the correlation id and the body are added for each request. The correlation id
-    always takes eight bytes in this frame. (``encode_message`` uses as few bytes as possible.)
+    All bodies have the same length. ``ClientEnd`` adds only the correlation id and the body for each request. The
+    correlation id always takes eight bytes in this frame, while ``encode_message`` uses as few bytes as possible.
     """
 
     def __init__(self, message: Request, body_bytes: int) -> None:
@@ -77,7 +80,10 @@ class PreparedRequest:
 
 
 class ClientEnd:
-    """The client side of one connection. The transport that uses it owns it, in one thread."""
+    """The client side of one connection, without I/O: it encodes requests and decodes replies.
+
+    Not thread-safe: only the thread of the connection uses it.
+    """
 
     def __init__(self, max_frame_bytes: int = DEFAULT_MAX_FRAME_BYTES) -> None:
         self._decoder = FrameDecoder(max_frame_bytes)
@@ -87,22 +93,27 @@ class ClientEnd:
     def encode(self, message: Request, body: Sequence[Buffer] = ()) -> tuple[int, list[Buffer]]:
         """Encode a request with the next correlation id. Return this id and the buffers to send.
 
-        The caller builds the message with ``cid`` 0. The id is set here, because it belongs to the connection.
+        The caller builds the message with ``cid`` 0. This method sets ``cid``, because each connection counts its own
+        correlation ids.
         """
         cid = self._next_cid
         self._next_cid = cid + 1
         return cid, encode_frame(encode_message(msgspec.structs.replace(message, cid=cid)), body)
 
     def encode_prepared(self, request: PreparedRequest, first: bytes, second: bytes) -> tuple[int, bytes]:
-        """Encode a prepared request into one buffer. Its body is ``first`` and ``second``, of the prepared length."""
+        """Encode a prepared request into one buffer. Return its correlation id and the buffer.
+
+        The body is ``first`` followed by ``second``. Together they must have the length for which the request was
+        prepared.
+        """
         cid = self._next_cid
         self._next_cid = cid + 1
         return cid, b"".join((request.before_cid, cid.to_bytes(8, "big"), request.after_cid, first, second))
 
     def decode_single(self, count: int) -> ReceivedReply | None:
-        """Return the reply if the received bytes are exactly one, as they usually are when latency counts.
+        """Return the reply if the ``count`` received bytes are exactly one reply. This is a fast path for that case.
 
-        If it returns None, the caller passes the bytes to ``buffer_updated``.
+        Return None otherwise. Then the caller must call ``buffer_updated``.
         """
         frame = self._decoder.decode_single(count)
         return None if frame is None else ReceivedReply(_decoded(frame.header), frame.body)
@@ -136,13 +147,13 @@ def hello(client_id: str, cluster_id: str = "") -> Hello:
 
 
 def raise_for_error(reply: Reply) -> None:
-    """Raise BrokerError for an ErrorReply."""
+    """Raise BrokerError if ``reply`` is an ErrorReply."""
     if isinstance(reply, ErrorReply):
         raise error_of_reply(reply)
 
 
 def error_of_reply(reply: ErrorReply) -> BrokerError:
-    """Return the reply's error. A code that this client does not know becomes UNKNOWN_SERVER_ERROR."""
+    """Return the error in the reply as an exception. An unknown error code becomes UNKNOWN_SERVER_ERROR."""
     try:
         code = ErrorCode(reply.code)
     except ValueError:
@@ -151,12 +162,12 @@ def error_of_reply(reply: ErrorReply) -> BrokerError:
 
 
 class ServerEnd:
-    """The server side of one connection.
+    """The server side of one connection, without I/O: it decodes requests and performs the handshake and the login.
 
     ``describe`` returns the HelloReply for a correlation id and an agreed version. ``authenticator`` creates the
-    broker's proof that it knows the cluster's secret. If it is None, the broker sends no proof. ``login`` is for a
-    listener on which a connection must log in. A connection that has proved its identity need not log in. With
-    ``only_proved`` nothing but a proof admits a connection.
+    broker's proof that it knows the cluster's secret. If it is None, the broker sends no proof. ``login`` is the state
+    of the logins on a listener that requires them, otherwise None. A connection that has proved its identity need not
+    log in. With ``only_proved``, requests are accepted only after the peer has sent a valid proof.
     """
 
     def __init__(
@@ -210,21 +221,25 @@ class ServerEnd:
 
     @property
     def claimed_session(self) -> object:
-        """Return the session that the peer continues or offers to prove, until the owner has taken it over."""
+        """Return the session (of another connection) that the peer continues, or offers to prove by a token.
+
+        Return None without such a session.
+        """
         return self._claim.session if self._claim is not None else self.session
 
     def decode_single(self, count: int) -> ReceivedRequest | ImmediateAnswer | None:
-        """Return the request or immediate reply if the received bytes are exactly one frame.
+        """Return the request, or this end's own reply to it, if the received bytes are exactly one frame.
 
-        Return None otherwise; then the caller must call ``buffer_updated``.
+        Return None otherwise. Then the caller must call ``buffer_updated``.
         """
         frame = self._decoder.decode_single(count)
         return None if frame is None else self._understand(frame)
 
     def buffer_updated(self, count: int) -> list[ReceivedRequest | ImmediateAnswer]:
-        """Return the requests and immediate replies after ``count`` more received bytes, in order.
+        """Return the requests that are complete after ``count`` more received bytes, in order.
 
-        Nothing follows a reply with ``close``.
+        Return an ``ImmediateAnswer`` for each request to which this end replies itself. An answer with ``close`` is
+        the last item.
         """
         try:
             frames = self._decoder.buffer_updated(count)
@@ -301,7 +316,10 @@ class ServerEnd:
         return ImmediateAnswer(ErrorReply(request.cid, code, detail), close=True)
 
     def session_expired(self) -> None:
-        """Close the connection at its next request, unless the peer logs in again before."""
+        """Record that the session has expired.
+
+        The next request gets an error reply that closes the connection, unless the peer logs in again before it.
+        """
         self.admitted, self._expired = False, True
 
     def _admit(self) -> None:
@@ -376,7 +394,10 @@ def _before_login(reply: HelloReply, mechanisms: tuple[str, ...]) -> HelloReply:
 
 
 def encode_reply(reply: Reply, body: Sequence[Buffer] = (), body_bytes: int = -1) -> list[Buffer]:
-    """Encode a reply and its body. For ``body_bytes`` see ``encode_frame``."""
+    """Return the buffers of a frame with a reply and its body. A long error text is shortened.
+
+    ``body_bytes`` has the same meaning as in ``encode_frame``.
+    """
     if isinstance(reply, ErrorReply) and len(reply.detail) > _MAX_DETAIL:
         reply = ErrorReply(reply.cid, reply.code, f"{reply.detail[:_MAX_DETAIL]}...")
     return encode_frame(encode_message(reply), body, body_bytes)

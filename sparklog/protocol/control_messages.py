@@ -16,8 +16,8 @@ class PartitionDecision(msgspec.Struct, frozen=True, array_like=True, gc=False):
     ``target`` and ``original`` are empty unless the partition is being reassigned (see ``model.Reassignment``).
 
     ``leaving`` has replicas that the reassignment removes. The leader must remove them from the ISR and not add them
-    again. The target replicas are in sync then. A leaving replica still fetches, until an update no longer names it as
-    a replica.
+    again. At that time the target replicas are in sync. A leaving replica still fetches, until it is no longer in
+    ``replicas`` of an update.
     """
 
     topic: str
@@ -33,7 +33,7 @@ class PartitionDecision(msgspec.Struct, frozen=True, array_like=True, gc=False):
 
 
 class TopicChange(msgspec.Struct, frozen=True, array_like=True):
-    """The metadata of a topic, without its partitions. For ``order`` see TopicMetadata."""
+    """The new metadata of a topic, without its partitions. ``order`` has the same meaning as in TopicMetadata."""
 
     name: str
     topic_id: str
@@ -47,11 +47,11 @@ class TopicChange(msgspec.Struct, frozen=True, array_like=True):
 class ControlUpdate(Message, frozen=True, tag="control_update"):
     """A request of the controller with all changes for a broker: leaderships, metadata and deletions.
 
-    The broker applies them in this order. Kafka has three requests instead: LeaderAndIsr, UpdateMetadata, StopReplica.
+    The broker applies them in this order. Kafka has three requests for them: LeaderAndIsr, UpdateMetadata, StopReplica.
 
     ``incarnation`` is the registered incarnation of the broker. A broker process with another incarnation refuses the
-    request with STALE_BROKER_EPOCH. ``full`` means that ``partitions`` and ``topics`` are complete: the broker must
-    delete replicas that are not named. ``brokers`` None means that the live brokers have not changed.
+    request with STALE_BROKER_EPOCH. ``full`` means that ``partitions`` and ``topics`` are complete. The broker must
+    then delete replicas that they do not contain. If ``brokers`` is None, the live brokers have not changed.
 
     ``sequence`` ascends with each update of one controller epoch. A broker that has accepted a later update ignores an
     earlier one. Nothing is lost, because the later update repeats the content of the earlier one.

@@ -58,19 +58,19 @@ class Hello(Message, frozen=True, tag="hello"):
 class HelloReply(Message, frozen=True, tag="hello_reply"):
     """The reply to Hello.
 
-    ``local_socket`` is the path of the Unix socket for local reads (see ``local_reads``). Processes on the host with
-    this ``boot_id`` can get a segment's open files there. It is empty if the broker has no such socket.
+    ``local_socket`` is the path of the Unix socket for local reads (see ``local_reads``), or empty if the broker has no
+    such socket. From this socket, processes on the host with this ``boot_id`` can get a segment's open files.
 
     ``unix_socket`` is the abstract name, without the leading zero byte, of a Unix socket for all requests (see
-    ``net/unix_socket``). It is empty if the broker has no such socket. ``reached_at`` is the broker's end of the TCP
-    connection. A client on the same host may continue on the Unix socket. The HelloReply there has the same
-    ``reached_at``, which proves that the same broker process has replied.
+    ``net/unix_socket``). It is empty if the broker has no such socket. ``reached_at`` is the local address of the TCP
+    connection at the broker. A client on the same host may continue on the Unix socket. There, the HelloReply has the
+    same ``unix_socket``, which proves that the same broker process has replied.
 
-    ``proof`` is the broker's proof that it knows the secret ``key_id``. It is empty if Hello offered no proof, or the
-    broker knows none of the offered secrets.
+    ``proof`` is the broker's proof that it knows the secret with the id ``key_id``. ``proof`` is empty if Hello offered
+    no proof, or the broker knows none of the offered secrets.
 
-    If there are ``sasl_mechanisms``, the client must log in by one of them before any other request. The names of the
-    sockets are then empty.
+    If ``sasl_mechanisms`` is not empty, the client must log in by one of them before any other request. The names of
+    the sockets are then empty.
     """
 
     version: int
@@ -98,7 +98,10 @@ class Prove(Message, frozen=True, tag="prove"):
 
 
 class ErrorReply(Message, frozen=True, tag="error_reply"):
-    """The failure of a whole request. ``cid`` is -1 if the request's correlation id could not be decoded."""
+    """The reply to a request that has failed as a whole.
+
+    ``cid`` is -1 if the request's correlation id could not be decoded.
+    """
 
     code: int
     detail: str
@@ -108,9 +111,9 @@ class ErrorReply(Message, frozen=True, tag="error_reply"):
 
 
 class Metadata(Message, frozen=True, tag="metadata"):
-    """A request for metadata.
+    """A request for the cluster's metadata: its brokers, topics and partitions.
 
-    ``topics`` None requests all topics. Internal topics are then included only with ``internal``. Without ``schemas``
+    If ``topics`` is None, all topics are requested, but internal topics only with ``internal``. Without ``schemas``
     the reply omits the topics' schemas. If a reply was incomplete, its ``next`` is the ``start`` of the next request.
     """
 
@@ -121,7 +124,7 @@ class Metadata(Message, frozen=True, tag="metadata"):
 
 
 class PartitionMetadata(msgspec.Struct, frozen=True, array_like=True):
-    """One partition of TopicMetadata."""
+    """The metadata of one partition: its leader, replicas and ISR."""
 
     partition: int
     leader: int
@@ -131,11 +134,11 @@ class PartitionMetadata(msgspec.Struct, frozen=True, array_like=True):
 
 
 class TopicMetadata(msgspec.Struct, frozen=True, array_like=True):
-    """One topic of a MetadataReply.
+    """The metadata of one topic, in a MetadataReply.
 
     If ``code`` is not 0, the topic is unknown or its name is invalid, and only ``name`` and ``detail`` have a meaning.
-    ``order`` shows which of two topics with the same name and different ids is newer: it has the greater order. The
-    order of a topic may increase. 0 means unknown.
+    Of two topics with the same name and different ids, the newer one has the greater ``order``. The order of a topic
+    may increase; 0 means that it is unknown.
     """
 
     code: int
@@ -153,7 +156,8 @@ class TopicMetadata(msgspec.Struct, frozen=True, array_like=True):
 class MetadataReply(Message, frozen=True, tag="metadata_reply"):
     """The reply to Metadata.
 
-    A reply with a higher ``controller_epoch`` is usually newer. For a partition only its leader epoch shows that.
+    A reply with a higher ``controller_epoch`` is usually newer. For one partition, only the leader epochs show which of
+    two replies is newer.
 
     A broker limits the size of a reply, so that it does not block its event loop for long. If the reply is incomplete,
     ``next`` is the topic and partition at which the next reply must start. The last topic of the reply may then be
@@ -171,7 +175,10 @@ class MetadataReply(Message, frozen=True, tag="metadata_reply"):
 
 
 class ProducePartition(msgspec.Struct, frozen=True, array_like=True):
-    """One partition of Produce. If ``topic_id`` is empty, the broker does not check it."""
+    """The header fields for one partition of a Produce request.
+
+    If ``topic_id`` is empty, the broker does not check it.
+    """
 
     topic: str
     partition: int
@@ -183,9 +190,9 @@ class ProducePartition(msgspec.Struct, frozen=True, array_like=True):
 class Produce(Message, frozen=True, tag="produce"):
     """A request to append batches.
 
-    ``acks`` is 0, 1 or ACKS_ALL. With 0 there is no reply, not even for an error. If the batches are transactional,
-    ``transaction`` is the key of their transaction. Before the leader accepts the first batch of a producer id, it asks
-    the transaction's coordinator whether the transaction is open.
+    ``acks`` is 0, 1 or ACKS_ALL. With 0 the broker sends no reply, not even for an error. If the batches are
+    transactional, ``transaction`` is the transactional key (see BeginTransaction). Before the leader accepts the first
+    batch of a producer id, it asks the transaction's coordinator whether the transaction is open.
     """
 
     acks: int
@@ -195,11 +202,12 @@ class Produce(Message, frozen=True, tag="produce"):
 
 
 class ProduceResult(msgspec.Struct, frozen=True, array_like=True):
-    """One result of Produce.
+    """The result of Produce for one partition.
 
-    ``base_offset`` is the offset of the first batch; the other batches follow without gaps. It is -1 after an error.
+    ``base_offset`` is the offset of the first batch, or -1 after an error. The other batches follow without gaps.
 
-    With NOT_LEADER_OR_FOLLOWER, ``leader`` and ``leader_epoch`` are the newest that the broker knows. Source: KIP-951.
+    With NOT_LEADER_OR_FOLLOWER, ``leader`` and ``leader_epoch`` are the newest ones that the broker knows. Source:
+    KIP-951.
     """
 
     code: int
@@ -212,9 +220,10 @@ class ProduceResult(msgspec.Struct, frozen=True, array_like=True):
 
 
 class ProduceReply(Message, frozen=True, tag="produce_reply"):
-    """The reply to Produce: one result per partition, in order.
+    """The reply to Produce: one result per partition, in the order of the request.
 
-    If a quota is exceeded, the broker handles the connection's next request after ``throttle_time_ms``.
+    If the client has exceeded a quota, the broker handles the connection's next request only after
+    ``throttle_time_ms``.
     """
 
     results: Listed[ProduceResult]
@@ -222,13 +231,13 @@ class ProduceReply(Message, frozen=True, tag="produce_reply"):
 
 
 class FetchPartition(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """One partition of Fetch.
+    """One partition of a Fetch request.
 
-    - ``leader_epoch``: the current leader epoch, as the fetcher knows it. -1: the broker does not check it.
-    - ``last_epoch``: the leader epoch of the fetcher's last batch. -1: the broker does not check for divergence.
+    - ``leader_epoch``: the current leader epoch, as the fetcher knows it. With -1 the broker does not check it.
+    - ``last_epoch``: the leader epoch of the fetcher's last batch. With -1 the broker does not check for divergence.
     - ``columns``: the broker sends only these columns of the topic's newest schema, if a batch has them. An empty tuple
-      requests only headers. None requests the batches as they are stored, as followers need them.
-    - ``verify``: the fetcher has received data of these columns with a wrong checksum. The broker must verify the
+      requests only headers. None requests the batches as they are stored, which followers need.
+    - ``verify``: the fetcher has received data of these columns with a wrong checksum, so the broker must verify the
       stored data.
     - ``refuses``: the follower refuses to truncate its log, because it has committed records that this leader lacks.
     """
@@ -247,14 +256,14 @@ class FetchPartition(msgspec.Struct, frozen=True, array_like=True, gc=False):
 
 
 class Fetch(Message, frozen=True, tag="fetch"):
-    """A request for batches.
+    """A request of a consumer or a follower for batches.
 
     ``replica_id`` is CONSUMER for a client. A follower sends its broker id and its incarnation.
 
-    Fetch sessions are those of KIP-227. With ``session_epoch`` -1 there is no session. With 0 the request begins a new
-    session of ``partitions``. In later requests of the session the epoch increases by one, ``partitions`` has only the
-    changed partitions, and those in ``forgotten`` leave the session. A consumer may name at most ``MAX_ENTRIES``
-    partitions.
+    Fetch sessions work as in KIP-227. With ``session_epoch`` -1 there is no session. With 0 the request begins a new
+    session of ``partitions``. In each later request of the session, the epoch is one higher, ``partitions`` has only
+    the changed partitions, and the partitions in ``forgotten`` leave the session. A consumer may request at most
+    ``MAX_ENTRIES`` partitions.
     """
 
     replica_id: int
@@ -270,7 +279,10 @@ class Fetch(Message, frozen=True, tag="fetch"):
 
 
 class AbortedRange(msgspec.Struct, frozen=True, array_like=True):
-    """An aborted transaction: the batches of ``producer_id`` from its first offset to its marker at ``last_offset``."""
+    """The range of an aborted transaction in a partition.
+
+    It has the batches of ``producer_id`` from ``first_offset`` to the abort marker at ``last_offset``.
+    """
 
     producer_id: int
     first_offset: int
@@ -278,14 +290,14 @@ class AbortedRange(msgspec.Struct, frozen=True, array_like=True):
 
 
 class FetchedPartition(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """One partition of FetchReply.
+    """The result of Fetch for one partition.
 
     ``diverging`` (leader epoch, end offset) is set if the fetcher's last records are not in the leader's log. A
-    follower must truncate its log to this end offset or to its own end of that epoch, whichever is lower. For a
-    consumer it means that the records that it has read from that offset on are no longer in the log.
+    follower must truncate its log to this end offset or to its own end of that epoch, whichever is lower. A consumer
+    learns that the log no longer contains the records that it has read from this end offset on.
 
-    ``stored_bytes`` is the size of the batches in the log if only some of their columns were sent, and else 0. The
-    header of such a batch has a flag.
+    ``stored_bytes`` is 0 if the batches were sent as they are stored. If only some columns were sent, it is the size of
+    these batches in the log. The header of a batch with only some columns has a flag.
     """
 
     topic: str
@@ -304,9 +316,9 @@ class FetchedPartition(msgspec.Struct, frozen=True, array_like=True, gc=False):
 
 
 class FetchReply(Message, frozen=True, tag="fetch_reply"):
-    """The reply to Fetch. ``code`` is an error of the session. In a session, unchanged partitions are left out.
+    """The reply to Fetch. In a fetch session, it omits unchanged partitions. ``code`` is an error of the session.
 
-    ``throttle_time_ms`` is that of ProduceReply.
+    ``throttle_time_ms`` has the same meaning as in ProduceReply.
     """
 
     code: int
@@ -316,7 +328,7 @@ class FetchReply(Message, frozen=True, tag="fetch_reply"):
 
 
 class ListOffsetsPartition(msgspec.Struct, frozen=True, array_like=True):
-    """One partition of ListOffsets."""
+    """One partition of a ListOffsets request, with the requested time or end of the log."""
 
     topic: str
     partition: int
@@ -325,17 +337,17 @@ class ListOffsetsPartition(msgspec.Struct, frozen=True, array_like=True):
 
 
 class ListOffsets(Message, frozen=True, tag="list_offsets"):
-    """A request for the earliest or latest offset of partitions, or for the offset of a time."""
+    """A request for the earliest or latest offset of partitions, or for the first offset at or after a time."""
 
     isolation: int
     partitions: Entries[ListOffsetsPartition]
 
 
 class ListedOffset(msgspec.Struct, frozen=True, array_like=True):
-    """One result of ListOffsets.
+    """The result of ListOffsets for one partition.
 
-    The offset for a time is the base offset of the first batch with a record at or after that time. ``offset`` is -1 if
-    there is no such record.
+    If the request has a time, ``offset`` is the base offset of the first batch with a record at or after that time. It
+    is -1 if there is no such record.
     """
 
     code: int
@@ -346,19 +358,19 @@ class ListedOffset(msgspec.Struct, frozen=True, array_like=True):
 
 
 class ListOffsetsReply(Message, frozen=True, tag="list_offsets_reply"):
-    """The reply to ListOffsets: one result per partition, in order."""
+    """The reply to ListOffsets: one result per partition, in the order of the request."""
 
     results: Listed[ListedOffset]
 
 
 class InitProducerId(Message, frozen=True, tag="init_producer_id"):
-    """A request for a producer id."""
+    """A request of an idempotent producer for a new producer id."""
 
     transactional_id: str | None = None
 
 
 class InitProducerIdReply(Message, frozen=True, tag="init_producer_id_reply"):
-    """The reply to InitProducerId."""
+    """The reply to InitProducerId: the producer id and its epoch."""
 
     producer_id: int
     producer_epoch: int

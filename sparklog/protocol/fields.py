@@ -43,13 +43,13 @@ KeyIds = Annotated[tuple[Name, ...], msgspec.Meta(max_length=4)]
 
 
 class Message(msgspec.Struct, frozen=True, array_like=True, tag=True):
-    """The base class of all messages. ``cid`` is the correlation id: a reply has the same one as its request."""
+    """The base class of all messages. ``cid`` is the correlation id, which a reply copies from its request."""
 
     cid: int
 
 
 class PartitionResult(msgspec.Struct, frozen=True, array_like=True):
-    """The result of a request for one partition."""
+    """The result of a request for one of its partitions: an error code (0 for success) and a text."""
 
     topic: str
     partition: int

@@ -65,7 +65,7 @@ def encode_frame(header: bytes, body: Sequence[Buffer] = (), body_bytes: int = -
 
 
 def before_body(header: bytes, body_bytes: int) -> bytes:
-    """Return the part of a frame before a body of ``body_bytes`` bytes, which is not 0."""
+    """Return the bytes of a frame that precede its body. ``body_bytes`` is the size of the body and must not be 0."""
     prefix = PREFIX.pack(_body_start(len(header)) - 4 + body_bytes, len(header))
     return prefix + header + _PADDING[len(header) & 7]
 
@@ -100,7 +100,7 @@ class FrameDecoder:
         self._at_start = not first_max_bytes
 
     def get_buffer(self) -> memoryview:
-        """Return the buffer for the next received bytes. It always has room."""
+        """Return the buffer into which to receive the next bytes. It always has room for at least one byte."""
         if self._large is not None:
             return self._large[self._filled :]
         return self._scratch[self._end :] if self._end else self._scratch
@@ -114,14 +114,17 @@ class FrameDecoder:
 
     @property
     def receiving(self) -> tuple[int, int]:
-        """Return the size of the large frame that is being received, and the bytes received so far, or (0, 0)."""
+        """Return the size of the large frame that is being received, and the number of bytes received so far.
+
+        Return (0, 0) if no large frame is being received.
+        """
         return (0, 0) if self._large is None else (len(self._large), self._filled)
 
     def decode_single(self, count: int) -> Frame | None:
-        """Return the frame if the received bytes are exactly one frame, which is usual if few requests are in flight.
+        """Return the frame if the ``count`` received bytes are exactly one frame. This is a fast path for that case.
 
-        Return None otherwise; then the caller must call ``buffer_updated``. If the frame has no body, its header is a
-        view of the receive buffer, and is valid only until more bytes are received.
+        Return None otherwise. Then the caller must call ``buffer_updated``. If the frame has no body, its header is a
+        memoryview of the receive buffer, and is valid only until more bytes are received.
         """
         if not (self._at_start and PREFIX_BYTES <= count <= self._limit):
             return None
@@ -207,7 +210,7 @@ class FrameDecoder:
         return frames
 
     def end_login(self) -> None:
-        """Accept large frames from now on."""
+        """Remove the limits that apply before the login is complete. Larger frames are accepted from now on."""
         self._small_limit = self._next_small_limit = 0
         self._at_start = not self._end
 

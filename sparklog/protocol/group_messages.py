@@ -15,10 +15,10 @@ JOIN, LEAVE, LEAVE_STATIC = 0, -1, -2
 
 
 class GroupOffset(msgspec.Struct, frozen=True, array_like=True):
-    """A committed offset.
+    """A group's committed offset in one partition.
 
     ``offset`` is the offset of the next record that the group reads. ``topic_id`` and ``leader_epoch`` show whether the
-    log is still the one that the group has read. If they are unknown, they are empty and -1.
+    log is still the one that the group has read. An unknown topic id is empty, and an unknown leader epoch is -1.
     """
 
     topic: str
@@ -30,12 +30,12 @@ class GroupOffset(msgspec.Struct, frozen=True, array_like=True):
 
 
 class CommitOffsets(Message, frozen=True, tag="commit_offsets"):
-    """A request to commit offsets of a group. The reply follows after they are committed.
+    """A request to commit offsets of a group. The coordinator replies when they are committed.
 
-    ``transaction`` (key and decision number) is set if a transaction has committed, and its coordinator sends the
-    offsets of that transaction. The request is idempotent. ``member_id`` and ``member_epoch`` name the member that
-    reads these partitions. If ``member_id`` is empty, the group must not have members. A client may name at most
-    ``MAX_ENTRIES`` offsets.
+    If a transaction with offsets has committed, its coordinator sends this request with ``transaction`` (key and
+    decision number). The request is idempotent. ``member_id`` and ``member_epoch`` identify the member that reads these
+    partitions. If ``member_id`` is empty, the group must not have members. A client may commit at most ``MAX_ENTRIES``
+    offsets in one request.
     """
 
     group: Name
@@ -52,12 +52,12 @@ class CommitOffsetsReply(Message, frozen=True, tag="commit_offsets_reply"):
 
 
 class HoldOffsets(Message, frozen=True, tag="hold_offsets"):
-    """A request to announce offsets of a group that a member has sent with a transaction that is still open.
+    """A request to the group's coordinator to hold partitions whose offsets are part of an open transaction.
 
-    ``key`` names the transaction, in which ``producer_id`` takes part. If a commit of these offsets by the member would
-    be refused, the coordinator refuses this request too, and then the transaction must not commit. Otherwise the
-    coordinator holds these partitions: a member to which one of them is assigned gets no committed offset for it until
-    the transaction has ended. The reply, an Ack, follows after the hold is durable. Source: KIP-447.
+    ``key`` identifies the transaction, in which ``producer_id`` takes part. If the coordinator would refuse a commit of
+    these offsets by the member, it also refuses this request, and then the transaction must not commit. Otherwise it
+    holds these partitions: a member to which one of them is assigned gets no committed offset for it until the
+    transaction has ended. The coordinator replies with an Ack when the hold is durable. Source: KIP-447.
     """
 
     group: Name
@@ -76,8 +76,8 @@ class FetchOffsets(Message, frozen=True, tag="fetch_offsets"):
     If a member (``member_id``, ``member_epoch``) requests its own partitions, the coordinator need not first confirm
     that it is still the coordinator. A coordinator that knows the member as their owner also knows all earlier commits.
 
-    A partition is held while an open transaction of another member has offsets of it (see HoldOffsets). The reply then
-    has it in ``held``. A request for all partitions is refused with UNSTABLE_OFFSET_COMMIT then.
+    While an open transaction of another member contains offsets of a partition (see HoldOffsets), the reply lists this
+    partition in ``held`` and has no offset for it. A request for all partitions then fails with UNSTABLE_OFFSET_COMMIT.
     """
 
     group: Name
@@ -87,7 +87,7 @@ class FetchOffsets(Message, frozen=True, tag="fetch_offsets"):
 
 
 class FetchOffsetsReply(Message, frozen=True, tag="fetch_offsets_reply"):
-    """The reply to FetchOffsets. Partitions without an offset are left out.
+    """The reply to FetchOffsets. It omits partitions without a committed offset.
 
     A member must request the offsets of the ``held`` partitions again later.
     """
@@ -97,7 +97,7 @@ class FetchOffsetsReply(Message, frozen=True, tag="fetch_offsets_reply"):
 
 
 class TopicPartitions(msgspec.Struct, frozen=True, array_like=True):
-    """Some partitions of one topic."""
+    """One topic with a list of its partitions."""
 
     topic: Name
     topic_id: Name
@@ -105,11 +105,12 @@ class TopicPartitions(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Heartbeat(Message, frozen=True, tag="heartbeat"):
-    """The heartbeat of a group member, with its complete state. The reply has the partitions that it should own.
+    """A heartbeat of a group member, with its complete state. The reply has the partitions that it should own.
 
-    - ``member_epoch``: the last epoch that the member received. JOIN at the start, when it owns no partitions. LEAVE or
-      LEAVE_STATIC when it leaves.
-    - ``sequence``: ascends with each heartbeat of a member, so that an older heartbeat that arrives late is ignored.
+    - ``member_epoch``: the last epoch that the member received; JOIN in its first heartbeat, when it owns no
+      partitions; LEAVE or LEAVE_STATIC in its last one.
+    - ``sequence``: increases with each heartbeat of a member, so that the coordinator ignores an older heartbeat that
+      arrives late.
     - ``heartbeat_interval_ms``: if nothing changes, the coordinator may delay the reply for this time. The next
       heartbeat of the member ends the delay.
     - ``pattern``: an RE2 expression that must match the whole name of a topic.
@@ -135,7 +136,8 @@ class Heartbeat(Message, frozen=True, tag="heartbeat"):
 class HeartbeatReply(Message, frozen=True, tag="heartbeat_reply"):
     """The reply to Heartbeat.
 
-    The member first gives up all partitions that are not in ``assigned`` and reports that. Then it takes the new ones.
+    The member first gives up all partitions that are not in ``assigned``, and reports that in a heartbeat. Only then
+    does it start to read the new ones.
     """
 
     member_epoch: int
@@ -143,9 +145,10 @@ class HeartbeatReply(Message, frozen=True, tag="heartbeat_reply"):
 
 
 class MemberDescription(msgspec.Struct, frozen=True, array_like=True):
-    """A member of a group, for DescribeGroup.
+    """A member of a group, in the reply to DescribeGroup.
 
-    ``owned`` may include partitions that the member must give up. ``target`` are the partitions that it should have.
+    ``owned`` may include partitions that the member must give up. ``target`` lists the partitions that the member
+    should have.
     """
 
     member_id: str
@@ -161,7 +164,7 @@ class MemberDescription(msgspec.Struct, frozen=True, array_like=True):
 
 
 class DescribedGroup(msgspec.Struct, frozen=True, array_like=True):
-    """A group, for DescribeGroup.
+    """A group with its members, in the reply to DescribeGroup.
 
     ``state`` is "empty" (no members), "reconciling" (partitions change their owners) or "stable".
     """
@@ -185,7 +188,7 @@ class DescribeGroupReply(Message, frozen=True, tag="describe_group_reply"):
 
 
 class DeleteGroup(Message, frozen=True, tag="delete_group"):
-    """A request to delete a group's offsets. It is refused while the group has members. The reply is an Ack."""
+    """A request to delete a group's offsets. The broker refuses it while the group has members. The reply is an Ack."""
 
     group: Name
 
@@ -195,7 +198,7 @@ class ListGroups(Message, frozen=True, tag="list_groups"):
 
 
 class ListGroupsReply(Message, frozen=True, tag="list_groups_reply"):
-    """The reply to ListGroups."""
+    """The reply to ListGroups: the groups that the broker coordinates."""
 
     groups: Listed[str]
     #: The state and the number of members of each group, in the order of ``groups``.

@@ -38,7 +38,7 @@ _INTEGERS = {
 
 
 class Beginning(NamedTuple):
-    """The first elements of a message.
+    """The first three elements of an encoded message: the tag, the correlation id and the next field.
 
     ``third`` is the field after the correlation id, or None if it is not an integer.
     """
@@ -52,7 +52,7 @@ UNKNOWN = Beginning("", -1, None)
 
 
 def header_limit(beginning: Beginning, max_frame_bytes: int, *, proved: bool) -> int:
-    """Return the maximum header size, in bytes, of the request with this beginning.
+    """Return the maximum header size, in bytes, of a request whose first elements are ``beginning``.
 
     ``proved`` means that the peer has proved that it is a broker or controller, or that the broker asks for no proof.
     """

@@ -17,7 +17,10 @@ FORMAT_VERSION = 1
 
 
 class OpenSegment(msgspec.Struct, frozen=True, array_like=True):
-    """A request for the segment that contains ``offset``. For the fields see ``FetchPartition`` and ``Fetch``."""
+    """A request for the open files of the segment that contains ``offset``.
+
+    The other fields have the same meaning as in ``FetchPartition`` and ``Fetch``.
+    """
 
     version: int
     topic: str
@@ -34,8 +37,8 @@ class OpenedSegment(msgspec.Struct, frozen=True, array_like=True):
 
     The consumer may read the batches ``[first_batch, first_batch + batch_count)`` of the index, and map the first
     ``data_bytes`` of the data file. They are below the high watermark or, with ``isolation`` read committed, below the
-    last stable offset. If there is nothing to read at the offset yet, the reply has no batches and no descriptors. For
-    ``code``, ``detail``, ``diverging`` and ``aborted`` see ``FetchedPartition``.
+    last stable offset. If there is nothing to read at the offset yet, the reply has no batches and no descriptors.
+    ``code``, ``detail``, ``diverging`` and ``aborted`` have the same meaning as in ``FetchedPartition``.
     """
 
     version: int
@@ -61,7 +64,7 @@ _decode_reply = msgspec.msgpack.Decoder(OpenedSegment).decode
 
 
 def decode_request(packet: bytes) -> OpenSegment:
-    """Decode a request. Raises BrokerError: INVALID_REQUEST, UNSUPPORTED_VERSION."""
+    """Decode a packet of the consumer. Raises BrokerError: INVALID_REQUEST, UNSUPPORTED_VERSION."""
     try:
         request = _decode_request(packet)
     except msgspec.MsgspecError as error:
@@ -71,7 +74,7 @@ def decode_request(packet: bytes) -> OpenSegment:
 
 
 def decode_reply(packet: bytes) -> OpenedSegment:
-    """Decode a reply. Raises BrokerError: INVALID_REQUEST, UNSUPPORTED_VERSION."""
+    """Decode a packet of the broker. Raises BrokerError: INVALID_REQUEST, UNSUPPORTED_VERSION."""
     try:
         reply = _decode_reply(packet)
     except msgspec.MsgspecError as error:

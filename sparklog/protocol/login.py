@@ -20,7 +20,7 @@ _MAX_STEPS = 8
 
 
 class ServerLogin:
-    """The logins of one connection.
+    """The state machine that handles the logins on one server connection, the first one and later ones.
 
     ``begin`` starts a login with a mechanism, or raises BrokerError UNSUPPORTED_SASL_MECHANISM.
     ``session_lifetime_ms`` returns the lifetime of the session after the last step of a login; 0 means no limit.
@@ -46,7 +46,7 @@ class ServerLogin:
 
     @property
     def in_progress(self) -> bool:
-        """Return whether the client has started a login and not completed it."""
+        """Return whether the client has started a login that is not complete yet."""
         return self._exchange is not None
 
     def step(self, request: SaslAuthenticate) -> SaslAuthenticateReply:
@@ -54,7 +54,7 @@ class ServerLogin:
 
         Raises:
             BrokerError: SASL_AUTHENTICATION_FAILED, the login failed; UNSUPPORTED_SASL_MECHANISM or
-                ILLEGAL_SASL_STATE, the message is not allowed. After an error the connection must be closed.
+                ILLEGAL_SASL_STATE, the message is not allowed. The caller must then close the connection.
         """
         exchange = self._exchange
         if exchange is None:

@@ -449,7 +449,7 @@ decode_reply: Callable[[bytes | memoryview], Reply] = _reply_decoder.decode
 
 
 def decode_request(header: bytes | memoryview) -> Request:
-    """Decode a request. Raises one of ``UNDECODABLE`` for invalid bytes."""
+    """Decode the header of a request. Raises one of the exceptions in ``UNDECODABLE`` if the bytes are invalid."""
     return _request_decoder().decode(header)
 
 

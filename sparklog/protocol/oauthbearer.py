@@ -29,14 +29,17 @@ _ACKNOWLEDGED = b"\x01"
 
 
 class ValidToken(NamedTuple):
-    """The principal of a valid token, and its expiry time in milliseconds since the Unix epoch."""
+    """The principal that a valid token is for, and the token's expiry time in milliseconds since the Unix epoch."""
 
     principal: Principal
     expires_at_ms: int
 
 
 class OAuthBearerServer:
-    """The server's side of one login. ``validate`` checks a token, and raises BrokerError if it is not valid."""
+    """The server's side of one OAUTHBEARER login.
+
+    ``validate`` checks a token, and raises BrokerError if the token is not valid.
+    """
 
     mechanism = OAUTHBEARER
 
@@ -48,7 +51,7 @@ class OAuthBearerServer:
         self.username = ""
 
     def step(self, data: bytes) -> ServerStep:
-        """Return the reply to the client's next message. The errors are those of ``SaslServer.step``."""
+        """Return the reply to the client's next message. Raises the same errors as ``SaslServer.step``."""
         if self._refusal is not None:
             refusal, self._refusal = self._refusal, None
             raise refusal
@@ -68,7 +71,10 @@ class OAuthBearerServer:
 
 
 class OAuthBearerClient:
-    """The client's side of one login. The mechanism does not authenticate the server, so the client relies on TLS."""
+    """The client's side of one OAUTHBEARER login.
+
+    The mechanism does not authenticate the server, so the client relies on TLS.
+    """
 
     mechanism = OAUTHBEARER
 
@@ -84,11 +90,11 @@ class OAuthBearerClient:
         return f"OAuthBearerClient({self.mechanism})"
 
     def first(self) -> bytes:
-        """Return the first message."""
+        """Return the first message of the login, which contains the token."""
         return f"n,,{_SEPARATOR}auth=Bearer {self._token}{_SEPARATOR}{_SEPARATOR}".encode()
 
     def step(self, data: bytes) -> bytes:
-        """Return the reply to the server's message. The errors are those of ``SaslClient.step``."""
+        """Return the reply to the server's message. Raises the same errors as ``SaslClient.step``."""
         if self.complete:
             raise BrokerError(ErrorCode.ILLEGAL_SASL_STATE, "the login has ended")
         if self._refusal is not None:

@@ -34,7 +34,7 @@ _SERVER, _CLIENT = b"sparklog hello, server\0", b"sparklog hello, client\0"
 
 
 class Secret:
-    """The secret of one cluster: ``SECRET_BYTES`` random bytes.
+    """A secret that the processes of one cluster share: ``SECRET_BYTES`` random bytes.
 
     Its ``repr`` shows only the secret's id, so that a log line, an error or a dump cannot reveal the secret.
     """
@@ -48,12 +48,12 @@ class Secret:
         self._key = key
 
     def derive(self, purpose: str) -> bytes:
-        """Return the key for one purpose. It reveals neither another purpose's key nor the secret."""
+        """Derive a key for one purpose. This key reveals neither the key for another purpose nor the secret."""
         return hmac.digest(self._key, f"sparklog {purpose}".encode(), "sha256")
 
     @property
     def key_id(self) -> str:
-        """Return an id of the secret that does not reveal the secret."""
+        """Return an id by which processes can name the secret without revealing it."""
         return self.derive("key id")[:8].hex()
 
     def hex(self) -> str:
@@ -62,7 +62,7 @@ class Secret:
 
     @classmethod
     def from_hex(cls, text: str) -> Secret:
-        """Return the secret with these hexadecimal digits. Raises ConfigError, which does not quote the text."""
+        """Parse the hexadecimal digits of a secret. Raises ConfigError, which does not quote the text."""
         try:
             return cls(bytes.fromhex(text))
         except ValueError:
@@ -79,10 +79,10 @@ class Secret:
 
 
 class KeyRing:
-    """The secrets that one process knows, the newest first, at most ``_KEPT``.
+    """A list of the cluster secrets that one process knows, the newest first, at most two.
 
-    There are two while a driver that has lost the secret distributes a new one. A broker that has the new secret and a
-    broker that does not have it yet can then still authenticate each other with the old one.
+    A process knows two secrets while a driver that has lost the secret distributes a new one. A broker that has the new
+    secret and a broker that does not have it yet can then still authenticate each other with the old one.
     """
 
     _KEPT = 2
@@ -91,11 +91,11 @@ class KeyRing:
         self.secrets = tuple(secrets)[: self._KEPT]
 
     def add(self, secret: Secret) -> None:
-        """Add ``secret`` as the newest one."""
+        """Add ``secret`` as the newest secret. If there are too many secrets, drop the oldest."""
         self.secrets = (secret, *(known for known in self.secrets if known != secret))[: self._KEPT]
 
     def find(self, key_ids: Iterable[str]) -> Secret | None:
-        """Return the first of the named secrets that this process knows, or None."""
+        """Return the secret with the first of these ids that this process knows, or None if it knows none of them."""
         known = {secret.key_id: secret for secret in self.secrets}
         return next((known[key_id] for key_id in key_ids if key_id in known), None)
 
@@ -104,10 +104,10 @@ class KeyRing:
 
 
 class Identity(NamedTuple):
-    """The identity of the process that opened a connection.
+    """The identity of the broker or controller process that opened a connection.
 
-    For a broker, ``number`` is its id and ``incarnation`` its incarnation. For a controller, ``number`` is -1 and
-    ``incarnation`` is the controller epoch.
+    For a broker, ``number`` is the broker id, and ``incarnation`` identifies the run of its process. For a controller,
+    ``number`` is -1 and ``incarnation`` is the controller epoch.
     """
 
     role: SenderKind
@@ -116,9 +116,10 @@ class Identity(NamedTuple):
 
 
 class IdentityClaim(NamedTuple):
-    """An identity that the peer claims to have. It is proved when the peer has sent this ``proof``.
+    """A claim of the peer to have an ``identity``. The claim is accepted when the peer has sent this ``proof``.
 
-    A token for a Unix socket proves a ``session`` instead, which only the owner of the tokens understands.
+    A peer with a token for the Unix socket claims a ``session`` and no identity. This module does not interpret the
+    session.
     """
 
     identity: Identity | None
@@ -127,9 +128,9 @@ class IdentityClaim(NamedTuple):
 
 
 class Authenticator(Protocol):
-    """What a broker needs to authenticate itself and its peers: its secrets, and a new nonce for each Hello.
+    """The part of a broker that authenticates it to its peers, and its peers to it. ``ServerEnd`` uses it.
 
-    If brokers authenticate by TLS certificates, it has no secrets.
+    If brokers authenticate by TLS certificates, ``keys`` is empty.
     """
 
     keys: KeyRing
@@ -139,14 +140,17 @@ class Authenticator(Protocol):
         """Return whether peers must prove their identity."""
 
     def roles(self, certificate: Mapping[str, Any] | None) -> frozenset[SenderKind] | None:
-        """Return the roles that a peer's certificate gives; None if certificates give no roles in this cluster."""
+        """Return the roles that a certificate gives a peer, or None if certificates give no roles in this cluster."""
 
     def answer(self, hello: Hello, reply: HelloReply) -> tuple[HelloReply, IdentityClaim | None]:
-        """Return the reply with the broker's proof, and the identity that the peer must prove. Raises BrokerError."""
+        """Add the broker's proof to ``reply``. Return the reply, and the identity that the peer must prove.
+
+        The identity is None if ``hello`` does not offer a proof. Raises BrokerError.
+        """
 
 
 def offer(hello: Hello, keys: KeyRing, identity: Identity, nonce: bytes) -> Hello:
-    """Return ``hello`` with an offer to prove ``identity``. Without a secret return it unchanged."""
+    """Return ``hello`` with an offer to prove ``identity``. If ``keys`` is empty, return ``hello`` unchanged."""
     if not keys:
         return hello
     return msgspec.structs.replace(
@@ -160,9 +164,9 @@ def offer(hello: Hello, keys: KeyRing, identity: Identity, nonce: bytes) -> Hell
 
 
 def answer(hello: Hello, reply: HelloReply, keys: KeyRing, nonce: bytes) -> tuple[HelloReply, IdentityClaim | None]:
-    """Return the broker's reply with its proof, and the identity that the peer must prove.
+    """Add the broker's proof to ``reply``. Return the reply, and the identity that the peer must prove.
 
-    If ``hello`` has no offer, or none for a secret that this broker knows, return the reply unchanged and None.
+    If ``hello`` offers no proof for a secret that this broker knows, return the unchanged reply and None.
 
     Raises:
       BrokerError: INVALID_REQUEST, the offer names neither a broker nor a controller, or names this broker itself.
@@ -183,7 +187,9 @@ def answer(hello: Hello, reply: HelloReply, keys: KeyRing, nonce: bytes) -> tupl
 def answer_token(
     hello: Hello, reply: HelloReply, token: Secret, nonce: bytes, session: object
 ) -> tuple[HelloReply, IdentityClaim]:
-    """Return the broker's reply to a hello on its Unix socket, and the claim of the session that ``token`` is for.
+    """Add the broker's proof that it knows ``token`` to its reply on the Unix socket.
+
+    Return the reply, and the peer's claim to ``session``, for which the token was issued.
 
     Raises:
       BrokerError: INVALID_REQUEST, the hello has no nonce.
@@ -209,7 +215,9 @@ def claim(hello: Hello, identity: Identity) -> Hello:
 
 
 def certified(hello: Hello, roles: frozenset[SenderKind]) -> Identity | None:
-    """Return the identity that ``hello`` claims, or None if it claims none. ``roles`` are those of the certificate.
+    """Return the identity that ``hello`` claims, or None if it claims none.
+
+    ``roles`` are the roles that the peer has by its TLS certificate.
 
     Raises:
       BrokerError: CLUSTER_AUTHORIZATION_FAILED, the certificate does not permit the role.
@@ -233,7 +241,8 @@ def check_broker(reply: HelloReply, *, expected: int | None) -> None:
 def check(hello: Hello, reply: HelloReply, keys: KeyRing, *, expected: int | None, required: bool) -> bytes:
     """Check the broker's proof. Return the proof to send in ``Prove``, or empty bytes if the broker sent no proof.
 
-    ``expected`` is the id of the broker that should reply. With ``required`` a broker without a proof is refused.
+    ``expected`` is the id of the broker that should reply; None means any broker. With ``required``, raise an error if
+    the broker sent no proof.
 
     Raises:
       BrokerError: CLUSTER_AUTHORIZATION_FAILED, the broker's proof is missing or wrong; BROKER_NOT_AVAILABLE, another

@@ -15,9 +15,9 @@ _MAX_QUOTAS = 20
 
 
 class QuotaKey(msgspec.Struct, frozen=True, array_like=True):
-    """The clients to which a quota applies.
+    """An entity (user, client id, IP address, or user and client id) to whose connections a quota applies.
 
-    Each field is a name, the empty text for the default entity, or None for any value.
+    Each field is a name, or empty for the default entity, or None if it is not part of the entity.
     """
 
     user: Name | None = None
@@ -26,14 +26,14 @@ class QuotaKey(msgspec.Struct, frozen=True, array_like=True):
 
 
 class QuotaAlteration(msgspec.Struct, frozen=True, array_like=True):
-    """The changes of one entity's quotas. The value None removes a quota."""
+    """The changes to the quotas of one entity. The value None removes a quota."""
 
     key: QuotaKey
     quotas: Annotated[dict[Name, float | None], msgspec.Meta(max_length=_MAX_QUOTAS)]
 
 
 class AlterClientQuotas(Message, frozen=True, tag="alter_client_quotas"):
-    """A request to change quotas. The broker replies when it enforces the new quotas itself.
+    """A request to change quotas. The broker that receives it replies when it enforces the new quotas itself.
 
     With ``validate_only`` the broker only checks the request.
     """
@@ -44,14 +44,14 @@ class AlterClientQuotas(Message, frozen=True, tag="alter_client_quotas"):
 
 
 class QuotaResult(msgspec.Struct, frozen=True, array_like=True):
-    """The result for one entity of AlterClientQuotas."""
+    """The result of AlterClientQuotas for one entity: an error code (0 for success) and a text."""
 
     code: int
     detail: str = ""
 
 
 class AlterClientQuotasReply(Message, frozen=True, tag="alter_client_quotas_reply"):
-    """The reply to AlterClientQuotas: one result per entity, in order."""
+    """The reply to AlterClientQuotas: one result per entity, in the order of the request."""
 
     results: Listed[QuotaResult]
 
@@ -59,9 +59,9 @@ class AlterClientQuotasReply(Message, frozen=True, tag="alter_client_quotas_repl
 class DescribeClientQuotas(Message, frozen=True, tag="describe_client_quotas"):
     """A request for the quotas of entities that satisfy a filter.
 
-    A field of ``key`` that is not None selects the entities with this name. An empty field selects default entities.
-    ``any_of`` lists the parts (``user``, ``client-id``, ``ip``) that an entity must have with any name. With ``strict``
-    an entity must have no other parts.
+    A field of ``key`` with a name selects the entities with this name. An empty field selects default entities. A field
+    that is None is no condition. ``any_of`` lists the parts (``user``, ``client-id``, ``ip``) that an entity must have,
+    with any name. With ``strict``, an entity must have no parts other than those in ``key`` and ``any_of``.
     """
 
     key: QuotaKey = QuotaKey()
@@ -70,13 +70,13 @@ class DescribeClientQuotas(Message, frozen=True, tag="describe_client_quotas"):
 
 
 class DescribedQuotas(msgspec.Struct, frozen=True, array_like=True):
-    """The quotas of one entity."""
+    """The quotas of one entity, in the reply to DescribeClientQuotas."""
 
     key: QuotaKey
     quotas: Annotated[dict[str, float], msgspec.Meta(max_length=_MAX_QUOTAS)]
 
 
 class DescribeClientQuotasReply(Message, frozen=True, tag="describe_client_quotas_reply"):
-    """The reply to DescribeClientQuotas, sorted by entity."""
+    """The reply to DescribeClientQuotas: the selected entities with their quotas, sorted by entity."""
 
     entries: Listed[DescribedQuotas]

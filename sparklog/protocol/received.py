@@ -14,9 +14,9 @@ from sparklog.protocol.messages import UNDECODABLE, Reply, Request
 
 
 class Frame(msgspec.Struct, frozen=True, gc=False):
-    """A received frame.
+    """A received frame: its header and its body, as memoryviews.
 
-    Both views keep the frame's memory alive. This memory is not written again, except in the case that
+    Both memoryviews keep the frame's memory alive. This memory is not written again, except in the case that
     ``FrameDecoder.decode_single`` documents.
     """
 
@@ -33,14 +33,14 @@ class OversizeFrame(NamedTuple):
 
 
 class ReceivedReply(msgspec.Struct, frozen=True, gc=False):
-    """A received reply and its body."""
+    """A reply that a client has received, and its body."""
 
     reply: Reply
     body: memoryview
 
 
 class ReceivedRequest(msgspec.Struct, frozen=True, gc=False):
-    """A received request and its body."""
+    """A request that a server has received, and its body. ``frame_bytes`` is the size of both."""
 
     request: Request
     body: memoryview
@@ -58,7 +58,7 @@ _stamp_decoder = msgspec.msgpack.Decoder(_Stamp)
 
 
 def cid_of(header: bytes | memoryview) -> int:
-    """Return the correlation id of a header that could not be decoded as a whole, or -1."""
+    """Return the correlation id in a header that could not be decoded as a whole, or -1 if it is unreadable too."""
     try:
         return _stamp_decoder.decode(header).cid
     except UNDECODABLE:

@@ -32,7 +32,7 @@ class ServerStep(NamedTuple):
 
 
 class SaslServer(Protocol):
-    """The server's side of one login."""
+    """The interface of a mechanism for the server's side of one login."""
 
     mechanism: str
 
@@ -47,7 +47,10 @@ class SaslServer(Protocol):
 
 
 class SaslClient(Protocol):
-    """The client's side of one login. Its methods may block for tens of milliseconds of processor time."""
+    """The interface of a mechanism for the client's side of one login.
+
+    Its methods may block for tens of milliseconds of processor time.
+    """
 
     mechanism: str
     #: Whether the server has proved everything that the mechanism requires. Until then the client must not trust the

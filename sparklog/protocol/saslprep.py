@@ -24,10 +24,10 @@ _PROHIBITED = (
 
 
 def saslprep(text: str, *, stored: bool = False) -> str:
-    """Return the prepared form of a user name or password.
+    """Return the normalized form of a user name or password.
 
-    With ``stored``, refuse characters that Unicode 3.2 does not assign, because a later version may normalize them in
-    another way.
+    With ``stored``, refuse characters that Unicode 3.2 does not define, because later Unicode versions may normalize
+    them differently.
 
     Raises:
         ConfigError: the text is empty or has characters that are not allowed. The error does not quote the text.

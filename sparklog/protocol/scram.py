@@ -86,7 +86,7 @@ class TokenCredential(NamedTuple):
 
 
 def check_credential(mechanism: str, credential: ScramCredential) -> ScramCredential:
-    """Return the credential if all its values are within bounds.
+    """Check a credential, and return it if all its values are within bounds.
 
     Raises:
         ConfigError: the mechanism is unknown, or a value is out of bounds.
@@ -106,7 +106,10 @@ def check_credential(mechanism: str, credential: ScramCredential) -> ScramCreden
 
 
 def salted_password(mechanism: str, prepared: str, salt: bytes, iterations: int) -> bytes:
-    """Return the salted form of a password that ``saslprep`` has prepared. Raises ConfigError for a wrong mechanism."""
+    """Return the salted form of a password that ``saslprep`` has normalized.
+
+    Raises ConfigError if the mechanism is unknown.
+    """
     if mechanism not in _HASHES:
         raise ConfigError(f"mechanism {mechanism!r}: expected {' or '.join(_HASHES)}")
     return hashlib.pbkdf2_hmac(_HASHES[mechanism], prepared.encode(), salt, iterations)
@@ -115,8 +118,8 @@ def salted_password(mechanism: str, prepared: str, salt: bytes, iterations: int)
 class SaltedPasswords:
     """A cache of the salted passwords of the last ``_KEPT`` successful logins.
 
-    A client that logs in again, for example on another connection, need not repeat the iterations. The object that
-    holds the password owns the cache. The ``repr`` of the cache contains no secrets.
+    With the cache, a client that logs in again, for example on another connection, need not repeat the iterations. The
+    ``repr`` of the cache contains no secrets.
     """
 
     _KEPT = 16
@@ -146,12 +149,13 @@ class _State(Enum):
 
 
 class ScramServer:
-    """The server's side of one login.
+    """The server's side of one SCRAM login.
 
-    ``lookup`` returns the credential of a user for this mechanism, or None. ``tokens`` returns that of a delegation
-    token; without ``tokens`` every token is unknown. ``nonce`` is the server's new part of the nonce. ``dummy`` is a
-    secret of the cluster, from which the server derives the credentials of unknown users. It must never change and be
-    the same on all brokers, because a salt that changes between two logins reveals that the user does not exist.
+    ``lookup`` returns the credential of a user for this mechanism, or None. ``tokens`` returns the credential of a
+    delegation token, or None; without ``tokens`` every token is unknown. ``nonce`` is the server's part of the nonce,
+    and must be new for each login. ``dummy`` is a secret of the cluster, from which the server derives the credentials
+    of unknown users. It must be the same on all brokers and never change, because a salt that differs between two
+    logins would reveal that the user does not exist.
     """
 
     def __init__(
@@ -179,7 +183,7 @@ class ScramServer:
         self.token_id = ""
 
     def step(self, data: bytes) -> ServerStep:
-        """Return the reply to the client's next message. The errors are those of ``SaslServer.step``."""
+        """Return the reply to the client's next message. Raises the same errors as ``SaslServer.step``."""
         state, self._state = self._state, _State.ENDED
         if state is _State.FIRST:
             reply = self._on_first(_text(data))
@@ -247,7 +251,7 @@ class ScramServer:
 
 
 def dummy_credential(mechanism: str, name: str, dummy: bytes) -> ScramCredential:
-    """Return a credential for a user that does not exist. The same name always gets the same credential."""
+    """Return a dummy credential for a user that does not exist. The same name always gets the same credential."""
     said = f"{mechanism}\0{name}".encode()
     salt = hmac.digest(dummy, b"salt\0" + said, "sha256")[:SALT_BYTES]
     key = hmac.digest(dummy, b"key\0" + said, _HASHES[mechanism])
@@ -255,10 +259,11 @@ def dummy_credential(mechanism: str, name: str, dummy: bytes) -> ScramCredential
 
 
 class ScramClient:
-    """The client's side of one login. ``nonce`` is the client's new part of the nonce.
+    """The client's side of one SCRAM login.
 
-    With ``token`` the name and the password are the id and the HMAC of a delegation token. ``salted`` is a cache that
-    saves the iterations if the same password was used before with the same salt.
+    ``nonce`` is the client's part of the nonce, and must be new for each login. With ``token``, the user name is the id
+    of a delegation token, and the password is its HMAC. With the cache ``salted``, the client need not repeat the
+    iterations for a password that it has used before with the same salt.
     """
 
     def __init__(
@@ -288,11 +293,11 @@ class ScramClient:
         return f"ScramClient({self.mechanism})"
 
     def first(self) -> bytes:
-        """Return the first message."""
+        """Return the first message of the login."""
         return f"n,,{self._bare}".encode()
 
     def step(self, data: bytes) -> bytes:
-        """Return the reply to the server's message. The errors are those of ``SaslClient.step``.
+        """Return the reply to the server's message. Raises the same errors as ``SaslClient.step``.
 
         If the salted password is not cached, this takes 25 ms of processor time for each 16,384 iterations.
         """

@@ -40,11 +40,14 @@ class SaslAuthenticateReply(Message, frozen=True, tag="sasl_authenticate_reply")
 
 
 class RequestUnixSocket(Message, frozen=True, tag="request_unix_socket"):
-    """A request for a token, with which the client opens a connection with the same session on the Unix socket."""
+    """A request for a token for the broker's Unix socket.
+
+    With the token, the client opens a connection there that continues the session of this connection.
+    """
 
 
 class UnixSocketReply(Message, frozen=True, tag="unix_socket_reply"):
-    """The name of the Unix socket and the secret of a token that is valid for one hello there.
+    """The reply to RequestUnixSocket: the socket's name, and the secret of a token for one connection to the socket.
 
     The name is empty if the broker has no Unix socket for this listener.
     """

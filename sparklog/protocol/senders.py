@@ -75,7 +75,7 @@ from sparklog.protocol.messages import (
 
 
 class SenderKind(Enum):
-    """A kind of sender. The values are the names of the roles in Hello."""
+    """The kind of process that sends a request. The values are the names of the roles in Hello."""
 
     CLIENT = "client"
     BROKER = "broker"
@@ -144,7 +144,10 @@ SENDERS: dict[type, SenderKind] = {
 
 
 def sender_of(request: Request) -> SenderKind:
-    """Return the kind of sender that this request needs, by its type and its content."""
+    """Return which kind of process may send this request. A broker and a controller may also send client requests.
+
+    The type of the request decides, and for Fetch and CommitOffsets the content.
+    """
     if isinstance(request, Fetch):
         return SenderKind.CLIENT if request.replica_id == CONSUMER else SenderKind.BROKER
     if isinstance(request, CommitOffsets):

@@ -15,16 +15,19 @@ KNOWN_BY = "log.set.aside.retention.ms"
 
 
 class ListSetAside(Message, frozen=True, tag="list_set_aside"):
-    """A request for the set-aside logs of the receiving broker. A broker that restores a topic requests ``details``."""
+    """A request for the set-aside logs of the receiving broker.
+
+    A broker that restores a topic also requests ``details``.
+    """
 
     details: bool = False
 
 
 class SetAsideLog(msgspec.Struct, frozen=True, array_like=True):
-    """One set-aside log.
+    """A log that a broker has set aside: the broker keeps the files, but does not serve the log.
 
-    ``intact`` means that the log was open when it was set aside, so its offsets are known. If details were requested,
-    ``copy`` is a ``LogCopy`` as JSON.
+    ``intact`` means that the log was open when the broker set it aside, so its offsets are known. If details were
+    requested, ``copy`` is a ``LogCopy`` as JSON.
     """
 
     name: str
@@ -43,7 +46,7 @@ class SetAsideLog(msgspec.Struct, frozen=True, array_like=True):
 
 
 class ListSetAsideReply(Message, frozen=True, tag="list_set_aside_reply"):
-    """The reply to ListSetAside.
+    """The reply to ListSetAside: the set-aside logs of one broker.
 
     If details were requested, ``notes`` has the broker's notes on the topics of these logs, as JSON.
     """
@@ -72,6 +75,9 @@ class RestoreSetAsideReply(Message, frozen=True, tag="restore_set_aside_reply"):
 
 
 class RemoveSetAside(Message, frozen=True, tag="remove_set_aside"):
-    """A request to delete these set-aside logs of the receiving broker permanently. Unknown names are ignored."""
+    """A request to delete these set-aside logs of the receiving broker permanently.
+
+    The broker ignores unknown names.
+    """
 
     names: Entries[Name]

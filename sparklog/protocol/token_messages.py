@@ -41,7 +41,10 @@ class CreateDelegationToken(Message, frozen=True, tag="create_delegation_token")
 
 
 class CreateDelegationTokenReply(Message, frozen=True, tag="create_delegation_token_reply"):
-    """The new token. ``secret`` is the password for a login with the token's id. No other message contains it."""
+    """The reply to CreateDelegationToken: the new token.
+
+    ``secret`` is the password for a login with the token's id. No other message contains this secret.
+    """
 
     token: TokenDescription
     secret: str
@@ -58,20 +61,20 @@ class RenewDelegationToken(Message, frozen=True, tag="renew_delegation_token"):
 
 
 class ExpireDelegationToken(Message, frozen=True, tag="expire_delegation_token"):
-    """A request to let a token expire ``period_ms`` from now. -1 ends the token at once."""
+    """A request to change a token so that it expires ``period_ms`` from now. -1 ends the token at once."""
 
     token_id: Name
     period_ms: Span = -1
 
 
 class DelegationTokenExpiryReply(Message, frozen=True, tag="delegation_token_expiry_reply"):
-    """The new expiry time of a renewed or ended token."""
+    """The reply to RenewDelegationToken and ExpireDelegationToken: the token's new expiry time."""
 
     expiry_ms: int
 
 
 class DescribeDelegationTokens(Message, frozen=True, tag="describe_delegation_tokens"):
-    """A request for the tokens of these owners, or of all owners if None.
+    """A request for the delegation tokens of these owners, or of all owners if ``owners`` is None.
 
     The broker returns only the tokens that the connection's principal may see.
     """

@@ -12,7 +12,7 @@ from sparklog.protocol.group_messages import GroupOffset
 class FindCoordinator(Message, frozen=True, tag="find_coordinator"):
     """A request for the coordinator of a transaction or group. Any broker can reply.
 
-    ``kind`` is "transaction" or "group". The internal topic of this kind is created by the first such request.
+    ``kind`` is "transaction" or "group". The first request of a kind creates its internal topic.
     """
 
     kind: str
@@ -40,12 +40,12 @@ class BeginTransaction(Message, frozen=True, tag="begin_transaction"):
     - ``version`` -1: a transaction of a producer. If the run has an open transaction, the request ends it.
     - ``version`` >= 0: a transaction of a Spark sink (its batch id, or txnVersion). Many tasks of one run join it. If
       this version or a later one is already committed, this is a replay, and the reply has ``committed``.
-    - ``timeout_ms``: the transaction is aborted if its run sends no request for this time.
-    - ``turn``: the number of a producer's transaction in its run, from 0 on. It is 0 for a sink, which has the version.
-      Key, run, version and turn identify a transaction in all requests about it. After another transaction has begun, a
-      late request is refused with INVALID_TXN_STATE.
-    - ``by_topic``: each topic that the transaction writes to, by its topic id, has its own last committed version. Then
-      the reply never reports a replay; SettleVersion returns the version of each topic.
+    - ``timeout_ms``: the coordinator aborts the transaction if its run sends no request for this time.
+    - ``turn``: the number of a producer's transaction in its run, from 0 on. It is 0 for a sink, whose transactions
+      differ by their version. Key, run, version and turn identify a transaction in all requests about it. After another
+      transaction has begun, the coordinator refuses a late request with INVALID_TXN_STATE.
+    - ``by_topic``: the coordinator keeps a last committed version for each topic (by its topic id) and not for the key.
+      Then the reply never reports a replay; SettleVersion returns the version of one topic.
     """
 
     key: Name
@@ -59,8 +59,9 @@ class BeginTransaction(Message, frozen=True, tag="begin_transaction"):
 class BeginTransactionReply(Message, frozen=True, tag="begin_transaction_reply"):
     """The reply to BeginTransaction.
 
-    ``committed`` means that this version or a later one is already committed. Then nothing must be written, and the
-    producer id is -1. ``run`` is the number of the run among all runs of the key, in the order in which they began.
+    ``committed`` means that this version or a later one is already committed. Then the sender must not write anything,
+    and the producer id is -1. ``run`` is the number of the run among all runs of the key, in the order in which they
+    began.
     """
 
     committed: bool
@@ -75,10 +76,10 @@ class SettleVersion(Message, frozen=True, tag="settle_version"):
 
     If ``topic_id`` is not empty, the version of this topic is requested (see ``by_topic`` of BeginTransaction).
 
-    The sender is run ``run_id`` of this key, or of another key that must not commit at the same time as this one. All
-    other runs of ``key`` are fenced, and their open transactions are aborted. The reply follows after decided
-    transactions have ended. So after the reply only a run that begins later can commit. If the sender's run is fenced,
-    it gets INVALID_PRODUCER_EPOCH.
+    The sender is the run ``run_id`` (see BeginTransaction) of this key, or of another key that must not commit at the
+    same time as this one. The coordinator fences all other runs of ``key`` and aborts their open transactions. It
+    replies when the transactions whose commit or abort was already decided have ended. So after the reply only a run
+    that begins later can commit. If the sender's run is fenced, it gets INVALID_PRODUCER_EPOCH.
     """
 
     key: Name
@@ -93,10 +94,10 @@ class SettleVersionReply(Message, frozen=True, tag="settle_version_reply"):
 
 
 class AddToTransaction(Message, frozen=True, tag="add_to_transaction"):
-    """A request to add partitions or offsets to a transaction, before they are used.
+    """A request to add partitions or consumer offsets to a transaction.
 
-    ``partitions`` are those that ``producer_id`` will append to. ``offsets`` are committed for ``group`` when the
-    transaction commits. The reply, an Ack, follows after the addition is durable. The request also keeps the
+    ``producer_id`` may append to ``partitions`` only after the reply. ``offsets`` are committed for ``group`` when the
+    transaction commits. The coordinator replies with an Ack when the addition is durable. The request also keeps the
     transaction alive.
     """
 
@@ -112,7 +113,10 @@ class AddToTransaction(Message, frozen=True, tag="add_to_transaction"):
 
 
 class TouchTransaction(Message, frozen=True, tag="touch_transaction"):
-    """A request that keeps the transaction alive. The reply is an Ack, or an error if the transaction has ended."""
+    """A request that keeps a transaction alive: its timeout starts again.
+
+    The reply is an Ack, or an error if the transaction has ended.
+    """
 
     key: Name
     run_id: Name
@@ -126,9 +130,9 @@ class EndTransaction(Message, frozen=True, tag="end_transaction"):
     With ``commit`` the records of the producer ids in ``winners`` are committed, and those of all other producer ids of
     the transaction are aborted. (Of a Spark task's attempts, only one is a winner. A producer is its own winner.)
 
-    The first durable decision about a version counts. The same run may repeat it; another run gets
-    INVALID_PRODUCER_EPOCH. The reply follows after all markers are written. If the decision is durable and some markers
-    are not written, it follows after ``timeout_ms``.
+    The first durable decision about a version counts. The same run may repeat the request; another run gets
+    INVALID_PRODUCER_EPOCH. The coordinator replies when all markers are written. If the decision is durable and some
+    markers are not written yet, it replies after ``timeout_ms``.
     """
 
     key: Name
@@ -141,7 +145,7 @@ class EndTransaction(Message, frozen=True, tag="end_transaction"):
 
 
 class EndTransactionReply(Message, frozen=True, tag="end_transaction_reply"):
-    """The reply to EndTransaction.
+    """The reply to EndTransaction, after the decision is durable.
 
     ``complete`` means that every partition has its marker. ``replayed`` means that the version was already committed
     before this request.
@@ -156,7 +160,7 @@ class ListTransactions(Message, frozen=True, tag="list_transactions"):
 
 
 class DescribedTransaction(msgspec.Struct, frozen=True, array_like=True):
-    """A transaction of ListTransactionsReply.
+    """One transaction, in a ListTransactionsReply.
 
     ``state`` is "empty", "open", "committing" or "aborting". Times are in ms since the Unix epoch. Each of the
     ``participants`` has a producer id, a producer epoch and partitions.
@@ -174,13 +178,16 @@ class DescribedTransaction(msgspec.Struct, frozen=True, array_like=True):
 
 
 class ListTransactionsReply(Message, frozen=True, tag="list_transactions_reply"):
-    """The reply to ListTransactions."""
+    """The reply to ListTransactions: the transactions that the broker coordinates."""
 
     transactions: Listed[DescribedTransaction]
 
 
 class AbortTransaction(Message, frozen=True, tag="abort_transaction"):
-    """An operator's request to abort the open transaction of a key. The run of the transaction is fenced."""
+    """An operator's request to abort the open transaction of a key.
+
+    The coordinator also fences the transaction's run (one life of a producer, or one start of a query).
+    """
 
     key: Name
 
@@ -210,14 +217,14 @@ class VerifyTransactionReply(Message, frozen=True, tag="verify_transaction_reply
 
 
 class TransactionMarker(msgspec.Struct, frozen=True, array_like=True):
-    """The end of one transaction in one partition.
+    """A marker that ends one transaction in one partition.
 
-    ``committed`` and ``aborted`` have the producer ids and producer epochs that are committed and aborted. A producer
-    id without an open transaction in this partition is only fenced.
+    ``committed`` and ``aborted`` have the producer ids and producer epochs whose records are committed or aborted. A
+    producer id without an open transaction in this partition is only fenced.
 
-    ``topic_id`` is the id of the topic that was written to. If it is empty, any topic with this name is meant.
-    ``coordinator`` is the coordinator's partition of the internal topic, and ``coordinator_epoch`` its leader epoch. -1
-    means that no coordinator has sent the marker.
+    ``topic_id`` is the id of the topic that the transaction has written to. If it is empty, the marker is valid for any
+    topic with this name. ``coordinator`` is the coordinator's partition of the internal topic, and
+    ``coordinator_epoch`` is the leader epoch of that partition. Both are -1 if no coordinator has sent the marker.
     """
 
     topic: str
@@ -230,19 +237,22 @@ class TransactionMarker(msgspec.Struct, frozen=True, array_like=True):
 
 
 class WriteMarkers(Message, frozen=True, tag="write_markers"):
-    """A coordinator's request to a leader to write markers. The decisions are durable. The request is idempotent."""
+    """A coordinator's request to a leader to write markers of transactions.
+
+    The decisions to commit or abort are already durable. The request is idempotent.
+    """
 
     markers: PeerEntries[TransactionMarker]
 
 
 class WriteMarkersReply(Message, frozen=True, tag="write_markers_reply"):
-    """The reply to WriteMarkers: one result per marker. The code NONE means that the marker is committed."""
+    """The reply to WriteMarkers: one result per marker. The code NONE means that the marker is committed in the log."""
 
     results: Listed[PartitionResult]
 
 
 class ListParticipants(Message, frozen=True, tag="list_participants"):
-    """A request to find out which of these producer ids take part in transactions that this broker coordinates."""
+    """A request to find out which of these producer ids take part in transactions that the broker coordinates."""
 
     producer_ids: Plain[int]
 
@@ -250,8 +260,8 @@ class ListParticipants(Message, frozen=True, tag="list_participants"):
 class ListParticipantsReply(Message, frozen=True, tag="list_participants_reply"):
     """The reply to ListParticipants.
 
-    ``coordinators`` has the partition of the internal topic and the leader epoch of each coordinator that was asked.
-    ``participants`` has the producer id and the key for each producer id in an open or ending transaction.
+    ``coordinators`` has the partition of the internal topic and the leader epoch for each coordinator on this broker.
+    ``participants`` has each producer id that takes part in an open or ending transaction, with the transactional key.
     """
 
     coordinators: Listed[tuple[int, int]]
@@ -284,7 +294,7 @@ class FoundHangingTransaction(msgspec.Struct, frozen=True, array_like=True):
 
 
 class FindHangingReply(Message, frozen=True, tag="find_hanging_reply"):
-    """The reply to FindHanging."""
+    """The reply to FindHanging: the hanging transactions that the broker has found."""
 
     transactions: Listed[FoundHangingTransaction]
 
@@ -292,8 +302,8 @@ class FindHangingReply(Message, frozen=True, tag="find_hanging_reply"):
 class AbortHanging(Message, frozen=True, tag="abort_hanging"):
     """A request to a partition's leader to abort the open transaction of this producer id in this partition.
 
-    If a coordinator knows the transaction, the request is refused with INVALID_TXN_STATE, because the coordinator will
-    end the transaction. The reply, an Ack, follows after the marker is committed.
+    If a coordinator knows the transaction, the leader refuses the request with INVALID_TXN_STATE, because the
+    coordinator will end the transaction. The leader replies with an Ack when the abort marker is committed.
     """
 
     topic: str

@@ -24,7 +24,7 @@ Alterations = Annotated[tuple[_T, ...], msgspec.Meta(max_length=MAX_ALTERATIONS)
 
 
 class DescribeUserScramCredentials(Message, frozen=True, tag="describe_user_scram_credentials"):
-    """A request for the mechanisms and iterations of the named users, or of all users if the names are None."""
+    """A request for the SCRAM mechanisms and iterations of these users, or of all users if ``users`` is None."""
 
     users: Entries[Name] | None = None
 
@@ -37,7 +37,7 @@ class ScramCredentialInfo(msgspec.Struct, frozen=True, array_like=True):
 
 
 class DescribedUser(msgspec.Struct, frozen=True, array_like=True):
-    """The mechanisms of one user. ``code`` is RESOURCE_NOT_FOUND if there is no such user."""
+    """The mechanisms that one user can log in with. ``code`` is RESOURCE_NOT_FOUND if there is no such user."""
 
     user: str
     credentials: Annotated[tuple[ScramCredentialInfo, ...], msgspec.Meta(max_length=_MAX_MECHANISMS)] = ()
@@ -84,7 +84,7 @@ class AlterUserScramCredentials(Message, frozen=True, tag="alter_user_scram_cred
 
 
 class AlteredUser(msgspec.Struct, frozen=True, array_like=True):
-    """The result for one user of AlterUserScramCredentials."""
+    """The result of AlterUserScramCredentials for one user: an error code (0 for success) and a text."""
 
     user: str
     code: int = 0

@@ -45,30 +45,33 @@ class _AclNode(msgspec.Struct, frozen=True):
 
 
 class AclChanges(msgspec.Struct, frozen=True):
-    """The value of ``/acls_changes``. ``changed`` has the names of the nodes that changed last, the newest last."""
+    """The value of ``/acls_changes``. ``changed`` has the names of the last changed nodes, the newest change last."""
 
     version: int = codecs.VERSION
     changed: Annotated[tuple[str, ...], msgspec.Meta(max_length=10_000)] = ()
 
 
 def node_name(pattern: ResourcePattern) -> str:
-    """Return the name of a pattern's node. Different patterns have different names."""
+    """Return the name of the node for a resource pattern. Different patterns have different names."""
     return f"{pattern.resource_type}:{pattern.pattern_type}:{quote(pattern.name, safe='')}"
 
 
 def decode_changes(node: Node | None) -> AclChanges:
-    """Return the last changes; none if the node does not exist. Raises ZkFormatError."""
+    """Decode the last changes from ``/acls_changes``. ``node`` is None if it does not exist; then there are no changes.
+
+    Raises ZkFormatError.
+    """
     return AclChanges() if node is None or not node.data else codecs.decode(paths.ACL_CHANGES, node.data, AclChanges)
 
 
 def encode_acls(acls: Iterable[AclBinding]) -> bytes:
-    """Return the node value for these ACLs, which all have the same pattern."""
+    """Encode the value of an ACL node. The ACLs must all have the same resource pattern."""
     rules = (_AclRule(str(acl.principal), acl.operation.value, acl.permission.value, acl.host) for acl in acls)
     return codecs.encode(_AclNode(tuple(rules)))
 
 
 def decode_acls(name: str, data: bytes) -> frozenset[AclBinding]:
-    """Return the ACLs of the node with this name.
+    """Decode the ACLs in the value of the node with this name.
 
     Raises:
         ZkFormatError: the name or the value is not that of an ACL node, or this release does not know one of its ACLs.
@@ -111,7 +114,10 @@ def _nothing_allowed(name: str) -> frozenset[AclBinding]:
 
 
 class AclStore:
-    """The operations on ACLs in one ZooKeeper session. Its only state is the report of unreadable nodes."""
+    """A store of the cluster's ACLs in ZooKeeper, over one session.
+
+    Its only state is the report of unreadable nodes.
+    """
 
     def __init__(self, session: ZkSession, unreadable: Unreadable) -> None:
         self._session = session
@@ -125,7 +131,10 @@ class AclStore:
         return self._session.watch_data(paths.ACL_CHANGES, on_changes)
 
     async def read_all(self) -> dict[str, frozenset[AclBinding]]:
-        """Return the ACLs of all readable nodes by the name of the node. Raises ZkError."""
+        """Return the ACLs of all nodes, by the name of the node. Raises ZkError.
+
+        For an unreadable node, return an ACL that denies every access to the node's resources.
+        """
         try:
             names = await self._session.children(paths.ACLS)
         except ZkNoNode:
@@ -136,7 +145,10 @@ class AclStore:
         return found
 
     async def read(self, names: Iterable[str]) -> dict[str, frozenset[AclBinding]]:
-        """Return the ACLs of the nodes with these names. A node that does not exist has no ACLs. Raises ZkError."""
+        """Return the ACLs of the nodes with these names. A node that does not exist has no ACLs. Raises ZkError.
+
+        For an unreadable node, return an ACL that denies every access to the node's resources.
+        """
         wanted = list(dict.fromkeys(names))
         found = await asyncio.gather(*map(self._read_one, wanted))
         return dict(zip(wanted, found, strict=True))
@@ -171,7 +183,7 @@ class AclStore:
     async def remove(self, conditions: Iterable[AclFilter]) -> tuple[frozenset[AclBinding], int]:
         """Remove the ACLs that satisfy one of the conditions.
 
-        Return the removed ACLs, and the version of ``/acls_changes`` after the last write. The errors are those of
+        Return the removed ACLs, and the version of ``/acls_changes`` after the last write. Raises the same errors as
         ``add``.
         """
         accepted = tuple(conditions)
@@ -229,5 +241,5 @@ def _write(path: str, node: Node | None, wanted: frozenset[AclBinding]) -> Op:
 def merge(
     known: Mapping[str, frozenset[AclBinding]], read: Mapping[str, frozenset[AclBinding]]
 ) -> dict[str, frozenset[AclBinding]]:
-    """Return the ACLs by node: those in ``known``, updated by the nodes that were read again."""
+    """Return the ACLs in ``known`` with the nodes in ``read`` replaced. Both map the name of a node to its ACLs."""
     return {name: acls for name, acls in {**known, **read}.items() if acls}

@@ -58,31 +58,33 @@ _RAISED_AT_ONCE = 1000
 
 
 class LastIncarnation(Protocol):
-    """What a log directory has recorded of its broker's registrations."""
+    """The part of a log directory that ``BrokerRegistry`` uses: the record of the broker's registrations."""
 
     @property
     def incarnation(self) -> int | None:
-        """Return the last incarnation that used this directory, or None if it is unknown."""
+        """Return the last incarnation of the broker that used this directory, or None if it is unknown."""
 
     def note_incarnation(self, incarnation: int) -> None:
-        """Store the incarnation durably. Called in a thread. Raises OSError."""
+        """Store durably that this incarnation uses the directory. Call it in a worker thread. Raises OSError."""
 
     @property
     def counted(self) -> int:
         """Return the broker's last registered incarnation, or -1 if it is unknown."""
 
     def note_counted(self, incarnation: int) -> None:
-        """Store the registered incarnation durably. Called in a thread. Raises OSError."""
+        """Store the last registered incarnation durably. Call it in a worker thread. Raises OSError."""
 
     def seen(self) -> SeenNumbers:
-        """Return the highest epochs and ids of the cluster that this directory has seen, for the registration."""
+        """Return the highest epochs and ids of the cluster that are recorded in this directory."""
 
 
 class BrokerRegistry:
-    """The component that keeps one broker registered, owned by the broker process's event loop.
+    """A component that keeps one broker registered in ZooKeeper.
 
-    ``start`` registers the broker. ``close`` ends the renewal, but not the session. After each renewal
-    ``on_registered`` is called with the new incarnation.
+    ``start`` registers the broker. When its session has expired or its node was deleted, the broker registers again,
+    and ``on_registered`` is called with the new incarnation. ``close`` ends this, but not the session.
+
+    Not thread-safe: use it only on the broker's event loop.
     """
 
     def __init__(
@@ -117,13 +119,11 @@ class BrokerRegistry:
         return msgspec.structs.replace(self._registration, incarnation=self.incarnation)
 
     async def start(self, *, timeout_ms: int = 30_000) -> int:
-        """Register and stay registered.
-
-        Returns the incarnation.
+        """Register the broker, and keep it registered until ``close``. Return the incarnation.
 
         Raises:
-          BrokerIdTaken: another broker holds the id for longer than ``timeout_ms``. ClusterError: the registration does
-          not succeed within twice that time.
+          BrokerIdTaken: another broker has been registered with this id for longer than ``timeout_ms``.
+          ClusterError: the registration has not succeeded within twice that time.
         """
         try:
             self.incarnation = await asyncio.wait_for(self._register(timeout_ms=timeout_ms), timeout_ms * 2 / 1000)
@@ -145,16 +145,17 @@ class BrokerRegistry:
     async def announce_stopping(self) -> None:
         """Request that the controller move this broker's leaderships away.
 
-        The request lasts as long as the session and is repeated in a new session. The method returns when the request
-        is stored or has been withdrawn.
+        The request disappears with the session, and is stored again in a new session. The method returns when the
+        request is stored, or when ``withdraw_stopping`` was called meanwhile and no request is stored.
         """
         self._stopping = True
         await self._write_stopping()
 
     async def withdraw_stopping(self) -> None:
-        """Withdraw the request of ``announce_stopping``, because this broker stays.
+        """Withdraw the request of ``announce_stopping``, because this broker does not stop.
 
-        The method returns when no request is stored, or when it has been announced again.
+        The method returns when no request is stored, or when ``announce_stopping`` was called meanwhile and a request
+        is stored again.
         """
         self._stopping = False
         await self._write_stopping()
@@ -198,18 +199,19 @@ class BrokerRegistry:
             await self._session.delete(path)
 
     def mark_trusted(self) -> None:
-        """Note that a controller has accepted this incarnation, so later registrations are trusted.
+        """Record that a controller trusts this incarnation, so that this process registers as trusted from now on.
 
-        Its logs do not lose records in a session expiry. While the mark exists, a registration stays untrusted.
+        That is safe, because the logs of a running process lose no records when its session expires. While the node
+        ``/brokers/untrusted/<id>`` exists, a registration is untrusted in any case.
         """
         self._registration = msgspec.structs.replace(self._registration, trusted=True, doubted=())
 
     async def doubt_directory(self) -> None:
-        """Make the next process on this log directory register as untrusted.
+        """Make the next process on this log directory register as untrusted, because the directory's disk has failed.
 
-        This raises the broker's incarnation in ZooKeeper above the one that the directory has recorded. It is for a
-        failed disk, which may be unable to store a note itself. From now on no leader can add this broker to an ISR,
-        because that write checks the incarnation.
+        A failed disk may be unable to record anything. So this method raises the broker's incarnation in ZooKeeper
+        above the one that the directory has recorded. From now on no leader can add this broker to an ISR, because that
+        write checks the incarnation.
 
         Raises:
           ZkUnreachable: the session was closed.
@@ -227,9 +229,10 @@ class BrokerRegistry:
             pass
 
     def doubt(self, partitions: Collection[TopicPartition]) -> None:
-        """Declare that the logs of these partitions may lack acknowledged records. Call it before ``start``.
+        """Register as untrusted for these partitions, because their logs may lack acknowledged records.
 
-        If the partitions are too many for one node, all logs are untrusted.
+        Call this before ``start``. If there are too many partitions for one node, the broker registers as untrusted for
+        all its partitions.
         """
         mine = self._registration
         if partitions and mine.trusted:

@@ -39,11 +39,11 @@ MAX_TOPIC_BYTES = 900_000
 
 
 class BarrierJob(NamedTuple):
-    """The state of the live driver's barrier job. Without a live driver both fields are unset.
+    """The state of the live driver's barrier job, the Spark job whose tasks supervise the brokers.
 
-    A generation is one run of the barrier job. ``awaited`` means that the newest generation has not reported yet, so
-    one of its tasks may be about to adopt a broker that has no supervisor. ``at_work`` is the generation that has
-    reported.
+    A generation is one run of the barrier job. ``awaited`` means that the newest generation has not reported yet. One
+    of its tasks may then be about to become the supervisor of a broker that has none. ``at_work`` is the generation
+    that has reported. Without a live driver, the fields are False and None.
     """
 
     awaited: bool = False
@@ -51,9 +51,9 @@ class BarrierJob(NamedTuple):
 
 
 class ClusterStore:
-    """The operations over one session.
+    """A store of the cluster's data in ZooKeeper (brokers, topics, driver), over one session.
 
-    The object has no state, so any number of operations may be in flight.
+    Any number of operations may be in flight, because the store keeps no copy of the data.
     """
 
     def __init__(self, session: ZkSession) -> None:
@@ -73,7 +73,7 @@ class ClusterStore:
                 continue
 
     async def cluster_id(self, *, create: bool = True) -> str:
-        """Return the cluster's id. The first call for a cluster generates it.
+        """Return the cluster's id. If the cluster has no id yet, generate and store one.
 
         Raises:
           ClusterError: the cluster has no id and ``create`` is false.
@@ -94,10 +94,10 @@ class ClusterStore:
                 continue  # Another process has created the id first.
 
     async def allocate_broker_id(self) -> int:
-        """Return a broker id that was never returned before.
+        """Return a new broker id, which no earlier call has returned.
 
-        If a response is lost, an id is wasted. An id that was ever registered is skipped, because a counter that was
-        restored from an older copy could return it again.
+        If the response of ZooKeeper is lost, one id is never used. Ids with an earlier registration are skipped,
+        because a ZooKeeper that was restored from an older copy has a lower counter.
         """
         while True:
             broker_id = await self.session.set(paths.BROKER_ID_SEQUENCE, b"") - 1
@@ -107,11 +107,11 @@ class ClusterStore:
     async def next_producer_ids(self, *, now_s: float, above: int = 0) -> range:
         """Allocate a block of producer ids. No other caller receives the same ids.
 
-        If a response is lost, a block is wasted.
+        If the response of ZooKeeper is lost, one block is never used.
 
-        The block starts at the counter, but not below ``above``, nor below a minimum that follows from ``now_s``, the
-        wall-clock time in seconds. After ZooKeeper was restored from an older copy, the counter alone would return ids
-        a second time.
+        The block starts at the counter in ZooKeeper or at a minimum, whichever is higher. The minimum follows from
+        ``above`` and from ``now_s``, the wall-clock time in seconds. Without it, a ZooKeeper that was restored from an
+        older copy would allocate ids a second time.
         """
         while True:
             node = await self.session.get(paths.PRODUCER_IDS)
@@ -127,7 +127,7 @@ class ClusterStore:
     # --- brokers -------------------------------------------------------------------------------------------------
 
     async def live_brokers(self) -> tuple[BrokerRegistration, ...]:
-        """Return the registrations of all live brokers, by id. Skip unreadable ones."""
+        """Return the registrations of all live brokers, sorted by broker id. Skip unreadable registrations."""
         ids = self.unreadable.numbers(paths.BROKER_IDS, await self.session.children(paths.BROKER_IDS))
         found = await asyncio.gather(*(self.session.get(paths.broker(i)) for i in ids), return_exceptions=True)
         live = []
@@ -170,14 +170,14 @@ class ClusterStore:
         return msgspec.structs.replace(registration, incarnation=last.version)
 
     async def retire_broker(self, broker_id: int, *, pid: int, boot_id: str) -> bool:
-        """Delete the registration of a process that is proved dead, and mark the broker as retired.
+        """Delete the registration of a broker process that is certainly dead, and mark the broker as retired.
 
-        The mark shows a controller that the process is dead: a missing registration alone does not, because
-        registrations also disappear when brokers cannot reach ZooKeeper. The mark contains the incarnation of the dead
-        process. Returns False if another process has registered since.
+        Return False if another process has registered since. The call may be repeated.
 
-        An existing mark is deleted and created again, not set, so that watches of the marks fire. The call may be
-        repeated.
+        The mark, the node ``/brokers/retired/<id>`` with the dead incarnation, shows a controller that the process is
+        dead. A missing registration alone does not show that, because a registration also disappears when a broker
+        cannot reach ZooKeeper. An existing mark is deleted and created again, because watches on the children of the
+        parent node do not fire for a changed value.
         """
         ids, counter, mark = paths.broker(broker_id), paths.incarnation(broker_id), paths.retired(broker_id)
         while True:
@@ -213,7 +213,7 @@ class ClusterStore:
         return await self.session.children(paths.TOPICS)
 
     async def read_topic(self, name: str) -> tuple[TopicRecord, int] | None:
-        """Return the topic's record and its node's version."""
+        """Return the topic's record and the version of its node, or None if the topic does not exist."""
         path = paths.topic(name)
         try:
             node = await self.session.get(path)
@@ -222,11 +222,11 @@ class ClusterStore:
         return codecs.decode_topic(path, node.data, name), node.version
 
     async def create_topic(self, record: TopicRecord) -> None:
-        """Write the topic. The controller then creates its partitions' states.
+        """Create the topic's nodes. The controller then creates the states of the partitions.
 
         Raises:
-          BrokerError: TOPIC_ALREADY_EXISTS; INVALID_PARTITIONS if the record is too large for one node. ZkUnreachable:
-          if ``sent``, the topic may exist. The caller recognizes it by its topic id.
+          BrokerError: TOPIC_ALREADY_EXISTS; INVALID_PARTITIONS if the record is too large for one node.
+          ZkUnreachable: if ``sent``, the topic may exist. Its topic id shows whether this call has created it.
         """
         value = encode_record(record)
         try:
@@ -243,13 +243,13 @@ class ClusterStore:
             raise
 
     async def restore_topic(self, record: TopicRecord, states: Mapping[int, LeaderAndIsr]) -> None:
-        """Write a topic with the states of the partitions that have records, in one multi.
+        """Create a topic with the states of the partitions that have records, in one multi (ZooKeeper transaction).
 
-        Without a state the controller could choose a leader that does not have the partition's records. The topic's id
-        is removed from the list of deleted topics.
+        Without these states the controller could choose a leader that does not have the partition's records. The
+        topic's id is also removed from the list of deleted topics.
 
         Raises:
-          BrokerError: TOPIC_ALREADY_EXISTS; INVALID_PARTITIONS if it is too large for one request.
+          BrokerError: TOPIC_ALREADY_EXISTS; INVALID_PARTITIONS if the topic is too large for one request.
           ZkUnreachable: if ``sent``, the topic may exist.
         """
         ops: list[Op] = [
@@ -278,9 +278,9 @@ class ClusterStore:
             raise
 
     async def update_topic(self, record: TopicRecord, expected_version: int) -> int | None:
-        """Replace a topic's record (schemas, config, more partitions, moves).
+        """Replace a topic's record, for example with new schemas, settings or replicas. Return the new version.
 
-        Returns None if the record has another version, or the topic was deleted and perhaps recreated.
+        Return None if the record has another version than expected, or if the topic was deleted and perhaps recreated.
 
         Raises:
           BrokerError: INVALID_PARTITIONS if the record is too large for one node.
@@ -297,19 +297,17 @@ class ClusterStore:
             raise
 
     async def deleted_topics(self, topic_ids: Iterable[str]) -> set[str]:
-        """Return those of these ids that ZooKeeper lists as deleted topics. Raises ZkUnreachable."""
+        """Return which of ``topic_ids`` are in ZooKeeper's list of deleted topics. Raises ZkUnreachable."""
         await self.session.sync(paths.DELETED_TOPICS)
         wanted = [topic_id for topic_id in topic_ids if not check_topic_name(topic_id)]
         found = await asyncio.gather(*(self.session.exists(paths.deleted_topic(i)) for i in wanted))
         return {topic_id for topic_id, named in zip(wanted, found, strict=True) if named}
 
     async def request_delete_topic(self, name: str, topic_id: str) -> None:
-        """Request that the controller delete this topic.
+        """Request that the controller delete this topic. Idempotent.
 
-        Idempotent.
-
-        If the topic no longer exists, nothing is written. If the node has a request for an earlier topic of the same
-        name, that request is replaced, because the controller would drop it.
+        If the topic no longer exists, nothing is written. If there is a request to delete an earlier topic of the same
+        name, this request replaces it, because the controller would ignore the earlier one.
         """
         path, request = paths.delete_topic(name), codecs.encode(codecs.DeletionRequest(topic_id))
         lives = Check(paths.topic_id(topic_id), -1)
@@ -338,8 +336,8 @@ class ClusterStore:
     async def request_election(self, path: str, request: codecs.ElectionRequest) -> None:
         """Request that the controller elect leaders.
 
-        The controller deletes the request's node, ``paths.election(...)``, after the elections. The node is ephemeral,
-        because an unclean election must not happen long after the requester, and the reason for it, are gone.
+        ``path`` is a path from ``paths.election``. The controller deletes this node after the elections. The node is
+        ephemeral, because an unclean election must not happen long after the process that requested it has ended.
         """
         await self.session.create(path, codecs.encode(request), ephemeral=True)
 
@@ -348,13 +346,13 @@ class ClusterStore:
     async def claim_driver(
         self, host: str, pid: int, *, start_time: int = 0, boot_id: str = "", pid_namespace: int = 0
     ) -> int:
-        """Become the cluster's only driver for the life of this session.
+        """Register this process as the cluster's only driver, for as long as this session exists.
 
-        Returns the driver epoch, which is higher than that of every earlier driver. The arguments are stored in a
-        ``DriverNode``.
+        Return the driver epoch, which is higher than the epoch of every earlier driver. The arguments describe this
+        process and are stored in a ``DriverNode``.
 
         Raises:
-          ClusterError: another driver's node exists (the error names its host and pid).
+          ClusterError: another driver is registered. The error names its host and pid.
         """
         while True:
             node = await self.session.get(paths.DRIVER_EPOCH)
@@ -406,7 +404,7 @@ class ClusterStore:
 
 
 def encode_record(record: TopicRecord) -> bytes:
-    """Encode a topic's record. Raises BrokerError: INVALID_PARTITIONS if it is too large for one node."""
+    """Encode a topic's record for its node. Raises BrokerError INVALID_PARTITIONS if it is too large for one node."""
     value = codecs.encode_topic(record)
     if len(value) > MAX_TOPIC_BYTES:
         raise BrokerError(

@@ -40,7 +40,7 @@ _Replicas = Annotated[tuple[_BrokerId, ...], msgspec.Meta(min_length=1)]
 class ZkFormatError(ClusterError):
     """The error for an unreadable ZooKeeper value: it has a newer format, or is not a valid value of its node.
 
-    ``newer`` means that it has a newer format. No process of this release may overwrite such a value.
+    ``newer`` means that the value has a newer format. No process of this release may overwrite such a value.
     """
 
     def __init__(self, detail: str, newer: bool = False) -> None:
@@ -52,7 +52,11 @@ class ZkFormatError(ClusterError):
 
 
 class GenerationName(msgspec.Struct, frozen=True, order=True):
-    """The part of a generation's directive or report that is read here: its generation of the barrier job."""
+    """The driver epoch and the number that together identify one run (generation) of the driver's barrier job.
+
+    The driver's directive (its orders to a generation) and the generation's report contain them. This package decodes
+    only this part.
+    """
 
     driver_epoch: int
     generation: int
@@ -129,10 +133,10 @@ class ControllerNode(msgspec.Struct, frozen=True):
 
 
 class DriverNode(msgspec.Struct, frozen=True):
-    """The value of ``/driver``: the current driver. The error of another driver that is refused names it.
+    """The value of ``/driver``: the current driver process. If another driver starts, its error message names it.
 
-    ``start_time``, ``boot_id`` and ``pid_namespace`` distinguish the driver's process from a later one with the same
-    pid, or from one in another container. An earlier release omits them.
+    ``start_time``, ``boot_id`` and ``pid_namespace`` distinguish the driver's process from a later process with the
+    same pid, and from a process in another container. An earlier release omits these fields.
     """
 
     driver_epoch: int
@@ -154,7 +158,8 @@ class DeletionRequest(msgspec.Struct, frozen=True):
 class DeletedTopic(msgspec.Struct, frozen=True):
     """The value of ``/brokers/deleted_topics/<id>``: a topic that was deleted at ``deleted_ms``.
 
-    The time is from the controller's wall clock. If there are too many of these nodes, the oldest are removed.
+    The time is from the controller's wall clock. If there are too many of these nodes, the controller removes the
+    oldest ones.
     """
 
     name: str
@@ -165,8 +170,8 @@ class DeletedTopic(msgspec.Struct, frozen=True):
 class ElectionRequest(msgspec.Struct, frozen=True):
     """The value of ``/admin/elections/<name>``: a request to elect leaders.
 
-    The kind "preferred" elects the first replica, if it is in sync. "unclean" elects any live replica, if no member of
-    the ISR is alive. ``partitions`` None means all partitions.
+    An election of the kind "preferred" elects the first replica if it is in sync. The kind "unclean" elects any live
+    replica if no member of the ISR is alive. If ``partitions`` is None, the request is for all partitions.
     """
 
     kind: str
@@ -179,8 +184,8 @@ class ElectionRequest(msgspec.Struct, frozen=True):
 class TruncationRefusal(msgspec.Struct, frozen=True):
     """The value of ``/admin/cut_refusals/<name>``: a replica's refusal to truncate committed records.
 
-    The replica, on the broker with ``incarnation``, holds committed records up to ``high_watermark``. The leader of
-    ``leader_epoch`` lacks these records from ``offset`` on.
+    The replica on broker ``broker_id`` has committed records up to ``high_watermark``. The leader of ``leader_epoch``
+    lacks these records from ``offset`` on.
     """
 
     topic: str
@@ -202,11 +207,10 @@ class StoppingNode(msgspec.Struct, frozen=True):
 
 
 class UntrustedNode(msgspec.Struct, frozen=True):
-    """The value of ``/brokers/untrusted/<id>``: the untrusted incarnation (``value``).
+    """The value of ``/brokers/untrusted/<id>``: the incarnation of a broker whose logs may lack acknowledged records.
 
-    Earlier ISR memberships are void.
-
-    If ``partitions`` is empty, as in values of an earlier release, all partitions of the broker are untrusted.
+    ``value`` is the incarnation. The controller ignores the broker's earlier memberships in the ISRs of ``partitions``.
+    If ``partitions`` is empty, as in values of an earlier release, this is true for all partitions of the broker.
     """
 
     value: int = 0
@@ -215,7 +219,11 @@ class UntrustedNode(msgspec.Struct, frozen=True):
 
 
 class CounterNode(msgspec.Struct, frozen=True):
-    """A counter that only rises: the controller epoch, the driver epoch or the next producer id."""
+    """The value of a node with a counter that only increases.
+
+    The counters are the controller epoch, the driver epoch and the next producer id. The node of a retired broker also
+    has this value, with the broker's last incarnation.
+    """
 
     value: int = 0
     version: int = VERSION
@@ -231,10 +239,10 @@ def encode(value: msgspec.Struct) -> bytes:
 
 
 def decode(path: str, data: bytes, kind: type[T]) -> T:
-    """Decode one value.
+    """Decode the value of the node ``path`` as a struct of type ``kind``.
 
     Raises:
-      ZkFormatError: the value has a newer format version, or is not of this kind. The error names the path.
+      ZkFormatError: the value has a newer format version, or is not of this type. The error names the path.
     """
     decoder = _decoders.get(kind)
     if decoder is None:
@@ -375,9 +383,10 @@ def decode_broker(path: str, data: bytes, broker_id: int) -> BrokerRegistration:
 
 
 class IsrChanges(NamedTuple):
-    """The changes that a leader reports: new states (``reported``), or partitions whose state must be read (``named``).
+    """The partitions whose state (leader and ISR) a leader has changed, in its notification to the controller.
 
-    If both are empty, any partition may have changed.
+    ``reported`` has the new states. ``named`` has partitions without their states, which the controller must read. If
+    both are empty, any partition may have changed.
     """
 
     reported: tuple[TopicStates, ...] = ()

@@ -28,7 +28,7 @@ _T = TypeVar("_T")
 
 
 class StoredTopic(NamedTuple):
-    """A topic with its partitions' states. ``version`` is the version of the topic's own node."""
+    """A topic with the states of its partitions. ``version`` is the version of the node with the topic's record."""
 
     record: TopicRecord
     states: dict[int, VersionedState]
@@ -36,17 +36,21 @@ class StoredTopic(NamedTuple):
 
 
 class TopicsRead(NamedTuple):
-    """All readable topics, and the names of topics with an unreadable record or unreadable states."""
+    """The result of reading all topics.
+
+    It has the readable topics, and the names of topics with an unreadable record or an unreadable partition state.
+    """
 
     topics: tuple[StoredTopic, ...]
     unreadable: frozenset[str]
 
 
 class IsrChangesRead(NamedTuple):
-    """The ISR change notifications.
+    """The content of all ISR change notifications that the controller has read.
 
-    ``nodes`` has the versions of their nodes. ``reported`` has the reported states. ``named`` has partitions that
-    changed without a reported state, or is None if any partition may have changed.
+    ``nodes`` has the version of each notification's node, by its name. ``reported`` has the new states that leaders
+    report. ``named`` has partitions that have changed, but whose state the controller must read itself. It is None if
+    any partition may have changed.
     """
 
     nodes: dict[str, int]
@@ -55,7 +59,7 @@ class IsrChangesRead(NamedTuple):
 
 
 class ControllerLevels:
-    """The reads of one controller, for its ``ControllerStore``."""
+    """The part of ``ControllerStore`` that reads from ZooKeeper. Each method returns the complete current value."""
 
     def __init__(self, cluster: ClusterStore) -> None:
         self.session = cluster.session
@@ -63,9 +67,10 @@ class ControllerLevels:
         self.unreadable = cluster.unreadable
 
     async def brokers(self) -> tuple[BrokerRegistration, ...]:
-        """Return the live brokers. A broker with a mark in ``/brokers/untrusted`` is untrusted.
+        """Return the registrations of the live brokers.
 
-        The mark counts, not the registration: a controller deletes the mark when the broker can be trusted again.
+        A broker is untrusted if the node ``/brokers/untrusted/<id>`` exists. The value in its registration is ignored,
+        because a controller deletes that node when it trusts the broker again.
         """
         live = await self.cluster.live_brokers()
         marks = await self._read_children(paths.UNTRUSTED)
@@ -83,9 +88,10 @@ class ControllerLevels:
         return msgspec.structs.replace(registration, trusted=False, doubted=doubted)
 
     async def retired(self, live: Collection[int]) -> frozenset[int]:
-        """Return the brokers outside ``live`` whose last incarnation is proved dead.
+        """Return the ids of the brokers outside ``live`` whose last process is certainly dead.
 
-        Call it after the live brokers were read: one multi deletes a registration and creates the mark.
+        A supervisor has marked them in ``/brokers/retired``. Read the live brokers before this call, because one multi
+        (ZooKeeper transaction) deletes a registration and creates the mark.
         """
         absent = [broker_id for broker_id in await self._ids(paths.RETIRED) if broker_id not in live]
         marks = await self._nodes([paths.retired(i) for i in absent])
@@ -110,7 +116,7 @@ class ControllerLevels:
         return [node if isinstance(node, Node) else None for node in nodes]
 
     def decode(self, path: str, node: Node, kind: type[_T]) -> _T | None:
-        """Return the node's value, or skip it and return None if it is unreadable."""
+        """Decode the node's value. If the value is unreadable, count the node as skipped and return None."""
         try:
             return codecs.decode(path, node.data, kind)
         except codecs.ZkFormatError as error:
@@ -118,9 +124,9 @@ class ControllerLevels:
             return None
 
     async def absent(self, live: Collection[int]) -> tuple[BrokerRegistration, ...]:
-        """Return the last registrations, with addresses, of brokers outside ``live``.
+        """Return the last registrations, which include addresses, of the brokers outside ``live``.
 
-        Brokers with untrusted logs are excluded.
+        Omit brokers with untrusted logs.
         """
         marked = await self._ids(paths.UNTRUSTED)
         absent = [i for i in await self._ids(paths.INCARNATIONS) if i not in marked and i not in live]
@@ -138,19 +144,19 @@ class ControllerLevels:
         return tuple(found)
 
     async def stopping(self) -> dict[int, int]:
-        """Return the brokers that request a controlled shutdown, with the incarnation that requested it."""
+        """Return the ids of the brokers that request a controlled shutdown, with their incarnations."""
         found = await self.read_values(paths.STOPPING, codecs.StoppingNode)
         return {i: found[str(i)].incarnation for i in self.unreadable.numbers(paths.STOPPING, tuple(found))}
 
     async def deletions(self) -> dict[str, str]:
-        """Return the deletion requests: for each topic name the id of the topic to delete."""
+        """Return the requests to delete topics: the id of the topic to delete, by the name of the topic."""
         found = await self.read_values(paths.DELETE_TOPICS, codecs.DeletionRequest)
         return {name: request.topic_id for name, request in found.items()}
 
     async def isr_changes(self) -> IsrChangesRead:
-        """Return the ISR changes that leaders report.
+        """Read the notifications of leaders about changed ISRs.
 
-        An unreadable notification may mean any partition.
+        An unreadable notification counts as one that any partition may have changed.
         """
         nodes = await self._read_children(paths.ISR_CHANGES)
         reported: list[TopicStates] = []
@@ -191,7 +197,7 @@ class ControllerLevels:
         return TopicsRead(read_whole, frozenset(unread))
 
     async def topic_names(self) -> list[str]:
-        """Return the children of ``/brokers/topics`` with valid topic names; skip the others."""
+        """Return the names of all topics. Skip children of ``/brokers/topics`` whose name is not a valid topic name."""
         names = []
         for name in await self.session.children(paths.TOPICS):
             problem = check_topic_name(name)
@@ -202,29 +208,29 @@ class ControllerLevels:
         return names
 
     async def topic(self, name: str) -> tuple[TopicRecord, int] | None:
-        """Return the topic's record and version, or None if the topic is gone.
+        """Return the topic's record and the version of its node, or None if the topic does not exist.
 
-        The result is not older than the last write through this session.
+        The result includes all writes that completed before the call.
         """
         await self.session.sync(paths.topic(name))
         return await self.cluster.read_topic(name)
 
     async def elections(self) -> dict[str, codecs.ElectionRequest]:
-        """Return the requests for elections, by the names of their nodes."""
+        """Return the requests to elect leaders, by the names of their nodes."""
         return await self.read_values(paths.ELECTIONS, codecs.ElectionRequest)
 
     async def refusals(self) -> tuple[codecs.TruncationRefusal, ...]:
-        """Return the truncations that replicas refuse.
+        """Return the refusals of replicas to truncate committed records.
 
-        The parent node is created if it is missing, as in a cluster of an earlier release.
+        Create the parent node if it is missing, because an earlier release does not create it.
         """
         await self.session.ensure(paths.TRUNCATION_REFUSALS)
         return tuple((await self.read_values(paths.TRUNCATION_REFUSALS, codecs.TruncationRefusal)).values())
 
     async def states(self, tps: Sequence[TopicPartition]) -> dict[TopicPartition, VersionedState | None]:
-        """Return the states of these partitions, or None for a partition without one. Omit unreadable states.
+        """Return the states of these partitions, and None for a partition without a state. Omit unreadable states.
 
-        The result is not older than the last write through this session.
+        The result includes all writes that completed before the call.
         """
         if tps:
             await self.session.sync(paths.TOPICS)
@@ -239,7 +245,7 @@ class ControllerLevels:
         return found
 
     async def read_values(self, path: str, kind: type[_T]) -> dict[str, _T]:
-        """Return the values of a node's children, by name. Unreadable ones are skipped."""
+        """Return the values of the children of ``path``, by the child's name. Skip unreadable values."""
         nodes = await self._read_children(path)
         values = {name: self.decode(f"{path}/{name}", node, kind) for name, node in nodes.items()}
         return {name: value for name, value in values.items() if value is not None}

@@ -28,12 +28,12 @@ NO_NODE = -1
 
 @dataclass(frozen=True, slots=True)
 class EpochLost:
-    """A write that did not happen because another controller has been elected."""
+    """The outcome of a write that did not happen because another controller has been elected."""
 
 
 @dataclass(frozen=True, slots=True)
 class WriteSuperseded:
-    """A write that did not happen because a node has another version than expected, or does not exist."""
+    """The outcome of a write that did not happen because a node has an unexpected version or does not exist."""
 
     reason: str
 
@@ -42,7 +42,7 @@ StateOutcome = WriteOutcome | EpochLost
 
 
 class StateChange(NamedTuple):
-    """The new state of one partition, for ``write_topic``."""
+    """The new state of one partition, which ``write_topic`` writes."""
 
     tp: TopicPartition
     state: LeaderAndIsr
@@ -51,9 +51,10 @@ class StateChange(NamedTuple):
 
 
 class ControllerStore:
-    """One controller's access to ZooKeeper.
+    """A store for one controller's reads and writes in ZooKeeper.
 
-    Call ``elect`` before any write, because writes check its epoch. The reads in ``levels`` do not need it.
+    Call ``elect`` before any write, because writes check the controller epoch that it has obtained. The reads in
+    ``levels`` do not need the epoch.
     """
 
     def __init__(self, session: ZkSession) -> None:
@@ -71,11 +72,9 @@ class ControllerStore:
         self._given = NO_EPOCH
 
     async def elect(self, controller_id: str) -> int | None:
-        """Create ``/controller`` and take a new controller epoch.
+        """Try to become the controller: create ``/controller`` and assign a new controller epoch.
 
-        Return the epoch, or None if another controller is elected.
-
-        No earlier term had this epoch.
+        Return the epoch, which no earlier controller has had. Return None if there is another controller.
         """
         if self._given != NO_EPOCH:
             await self._delete_served_claim()
@@ -167,7 +166,7 @@ class ControllerStore:
         return newest
 
     def owns(self, holder: Node | None) -> bool:
-        """Return whether this session created the ``/controller`` node that was read."""
+        """Return whether this session created ``holder``, the ``/controller`` node as read. None means no node."""
         return holder is not None and holder.ephemeral_owner == self.session.session_id
 
     # --- writes ----------------------------------------------------------------------------------------------------
@@ -184,11 +183,11 @@ class ControllerStore:
     ) -> None:
         """Send a compare-and-set of a partition's state and return at once.
 
-        ``on_outcome`` is called in the event loop. Its outcome is None if the node has another version; the caller must
-        then read the node's state.
+        ``on_outcome`` is called in the event loop with the partition and the outcome. The outcome is None if the node
+        does not have ``expected_version``. The caller must then read the current state.
 
-        This is a callback instead of a coroutine because ten thousand writes may be in flight, and a task for each
-        would take more time than the write.
+        This method is not a coroutine, because ten thousand writes may be in flight, and a task for each of them would
+        take more time than the write itself.
         """
         value = codecs.encode_state(state, leader_incarnation)
         ops: list[Op] = [Check(paths.CONTROLLER_EPOCH, self._epoch_version), Check(paths.topic_id(topic_id), -1)]
@@ -208,7 +207,7 @@ class ControllerStore:
     async def write_topic(
         self, record: TopicRecord, expected_version: int, changes: Sequence[StateChange]
     ) -> Written | WriteSuperseded | EpochLost | FateUnknown:
-        """Replace the topic's record and these partitions' states, in one multi.
+        """Replace the topic's record and the states of these partitions, in one multi (ZooKeeper transaction).
 
         Raises:
           BrokerError: INVALID_PARTITIONS if the record is too large for one node.
@@ -245,12 +244,12 @@ class ControllerStore:
         return await self._deletion.delete(name, topic_id, fence)
 
     async def delete_isr_changes(self, nodes: Mapping[str, int]) -> bool:
-        """Delete processed notifications if they still have the versions that were read.
+        """Delete processed ISR change notifications. ``nodes`` maps the name of each node to the version that was read.
 
-        Returns False if one has changed since.
+        Keep a node that has changed since, and return False if there is one.
 
-        The deletion checks the controller epoch, because a controller that has been replaced must not delete
-        notifications that the new one has not read.
+        The deletion checks the controller epoch, because a replaced controller must not delete notifications that the
+        new controller has not read.
         """
         fence = Check(paths.CONTROLLER_EPOCH, self._epoch_version)
         deletions = [
@@ -264,7 +263,8 @@ class ControllerStore:
     async def raise_counters(self, controller_epoch: int, *, producer_ids: int) -> None:
         """Raise the controller epoch and the counter of producer ids to at least these values.
 
-        This ends this controller's epoch. It does nothing if another controller has been elected.
+        This changes the epoch's node, so all later writes of this controller fail. If another controller has been
+        elected, do nothing.
 
         Raises:
           ZkUnreachable: the counters may have been raised.
@@ -289,8 +289,8 @@ class ControllerStore:
     async def drop_deletion_request(self, name: str, topic_id: str) -> None:
         """Delete the deletion request for this topic.
 
-        A request for another topic with this name stays, even if it is written during the call. Nothing happens if
-        another controller has been elected.
+        Keep a request to delete another topic with the same name, even if it is written during the call. If another
+        controller has been elected, delete nothing.
         """
         path = paths.delete_topic(name)
         async with self._dropping:
@@ -307,7 +307,7 @@ class ControllerStore:
                     raise
 
     async def trust_broker(self, broker_id: int, incarnation: int) -> None:
-        """Delete an untrusted broker's mark, unless another incarnation has registered since."""
+        """Delete the node that marks this broker as untrusted, unless another incarnation has registered since."""
         try:
             await self.session.multi(
                 [Check(paths.incarnation(broker_id), incarnation), Delete(paths.untrusted(broker_id))]

@@ -56,11 +56,14 @@ class ZkNoAuth(ZkError):
 
 
 class ZkBadVersion(ZkError):
-    """The error for a node with another version than the request expects."""
+    """The error for a node that does not have the version that the request expects."""
 
 
 class ZkMultiFailed(ZkError):
-    """The error of a multi that was rolled back because operation ``index`` failed with ``cause``."""
+    """The error of a multi (ZooKeeper transaction) that failed as a whole, so that nothing was written.
+
+    Its operation number ``index`` failed with ``cause``.
+    """
 
     def __init__(self, index: int, cause: ZkError) -> None:
         self.index = index
@@ -72,7 +75,10 @@ class ZkMultiFailed(ZkError):
 
 
 def raise_other_than(results: Sequence[object], allowed: type[ClusterError]) -> None:
-    """Raise the first exception among gathered results that is not of an ``allowed`` type."""
+    """Raise the first exception in ``results`` that is not of the type ``allowed``.
+
+    ``results`` are the results of ``asyncio.gather`` with ``return_exceptions``.
+    """
     for result in results:
         if isinstance(result, BaseException) and not isinstance(result, allowed):
             raise result

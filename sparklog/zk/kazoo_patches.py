@@ -30,7 +30,7 @@ _log = logging.getLogger(__name__)
 
 
 class UnknownError(ZookeeperError):  # type: ignore[misc]
-    """A response with an error code that kazoo does not know."""
+    """The error for a response of ZooKeeper with an error code that kazoo does not know."""
 
 
 # Without this, kazoo raises at the lookup of such a code. It has then already removed the request from its list of
@@ -39,14 +39,14 @@ EXCEPTIONS.default_factory = lambda: UnknownError
 
 
 class KazooHandler(SequentialThreadingHandler):  # type: ignore[misc]
-    """kazoo's handler for threads, with a faster ``select`` and its own TLS.
+    """kazoo's handler for threads, with a faster ``select`` and another implementation of TLS.
 
-    kazoo calls ``select`` before each read and write, four times per request. Its own version creates and closes an
-    epoll descriptor each time, which took most of the time of a request.
+    kazoo calls ``select`` before each read and write, four times per request. kazoo's own ``select`` creates and closes
+    an epoll descriptor each time, which took most of the time of a request.
 
-    ``tls`` makes a context for each new connection; None is for connections without TLS. kazoo's own TLS also trusts
-    the certificate authorities of the system, and does not wait correctly. After it has read the first of two responses
-    in one TLS record, it waits for more bytes from the network.
+    ``tls`` returns a context for each new connection, or is None for connections without TLS. kazoo's own TLS also
+    trusts the certificate authorities of the system. It also waits too long: if one TLS record contains two responses,
+    kazoo reads the first one and then waits for more bytes from the network.
     """
 
     def __init__(self, tls: Callable[[], ssl.SSLContext] | None = None) -> None:
@@ -58,7 +58,10 @@ class KazooHandler(SequentialThreadingHandler):  # type: ignore[misc]
         self.tls_failure = ""
 
     def create_connection(self, address: tuple[str, int], *, timeout: float | None = None, **_: Any) -> socket.socket:
-        """Connect to a server, with TLS if this handler has it. Raises OSError, and ConfigError for its files."""
+        """Connect to a ZooKeeper server, with TLS if it is configured.
+
+        Raises OSError, or ConfigError if a file for TLS cannot be used.
+        """
         if self._tls is None:
             found: socket.socket = super().create_connection(address, timeout=timeout)
             return found
@@ -73,7 +76,7 @@ class KazooHandler(SequentialThreadingHandler):  # type: ignore[misc]
     def select(
         self, readers: Sequence[Any], writers: Sequence[Any], _: Sequence[Any], timeout: float | None = None
     ) -> tuple[list[Any], list[Any], list[Any]]:
-        """Wait like ``select.select``, but without a limit for descriptor numbers.
+        """Wait as ``select.select`` does, but without its limit for the numbers of file descriptors.
 
         No socket may be in both lists. A socket with an error counts as ready: the next read or write raises the error.
         """
@@ -179,7 +182,7 @@ _VERSION_AT = struct.calcsize("!qqqq")
 
 
 class AclEntry(NamedTuple):
-    """One entry of a node's ACL: what the sessions with an identity may do."""
+    """One entry of a node's ACL: an identity (scheme and name), and what sessions with this identity may do."""
 
     permissions: int
     scheme: str
@@ -192,12 +195,12 @@ class AclEntry(NamedTuple):
 
 
 def acl_entries(acl: Sequence[Any]) -> frozenset[AclEntry]:
-    """Return an ACL in kazoo's form as entries."""
+    """Convert an ACL from kazoo's form to entries."""
     return frozenset(AclEntry(entry.perms, entry.id.scheme, entry.id.id) for entry in acl)
 
 
 def kazoo_acl(entries: Iterable[AclEntry]) -> list[ACL]:
-    """Return entries as an ACL in kazoo's form."""
+    """Convert entries to an ACL in kazoo's form."""
     return [ACL(entry.permissions, Id(entry.scheme, entry.name)) for entry in sorted(entries)]
 
 
@@ -208,7 +211,7 @@ OPEN_ENTRIES = acl_entries(OPEN_TO_ALL)
 
 
 def acl_bytes(acl: Sequence[Any]) -> bytes:
-    """Return an ACL as encoded in requests. Source: ZooKeeper's jute file, vector<ACL>."""
+    """Encode an ACL in kazoo's form as a request contains it. Source: ZooKeeper's jute file, vector<ACL>."""
     parts = [_INT.pack(len(acl))]
     for entry in acl:
         scheme, name = entry.id.scheme.encode(), entry.id.id.encode()
@@ -220,7 +223,7 @@ _OPEN_TO_ALL = acl_bytes(OPEN_TO_ALL)
 
 
 class Multi:
-    """A multi request with its own encoding and decoding.
+    """A multi request (ZooKeeper transaction), encoded and decoded without kazoo's ``Transaction``.
 
     kazoo's ``Transaction`` creates several objects for each operation and each result and repeats checks, which took
     half of the processor time of a thousand small writes.

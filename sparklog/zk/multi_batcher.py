@@ -35,7 +35,7 @@ class _Member(NamedTuple):
 
 
 class MultiBatcher:
-    """The batcher of one ``ZkSession``.
+    """A component that sends several small multis (ZooKeeper transactions) of one ``ZkSession`` in one request.
 
     ``send`` is the session's ``multi``. It returns a future at once, which fails if the request cannot be sent.
     """
@@ -48,7 +48,10 @@ class MultiBatcher:
         self._scheduled = False
 
     def multi(self, ops: Sequence[Op]) -> asyncio.Future[Results]:
-        """Perform these operations in a batch. The future has their own results or error."""
+        """Perform these operations, all or none, in one request with other multis.
+
+        The future has the results or the error of these operations only.
+        """
         future: asyncio.Future[Results] = self._loop.create_future()
         self._waiting.append(_Member(ops, future))
         if not self._scheduled and self._in_flight < _IN_FLIGHT:

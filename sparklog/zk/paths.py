@@ -87,7 +87,7 @@ TOP = frozenset("/" + path.split("/")[1] for path in (*BASE, *_SECRET, CONTROLLE
 
 
 def is_secret(path: str) -> bool:
-    """Return whether the content of this node must be unreadable for strangers."""
+    """Return whether sessions without the cluster's credentials must not even read this node."""
     return path.startswith(_SECRET) and any(path == root or path.startswith(f"{root}/") for root in _SECRET)
 
 

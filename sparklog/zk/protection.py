@@ -23,7 +23,7 @@ from sparklog.zk.tree_acls import TreeCount, close_tree, open_tree
 
 
 async def is_fresh(session: ZkSession) -> bool:
-    """Return whether no broker has ever registered."""
+    """Return whether this ZooKeeper is new to the cluster: no broker has ever registered."""
     try:
         return not await session.children(paths.INCARNATIONS)
     except ZkNoNode:
@@ -33,14 +33,14 @@ async def is_fresh(session: ZkSession) -> bool:
 async def protect(
     session: ZkSession, keys: KeyRing, *, again: bool = False, progress: Callable[[int], None] | None = None
 ) -> TreeCount:
-    """Protect this ZooKeeper against sessions that do not know one of ``keys``.
+    """Set the ACLs of all nodes so that only sessions that know one of the secrets in ``keys`` can change them.
 
-    If ``keys`` has a single secret and the protection for it is complete, nothing happens, unless ``again`` is set. If
-    an earlier call was interrupted, the ACLs of all nodes are set again.
+    If ``keys`` has a single secret and an earlier call has protected all nodes by it, do nothing, unless ``again`` is
+    set. Return the numbers of nodes.
 
     Raises:
-      ClusterError: ZooKeeper is protected by another secret. ZkUnreachable: the connection broke; the caller may repeat
-      the call.
+      ClusterError: ZooKeeper is protected by another secret.
+      ZkUnreachable: the connection broke. The caller may repeat the call.
     """
     wanted = ",".join(secret.key_id for secret in keys.secrets).encode()
     await session.authenticate()
@@ -65,10 +65,13 @@ async def protect(
 async def unprotect(
     session: ZkSession, *, with_secrets: bool = False, progress: Callable[[int], None] | None = None
 ) -> TreeCount:
-    """End the protection, and let every session do everything. No process of the cluster may run meanwhile.
+    """Remove the protection: set the ACLs of all nodes so that every session may do everything with them.
+
+    Without ``with_secrets`` the secret nodes keep their ACLs. No process of the cluster may run meanwhile.
 
     Raises:
-      ZkNoAuth, ZkUnreachable: as ``open_tree``.
+      ZkNoAuth: this session may not change a node's ACL.
+      ZkUnreachable: the connection broke. The caller may repeat the call.
     """
     count = await open_tree(session, with_secrets=with_secrets, progress=progress)
     with suppress(ZkNoNode):

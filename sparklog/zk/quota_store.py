@@ -41,7 +41,10 @@ _MAX_INDEX_BYTES = 900_000
 
 
 class QuotaIndex(msgspec.Struct, frozen=True):
-    """The value of ``/config/quotas``. ``changed`` has the entities of the last changes, the newest last."""
+    """The value of ``/config/quotas``: the entities with quotas, and the entities of the last changes.
+
+    The newest change is the last in ``changed``.
+    """
 
     entities: tuple[QuotaEntity, ...] = ()
     changed: Annotated[tuple[QuotaEntity, ...], msgspec.Meta(max_length=10_000)] = ()
@@ -54,7 +57,11 @@ class _ConfigNode(msgspec.Struct, frozen=True):
 
 
 class Quotas(NamedTuple):
-    """All quotas, the version of the index at the read, and the number of the ZooKeeper session that read them."""
+    """All quotas as read from ZooKeeper.
+
+    ``version`` is the version of the index when it was read, and ``generation`` is the number of the ZooKeeper session
+    that read it.
+    """
 
     version: int
     values: Mapping[QuotaEntity, QuotaValues]
@@ -83,14 +90,14 @@ def _node_name(name: str) -> str:
 
 
 def decode_index(node: Node | None) -> QuotaIndex:
-    """Return the index; an empty one if the node does not exist. Raises ZkFormatError."""
+    """Decode the index. If ``node`` is None, the node does not exist, and the index is empty. Raises ZkFormatError."""
     if node is None or not node.data:
         return QuotaIndex()
     return codecs.decode(paths.QUOTAS, node.data, QuotaIndex)
 
 
 class QuotaStore:
-    """The operations on quotas in one ZooKeeper session. Its only state is the report of unreadable nodes."""
+    """A store of the quotas in ZooKeeper, over one session. Its only state is the report of unreadable nodes."""
 
     def __init__(self, session: ZkSession, unreadable: Unreadable) -> None:
         self._session = session
@@ -104,7 +111,10 @@ class QuotaStore:
         return self._session.watch_data(paths.QUOTAS, on_index)
 
     async def read(self, node: Node | None, known: Quotas = NO_QUOTAS) -> Quotas:
-        """Return the quotas of this index. Read only the nodes that have changed since ``known``. Raises ZkError."""
+        """Return all quotas. ``node`` is the node of the index as read, or None if it does not exist.
+
+        Read only the nodes that have changed since ``known``. Raises ZkError.
+        """
         index = decode_index(node)
         if node is None:
             return NO_QUOTAS
@@ -118,9 +128,9 @@ class QuotaStore:
         return Quotas(node.version, {**kept, **await self._values(entities & changed)}, generation)
 
     async def current(self, known: Quotas = NO_QUOTAS) -> Quotas:
-        """Return the quotas with all earlier writes. Read only the nodes that have changed since ``known``.
+        """Return all quotas, including all writes that completed before the call.
 
-        Raises ZkError.
+        Read only the nodes that have changed since ``known``. Raises ZkError.
         """
         await self._session.sync(paths.CONFIG)
         try:
@@ -130,9 +140,10 @@ class QuotaStore:
         return await self.read(node, known)
 
     async def alter(self, entity: QuotaEntity, changes: Mapping[str, float | None]) -> int:
-        """Set or remove (None) quotas of one entity, and return the new version of the index.
+        """Change quotas of one entity. Return the new version of the index.
 
-        Removing a quota that does not exist has no effect.
+        ``changes`` maps the name of a quota to its new value, or to None to remove the quota. Removing a quota that
+        does not exist has no effect.
 
         Raises:
             BrokerError: INVALID_CONFIG, there are too many entities with quotas.

@@ -20,7 +20,7 @@ _AT_ONCE = 1000
 
 
 class RebuildStore:
-    """A rebuild over one session. Call ``begin`` first."""
+    """A writer that creates all nodes of a cluster again, over one session. Call ``begin`` first."""
 
     def __init__(self, session: ZkSession) -> None:
         self._session = session
@@ -51,7 +51,7 @@ class RebuildStore:
             await self._session.set(paths.CLUSTER_ID, cluster_id.encode(), node.version)
 
     async def counters(self, *, controller_epoch: int, producer_ids: int, next_broker_id: int) -> None:
-        """Raise all counters to at least these values."""
+        """Raise the controller epoch, the next producer id and the next broker id to at least these values."""
         for path, value in ((paths.CONTROLLER_EPOCH, controller_epoch), (paths.PRODUCER_IDS, producer_ids)):
             node = await self._session.get(path)
             known = codecs.decode(path, node.data, codecs.CounterNode).value
@@ -59,7 +59,7 @@ class RebuildStore:
         await self._raise(paths.BROKER_ID_SEQUENCE, next_broker_id)
 
     async def broker(self, broker_id: int, incarnation: int) -> None:
-        """Set the broker's last incarnation. Its next registration gets the following one."""
+        """Raise the last incarnation of the broker to at least this value. Its next registration gets a higher one."""
         await self._session.ensure(paths.incarnation(broker_id))
         await self._raise(paths.incarnation(broker_id), incarnation)
 
@@ -71,7 +71,7 @@ class RebuildStore:
             at = end
 
     async def topic(self, record: TopicRecord, states: dict[int, LeaderAndIsr]) -> None:
-        """Write one topic with the states of its partitions."""
+        """Create the nodes of one topic and the states of its partitions."""
         with suppress(ZkNoNode):
             await self._session.delete(paths.deleted_topic(record.topic_id))
         ops: list[Op] = [

@@ -26,7 +26,7 @@ def pid_namespace() -> int:
 def start_time(pid: int) -> int:
     """Return when the process with this pid started, in clock ticks after boot.
 
-    Returns 0 if there is no such process, or only a zombie. Source: proc_pid_stat(5), field 22.
+    Return 0 if there is no such process or it is a zombie. Source: proc_pid_stat(5), field 22.
     """
     try:
         stat = Path(f"/proc/{pid}/stat").read_bytes()
@@ -42,12 +42,13 @@ def same_host(one: BrokerRegistration, other: BrokerRegistration) -> bool:
 
 
 def is_over(held: BrokerRegistration, mine: BrokerRegistration) -> bool:
-    """Return whether the process that registered ``held`` is the one that registers ``mine``, or has ended.
+    """Return whether the registration ``held`` is stale, so that this process may replace it with ``mine``.
 
-    The result is False if this process cannot know. The registration then disappears when its session expires.
+    It is stale if the process that wrote it has ended, or is this process. Return False if this process cannot find
+    that out; the registration then disappears when its session expires.
 
-    A registration that an earlier release wrote has no pid namespace. Its process is assumed to have ended, as the
-    earlier release assumed.
+    A registration that an earlier release wrote has no pid namespace. If it is from this host, the process is assumed
+    to have ended.
     """
     if not same_host(held, mine):
         return False

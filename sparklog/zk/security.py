@@ -29,7 +29,7 @@ _LONGEST_FILE = 64 * 1024
 
 
 class Masked(str):
-    """A secret text. It is masked wherever it is printed, for example in a log line of kazoo."""
+    """A secret text whose ``repr`` and formatted output are masked, for example in a log line of kazoo."""
 
     __slots__ = ()
 
@@ -63,11 +63,11 @@ class ZooKeeperSecurity(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def has_identity(self) -> bool:
-        """Return whether a session proves an identity, by a digest or by a certificate."""
+        """Return whether a session proves an identity to ZooKeeper, by a digest or by a TLS certificate."""
         return bool(self.digest_file) or (self.tls and bool(self.certificate))
 
     def context(self) -> ssl.SSLContext:
-        """Return a TLS context for one connection, from the present content of the files.
+        """Create a TLS context for one connection from the current content of the files.
 
         Raises:
             ConfigError: a file cannot be read, or is not the expected kind of PEM file.
@@ -87,7 +87,7 @@ class ZooKeeperSecurity(msgspec.Struct, frozen=True, kw_only=True):
         return context
 
     def credentials(self) -> tuple[Masked, ...]:
-        """Return the credentials of the digest file, each ``user:password``; none without a digest file.
+        """Read the credentials in the digest file. Each has the form ``user:password``. Without a file there are none.
 
         Raises:
             ConfigError: the file cannot be read, other users may read it, or a line has the wrong form. The error does
@@ -111,7 +111,7 @@ class ZooKeeperSecurity(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def zookeeper_security(config: BrokerConfig) -> ZooKeeperSecurity:
-    """Return the security settings of ZooKeeper sessions from the broker settings.
+    """Return the security settings of ZooKeeper sessions that the broker settings contain.
 
     Raises:
         ConfigError: settings contradict each other, or a path is relative.
@@ -143,10 +143,10 @@ def zookeeper_security(config: BrokerConfig) -> ZooKeeperSecurity:
 
 
 def security_of(settings: Mapping[str, str]) -> ZooKeeperSecurity:
-    """Return the security settings of ZooKeeper sessions from ``settings``. Ignore settings of other parts.
+    """Parse the ``zookeeper.*`` settings among ``settings``, and ignore all others.
 
     Raises:
-        ConfigError: a setting of ZooKeeper is unknown, or ``zookeeper_security`` raises it.
+        ConfigError: a ZooKeeper setting is unknown, settings contradict each other, or a path is relative.
     """
     return zookeeper_security(
         broker_config({key: value for key, value in settings.items() if key.startswith("zookeeper.")})

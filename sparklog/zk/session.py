@@ -69,9 +69,10 @@ _kazoo_log = logging.getLogger("sparklog.zk.kazoo")
 
 
 class SessionState(Enum):
-    """The state of a session.
+    """The state of a ZooKeeper session.
 
-    In ``DISCONNECTED`` the session may still live. Only the server decides that it is ``EXPIRED``.
+    In the state ``DISCONNECTED`` the session may still exist in ZooKeeper. Only ZooKeeper decides that it is
+    ``EXPIRED``.
     """
 
     CONNECTING = "connecting"
@@ -82,7 +83,10 @@ class SessionState(Enum):
 
 
 class Node(NamedTuple):
-    """A node as read. ``ephemeral_owner`` is the id of the session that holds it, or 0 for a persistent node."""
+    """A ZooKeeper node as read: its value and version.
+
+    ``ephemeral_owner`` is the id of the session that created an ephemeral node, or 0 for a persistent node.
+    """
 
     data: bytes
     version: int
@@ -99,7 +103,10 @@ _STATES = {
 
 
 class ZkSession:
-    """A ZooKeeper session. One asyncio loop owns it and calls all methods: first ``open``, last ``close``."""
+    """A ZooKeeper session. Create it with ``open``, and end it with ``close``.
+
+    Not thread-safe: call every method on the event loop on which ``open`` was called.
+    """
 
     def __init__(
         self,
@@ -167,7 +174,7 @@ class ZkSession:
         keys: KeyRing | None = None,
         security: ZooKeeperSecurity | None = None,
     ) -> ZkSession:
-        """Connect and create the chroot if it is missing.
+        """Connect to ZooKeeper, and create the chroot if it is missing. Return the session.
 
         ``keys`` are the cluster's secrets, which a protected ZooKeeper requires (see ``protection``). ``security`` has
         the credentials for a ZooKeeper that the operator secures.
@@ -204,7 +211,7 @@ class ZkSession:
         return ""
 
     async def close(self) -> None:
-        """End the session, which deletes its ephemeral nodes. Returns after kazoo's threads have ended."""
+        """End the session, which deletes its ephemeral nodes, and wait until kazoo's threads have ended."""
         if self.state is SessionState.CLOSED:
             return
         self._move(SessionState.CLOSED)
@@ -234,7 +241,7 @@ class ZkSession:
         return found
 
     async def connected(self, *, timeout_ms: int | None = None) -> None:
-        """Wait until requests can be sent. Raises ZkUnreachable after a close, and after ``timeout_ms``."""
+        """Wait until the session is connected. Raises ZkUnreachable if it is closed, or after ``timeout_ms``."""
         if timeout_ms is not None:
             try:
                 await asyncio.wait_for(self.connected(), timeout_ms / 1000)
@@ -247,7 +254,7 @@ class ZkSession:
             await self._connected.wait()
 
     def add_listener(self, listener: Callable[[SessionState], None]) -> Callable[[], None]:
-        """Call ``listener`` in the loop on each change of ``state``. Returns a function that removes the listener."""
+        """Call ``listener`` on the event loop after each change of ``state``. Return a function that removes it."""
         self._listeners.append(listener)
 
         def remove() -> None:
@@ -259,11 +266,10 @@ class ZkSession:
     # --- protection ----------------------------------------------------------------------------------------------
 
     async def authenticate(self) -> None:
-        """Prove the cluster's secrets to ZooKeeper, on this connection and on every later one.
+        """Prove to ZooKeeper that this session knows the cluster's secrets, on this and every later connection.
 
-        Raises ZkUnreachable.
-
-        From then on this session creates nodes that sessions without the secrets cannot change.
+        From then on, the nodes that this session creates cannot be changed by sessions without the secrets. Raises
+        ZkUnreachable.
         """
         for secret in self._keys.secrets:
             credential = Masked(f"sparklog:{secret.derive('zookeeper').hex()}")
@@ -277,17 +283,23 @@ class ZkSession:
 
     @property
     def has_chroot(self) -> bool:
-        """Return whether this session sees only a part of ZooKeeper's tree."""
+        """Return whether all paths of this session are below a chroot, so that it sees only a part of the tree."""
         return bool(self._root)
 
     @property
     def keeps_secrets(self) -> bool:
-        """Return whether strangers cannot read the secret nodes that this session creates."""
+        """Return whether the ACLs of new secret nodes of this session deny reads by other sessions.
+
+        Sessions with the same credentials can read them.
+        """
         return self._secret_acl is SECRET
 
     @property
     def closes_nodes(self) -> bool:
-        """Return whether strangers cannot change the nodes that this session creates."""
+        """Return whether the ACLs of new nodes of this session deny changes by other sessions.
+
+        Sessions with the same credentials can change them.
+        """
         return self._acl is CLOSED
 
     def _acl_of(self, path: str) -> Sequence[Any]:
@@ -328,7 +340,7 @@ class ZkSession:
     # --- requests: each returns a future at once -----------------------------------------------------------------
 
     def get(self, path: str, *, on_change: Callable[[], None] | None = None) -> asyncio.Future[Node]:
-        """Read a node. ``on_change`` is called once, when the node changes or the connection breaks."""
+        """Read a node. ``on_change`` is called once: when the node changes or the connection breaks."""
         path, watch = self._root + path, self._watcher(on_change)
         return self._submit(
             lambda: self._client.get_async(path, watch=watch),
@@ -341,7 +353,10 @@ class ZkSession:
         return self._submit(lambda: self._client.exists_async(path, watch=watch), lambda stat: stat is not None)
 
     def children(self, path: str, *, on_change: Callable[[], None] | None = None) -> asyncio.Future[tuple[str, ...]]:
-        """Return the names of a node's children, sorted."""
+        """Return the sorted names of a node's children.
+
+        ``on_change`` is called once: when a child is created or deleted, or the connection breaks.
+        """
         path, watch = self._root + path, self._watcher(on_change)
         return self._submit(
             lambda: self._client.get_children_async(path, watch=watch), lambda names: tuple(sorted(names))
@@ -358,7 +373,7 @@ class ZkSession:
         )
 
     def set(self, path: str, data: bytes, version: int = -1) -> asyncio.Future[int]:
-        """Write a node if it has ``version`` (-1: any version). The result is its new version."""
+        """Write the value of a node that has this version; -1 means any version. The result is its new version."""
         path = self._root + path
         return self._submit(lambda: self._client.set_async(path, data, version), lambda stat: int(stat.version))
 
@@ -368,7 +383,7 @@ class ZkSession:
         return self._submit(lambda: self._client.get_acls_async(path), lambda found: acl_entries(found[0]))
 
     def set_acl(self, path: str) -> asyncio.Future[None]:
-        """Set a node's ACL to that of the nodes that this session creates."""
+        """Set a node's ACL to the one with which this session creates nodes."""
         return self._set_acl(path, self._acl_of(path))
 
     def set_entries(self, path: str, entries: Iterable[AclEntry]) -> asyncio.Future[None]:
@@ -384,26 +399,26 @@ class ZkSession:
         return self._submit(lambda: self._client.delete_async(path, version), lambda _: None)
 
     def sync(self, path: str) -> asyncio.Future[None]:
-        """Let the server catch up with the ensemble's leader, so that later reads return all earlier writes."""
+        """Wait until the server has caught up with the ensemble's leader. Later reads then see all earlier writes."""
         path = self._root + path
         return self._submit(lambda: self._client.sync_async(path), lambda _: None)
 
     def multi(self, ops: Sequence[Op]) -> asyncio.Future[tuple[Any, ...]]:
-        """Perform all of ``ops`` or none.
+        """Perform all of ``ops`` or none, in one ZooKeeper transaction.
 
         The results are in the order of ``ops``: the path of a Create, the new version of a SetData, None for others.
 
-        Raises (from the future): ZkMultiFailed: an operation failed, and nothing was done. The error has the operation
-          and the cause.
+        The future fails with ZkMultiFailed if an operation failed, and nothing was written. The error has the index of
+        the operation and the cause.
         """
         skip = len(self._root)
         return self._submit(lambda: self._commit(ops), lambda results: _multi_results(ops, results, skip))
 
     def multi_batched(self, ops: Sequence[Op]) -> asyncio.Future[tuple[Any, ...]]:
-        """Perform a ``multi`` that is one of many small ones.
+        """Perform all of ``ops`` or none, as ``multi`` does. Use this for many small transactions.
 
-        Several such multis are sent together, but each has its own result. They are sent in the order of the calls, but
-        other requests may overtake them. See ``MultiBatcher``.
+        Several transactions are sent in one request, but each has its own result. They are sent in the order of the
+        calls, but other requests may overtake them. See ``MultiBatcher``.
         """
         return self._batcher.multi(ops)
 
@@ -421,9 +436,9 @@ class ZkSession:
             await self._submit(lambda: self._client.create_async(absolute, b"", acl=acl), lambda _: None)
 
     async def patiently(self, ask: Callable[[], Awaitable[_T]]) -> _T:
-        """Repeat an idempotent request until ZooKeeper responds, without a time limit.
+        """Call ``ask``, an idempotent request, until ZooKeeper responds, without a time limit. Return its result.
 
-        Errors about nodes and versions are raised. After any other error the request is repeated after a pause.
+        Raise errors about nodes and versions (such as ZkNoNode or ZkBadVersion). Repeat the request after other errors.
 
         Raises:
           ZkUnreachable: the session was closed.
@@ -443,22 +458,23 @@ class ZkSession:
     # --- watches -------------------------------------------------------------------------------------------------
 
     def watch_children(self, path: str, on_children: Callable[[tuple[str, ...] | None], None]) -> Callable[[], None]:
-        """Call ``on_children`` with the children of ``path`` (None if it does not exist).
+        """Call ``on_children`` with the children of ``path``, now and after every change and every reconnection.
 
-        Returns a function that ends that.
-
-        ``on_children`` is called now, after every change and after every reconnection. Several quick changes may cause
-        only one call.
+        The argument is None if ``path`` does not exist. Several quick changes may cause only one call. Return a
+        function that ends the watch.
         """
         return self._follow(lambda fired: self.children(path, on_change=fired), path, on_children)
 
     def watch_data(
         self, path: str, on_node: Callable[[Node | None], None], *, until_gone: bool = False
     ) -> Callable[[], None]:
-        """Watch the node's data as ``watch_children`` watches its children.
+        """Call ``on_node`` with the node at ``path``, now and after every change and every reconnection.
 
-        With ``until_gone`` the watch ends after the call with None. Otherwise ZooKeeper would keep a watch for the
-        creation of the node until the connection ends, even if the node never appears again.
+        The argument is None if the node does not exist. Several quick changes may cause only one call. Return a
+        function that ends the watch.
+
+        With ``until_gone``, the watch also ends after a call with None. Use that for nodes that never appear again,
+        because otherwise ZooKeeper keeps a watch for their creation until the connection ends.
         """
         return self._follow(lambda fired: self.get(path, on_change=fired), path, on_node, until_gone=until_gone)
 

@@ -23,17 +23,18 @@ MAX_NOTIFICATION_BYTES = 500_000
 
 @dataclass(frozen=True, slots=True)
 class Written:
-    """A durable write; the node now has this ``version``."""
+    """The outcome of a write that is durable. The node now has this ``version``."""
 
     version: int
 
 
 @dataclass(frozen=True, slots=True)
 class WriteRefused:
-    """A write that ZooKeeper refused.
+    """The outcome of a write that ZooKeeper refused.
 
-    Either the state's node had another version, or a broker that the write adds to the ISR had another incarnation.
-    ``found`` is the node's current state. If it has the version that the write expected, the broker was the reason.
+    Either the partition's state had another version, or a broker that the write adds to the ISR had another
+    incarnation. ``found`` is the current state. If it has the version that the write expected, the broker was the
+    reason.
     """
 
     found: VersionedState
@@ -42,18 +43,18 @@ class WriteRefused:
 
 @dataclass(frozen=True, slots=True)
 class NodeGone:
-    """A partition without a state, because its topic was deleted."""
+    """The outcome of a write to a partition that has no state any more, because its topic was deleted."""
 
 
 @dataclass(frozen=True, slots=True)
 class FateUnknown:
-    """A write with an unknown outcome, because the connection broke.
+    """The outcome of a write if it is not known whether the write was performed, because the connection broke.
 
-    If ``sent`` is false, the write certainly did not happen. The caller reads the state with ``read_again`` to learn
-    the outcome.
+    If ``sent`` is false, the write was certainly not performed. To learn the outcome, the caller reads the state with
+    ``read_again``.
 
-    ``why`` is set if the connection is intact but the response is not understood. The caller then pauses before the
-    next attempt.
+    ``why`` is set if the connection did not break, but the response was an unexpected error. The caller then pauses
+    before the next attempt.
     """
 
     sent: bool
@@ -64,9 +65,9 @@ WriteOutcome = Written | WriteRefused | NodeGone | FateUnknown
 
 
 class StateStore:
-    """The operations on partition states over one session.
+    """A store of the partition states (leader and ISR) in ZooKeeper, over one session.
 
-    The object has no state, so any number of operations may be in flight.
+    Any number of operations may be in flight, because the store keeps no copy of the states.
     """
 
     def __init__(self, session: ZkSession, unreadable: Unreadable) -> None:
@@ -74,7 +75,7 @@ class StateStore:
         self._unreadable = unreadable
 
     async def read(self, tp: TopicPartition) -> VersionedState | None:
-        """Return the partition's state, or None if it has none yet or was deleted."""
+        """Return the partition's state, or None if the partition has no state yet or was deleted."""
         path = paths.state(tp)
         try:
             node = await self._session.get(path)
@@ -83,10 +84,10 @@ class StateStore:
         return codecs.decode_state(path, node.data, node.version)
 
     async def read_again(self, tp: TopicPartition) -> VersionedState | None:
-        """Read the state after FateUnknown. Wait for the connection, and let the server catch up first.
+        """Read the state after a write with the outcome FateUnknown, to learn whether the write was performed.
 
-        The wait has no time limit. The write cannot take effect after the read: once a session has a new connection,
-        the ensemble refuses its requests from the earlier connection.
+        First wait, without a time limit, until the session is connected and the server has caught up. The write cannot
+        take effect after this read, because ZooKeeper refuses requests from the session's earlier connection.
 
         Raises:
           ZkUnreachable: the session was closed.
@@ -111,15 +112,14 @@ class StateStore:
         added: Sequence[tuple[int, int]] = (),
         topic_id: str = "",
     ) -> asyncio.Future[tuple[int, ...]]:
-        """Send the leader's new ISR. The write succeeds only if the node has ``expected_version``.
+        """Send a write of the leader's new state with its ISR. Return a future, which ``isr_outcome`` accepts.
 
-        It also requires that the brokers in ``added`` still have these incarnations. ``leader_incarnation`` is the
-        leader's own incarnation; it is stored in the state. With ``topic_id`` the write fails if the topic was deleted,
-        even if a new topic has its name.
+        The write succeeds only if the node has ``expected_version``, and each broker in ``added`` (broker id,
+        incarnation) still has this incarnation. ``leader_incarnation`` is the leader's own incarnation, which is stored
+        in the state. With ``topic_id`` the write fails if the topic was deleted, even if a new topic has its name.
 
-        The method is not a coroutine, because thousands of these writes come together and a task for each would take
-        more time than the write. The last of the future's results is the node's new version. ``isr_outcome`` turns the
-        future into a WriteOutcome.
+        The method is not a coroutine, because thousands of these writes come together, and a task for each would take
+        more time than the write itself. The last of the future's results is the new version of the node.
         """
         path = paths.state(tp)
         ops: list[Op] = [Check(paths.incarnation(broker_id), found) for broker_id, found in added]
@@ -136,7 +136,7 @@ class StateStore:
         expected_version: int,
         added: Sequence[tuple[int, int]] = (),
     ) -> WriteOutcome:
-        """Wait for a write that ``send_isr`` sent with these arguments, and return its outcome."""
+        """Wait for a write that ``send_isr`` has sent with the same arguments, and return its outcome."""
         try:
             return Written((await sent)[-1])
         except ZkUnreachable as error:
@@ -159,15 +159,15 @@ class StateStore:
         return NodeGone() if found is None else WriteRefused(found, reason)
 
     async def notify_isr_change(self, broker_id: int, states: Sequence[TopicStates]) -> None:
-        """Notify the controller of states that this broker has written as a leader.
+        """Notify the controller of partition states that this broker has written as a leader.
 
         The call may be repeated.
 
-        The notification contains the states, so the controller need not read thousands of nodes while brokers wait.
-        Each broker has one notification node, which collects all states that no controller has processed. Otherwise,
-        without a controller, nodes would accumulate until ZooKeeper could not list them. The node is written even if it
-        already has these states: a controller may be about to delete the version that it has read, and the new version
-        prevents that.
+        The notification contains the states, so that the controller need not read thousands of nodes while brokers
+        wait. Each broker has one notification node, which collects all states that no controller has processed yet.
+        With more nodes, ZooKeeper might become unable to list them while there is no controller. The node is written
+        even if it already has these states. Its new version keeps a controller that has read the old version from
+        deleting the node.
         """
         path = paths.isr_change(broker_id)
         while True:

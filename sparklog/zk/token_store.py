@@ -34,7 +34,7 @@ _REMEMBERED = 100
 
 
 class StoredToken(msgspec.Struct, frozen=True):
-    """A token and its credentials, by mechanism."""
+    """A delegation token without its secret, and its SCRAM credentials by mechanism."""
 
     token: DelegationToken
     credentials: dict[str, ScramCredential]
@@ -47,21 +47,24 @@ class _TokenNode(msgspec.Struct, frozen=True):
 
 
 class TokenIndex(msgspec.Struct, frozen=True):
-    """The value of ``/config/tokens``. ``changed`` has the ids of the last changes, the newest last."""
+    """The value of ``/config/tokens``. ``changed`` has the ids of the last changed tokens, the newest change last."""
 
     changed: Annotated[tuple[str, ...], msgspec.Meta(max_length=10_000)] = ()
     version: int = codecs.VERSION
 
 
 def decode_index(node: Node | None) -> TokenIndex:
-    """Return the index; an empty one if the node does not exist. Raises ZkFormatError."""
+    """Decode the index. If ``node`` is None, the node does not exist, and the index is empty. Raises ZkFormatError."""
     if node is None or not node.data:
         return TokenIndex()
     return decode_secret(paths.TOKENS, node.data, TokenIndex)
 
 
 class TokenStore:
-    """The operations on tokens in one ZooKeeper session. Its only state is the report of unreadable nodes."""
+    """A store of the delegation tokens in ZooKeeper, over one session.
+
+    Its only state is the report of unreadable nodes.
+    """
 
     def __init__(self, session: ZkSession, unreadable: Unreadable) -> None:
         self._session = session
@@ -106,10 +109,12 @@ class TokenStore:
         return await self._write(stored.token.token_id, lambda _: Create(path, _encoded(stored)))
 
     async def change(self, token_id: str, change: Callable[[DelegationToken], DelegationToken | None]) -> int:
-        """Replace a token by the result of ``change``; None deletes it. Return the new version of the index.
+        """Replace a token with the result of ``change``, or delete it if the result is None.
+
+        Return the new version of the index.
 
         Raises:
-            BrokerError: DELEGATION_TOKEN_NOT_FOUND, and errors of ``change``.
+            BrokerError: DELEGATION_TOKEN_NOT_FOUND, or an error that ``change`` raises.
             ZkError: with ZkUnreachable the outcome may be unknown. The call may be repeated.
         """
 

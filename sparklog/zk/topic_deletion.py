@@ -22,7 +22,7 @@ _DEEPEST = 20
 
 
 class TopicDeletion:
-    """The component that deletes topics for one ``ControllerStore``, which owns this object."""
+    """The part of ``ControllerStore`` that deletes topics."""
 
     def __init__(self, levels: ControllerLevels) -> None:
         self._levels = levels
@@ -32,8 +32,8 @@ class TopicDeletion:
     async def delete(self, name: str, topic_id: str, fence: Check) -> bool:
         """Delete a topic's nodes and its deletion request, and add its id to the list of deleted topics.
 
-        The call is idempotent, even if a new topic with this name exists. ``fence`` checks the controller epoch.
-        Returns False if another controller has been elected.
+        The call may be repeated, even if a new topic with this name exists. ``fence`` is the operation that checks the
+        controller epoch. Return False if another controller has been elected.
 
         Raises:
           ZkUnreachable: a part may have been deleted.

@@ -28,7 +28,10 @@ _NOT_OURS = "/zookeeper"
 
 
 class TreeCount(NamedTuple):
-    """Counts of nodes: all nodes, the nodes whose ACL was set, and the nodes that the last walk still found open."""
+    """The result of a walk through the tree, as numbers of nodes.
+
+    It counts all nodes, the nodes whose ACL was set, and the nodes that the last walk still found open.
+    """
 
     nodes: int = 0
     changed: int = 0
@@ -38,14 +41,16 @@ class TreeCount(NamedTuple):
 async def close_tree(
     session: ZkSession, *, roots: Sequence[str] = ("/",), progress: Callable[[int], None] | None = None
 ) -> TreeCount:
-    """Close all nodes at and below ``roots``, and make the secret nodes unreadable for sessions without credentials.
+    """Restrict the ACLs of all nodes at and below ``roots``: only sessions with these credentials may change them.
 
-    Repeat the walk until it finds no open node, because other sessions may create open nodes meanwhile. If
-    ``found_open`` in the result is not 0, another session keeps creating open nodes. ``session`` must have
-    ``set_acl``. ``progress`` is called with the number of nodes visited so far.
+    Other sessions may read the nodes, but not the secret nodes. ``session`` must have credentials (``closes_nodes``).
+    The walk is repeated until it finds no open node, because other sessions may create open nodes meanwhile. If
+    ``found_open`` in the result is not 0, another session keeps creating open nodes. ``progress`` is called with the
+    number of nodes visited so far.
 
     Raises:
-      ZkNoAuth: a node is closed to this session. ZkUnreachable: the connection broke; the caller may repeat the call.
+      ZkNoAuth: this session may not change a node's ACL.
+      ZkUnreachable: the connection broke. The caller may repeat the call.
     """
     assert session.closes_nodes
     own = await _own_entries(session)
@@ -77,9 +82,9 @@ async def open_tree(
     with_secrets: bool = False,
     progress: Callable[[int], None] | None = None,
 ) -> TreeCount:
-    """Let every session do everything with all nodes at and below ``roots``.
+    """Set the ACLs of all nodes at and below ``roots`` so that every session may do everything with them.
 
-    Without ``with_secrets`` the secret nodes keep their ACLs, and are not counted. The errors are those of
+    Without ``with_secrets`` the secret nodes keep their ACLs, and are not counted. Raises the same errors as
     ``close_tree``.
     """
     changed = 0
@@ -98,9 +103,9 @@ async def open_tree(
 
 
 async def roots_of(session: ZkSession) -> tuple[str, ...]:
-    """Return the topmost nodes of the cluster. Other programs may use the same ZooKeeper.
+    """Return the paths of the topmost nodes of the cluster. Other programs may use the same ZooKeeper.
 
-    The result is the chroot. Without a chroot, it is the cluster's own nodes below the root.
+    With a chroot, this is the chroot itself. Otherwise these are the children of the root that belong to the cluster.
     """
     if session.has_chroot:
         return ("/",)
@@ -108,23 +113,26 @@ async def roots_of(session: ZkSession) -> tuple[str, ...]:
 
 
 async def processes_with_open_nodes(session: ZkSession) -> tuple[str, ...]:
-    """Return the names of the processes (brokers, controller, driver) whose registration nodes are open.
+    """Return the names of the processes (brokers, controller, driver) whose registration nodes any session may change.
 
-    Such a process does not close the nodes that it creates, and it may have no credentials.
+    Such a process does not restrict the ACLs of the nodes that it creates, and may have no credentials for ZooKeeper.
     """
     return await _processes(session, lambda acl: acl >= OPEN_ENTRIES)
 
 
 async def processes_with_closed_nodes(session: ZkSession) -> tuple[str, ...]:
-    """Return the names of the processes (brokers, controller, driver) that close the nodes that they create."""
+    """Return the names of the processes (brokers, controller, driver) whose registration nodes have a restricted ACL.
+
+    Such a process restricts the ACLs of the nodes that it creates.
+    """
     return await _processes(session, lambda acl: not acl >= OPEN_ENTRIES)
 
 
 async def check_identities(session: ZkSession) -> None:
-    """Check that the running processes of the cluster have the same credentials as this session.
+    """Check that the running processes of the cluster have the same ZooKeeper credentials as this session.
 
     Raises:
-      ClusterError: a process would lose access to nodes that this session closes.
+      ClusterError: a process has others, so it could not change nodes whose ACL this session restricts.
     """
     own = await _own_entries(session)
 

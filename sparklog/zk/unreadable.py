@@ -17,9 +17,10 @@ _END = 2**31
 
 
 class Unreadable:
-    """The skipped nodes of a store. The event loop of the store's session owns it.
+    """A tracker of the nodes that a store has skipped because this release cannot read them. It also logs them.
 
-    ``count`` is the number of reads that skipped a node.
+    ``count`` is the number of reads that skipped a node. Not thread-safe: use it only on the event loop of the store's
+    session.
     """
 
     def __init__(self) -> None:
@@ -27,7 +28,7 @@ class Unreadable:
         self._reported: dict[str, str] = {}
 
     def skip(self, path: str, why: object) -> None:
-        """Count this node as skipped, and report it unless its last report was the same."""
+        """Count the node at ``path`` as skipped. Log the reason, unless it was already logged for this node."""
         self.count += 1
         reason = str(why) if path in str(why) else f"ZooKeeper node {path}: {why}"
         if self._reported.pop(path, None) != reason:
@@ -39,7 +40,10 @@ class Unreadable:
             del self._reported[next(iter(self._reported))]
 
     def numbers(self, parent: str, names: tuple[str, ...]) -> list[int]:
-        """Return the children of ``parent`` whose names are numbers, sorted. Skip the others."""
+        """Return the sorted numbers among ``names``, the names of the children of ``parent``.
+
+        Count each other child as skipped.
+        """
         found = []
         for name in names:
             if name.isascii() and name.isdigit() and len(name) <= 10 and str(int(name)) == name and int(name) < _END:

@@ -43,7 +43,7 @@ KEY_BYTES = 32
 
 
 class UserIndex(msgspec.Struct, frozen=True):
-    """The value of ``/config/users``. ``changed`` has the names of the last changes, the newest last."""
+    """The value of ``/config/users``. ``changed`` has the names of the last changed users, the newest change last."""
 
     version: int = codecs.VERSION
     changed: Annotated[tuple[str, ...], msgspec.Meta(max_length=10_000)] = ()
@@ -66,7 +66,7 @@ def user_path(name: str) -> str:
 
 
 def decode_index(node: Node | None) -> UserIndex:
-    """Return the index; an empty one if the node does not exist. Raises ZkFormatError."""
+    """Decode the index. If ``node`` is None, the node does not exist, and the index is empty. Raises ZkFormatError."""
     if node is None or not node.data:
         return UserIndex()
     return decode_secret(paths.USERS, node.data, UserIndex)
@@ -82,7 +82,7 @@ def decode_secret(path: str, data: bytes, kind: type[_T]) -> _T:
 
 
 def encode_credential(credential: ScramCredential) -> str:
-    """Return the text that Kafka stores for this credential."""
+    """Encode a credential as the text that Kafka stores in ZooKeeper."""
     parts = {
         "salt": credential.salt,
         "stored_key": credential.stored_key,
@@ -93,7 +93,7 @@ def encode_credential(credential: ScramCredential) -> str:
 
 
 def decode_credential(mechanism: str, text: str) -> ScramCredential:
-    """Parse the text that Kafka stores for a credential. Raises ConfigError. The error does not quote the text."""
+    """Parse the text that Kafka stores for a credential. Raises ConfigError, which does not quote the text."""
     parts = dict(part.partition("=")[::2] for part in text.split(","))
     try:
         salt, stored_key, server_key = (
@@ -106,7 +106,10 @@ def decode_credential(mechanism: str, text: str) -> ScramCredential:
 
 
 class UserStore:
-    """The operations on users in one ZooKeeper session. Its only state is the report of unreadable nodes."""
+    """A store of the users' SCRAM credentials in ZooKeeper, over one session.
+
+    Its only state is the report of unreadable nodes.
+    """
 
     def __init__(self, session: ZkSession, unreadable: Unreadable) -> None:
         self._session = session
@@ -137,16 +140,14 @@ class UserStore:
         return {name: credentials for name, credentials in zip(wanted, found, strict=True) if credentials}
 
     async def synchronised(self) -> None:
-        """Wait until the ZooKeeper server has caught up, so that later reads return all earlier writes.
-
-        Raises ZkError.
-        """
+        """Wait until the ZooKeeper server has caught up, so that later reads see all earlier writes. Raises ZkError."""
         await self._session.sync(paths.USERS)
 
     async def alter(self, name: str, changes: Mapping[str, ScramCredential | None], *, new_key: bytes) -> int:
-        """Set or delete (None) credentials of one user, and return the new version of the index.
+        """Change credentials of one user. Return the new version of the index.
 
-        ``new_key`` becomes the secret for unknown users if the index has none yet.
+        ``changes`` maps a mechanism to the new credential, or to None to delete the credential. If the index has no
+        secret for the credentials of unknown users yet, ``new_key`` becomes this secret.
 
         Raises:
             BrokerError: RESOURCE_NOT_FOUND, a credential to delete does not exist. Nothing was changed.
