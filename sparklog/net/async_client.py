@@ -215,12 +215,12 @@ class AsyncConnection(asyncio.BufferedProtocol):
         return unix_socket.is_within_host(self._transport.get_extra_info("sockname"), self.peer)
 
     def _take_login_of(self, connection: AsyncConnection) -> None:
-        """Log in on this connection at the time at which ``connection`` would have."""
+        """Log in on this connection at the time at which ``connection`` would have logged in again."""
         if connection._login_timer is not None:
             self._login_timer = self._loop.call_at(connection._login_timer.when(), self._start_login)
 
     async def _log_in(self) -> None:
-        """Log in, and do so again before the session ends. Raises BrokerError."""
+        """Log in now, and schedule the next login before the session ends. Raises BrokerError."""
         login = log_in(self._security)
         step = await self._advance(login, None)
         while not isinstance(step, float):

@@ -99,7 +99,7 @@ class LoginDelays:
     ) -> None:
         """Set the delay after the first failure of an address. Each further failure within ``memory_s`` doubles it.
 
-        At most ``max_addresses`` addresses are remembered. Beyond that, the one that failed the longest ago is dropped.
+        At most ``max_addresses`` addresses are stored. A further address replaces the one with the oldest failure.
         """
         self._first_s, self._longest_s, self._memory_s = first_s, longest_s, memory_s
         self._max_addresses = max_addresses

@@ -70,11 +70,11 @@ class Greeting:
         broker_id: int | None = None,
         proof_required: bool = False,
     ) -> None:
-        """Store what is expected of the broker.
+        """Store the credentials of this process and the requirements for the broker.
 
-        ``broker_id`` is the broker that should reply; None means any broker. With ``proof_required`` the broker must
-        prove that it knows the cluster's secret. Otherwise a broker without a proof is accepted. Credentials with
-        certificates always require the certificate of a broker.
+        ``broker_id`` is the id of the broker that should reply; None means any broker. With ``proof_required`` the
+        broker must prove that it knows the cluster's secret. Otherwise ``prove`` accepts a broker without a proof.
+        Credentials with certificates always require the certificate of a broker.
         """
         self._plain = connection.hello(client_id, cluster_id)
         self._credentials = credentials

@@ -81,7 +81,7 @@ class Receiving:
                 connection.give_up(f"less than {SLOWEST} bytes/s of a frame received, and others wait for its room")
 
     def _fits(self, size: int) -> bool:
-        """Return whether there is room for the frame. If no other frame is being received, there always is."""
+        """Return whether there is room for the frame. There always is room if no other frame is being received."""
         return not self._admitted or self.used + size <= self._limit
 
     def _admit(self, connection: Receiver, size: int) -> None:

@@ -96,7 +96,7 @@ HandlerFactory = Callable[["ServerConnection"], Handler]
 
 
 class _Budget:
-    """The bytes of requests in progress of one server, and the connections that wait until there are fewer."""
+    """A limiter of the bytes of requests in progress in one server, with the connections that wait for room."""
 
     def __init__(self, limit: int) -> None:
         self.limit = limit
@@ -536,7 +536,7 @@ class ServerConnection(asyncio.BufferedProtocol):
             self._timer = asyncio.get_running_loop().call_later(delay_s, self._end.session_expired)
 
     def _issue_token(self, reached_at: tuple[str, int], cid: int) -> UnixSocketReply:
-        """Return the reply with a token for this connection. An earlier token of it ends."""
+        """Issue a token for this connection, and return the reply with it. An earlier token becomes invalid."""
         tokens = self._limits.unix_tokens
         if self._token is not None:
             tokens.drop(self._token)
@@ -547,7 +547,7 @@ class ServerConnection(asyncio.BufferedProtocol):
         return UnixSocketReply(cid, self._limits.unix_socket, reached_at, bytes.fromhex(self._token.hex()))
 
     def _continue(self, session: UnixSession) -> None:
-        """Continue what the peer has begun on another connection, by its token."""
+        """Continue the session of the peer's TCP connection, which the peer has proved by its token."""
         self.principal, self.peer_host = session.principal, session.peer_host
         self.token_id = session.token_id
         self._end.identity = session.identity
@@ -572,7 +572,7 @@ class ServerConnection(asyncio.BufferedProtocol):
             authentication.failed(self, mechanism, BrokerError(ErrorCode(reply.code), reply.detail))
 
     def _note_abandoned_login(self) -> None:
-        """Report a login that the peer has not completed. Otherwise it could avoid the report of a refusal."""
+        """Report a login that the peer has not completed. Otherwise a peer could avoid the report of a failed login."""
         login, authentication = self._end.login, self._security.authentication
         if self._handler is None or login is None or authentication is None or not login.in_progress:
             return
@@ -620,7 +620,7 @@ class ServerConnection(asyncio.BufferedProtocol):
     def _may_read(self) -> bool:
         """Return whether the socket may be read.
 
-        While there is no budget, a connection with queued requests or with a partly received body is not read.
+        While the budget is exhausted, do not read a connection with queued requests or a partly received body.
         """
         if self._budget.exhausted and (self._queue or self._end.is_body_in_progress):
             self._budget.waiting.add(self)

@@ -34,7 +34,7 @@ class AclEntry(msgspec.Struct, frozen=True, array_like=True):
 
 
 class AclCondition(msgspec.Struct, frozen=True, array_like=True):
-    """A filter of ACLs. A field that is None accepts every value.
+    """A condition that selects ACLs. A field that is None accepts every value.
 
     With ``matching`` the filter accepts all patterns that match a resource called ``name``.
     """

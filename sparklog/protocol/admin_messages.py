@@ -20,7 +20,7 @@ from sparklog.protocol.fields import (
 
 
 class CreateTopic(Message, frozen=True, tag="create_topic"):
-    """A request to create a topic. The reply follows after the partitions have leaders.
+    """A request to create a topic. The broker replies when the partitions have leaders.
 
     An empty ``schema`` means the default schema. If ``assignment`` is empty, the broker places the replicas.
     """
@@ -101,7 +101,7 @@ class DeleteRecordsPartition(msgspec.Struct, frozen=True, array_like=True):
 class DeleteRecords(Message, frozen=True, tag="delete_records"):
     """A request to the partitions' leader to delete records at the start of their logs.
 
-    The reply follows after the new log start offsets are durable. Followers get the new offsets with their next fetch.
+    The leader replies when the new log start offsets are durable. Followers get these offsets with their next fetch.
     """
 
     partitions: Entries[DeleteRecordsPartition]

@@ -74,7 +74,7 @@ class PreparedRequest:
     """
 
     def __init__(self, message: Request, body_bytes: int) -> None:
-        """Encode the frame for bodies of ``body_bytes`` bytes, which is not 0."""
+        """Encode the frame for bodies of ``body_bytes`` bytes, which must not be 0."""
         frame = before_body(encode_message(msgspec.structs.replace(message, cid=_ANY_CID)), body_bytes)
         self.before_cid, _, self.after_cid = frame.partition(_ANY_CID.to_bytes(8, "big"))
 
@@ -387,7 +387,7 @@ class ServerEnd:
 
 
 def _before_login(reply: HelloReply, mechanisms: tuple[str, ...]) -> HelloReply:
-    """Return the reply for a peer that has to log in, without the names of the sockets of this host."""
+    """Add the SASL mechanisms to the reply, and remove the names of the Unix sockets, for a peer that must log in."""
     return msgspec.structs.replace(
         reply, boot_id="", local_socket="", unix_socket="", reached_at=("", 0), sasl_mechanisms=mechanisms
     )

@@ -11,7 +11,9 @@ from sparklog.protocol.fields import Columns, Listed, Message, Settings
 
 
 class PartitionDecision(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """A partition's state, as the controller read or wrote it. ``version`` is the version of its ZooKeeper node.
+    """The state of one partition, which the controller has read from or written to ZooKeeper.
+
+    ``version`` is the version of the state's node.
 
     ``target`` and ``original`` are empty unless the partition is being reassigned (see ``model.Reassignment``).
 
@@ -53,11 +55,11 @@ class ControlUpdate(Message, frozen=True, tag="control_update"):
     request with STALE_BROKER_EPOCH. ``full`` means that ``partitions`` and ``topics`` are complete. The broker must
     then delete replicas that they do not contain. If ``brokers`` is None, the live brokers have not changed.
 
-    ``sequence`` ascends with each update of one controller epoch. A broker that has accepted a later update ignores an
-    earlier one. Nothing is lost, because the later update repeats the content of the earlier one.
+    ``sequence`` increases with each update of one controller epoch. A broker that has accepted a later update ignores
+    an earlier one. Nothing is lost, because the later update repeats the content of the earlier one.
 
     ``relieved`` means that this broker has requested a controlled shutdown, leads no partition, and is not in the ISR
-    of any live leader. The ISRs that the broker has received may be older and still contain it.
+    of any live leader. The ISRs that the broker has received in updates may be older, and may still contain it.
     """
 
     controller_id: str

@@ -39,9 +39,9 @@ class Hello(Message, frozen=True, tag="hello"):
 
     If ``cluster_id`` is empty, the client accepts any cluster.
 
-    The other fields are for a broker or controller that offers to prove its identity; see ``protocol.proof``. They are
-    its role, its number (a broker's id), its incarnation (for a controller, its epoch), and the ids of the secrets that
-    it knows.
+    The other fields are for a broker or controller that offers to prove its identity (see ``protocol.proof``): its
+    role, its number (the broker id), its incarnation (for a controller, the controller epoch), and the ids of the
+    cluster secrets that it knows.
     """
 
     min_version: int
@@ -89,9 +89,9 @@ class HelloReply(Message, frozen=True, tag="hello_reply"):
 
 
 class Prove(Message, frozen=True, tag="prove"):
-    """The second message of a connection whose ``HelloReply`` has a proof: the proof of the process that connected.
+    """The proof of the process that opened the connection. It sends this after a ``HelloReply`` with a proof.
 
-    The reply is an Ack. From then on the broker knows that the peer is the broker or controller that Hello named.
+    The reply is an Ack. It means that the broker accepts the identity (of a broker or controller) in Hello.
     """
 
     proof: Token
@@ -328,7 +328,7 @@ class FetchReply(Message, frozen=True, tag="fetch_reply"):
 
 
 class ListOffsetsPartition(msgspec.Struct, frozen=True, array_like=True):
-    """One partition of a ListOffsets request, with the requested time or end of the log."""
+    """One partition of a ListOffsets request. ``timestamp_us`` is LATEST, EARLIEST or a time."""
 
     topic: str
     partition: int
@@ -337,7 +337,7 @@ class ListOffsetsPartition(msgspec.Struct, frozen=True, array_like=True):
 
 
 class ListOffsets(Message, frozen=True, tag="list_offsets"):
-    """A request for the earliest or latest offset of partitions, or for the first offset at or after a time."""
+    """A request for the earliest or latest offset of partitions, or for the first batch at or after a time."""
 
     isolation: int
     partitions: Entries[ListOffsetsPartition]

@@ -78,7 +78,7 @@ class FrameDecoder:
 
     Raises from ``buffer_updated``:
       ProtocolError: MALFORMED_FRAME, fatal: the bytes are not frames and the connection must be closed.
-        FRAME_TOO_LARGE, fatal: the first frame is too large.
+        FRAME_TOO_LARGE, fatal: the first frame, or a frame before the end of the login, is too large.
     """
 
     def __init__(self, max_frame_bytes: int, first_max_bytes: int = 0, login_max_bytes: int = 0) -> None:

@@ -46,7 +46,7 @@ class CommitOffsets(Message, frozen=True, tag="commit_offsets"):
 
 
 class CommitOffsetsReply(Message, frozen=True, tag="commit_offsets_reply"):
-    """The reply to CommitOffsets: one result per partition."""
+    """The reply to CommitOffsets: one result per partition, in the order of the request."""
 
     results: Listed[PartitionResult]
 
@@ -71,7 +71,7 @@ class HoldOffsets(Message, frozen=True, tag="hold_offsets"):
 class FetchOffsets(Message, frozen=True, tag="fetch_offsets"):
     """A request for committed offsets of a group.
 
-    ``partitions`` None means all partitions of the group.
+    If ``partitions`` is None, the request is for all partitions of the group.
 
     If a member (``member_id``, ``member_epoch``) requests its own partitions, the coordinator need not first confirm
     that it is still the coordinator. A coordinator that knows the member as their owner also knows all earlier commits.
@@ -107,8 +107,8 @@ class TopicPartitions(msgspec.Struct, frozen=True, array_like=True):
 class Heartbeat(Message, frozen=True, tag="heartbeat"):
     """A heartbeat of a group member, with its complete state. The reply has the partitions that it should own.
 
-    - ``member_epoch``: the last epoch that the member received; JOIN in its first heartbeat, when it owns no
-      partitions; LEAVE or LEAVE_STATIC in its last one.
+    - ``member_epoch``: the last epoch that the member received; JOIN when the member joins, at which time it owns no
+      partitions; LEAVE or LEAVE_STATIC when it leaves.
     - ``sequence``: increases with each heartbeat of a member, so that the coordinator ignores an older heartbeat that
       arrives late.
     - ``heartbeat_interval_ms``: if nothing changes, the coordinator may delay the reply for this time. The next

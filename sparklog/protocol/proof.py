@@ -106,8 +106,8 @@ class KeyRing:
 class Identity(NamedTuple):
     """The identity of the broker or controller process that opened a connection.
 
-    For a broker, ``number`` is the broker id, and ``incarnation`` identifies the run of its process. For a controller,
-    ``number`` is -1 and ``incarnation`` is the controller epoch.
+    For a broker, ``number`` is the broker id, and ``incarnation`` is the number of its registration in ZooKeeper. For a
+    controller, ``number`` is -1 and ``incarnation`` is the controller epoch.
     """
 
     role: SenderKind
@@ -201,7 +201,7 @@ def answer_token(
 
 
 def _proved(hello: Hello, reply: HelloReply, secret: Secret, nonce: bytes) -> tuple[HelloReply, bytes]:
-    """Return the reply with the broker's proof, and the proof that the peer must send."""
+    """Add the broker's proof to the reply. Return the reply, and the proof that the peer must send."""
     reply = msgspec.structs.replace(reply, nonce=nonce, key_id=secret.key_id)
     said = _said(hello, reply)
     return msgspec.structs.replace(reply, proof=_proof(secret, _SERVER, said)), _proof(secret, _CLIENT, said)

@@ -48,7 +48,7 @@ def saslprep(text: str, *, stored: bool = False) -> str:
 
 
 def _is_right_to_left(text: str) -> bool:
-    """Return whether a text with right-to-left characters begins and ends with one and has no left-to-right ones.
+    """Return whether a text begins and ends with a right-to-left character and has no left-to-right characters.
 
     Source: RFC 3454, section 6.
     """

@@ -64,7 +64,7 @@ class ScramCredential:
     def derive(
         cls, mechanism: str, password: str, salt: bytes, iterations: int = DEFAULT_ITERATIONS
     ) -> ScramCredential:
-        """Return the credential of a new password. This takes 25 ms of processor time for each 16,384 iterations.
+        """Compute the credential for a new password. This takes 25 ms of processor time for each 16,384 iterations.
 
         Raises:
             ConfigError: the password has characters that are not allowed, or another argument is out of bounds.
@@ -78,7 +78,7 @@ class ScramCredential:
 
 
 class TokenCredential(NamedTuple):
-    """The credential of a delegation token, and the principal that a login with the token gives."""
+    """The credential of a delegation token, and the principal of a client that logs in with the token."""
 
     credential: ScramCredential
     owner: Principal
@@ -216,7 +216,7 @@ class ScramServer:
         return reply
 
     def _credential(self, name: str, *, token: bool) -> ScramCredential:
-        """Return the credential that the client's proof is checked against, and record whether it is a dummy."""
+        """Return the credential with which to check the client's proof, and record whether it is a dummy."""
         dummy = dummy_credential(self.mechanism, name, self._dummy)
         found: ScramCredential | None
         self._principal = Principal(USER, name)

@@ -59,7 +59,7 @@ class ListSetAsideReply(Message, frozen=True, tag="list_set_aside_reply"):
 class RestoreSetAside(Message, frozen=True, tag="restore_set_aside"):
     """A request to recreate the topic with this id from the logs that brokers have set aside.
 
-    The reply follows after the partitions have leaders.
+    The broker replies when the partitions have leaders.
     """
 
     topic_id: Name

@@ -44,8 +44,8 @@ class BeginTransaction(Message, frozen=True, tag="begin_transaction"):
     - ``turn``: the number of a producer's transaction in its run, from 0 on. It is 0 for a sink, whose transactions
       differ by their version. Key, run, version and turn identify a transaction in all requests about it. After another
       transaction has begun, the coordinator refuses a late request with INVALID_TXN_STATE.
-    - ``by_topic``: the coordinator keeps a last committed version for each topic (by its topic id) and not for the key.
-      Then the reply never reports a replay; SettleVersion returns the version of one topic.
+    - ``by_topic``: the coordinator keeps a separate last committed version for each topic (by its topic id) that the
+      transaction writes to. Then the reply never reports a replay; SettleVersion returns the version of one topic.
     """
 
     key: Name

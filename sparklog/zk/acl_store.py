@@ -116,7 +116,7 @@ def _nothing_allowed(name: str) -> frozenset[AclBinding]:
 class AclStore:
     """A store of the cluster's ACLs in ZooKeeper, over one session.
 
-    Its only state is the report of unreadable nodes.
+    It keeps no copy of the ACLs. It counts and logs nodes that this release cannot read.
     """
 
     def __init__(self, session: ZkSession, unreadable: Unreadable) -> None:
@@ -124,7 +124,7 @@ class AclStore:
         self._unreadable = unreadable
 
     def watch(self, on_changes: Callable[[Node | None], None]) -> Callable[[], None]:
-        """Call ``on_changes`` with the node ``/acls_changes`` now, after every change and after every reconnection.
+        """Call ``on_changes`` with the node ``/acls_changes``, now and after every change and every reconnection.
 
         Return a function that ends the watch.
         """
@@ -181,7 +181,7 @@ class AclStore:
         return version
 
     async def remove(self, conditions: Iterable[AclFilter]) -> tuple[frozenset[AclBinding], int]:
-        """Remove the ACLs that satisfy one of the conditions.
+        """Remove all ACLs that satisfy at least one of the conditions.
 
         Return the removed ACLs, and the version of ``/acls_changes`` after the last write. Raises the same errors as
         ``add``.

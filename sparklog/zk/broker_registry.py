@@ -229,10 +229,10 @@ class BrokerRegistry:
             pass
 
     def doubt(self, partitions: Collection[TopicPartition]) -> None:
-        """Register as untrusted for these partitions, because their logs may lack acknowledged records.
+        """Make ``start`` register the broker as untrusted for these partitions.
 
-        Call this before ``start``. If there are too many partitions for one node, the broker registers as untrusted for
-        all its partitions.
+        Their logs may lack acknowledged records. If there are too many partitions for one node, the broker registers as
+        untrusted for all its partitions.
         """
         mine = self._registration
         if partitions and mine.trusted:
@@ -478,7 +478,7 @@ class BrokerRegistry:
 def _doubted(
     path: str, mark: Node, doubted: tuple[TopicPartition, ...], *, trusted: bool
 ) -> tuple[TopicPartition, ...]:
-    """Return the partitions that the mark or this process declares as doubtful; empty means all partitions."""
+    """Return the partitions whose logs may lack records, by the mark or by this process. Empty means all partitions."""
     try:
         found = codecs.decode(path, mark.data, codecs.UntrustedNode).partitions
     except codecs.ZkFormatError as error:

@@ -280,7 +280,7 @@ class ClusterStore:
     async def update_topic(self, record: TopicRecord, expected_version: int) -> int | None:
         """Replace a topic's record, for example with new schemas, settings or replicas. Return the new version.
 
-        Return None if the record has another version than expected, or if the topic was deleted and perhaps recreated.
+        Return None if the record does not have ``expected_version``, or if the topic was deleted and perhaps recreated.
 
         Raises:
           BrokerError: INVALID_PARTITIONS if the record is too large for one node.

@@ -112,7 +112,7 @@ class _BrokerNode(msgspec.Struct, frozen=True):
 
 
 class _IsrChanges(msgspec.Struct, frozen=True):
-    """The changes that a leader reports.
+    """The value of a leader's notification of the controller.
 
     ``topics`` has the states that the leader has written.
 

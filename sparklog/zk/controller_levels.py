@@ -156,7 +156,7 @@ class ControllerLevels:
     async def isr_changes(self) -> IsrChangesRead:
         """Read the notifications of leaders about changed ISRs.
 
-        An unreadable notification counts as one that any partition may have changed.
+        An unreadable notification counts as a notification that any partition may have changed.
         """
         nodes = await self._read_children(paths.ISR_CHANGES)
         reported: list[TopicStates] = []

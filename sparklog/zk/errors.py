@@ -11,13 +11,13 @@ from sparklog.errors import ClusterError
 
 
 class ZkError(ClusterError):
-    """The error of a ZooKeeper request that was refused or failed."""
+    """The base class of the errors of ZooKeeper requests."""
 
 
 class ZkUnreachable(ZkError):
-    """The error of a request without a response.
+    """The error of a request to which ZooKeeper has not responded.
 
-    If ``sent`` is false the request was certainly not performed; otherwise its outcome is unknown.
+    If ``sent`` is false, the request was certainly not performed. Otherwise its outcome is unknown.
     """
 
     def __init__(self, detail: str, sent: bool = False) -> None:

@@ -143,7 +143,7 @@ class Connections(ConnectionHandler):  # type: ignore[misc]
         return super()._invoke(timeout, request, xid)
 
     def _connect_loop(self, retry: KazooRetry) -> Any:
-        """Connect as kazoo does, but after an unknown error try again after a pause, as after a lost connection."""
+        """Connect as kazoo does. After an unknown error, also wait and try again, as after a lost connection."""
         try:
             return super()._connect_loop(retry)
         except ForceRetryError:

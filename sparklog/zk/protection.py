@@ -36,7 +36,7 @@ async def protect(
     """Set the ACLs of all nodes so that only sessions that know one of the secrets in ``keys`` can change them.
 
     If ``keys`` has a single secret and an earlier call has protected all nodes by it, do nothing, unless ``again`` is
-    set. Return the numbers of nodes.
+    set. Return how many nodes were visited and changed.
 
     Raises:
       ClusterError: ZooKeeper is protected by another secret.

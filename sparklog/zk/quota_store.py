@@ -97,21 +97,24 @@ def decode_index(node: Node | None) -> QuotaIndex:
 
 
 class QuotaStore:
-    """A store of the quotas in ZooKeeper, over one session. Its only state is the report of unreadable nodes."""
+    """A store of the quotas in ZooKeeper, over one session.
+
+    It keeps no copy of the quotas. It counts and logs nodes that this release cannot read.
+    """
 
     def __init__(self, session: ZkSession, unreadable: Unreadable) -> None:
         self._session = session
         self._unreadable = unreadable
 
     def watch(self, on_index: Callable[[Node | None], None]) -> Callable[[], None]:
-        """Call ``on_index`` with the node of the index now, after every change and after every reconnection.
+        """Call ``on_index`` with the index node ``/config/quotas``, now and after every change and every reconnection.
 
         Return a function that ends the watch.
         """
         return self._session.watch_data(paths.QUOTAS, on_index)
 
     async def read(self, node: Node | None, known: Quotas = NO_QUOTAS) -> Quotas:
-        """Return all quotas. ``node`` is the node of the index as read, or None if it does not exist.
+        """Return all quotas. ``node`` is the index node ``/config/quotas`` as read, or None if it does not exist.
 
         Read only the nodes that have changed since ``known``. Raises ZkError.
         """

@@ -288,18 +288,12 @@ class ZkSession:
 
     @property
     def keeps_secrets(self) -> bool:
-        """Return whether the ACLs of new secret nodes of this session deny reads by other sessions.
-
-        Sessions with the same credentials can read them.
-        """
+        """Return whether only sessions with this session's credentials can read the secret nodes that it creates."""
         return self._secret_acl is SECRET
 
     @property
     def closes_nodes(self) -> bool:
-        """Return whether the ACLs of new nodes of this session deny changes by other sessions.
-
-        Sessions with the same credentials can change them.
-        """
+        """Return whether only sessions with this session's credentials can change the nodes that it creates."""
         return self._acl is CLOSED
 
     def _acl_of(self, path: str) -> Sequence[Any]:

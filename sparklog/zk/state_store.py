@@ -48,7 +48,7 @@ class NodeGone:
 
 @dataclass(frozen=True, slots=True)
 class FateUnknown:
-    """The outcome of a write if it is not known whether the write was performed, because the connection broke.
+    """The unknown outcome of a write: the connection broke, so the write may or may not have been performed.
 
     If ``sent`` is false, the write was certainly not performed. To learn the outcome, the caller reads the state with
     ``read_again``.
@@ -187,7 +187,7 @@ class StateStore:
 
 
 def _notification(states: Iterable[TopicStates]) -> bytes:
-    """Encode a notification. If the states are too many for a node, it names none, which means any partition."""
+    """Encode a notification. If the states are too many for a node, encode none, which means any partition."""
     value = codecs.encode_isr_changes(states)
     return value if len(value) <= MAX_NOTIFICATION_BYTES else codecs.encode_isr_changes(())
 

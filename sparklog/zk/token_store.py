@@ -63,7 +63,7 @@ def decode_index(node: Node | None) -> TokenIndex:
 class TokenStore:
     """A store of the delegation tokens in ZooKeeper, over one session.
 
-    Its only state is the report of unreadable nodes.
+    It keeps no copy of the tokens. It counts and logs nodes that this release cannot read.
     """
 
     def __init__(self, session: ZkSession, unreadable: Unreadable) -> None:
@@ -71,7 +71,7 @@ class TokenStore:
         self._unreadable = unreadable
 
     def watch(self, on_index: Callable[[Node | None], None]) -> Callable[[], None]:
-        """Call ``on_index`` with the node of the index now, after every change and after every reconnection.
+        """Call ``on_index`` with the index node ``/config/tokens``, now and after every change and every reconnection.
 
         Return a function that ends the watch.
         """

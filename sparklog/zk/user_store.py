@@ -73,7 +73,7 @@ def decode_index(node: Node | None) -> UserIndex:
 
 
 def decode_secret(path: str, data: bytes, kind: type[_T]) -> _T:
-    """Decode a value as ``codecs.decode`` does. The error does not quote the value, because it may be secret."""
+    """Decode the value of the node ``path``. Raises ZkFormatError, which does not quote the value of a secret node."""
     try:
         return codecs.decode(path, data, kind)
     except codecs.ZkFormatError as error:
@@ -108,7 +108,7 @@ def decode_credential(mechanism: str, text: str) -> ScramCredential:
 class UserStore:
     """A store of the users' SCRAM credentials in ZooKeeper, over one session.
 
-    Its only state is the report of unreadable nodes.
+    It keeps no copy of the credentials. It counts and logs nodes that this release cannot read.
     """
 
     def __init__(self, session: ZkSession, unreadable: Unreadable) -> None:
@@ -116,7 +116,7 @@ class UserStore:
         self._unreadable = unreadable
 
     def watch(self, on_index: Callable[[Node | None], None]) -> Callable[[], None]:
-        """Call ``on_index`` with the node of the index now, after every change and after every reconnection.
+        """Call ``on_index`` with the index node ``/config/users``, now and after every change and every reconnection.
 
         Return a function that ends the watch.
         """
