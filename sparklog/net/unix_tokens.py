@@ -42,7 +42,7 @@ class UnixSession(NamedTuple):
 
 
 class UnixTokens:
-    """A store of the unused tokens that one broker has issued.
+    """A store of the unused tokens for the Unix socket of one broker.
 
     Not thread-safe: use it only on the server's event loop.
     """

@@ -1,6 +1,6 @@
-"""The directory of this user on this host for sockets and small files, which only this user can enter.
+"""A directory of each user on a host for sockets and small files. Only this user can enter it.
 
-It is in /tmp, not TMPDIR, which cluster managers set to a directory that is deleted with the container.
+It is in /tmp and not in TMPDIR, because cluster managers set TMPDIR to a directory that they delete with the container.
 """
 
 from __future__ import annotations
@@ -16,11 +16,10 @@ _BASE = Path("/tmp")
 
 
 def user_directory(base: Path = _BASE) -> Path:
-    """Return the directory of this user; create it if it does not exist.
+    """Return the directory of this user on this host. Create it if it does not exist.
 
     Raises:
-        ClusterError: the path is not a directory that only this user can enter. Otherwise files of another user there
-            would be trusted.
+        ClusterError: the path is not a directory that only this user can enter, so its files may be another user's.
     """
     path = base / f"sparklog-{os.geteuid()}"
     with contextlib.suppress(FileExistsError):

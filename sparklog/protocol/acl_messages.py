@@ -36,7 +36,7 @@ class AclEntry(msgspec.Struct, frozen=True, array_like=True):
 class AclCondition(msgspec.Struct, frozen=True, array_like=True):
     """A condition that selects ACLs. A field that is None accepts every value.
 
-    With ``matching`` the filter accepts all patterns that match a resource called ``name``.
+    With ``matching`` the condition selects the ACLs of all patterns that match the resource ``name``.
     """
 
     resource_type: Name | None = None
@@ -50,9 +50,9 @@ class AclCondition(msgspec.Struct, frozen=True, array_like=True):
 
 
 class CreateAcls(Message, frozen=True, tag="create_acls"):
-    """A request to add ACLs to the existing ones. The broker replies with an Ack after it has stored them.
+    """A request to add ACLs. The broker replies with an Ack after it has stored them.
 
-    If one ACL is invalid, the broker adds none.
+    If one ACL is invalid, the broker adds none of them.
     """
 
     acls: Annotated[tuple[AclEntry, ...], msgspec.Meta(max_length=MAX_ADDED)]

@@ -20,7 +20,10 @@ Span = Annotated[int, msgspec.Meta(ge=-1, le=2**53)]
 
 
 class TokenDescription(msgspec.Struct, frozen=True, array_like=True):
-    """A token without its secret. Principals are written as ``User:anna``. Times are ms since the Unix epoch."""
+    """A delegation token without its secret.
+
+    Principals have the form ``User:anna``. Times are in ms since the Unix epoch.
+    """
 
     token_id: str
     owner: str
@@ -31,9 +34,10 @@ class TokenDescription(msgspec.Struct, frozen=True, array_like=True):
 
 
 class CreateDelegationToken(Message, frozen=True, tag="create_delegation_token"):
-    """A request for a token of the connection's principal.
+    """A request to create a delegation token for the connection's principal.
 
-    ``renewers`` are the principals that may renew or end the token. ``max_lifetime_ms`` -1 means the broker's maximum.
+    ``renewers`` are the principals that may renew or end the token. If ``max_lifetime_ms`` is -1, the broker's maximum
+    applies.
     """
 
     renewers: Renewers[Name] = ()
@@ -54,14 +58,14 @@ class CreateDelegationTokenReply(Message, frozen=True, tag="create_delegation_to
 
 
 class RenewDelegationToken(Message, frozen=True, tag="renew_delegation_token"):
-    """A request to renew a token, so that it expires ``period_ms`` from now. -1 means the broker's default period."""
+    """A request to renew a token, so that it expires ``period_ms`` from now; -1 means the broker's default period."""
 
     token_id: Name
     period_ms: Span = -1
 
 
 class ExpireDelegationToken(Message, frozen=True, tag="expire_delegation_token"):
-    """A request to change a token so that it expires ``period_ms`` from now. -1 ends the token at once."""
+    """A request to change a token so that it expires ``period_ms`` from now; -1 ends the token at once."""
 
     token_id: Name
     period_ms: Span = -1

@@ -52,14 +52,17 @@ class DescribeUserScramCredentialsReply(Message, frozen=True, tag="describe_user
 
 
 class ScramCredentialDeletion(msgspec.Struct, frozen=True, array_like=True):
-    """The deletion of a user's credential for one mechanism."""
+    """One change in AlterUserScramCredentials: the deletion of a user's credential for one mechanism."""
 
     user: Name
     mechanism: Name
 
 
 class ScramCredentialUpsertion(msgspec.Struct, frozen=True, array_like=True):
-    """A user's new credential for one mechanism. Its ``repr`` contains no keys."""
+    """One change in AlterUserScramCredentials: a user's new credential for one mechanism.
+
+    Its ``repr`` contains no keys.
+    """
 
     user: Name
     mechanism: Name
@@ -77,7 +80,7 @@ class ScramCredentialUpsertion(msgspec.Struct, frozen=True, array_like=True):
 
 
 class AlterUserScramCredentials(Message, frozen=True, tag="alter_user_scram_credentials"):
-    """A request to change credentials. The changes of one user take effect together or not at all."""
+    """A request to change SCRAM credentials. The changes of one user take effect together or not at all."""
 
     deletions: Alterations[ScramCredentialDeletion] = ()
     upsertions: Alterations[ScramCredentialUpsertion] = ()
