@@ -7,9 +7,9 @@ from sparklog.model import TopicPartition
 
 
 class ClientTimeout(SparklogError, TimeoutError):
-    """The error of a call that did not end in its time. The message has the last error.
+    """The error of a call that did not succeed in its time. The message has the last error.
 
-    The request may still take effect: the log may or may not have a write that timed out.
+    The request may still take effect: a write that timed out may be in the log, or not.
     """
 
 
@@ -39,9 +39,9 @@ class ProducerClosed(SparklogError):
 
 
 def closed_for(reason: BaseException) -> ProducerClosed:
-    """Return a new ProducerClosed. Every caller of the producer gets its own.
+    """Return a new ProducerClosed error. Each caller of the producer gets an error object of its own.
 
-    It has the text and the cause of ``reason``. If ``reason`` is another error, ``reason`` is the cause.
+    If ``reason`` is a ProducerClosed, the new error has its text and its cause. Otherwise ``reason`` is the cause.
     """
     error = ProducerClosed(str(reason) if isinstance(reason, ProducerClosed) else f"the producer failed: {reason!r}")
     error.__cause__ = reason.__cause__ if isinstance(reason, ProducerClosed) else reason
@@ -128,7 +128,10 @@ class CommitRefused(BrokerError):
 
 
 def transaction_error(error: BrokerError, who: str) -> BrokerError:
-    """Return the error in the form for users of transactions. ``who`` names the transaction."""
+    """Convert a broker's error to ProducerFenced or TransactionStateError, if it means one of these.
+
+    Return any other error unchanged. ``who`` names the transaction in the message.
+    """
     if error.code in {ErrorCode.INVALID_PRODUCER_EPOCH, ErrorCode.UNKNOWN_PRODUCER_ID}:
         return ProducerFenced(
             f"{who} is fenced: a later run with this id has begun, an administrator aborted it, or its timeout "

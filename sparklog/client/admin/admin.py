@@ -115,7 +115,7 @@ class Admin:
         forks.watch(self)
 
     def close(self) -> None:
-        """Close the connections. Does nothing in a forked child."""
+        """Close the connections. Do nothing in a forked child."""
         self._cluster.close()
 
     def __enter__(self) -> Admin:
@@ -246,7 +246,7 @@ class Admin:
         Raises:
             BrokerError: OFFSET_OUT_OF_RANGE for an offset above the high watermark; INVALID_REQUEST for a topic whose
                 cleanup.policy is only compact; UNKNOWN_TOPIC_OR_PARTITION. Records of other partitions may be deleted
-                even so.
+                nevertheless.
             ClientTimeout: a leader did not respond in time.
         """
         wanted = {TopicPartition(*tp): offset for tp, offset in before.items()}
@@ -257,15 +257,19 @@ class Admin:
         return sorted(topic.name for topic in self._metadata(None, schemas=False).topics if not topic.code)
 
     def describe_topic(self, name: str) -> TopicDescription:
-        """Return a topic. Raises BrokerError: UNKNOWN_TOPIC_OR_PARTITION, INVALID_TOPIC_EXCEPTION."""
+        """Return the description of a topic.
+
+        Raises:
+            BrokerError: UNKNOWN_TOPIC_OR_PARTITION, INVALID_TOPIC_EXCEPTION.
+        """
         return describe_topic(self._cluster.topic(name, refresh=True))
 
     def describe_topics(self, names: Iterable[str] | None = None, *, internal: bool = False) -> list[TopicDescription]:
-        """Return the named topics in the order of ``names``, or all topics.
+        """Return the descriptions of the topics ``names`` in this order, or of all topics.
 
-        ``internal`` includes internal topics among all topics.
+        If ``names`` is None, ``internal`` says whether the result includes internal topics.
 
-        Raises as ``describe_topic``.
+        Raises the same errors as ``describe_topic``.
         """
         if names is not None:
             return [self.describe_topic(name) for name in names]
@@ -324,7 +328,8 @@ class Admin:
         ``targets``.
 
         Raises:
-            BrokerError: INVALID_REPLICATION_FACTOR if there are too few other brokers; no partition moves then.
+            BrokerError: INVALID_REPLICATION_FACTOR if there are too few other brokers, and BROKER_NOT_AVAILABLE if the
+                broker is not known. Then no partition moves.
         """
         brokers, replicas = self._replicas()
         known = {broker.broker_id for broker in brokers}.union(*replicas.values())
@@ -365,7 +370,7 @@ class Admin:
         """Wait until each partition has exactly the replicas of its target, all in sync.
 
         Raises:
-            ClientTimeout: the message names partitions that are not.
+            ClientTimeout: the message names partitions for which this is not true yet.
         """
         self._wait("moves", lambda reply: reassignment.not_on_target(reply, targets), timeout_s)
 
@@ -389,7 +394,7 @@ class Admin:
         """Wait until every partition (of ``topics``, if given) has a leader and all replicas are in sync.
 
         Raises:
-            ClientTimeout: the message names partitions of which this is not true.
+            ClientTimeout: the message names partitions that have no leader or a replica that is not in sync.
         """
         wanted = None if topics is None else set(topics)
         self._wait("replicas in sync", lambda reply: reassignment.not_in_sync(reply, wanted), timeout_s)
@@ -397,7 +402,9 @@ class Admin:
     # --- set-aside logs ---
 
     def set_aside_logs(self) -> list[SetAsideDescription]:
-        """Return the logs that live brokers keep without serving them. Brokers of release 0.1.0 are left out.
+        """Return the set-aside logs of all live brokers, which keep these logs without serving them.
+
+        Brokers of release 0.1.0 keep no such logs.
 
         Raises:
             BrokerError: a broker did not respond.
@@ -426,11 +433,11 @@ class Admin:
     # --- ACLs ---
 
     def create_acls(self, acls: Iterable[AclBinding]) -> None:
-        """Add ACLs, which ``security.acls.binding`` creates. Existing ones stay. A call may be repeated.
+        """Add ACLs, which ``security.acls.binding`` creates. Existing ACLs do not change. A call may be repeated.
 
         Raises:
-            BrokerError: CLUSTER_AUTHORIZATION_FAILED without Alter on the cluster; SECURITY_DISABLED if the brokers
-                have no authorizer; INVALID_REQUEST if a resource pattern would have too many ACLs.
+            BrokerError: CLUSTER_AUTHORIZATION_FAILED if this client may not Alter the cluster; SECURITY_DISABLED if the
+                brokers have no authorizer; INVALID_REQUEST if a resource pattern would have too many ACLs.
         """
         acl_requests.create_acls(self._cluster, acls)
 
@@ -438,8 +445,8 @@ class Admin:
         """Return the ACLs that satisfy the condition; None means all.
 
         Raises:
-            BrokerError: CLUSTER_AUTHORIZATION_FAILED without Describe on the cluster; SECURITY_DISABLED if the brokers
-                have no authorizer.
+            BrokerError: CLUSTER_AUTHORIZATION_FAILED if this client may not Describe the cluster; SECURITY_DISABLED if
+                the brokers have no authorizer.
         """
         return list(acl_requests.acl_table(self._cluster, condition or AclFilter()).acls)
 
@@ -447,7 +454,7 @@ class Admin:
         """Remove the ACLs that satisfy one of the conditions, and return them.
 
         Raises:
-            BrokerError: what ``create_acls`` raises.
+            BrokerError: CLUSTER_AUTHORIZATION_FAILED, SECURITY_DISABLED, as for ``create_acls``.
         """
         return acl_requests.delete_acls(self._cluster, conditions)
 
@@ -463,7 +470,7 @@ class Admin:
 
         Raises:
             ConfigError: the principal, the operation or the type is invalid.
-            BrokerError: what ``acls`` raises.
+            BrokerError: CLUSTER_AUTHORIZATION_FAILED, SECURITY_DISABLED, as for ``acls``.
         """
         kind = parse_resource_type(resource_type)
         return acl_requests.check_acl(
@@ -478,7 +485,7 @@ class Admin:
     # --- the cluster ---
 
     def restart_broker(self, broker_id: int) -> None:
-        """Stop a broker with a controlled shutdown, after which its supervisor starts it again. Does not wait for this.
+        """Stop a broker with a controlled shutdown, after which its supervisor starts it again. Do not wait for this.
 
         Raises:
             BrokerError: BROKER_NOT_AVAILABLE, BROKER_STOPPING; INVALID_REQUEST if the broker has no supervisor.
@@ -497,7 +504,7 @@ class Admin:
         ``timeout_s`` bounds each wait. ``tell`` is called with a line of text at each step.
 
         Raises:
-            BrokerError: as ``restart_broker``.
+            BrokerError: for the same reasons as in ``restart_broker``.
             ClientTimeout: a broker did not come back, or not all brokers were alive and all replicas in sync. The
                 message has the problems.
         """
@@ -541,8 +548,8 @@ class Admin:
     ) -> None:
         """Set the offsets from which a group will read these partitions. Offsets of other partitions do not change.
 
-        ``topic_ids``: the ids of the topics to which the offsets belong, because a topic may have been recreated since.
-        For a topic without an id, the current topic is meant.
+        ``topic_ids`` has the ids of the topics to which the offsets belong, because a topic may have been recreated
+        since. For a topic without an id, the offsets belong to the current topic of this name.
 
         Raises:
             BrokerError: NON_EMPTY_GROUP while the group has members; UNKNOWN_TOPIC_OR_PARTITION for the first refused
@@ -584,7 +591,7 @@ class Admin:
     def list_users(self, names: Iterable[str] | None = None) -> list[UserDescription]:
         """Return the users that can log in with a password, with their mechanisms and iterations, by name.
 
-        With ``names`` return only these users. Unknown ones are left out.
+        With ``names``, return only these users. Names of unknown users are ignored.
         """
         return users.list_users(self._cluster, names)
 
@@ -598,8 +605,8 @@ class Admin:
     ) -> None:
         """Create a user, or change its password, which ends the user's connections.
 
-        The password does not leave this process. The brokers get keys that are derived from it. The credentials of
-        other mechanisms than ``mechanisms`` stay as they are.
+        The password does not leave this process. The brokers get keys that are derived from it. Credentials for
+        mechanisms that are not in ``mechanisms`` do not change.
 
         Raises:
             ConfigError: the name or the password is empty or has characters that are not allowed, the mechanism is
@@ -613,7 +620,7 @@ class Admin:
         """Delete a user's credentials, which ends its connections. With ``mechanisms`` delete only these.
 
         Raises:
-            BrokerError: RESOURCE_NOT_FOUND, there is no such user, or it has no credential for a mechanism.
+            BrokerError: RESOURCE_NOT_FOUND if there is no such user, or it has no credential for a mechanism.
         """
         users.delete_user(self._cluster, name, mechanisms)
 
@@ -624,17 +631,21 @@ class Admin:
     ) -> CreatedToken:
         """Create a token with which helpers of this process log in as its principal, without its password.
 
-        ``renewers`` are principals, such as ``User:otto``, that may renew and end the token. It expires after the
-        brokers' ``delegation.token.expiry.time.ms`` unless it is renewed, and at the latest after ``max_lifetime_ms``,
-        by default ``delegation.token.max.lifetime.ms``. A user that is deleted loses its tokens.
+        ``renewers`` are principals, such as ``User:otto``, that may renew and end the token. The token expires after
+        the brokers' ``delegation.token.expiry.time.ms`` unless it is renewed, and at the latest after
+        ``max_lifetime_ms`` (default: the brokers' ``delegation.token.max.lifetime.ms``). A user that is deleted loses
+        its tokens.
 
         Raises:
-            BrokerError: DELEGATION_TOKEN_REQUEST_NOT_ALLOWED, this client has not logged in, or by a token.
+            BrokerError: DELEGATION_TOKEN_REQUEST_NOT_ALLOWED if this client has not logged in, or has logged in with a
+                token.
         """
         return delegation_tokens.create_token(self._cluster, renewers, max_lifetime_ms)
 
     def renew_delegation_token(self, token_id: str, *, period_ms: int | None = None) -> int:
-        """Let a token expire ``period_ms`` from now, by default ``delegation.token.expiry.time.ms``. Return its expiry.
+        """Make a token expire ``period_ms`` from now. Return its expiry time in milliseconds since the Unix epoch.
+
+        The default period is the brokers' ``delegation.token.expiry.time.ms``.
 
         Raises:
             BrokerError: DELEGATION_TOKEN_NOT_FOUND, DELEGATION_TOKEN_OWNER_MISMATCH, DELEGATION_TOKEN_EXPIRED.
@@ -642,11 +653,14 @@ class Admin:
         return delegation_tokens.renew_token(self._cluster, token_id, period_ms)
 
     def expire_delegation_token(self, token_id: str, *, after_ms: int | None = None) -> int:
-        """End a token, now or ``after_ms`` from now. Return its expiry. Raises as ``renew_delegation_token``."""
+        """End a token, now or ``after_ms`` from now. Return its expiry time in milliseconds since the Unix epoch.
+
+        Raises the same errors as ``renew_delegation_token``.
+        """
         return delegation_tokens.expire_token(self._cluster, token_id, after_ms)
 
     def list_delegation_tokens(self, owners: Iterable[str] | None = None) -> list[DelegationTokenDescription]:
-        """Return the tokens that this client's principal may see: of these owners, by default of all."""
+        """Return the tokens of ``owners`` (default: of all owners) that this client's principal may see."""
         return delegation_tokens.list_tokens(self._cluster, owners)
 
     # --- transactions ---
@@ -654,7 +668,7 @@ class Admin:
     def transactions(self) -> list[TransactionDescription]:
         """Return the transactions of all coordinators, sorted by key.
 
-        For each key there is one entry: its open or ending transaction, or else its last one.
+        For each key (of a producer or sink), the result has the open or ending transaction, or else the last one.
 
         Raises:
             ClientTimeout: a broker did not respond, or a coordinator is still loading its state.
@@ -664,11 +678,11 @@ class Admin:
     def abort_transaction(self, key: str) -> None:
         """Abort an open transaction and fence its producer.
 
-        The key is one of ``transactions``: ``id:`` and the transactional id of a producer.
+        ``key`` is a key that ``transactions`` returns, such as ``id:`` followed by the transactional id of a producer.
 
         Raises:
-            BrokerError: INVALID_TXN_STATE if no transaction is open, or it is already decided.
-            ClientTimeout: its coordinator did not respond; the transaction may be aborted.
+            BrokerError: INVALID_TXN_STATE if no transaction is open, or its commit or abort is already decided.
+            ClientTimeout: the coordinator did not respond; the transaction may be aborted.
         """
         transactions.abort_transaction(self._cluster, key)
 
@@ -689,8 +703,8 @@ class Admin:
         Consumers of committed records skip its records.
 
         Raises:
-            BrokerError: INVALID_TXN_STATE if no transaction is open there, or if a coordinator knows the transaction:
-                abort it by its key.
+            BrokerError: INVALID_TXN_STATE if no transaction is open there, or if a coordinator knows the transaction.
+                In the latter case use ``abort_transaction``.
             ClientTimeout: the leader did not respond; the transaction may be aborted.
         """
         transactions.abort_hanging(self._cluster, TopicPartition(*partition), producer_id)
@@ -713,7 +727,8 @@ class Admin:
         ``connection_creation_rate``. Every broker enforces them by itself, without a restart.
 
         Raises:
-            BrokerError: INVALID_CONFIG for an unknown quota or value, INVALID_REQUEST for another entity.
+            BrokerError: INVALID_CONFIG for an unknown quota or an invalid value; INVALID_REQUEST for any other
+                combination of names.
             ClientTimeout: no broker responded in time; the quotas may be set.
         """
         quota_admin.alter_quotas(self._cluster, QuotaKey(user, client_id, ip), quotas, timeout_s=timeout_s)
@@ -721,7 +736,10 @@ class Admin:
     def describe_quotas(
         self, *, user: str | None = None, client_id: str | None = None, ip: str | None = None
     ) -> list[quota_admin.ClientQuotas]:
-        """Return the quotas of all entities with these names; None matches any name, and entities without this part."""
+        """Return the quotas of the entities (users, client ids, addresses) that match the arguments.
+
+        None matches every name, and also an entity without this part. An empty name matches the default.
+        """
         return quota_admin.describe_quotas(self._cluster, QuotaKey(user, client_id, ip))
 
     def _replicas(self) -> tuple[tuple[BrokerEndpoint, ...], dict[TopicPartition, tuple[int, ...]]]:

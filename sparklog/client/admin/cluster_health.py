@@ -31,7 +31,7 @@ _NAMED = 3
 
 @dataclass(slots=True)
 class ClusterSnapshot:
-    """The state of all brokers, which were asked one after the other."""
+    """The state that all registered brokers reported when they were asked one after the other."""
 
     metadata: dict[int, MetadataReply] = field(default_factory=dict)
     replicas: dict[tuple[TopicPartition, int], ReplicaDescription] = field(default_factory=dict)
@@ -52,7 +52,7 @@ class ClusterSnapshot:
 
 
 def take_snapshot(cluster: BlockingCluster, expected: Collection[int]) -> ClusterSnapshot:
-    """Ask every registered broker for its state. A broker that does not respond is a problem, not an error.
+    """Ask every registered broker for its state. A broker that does not respond is one of the snapshot's problems.
 
     Raises:
         BrokerError: no broker is reachable.
@@ -131,10 +131,12 @@ def wait_until_whole(
     what: str,
     also: Callable[[ClusterSnapshot], str] = lambda snapshot: "",
 ) -> ClusterSnapshot:
-    """Take snapshots until the cluster is whole and ``also``, a further check, returns no problem.
+    """Take snapshots until the cluster is whole, and the further check ``also`` returns "". Return the last snapshot.
+
+    A cluster is whole if every broker is alive and every replica is in sync.
 
     Raises:
-        ClientTimeout: the message has ``what`` was awaited, and the problems.
+        ClientTimeout: the cluster is not whole after ``timeout_s``. The message has ``what`` and the problems.
     """
     deadline = Deadline(timeout_s)
     before: ClusterSnapshot | None = None

@@ -16,7 +16,7 @@ from sparklog.record.schema import parse_schema
 
 @dataclass(frozen=True, slots=True)
 class PartitionDescription:
-    """One partition: its replicas, its leader and its ISR."""
+    """A partition of a topic: its replicas, its leader and its ISR."""
 
     partition: int
     #: Broker id, or None while there is no leader.
@@ -33,9 +33,9 @@ class PartitionDescription:
 
 @dataclass(frozen=True, slots=True)
 class TopicDescription:
-    """One topic.
+    """A topic: its partitions, its schema and its settings.
 
-    Only ``create_topic`` sets ``warning``: it says that replicas share a host, and why.
+    Only ``create_topic`` and ``create_partitions`` set ``warning``, which says that replicas share a host, and why.
     """
 
     name: str
@@ -99,7 +99,10 @@ class MoveDescription:
 
 @dataclass(frozen=True, slots=True)
 class TransactionDescription:
-    """The state of one transactional key: ``id:`` and the transactional id of a producer, or the key of a sink."""
+    """The current or last transaction of one producer or sink.
+
+    ``key`` is ``id:`` followed by the transactional id of the producer, or the key of the sink.
+    """
 
     key: str
     #: One of ``empty``, ``open``, ``committing``, ``aborting``.
@@ -137,7 +140,7 @@ class HangingTransaction:
 
 @dataclass(frozen=True, slots=True)
 class BrokerAddress:
-    """A live broker in the cluster's metadata; ``incarnation`` counts its registrations."""
+    """A live broker: its id, address and rack. ``incarnation`` is the number of its registrations so far."""
 
     broker_id: int
     host: str
@@ -176,12 +179,12 @@ class BrokerDescription:
 
     @property
     def size_bytes(self) -> int:
-        """Return the size of this broker's logs on its disk, including logs that are set aside."""
+        """Return the size of this broker's logs on its disk, including set-aside logs, which it does not serve."""
         return sum(replica.size_bytes for replica in self.replicas) + self.counters.get("set.aside.bytes", 0)
 
 
 def describe_topic(topic: TopicMetadata, *, warning: str = "") -> TopicDescription:
-    """Return the description of a topic. Raises BrokerError if this client cannot read the schema."""
+    """Convert a topic's metadata to its description. Raises BrokerError if this client cannot read the schema."""
     latest = topic.schemas[-1]
     return TopicDescription(
         name=topic.name,

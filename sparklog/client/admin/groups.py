@@ -67,7 +67,7 @@ def group_offsets(cluster: BlockingCluster, group: str, *, timeout_s: float | No
     coordinator is the current one.
 
     Raises:
-        ClientTimeout: no coordinator responded in time, or at most half of the brokers confirmed it.
+        ClientTimeout: no coordinator responded in time, or at most half of the brokers confirmed the coordinator.
     """
     asked_before = False
 
@@ -127,7 +127,10 @@ class GroupDescription:
 
 
 def list_groups(cluster: BlockingCluster) -> list[GroupListing]:
-    """Return the groups of all live brokers, sorted by name. Raises as ``ask_all_brokers``."""
+    """Return the groups of all live brokers, sorted by name.
+
+    Raises ClientTimeout if a broker did not respond, or BrokerError for an error that is not retriable.
+    """
     replies = ask_all_brokers(cluster, "groups", ListGroups(0), ListGroupsReply)
     found: dict[str, GroupListing] = {}
     for reply in replies:
@@ -137,7 +140,10 @@ def list_groups(cluster: BlockingCluster) -> list[GroupListing]:
 
 
 def describe_group(cluster: BlockingCluster, group: str) -> GroupDescription | None:
-    """Return a group, or None if it does not exist. Raises ClientTimeout if its coordinator did not respond."""
+    """Return the description of a group, or None if the group does not exist.
+
+    Raises ClientTimeout if the group's coordinator did not respond.
+    """
     reply = BlockingCoordinator(cluster, GROUP, group).ask(DescribeGroup(0, group), DescribeGroupReply)
     found = reply.description
     if found is None:
@@ -169,6 +175,6 @@ def delete_group(cluster: BlockingCluster, group: str) -> None:
 
     Raises:
         BrokerError: NON_EMPTY_GROUP, GROUP_ID_NOT_FOUND.
-        ClientTimeout: its coordinator did not respond; the group may be deleted.
+        ClientTimeout: the group's coordinator did not respond; the group may be deleted.
     """
     BlockingCoordinator(cluster, GROUP, group).ask(DeleteGroup(0, group), Ack)

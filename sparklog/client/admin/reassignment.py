@@ -32,7 +32,7 @@ _ENDED = {ErrorCode.NO_REASSIGNMENT_IN_PROGRESS, ErrorCode.UNKNOWN_TOPIC_OR_PART
 def alter(
     cluster: BlockingCluster, targets: Mapping[TopicPartition, Sequence[int]], *, throttle_bytes: int, timeout_ms: int
 ) -> str:
-    """Start or change moves. Return the warning about shared hosts, or "".
+    """Start moves of partitions, or change them. Return a warning if replicas will share a host, or else "".
 
     Raises:
         BrokerError: the error of the first refused move, with the number of refused moves. The other moves are in
@@ -185,9 +185,9 @@ def _place(tp: TopicPartition, part: PartitionMetadata) -> str:
 def elect(
     cluster: BlockingCluster, partitions: Iterable[TopicPartition] | None, *, unclean: bool, timeout_ms: int
 ) -> dict[TopicPartition, BrokerError]:
-    """Elect leaders. Return the partitions that did not get the wanted leader, with the reason.
+    """Elect the preferred leaders, or with ``unclean`` any live replicas. Return the failed partitions with the errors.
 
-    Partitions that had this leader already are not in the result.
+    Partitions that need no election are not in the result.
     """
     kind = "unclean" if unclean else "preferred"
     requests = [ElectLeaders(0, kind, timeout_ms)]
@@ -204,7 +204,7 @@ def elect(
 
 
 def replicas_of(reply: MetadataReply, moves: Iterable[MoveDescription]) -> dict[TopicPartition, tuple[int, ...]]:
-    """Return the replicas of every partition, preferred leader first; for a partition that moves, its target."""
+    """Return the replicas of every partition, preferred leader first. For a partition that moves, return its target."""
     replicas = {
         TopicPartition(topic.name, part.partition): tuple(part.replicas)
         for topic in reply.topics

@@ -21,9 +21,9 @@ Tell = Callable[[str], None]
 
 
 def restart(cluster: BlockingCluster, broker_id: int) -> int:
-    """Ask a broker for a controlled shutdown, and its supervisor to start it again. Does not wait for this.
+    """Ask a broker for a controlled shutdown, after which its supervisor starts it again. Do not wait for this.
 
-    Returns the incarnation of the broker before the restart.
+    Return the broker's incarnation (the number of its registration) before the restart.
 
     Raises:
         BrokerError: BROKER_NOT_AVAILABLE if the broker is not registered; INVALID_REQUEST if it has no supervisor;
@@ -56,10 +56,10 @@ def restart(cluster: BlockingCluster, broker_id: int) -> int:
 def roll(cluster: BlockingCluster, brokers: Sequence[int] | None, *, timeout_s: float, tell: Tell) -> list[int]:
     """Restart ``brokers`` (None: all) one at a time. ``timeout_s`` bounds each wait of each step.
 
-    Returns the brokers that were restarted.
+    Return the brokers that were restarted. ``tell`` is called with a line of text about each step.
 
     Raises:
-        BrokerError: as ``restart``.
+        BrokerError: for the same reasons as in ``restart``.
         ClientTimeout: the cluster was not whole before a step, or a broker did not come back; the message has the
             problems. The remaining brokers were not restarted.
     """

@@ -23,7 +23,7 @@ from sparklog.protocol.set_aside_messages import KNOWN_BY
 
 @dataclass(frozen=True, slots=True)
 class SetAsideDescription:
-    """One log that a broker keeps without serving it.
+    """A set-aside log: a log that a broker keeps without serving it.
 
     ``intact``: the log could be opened when it was set aside, and its offsets are known. Only intact logs can be
     restored.
@@ -81,7 +81,7 @@ def set_aside_logs(cluster: BlockingCluster) -> list[SetAsideDescription]:
 
 
 def restore_set_aside(cluster: BlockingCluster, topic_id: str, *, timeout_s: float) -> RestoredTopic:
-    """Restore a topic. Arguments and errors are those of ``Admin.restore_set_aside``."""
+    """Recreate a topic from set-aside logs. Arguments and errors are those of ``Admin.restore_set_aside``."""
     cluster.retrying("metadata", cluster.refresh)
     for broker_id in sorted(cluster.metadata.brokers):
         if _supports_set_aside(cluster, broker_id):

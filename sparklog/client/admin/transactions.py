@@ -25,14 +25,17 @@ from sparklog.protocol.messages import (
 
 
 def list_transactions(cluster: BlockingCluster) -> list[TransactionDescription]:
-    """Return the transactions of all coordinators, sorted by key. Raises as ``ask_all_brokers``."""
+    """Return the transactions of all coordinators, sorted by key.
+
+    Raises ClientTimeout if a broker did not respond, or BrokerError for an error that is not retriable.
+    """
     replies = ask_all_brokers(cluster, "transactions", ListTransactions(0), ListTransactionsReply)
     found = [describe_transaction(one) for reply in replies for one in reply.transactions]
     return sorted(found, key=lambda one: one.key)
 
 
 def abort_transaction(cluster: BlockingCluster, key: str) -> None:
-    """Abort a transaction. Raises BrokerError INVALID_TXN_STATE if none is open, and ClientTimeout."""
+    """Abort a transaction. The errors are those of ``Admin.abort_transaction``."""
     coordinator = BlockingCoordinator(cluster, TRANSACTION, key)
     uncertain = False
 
@@ -52,7 +55,8 @@ def abort_transaction(cluster: BlockingCluster, key: str) -> None:
 def find_hanging(cluster: BlockingCluster, *, open_s: float) -> list[HangingTransaction]:
     """Return hanging transactions, sorted by partition and offset.
 
-    Raises as ``ask_all_brokers``, and also while a coordinator has no leader.
+    Raises ClientTimeout if a broker did not respond or not every coordinator was reachable, or BrokerError for an error
+    that is not retriable.
     """
     request = FindHanging(0, max(0, int(open_s * 1000)))
     replies = ask_all_brokers(cluster, "hanging transactions", request, FindHangingReply)
@@ -63,7 +67,8 @@ def find_hanging(cluster: BlockingCluster, *, open_s: float) -> list[HangingTran
 def abort_hanging(cluster: BlockingCluster, tp: TopicPartition, producer_id: int) -> None:
     """Abort a hanging transaction.
 
-    Raises BrokerError INVALID_TXN_STATE if none is open there or if a coordinator knows the transaction; ClientTimeout.
+    Raises BrokerError INVALID_TXN_STATE if none is open there or if a coordinator knows the transaction. Raises
+    ClientTimeout if the leader does not respond.
     """
     uncertain = False
 

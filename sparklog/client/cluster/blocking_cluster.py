@@ -57,7 +57,7 @@ class Deadline:
 
 
 class BlockingCluster:
-    """A blocking client of one cluster, with one connection to each broker. One thread owns it."""
+    """A blocking client of one cluster, which keeps a connection to each broker. Use it from one thread at a time."""
 
     def __init__(
         self,
@@ -116,9 +116,9 @@ class BlockingCluster:
     # --- asking ---
 
     def run(self, steps: RoutingSteps[T], *, over: BlockingConnection | None = None) -> T:
-        """Perform the effects that ``steps`` yields, and return its result.
+        """Perform the effects that the generator ``steps`` yields, and return the generator's result.
 
-        With ``over`` this connection is used instead of the client's own connections.
+        With ``over``, use this connection, and not the client's own connections.
 
         Raises:
             BrokerError: the error that ``steps`` raises.
@@ -170,7 +170,7 @@ class BlockingCluster:
         return self.run(self.core.ask(broker_id, request, expected))
 
     def ask_metadata(self, request: Metadata, broker_id: int | None = None) -> MetadataReply:
-        """Request all metadata from this broker, or from any reachable one. The cache does not change."""
+        """Send a metadata request to this broker, or to any reachable one. Return the response without caching it."""
         return self.run(self.core.ask_metadata(request, broker_id))
 
     def broker_timeout_ms(self, timeout_s: float | None = None) -> int:
@@ -209,7 +209,7 @@ class BlockingCluster:
                 return result
 
     def refresh(self, topics: Iterable[str] | None = ()) -> MetadataReply:
-        """Request metadata once, from any broker, and merge them. None requests all topics, () only the brokers."""
+        """Request metadata once, from any broker, and cache them. None requests all topics, () only the brokers."""
         return self.run(self.core.refresh(None if topics is None else tuple(topics)))
 
     def topic(self, name: str, *, timeout_s: float | None = None, refresh: bool = False) -> TopicMetadata:
@@ -234,7 +234,7 @@ class BlockingCluster:
         return self.run(self.core.leader(tp, refresh=refresh))
 
     def confirm(self, tp: TopicPartition, leader: Leader) -> None:
-        """Check that ``leader`` is still the leader, before its log end offset is trusted.
+        """Check that ``leader`` is still the leader, before the caller trusts its log end offset.
 
         A leader that is cut off from the cluster may not know that it has a successor, and a client that does not know
         a later epoch cannot detect that. So this asks all other brokers, which include the possible successor.
@@ -286,7 +286,7 @@ class BlockingCluster:
         ``at_most_s`` limits each wait for the broker, in addition to the client's own timeouts.
 
         Raises:
-            BrokerError: see ``connection``.
+            BrokerError: for the same reasons as in ``connection``.
         """
         endpoint = self.metadata.endpoint(broker_id)
         if endpoint is None:
@@ -316,7 +316,7 @@ class BlockingCluster:
             earlier.close()
 
     def pause_ms(self, count: int) -> float:
-        """Return the delay after failure number ``count`` (from 0), with jitter."""
+        """Return the delay, in ms with jitter, after failure number ``count`` (from 0)."""
         return self._backoff.delay_ms(count, self.core.roll())
 
     def _open(self, address: Address, *, at_most_s: float | None = None) -> BlockingConnection:

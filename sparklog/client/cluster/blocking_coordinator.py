@@ -15,7 +15,10 @@ R = TypeVar("R", bound=Reply)
 
 
 class BlockingCoordinator:
-    """The coordinator of one group or transactional id. The thread that owns the cluster client also owns this."""
+    """A client of the coordinator of one group or transactional id.
+
+    Not thread-safe: use it only in the thread of its cluster client.
+    """
 
     def __init__(self, cluster: BlockingCluster, kind: str, key: str) -> None:
         self._cluster = cluster
@@ -39,10 +42,10 @@ class BlockingCoordinator:
 
 
 def ask_all_brokers(cluster: BlockingCluster, what: str, request: Request, expected: type[R]) -> list[R]:
-    """Return the responses of all live brokers.
+    """Send a request to all live brokers, and return their responses.
 
-    If a broker ends in the meantime, all brokers are asked again, because other brokers become the coordinators of its
-    groups and transactions.
+    If a broker ends in the meantime, ask all brokers again, because other brokers become the coordinators of its groups
+    and transactions.
 
     Raises:
         BrokerError: an error that is not retriable.

@@ -18,7 +18,10 @@ _FIND_S = 6.0
 
 
 class CoordinatorSearch:
-    """The last known coordinator of one key. The owner of the cluster client also owns this."""
+    """The search for the coordinator of one group or transactional id. It remembers the last coordinator.
+
+    Not thread-safe: use it only where its cluster client is used.
+    """
 
     def __init__(self, core: RoutingCore, kind: str, key: str) -> None:
         self._core = core

@@ -21,7 +21,7 @@ _inherited: list[Any] = []
 
 
 class InheritedClient:
-    """The class of a client in a forked child. ``close`` does nothing; all other methods raise ClientForked."""
+    """The class that the parent's clients get in a forked child. Methods other than ``close`` raise ClientForked."""
 
     kind = "client"
 
@@ -44,7 +44,7 @@ class InheritedClient:
 
 
 def watch(client: Any) -> None:
-    """Make ``client`` unusable in forked children. If it has a method ``after_fork``, the child calls that first."""
+    """Make ``client`` unusable in forked children. A child first calls its method ``after_fork``, if it has one."""
     _clients.add(client)
 
 

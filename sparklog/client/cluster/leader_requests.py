@@ -25,7 +25,7 @@ def ask_leaders(
     check: Callable[[TopicPartition, Leader, P], None] = lambda tp, leader, result: None,
     timeout_s: float | None,
 ) -> dict[TopicPartition, P]:
-    """Return the result of each partition.
+    """Send requests to the leaders of partitions until each partition has a result. Return the results by partition.
 
     ``ask`` sends one request to one broker and returns the results in the order of its partitions. ``check`` may raise
     a BrokerError for a successful result that must not be used. Only failed partitions are requested again.

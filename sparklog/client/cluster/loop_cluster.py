@@ -41,7 +41,10 @@ R = TypeVar("R", bound=Reply)
 
 
 class LoopCluster:
-    """An asyncio client of one cluster. One event loop owns it. ``close`` ends its connections and tasks."""
+    """An asyncio client of one cluster. ``close`` ends its connections and tasks.
+
+    Not thread-safe: use it only on its event loop.
+    """
 
     def __init__(
         self,
@@ -166,7 +169,7 @@ class LoopCluster:
     # --- requests ---
 
     async def run(self, steps: RoutingSteps[T] | BackgroundSteps[T]) -> T:
-        """Perform the effects that ``steps`` yields, and return its result.
+        """Perform the effects that the generator ``steps`` yields, and return the generator's result.
 
         Raises:
             BrokerError: the error that ``steps`` raises.
@@ -227,7 +230,7 @@ class LoopCluster:
         return await self.run(self.core.ask_any(request, expected))
 
     def pause_s(self, count: int) -> float:
-        """Return the delay after failure number ``count`` (from 0), with jitter."""
+        """Return the delay, in seconds with jitter, after failure number ``count`` (from 0)."""
         return self._backoff.delay_ms(count, self.core.roll()) / 1000
 
     # --- metadata ---
@@ -253,7 +256,7 @@ class LoopCluster:
         self._report(await self.run(self.core.refresh_noting_errors((topic,))))
 
     def merge_leader(self, tp: TopicPartition, leader: int, epoch: int) -> bool:
-        """Merge the leader that a former leader has named. Return whether it is new and its address is known."""
+        """Store the new leader that a former leader has named. Return whether it is new and its address is known."""
         return self.metadata.merge_leader(tp, leader, epoch)
 
     def _report(self, problem: str) -> None:
@@ -271,7 +274,7 @@ class LoopCluster:
             connection.close()
 
     async def closed(self) -> None:
-        """Wait until the tasks that ``close`` has cancelled are done, and its connections have ended."""
+        """Wait until the tasks and connections that ``close`` has cancelled and closed have ended."""
         await asyncio.gather(*self.tasks, return_exceptions=True)
         await asyncio.gather(*(connection.ended() for connection in self._connections.values()))
 

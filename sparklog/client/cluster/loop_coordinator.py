@@ -21,7 +21,10 @@ R = TypeVar("R", bound=Reply)
 
 
 class LoopCoordinator:
-    """The coordinator of one group or transactional id. The loop that owns the cluster client also owns this."""
+    """An asyncio client of the coordinator of one group or transactional id.
+
+    Not thread-safe: use it only on the event loop of its cluster client.
+    """
 
     def __init__(self, cluster: LoopCluster, kind: str, key: str, *, request_timeout_s: float) -> None:
         self.cluster = cluster
@@ -29,7 +32,7 @@ class LoopCoordinator:
         self._request_timeout_s = request_timeout_s
 
     def of(self, kind: str, key: str) -> LoopCoordinator:
-        """Return the coordinator of another group or transactional id."""
+        """Return a client of the coordinator of another group or transactional id."""
         return LoopCoordinator(self.cluster, kind, key, request_timeout_s=self._request_timeout_s)
 
     async def ask_once(self, request: Request, expected: type[R], *, timeout_s: float) -> R:
@@ -37,7 +40,7 @@ class LoopCoordinator:
         return await self.cluster.run(self.search.ask(request, expected, timeout_s=timeout_s))
 
     def pause_s(self, count: int) -> float:
-        """Return the delay after failure number ``count`` (from 0), with jitter."""
+        """Return the delay, in seconds with jitter, after failure number ``count`` (from 0)."""
         return self.cluster.pause_s(count)
 
     def timeout_s(self, silences: int) -> float:
@@ -46,7 +49,7 @@ class LoopCoordinator:
 
 
 class Attempts:
-    """The attempts of a request, until its time is up. Several requests may share the time."""
+    """The repetition of a request until it succeeds or its time is up. Several requests may share one time limit."""
 
     def __init__(self, coordinator: LoopCoordinator, *, timeout_s: float) -> None:
         self._coordinator = coordinator

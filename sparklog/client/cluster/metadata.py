@@ -30,7 +30,7 @@ class Leader(NamedTuple):
 
 
 class ClientMetadata:
-    """The metadata of one client. Only one thread may use it."""
+    """A client's cache of metadata: the brokers, the topics, and the partitions' leaders. Not thread-safe."""
 
     def __init__(self) -> None:
         self.cluster_id = ""
@@ -52,7 +52,7 @@ class ClientMetadata:
         return self.brokers.get(broker_id) or self._departed.get(broker_id)
 
     def is_stale(self, reply: MetadataReply) -> bool:
-        """Return whether the broker that replied has no update of the newest known controller, or of any controller.
+        """Return whether the broker that replied has no update from the newest known controller or from any controller.
 
         Then topics that are not in the reply may exist. The result is the same before and after ``update``.
         """
@@ -103,7 +103,7 @@ class ClientMetadata:
         return Leader(known.leader, known.leader_epoch)
 
     def merge_leader(self, tp: TopicPartition, leader: int, epoch: int) -> bool:
-        """Merge a new leader that a former leader has named (KIP-951).
+        """Store the new leader of a partition that a former leader has named (KIP-951).
 
         Return whether the leader is new and its address is known.
         """
@@ -119,7 +119,7 @@ class ClientMetadata:
         return next((schema for schema in topic.schemas if schema.schema_id == schema_id), None) if topic else None
 
     def group_by_leader(self, partitions: Iterable[TopicPartition]) -> dict[int | None, list[TopicPartition]]:
-        """Return the partitions by the broker id of their leader. Partitions without a known leader are under None."""
+        """Group partitions by the broker id of their leader. Partitions without a known leader get the key None."""
         groups: dict[int | None, list[TopicPartition]] = {}
         for tp in partitions:
             leader = self.leader(tp)
@@ -170,7 +170,7 @@ class ClientMetadata:
 
 
 class MetadataPieces:
-    """A metadata response that may come in pieces.
+    """A collector of a metadata response that may come in pieces.
 
     The caller sends ``request`` and passes the response to ``add``, until ``request`` is None. Then ``reply`` is
     complete.

@@ -59,7 +59,9 @@ def list_offsets(
     known: Mapping[TopicPartition, int] | None = None,
     timeout_s: float | None = None,
 ) -> dict[TopicPartition, int]:
-    """Return the offset of each position. For a time after the last record it is the latest offset.
+    """Return the offset of each query: the earliest or latest offset, or the offset of a time.
+
+    For a time after the last record, return the latest offset.
 
     ``known`` has offsets that the caller has already seen in the logs. If a leader returns a lower latest offset, the
     other brokers must confirm that it is still the leader.
@@ -86,7 +88,9 @@ def listed_offsets(
     known: Mapping[TopicPartition, int] | None = None,
     timeout_s: float | None = None,
 ) -> dict[TopicPartition, ListedOffset]:
-    """Return the results of the leaders, with leader epochs. For a time after the last record the offset is -1.
+    """Return the leaders' results for the queries, with leader epochs.
+
+    For a time after the last record, the offset is -1.
 
     For ``known`` and the errors see ``list_offsets``.
     """
@@ -95,7 +99,7 @@ def listed_offsets(
 
 
 def wire_time(query: OffsetQuery) -> int:
-    """Return the ``timestamp_us`` of ListOffsets for a position. A datetime without a time zone is in UTC."""
+    """Return the number for a query in a ListOffsets request. A datetime without a time zone is in UTC."""
     if query == "earliest":
         return EARLIEST
     if query == "latest":

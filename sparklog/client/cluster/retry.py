@@ -17,7 +17,7 @@ _NOTHING_DONE = frozenset({ErrorCode.COORDINATOR_LOAD_IN_PROGRESS, ErrorCode.CON
 
 
 class Retry:
-    """The state of the attempts of one call. Several calls may use one object; then they share its time."""
+    """The decision, after each failed attempt of a call, whether and when to retry. Calls may share one time limit."""
 
     def __init__(
         self,
@@ -43,7 +43,7 @@ class Retry:
         return max(0.0, self.deadline_s - now_s)
 
     def delay_s(self, what: str, error: BrokerError, *, now_s: float, roll: float, contacted: bool = True) -> float:
-        """Return the delay before the next attempt, in seconds.
+        """Count a failed attempt, and return the delay before the next attempt, in seconds.
 
         ``contacted`` is whether a broker has ever responded to this client.
 

@@ -52,24 +52,24 @@ class NoResponse(BrokerError):
 
 @dataclass(frozen=True, slots=True)
 class ListOpen:
-    """List the brokers with an open connection.
+    """The order to list the brokers with an open connection.
 
-    The event is a dict by broker id: how long the broker has sent nothing although a request is open, in seconds.
+    The result is a dict by broker id: how long the broker has sent nothing although a request is open, in seconds.
     """
 
 
 @dataclass(frozen=True, slots=True)
 class Connect:
-    """Open a connection and store it. The event is the id of the broker at this address, or a BrokerError."""
+    """The order to open a connection and store it. The result is the id of the broker there, or a BrokerError."""
 
     address: Address
 
 
 @dataclass(frozen=True, slots=True)
 class Prepare:
-    """Connect to a broker that is in the metadata, for later requests.
+    """The order to connect to a broker that is in the metadata, for later requests.
 
-    The event has no value. The driver may send it before the connection is open.
+    It has no result. The driver may continue before the connection is open.
     """
 
     broker_id: int
@@ -77,7 +77,10 @@ class Prepare:
 
 @dataclass(frozen=True, slots=True)
 class Ask:
-    """Send a request to a broker. The event is the reply, or a BrokerError; NoResponse after ``timeout_s``."""
+    """The order to send a request to a broker. The result is the reply, or a BrokerError.
+
+    Without a reply within ``timeout_s``, the error is NoResponse.
+    """
 
     broker_id: int
     request: Request
@@ -86,21 +89,21 @@ class Ask:
 
 @dataclass(frozen=True, slots=True)
 class Disconnect:
-    """Close the connection to a broker, so that all its open requests fail. The event has no value."""
+    """The order to close the connection to a broker, so that all its open requests fail. It has no result."""
 
     broker_id: int
 
 
 @dataclass(frozen=True, slots=True)
 class WaitUntil:
-    """Wait until a time, which may be in the past. The event is the current time."""
+    """The order to wait until a time, which may be in the past. The result is the current time."""
 
     at_s: float
 
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """Report new metadata, or, in ``problem``, why they could not be requested. The event has no value."""
+    """The order to report that there are new metadata, or why there are none (``problem``). It has no result."""
 
     problem: str
 
@@ -112,7 +115,10 @@ BackgroundSteps = Generator[Effect | WaitUntil | Report, Any, T]
 
 
 class RoutingCore:
-    """The metadata of one cluster, and which of its brokers have recently failed. One driver owns it."""
+    """The part of a cluster client that chooses brokers and caches metadata. It performs no I/O; see the module.
+
+    Not thread-safe: only its driver uses it.
+    """
 
     def __init__(self, bootstrap: str | Iterable[str], *, request_timeout_s: float, roll: Callable[[], float]) -> None:
         """Create the state without metadata. ``roll`` returns random numbers in [0, 1).
@@ -283,7 +289,7 @@ class RoutingCore:
         return pieces.reply
 
     def refresh(self, topics: tuple[str, ...] | None) -> RoutingSteps[MetadataReply]:
-        """Request metadata once, from any broker, and merge them. None requests all topics, () only the brokers."""
+        """Request metadata once, from any broker, and cache them. None requests all topics, () only the brokers."""
         reply = yield from self.ask_metadata(Metadata(0, topics))
         self.metadata.update(reply)
         return reply
@@ -313,7 +319,7 @@ class RoutingCore:
         return leader
 
     def refresh_wanted(self) -> BackgroundSteps[None]:
-        """Request the metadata of the ``wanted`` topics until there are none.
+        """Request the metadata of the topics in ``wanted`` until ``wanted`` is empty.
 
         The first request is sent at once if the last one was long ago. Each further request is delayed more.
         """
@@ -376,13 +382,13 @@ def next_timeout_s(silences: int, most_s: float) -> float:
 
 
 def check_broker(address: object, *, found: int, expected: int) -> None:
-    """Raise BrokerError BROKER_NOT_AVAILABLE if another broker than the expected one has replied at an address."""
+    """Raise BrokerError BROKER_NOT_AVAILABLE if a broker other than the expected one has replied at an address."""
     if found != expected:
         raise BrokerError(ErrorCode.BROKER_NOT_AVAILABLE, f"{address} is broker {found}; expected {expected}")
 
 
 def no_leader(metadata: ClientMetadata, tp: TopicPartition) -> BrokerError:
-    """Return the reason why ``tp`` has no leader: no such topic, no such partition, or none elected."""
+    """Return the error for ``tp``, which has no leader: no such topic, no such partition, or no elected leader."""
     if metadata.partition(tp) is not None:
         return BrokerError(ErrorCode.LEADER_NOT_AVAILABLE, f"partition {tp} has no leader")
     count = len(metadata.partitions(tp.topic))

@@ -211,7 +211,7 @@ class Consumer:
             raise
 
     def close(self) -> None:
-        """Close the connections. The positions are lost.
+        """Close the connections. Positions that were not committed are lost.
 
         A consumer in a group leaves the group at once. It commits its positions only with ``auto_commit_interval_ms``.
         A second call does nothing. A call in a forked child does nothing.
@@ -337,7 +337,7 @@ class Consumer:
         return list(self._fetcher.cursors)
 
     def position(self, partition: TopicPartition | tuple[str, int]) -> int:
-        """Return the offset of the next record to return. Raises KeyError if the partition is not assigned."""
+        """Return the offset of the next record to be returned. Raises KeyError if the partition is not assigned."""
         tp = TopicPartition(*partition)
         self._cursor(tp)
         return self._buffer.position(tp)
@@ -345,7 +345,7 @@ class Consumer:
     def positions(self) -> dict[TopicPartition, int]:
         """Return the positions of all partitions.
 
-        ``start=``, ``Admin.commit_offsets`` and ``Producer.send_offsets`` accept them.
+        ``start=``, ``Admin.commit_offsets`` and ``Producer.send_offsets`` accept the result.
         """
         return self._buffer.positions()
 
@@ -427,7 +427,7 @@ class Consumer:
     ) -> dict[TopicPartition, int]:
         """Return the group's committed offsets of ``partitions``, by default of the assigned partitions.
 
-        Partitions without a committed offset are left out.
+        The result has no entry for a partition without a committed offset.
 
         Raises:
             ClientTimeout: the coordinator did not respond.
@@ -490,7 +490,9 @@ class Consumer:
         self._buffer.drop(gone)
 
     def end_offsets(self) -> dict[TopicPartition, int]:
-        """Return the end offset of each partition: the high watermark, or the last stable offset by ``isolation``.
+        """Return the end offset of each assigned partition.
+
+        It is the last stable offset with ``isolation="read_committed"``, and otherwise the high watermark.
 
         Raises:
             ClientTimeout: a leader did not respond.

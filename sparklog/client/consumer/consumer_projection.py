@@ -20,7 +20,7 @@ from sparklog.record.schema import parse_schema
 
 
 class ConsumerProjection:
-    """The columns that one consumer returns. The ``Consumer`` owns the object."""
+    """A part of ``Consumer`` that knows which columns to fetch of each topic, and which of them to return."""
 
     def __init__(
         self, cluster: BlockingCluster, columns: Sequence[str] | None, *, log_columns: bool, event_times: bool
@@ -38,7 +38,10 @@ class ConsumerProjection:
         self._choices: dict[str, TopicProjection] = {}
 
     def choose(self, name: str) -> None:
-        """Choose the columns of a topic, before the topic is fetched. Raises BrokerError SCHEMA_MISMATCH."""
+        """Choose the columns of a topic, before the topic is fetched.
+
+        Raises BrokerError SCHEMA_MISMATCH if the topic does not have a requested column.
+        """
         if self._columns is None:
             return
         topic = self._cluster.topic(name)
@@ -52,7 +55,7 @@ class ConsumerProjection:
         return None if choice is None else choice.wire
 
     def to_user_batch(self, found: ConsumedBatch) -> pa.RecordBatch:
-        """Return the batch in the form that users get."""
+        """Return a batch with the columns that the user requested, and with its origin (see ``sparklog.origin``)."""
         header, batch, first, offsets, _ = found.fetched
         place = Origin(found.tp.topic, found.tp.partition, first, header.leader_epoch)
         if self._columns is not None:

@@ -17,7 +17,7 @@ from sparklog.model import TopicPartition
 
 
 class FetchBuffer:
-    """The batches that one consumer has fetched and not returned yet. The ``Consumer`` owns the buffer."""
+    """A buffer of the batches that a consumer has fetched and not returned yet. A part of ``Consumer``."""
 
     def __init__(self, fetcher: Fetcher, decoder: FetchDecoder, timestamp_seek: TimestampSeek) -> None:
         #: The buffered batches. The batches of one partition are in the order of their offsets.
@@ -27,7 +27,7 @@ class FetchBuffer:
         self._timestamp_seek = timestamp_seek
 
     def fill(self, timeout_s: float, *, or_moved: bool = False) -> None:
-        """Wait until batches arrive, or the fetcher is woken, for at most ``timeout_s``.
+        """Wait until batches arrive, or the fetcher's ``wake_fd`` becomes readable, for at most ``timeout_s``.
 
         The fetcher moves past these batches, and past records that are not returned (markers, aborted records). With
         ``or_moved`` this method also returns after it has moved past such records.
@@ -60,7 +60,7 @@ class FetchBuffer:
             self._fetcher.defer(failure)
 
     def position(self, tp: TopicPartition) -> int:
-        """Return the offset of the next record to return. Raises KeyError for a partition that is not assigned."""
+        """Return the offset of the next record that the user gets. Raises KeyError if the partition is not assigned."""
         return self._position(tp, self.ready)
 
     def positions(self) -> dict[TopicPartition, int]:

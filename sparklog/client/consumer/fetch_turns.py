@@ -20,7 +20,7 @@ _FEW = 100
 
 
 class FetchTurns:
-    """For each broker, the partition with which the next request begins.
+    """The choice of the partitions in each fetch request. It keeps a turn for each broker.
 
     If all brokers shared one counter, and requests went to the brokers in turn, each request to the same broker might
     begin with the same partition.

@@ -23,7 +23,7 @@ from sparklog.record.projection import Projection, plan_projection, projected_sc
 
 
 class PartitionBytes(NamedTuple):
-    """The part of a fetch response for one partition: decoded headers, and the bodies without gaps."""
+    """The part of a fetch response for one partition: the decoded batch headers, and the bodies one after another."""
 
     answer: FetchedPartition
     headers: list[BatchHeader]
@@ -64,7 +64,7 @@ class FetchedBatch(NamedTuple):
 
 
 class ConsumedBatch(NamedTuple):
-    """A decoded batch and its partition."""
+    """A decoded batch, and the partition from which it was fetched."""
 
     tp: TopicPartition
     fetched: FetchedBatch
@@ -107,10 +107,11 @@ def decode_partition(
     keep: Callable[[BatchHeader], bool] | None = None,
     columns: Collection[str] | None = None,
 ) -> Iterator[FetchedBatch]:
-    """Yield the records with offsets in ``[start, end)``, batch by batch. Empty batches are left out.
+    """Yield the records with offsets in ``[start, end)``, batch by batch. Batches without such records are skipped.
 
-    ``keep`` filters batches by their header. ``columns`` are the requested columns. None means all. Of a mapped file
-    only the bytes of these columns are read. The checksum covers all columns, so it is verified only if all are read.
+    ``keep`` filters batches by their header. ``columns`` are the requested columns; None means all columns. If the
+    bodies are in a mapped file, only the bytes of these columns are read. The checksum covers all columns, so it is
+    verified only if all columns are read.
 
     Raises:
         BrokerError: CORRUPT_MESSAGE if a checksum is wrong, or the bytes are not an Arrow batch.

@@ -59,7 +59,10 @@ class _FetchInFlight:
 
 
 class Fetcher:
-    """The fetches of one consumer or reader, in its thread. The caller may change ``cursors`` between calls."""
+    """The fetcher of one consumer or reader: it sends fetch requests to brokers and checks the responses.
+
+    Not thread-safe: use it only in the consumer's thread. The caller may change ``cursors`` between calls.
+    """
 
     def __init__(
         self,

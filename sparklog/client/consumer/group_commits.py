@@ -23,7 +23,7 @@ REMOVED_SINCE = "this consumer was removed from the group, and others may have r
 
 
 class AssignedPartition(NamedTuple):
-    """A partition that the coordinator has assigned. It belongs to the topic with this id."""
+    """A partition that the coordinator has assigned to the member, with the id of its topic."""
 
     topic: str
     topic_id: str
@@ -35,7 +35,7 @@ class AssignedPartition(NamedTuple):
 
 
 class Commit(NamedTuple):
-    """A commit, with the member epoch at the time of the call.
+    """A queued commit, with the incarnation and the member epoch of the member at the time of the call.
 
     The commit must be sent with this epoch. With a newer epoch, a late commit might be accepted although its partitions
     were revoked and assigned again in the meantime.
@@ -48,7 +48,10 @@ class Commit(NamedTuple):
 
 
 class GroupCommits:
-    """The queue of a member's commits. The ``GroupSession`` owns it, on its thread. Any thread may call ``put``."""
+    """A queue of the commits of one group member, which sends them in order. A part of ``GroupSession``.
+
+    Not thread-safe: use it only on the session's thread. Only ``put`` may be called in any thread.
+    """
 
     def __init__(
         self,
@@ -76,7 +79,7 @@ class GroupCommits:
         self._woken.set()
 
     def end(self) -> None:
-        """Let ``send_all`` return as soon as the queue is empty."""
+        """Make ``send_all`` return as soon as the queue is empty."""
         self._ending = True
         self._woken.set()
 

@@ -48,7 +48,10 @@ class Reader(Protocol):
 
 
 class GroupConsumer:
-    """The partitions and commits of one consumer in its group. The user's thread uses it."""
+    """A part of ``Consumer`` for a member of a group: it follows the assignment, and commits positions.
+
+    Not thread-safe: use it only in the user's thread.
+    """
 
     def __init__(
         self,
@@ -120,7 +123,7 @@ class GroupConsumer:
     # --- commits ---
 
     def commit(self, offsets: Mapping[TopicPartition, int] | None = None) -> Future[None]:
-        """Commit the positions, or ``offsets``.
+        """Commit the positions, or ``offsets``, and return a future that is done after the response.
 
         Raises:
             CommitRefused: a partition is not assigned to this consumer.
@@ -143,7 +146,7 @@ class GroupConsumer:
         return future
 
     def metadata(self) -> GroupMetadata:
-        """Return the identity of the member. Raises CommitRefused if it was removed after its last poll."""
+        """Return the member's identity for transactions. Raises CommitRefused if it was removed since its last poll."""
         return self._session.metadata(self._incarnation, {one.topic: one.topic_id for one in self._assigned.values()})
 
     def committed(self, partitions: Iterable[TopicPartition]) -> CommittedOffsets:

@@ -68,7 +68,7 @@ class MemberSettings(NamedTuple):
 class GroupMetadata(NamedTuple):
     """The identity of a member that sends offsets with a transaction.
 
-    ``topic_ids`` has the ids of the topics that it reads, by name.
+    ``topic_ids`` has the ids of the topics that the member reads, by name.
     """
 
     group: str
@@ -78,7 +78,7 @@ class GroupMetadata(NamedTuple):
 
 
 class GroupNotice(NamedTuple):
-    """The current assignment of one incarnation of the member, and the partitions that the consumer must give up."""
+    """The current assignment of a member in its current incarnation, and the partitions that it must give up."""
 
     incarnation: int
     epoch: int
@@ -87,7 +87,10 @@ class GroupNotice(NamedTuple):
 
 
 class GroupSession:
-    """The session of one consumer. The user's thread calls the methods. ``close`` ends the session's own thread."""
+    """The session of one group member, whose own thread sends the heartbeats and commits.
+
+    The user's thread calls the methods. ``close`` ends the session's thread.
+    """
 
     def __init__(
         self,
@@ -173,20 +176,20 @@ class GroupSession:
             return GroupNotice(self._incarnation, self._epoch, self._assigned, self._owned - self._assigned)
 
     def metadata(self, incarnation: int, topic_ids: Mapping[str, str]) -> GroupMetadata:
-        """Return the identity of the member. Raises CommitRefused if ``incarnation`` has ended."""
+        """Return the identity of the member for transactions. Raises CommitRefused if ``incarnation`` has ended."""
         with self._lock:
             if self._incarnation != incarnation:
                 raise CommitRefused(ErrorCode.UNKNOWN_MEMBER_ID, REMOVED_SINCE)
             return GroupMetadata(self._settings.group, self._member_id, self._epoch, topic_ids)
 
     def release(self, partitions: Collection[AssignedPartition]) -> None:
-        """Give up partitions that the consumer no longer reads. Their last commits must be sent before."""
+        """Give up partitions that the consumer no longer reads. Send their last commits before this call."""
         with self._lock:
             self._owned -= frozenset(partitions)
         self._wake()
 
     def commit(self, incarnation: int, offsets: Mapping[AssignedPartition, int]) -> Future[None]:
-        """Commit after all earlier commits. The future raises CommitRefused, BrokerError or ClientTimeout."""
+        """Commit offsets after all earlier commits. The future raises CommitRefused, BrokerError or ClientTimeout."""
         done: Future[None] = Future()
         with self._lock:
             if not self._ended:
@@ -199,9 +202,10 @@ class GroupSession:
     def offsets(self, partitions: Collection[AssignedPartition]) -> Future[dict[AssignedPartition, int | None]]:
         """Return a future of the committed offsets of partitions that are assigned to the member.
 
-        The offset is None if there is no committed offset. A partition is left out if an open transaction has offsets
-        of it. If this is true of all partitions, the coordinator delays the response until a transaction has ended. The
-        future raises BrokerError (STALE_MEMBER_EPOCH if a partition is not assigned to the member) or ClientTimeout.
+        The offset is None if there is no committed offset. The result has no entry for a partition whose offsets are
+        part of an open transaction. If this is true of all partitions, the coordinator delays the response until a
+        transaction has ended. The future raises BrokerError (STALE_MEMBER_EPOCH if a partition is not assigned to the
+        member) or ClientTimeout.
         """
         return self._start(self._fetch_offsets(frozenset(partitions)))
 

@@ -90,7 +90,10 @@ class _Segment:
 
 
 class LocalLog:
-    """The segment files of one partition for one reader. The reader's thread uses and closes it."""
+    """A reader of the segment files of one partition, which a broker on this host opens for it; see the module.
+
+    Not thread-safe: use and close it only in the thread of its ``PartitionReader``.
+    """
 
     def __init__(self, cluster: BlockingCluster, tp: TopicPartition, *, isolation: int, max_bytes: int) -> None:
         self._cluster = cluster

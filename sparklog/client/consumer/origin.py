@@ -16,7 +16,7 @@ _KEY = b"sparklog.origin"
 
 
 class Origin(NamedTuple):
-    """The position of a batch's first record."""
+    """The origin of a batch: its topic and partition, and the offset and leader epoch of its first record."""
 
     topic: str
     partition: int
@@ -25,14 +25,16 @@ class Origin(NamedTuple):
 
 
 def with_origin(batch: pa.RecordBatch, place: Origin) -> pa.RecordBatch:
-    """Return ``batch`` with its origin."""
+    """Return ``batch`` with ``place`` as its origin, in the metadata of its schema."""
     # The topic comes last, so that a comma in its name does no harm.
     text = f"{place.partition},{place.offset},{place.leader_epoch},{place.topic}"
     return batch.replace_schema_metadata({_KEY: text.encode()})
 
 
 def origin(batch: pa.RecordBatch) -> Origin:
-    """Return the origin of a batch from a consumer. A slice has the origin of the whole batch.
+    """Return the topic and partition of a consumer's batch, and the offset and leader epoch of its first record.
+
+    A slice of a batch has the origin of the whole batch.
 
     Raises:
         ValueError: the batch has no origin.

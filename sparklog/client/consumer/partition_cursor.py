@@ -14,7 +14,7 @@ from sparklog.model import NO_EPOCH, TopicPartition
 
 
 class LogPosition(NamedTuple):
-    """A position in a log, and what is known about the record before it."""
+    """A position in a log, and the leader epoch of the record before it as far as it is known."""
 
     offset: int
     #: The leader epoch of the record before the offset. -1: unknown, so a truncation cannot be detected.
@@ -66,11 +66,11 @@ class PartitionCursor:
         return LogPosition(self.position, self.last_epoch, self.epoch_is_bound)
 
     def move(self, position: int, last_epoch: int = NO_EPOCH, epoch_is_bound: bool = False) -> None:
-        """Set the position, which is the offset of the next fetch, and what is known about the record before it."""
+        """Set the position, which is the offset of the next fetch, and the leader epoch of the record before it."""
         self.position, self.last_epoch, self.epoch_is_bound = position, last_epoch, epoch_is_bound
 
     def move_past(self, part: PartitionBytes) -> CompletedFetch:
-        """Move past the batches of ``part``, which must have at least one batch."""
+        """Move past the batches of ``part``, at least one, and return them with the position before them."""
         start = self.log_position
         self.move(part.next_offset, part.headers[-1].leader_epoch)
         self.waiting_since = None
@@ -91,9 +91,9 @@ class PartitionCursor:
         self.last_epoch, self.epoch_is_bound = epoch, False
 
     def request_verification(self, error: Exception, end: int) -> bool:
-        """Let the next fetches up to ``end`` ask the broker to verify its disk, if ``error`` reports a damaged batch.
+        """If ``error`` reports a damaged batch, make the next fetches below ``end`` ask the broker to verify its disk.
 
-        Return whether this was done. Return False if ``error`` is another one, or the broker has already verified the
+        Return whether this was done. Return False for any other error, or if the broker has already verified the
         batch. Only the broker can distinguish damage on its disk from damage on the network.
         """
         damaged = isinstance(error, BrokerError) and error.code == ErrorCode.CORRUPT_MESSAGE

@@ -28,9 +28,9 @@ OnOutOfRange = Literal["raise", "earliest", "latest"]
 
 
 class Assignment:
-    """The partitions of a consumer without a group.
+    """A part of a ``Consumer`` without a group: it chooses the partitions to read and their start positions.
 
-    The ``Consumer`` owns this object. It adds partitions to ``cursors``, which the fetcher owns.
+    It adds a cursor for each partition to ``cursors``, which belong to the fetcher.
     """
 
     def __init__(
@@ -114,7 +114,7 @@ class Assignment:
 
 
 class LogEnds:
-    """The earliest and latest offsets of the assigned partitions. The ``Consumer`` owns this object.
+    """A part of ``Consumer`` that requests the earliest and latest offsets of the assigned partitions.
 
     Methods raise ClientTimeout if a leader does not respond.
     """
@@ -142,7 +142,7 @@ class LogEnds:
     def table_ends(self) -> dict[TopicPartition, int]:
         """Return the offset of each partition up to which a table is read (exclusive).
 
-        A position beyond the end of the log is out of range. It must not be treated as a partition without new records.
+        A position beyond the end of the log is out of range, which is not the same as a partition without new records.
 
         Raises:
             BrokerError: OFFSET_OUT_OF_RANGE if a position is out of range, and ``on_out_of_range`` is "raise".
@@ -181,7 +181,10 @@ class LogEnds:
 def topics_and_partitions(
     topics: str | Iterable[str] | Iterable[TopicPartition], *, optional: bool
 ) -> tuple[list[str], list[TopicPartition]]:
-    """Split the argument ``topics`` of a consumer into names of topics and single partitions."""
+    """Split the argument ``topics`` of a consumer into names of topics and single partitions.
+
+    Raises ConfigError if there are neither, unless ``optional`` is set.
+    """
     if isinstance(topics, str):
         return [topics], []
     names: list[str] = []

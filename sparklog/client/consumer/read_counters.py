@@ -10,7 +10,7 @@ from sparklog.record.header import Flag
 
 @dataclass(slots=True)
 class ReadCounters:
-    """The counters of one consumer or reader. Sizes are those of batch bodies, without headers."""
+    """Counters of what one consumer or reader has read. Sizes are those of batch bodies, without headers."""
 
     #: The number of partitions in the responses to fetches.
     fetches: int = 0
@@ -45,11 +45,11 @@ class ReadCounters:
         self.projected_batches += sum(1 for header in answer.headers if header.flags & Flag.PROJECTED)
 
     def count_local(self, answer: PartitionBytes) -> None:
-        """Count batches from mapped files."""
+        """Count batches that were read from files on this host."""
         self.local_batches += len(answer.headers)
 
     def count_decoded(self, batch: FetchedBatch, *, mapped: bool) -> None:
-        """Count a decoded batch. ``mapped`` is whether it is from a mapped file."""
+        """Count a decoded batch. ``mapped``: the batch is from a memory-mapped file on this host."""
         self.decoded_batches += 1
         if mapped:
             self.local_bytes += batch.read_bytes

@@ -16,7 +16,7 @@ from sparklog.model import TopicPartition
 
 
 class TimestampSeek:
-    """The partitions that have not reached their start time yet. The ``Consumer`` owns the object."""
+    """A part of a ``Consumer`` that starts at a time: it removes older records at the start of each partition."""
 
     def __init__(self, cluster: BlockingCluster) -> None:
         self._cluster = cluster
@@ -24,7 +24,7 @@ class TimestampSeek:
         self._not_before_us: dict[TopicPartition, int] = {}
 
     def __bool__(self) -> bool:
-        """Return whether records may have to be left out."""
+        """Return whether some partitions have not reached their start time yet."""
         return bool(self._not_before_us)
 
     def begin(self, partitions: Iterable[TopicPartition], time_us: int) -> None:
@@ -35,7 +35,7 @@ class TimestampSeek:
         self._not_before_us.pop(tp, None)
 
     def cut(self, found: Iterable[ConsumedBatch]) -> Iterator[ConsumedBatch]:
-        """Yield the batches, but leave out the records before the first one at or after the start time."""
+        """Yield the batches without the records before the first record at or after their partition's start time."""
         for one in found:
             start_us = self._not_before_us.get(one.tp)
             row = 0 if start_us is None else self._first_row_at(one, start_us)

@@ -17,7 +17,7 @@ from sparklog.errors import BrokerError, ErrorCode
 
 
 class BatchRevalidation:
-    """The component that checks waiting batches after a metadata change. Stateless; owned by the ``Sender``."""
+    """A part of the ``Sender`` that checks waiting batches after a change of metadata. It has no state of its own."""
 
     def __init__(self, metadata: ProducerMetadata, queues: PartitionQueues, reports: DeliveryReports) -> None:
         """Create the check for the batches in ``queues``. ``reports`` reports the batches that fail."""
@@ -26,12 +26,15 @@ class BatchRevalidation:
         self._reports = reports
 
     def revalidate_topic(self, topic: ProducerTopic) -> None:
-        """Revalidate all batches of a topic that are not in flight."""
+        """Call ``revalidate`` for every batch of a topic that is not in flight."""
         for batch in self._of(topic.name):
             self.revalidate(batch)
 
     def revalidate(self, batch: ProducerBatch) -> None:
-        """Adapt a batch to its topic's newest schema, or fail the batch if the topic was recreated."""
+        """Encode a batch again if its topic has a newer schema.
+
+        Fail the batch if its topic was recreated, or if its records do not fit the newer schema.
+        """
         topic = self._metadata.topics.get(batch.tp.topic)
         if topic is None:
             return

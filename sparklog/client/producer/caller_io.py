@@ -26,9 +26,10 @@ _RESPONSE_S = 0.005
 
 
 class CallerIo:
-    """The component with which callers do the I/O thread's work while that thread lends them its event loop.
+    """A helper of threads that wait for a record: it lets them do the producer's I/O themselves.
 
-    Any thread may call the methods.
+    A thread can do this while the I/O thread has stopped its event loop for it (has *lent* the loop). Any thread may
+    call the methods.
     """
 
     def __init__(self, handoff: LoopHandoff, sender: SendLoop, thread: IoThread) -> None:
@@ -50,11 +51,10 @@ class CallerIo:
         self._reading: AsyncConnection | None = None
 
     def wait_helping(self, finished: Callable[[], bool]) -> None:
-        """Do the I/O in the calling thread until ``finished()`` is true. May return before that.
+        """Do the producer's I/O in the calling thread until ``finished()`` is true.
 
-        The caller must check ``finished`` again and wait in another way.
-
-        Only a thread that waits for single records in sequence does the I/O.
+        This method may return earlier. Then the caller must wait in another way. It borrows the event loop only for a
+        thread that has waited for several single records in sequence.
         """
         if not self._handoff.lent and self._waits_in_sequence():
             try:
@@ -77,7 +77,7 @@ class CallerIo:
     def act(self, work: Callable[..., None], arguments: tuple[Any, ...], *, only_waiting: bool = False) -> bool:
         """Run ``work`` in the calling thread if the I/O thread has lent the event loop. Return whether it ran.
 
-        ``only_waiting`` is the initial value of ``_only_waiting``, which ``work`` may change.
+        ``only_waiting`` says whether ``work`` begins with a wait, during which an interrupt does no harm.
         """
         handoff = self._handoff
         if get_ident() == handoff.thread:

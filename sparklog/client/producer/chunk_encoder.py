@@ -14,14 +14,14 @@ from sparklog.errors import BrokerError, ErrorCode
 
 
 class ChunkEncoder:
-    """The encoder of a producer's chunks. Stateless; owned by the ``Sender``."""
+    """A part of the ``Sender`` that encodes chunks, which are groups of single records. It has no state of its own."""
 
     def __init__(self, *, compression: str | None, batch_bytes: int) -> None:
         self._compression = compression
         self._batch_bytes = batch_bytes
 
     def parts(self, topic: ProducerTopic, chunk: RecordChunk) -> list[EncodedPart]:
-        """Return the encoded batches; empty if every record was refused.
+        """Encode the records of ``chunk`` as batches of one partition each. Return [] if every record was refused.
 
         The error of each refused record is stored in ``chunk``.
         """

@@ -22,7 +22,8 @@ _log = logging.getLogger(__name__)
 class CompletionLatch:
     """A latch that opens once. Threads can wait for it, and callbacks run when it opens. It is cheaper than a Future.
 
-    It needs no lock, because an append to a list is atomic. A forked child could inherit a lock that is locked forever.
+    It has no lock, because a forked child could inherit a lock that stays locked forever. It needs none, because an
+    append to a list is atomic.
     """
 
     __slots__ = ("_callbacks", "done")
@@ -32,17 +33,17 @@ class CompletionLatch:
         self._callbacks: list[Callable[[], None]] = []
 
     def then(self, callback: Callable[[], None]) -> None:
-        """Call ``callback`` at least once: now, or in the thread that calls ``end``."""
+        """Call ``callback`` at least once: now if the latch is open, or else in the thread that calls ``end``."""
         if not self.done:
             self._callbacks.append(callback)
         if self.done:
             callback()
 
     def end(self) -> None:
-        """Open the latch. Idempotent, because after an interrupt it is called again.
+        """Open the latch and run the callbacks. Idempotent, because this is called again after an interrupt.
 
-        The callbacks run in reverse order. The first callback that was added removes this object from the open writes,
-        so it must run last: until then, ``end`` can be repeated after an interrupt.
+        The callbacks run in reverse order, so that the first callback runs last. It removes the write from the open
+        writes. As long as the write is open, ``end`` can be called again after an interrupt.
         """
         self.done = True
         if self._callbacks:  # later callers of ``then`` see ``done``
@@ -62,7 +63,7 @@ class CompletionLatch:
 
 
 class Completion(Protocol):
-    """One write of a caller, which ends when all its batches have ended: a chunk of records, or a table."""
+    """The interface of one write: a chunk of records, or a table. A write ends when all its batches have ended."""
 
     #: The latch that opens when all batches of this write have ended.
     finished: CompletionLatch
@@ -79,26 +80,26 @@ class Completion(Protocol):
         """Store the outcome of batch number ``index``. The I/O thread calls this once per batch."""
 
     def fail(self, error: BaseException) -> None:
-        """Fail all parts without an outcome, because the write could not be encoded or the producer ends.
+        """Fail the parts of the write that have no outcome yet. The other parts keep their outcome.
 
-        The other parts keep their outcome.
+        Called if the write cannot be encoded, or if the producer ends.
         """
 
     def abandon(self, error: BaseException) -> None:
         """End every open wait with ``error``, without calling any callback.
 
-        Used in a forked child, where the parent's threads do not run, and may have held locks at the fork.
+        Called in a forked child. The parent's threads do not run there, and they may have held locks at the fork.
         """
 
     def consume_failure(self) -> BaseException | None:
-        """Return the first error, unless a future has reported it already. Later calls return None."""
+        """Return the first error. Return None without an error, or if a future or an earlier call has reported it."""
 
 
 def notify(resolve: Callable[[T], None], outcome: T) -> None:
-    """Resolve a future in the I/O thread, and suppress the errors of its callbacks.
+    """Call ``resolve``, which resolves a future, and suppress the errors of the future's callbacks.
 
-    Futures suppress an ``Exception`` of a callback, but not for example SystemExit, which would end the whole producer.
-    A KeyboardInterrupt is raised if a caller's thread runs the loop, because it is meant for that caller.
+    A future itself suppresses only an ``Exception`` of a callback. Any other error, such as SystemExit, would end the
+    whole producer. A KeyboardInterrupt in the main thread is raised: it is for the caller that does the I/O there.
     """
     try:
         resolve(outcome)
@@ -109,7 +110,7 @@ def notify(resolve: Callable[[T], None], outcome: T) -> None:
 
 
 def end_in_child(future: Future[Any], error: BaseException) -> None:
-    """End a future of the parent process in a forked child, without its callbacks.
+    """End a future of the parent process in a forked child, without calling its callbacks.
 
     A thread of the parent may have held the future's lock at the moment of the fork, so the future gets a new lock.
     """
@@ -119,7 +120,7 @@ def end_in_child(future: Future[Any], error: BaseException) -> None:
 
 
 def resolve(future: Future[T], outcome: T | BaseException) -> None:
-    """Set the outcome of a future. Idempotent."""
+    """Set the result or the exception of a future. Do nothing if the future has one already."""
     with contextlib.suppress(InvalidStateError):
         if isinstance(outcome, BaseException):
             future.set_exception(outcome)

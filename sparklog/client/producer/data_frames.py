@@ -20,18 +20,18 @@ _NOT_CONVERTED = (pa.ArrowException, ValueError, TypeError, OverflowError)
 
 
 def readable_twice(data: Any) -> Any:
-    """Return ``data`` in a form that ``to_table`` can convert more than once; a reader gives its batches only once."""
+    """Return ``data``, or its table if it is a RecordBatchReader, whose batches can be read only once."""
     return data.read_all() if isinstance(data, pa.RecordBatchReader) else data
 
 
 def to_table(data: Any, schema: pa.Schema) -> pa.Table:
-    """Return a pyarrow table or batch, a pandas or polars frame, or any object that exports Arrow as a pyarrow table.
+    """Convert a pyarrow table or batch, a pandas or polars frame, or an object that exports Arrow to a pyarrow table.
 
-    ``schema`` is the topic's; the table need not match it. A pandas index is left out.
+    ``schema`` is the topic's schema; the table need not match it. The index of a pandas frame is not converted.
 
     Raises:
-        BrokerError: SCHEMA_MISMATCH with the name of a column of Python objects, its row and value.
-        TypeError: names the type found.
+        BrokerError: SCHEMA_MISMATCH if a value does not fit its column in the topic; the message names them.
+        TypeError: ``data`` is not a table; the message names its type.
     """
     if isinstance(data, pa.Table):
         return data

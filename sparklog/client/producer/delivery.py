@@ -25,9 +25,10 @@ from sparklog.protocol.messages import ProduceResult
 
 
 class DeliveryHandle(NamedTuple):
-    """The link from a batch to its caller.
+    """The link from a batch to the write to which it belongs.
 
-    ``completion`` gets the outcome of its batch ``number``, and ``reserved`` bytes of the buffer become free then.
+    When the batch ends, ``completion`` gets the outcome of its batch ``number``, and ``reserved`` bytes of the
+    producer's buffer become free.
     """
 
     completion: Completion
@@ -49,7 +50,7 @@ def delivery_handles(chunk: RecordChunk, batches: Sequence[Sized]) -> Iterator[D
 
 
 class DeliveryReports:
-    """The component that handles produce results. Owner: the ``Sender``."""
+    """A part of the ``Sender`` that handles the result of each batch: the batch is acknowledged, retried or failed."""
 
     def __init__(
         self,
@@ -71,7 +72,7 @@ class DeliveryReports:
         self.acknowledged: deque[tuple[Completion, int, BatchOutcome]] = deque()
 
     def on_result(self, batch: ProducerBatch, result: ProduceResult) -> None:
-        """Handle the result of a batch in flight."""
+        """Handle the result of a batch in flight: acknowledge, retry or fail the batch."""
         if result.code == ErrorCode.NONE:
             self._succeeded(batch, result.base_offset)
         elif result.code == ErrorCode.DUPLICATE_SEQUENCE_NUMBER:
@@ -81,16 +82,16 @@ class DeliveryReports:
             self._refused(batch, ErrorCode(result.code), result.detail, leader_known=leader_known)
 
     def deliver_acknowledged(self) -> None:
-        """Deliver the successful outcomes that ``on_result`` has stored.
+        """Deliver the outcomes of acknowledged batches to their callers.
 
-        The sender calls this last. A caller that wakes up earlier would only wait for the interpreter lock.
+        The sender calls this last, because a caller that wakes up earlier would only wait for the interpreter lock.
         """
         while self.acknowledged:
             completion, number, outcome = self.acknowledged.popleft()
             completion.batch_done(number, outcome)
 
     def expired(self, batch: ProducerBatch) -> None:
-        """Fail a batch whose delivery timeout has passed."""
+        """Fail a batch with ClientTimeout, because its delivery timeout has passed."""
         last = batch.last_error or self._cluster.last_problem or "the batch was never sent, because no leader is known"
         if batch.last_refusal not in {"", batch.last_error}:
             last += f"; before that: {batch.last_refusal}"

@@ -55,9 +55,9 @@ class _Route:
 
 
 class DirectSender:
-    """The fast path for single records, which the caller's thread sends. Owner: the ``Sender``.
+    """The fast path for single records: if the producer has no other work, the caller's thread sends its record.
 
-    Any thread may call ``try_send``.
+    A part of the ``Sender``. Any thread may call ``try_send``.
     """
 
     def __init__(
@@ -96,7 +96,7 @@ class DirectSender:
         self._prepared = 0
 
     def try_send(self, topic: ProducerTopic, partition: int | None, record: Record, size: int) -> RecordFuture | None:
-        """Send the record and return its future, or return None if the record must take the general path."""
+        """Send the record and return its future, or return None if the record must go through the buffer."""
         if not self._handoff.lent or self._requests.in_flight:
             return None
         key, value, headers, time_us = record
@@ -205,7 +205,7 @@ class DirectSender:
 
 
 class SingleRecordCompletion:
-    """The completion of a batch with a single record. ``RecordChunk`` is the same for several records.
+    """The outcome of a record that was sent alone, and its waiting callers. ``RecordChunk`` has many such records.
 
     The thread that runs the loop sets the outcome. Any thread may read it.
     """
@@ -239,7 +239,7 @@ class SingleRecordCompletion:
         self._io_thread.recall_loop()
 
     def listen(self, index: int, resolve: Callable[[RecordMetadata | BaseException], None]) -> None:
-        """Call ``resolve`` at least once with the outcome, as ``RecordChunk.listen`` does.
+        """Call ``resolve`` at least once with the outcome: now, or when the outcome is known.
 
         Another thread sets the outcome and then notifies the listeners. So this method reads the outcome again after it
         has added the listener. This thread, the other thread, or both call ``resolve``, perhaps at the same time.
@@ -271,7 +271,7 @@ class SingleRecordCompletion:
         return self.error
 
     def acknowledged(self, offset: int) -> None:
-        """Store the offset of the record, which is in the log. The caller calls ``notify`` next."""
+        """Store the offset of the acknowledged record. The caller of this method must call ``notify`` next."""
         if self._outcome is None:
             self._outcome = RecordMetadata(self._topic, self._partition, offset, self._time_us)
 
@@ -283,13 +283,13 @@ class SingleRecordCompletion:
             self.fail(outcome.error)
 
     def fail(self, error: BaseException) -> None:
-        """Fail the record if it has no outcome. Idempotent."""
+        """Fail the record if it has no outcome, and notify the waiting callers. Idempotent."""
         if self._outcome is None:
             self._outcome = error
         self.notify()
 
     def abandon(self, error: BaseException) -> None:
-        """End all waits in a forked child, as ``Completion.abandon``."""
+        """End all waits for the record with ``error``, in a forked child; see ``Completion.abandon``."""
         self.lock = threading.Lock()
         if self._outcome is None:
             self._outcome = error

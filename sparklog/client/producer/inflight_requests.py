@@ -41,7 +41,7 @@ _SMOOTHING = 1 / 8
 
 
 class SentRequest:
-    """A produce request in flight."""
+    """A produce request in flight: its connection, its batches, and the time at which it times out."""
 
     __slots__ = ("batches", "check_at_ms", "connection", "deadline_ms", "sent_ms", "suspected")
 
@@ -60,11 +60,11 @@ class SentRequest:
 
 
 class InflightRequests:
-    """The requests in flight. Owner: the producer's I/O thread.
+    """A tracker of the produce requests in flight: it sends them, watches their timeouts, and reports their results.
 
-    When a request ends, ``reports`` receives the result of each of its batches that is still in flight. With acks=0 no
-    response is expected: the code is NONE and the offset -1. Then ``sender`` runs, because there may be room for more
-    requests.
+    Not thread-safe: use it only on the producer's event loop. When a request ends, ``reports`` receives the result of
+    each of its batches that is still in flight. With acks=0 a broker sends no response: a batch that was sent gets the
+    code NONE and the offset -1. After each response, ``sender`` runs, because there may be room for more requests.
     """
 
     def __init__(
@@ -105,7 +105,8 @@ class InflightRequests:
         """Return how long records should wait for more records while earlier ones are in flight.
 
         The time is half of the current round trip, so that two requests are in flight at a time. More frequent, smaller
-        requests would cost brokers and clients more than they save. The time is infinite before the first response.
+        requests would cost brokers and clients more than they save. The time is infinite before the first response, and
+        while no request is in flight.
         """
         if not self.in_flight or not self._round_trip_ms:
             return math.inf
@@ -113,9 +114,9 @@ class InflightRequests:
         return max(self._round_trip_ms, now_ms - oldest.sent_ms) / 2
 
     def can_accept(self, broker_id: int) -> bool:
-        """Return whether the broker has an open connection with room for another request.
+        """Return whether the broker has an open connection with room for a request, and no quota delays the request.
 
-        If not, the sender runs again when there is room.
+        If not, the sender runs again when this becomes true.
         """
         connection = self._cluster.connection(broker_id)
         if connection is None or self._counts.get(connection, 0) >= _MAX_REQUESTS_PER_BROKER:
@@ -151,7 +152,7 @@ class InflightRequests:
     def begin(
         self, connection: AsyncConnection, batches: list[ProducerBatch], now_ms: float, deadline_ms: float
     ) -> SentRequest:
-        """Watch the timeout of a request that is being sent, until ``on_response``."""
+        """Register a request that is being sent, and watch its timeout until ``on_response``."""
         self._counts[connection] = self._counts.get(connection, 0) + 1
         sent = SentRequest(connection, batches, now_ms, deadline_ms)
         self.in_flight[sent] = None
@@ -160,7 +161,7 @@ class InflightRequests:
         return sent
 
     def prepared(self, tp: TopicPartition, topic_id: str, length: int) -> PreparedRequest:
-        """Return the request for one batch of ``length`` bytes. The caller adds the batch's header and body."""
+        """Return a reusable request for one batch with a body of ``length`` bytes. The caller adds header and body."""
         part = ProducePartition(tp.topic, tp.partition, topic_id, 1, length)
         timeout_ms = int(self.first_timeout_ms * _BROKERS_SHARE) or 1
         return PreparedRequest(Produce(0, self._acks, timeout_ms, (part,), self._transaction), HEADER_BYTES + length)
@@ -187,10 +188,10 @@ class InflightRequests:
             self._report_all(batches, ErrorCode.NONE)
 
     def only_connection(self) -> AsyncConnection | None:
-        """Return the connection of all requests in flight, or None.
+        """Return the one connection that all requests in flight use, or None if the caller cannot read its responses.
 
-        Return None if there are several connections, if bytes of the requests are not sent yet, or if only the loop can
-        read the connection.
+        The result is None if there is no such connection, if it is closed, if bytes of the requests are not sent yet,
+        or if only the event loop can read the connection.
         """
         if len(self._counts) != 1:
             return None
@@ -231,7 +232,7 @@ class InflightRequests:
         return any(leader is not None and leader.broker_id != batch.broker_id for batch, leader in leaders)
 
     def end_deposed(self) -> None:
-        """Close the connections of old requests if new metadata has another leader for their partition."""
+        """Close the connection of each old request whose partition has another leader in newer metadata."""
         if self._suspected and self._suspected_version != self._cluster.version:
             self._suspected_version = self._cluster.version
             for sent in [sent for sent in self._suspected if self._deposed(sent)]:
@@ -252,7 +253,7 @@ class InflightRequests:
         self._sender.run_once()
 
     def ended(self, sent: SentRequest, *, on_response: bool) -> None:
-        """Remove a request that has ended."""
+        """Remove a request that has ended. ``on_response``: it ended with a response, so the round trip is measured."""
         del self.in_flight[sent]
         if self._suspected:
             self._suspected.pop(sent, None)

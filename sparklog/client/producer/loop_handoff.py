@@ -42,9 +42,9 @@ os.register_at_fork(after_in_child=_forked)
 
 
 class LoopHandoff:
-    """The state of one lent or running loop. Owner: the I/O thread.
+    """The handoff of one producer's event loop between its I/O thread and its callers; see the module.
 
-    Other threads may call all methods but ``run`` and ``stop``.
+    Any thread may call the methods, except ``run`` and ``stop``.
     """
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
@@ -118,14 +118,14 @@ class LoopHandoff:
             work(*arguments)
 
     def recall(self) -> None:
-        """Make the I/O thread run the loop again if the loop is lent, because some work needs a running loop."""
+        """If the loop is lent, make the I/O thread run it again, because some work needs a running loop."""
         if self.lent:
             self._recalled.set()
 
     def borrow(self, allowed: Callable[[], bool]) -> None:
-        """Ask the I/O thread to lend the loop, and wait for its decision, which is then in ``lent``.
+        """Ask the I/O thread to lend the loop, and wait a short time for its decision. Then ``lent`` has the decision.
 
-        The I/O thread lends the loop if no other work was posted and ``allowed``, which it calls, returns True.
+        The I/O thread calls ``allowed``, and lends the loop if the result is True and no other work was posted.
         """
         self._settled.clear()
         self.post(self._prepare, allowed)
@@ -139,9 +139,10 @@ class LoopHandoff:
         self._loop.stop()
 
     def enter(self) -> bool:
-        """Enter the loop until ``leave``. Return False if the loop is not lent or another thread has entered.
+        """Do the loop's work in the calling thread from now until ``leave``. Return whether this is possible.
 
-        Until ``leave``, only this thread may use the producer's state. ``asyncio.get_running_loop`` does not return the
+        It is not possible if the loop is not lent, or if a thread does its work already. Until ``leave``, only this
+        thread may use the producer's state. ``asyncio.get_running_loop`` does not return the
         entered loop: the thread has no running loop, or another one.
         """
         thread = get_ident()

@@ -20,7 +20,7 @@ _MAX_FAILURES_KEPT = 100
 
 
 class OpenWrites:
-    """The open writes of one producer. Any thread may call every method."""
+    """A registry of one producer's writes without an outcome, and of unreported failures. Thread-safe."""
 
     def __init__(self) -> None:
         #: The open writes. ``DirectSender`` adds its records here without the lock, and calls ``ended``.
@@ -31,13 +31,13 @@ class OpenWrites:
         self._failed: list[Completion] = []
 
     def opened(self, completion: Completion | RecordChunk) -> None:
-        """Keep a write until it ends."""
+        """Add a write. It is removed when it ends."""
         with self._lock:
             self.open.add(completion)
         completion.finished.then(functools.partial(self.ended, completion))
 
     def ended(self, completion: Completion) -> None:
-        """Remove a write that has ended, and keep its failure. May be called more than once for a write."""
+        """Remove a write that has ended. Keep it for ``flush`` if it has failed. A second call does no harm."""
         with self._lock:
             self.open.discard(completion)
             if completion.failed and len(self._failed) < _MAX_FAILURES_KEPT:
@@ -53,7 +53,12 @@ class OpenWrites:
             completion.fail(error)
 
     def flush(self, buffer: RecordBuffer, timeout_s: float | None) -> None:
-        """Wait until all writes accepted so far have ended. Raises as ``Producer.flush``."""
+        """Wait until all writes accepted so far have ended. Then raise the first failure that no future has reported.
+
+        Raises:
+            SparklogError: the first failure since the last flush that no future has reported.
+            ClientTimeout: a write did not end within ``timeout_s``.
+        """
         buffer.seal()
         with self._lock:
             waiting = list(self.open)
@@ -71,7 +76,7 @@ class OpenWrites:
                 raise error
 
     def settle(self, buffer: RecordBuffer) -> BaseException | None:
-        """Wait until all writes accepted so far have ended; return the first error among them."""
+        """Wait until all writes accepted so far have ended. Return the first error among them, or None."""
         buffer.seal()
         with self._lock:
             waiting = list(self.open)
@@ -80,7 +85,7 @@ class OpenWrites:
         return next((completion.error for completion in waiting if completion.failed), None)
 
     def drop_failures(self) -> None:
-        """Drop the failures of a transaction that was aborted: ``flush`` does not raise them."""
+        """Forget the failures, because their transaction was aborted. ``flush`` will not raise them."""
         with self._lock:
             self._failed.clear()
 

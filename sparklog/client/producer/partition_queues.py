@@ -48,7 +48,7 @@ class ProducerIdentity(NamedTuple):
 
 
 class BatchState(Enum):
-    """The states of a batch. WAITING: it will be sent again. DONE: it was acknowledged or has failed."""
+    """The state of a batch. WAITING: the batch waits to be sent again. DONE: it was acknowledged or has failed."""
 
     QUEUED = auto()
     IN_FLIGHT = auto()
@@ -59,7 +59,7 @@ class BatchState(Enum):
 class ProducerBatch:
     """One encoded batch for one partition.
 
-    This module does not read ``handle``, which links the batch to its caller.
+    ``handle`` links the batch to its caller. This module does not read it.
     """
 
     __slots__ = (
@@ -104,7 +104,7 @@ class ProducerBatch:
         return int(self.encoded.header.length)
 
     def number(self, identity: ProducerIdentity | None, first_sequence: int, *, transactional: bool = False) -> None:
-        """Set the producer id, epoch and sequence of the batch, or clear them."""
+        """Set the producer id, epoch and sequence of the batch. Clear them if ``identity`` is None."""
         self.identity = identity
         flags = self.encoded.header.flags
         header = self.encoded.header._replace(
@@ -153,7 +153,10 @@ class _Partition:
 
 
 class PartitionQueues:
-    """The batches of all partitions of one producer. Owner: its I/O thread."""
+    """The queues of one producer: for each partition the batches that are not acknowledged yet, in their order.
+
+    Not thread-safe: use it only on the producer's event loop.
+    """
 
     def __init__(
         self,
@@ -206,7 +209,7 @@ class PartitionQueues:
         return partition
 
     def set_identity(self, identity: ProducerIdentity) -> None:
-        """Set the new producer id."""
+        """Store a new producer id and epoch, for the partitions that need one."""
         self._identity = identity
         self._identity_wanted = False
 
@@ -218,7 +221,7 @@ class PartitionQueues:
 
     @property
     def identity_wanted(self) -> bool:
-        """Return whether batches wait for a producer id, or for a new one."""
+        """Return whether a batch waits because its partition needs a producer id, or a new one."""
         return self._identity_wanted
 
     # --- batches to send ---
@@ -231,7 +234,7 @@ class PartitionQueues:
         can_accept: Callable[[int], bool],
         max_request_bytes: int,
     ) -> dict[int, list[ProducerBatch]]:
-        """Return the batches of the next requests by broker, and mark them as in flight.
+        """Choose the batches that can be sent now. Return them by broker, and mark them as in flight.
 
         Each broker gets at most one request, with at most one batch per partition and ``IN_ONE_REQUEST`` batches in
         total. Batches of one partition never share a request: the response has one offset per partition, and after a
@@ -278,7 +281,7 @@ class PartitionQueues:
         return partition.identity.producer_id, partition.identity.epoch, partition.next_sequence
 
     def start(self, batch: ProducerBatch, broker_id: int) -> None:
-        """Put a batch that has the numbers of ``next_number`` in flight, without queueing it first."""
+        """Mark a batch, which has the numbers from ``next_number``, as in flight without queueing it first."""
         assert not self.busy, "next_number said so"
         tp = batch.tp
         partition = self._partitions.get(tp)
@@ -356,7 +359,7 @@ class PartitionQueues:
 
         Return True if the batch will be retried, False if it failed permanently and was removed.
 
-        ``roll`` in [0, 1) is the jitter of the delay.
+        ``roll``, a random number in [0, 1), determines the jitter of the delay before the retry.
         """
         assert batch.state is BatchState.IN_FLIGHT, batch
         batch.last_error = f"{code.name}: {detail}" if detail else code.name
@@ -397,7 +400,7 @@ class PartitionQueues:
             self.sequence_resets += 1
 
     def expire(self, now_ms: float) -> list[ProducerBatch]:
-        """Remove and return the batches past their deadline, except those in flight, whose request must end first."""
+        """Remove and return the batches past their deadline. The request of a batch in flight must end first."""
         if now_ms < self._deadline_ms:
             return []
         waiting = [
@@ -461,7 +464,7 @@ class PartitionQueues:
         ]
 
     def next_time_ms(self, now_ms: float) -> float | None:
-        """Return the next time at which a retry becomes due or a batch expires, or None."""
+        """Return the next time at which a batch can be retried or expires, or None if there is none."""
         while self._retries_ms and self._retries_ms[0] <= now_ms:
             heapq.heappop(self._retries_ms)
         if not self.sendable:

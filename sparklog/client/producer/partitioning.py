@@ -47,7 +47,7 @@ Destination: TypeAlias = "int | npt.NDArray[np.int64] | None"
 
 
 class EncodedPart(NamedTuple):
-    """An encoded batch of one partition. ``rows`` are the input indexes of its rows, in the batch's order."""
+    """An encoded batch of one partition. ``rows`` has the index that each of its rows has in the input, in order."""
 
     partition: int
     encoded: EncodedBatch
@@ -55,9 +55,9 @@ class EncodedPart(NamedTuple):
 
 
 class ProducerTopic:
-    """What a producer needs to know about a topic. Immutable, except for the counter of ``next_partition``.
+    """A topic as a producer needs it: its id, partitions, schema, key columns and size limit.
 
-    Thread-safe.
+    Immutable, except for the counter of ``next_partition``. Thread-safe.
     """
 
     def __init__(self, metadata: TopicMetadata) -> None:
@@ -86,14 +86,11 @@ class ProducerTopic:
         self._turns = itertools.count(random.randrange(1 << 16))
 
     def next_partition(self) -> int:
-        """Return the partition for rows without a key. Each call returns the next partition, from a random start."""
+        """Return a partition for rows without a key. The calls return all partitions in turn, from a random start."""
         return next(self._turns) % self.partition_count
 
     def continued_by(self, metadata: TopicMetadata) -> ProducerTopic:
-        """Return the topic with newer metadata.
-
-        Return the same object if nothing that a producer uses has changed.
-        """
+        """Return a new object for newer ``metadata``, or this object if nothing that a producer uses has changed."""
         mine = self.metadata
         if (
             metadata.topic_id == mine.topic_id
@@ -127,9 +124,10 @@ def fit_to_topic(topic: ProducerTopic, table: pa.Table, now_us: int) -> pa.Table
 def split_destinations(
     topic: ProducerTopic, table: pa.Table, partition: int | None
 ) -> tuple[pa.Table, npt.NDArray[np.int64] | int | None]:
-    """Return the table and the partitions of its rows.
+    """Return the table without its ``_partition`` column, and the partitions that the caller chose for the rows.
 
-    The returned table has no ``_partition`` column, unless the topic has one.
+    The partitions are ``partition`` for all rows, or the values of the column. They are None if the caller chose none.
+    If the topic itself has a column ``_partition``, the column is data and remains in the table.
 
     Raises:
         BrokerError: UNKNOWN_TOPIC_OR_PARTITION for a partition that the topic does not have, INVALID_RECORD for nulls.
@@ -157,7 +155,7 @@ def split_destinations(
 def pieces(
     topic: ProducerTopic, table: pa.Table, destination: Destination, *, batch_bytes: int
 ) -> Iterator[tuple[pa.RecordBatch, Destination]]:
-    """Yield the table in pieces, to be encoded one after another, each with its destination.
+    """Yield the table in pieces, to be encoded one after another, each with the ``Destination`` of its rows.
 
     A piece has about ``batch_bytes``, or that size for each partition if its rows go to several partitions.
     """
@@ -189,7 +187,7 @@ def _even_rows(rows: pa.Table | pa.RecordBatch, wanted: int, *, limit: int = sys
 def encode_parts(
     topic: ProducerTopic, batch: pa.RecordBatch, destination: Destination, *, compression: str | None, batch_bytes: int
 ) -> Iterator[EncodedPart]:
-    """Yield the rows of ``batch``, which has the topic's schema, as batches of one partition each.
+    """Encode the rows of ``batch``, which has the topic's schema. Yield encoded batches of one partition each.
 
     Raises:
         BrokerError: MESSAGE_TOO_LARGE for a single record over the topic's limit.
@@ -218,9 +216,10 @@ def encode_parts(
 def encode_small_parts(
     topic: ProducerTopic, records: Sequence[SmallBatchRecord], destination: int | None, *, size: int, batch_bytes: int
 ) -> list[EncodedPart] | None:
-    """Return what ``encode_parts`` yields without compression, for a few records of a default topic.
+    """Return what ``encode_parts`` yields without compression, for a few records of a topic with Kafka's columns.
 
-    Return None if there are too many records, or if they need Arrow. ``size`` is at most the bytes of keys and values.
+    Return None if only ``encode_parts`` can encode the records: there are too many or they are too large, or a record
+    has headers. ``size`` is the approximate size of all records in bytes.
     """
     if (
         len(records) > _SMALL_RECORDS
@@ -274,7 +273,7 @@ def _assign_small(
 
 
 def partition_of_record(topic: ProducerTopic, key: bytes | str | None) -> int:
-    """Return the partition of a single record; -1 means the next partition in turn."""
+    """Return the partition of a single record, or -1 if it has no key and goes to the next partition in turn."""
     if topic.partition_count == 1:
         return 0
     if key is None:
@@ -344,7 +343,7 @@ def _encode_one(
 
 
 def under_newest_schema(encoded: EncodedBatch, topic: ProducerTopic) -> EncodedBatch:
-    """Return the same records under the topic's newest schema, with the same producer id, epoch and sequence."""
+    """Encode a batch again under the topic's newest schema, with the same producer id, epoch and sequence."""
     header = encoded.header
     old = next(schema for schema in topic.metadata.schemas if schema.schema_id == header.schema_id)
     records = decode_batch(header, encoded.body, parse_schema(old.message))

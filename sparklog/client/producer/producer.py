@@ -61,7 +61,7 @@ _EXIT_FLUSH_S = 5.0
 
 
 class ProducerLifetime:
-    """The end of one producer: by ``close``, when the program ends, or when no code refers to the producer.
+    """The part of a producer that ends it: on ``close``, at the program's end, or when no code refers to the producer.
 
     This object does not refer to the producer, so Python can garbage-collect a producer that no code uses. Then the I/O
     thread sends the accepted records, and ends. The exit handlers of the interpreter refer to this object until the I/O
@@ -78,7 +78,7 @@ class ProducerLifetime:
         sender.thread.on_end = self.unregister_exit
 
     def close(self, timeout_s: float | None) -> None:
-        """Abort an open transaction, flush, and end the I/O thread. Raises as ``Producer.close``."""
+        """Abort an open transaction, flush, and end the I/O thread. Raises the same errors as ``Producer.close``."""
         if self.closed:
             return
         self.closed = True
@@ -98,7 +98,7 @@ class ProducerLifetime:
         self._sender.thread.stop(ProducerClosed("the producer was closed before the record was acknowledged"))
 
     def close_at_exit(self) -> None:
-        """Close the producer. Python prints the error if records could not be sent."""
+        """Close the producer when the program ends. Python prints the error if records could not be sent."""
         self.close(_EXIT_FLUSH_S)
 
     def unregister_exit(self) -> None:
@@ -261,21 +261,21 @@ class Producer:
         Without ``partition`` the producer hashes the key with Kafka's murmur2. Without a key, batches go to the
         partitions in turn.
 
-        For a typed topic ``value`` is a mapping from the topic's column names to values, and ``key`` and ``headers``
-        must not be given. A value is stored exactly: numbers are not rounded or truncated, and text is not parsed. If a
-        column cannot hold its value exactly, or a struct has an unknown field, the future fails with SCHEMA_MISMATCH,
-        which names the column and the value. None, ``pandas.NA`` and ``NaT`` are null. A datetime without a time zone
-        is UTC, also inside nested values.
+        For a typed topic (a topic with its own columns), ``value`` is a mapping from the topic's column names to
+        values, and ``key`` and ``headers`` must not be given. A value is stored exactly: numbers are not rounded or
+        truncated, and text is not parsed. If a column cannot hold its value exactly, or a struct has an unknown field,
+        the future fails with SCHEMA_MISMATCH, which names the column and the value. None, ``pandas.NA`` and ``NaT`` are
+        null. A datetime without a time zone is UTC, also inside nested values.
 
         The I/O thread calls the callbacks of futures. A thread inside ``send`` or ``result`` may call them too, when it
         does the I/O itself. So a callback must not take a lock that a thread holds while it calls these methods.
 
         Raises:
             BrokerError: UNKNOWN_TOPIC_OR_PARTITION, INVALID_TOPIC_EXCEPTION, SCHEMA_MISMATCH.
-            BufferFull: no room within ``max_block_s``.
-            ClientTimeout: no metadata within ``max_block_s``.
-            TypeError: a value, key, header, timestamp or partition of another type.
-            ValueError: text that is not valid Unicode (a lone surrogate), or a timestamp of more than 64 bits.
+            BufferFull: the buffer had no room within ``max_block_s``.
+            ClientTimeout: no broker returned the topic's metadata within ``max_block_s``.
+            TypeError: a value, key, header, timestamp or partition has a wrong type.
+            ValueError: a text is not valid Unicode (a lone surrogate), or a timestamp has more than 64 bits.
             ProducerClosed: after ``close``, or after an unexpected error in the I/O thread, which is the ``__cause__``.
                 An interrupt (Ctrl-C) also ends the producer if it reaches a thread that does the producer's I/O itself,
                 as waiting threads may.
@@ -330,9 +330,9 @@ class Producer:
         acknowledged. If it fails, some rows may be in the log.
 
         Raises:
-            BrokerError: SCHEMA_MISMATCH (names the columns), UNKNOWN_TOPIC_OR_PARTITION, INVALID_TOPIC_EXCEPTION,
-                MESSAGE_TOO_LARGE.
-            BufferFull, ClientTimeout, ProducerClosed: as ``send``.
+            BrokerError: SCHEMA_MISMATCH (the message names the columns), UNKNOWN_TOPIC_OR_PARTITION,
+                INVALID_TOPIC_EXCEPTION, MESSAGE_TOO_LARGE.
+            BufferFull, ClientTimeout, ProducerClosed, TransactionStateError: for the same reasons as in ``send``.
             TypeError: ``data`` is not a table.
         """
         if self._transactions is not None:
@@ -381,8 +381,8 @@ class Producer:
         A producer that is not closed sends its accepted records when no code refers to it, or when the program ends.
 
         Raises:
-            SparklogError, ClientTimeout: as ``flush``. Records that are not acknowledged in time fail with
-                ProducerClosed.
+            SparklogError, ClientTimeout: for the same reasons as in ``flush``. Records that are not acknowledged in
+                time fail with ProducerClosed.
         """
         self._lifetime.close(timeout_s)
 
@@ -423,9 +423,10 @@ class Producer:
         self._transactional().begin()
 
     def commit(self) -> None:
-        """Wait for all acknowledgements and commit.
+        """Wait until all records of the transaction are acknowledged, and commit it.
 
-        When this returns, the decision is durable and readers see the records.
+        When this returns, the commit is durable. Readers see the records once every partition has its commit marker,
+        for which this method waits up to 30 s.
 
         Raises:
             TransactionStateError: a write of the transaction failed, so it must be aborted. Or no transaction is open.
@@ -440,20 +441,21 @@ class Producer:
 
         Raises:
             TransactionStateError: no transaction is open.
-            ClientTimeout: the coordinator did not respond in time. The next ``begin`` or the timeout aborts the
-                transaction.
+            ClientTimeout: the coordinator did not respond in time. The next ``begin`` or the transaction's timeout
+                aborts the transaction.
         """
         self._transactional().abort()
 
     def send_offsets(self, offsets: Mapping[TopicPartition, int], *, group: str | GroupMetadata) -> None:
-        """Commit offsets of a consumer group as part of the transaction: the next offsets that ``group`` reads.
+        """Commit offsets of a consumer group, from which the group reads next, as part of the transaction.
 
         For a group whose members share the partitions, pass ``consumer.group_metadata()``. Then no other member gets an
         offset of these partitions until the transaction has ended.
 
         Raises:
             CommitRefused: the member gave up a partition, or was removed. Abort the transaction.
-            TransactionStateError, ProducerFenced, ClientTimeout: as ``begin``.
+            TransactionStateError: no transaction is open, or it can only be aborted.
+            ProducerFenced, ClientTimeout: for the same reasons as in ``begin``.
         """
         self._transactional().send_offsets(offsets, group)
 
@@ -461,7 +463,7 @@ class Producer:
     def transaction(self) -> Iterator[Producer]:
         """Begin a transaction for a ``with`` block. Commit it at the end, or abort it if the block raises.
 
-        Raises as ``begin`` and ``commit``. A transaction that cannot be committed is aborted.
+        Raises the same errors as ``begin`` and ``commit``. A transaction that cannot be committed is aborted.
         """
         self.begin()
         try:
@@ -490,17 +492,17 @@ class Producer:
 
     @property
     def quota_waits(self) -> QuotaWaits:
-        """Return how often, and how long, brokers let this producer wait because it had exceeded a quota."""
+        """Return how often, and how long, brokers made this producer wait because it had exceeded a quota."""
         return self._sender.quota_waits
 
     def partitions(self, topic: str) -> int:
-        """Return the number of partitions of a topic. Raises as ``send``."""
+        """Return the number of partitions of a topic. Raises the same errors as ``send``."""
         return self._topic(topic).partition_count
 
     def topic_id(self, topic: str) -> str:
-        """Return the id of the topic that ``send`` and ``write`` use now. Raises as ``send``.
+        """Return the id of the topic to which ``send`` and ``write`` write now. A recreated topic has another id.
 
-        A recreated topic has another id.
+        Raises the same errors as ``send``.
         """
         return self._topic(topic).topic_id
 

@@ -20,7 +20,10 @@ from sparklog.protocol.messages import TopicMetadata
 
 
 class TopicRequest(NamedTuple):
-    """A caller that waits for a topic's metadata. Times are of the monotonic clock."""
+    """A request of a caller, which waits for a topic's metadata. Times are of the monotonic clock.
+
+    Before ``unknown_until_ms``, a retriable error, such as an unknown topic, does not end the wait.
+    """
 
     name: str
     deadline_ms: float
@@ -34,7 +37,7 @@ class TopicRequest(NamedTuple):
 
 
 class ProducerMetadata:
-    """The metadata that one producer has of its topics. Owner: the sender."""
+    """A part of the ``Sender`` that knows the newest metadata of the producer's topics."""
 
     def __init__(self, cluster: LoopCluster) -> None:
         self.topics: dict[str, ProducerTopic] = {}
@@ -44,7 +47,7 @@ class ProducerMetadata:
         self._seen_version = -1
 
     def request(self, request: TopicRequest) -> None:
-        """Request a topic's metadata. ``complete_requests`` completes the request."""
+        """Request a topic's metadata. Later, ``complete_requests`` resolves the future of ``request``."""
         self._cluster.topic_errors.pop(request.name, None)  # an error of an earlier request may be out of date
         self._requests.append(request)
         self._cluster.request_metadata([request.name])
@@ -60,7 +63,10 @@ class ProducerMetadata:
         )
 
     def update(self) -> list[ProducerTopic]:
-        """Update ``topics`` from the metadata. Return the changed topics, whose waiting batches must be checked."""
+        """Update ``topics`` from the cluster's metadata. Return the topics that have changed.
+
+        The caller must check the waiting batches of these topics.
+        """
         if self._seen_version == self._cluster.version and not self._requests:
             return []
         self._seen_version = self._cluster.version
@@ -106,7 +112,7 @@ class ProducerMetadata:
         self._requests = waiting
 
     def unknown_topics(self, now_ms: float) -> list[tuple[str, BrokerError]]:
-        """Return the topics that brokers have not known for the whole grace period, with their errors."""
+        """Return the topics for which brokers have returned an error during the whole grace period, with the errors."""
         errors = self._cluster.topic_errors
         if not errors and not self._unknown_since_ms:
             return []

@@ -32,7 +32,7 @@ def _do_nothing() -> None:
 
 
 class ProducerThread:
-    """The I/O thread of one producer. Owner: the ``Sender``. Any thread may call its methods."""
+    """The I/O thread of one producer. A part of the ``Sender``. Any thread may call its methods, except ``end``."""
 
     def __init__(self, sender: SendLoop) -> None:
         """Create the event loop. ``start`` starts the thread."""
@@ -60,7 +60,7 @@ class ProducerThread:
     # --- from any thread ---
 
     def wake(self) -> None:
-        """Make the thread run ``run_once`` soon."""
+        """Make the I/O thread call the sender's ``run_once`` soon."""
         if not self.woken:
             self.woken = True
             try:
@@ -74,7 +74,7 @@ class ProducerThread:
                 raise
 
     def on_chunk_opened(self) -> None:
-        """Start to send a new chunk.
+        """Start to send a new chunk of records.
 
         The calling thread does this if the I/O thread has lent it the event loop. Otherwise the I/O thread does.
         """
@@ -90,7 +90,7 @@ class ProducerThread:
         return threading.get_ident() == self.handoff.thread
 
     def hand_over(self, work: Callable[..., None], *arguments: Any) -> None:
-        """Make the I/O thread call ``work``. Raises ProducerClosed if it will not."""
+        """Make the I/O thread call ``work``. Raises ProducerClosed if the thread has ended."""
         with self._ending:
             if self._ended:
                 raise closed_for(self.closed_error)
@@ -123,18 +123,18 @@ class ProducerThread:
         return done.result()
 
     def refuse_own_thread(self, what: str) -> None:
-        """Raise RuntimeError if a future's callback calls ``what``, because the I/O thread would wait for itself."""
+        """Raise RuntimeError, which names ``what``, in a future's callback: the I/O thread would wait for itself."""
         if self.on_io_thread():
             raise RuntimeError(f"{what} cannot be waited for in a future's callback")
 
     def stop(self, reason: BaseException) -> None:
-        """End the thread. Unfinished work fails with ``reason``."""
+        """End the thread, and wait a limited time for its end. Unfinished work fails with ``reason``."""
         with contextlib.suppress(ProducerClosed):  # the thread has ended already
             self.hand_over(self.end, reason)
         self._io_thread.join(_STOP_TIMEOUT_S)
 
     def retire(self) -> None:
-        """End the thread after all accepted work has ended. Takes no lock; see ``ProducerLifetime.retire``."""
+        """Make the thread end after all accepted work has ended. Take no lock; see ``ProducerLifetime.retire``."""
         with contextlib.suppress(RuntimeError):  # the thread has ended
             self.handoff.post(self._sender.begin_to_retire)
 

@@ -14,11 +14,11 @@ from sparklog.record.exact_values import datetime_us
 
 
 def microseconds(timestamp: dt.datetime | int) -> int:
-    """Return the microseconds from 1970 to ``timestamp``; a datetime without a time zone is UTC.
+    """Return the microseconds from the Unix epoch to ``timestamp``. A datetime without a time zone is UTC.
 
     Raises:
-        TypeError: it is neither a datetime nor an int.
-        ValueError: it is ``pandas.NaT``, has nanoseconds, or does not fit into 64 bits.
+        TypeError: ``timestamp`` is neither a datetime nor an int.
+        ValueError: ``timestamp`` is ``pandas.NaT``, has nanoseconds, or does not fit into 64 bits.
     """
     if isinstance(timestamp, dt.datetime):
         return datetime_us(timestamp)
@@ -33,11 +33,11 @@ def microseconds(timestamp: dt.datetime | int) -> int:
 
 
 def as_bytes(what: str, found: Any) -> bytes:
-    """Return bytes or text as bytes; text becomes UTF-8. ``what`` names the value in errors.
+    """Return ``found``, which is bytes or text, as bytes. Text becomes UTF-8. ``what`` names the value in errors.
 
     Raises:
-        TypeError: ``found`` has another type.
-        ValueError: text that is not valid Unicode.
+        TypeError: ``found`` is neither bytes nor text.
+        ValueError: the text is not valid Unicode.
     """
     if isinstance(found, str):
         return utf8(what, found)
@@ -47,11 +47,11 @@ def as_bytes(what: str, found: Any) -> bytes:
 
 
 def header_list(headers: Mapping[str, str | bytes | None] | Sequence[tuple[str, str | bytes | None]]) -> list[Header]:
-    """Return headers in the form that Arrow accepts.
+    """Return a record's headers as a list of dicts with ``key`` and ``value``, which Arrow accepts.
 
     Raises:
-        TypeError: a name that is not text, or a value that is not bytes, text or None.
-        ValueError: text that is not valid Unicode.
+        TypeError: a name is not text, or a value is not bytes, text or None.
+        ValueError: a text is not valid Unicode.
     """
     pairs = headers.items() if isinstance(headers, Mapping) else headers
     found: list[Header] = []
@@ -64,7 +64,7 @@ def header_list(headers: Mapping[str, str | bytes | None] | Sequence[tuple[str, 
 
 
 def utf8(what: str, text: str) -> bytes:
-    """Return text as UTF-8. Raise ValueError for a lone surrogate, which UTF-8 cannot encode."""
+    """Encode text as UTF-8. Raise ValueError, which names ``what``, for a lone surrogate, which UTF-8 cannot encode."""
     try:
         return text.encode()
     except UnicodeEncodeError as error:
@@ -72,9 +72,9 @@ def utf8(what: str, text: str) -> bytes:
 
 
 def typed_row(topic: ProducerTopic, value: Any, key: Any, headers: Any) -> tuple[Mapping[str, Any], int]:
-    """Return a record of a typed topic, whose column names are validated, and its approximate size in bytes.
+    """Check the column names of a record for a topic with its own columns. Return a copy and its approximate size.
 
-    The values are validated later, when the chunk is encoded.
+    The size is in bytes. The values are validated later, when the record is encoded.
 
     Raises:
         TypeError: the value is not a mapping, or a key or headers are given.

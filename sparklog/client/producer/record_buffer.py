@@ -24,7 +24,7 @@ RECORD_OVERHEAD_BYTES = 64
 
 
 class RecordBuffer:
-    """The chunks and the used bytes of one producer's buffer. Any thread may call every method."""
+    """The buffer of one producer: it groups records into chunks, and limits the unacknowledged bytes. Thread-safe."""
 
     def __init__(
         self,
@@ -59,14 +59,14 @@ class RecordBuffer:
 
     @property
     def empty(self) -> bool:
-        """Return whether there is no chunk.
+        """Return whether the buffer has no chunk.
 
-        A thread that is just adding a chunk calls ``wake`` or ``on_chunk_opened`` afterwards.
+        If another thread adds a chunk at the same time, it wakes the I/O thread afterwards.
         """
         return not self._open and not self._full
 
     def append(self, topic: ProducerTopic, partition: int | None, *, record: Record, size: int) -> RecordFuture:
-        """Accept one record. Raises BufferFull or ProducerClosed."""
+        """Accept one record, after a wait for room if necessary. Raises BufferFull or ProducerClosed."""
         size += RECORD_OVERHEAD_BYTES
         slot = (topic.name, partition)
         opened = full = False
@@ -107,7 +107,7 @@ class RecordBuffer:
         return chunk
 
     def reserve(self, size: int) -> None:
-        """Reserve room for a batch of a table. Raises BufferFull or ProducerClosed."""
+        """Reserve room for a batch of a table, after a wait if necessary. Raises BufferFull or ProducerClosed."""
         with self._lock:
             if self._closed is not None or self._used + size > self._buffer_bytes:
                 self._wait_for_room(size)
@@ -139,7 +139,7 @@ class RecordBuffer:
         return due
 
     def next_due_ms(self, effective_linger_ms: float) -> float | None:
-        """Return when the oldest open chunk has waited long enough, or None."""
+        """Return the time at which the oldest open chunk has waited long enough, or None if no chunk is open."""
         if not self._open:
             return None
         with self._lock:

@@ -43,10 +43,10 @@ class IoThread(Protocol):
         """Make the I/O thread check for new work."""
 
     def on_chunk_opened(self) -> None:
-        """Handle a new chunk, which has its first record."""
+        """Start to send a new chunk, which has its first record."""
 
     def wait_helping(self, finished: Callable[[], bool]) -> None:
-        """Do the I/O in the calling thread until ``finished()`` is true. May return before that."""
+        """Do the producer's I/O in the calling thread until ``finished()`` is true. This method may return earlier."""
 
     def recall_loop(self) -> None:
         """Give the event loop back to the I/O thread, because the caller is about to wait without running it."""
@@ -59,9 +59,10 @@ class IoThread(Protocol):
 
 
 class RecordChunk:
-    """Records of one topic that are encoded together.
+    """A group of single records of one topic that are encoded together, with the outcome of each record.
 
-    A thread that appends a record holds the buffer's lock. No record is added after the chunk is sealed.
+    A thread that appends a record holds the buffer's lock. No record is added once the buffer has declared the chunk
+    full.
     """
 
     def __init__(
@@ -106,7 +107,7 @@ class RecordChunk:
     # --- outcomes ---
 
     def assign_batches(self, rows_of_batches: Sequence[Rows | Sequence[int]]) -> None:
-        """Store which rows each batch has, in the order of the batches. The rows of a batch ascend.
+        """Store which rows each batch has, in the order of the batches. The rows of a batch are in ascending order.
 
         Call this once, before any ``batch_done``.
         """
@@ -139,7 +140,7 @@ class RecordChunk:
         self._notify(ended=True)
 
     def abandon(self, error: BaseException) -> None:
-        """End all waits in a forked child, as ``Completion.abandon``."""
+        """End all waits for the records with ``error``, in a forked child; see ``Completion.abandon``."""
         self.lock = threading.Lock()
         self._all_failed = error
         for _, resolve in self._listeners:
@@ -160,7 +161,7 @@ class RecordChunk:
         return self._failure
 
     def outcome(self, index: int) -> RecordMetadata | BaseException | None:
-        """Return the outcome of one record, or None while it is open."""
+        """Return the outcome of one record, or None if it has none yet."""
         if self._refused and index in self._refused:
             return self._refused[index]
         if self._batch_of is None or self._place_of is None:

@@ -43,7 +43,7 @@ _FULL = frozenset({"_condition", "_state", "_result", "_exception", "_waiters", 
 
 
 class RecordFuture(Future[RecordMetadata]):
-    """The future of one record; see the module. It cannot be cancelled, because the record may already be sent."""
+    """The future of one record, cheap to create. It cannot be cancelled, because the record may already be sent."""
 
     def __init__(self, chunk: RecordOutcomes, index: int) -> None:
         # Future.__init__ costs ten times as much as these two lines, so __getattr__ calls it when it is needed.
@@ -100,7 +100,10 @@ class RecordFuture(Future[RecordMetadata]):
         return error
 
     def abandon(self, error: BaseException) -> None:
-        """End a full future in a forked child. A future that is not full reads the outcome from its chunk."""
+        """End this future in a forked child, if it has become a full one; see the module.
+
+        Otherwise the future reads the error from its chunk.
+        """
         if "_condition" in self.__dict__:
             end_in_child(self, error)
 
@@ -127,7 +130,7 @@ class RecordFuture(Future[RecordMetadata]):
 def abandon_listener(listener: Callable[[RecordMetadata | BaseException], None], error: BaseException) -> None:
     """End the future to which ``listener`` belongs. Called in a forked child.
 
-    A listener that belongs to no future is a thread of the parent, which does not run in the child.
+    Any other listener belongs to a waiting thread of the parent, which does not run in the child.
     """
     future = getattr(listener, "__self__", None)
     if isinstance(future, RecordFuture):

@@ -18,7 +18,7 @@ from sparklog.record.codec import EncodedBatch
 def restore_batches(
     cluster: BlockingCluster, tp: TopicPartition, topic_id: str, batches: Sequence[EncodedBatch], *, timeout_s: float
 ) -> int:
-    """Append consecutive batches, and wait until they are committed. Return the log end offset.
+    """Append consecutive batches at their original offsets, and wait for their commit. Return the log end offset.
 
     If the log did not end where the first batch begins, the leader appends nothing and returns its log end offset.
     After a retry, that offset is the end of the last batch if an earlier attempt has appended all batches.

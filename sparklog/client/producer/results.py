@@ -8,7 +8,7 @@ from sparklog.model import OffsetRange
 
 
 class RecordMetadata(NamedTuple):
-    """The position of a record.
+    """The position of an accepted record in the log.
 
     ``offset`` is -1 if the broker does not return it: with acks=0, or for a duplicate so old that the broker has
     forgotten its offset.
@@ -21,14 +21,14 @@ class RecordMetadata(NamedTuple):
 
 
 class WrittenRange(NamedTuple):
-    """Offsets ``[start, end)`` of one partition. Both are -1 if the broker does not return them."""
+    """The offsets ``[start, end)`` of rows in one partition. Both are -1 if the broker does not return them."""
 
     partition: int
     offsets: OffsetRange
 
 
 class WriteResult(NamedTuple):
-    """The positions of a table's rows.
+    """The result of ``Producer.write``: the positions of a table's rows in the log.
 
     A partition may have several ranges, with records of other producers between them.
     """
@@ -39,7 +39,7 @@ class WriteResult(NamedTuple):
 
 
 class BatchOutcome(NamedTuple):
-    """The outcome of one batch: its base offset or its error."""
+    """The outcome of one batch: its base offset if it was acknowledged, or else its error."""
 
     partition: int
     base_offset: int

@@ -9,7 +9,10 @@ from sparklog.net.async_client import AsyncConnection
 
 
 class SendLoop(Protocol):
-    """The interface of the sender. Only the thread that runs the event loop's callbacks calls the methods."""
+    """The part of the ``Sender`` that the other parts of the producer use.
+
+    Only the thread that runs the event loop's callbacks calls the methods.
+    """
 
     def run_once(self) -> None:
         """Start every action that is possible now. A component of the producer calls it after its state has changed."""
@@ -18,10 +21,7 @@ class SendLoop(Protocol):
         """Return whether there is work that only a running loop can do."""
 
     def only_connection(self) -> AsyncConnection | None:
-        """Return the connection of all requests in flight, or None.
-
-        Return None if there are several connections, or if bytes of the requests are not sent yet.
-        """
+        """Return the one connection that all requests in flight use, or None if a caller cannot read from it."""
 
     def is_idle(self) -> bool:
         """Return whether no work is left."""

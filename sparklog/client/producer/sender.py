@@ -45,7 +45,7 @@ _RETIRE_POLL_S = 0.05
 
 
 class Sender:
-    """The owner of a producer's queues, requests and thread.
+    """The sender of one producer, which owns its queues, its requests in flight and its I/O thread.
 
     Any thread may call ``submit``, ``topic``, ``call`` and ``refresh_topic``. Only the thread that runs the loop's
     callbacks may call the other methods, which are those of ``SendLoop``.
@@ -133,7 +133,7 @@ class Sender:
             self._fail_incoming(self.thread.closed_error)
 
     def topic(self, name: str, timeout_s: float) -> ProducerTopic:
-        """Return the topic, after waiting for its metadata if it is unknown.
+        """Return a topic. Wait for its metadata if the producer does not know the topic yet.
 
         Raises:
             BrokerError: UNKNOWN_TOPIC_OR_PARTITION, INVALID_TOPIC_EXCEPTION, SCHEMA_MISMATCH.
@@ -149,11 +149,11 @@ class Sender:
         return request.future.result()
 
     def call(self, work: Callable[[], Coroutine[Any, Any, T]]) -> T:
-        """Run a coroutine on the I/O thread and wait for its result. Raises as ``ProducerThread.call``."""
+        """Run a coroutine on the I/O thread and wait for its result. Raises ProducerClosed if the thread ends first."""
         return self.thread.call(work, self._cluster.start)
 
     def refresh_topic(self, name: str) -> None:
-        """Request the newest metadata of a topic from a broker once. Do nothing in the I/O thread, which cannot wait.
+        """Request the newest metadata of a topic once, and wait for it. Do nothing in a future's callback.
 
         Raises:
             BrokerError: no broker responded.

@@ -23,7 +23,10 @@ from sparklog.protocol.messages import GroupOffset
 
 
 class SenderTransactions:
-    """The current transaction of a sender. Owner: the sender, which calls every method on its thread."""
+    """A part of the ``Sender`` that manages its current transaction.
+
+    Not thread-safe: use it only on the producer's event loop.
+    """
 
     def __init__(
         self,
@@ -51,9 +54,9 @@ class SenderTransactions:
     # --- called by the sender ---
 
     def run_once(self) -> None:
-        """Register the partitions of waiting batches, and fail the batches that cannot be sent.
+        """Register the partitions of waiting batches with the coordinator. The sender calls this before each send.
 
-        Runs before each send.
+        Fail all batches if no transaction is open, or if the coordinator has refused the transaction.
         """
         if self._open is None:
             self._sender.discard(TransactionStateError("no transaction is open"))
@@ -63,15 +66,16 @@ class SenderTransactions:
             self._open.register(self._queues.busy_partitions)
 
     def may_send(self, tp: TopicPartition) -> bool:
-        """Return whether the partition is registered."""
+        """Return whether the coordinator has registered the partition for the open transaction."""
         return self._open is not None and tp in self._open.registered
 
     # --- called for the producer ---
 
     async def begin(self, run: TransactionRun, *, timeout_s: float) -> None:
-        """Begin the next transaction of the producer's run. Raises as ``transaction_session.begin``.
+        """Begin the next transaction of a run, which is one life of the producer.
 
-        After a failure, a second call begins the same transaction.
+        After a failure, a second call begins the same transaction. Raises the same errors as
+        ``transaction_session.begin``.
         """
         run = run._replace(turn=self._turn)
         reply = await begin(self._coordinator, run, timeout_s=timeout_s)
@@ -79,9 +83,9 @@ class SenderTransactions:
         await self.join(run, ProducerIdentity(reply.producer_id, reply.producer_epoch))
 
     async def join(self, run: TransactionRun, identity: ProducerIdentity) -> None:
-        """Use the transaction with this identity, which has begun.
+        """Take part in the transaction of ``run`` that has begun under this producer id and epoch.
 
-        Records that are accepted from now on belong to it.
+        Records that are accepted from now on belong to this transaction.
         """
         self._sender.discard(TransactionStateError("no transaction was open when the record was sent"))
         if self._open is not None:  # the caller did not wait for the response to ``begin``
@@ -92,7 +96,7 @@ class SenderTransactions:
     async def add_offsets(
         self, group: str | GroupMetadata, offsets: Sequence[GroupOffset], *, timeout_s: float
     ) -> None:
-        """Add a group's offsets to the transaction. Raises as ``OngoingTransaction.add_offsets``."""
+        """Add a group's offsets to the transaction. Raises the same errors as ``OngoingTransaction.add_offsets``."""
         assert self._open is not None
         await self._open.add_offsets(group, offsets, timeout_s=timeout_s)
 
@@ -101,7 +105,7 @@ class SenderTransactions:
 
         Call this with ``commit`` only after all records are acknowledged. An abort discards all records.
 
-        Raises as ``transaction_session.end``. After CommitOutcomeUnknown, it may be called again.
+        Raises the same errors as ``transaction_session.end``. After CommitOutcomeUnknown, call this again to find out.
         """
         now = self._open or self._ended
         assert now is not None

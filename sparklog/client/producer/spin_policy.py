@@ -20,7 +20,7 @@ _LONGEST_SLEEP = 1024
 
 
 class SpinPolicy:
-    """The spin policy of a thread that waits for one response after the other. Pure."""
+    """The decision how long a thread that waits for one response after the other spins for the next. Pure."""
 
     def __init__(self, *, processors: int) -> None:
         #: How long to spin for the next response; 0 means to sleep at once.
@@ -33,7 +33,7 @@ class SpinPolicy:
         self._in_a_row = 0
 
     def on_response(self, took_s: float) -> None:
-        """Record that a response arrived after ``took_s``, or had not arrived by then."""
+        """Record that the wait for a response ended after ``took_s``, with or without a response."""
         if took_s >= self._soon_s:
             if self.spin_s:
                 self.spin_s = 0.0

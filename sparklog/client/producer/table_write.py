@@ -12,7 +12,7 @@ from sparklog.model import OffsetRange
 
 
 class WriteFuture(Future[WriteResult]):
-    """The future of a table. It stores whether a caller has seen its error. It cannot be cancelled."""
+    """The future of one ``write`` of a table. It stores whether a caller has seen its error. It cannot be cancelled."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -34,7 +34,7 @@ class WriteFuture(Future[WriteResult]):
 
 
 class TableWrite:
-    """The completion of one ``write``.
+    """One ``write`` of a table: the outcomes of its batches, and its future.
 
     The writing thread adds batches while it splits the table, and then calls ``seal``.
     """
@@ -51,14 +51,14 @@ class TableWrite:
         self._count = 0
 
     def add_batch(self) -> int:
-        """Add a batch; return its number."""
+        """Count one more batch of this write, and return its number."""
         with self._lock:
             self._open += 1
             self._count += 1
             return self._count - 1
 
     def seal(self, error: BaseException | None = None) -> None:
-        """Declare that no batch follows. ``error`` is why the writing thread could not continue, or None."""
+        """Declare that no batch follows. ``error`` is the error that stopped the writing thread, or None."""
         self._close_one(error)
 
     def batch_done(self, index: int, outcome: BatchOutcome) -> None:

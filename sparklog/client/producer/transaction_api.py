@@ -26,7 +26,7 @@ _ABORT_AT_CLOSE_S = 5.0
 
 
 class State(Enum):
-    """The states of a producer's transactions."""
+    """The state of a transactional producer. NONE: no transaction is open."""
 
     NONE = auto()
     OPEN = auto()
@@ -38,7 +38,7 @@ class State(Enum):
 
 
 def producer_run(transactional_id: str, timeout_s: float) -> TransactionRun:
-    """Return the identity of a new run of a transactional producer. Raises ConfigError for an invalid argument."""
+    """Return the identity of a new run (life) of a producer. Raises ConfigError for an invalid argument."""
     if not transactional_id or len(transactional_id.encode()) > MAX_ID_BYTES:
         raise ConfigError(f"transactional_id={transactional_id!r}: expected 1 to {MAX_ID_BYTES} bytes of text")
     if not 0 < timeout_s <= 86_400:
@@ -47,9 +47,9 @@ def producer_run(transactional_id: str, timeout_s: float) -> TransactionRun:
 
 
 class ProducerTransactions:
-    """The transactions of one producer.
+    """The transaction methods of one producer. They raise an error if its state does not allow the call.
 
-    One thread at a time calls ``begin``, ``commit``, ``abort`` and ``send_offsets``.
+    Only one thread at a time may call ``begin``, ``commit``, ``abort`` and ``send_offsets``.
     """
 
     def __init__(
@@ -88,7 +88,7 @@ class ProducerTransactions:
             raise self._wrong("nothing can be written")
 
     def failed(self, error: BaseException) -> None:
-        """Record that a write has failed. Any thread may call it."""
+        """Record that a write has failed, so that the transaction can only be aborted. Any thread may call this."""
         self._failure = self._failure or error
 
     def join(self, identity: ProducerIdentity) -> None:

@@ -22,8 +22,9 @@ SERVER_SHARE = 0.8
 class TransactionRun(NamedTuple):
     """The identity of a transaction.
 
-    A producer's transaction has ``version`` -1, and ``turn`` is its number in the run. A sink's transaction has the
-    version of its write (batch id or txnVersion), and ``turn`` 0. See ``messages.BeginTransaction``.
+    ``key`` names the producer or sink, and ``run_id`` its current run, which fences earlier runs. A producer's
+    transaction has ``version`` -1, and ``turn`` is its number in the run. A sink's transaction has the version of its
+    write (batch id or txnVersion), and ``turn`` 0. See ``messages.BeginTransaction``.
     """
 
     key: str
@@ -58,8 +59,8 @@ def end_error(
 ) -> BrokerError | ClientTimeout:
     """Return the error to raise for a commit or abort that failed with ``error``.
 
-    ``uncertain``: an earlier attempt of this call may have taken effect. ``asked_before``: an attempt of an earlier
-    call may have. The coordinator then reports the outcome, unless a later run has begun.
+    ``uncertain``: an earlier attempt of this call may have taken effect. ``asked_before``: an earlier call may have
+    taken effect. The coordinator reports the outcome of an earlier call, unless a later run has begun.
     """
     code = getattr(error, "code", None)
     uncertain = uncertain or (asked_before and code == ErrorCode.UNKNOWN_PRODUCER_ID)

@@ -41,7 +41,7 @@ _log = logging.getLogger(__name__)
 
 
 async def begin(coordinator: LoopCoordinator, run: TransactionRun, *, timeout_s: float) -> BeginTransactionReply:
-    """Begin a transaction, or join it.
+    """Begin the transaction of ``run``, or join it if it has begun already.
 
     Each attempt creates a producer id. Only the producer id in the response is used.
 
@@ -65,7 +65,7 @@ async def end(
     timeout_s: float,
     asked_before: bool = False,
 ) -> EndTransactionReply:
-    """Ask the coordinator to commit or abort, and wait a limited time for the markers.
+    """Ask the coordinator to commit or abort, and wait up to 30 s until all partitions have their markers.
 
     The decision is durable when this returns. ``winners`` are the producer ids whose records are committed.
     ``asked_before``: an earlier call has requested this commit.
@@ -74,7 +74,7 @@ async def end(
         ProducerFenced, TransactionStateError: the transaction is not committed, and will not be.
         CommitOutcomeUnknown: no coordinator was reachable in time, the broker had an unexpected error, or it refused
             the request after an earlier response was lost.
-        ClientTimeout: the same for an abort. The transaction's timeout aborts it.
+        ClientTimeout: an abort failed for one of these reasons. The transaction's timeout aborts the transaction.
     """
     attempts = Attempts(coordinator, timeout_s=timeout_s)
     decided: EndTransactionReply | None = None
@@ -97,9 +97,9 @@ async def end(
 
 
 class OngoingTransaction:
-    """The registered partitions and the keep-alive of an open transaction.
+    """An open transaction: it registers its partitions with the coordinator, and sends keep-alive requests.
 
-    Owner: the sender's event loop. ``close`` ends the tasks.
+    Not thread-safe: use it only on the producer's event loop. ``close`` ends its tasks.
     """
 
     def __init__(
@@ -153,7 +153,9 @@ class OngoingTransaction:
 
         Raises:
             CommitRefused: the member may not commit these offsets. The transaction must be aborted.
-            ProducerFenced, TransactionStateError, ClientTimeout.
+            ProducerFenced: a later run has begun, or the transaction was aborted.
+            TransactionStateError: the transaction can only be aborted.
+            ClientTimeout: a coordinator did not respond in time.
         """
         self.used = True
         name = group.group if isinstance(group, GroupMetadata) else group

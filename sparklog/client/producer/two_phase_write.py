@@ -43,7 +43,7 @@ _log = logging.getLogger(__name__)
 
 
 class AlreadyCommitted(NamedTuple):
-    """The result of ``join`` if the version is a replay: the task writes nothing.
+    """The result of ``join`` if the version is already committed. The task must write nothing.
 
     ``last_version`` is the last committed version.
     """
@@ -52,9 +52,9 @@ class AlreadyCommitted(NamedTuple):
 
 
 class WriteDecision(NamedTuple):
-    """A durable decision. ``complete``: every partition has its marker.
+    """The durable result of ``decide``.
 
-    ``replayed``: an earlier call made the decision.
+    ``complete``: every partition has its marker. ``replayed``: an earlier call made the decision.
     """
 
     complete: bool
@@ -72,15 +72,16 @@ def join(
     by_topic: bool = False,
     security: Security = None,
 ) -> Joined | AlreadyCommitted:
-    """Join the transaction for ``version`` of ``key`` as run ``run_id``. Several tasks of one run may join.
+    """Join a sink's transaction as a task of the run ``run_id``. Several tasks of one run may join it.
 
     Args:
-        version: 0 or more; higher in each later transaction.
+        key: the key of the sink.
+        version: the version of the sink's write: 0 or more, and higher in each later transaction.
         run_id: the id of the run. A new run fences earlier runs, and aborts their open transactions.
         timeout_s: the coordinator aborts the transaction if it gets no request of any task for this time.
-        max_block_s: how long to retry.
+        max_block_s: how long this call may retry.
         by_topic: each topic has its own last committed version. Then the result is never AlreadyCommitted.
-        security: the settings of TLS and the login. A shared cluster client has its own.
+        security: the settings of TLS and the login. Ignored if ``bootstrap`` is a cluster client, which has its own.
 
     Raises:
         ProducerFenced: a later run has begun.
@@ -111,8 +112,8 @@ def settled_version(
 ) -> int:
     """Return the last committed version of ``key`` (in the topic, if an id is given), or -1 if there is none.
 
-    First, the coordinator aborts the open transactions of ``key`` except those of run ``run_id``. They can never be
-    committed then.
+    First, the coordinator aborts the open transactions of ``key`` except those of the run ``run_id``, so that they can
+    never be committed.
 
     Raises:
         ProducerFenced: a later run has fenced ``run_id``.
@@ -149,7 +150,8 @@ def decide(
         ProducerFenced, TransactionStateError: the version is not committed, and will not be.
         CommitOutcomeUnknown: no coordinator was reachable within ``timeout_s``, the broker had an unexpected error, or
             it refused the request after an earlier response was lost.
-        ClientTimeout: the same for an abort. The next run or the transaction's timeout aborts the version.
+        ClientTimeout: an abort failed for one of these reasons. The next run or the transaction's timeout aborts the
+            version.
     """
     run = TransactionRun(key, run_id, version, timeout_s)
     began = time.monotonic()
