@@ -53,8 +53,8 @@ class LogTruncated(BrokerError):
 
     The code is OFFSET_OUT_OF_RANGE. Source: KIP-320.
 
-    The elected replica did not have these records, and their offsets may have other records now. ``offset`` is where
-    the log diverged from the records that were read, at the latest; the reader can continue there.
+    The elected replica did not have these records, and their offsets may have other records now. The log diverged from
+    the records that were read at ``offset`` or earlier. The reader can continue at ``offset``.
     """
 
     def __init__(self, tp: TopicPartition, position: int, diverging: tuple[int, int]) -> None:
@@ -84,8 +84,8 @@ class LocalReadUnavailable(BrokerError):
 class ProducerFenced(BrokerError):
     """The error of a producer that was fenced; its open transaction is aborted. The code is INVALID_PRODUCER_EPOCH.
 
-    Another producer began a transaction under the same id, an operator aborted the transaction, or the coordinator did
-    because the producer sent nothing for the transaction's timeout. Create a new producer.
+    Another producer began a transaction under the same id, an operator aborted the transaction, or the coordinator
+    aborted it because the producer sent nothing for the transaction's timeout. Create a new producer.
     """
 
     def __init__(self, detail: str) -> None:

@@ -562,7 +562,7 @@ class Admin:
         groups.commit_offsets(self._cluster, group, entries, timeout_s=self._timeout_s)
 
     def group_offsets(self, group: str) -> dict[TopicPartition, int]:
-        """Return the next offset that a group reads, by partition; empty for an unknown group."""
+        """Return the next offset that a group reads, by partition. The result is empty for an unknown group."""
         found = groups.group_offsets(self._cluster, group, timeout_s=self._timeout_s)
         return {TopicPartition(entry.topic, entry.partition): entry.offset for entry in found}
 

@@ -49,10 +49,10 @@ _TOKEN = re.compile(r"\s*(`[^`]*`|[A-Za-z_][A-Za-z0-9_.-]*|\d+|[<>(),:])")
 
 
 def parse_columns(text: str) -> pa.Schema:
-    """Return the schema that ``text`` describes.
+    """Return the schema that ``text``, a list of columns, describes.
 
     Raises:
-        ConfigError: the message has the text that was found, its position, and what was expected.
+        ConfigError: ``text`` is invalid. The message has the invalid part, its position, and what was expected.
     """
     parser = _Parser(text)
     fields = parser.fields(closing="")

@@ -56,7 +56,8 @@ def cancel_moves(
     repeated request finds no move, the move counts as cancelled: the first request cancelled it, or it had just ended.
 
     Raises:
-        BrokerError: the error of the first refused cancellation, with their number. The other moves are cancelled.
+        BrokerError: the error of the first refused cancellation, with the number of refused ones. The other moves are
+            cancelled.
     """
     moves = tuple(ReplicaMove(tp.topic, tp.partition, None) for tp in (*partitions, *may_have_ended))
     _, taken = _ask(cluster, moves, throttle_bytes=0, timeout_ms=timeout_ms, may_have_ended=frozenset(may_have_ended))
@@ -185,7 +186,7 @@ def _place(tp: TopicPartition, part: PartitionMetadata) -> str:
 def elect(
     cluster: BlockingCluster, partitions: Iterable[TopicPartition] | None, *, unclean: bool, timeout_ms: int
 ) -> dict[TopicPartition, BrokerError]:
-    """Elect the preferred leaders, or with ``unclean`` any live replicas. Return the failed partitions with the errors.
+    """Elect the preferred leaders, or with ``unclean`` any live replicas. Return the failures by partition.
 
     Partitions that need no election are not in the result.
     """

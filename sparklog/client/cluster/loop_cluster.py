@@ -173,8 +173,8 @@ class LoopCluster:
 
         Raises:
             BrokerError: the error that ``steps`` raises.
-            CancelledError: the client was closed. (A cancelled wait may end with a connection error instead. If this
-                error were raised, a caller that retries would never end.)
+            CancelledError: the client was closed. This is raised even if a cancelled wait ended with a connection
+                error, because a caller that retries after that error would never end.
         """
         event: Any = None
         failed: BrokerError | None = None

@@ -275,9 +275,9 @@ class RoutingCore:
     # --- metadata ---
 
     def ask_metadata(self, request: Metadata, broker_id: int | None = None) -> RoutingSteps[MetadataReply]:
-        """Request all metadata from this broker, or from any broker if None, and return them. Raises BrokerError.
+        """Send a metadata request to this broker, or to any broker if None, and return the whole response.
 
-        This does not merge them into the client's own metadata.
+        Do not cache the response. Raises BrokerError.
         """
         if broker_id is None:
             broker_id = yield from self.any_broker()

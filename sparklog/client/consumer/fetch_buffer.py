@@ -91,7 +91,7 @@ class FetchBuffer:
         ends: Mapping[TopicPartition, int],
         more: Callable[[Mapping[TopicPartition, int]], None],
     ) -> list[ConsumedBatch]:
-        """Return all records below these offsets. The other records stay in the buffer.
+        """Return all records below the offsets ``ends``. The other records stay in the buffer.
 
         ``more`` is called with the current positions of these partitions and waits for more batches. If it raises, all
         buffered batches are dropped.

@@ -20,7 +20,7 @@ from sparklog.record.schema import parse_schema
 
 
 class FetchDecoder:
-    """A decoder of fetched batches for one consumer or reader. Not thread-safe: use it only in the same thread."""
+    """A decoder of fetched batches. Not thread-safe: use it only in the thread of its consumer or reader."""
 
     def __init__(self, cluster: BlockingCluster, *, columns: ColumnsOf, counters: ReadCounters) -> None:
         self._cluster = cluster

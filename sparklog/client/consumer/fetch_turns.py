@@ -20,10 +20,10 @@ _FEW = 100
 
 
 class FetchTurns:
-    """The choice of the partitions in each fetch request. It keeps a turn for each broker.
+    """The choice of the partitions in each fetch request: all partitions of a broker get their turn.
 
-    If all brokers shared one counter, and requests went to the brokers in turn, each request to the same broker might
-    begin with the same partition.
+    It has a counter for each broker. If all brokers shared one counter, and requests went to the brokers in turn, each
+    request to the same broker might begin with the same partition.
     """
 
     def __init__(self, columns: ColumnsOf) -> None:

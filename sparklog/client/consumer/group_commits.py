@@ -35,7 +35,7 @@ class AssignedPartition(NamedTuple):
 
 
 class Commit(NamedTuple):
-    """A queued commit, with the incarnation and the member epoch of the member at the time of the call.
+    """A queued commit, with the member's incarnation (membership) and epoch at the time of the call.
 
     The commit must be sent with this epoch. With a newer epoch, a late commit might be accepted although its partitions
     were revoked and assigned again in the meantime.

@@ -246,7 +246,7 @@ class GroupConsumer:
     def close(self, *, processed: bool = True) -> None:
         """Call ``on_revoke``, commit the positions if auto-commit is on, and leave the group.
 
-        Without ``processed`` nothing is committed automatically, so the last returned records are read again.
+        If ``processed`` is False, commit nothing automatically, so that the last returned records are read again.
         """
         if not processed:
             self._auto_commit_s = None

@@ -78,7 +78,7 @@ class GroupMetadata(NamedTuple):
 
 
 class GroupNotice(NamedTuple):
-    """The current assignment of a member in its current incarnation, and the partitions that it must give up."""
+    """The assignment of a member in its current incarnation (membership), and the partitions that it must give up."""
 
     incarnation: int
     epoch: int

@@ -70,7 +70,7 @@ class PartitionCursor:
         self.position, self.last_epoch, self.epoch_is_bound = position, last_epoch, epoch_is_bound
 
     def move_past(self, part: PartitionBytes) -> CompletedFetch:
-        """Move past the batches of ``part``, at least one, and return them with the position before them."""
+        """Move the position past the batches of ``part``, at least one. Return them with the earlier position."""
         start = self.log_position
         self.move(part.next_offset, part.headers[-1].leader_epoch)
         self.waiting_since = None
@@ -79,8 +79,8 @@ class PartitionCursor:
     def on_diverging(self, diverging: tuple[int, int]) -> None:
         """Handle the leader's report (leader epoch, end offset) that its log differs from the records that were read.
 
-        If only a bound of the last epoch was known, and the leader's log still has all offsets below the position, then
-        nothing was truncated. Use the reported epoch from then on.
+        If only an upper bound of the last epoch was known, and the leader's log still has all offsets below the
+        position, then nothing was truncated. From then on, the cursor has the reported epoch.
 
         Raises:
             LogTruncated: records before the position are no longer in the log.

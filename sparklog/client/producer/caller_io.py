@@ -28,8 +28,8 @@ _RESPONSE_S = 0.005
 class CallerIo:
     """A helper of threads that wait for a record: it lets them do the producer's I/O themselves.
 
-    A thread can do this while the I/O thread has stopped its event loop for it (has *lent* the loop). Any thread may
-    call the methods.
+    For this, the I/O thread *lends* its event loop: it stops the loop, and the waiting thread does the loop's work. Any
+    thread may call the methods.
     """
 
     def __init__(self, handoff: LoopHandoff, sender: SendLoop, thread: IoThread) -> None:
@@ -53,8 +53,8 @@ class CallerIo:
     def wait_helping(self, finished: Callable[[], bool]) -> None:
         """Do the producer's I/O in the calling thread until ``finished()`` is true.
 
-        This method may return earlier. Then the caller must wait in another way. It borrows the event loop only for a
-        thread that has waited for several single records in sequence.
+        This method may return earlier. Then the caller must wait in another way. The method borrows the event loop only
+        for a thread that has waited for several single records in sequence.
         """
         if not self._handoff.lent and self._waits_in_sequence():
             try:

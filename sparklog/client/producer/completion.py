@@ -42,8 +42,8 @@ class CompletionLatch:
     def end(self) -> None:
         """Open the latch and run the callbacks. Idempotent, because this is called again after an interrupt.
 
-        The callbacks run in reverse order, so that the first callback runs last. It removes the write from the open
-        writes. As long as the write is open, ``end`` can be called again after an interrupt.
+        The callbacks run in reverse order, so that the first callback runs last. That callback removes the write from
+        ``OpenWrites``. Until then, ``end`` can be called again after an interrupt.
         """
         self.done = True
         if self._callbacks:  # later callers of ``then`` see ``done``
@@ -99,7 +99,8 @@ def notify(resolve: Callable[[T], None], outcome: T) -> None:
     """Call ``resolve``, which resolves a future, and suppress the errors of the future's callbacks.
 
     A future itself suppresses only an ``Exception`` of a callback. Any other error, such as SystemExit, would end the
-    whole producer. A KeyboardInterrupt in the main thread is raised: it is for the caller that does the I/O there.
+    whole producer. A KeyboardInterrupt in the main thread is raised again, because it is for the caller that does the
+    I/O there.
     """
     try:
         resolve(outcome)

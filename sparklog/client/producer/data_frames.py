@@ -30,7 +30,7 @@ def to_table(data: Any, schema: pa.Schema) -> pa.Table:
     ``schema`` is the topic's schema; the table need not match it. The index of a pandas frame is not converted.
 
     Raises:
-        BrokerError: SCHEMA_MISMATCH if a value does not fit its column in the topic; the message names them.
+        BrokerError: SCHEMA_MISMATCH if a value does not fit its column in the topic. The message names the column.
         TypeError: ``data`` is not a table; the message names its type.
     """
     if isinstance(data, pa.Table):

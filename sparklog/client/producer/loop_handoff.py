@@ -142,8 +142,8 @@ class LoopHandoff:
         """Do the loop's work in the calling thread from now until ``leave``. Return whether this is possible.
 
         It is not possible if the loop is not lent, or if a thread does its work already. Until ``leave``, only this
-        thread may use the producer's state. ``asyncio.get_running_loop`` does not return the
-        entered loop: the thread has no running loop, or another one.
+        thread may use the producer's state. ``asyncio.get_running_loop`` does not return the loop, because this thread
+        has no running loop, or another one.
         """
         thread = get_ident()
         if self.thread == thread or self._process != _generation or not self._guard.acquire(False):

@@ -281,7 +281,7 @@ class PartitionQueues:
         return partition.identity.producer_id, partition.identity.epoch, partition.next_sequence
 
     def start(self, batch: ProducerBatch, broker_id: int) -> None:
-        """Mark a batch, which has the numbers from ``next_number``, as in flight without queueing it first."""
+        """Mark a batch as in flight without queueing it first. It has the numbers that ``next_number`` returned."""
         assert not self.busy, "next_number said so"
         tp = batch.tp
         partition = self._partitions.get(tp)
@@ -400,7 +400,7 @@ class PartitionQueues:
             self.sequence_resets += 1
 
     def expire(self, now_ms: float) -> list[ProducerBatch]:
-        """Remove and return the batches past their deadline. The request of a batch in flight must end first."""
+        """Remove and return the batches past their deadline. Batches in flight stay until their requests end."""
         if now_ms < self._deadline_ms:
             return []
         waiting = [

@@ -47,7 +47,7 @@ Destination: TypeAlias = "int | npt.NDArray[np.int64] | None"
 
 
 class EncodedPart(NamedTuple):
-    """An encoded batch of one partition. ``rows`` has the index that each of its rows has in the input, in order."""
+    """An encoded batch of one partition. ``rows[i]`` is the index in the input of the batch's row number ``i``."""
 
     partition: int
     encoded: EncodedBatch
@@ -106,10 +106,12 @@ class ProducerTopic:
 
 
 def fit_to_topic(topic: ProducerTopic, table: pa.Table, now_us: int) -> pa.Table:
-    """Return ``table`` with exactly the topic's columns. In a default topic, ``now_us`` replaces missing timestamps.
+    """Return ``table`` with exactly the topic's columns.
+
+    In a topic with Kafka's columns, ``now_us`` replaces missing timestamps.
 
     Raises:
-        BrokerError: SCHEMA_MISMATCH with the columns that do not fit.
+        BrokerError: SCHEMA_MISMATCH; the message names the columns that do not fit.
     """
     fitted = fit_table(table, topic.schema)
     if topic.is_default:

@@ -20,7 +20,7 @@ from sparklog.protocol.messages import TopicMetadata
 
 
 class TopicRequest(NamedTuple):
-    """A request of a caller, which waits for a topic's metadata. Times are of the monotonic clock.
+    """A caller's request for a topic's metadata. Times are of the monotonic clock.
 
     Before ``unknown_until_ms``, a retriable error, such as an unknown topic, does not end the wait.
     """

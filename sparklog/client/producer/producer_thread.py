@@ -123,7 +123,10 @@ class ProducerThread:
         return done.result()
 
     def refuse_own_thread(self, what: str) -> None:
-        """Raise RuntimeError, which names ``what``, in a future's callback: the I/O thread would wait for itself."""
+        """Raise RuntimeError if the caller is a future's callback, because the I/O thread would wait for itself.
+
+        ``what`` names the call in the message.
+        """
         if self.on_io_thread():
             raise RuntimeError(f"{what} cannot be waited for in a future's callback")
 

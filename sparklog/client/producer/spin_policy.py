@@ -20,7 +20,7 @@ _LONGEST_SLEEP = 1024
 
 
 class SpinPolicy:
-    """The decision how long a thread that waits for one response after the other spins for the next. Pure."""
+    """A policy that decides how long a thread spins for the next response before it sleeps; see the module. Pure."""
 
     def __init__(self, *, processors: int) -> None:
         #: How long to spin for the next response; 0 means to sleep at once.

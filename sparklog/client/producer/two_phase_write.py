@@ -110,9 +110,9 @@ def settled_version(
     max_block_s: float = 60.0,
     security: Security = None,
 ) -> int:
-    """Return the last committed version of ``key`` (in the topic, if an id is given), or -1 if there is none.
+    """Return the last committed version of the sink ``key``, or -1. With ``topic_id``, return that of the topic.
 
-    First, the coordinator aborts the open transactions of ``key`` except those of the run ``run_id``, so that they can
+    First, the coordinator aborts the open transactions of the sink except those of the run ``run_id``, so that they can
     never be committed.
 
     Raises:
@@ -140,10 +140,13 @@ def decide(
     timeout_s: float = 60.0,
     security: Security = None,
 ) -> WriteDecision:
-    """Commit the records of the producer ids ``winners`` and abort the version's other records, or abort all records.
+    """Commit or abort the transaction of one version of the sink ``key``.
+
+    A commit commits the records of the producer ids ``winners``, and aborts the version's other records. A commit
+    without winners means that the version has no records.
 
     Wait up to 30 s for the markers in all partitions, so that the next reader finds the rows. The decision is durable
-    even if some markers are missing. A commit without winners means that the version has no records.
+    even if some markers are missing.
 
     Raises:
         ClusterError: there are more winners than one commit may name; nothing is decided.
