@@ -111,7 +111,7 @@ class TransactionStateError(BrokerError):
 class CommitOutcomeUnknown(ClientTimeout):
     """The error of a commit with an unknown outcome: the response was lost, and the coordinator stayed unreachable.
 
-    The transaction is committed or aborted as a whole. Repeat the call to find out.
+    The transaction is committed or aborted as a whole. Repeat the call to find out which.
     """
 
 

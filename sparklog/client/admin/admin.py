@@ -187,12 +187,12 @@ class Admin:
         assignment: Sequence[Sequence[int]] = (),
         timeout_s: float | None = None,
     ) -> TopicDescription:
-        """Increase a topic's partitions to ``partitions``, and wait until the new ones have leaders.
+        """Increase the number of a topic's partitions to ``partitions``, and wait until the new ones have leaders.
 
-        Afterwards, a key may belong to another partition than before.
+        Afterwards, new records of a key may go to a different partition than its earlier records.
 
         Args:
-            assignment: the brokers of each added partition, preferred leader first. Default: balanced.
+            assignment: the brokers of each added partition, preferred leader first. Default: a balanced assignment.
 
         Raises:
             BrokerError: UNKNOWN_TOPIC_OR_PARTITION, INVALID_PARTITIONS if the topic has this number or more,
@@ -211,8 +211,8 @@ class Admin:
         The columns must be nullable; in older rows they are null. A column that exists with the same type is ignored.
 
         Raises:
-            BrokerError: UNKNOWN_TOPIC_OR_PARTITION; SCHEMA_MISMATCH for another type or a column that is not nullable;
-                INVALID_REQUEST for a topic with Kafka's columns.
+            BrokerError: UNKNOWN_TOPIC_OR_PARTITION; SCHEMA_MISMATCH if a column exists with another type, or is not
+                nullable; INVALID_REQUEST for a topic with Kafka's columns.
             ClientTimeout: no success in time; the columns may still be added.
         """
         timeout_s = self._timeout_s if timeout_s is None else timeout_s
@@ -287,8 +287,8 @@ class Admin:
     ) -> Reassigned:
         """Move partitions to other brokers. Return when the moves have started.
 
-        If there is a controller, the broker that received the request knows the moves when this returns. See
-        ``reassignments`` and ``wait_until_moved``.
+        ``reassignments`` lists the moves, and ``wait_until_moved`` waits for their end. If there is a controller, the
+        broker that received the request knows the moves when this returns.
 
         Args:
             what: the new brokers of each partition, preferred leader first. Or the name of a topic, with
@@ -324,7 +324,7 @@ class Admin:
     def drain_broker(self, broker_id: int, *, throttle_bytes: int = 0) -> Reassigned:
         """Move all replicas of ``broker_id`` to the other brokers. The broker need not be alive.
 
-        New topics and partitions may still be placed on the broker. It is empty when a repeated call returns no
+        New topics and partitions may still be placed on the broker. The broker is empty when a repeated call returns no
         ``targets``.
 
         Raises:
@@ -384,7 +384,7 @@ class Admin:
 
         ``unclean``: if no member of the ISR is alive, elect any live replica. This loses records.
 
-        Returns the partitions that did not get such a leader, with the reason.
+        Return the partitions that did not get such a leader, with the reason.
         """
         return reassignment.elect(
             self._cluster, partitions, unclean=unclean, timeout_ms=self._cluster.broker_timeout_ms()
@@ -412,7 +412,7 @@ class Admin:
         return set_aside.set_aside_logs(self._cluster)
 
     def restore_set_aside(self, topic_id: str, *, timeout_s: float | None = None) -> RestoredTopic:
-        """Recreate the topic of this id from set-aside logs, and wait until its partitions have leaders.
+        """Recreate the topic with this id from set-aside logs, and wait until its partitions have leaders.
 
         Raises:
             BrokerError: UNKNOWN_TOPIC_ID if no broker has a log of the topic; TOPIC_ALREADY_EXISTS if a topic has the
@@ -426,7 +426,8 @@ class Admin:
         """Delete set-aside logs of one broker permanently. Unknown names are ignored.
 
         Raises:
-            BrokerError: BROKER_NOT_AVAILABLE, UNSUPPORTED_VERSION.
+            BrokerError: BROKER_NOT_AVAILABLE if the broker is not live; UNSUPPORTED_VERSION if its release does not
+                support set-aside logs.
         """
         set_aside.remove_set_aside(self._cluster, broker_id, names)
 
@@ -454,7 +455,7 @@ class Admin:
         """Remove the ACLs that satisfy one of the conditions, and return them.
 
         Raises:
-            BrokerError: CLUSTER_AUTHORIZATION_FAILED, SECURITY_DISABLED, as for ``create_acls``.
+            BrokerError: CLUSTER_AUTHORIZATION_FAILED, SECURITY_DISABLED: for the same reasons as in ``create_acls``.
         """
         return acl_requests.delete_acls(self._cluster, conditions)
 
@@ -470,7 +471,7 @@ class Admin:
 
         Raises:
             ConfigError: the principal, the operation or the type is invalid.
-            BrokerError: CLUSTER_AUTHORIZATION_FAILED, SECURITY_DISABLED, as for ``acls``.
+            BrokerError: CLUSTER_AUTHORIZATION_FAILED, SECURITY_DISABLED: for the same reasons as in ``acls``.
         """
         kind = parse_resource_type(resource_type)
         return acl_requests.check_acl(

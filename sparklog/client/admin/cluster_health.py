@@ -79,9 +79,9 @@ def take_snapshot(cluster: BlockingCluster, expected: Collection[int]) -> Cluste
 
 
 def problems_of(snapshot: ClusterSnapshot, before: ClusterSnapshot) -> list[str]:
-    """Return the problems of the cluster, one sentence each; empty if the cluster is whole.
+    """Return the problems that a snapshot shows, one sentence each. ``before`` is the previous snapshot.
 
-    ``before`` is the previous snapshot.
+    The result is empty if every broker is alive and every replica is in sync.
     """
     found = list(snapshot.problems)
     epochs = {broker_id: reply.controller_epoch for broker_id, reply in snapshot.metadata.items()}

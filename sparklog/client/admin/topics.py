@@ -199,7 +199,7 @@ def to_arrow_schema(schema: pa.Schema | str | Any) -> pa.Schema:
 
     Raises:
         ConfigError: the text is invalid, or Spark is not installed and cannot convert a StructType.
-        TypeError: any other type.
+        TypeError: ``schema`` has any other type.
     """
     if isinstance(schema, pa.Schema):
         return schema

@@ -515,7 +515,7 @@ class Consumer:
             self._wait_for_assigned(timeout_s, or_moved=or_moved)
 
     def _wait_for_assigned(self, timeout_s: float, *, or_moved: bool) -> None:
-        """Wait for batches, but look for new partitions from time to time, so that these are read in time."""
+        """Wait for batches, and look for new partitions from time to time."""
         deadline = time.monotonic() + timeout_s
         while True:
             self._assignment.add_new_partitions()

@@ -62,7 +62,7 @@ class FetchDecoder:
 
 
 class _TopicSchemas:
-    """The Arrow schemas of one topic, by schema id. For an unknown id the metadata are refreshed once."""
+    """A cache of the Arrow schemas of one topic, by schema id. It refreshes the metadata once for an unknown id."""
 
     def __init__(self, cluster: BlockingCluster, topic: str) -> None:
         self._cluster = cluster

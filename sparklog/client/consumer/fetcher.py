@@ -147,7 +147,7 @@ class Fetcher:
         self._deferred = self._deferred or error
 
     def _is_outdated(self, error: Exception) -> bool:
-        """Return whether a truncation was found at a position that is no longer read: after a seek or a revocation."""
+        """Return whether ``error`` is a truncation at a position that a seek or a revocation has made obsolete."""
         if not isinstance(error, LogTruncated):
             return False
         cursor = self.cursors.get(error.tp)
@@ -193,7 +193,7 @@ class Fetcher:
         ]
 
     def _group_by_source(self, partitions: Iterable[TopicPartition]) -> dict[int | None, list[TopicPartition]]:
-        """Return the partitions by the broker to fetch them from. Those without a known leader are under None."""
+        """Group partitions by the broker to fetch them from. Partitions without a known leader get the key None."""
         if not self._from_followers:
             return self._cluster.metadata.group_by_leader(partitions)
         groups: dict[int | None, list[TopicPartition]] = {}
@@ -204,7 +204,7 @@ class Fetcher:
     def _nearest(self, tp: TopicPartition) -> int | None:
         """Return the broker to fetch from, or None if the partition has no known leader.
 
-        If only a bound of the last epoch is known, it must be the leader: only the leader can check for a truncation.
+        If only a bound of the last epoch is known, return the leader: only the leader can check for a truncation.
         """
         metadata = self._cluster.metadata
         leader, partition = metadata.leader(tp), metadata.partition(tp)

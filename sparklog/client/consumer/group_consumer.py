@@ -127,8 +127,8 @@ class GroupConsumer:
 
         Raises:
             CommitRefused: a partition is not assigned to this consumer.
-            TypeError, ValueError: an offset is invalid. It is checked here because the coordinator would refuse the
-                whole request, with the other commits in it.
+            TypeError, ValueError: an offset is invalid. This method checks it, because the coordinator would refuse the
+                whole request, together with other commits.
         """
         positions = self._uncommitted() if offsets is None else offsets
         if not positions:

@@ -40,8 +40,8 @@ _LOCAL_PAUSE_S = 0.02
 class PartitionReader:
     """An iterator of ``(BatchHeader, pyarrow.RecordBatch)`` over the offsets ``[start, end)`` of one partition.
 
-    Use it once, from one thread. Close it, or use it in a ``with`` block. The header is the stored one, but if only
-    some columns were sent, length and CRC differ. Records outside of the range are removed. To get offsets, use
+    Use it once, from one thread. Close it, or use it in a ``with`` block. The header is the stored one, except that
+    length and CRC differ if only some columns were sent. Records outside of the range are removed. To get offsets, use
     ``fetched()``, which also returns the first offset of each batch.
     """
 

@@ -104,7 +104,7 @@ class Assignment:
                     self._add(tp, 0)
 
     def next_refresh_s(self) -> float:
-        """Return the seconds until ``add_new_partitions`` must refresh the metadata. 0: its next call does that."""
+        """Return the seconds until ``add_new_partitions`` must refresh the metadata, or 0 if its next call does so."""
         return max(0.0, self._refreshed_at + self._refresh_after_s - time.monotonic())
 
     def _add(self, tp: TopicPartition, position: int) -> None:
@@ -135,7 +135,7 @@ class LogEnds:
         self.on_out_of_range = on_out_of_range
 
     def end_offsets(self) -> dict[TopicPartition, int]:
-        """Return the latest offset of each partition, by the consumer's isolation level."""
+        """Return the latest offset of each partition that the consumer's isolation level permits to read."""
         at: dict[TopicPartition, OffsetQuery] = dict.fromkeys(self._cursors, "latest")
         return list_offsets(self._cluster, at, isolation=self._isolation, known=self._buffer.positions())
 
@@ -166,7 +166,7 @@ class LogEnds:
         return ends
 
     def reset_positions(self) -> None:
-        """Move each position that is outside of its log to the earliest or latest offset, by ``on_out_of_range``.
+        """Move each position outside of its log to the earliest or latest offset, as ``on_out_of_range`` says.
 
         This checks all partitions, because an error names only one.
         """

@@ -67,7 +67,7 @@ class CallerIo:
             self.act(self._receive, (finished,), only_waiting=True)
 
     def _waits_in_sequence(self) -> bool:
-        """Return whether the last waits, more than ``_WAITS_IN_SEQUENCE``, were all of this thread."""
+        """Return whether this thread has waited more than ``_WAITS_IN_SEQUENCE`` times, without another in between."""
         thread = get_ident()
         if thread != self._waiting_thread:
             self._waiting_thread, self._waits = thread, 0

@@ -38,7 +38,7 @@ class ChunkEncoder:
             return None  # one of the records does not fit; _parts_by_halves finds it
 
     def _parts_by_halves(self, topic: ProducerTopic, chunk: RecordChunk, rows: Rows) -> list[EncodedPart]:
-        """Find the records that cannot be encoded by halving ``rows``; return the batches of the others."""
+        """Halve ``rows`` until the records that cannot be encoded are found. Return the batches of the others."""
         try:
             return self._parts(topic, chunk, rows)
         except Exception as error:

@@ -41,7 +41,7 @@ _MOST_PREPARED = 1024
 
 
 class _Route:
-    """What a direct send to one partition needs: the leader's connection and prepared requests."""
+    """The connection to the leader of one partition, and the prepared requests for direct sends to it."""
 
     __slots__ = ("broker_id", "connection", "requests", "topic", "tp")
 

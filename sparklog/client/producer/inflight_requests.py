@@ -265,7 +265,7 @@ class InflightRequests:
             self._round_trip_ms += (taken_ms - self._round_trip_ms) * (_SMOOTHING if self._round_trip_ms else 1)
 
     def _throttle(self, answered: SentRequest, throttle_time_ms: int) -> None:
-        """Send nothing for this time. The requests that were sent before wait in the broker, so they get more time."""
+        """Send nothing to the broker for this time. Earlier requests wait in the broker, so extend their timeouts."""
         now_ms, connection = _now_ms(), answered.connection
         wait_ms = self.quota_waits.add(f"broker {answered.batches[0].broker_id}", throttle_time_ms, now_ms / 1000)
         until_ms = max(now_ms + wait_ms, self.throttled.get(connection, 0.0))

@@ -139,9 +139,9 @@ class LoopHandoff:
         self._loop.stop()
 
     def enter(self) -> bool:
-        """Do the loop's work in the calling thread from now until ``leave``. Return whether this is possible.
+        """Reserve the loop for the calling thread, which then does the loop's work until ``leave``.
 
-        It is not possible if the loop is not lent, or if a thread does its work already. Until ``leave``, only this
+        Return False if the loop is not lent, or if a thread has reserved it already. Until ``leave``, only this
         thread may use the producer's state. ``asyncio.get_running_loop`` does not return the loop, because this thread
         has no running loop, or another one.
         """

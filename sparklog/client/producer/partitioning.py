@@ -301,7 +301,7 @@ def _assign(topic: ProducerTopic, batch: pa.RecordBatch, destination: Destinatio
 def _has_key(batch: pa.RecordBatch, key_columns: Sequence[str]) -> bool:
     """Return whether any record has a key.
 
-    This check avoids the hashing, which costs for a few records as much as for a thousand.
+    Without a key, no hashing is needed. To hash a few keys costs as much as to hash a thousand.
     """
     indices = [batch.schema.get_field_index(name) for name in key_columns]
     return any(index < 0 or batch.column(index).null_count < batch.num_rows for index in indices)
