@@ -59,9 +59,10 @@ _STOP_PATIENCE_S = 60.0
 
 
 class TopicArchive:
-    """The archive of one topic. It runs until it is stopped, or has archived all records that existed at its start.
+    """A job that archives one topic in its Delta table.
 
-    One thread owns it. Another thread may call ``stop``.
+    It runs until ``stop`` is called or, if the options have no interval, until it has archived all records that existed
+    at its start. One thread uses the object. Only ``stop`` may be called from another thread.
     """
 
     #: Tests replace this class to interrupt its steps.
@@ -90,11 +91,11 @@ class TopicArchive:
         self.commits = 0
 
     def run(self) -> None:
-        """Run queries one after the other, a new one for each change of the topic's schema.
+        """Archive with streaming queries, one after the other. Each change of the topic's schema starts a new query.
 
         Raises:
-            ArchiveRefused: a retry would not help.
-            SparklogError, and Spark's errors: a retry may help.
+            ArchiveRefused: the topic cannot be archived in the table. A retry would not help.
+            SparklogError, and Spark's errors: the archive failed. A retry may help.
         """
         with self._maintenance.running():
             while not self._stopping.is_set():
@@ -113,7 +114,7 @@ class TopicArchive:
             self._maintenance.run()
 
     def stop(self) -> None:
-        """Request the end of the archive after the current batch is committed. Returns immediately."""
+        """Ask the archive to end once the current batch is committed. This returns before the archive has ended."""
         self._stopping.set()
         self._wake.set()
 
@@ -307,7 +308,10 @@ def _summary(done: Archived) -> str:
 
 
 def explained(error: StreamingQueryException) -> Exception:
-    """Return the error that caused the failure of a query. It is taken from the text of Spark's error."""
+    """Return an error that names the cause of a query's failure, if the text of Spark's error shows it.
+
+    For any other failure, return ``error`` itself.
+    """
     text = str(error)
     if found := re.search(r"DataLoss: (.*?)(; with option failOnDataLoss|\n|$)", text):
         return ArchiveRefused(f"{found[1]}; to continue without them: --fail-on-data-loss false")

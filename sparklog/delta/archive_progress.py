@@ -34,11 +34,11 @@ Mode = Literal["append", "upsert", "quarantine"]
 
 
 class ArchiveProgressError(SparklogError):
-    """The error that the progress of a table is missing or cannot be read."""
+    """The error for a table whose archive progress is missing or cannot be read."""
 
 
 class ArchiveProgress(msgspec.Struct, frozen=True, kw_only=True):
-    """The progress of a table at one commit of its archive."""
+    """The progress that one commit of an archive records: above all, the end offset of the archive by partition."""
 
     topic: str
     topic_id: str
@@ -64,26 +64,26 @@ class ArchiveProgress(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def app_id(self) -> str:
-        """Return the application id of the table's Delta transactions."""
+        """Return the application id that Delta transactions of this archive use."""
         return app_id(self.topic_id)
 
     @property
     def commit(self) -> tuple[int, str]:
-        """Return the identity of the commit with this progress in the table."""
+        """Return what identifies the commit that records this progress: the batch number and the id of the run."""
         return self.batch, self.attempt
 
     def to_json(self) -> str:
-        """Return the text for ``userMetadata``, with sorted keys."""
+        """Return the progress as JSON with sorted keys, for the ``userMetadata`` of a commit."""
         return msgspec.json.encode({_KEY: msgspec.to_builtins(self, str_keys=True)}, order="sorted").decode()
 
 
 def app_id(topic_id: str) -> str:
-    """Return the application id of Delta's transactions for tables of a topic."""
+    """Return the application id that Delta transactions use in all tables of a topic."""
     return f"sparklog-archive/{topic_id}"
 
 
 def parse_progress(text: str | None) -> ArchiveProgress | None:
-    """Parse the progress in a commit's ``userMetadata``. Return None if that has no progress.
+    """Parse the progress in a commit's ``userMetadata``. Return None if the text contains no progress.
 
     Raises:
         ArchiveProgressError: a newer release wrote the progress, or it is damaged.
@@ -108,17 +108,17 @@ def parse_progress(text: str | None) -> ArchiveProgress | None:
 
 
 class ArchiveProgressAt(NamedTuple):
-    """The progress, and the version of the table whose commit records it."""
+    """An archive's progress, with the version of the table whose commit records it."""
 
     version: int
     progress: ArchiveProgress
 
 
 class DeltaLog:
-    """The commits of a table, on any file system.
+    """A reader of the Delta log of a table, on any file system.
 
-    ``names`` returns the names of the files in ``_delta_log``. ``read`` returns the content of a file, or raises
-    FileNotFoundError.
+    ``names`` is a function that returns the names of the files in ``_delta_log``. ``read`` is a function that returns
+    the content of a file, or raises FileNotFoundError.
     """
 
     def __init__(self, names: Callable[[], Iterable[str]], read: Callable[[str], bytes]) -> None:
@@ -126,19 +126,22 @@ class DeltaLog:
         self._read = read
 
     def versions(self) -> list[int]:
-        """Return the versions with a commit file, in ascending order.
+        """Return the versions that have a commit file, in ascending order.
 
-        There are none if there is no table. Delta may have deleted the files of old commits after a checkpoint.
+        The list is empty if the table does not exist. Old versions may be missing, because Delta deletes the files of
+        old commits after a checkpoint.
         """
         found = (_COMMIT.fullmatch(name) for name in self._names())
         return sorted(int(match[1]) for match in found if match)
 
     def newest_since(self, version: int) -> tuple[int, ArchiveProgressAt | None]:
-        """Return the newest version, and the newest progress after ``version``, a known version (-1: none).
+        """Return the newest version of the table, and the newest progress that a commit after ``version`` records.
 
-        This reads upwards from ``version``: as many files as there are new commits, and at most two more.
+        ``version`` is a version that the caller has already read, or -1. The progress is None if no later commit
+        records one. This reads the commits after ``version`` in ascending order, and at most two more files.
 
-        If the file of ``version`` was deleted, later ones may be deleted as well. Then all commits are read.
+        If Delta has deleted the file of ``version``, it may also have deleted later files. Then this searches all
+        commit files that still exist, from the newest one down.
         """
         newest, found = version, None
         while True:
@@ -153,10 +156,12 @@ class DeltaLog:
                 found = ArchiveProgressAt(newest, progress)
 
     def progress(self, version: int | None = None) -> ArchiveProgressAt | None:
-        """Return the progress at a version (None: the newest), or None if no existing commit records it.
+        """Return the newest progress that a commit at or before ``version`` records (None: the newest version).
+
+        Return None if no commit file that still exists records a progress.
 
         Raises:
-            ArchiveProgressError: as ``parse_progress``.
+            ArchiveProgressError: a newer release wrote the progress, or it is damaged.
         """
         for found in reversed(self.versions()):
             if version is not None and found > version:
@@ -170,7 +175,10 @@ class DeltaLog:
         return None
 
     def actions(self, version: int) -> Iterator[dict[str, Any]]:
-        """Yield the actions of a commit in Delta's format: objects with one key each. Raises FileNotFoundError."""
+        """Yield the actions of a commit, as Delta's JSON objects with one key each.
+
+        Raises FileNotFoundError if the commit has no file.
+        """
         for line in self._read(f"{version:020d}.json").splitlines():
             if line:
                 yield msgspec.json.decode(line)
@@ -191,9 +199,9 @@ class DeltaLog:
 
 
 def open_log(table: str) -> DeltaLog:
-    """Open the log of the table at a local path or a URI that pyarrow supports (file, s3, gs, hdfs, ...).
+    """Open the Delta log of a table without a JVM.
 
-    This needs no JVM.
+    ``table`` is a local path, or a URI that pyarrow supports (file, s3, gs, hdfs, ...).
     """
     if "://" in table or table.startswith("file:"):
         system, root = pafs.FileSystem.from_uri(table)
@@ -213,7 +221,10 @@ def open_log(table: str) -> DeltaLog:
 
 
 def open_log_with_spark(spark: SparkSession, table: str) -> DeltaLog:
-    """Open the log through the session's Hadoop file systems, which support every path that Spark can write to."""
+    """Open the Delta log of a table through the Hadoop file systems of ``spark``.
+
+    They support every path to which Spark can write.
+    """
     jvm: Any = spark._jvm
     directory = jvm.org.apache.hadoop.fs.Path(f"{table.rstrip('/')}/{_LOG}")
     system = directory.getFileSystem(spark._jsparkSession.sessionState().newHadoopConf())
@@ -237,9 +248,12 @@ def open_log_with_spark(spark: SparkSession, table: str) -> DeltaLog:
 
 
 def read_progress(table: str, version: int | None = None) -> ArchiveProgressAt | None:
-    """Return the progress of the table at a path or URI, at ``version`` (None: the newest). This needs no JVM.
+    """Return the newest progress that a commit at or before ``version`` records (None: the newest version).
+
+    ``table`` is a local path, or a URI that pyarrow supports. This needs no JVM. The result is None if no commit file
+    that still exists records a progress.
 
     Raises:
-        ArchiveProgressError: as ``parse_progress``.
+        ArchiveProgressError: a newer release wrote the progress, or it is damaged.
     """
     return open_log(table).progress(version)

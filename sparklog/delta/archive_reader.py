@@ -33,12 +33,15 @@ _PLACE = (PARTITION, OFFSET, TIMESTAMP)
 
 
 class ArchiveDamagedError(SparklogError):
-    """The error that an archive table is damaged: the same offset occurs twice."""
+    """The error for a damaged archive, in which the same offset occurs twice."""
 
 
 @dataclass(frozen=True, slots=True)
 class Archive:
-    """One version of a topic's table and its quarantine. ``open_archive`` creates it."""
+    """One version of a topic's archive: the Delta table, and the quarantine of records that could not be cast.
+
+    Create it with ``open_archive``.
+    """
 
     table: str
     version: int
@@ -56,11 +59,14 @@ class Archive:
 
     @property
     def name(self) -> str:
-        """Return the value of the topic setting ``restored.from`` for this archive."""
+        """Return the topic id, table id and version of this archive, as in the topic setting ``restored.from``."""
         return f"{self.progress.topic_id}/{self.table_id}@{self.version}"
 
     def end(self, partition: int) -> int:
-        """Return the end offset of a partition's log."""
+        """Return the end offset of a partition's log according to the table and the quarantine.
+
+        It is 0 for a partition without archived offsets.
+        """
         return self.ends.get(partition, 0)
 
     @property
@@ -68,17 +74,17 @@ class Archive:
         return max([self.topic.partitions, *(partition + 1 for partition in self.ends)])
 
     def first_offset(self, partition: int) -> int:
-        """Return the offset of a partition's first record, or the end of its log if it has no records."""
+        """Return the offset of a partition's first archived record, or the partition's end offset if it has none."""
         rows = next(self.rows(partition), None)
         return self.end(partition) if rows is None else int(rows.offsets[0])
 
     def rows(self, partition: int, start: int = 0) -> Iterator[RestoredRows]:
-        """Yield all rows of a partition from ``start`` to the end of its log.
+        """Yield the archived rows of a partition from offset ``start`` on, in ascending order of offsets.
 
         Raises:
-            ArchiveFileGone: VACUUM deleted a file.
+            ArchiveFileGone: VACUUM has deleted a file of this version.
             ArchiveDamagedError: an offset occurs twice.
-            BrokerError: SCHEMA_MISMATCH for values that do not fit the topic's columns.
+            BrokerError: SCHEMA_MISMATCH if values do not fit the topic's columns.
         """
         end = self.end(partition)
         whole = Span(start, end)
@@ -126,7 +132,7 @@ class Archive:
 
 
 def open_archive(table: str, version: int | None = None) -> Archive:
-    """Open a topic's table at a version (None: the newest).
+    """Open one version of a topic's archive (None: the newest).
 
     Raises:
         ConfigError: ``table`` is not an archive, does not have the original records, or has unsupported features.

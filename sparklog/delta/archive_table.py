@@ -24,17 +24,18 @@ SPARK_ERRORS = (PySparkException, Py4JJavaError)
 
 
 class ArchiveRefused(SparklogError):
-    """The error that the topic cannot be archived in the table. A retry would not help."""
+    """The error for a topic that cannot be archived in the table. A retry would not help."""
 
 
 class ArchiveFenced(ArchiveRefused):
-    """The error that another archive has committed to the table."""
+    """The error for an archive that must end, because another archive has committed to the same table."""
 
 
 class ArchiveTable:
-    """The Delta table of an archive, owned by the thread that archives the topic.
+    """The Delta table of an archive: the object reads the table's progress and commits rows to the table.
 
-    The object keeps only the last known version and progress.
+    Not thread-safe: each thread uses its own object. Between two calls the object keeps only the last known version and
+    progress.
     """
 
     def __init__(self, spark: SparkSession, path: str) -> None:
@@ -51,16 +52,16 @@ class ArchiveTable:
 
     @property
     def progress(self) -> ArchiveProgress | None:
-        """Return the progress at the last refresh."""
+        """Return the progress that the last ``refresh`` found, or None if no commit recorded one."""
         return self._progress.progress if self._progress is not None else None
 
     @property
     def progress_version(self) -> int:
-        """Return the version of the commit that records ``progress``, or -1."""
+        """Return the version of the table whose commit records ``progress``, or -1 if there is no progress."""
         return self._progress.version if self._progress is not None else -1
 
     def refresh(self) -> ArchiveProgress | None:
-        """Read new commits. Return the newest progress, or None if no commit records it."""
+        """Read the commits since the last call. Return the newest progress, or None if no commit records one."""
         if self._version < 0:
             versions = self._log.versions()
             if versions:
@@ -87,7 +88,7 @@ class ArchiveTable:
     def create(
         self, columns: StructType, *, partition_by: Sequence[str], properties: Mapping[str, str], comment: str = ""
     ) -> None:
-        """Create an empty table, unless one exists."""
+        """Create an empty table, unless the table already exists."""
         from delta.tables import DeltaTable
 
         builder = DeltaTable.createIfNotExists(self._spark).location(self.path).addColumns(columns)
@@ -99,7 +100,7 @@ class ArchiveTable:
         self.refresh()
 
     def transaction(self, app: str) -> int:
-        """Return the last number of Delta's transactions with an application id, or -1."""
+        """Return the number of the last Delta transaction with the application id ``app``, or -1 if there is none."""
         found = self._snapshot().transactions().get(app)
         return int(found.get()) if found.isDefined() else -1
 
@@ -110,8 +111,10 @@ class ArchiveTable:
         return int(known.get() if known.isDefined() else snapshot.numOfFiles())
 
     def files(self) -> DataFrame:
-        """Return the files of the newest version in Delta's format: ``path``, ``partitionValues``, ``size`` and
-        more."""
+        """Return the data files of the newest version, in Delta's format.
+
+        The columns are ``path``, ``partitionValues``, ``size`` and more.
+        """
         return DataFrame(self._snapshot().allFiles().toDF(), self._spark)
 
     def _snapshot(self) -> Any:
@@ -127,7 +130,10 @@ class ArchiveTable:
         self._spark.sql(f"ALTER TABLE delta.`{path}` SET TBLPROPERTIES ({pairs})")
 
     def bring_properties(self, wanted: Mapping[str, str], columns: StructType, detail: Mapping[str, Any]) -> None:
-        """Set the properties in ``wanted`` and those that ``columns`` need, if they differ from ``detail``."""
+        """Set the properties in ``wanted``, and those that ``columns`` require, where the table has other values.
+
+        ``detail`` is the result of the method ``detail``, which contains the table's current properties.
+        """
         wanted = {**wanted, **needed_properties(columns, detail["tableFeatures"] or ())}
         changed = {name: value for name, value in wanted.items() if detail["properties"].get(name) != value}
         if changed:
@@ -136,9 +142,9 @@ class ArchiveTable:
     # --- commits ---
 
     def append(self, rows: DataFrame, progress: ArchiveProgress) -> dict[str, str]:
-        """Commit rows together with the progress after them. Return Delta's metrics of the commit.
+        """Commit rows, together with the progress of the archive after them. Return Delta's metrics of the commit.
 
-        New columns are added to the table.
+        Columns that the table does not have yet are added to it.
 
         Raises:
             ArchiveFenced: another run has committed a batch with the same number.
@@ -153,8 +159,9 @@ class ArchiveTable:
         return self.check_own(progress)
 
     def check_own(self, progress: ArchiveProgress, *, may_lack: bool = False) -> dict[str, str]:
-        """Check that the newest archive commit is that of ``progress``. With ``may_lack`` it may also be
-        an earlier one.
+        """Check that the newest archive commit is the one that recorded ``progress``. Return Delta's metrics of it.
+
+        With ``may_lack`` the newest archive commit may also be of an earlier batch; then the result is empty.
 
         Raises:
             ArchiveFenced: another run made the newest commit.
@@ -172,7 +179,10 @@ class ArchiveTable:
         return self._metrics(self._progress.version)
 
     def committed_at(self) -> float | None:
-        """Return the time of the newest archive commit in s since 1970, by the clock of the archive, or None."""
+        """Return the time of the newest archive commit in s since 1970, or None if there is no such commit.
+
+        The time is by the clock of the process that made the commit.
+        """
         if self._progress is None:
             return None
         for action in self._log.actions(self._progress.version):

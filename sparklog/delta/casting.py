@@ -73,12 +73,12 @@ _NULLS = ("", "__HIVE_DEFAULT_PARTITION__")
 
 @dataclass(frozen=True, slots=True)
 class Casting:
-    """The plan for casting the records of one topic to rows.
+    """A plan that converts the records of one topic to rows of its table.
 
-    ``own`` has the topic's columns as read, ``json`` the columns that are parsed from its values, and ``table`` the
-    columns of the table. ``keys`` has the key columns of ``own`` if the table has the topic's current state; otherwise
-    it is empty. ``partition_by`` has the table's partition columns, and ``named`` is whether their values name
-    directories.
+    ``own`` has the topic's columns as the source returns them. ``json`` has the columns that are parsed from the
+    records' values, or is None. ``table`` has the columns of the table. ``keys`` has the key columns of ``own`` if the
+    table keeps only the topic's current state (mode upsert); otherwise it is empty. ``partition_by`` has the table's
+    partition columns. ``named`` is set if Delta names directories by the values of these columns.
     """
 
     own: StructType
@@ -90,9 +90,10 @@ class Casting:
     named: bool = True
 
     def rows(self, read: DataFrame) -> tuple[DataFrame, DataFrame]:
-        """Return the records of ``read`` as rows of the table, and the bad rows for the quarantine.
+        """Return two DataFrames: the records of ``read`` as rows of the table, and the bad rows for the quarantine.
 
-        ``read`` has the source's columns. If there are keys, the rows have an additional column ``TOMBSTONE``.
+        A bad row is a record that cannot be cast. ``read`` has the source's columns. If the plan has keys, the rows
+        have an additional column ``TOMBSTONE``.
         """
         positioned = self._positioned(read)
         reasons = self._reasons(positioned)
@@ -102,9 +103,9 @@ class Casting:
         return self._good(positioned.where(is_good)), bad
 
     def rows_or_failure(self, read: DataFrame) -> DataFrame:
-        """Return all records as rows of the table.
+        """Return all records of ``read`` as rows of the table, assuming that each record can be cast.
 
-        If there is a bad row, a query over them fails with ``BAD_ROW`` in its message.
+        If a record cannot be cast, a query over the result fails, with ``BAD_ROW`` in the error's message.
         """
         positioned = self._positioned(read)
         reasons = self._reasons(positioned)
@@ -112,7 +113,10 @@ class Casting:
         return self._good(positioned.where(sf.when(_is_none(reasons), True).otherwise(failure)))
 
     def read_columns(self, offered: StructType) -> StructType:
-        """Return the source's columns that rows need. Each additional column would take time in the JVM."""
+        """Return those columns of the source that this plan reads, out of the ``offered`` ones.
+
+        Each further column would cost time in the JVM.
+        """
         wanted = {*self.own.names, *self._place_names, _CAST_ERROR}
         return StructType([field for field in offered.fields if field.name in wanted])
 
@@ -127,7 +131,7 @@ class Casting:
 
     @property
     def table_keys(self) -> tuple[str, ...]:
-        """Return the names of the keys in the table."""
+        """Return the names that the key columns have in the table."""
         return (JSON_KEY,) if self.keys and self.json is not None else self.keys
 
     def _is_tombstone(self) -> Column:
@@ -189,14 +193,14 @@ def plan_casting(
     partition_by: tuple[str, ...] = (),
     properties: Mapping[str, str] | None = None,
 ) -> tuple[Casting, StructType]:
-    """Return the plan for a table with the columns ``table``, and the columns to add to the table.
+    """Return a plan for a table with the columns ``table``, and the columns that must be added to this table.
 
-    ``table`` is None if the table does not exist yet. ``keys`` and ``partition_by`` are as in ``Casting``.
-    ``properties`` are the table's current properties.
+    ``table`` is None if the table does not exist yet. ``keys`` and ``partition_by`` have the same meaning as in
+    ``Casting``. ``properties`` are the table's current properties.
 
     Raises:
-        ConfigError: columns have no Delta type, or no cast exists to their type in the table. Also if columns have the
-            name of one of the archive's own columns, or cannot be partition columns of a new table.
+        ConfigError: a column has no Delta type, or its type cannot be cast to the column's type in the table. A column
+            has the name of one of the archive's own columns. A column cannot be a partition column of a new table.
     """
     if json is not None and not is_default:
         raise ConfigError("the topic has a schema: --schema is for JSON values of topics without one")

@@ -22,15 +22,15 @@ _UTC_US = pa.timestamp("us", tz="UTC")
 
 
 class RestoreDiffersError(SparklogError):
-    """The error that a restored log differs from its table."""
+    """The error for a restored log that differs from the table from which it was restored."""
 
 
 def compare(link: BlockingCluster, topic: TopicDescription, archive: Archive, partition: int) -> int:
-    """Compare one partition in the log and the table. Return the number of its rows.
+    """Compare the rows of one partition in the restored log with those in the archive. Return the number of rows.
 
     Raises:
-        RestoreDiffersError: the rows differ. The error has the first offset with a difference. BrokerError,
-        ClientTimeout: as ``PartitionReader``.
+        RestoreDiffersError: the rows differ. The message names the difference.
+        BrokerError, ClientTimeout: the log cannot be read.
     """
     tp = TopicPartition(topic.name, partition)
     end = archive.end(partition)

@@ -13,9 +13,10 @@ _ALL = Span()
 
 @dataclass(frozen=True, slots=True)
 class DataFile:
-    """One Parquet file. The object is small and is pickled to tasks.
+    """One Parquet file of a Delta table, with bounds on the rows in it. The object is small and is pickled to tasks.
 
-    The spans contain all its rows. They are unbounded for a column without statistics. Times are in us.
+    The spans ``partitions``, ``offsets`` and ``times`` (us) contain the values of all rows. If the file has no
+    statistics for a column, the column's span is unbounded.
     """
 
     #: The path relative to the table's directory.
@@ -32,7 +33,7 @@ class DataFile:
 
     @property
     def single_partition(self) -> int | None:
-        """Return the partition of all rows, or None if it is not known that they are in one partition."""
+        """Return the partition to which all rows of the file belong, or None if that is unknown."""
         return self.partitions.low if self.partitions.low + 1 == self.partitions.high else None
 
     def may_contain(self, partition: int, offsets: Span) -> bool:

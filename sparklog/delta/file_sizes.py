@@ -14,9 +14,9 @@ _GUESSED_BYTES = 100.0
 
 
 class FileSizes:
-    """The estimate of the size of records in files, from past commits.
+    """An estimator of the bytes that records take in files, which learns from each commit.
 
-    ``target`` is the target size of files in bytes.
+    From its estimate follows the number of tasks for a batch. ``target`` is the target size of files in bytes.
     """
 
     def __init__(self, target: int) -> None:
@@ -24,10 +24,10 @@ class FileSizes:
         self._bytes_per_offset = _GUESSED_BYTES
 
     def tasks(self, offsets: int) -> int:
-        """Return the maximum number of tasks for a batch of ``offsets`` offsets."""
+        """Return the maximum number of tasks that should write a batch of ``offsets`` offsets."""
         return max(1, math.ceil(offsets * self._bytes_per_offset * _TASKS_PER_FILE / self._target))
 
     def wrote(self, offsets: int, size: int) -> None:
-        """Record that a batch was committed in files of ``size`` bytes in total."""
+        """Record that a batch of ``offsets`` offsets was committed in files of ``size`` bytes in total."""
         if offsets > 0:
             self._bytes_per_offset = size / offsets

@@ -85,7 +85,7 @@ class _TopicThread(threading.Thread):
 
 
 def is_lasting(error: Exception) -> bool:
-    """Return whether a retry would fail with the same error."""
+    """Return whether the error is permanent, so that a retry would fail in the same way."""
     if isinstance(error, BrokerError):
         return error.code in _LASTING
     if isinstance(error, SPARK_ERRORS):  # The text of an error in one of Spark's planning processes.
@@ -96,13 +96,16 @@ def is_lasting(error: Exception) -> bool:
 
 
 def error_line(error: Exception) -> str:
-    """Return the error in one line."""
+    """Return the error's message as one line, shortened if it is long."""
     text = escaped(" ".join(str(error).split())) or type(error).__name__
     return text if len(text) <= _SHOWN else f"{text[:_SHOWN]} ..."
 
 
 class Stopping(Protocol):
-    """An event that requests the end: a ``threading.Event``, or a ``StopRequest`` of ``cluster.stop_request``."""
+    """The part of a stop request that the job uses: whether the end was requested.
+
+    ``threading.Event`` has it, and so has the class ``StopRequest`` of ``cluster.stop_request``.
+    """
 
     def is_set(self) -> bool: ...
 
@@ -110,9 +113,9 @@ class Stopping(Protocol):
 def maintain(
     spark: SparkSession, archives: Sequence[ArchiveOptions], *, stopping: Stopping, tell: Callable[[str], None]
 ) -> dict[str, Exception]:
-    """Maintain the tables of these topics once. Return the topics that failed, with the reasons.
+    """Run OPTIMIZE and VACUUM once on the tables of these topics. Return the error of each topic that failed.
 
-    This needs no brokers. After ``stopping`` is set, no further table is started.
+    This needs no brokers. Once ``stopping`` is set, the maintenance of no further table begins.
     """
     errors: dict[str, Exception] = {}
     for options in archives:
@@ -140,9 +143,9 @@ def maintain(
 def run_archives(
     spark: SparkSession, archives: Sequence[ArchiveOptions], *, stopping: Stopping, tell: Callable[[str], None]
 ) -> dict[str, Exception]:
-    """Archive until ``stopping`` is set or all archives have ended. Return the topics that failed, with the reasons.
+    """Archive the topics until ``stopping`` is set or all archives have ended. Return the error of each failed topic.
 
-    Current batches are committed before the return.
+    Once ``stopping`` is set, this waits for the commits of the current batches, but at most a minute.
     """
     threads = []
     for options in archives:

@@ -46,11 +46,12 @@ _PATIENCE_S = 60.0
 
 
 class Maintenance:
-    """The component that maintains one topic's tables. It has its own thread while an archive is ``running``.
+    """A component that runs OPTIMIZE and VACUUM on one topic's tables.
 
-    ``batches`` is the lock that each batch of that archive holds. It is needed because a batch would have to restart if
-    a table's properties changed during it, or, if batches are ``merging``, if an OPTIMIZE conflicted with it. Appends
-    and OPTIMIZE do not conflict.
+    It has its own thread inside a ``running`` block. ``batches`` is the lock that the topic's archive holds during each
+    batch. This component takes the lock before it changes a table's properties, because the change would make a
+    concurrent batch restart. If batches merge rows (``merging``), it also takes the lock for OPTIMIZE, which would
+    conflict with a merge. OPTIMIZE does not conflict with appends.
     """
 
     def __init__(
@@ -82,7 +83,7 @@ class Maintenance:
 
     @contextmanager
     def running(self) -> Iterator[None]:
-        """Run maintenance in a new thread, whenever it is due, until the end of the ``with`` block."""
+        """Run maintenance in a new thread, each time it is due, until the ``with`` block ends."""
         over = threading.Event()
         thread = threading.Thread(target=self._run_when_due, args=(over,), name="archive-maintenance", daemon=True)
         thread.start()
@@ -98,9 +99,9 @@ class Maintenance:
                 self.run()
 
     def run(self, *, until: Callable[[], bool] = lambda: False) -> Exception | None:
-        """Compact directories with many files, and vacuum if that is due. Return the error if it failed.
+        """Run OPTIMIZE on directories with many small files, and VACUUM if it is due. Return the first error, or None.
 
-        After ``until`` returns true, no further table is started.
+        Once ``until`` returns true, the maintenance of no further table begins.
         """
         errors = [self._maintain(path) for path in itertools.takewhile(lambda _: not until(), self._tables)]
         self._next = time.monotonic() + (self._every_s or 0.0)
@@ -220,9 +221,9 @@ def maintenance_of(
     tell: Callable[[str], None],
     batches: AbstractContextManager[Any] | None = None,
 ) -> Maintenance:
-    """Return the maintenance of a topic's table and quarantine.
+    """Create the maintenance of a topic's table and quarantine.
 
-    ``batches`` is as in ``Maintenance``, or None if no archive runs in this process.
+    ``batches`` is the lock that ``Maintenance`` describes. It is None if no archive runs in this process.
     """
     tables = (table_path(options.to, options.topic), quarantine_path(options.to, options.topic))
     return Maintenance(

@@ -27,7 +27,7 @@ _LOG = logging.getLogger(__name__)
 
 
 class Archived(NamedTuple):
-    """The result of one batch."""
+    """The result of archiving one batch: the table's new progress, and the numbers of archived rows and of bad rows."""
 
     progress: ArchiveProgress
     rows: int
@@ -35,10 +35,10 @@ class Archived(NamedTuple):
 
 
 class BatchArchiver:
-    """The archiver of one query's micro-batches, in the thread in which Spark runs them.
+    """An archiver of one query's micro-batches. Spark calls it in the thread that runs the batches.
 
-    ``progress`` is the table's progress before the first batch, with this run's ``attempt``. Tests override the steps
-    to interrupt them.
+    ``progress`` is the table's progress before the first batch, with this run's ``attempt``. Tests override the methods
+    of the steps to interrupt a batch between two of them.
     """
 
     #: Whether the last batch had bad rows.
@@ -67,11 +67,11 @@ class BatchArchiver:
         self._expected = table.progress
 
     def archive(self, read: DataFrame, batch: BatchEnds) -> Archived:
-        """Archive the records ``read`` of a micro-batch, whose offsets are in ``batch``.
+        """Archive the records ``read`` of one micro-batch. ``batch`` has the start and end offsets of the micro-batch.
 
         Raises:
-            ArchiveFenced: another archive has committed to the table. ArchiveRefused: the batch does not begin where
-            the table ends.
+            ArchiveFenced, QuarantineMoved: another archive has committed to the table or to the quarantine.
+            ArchiveRefused: the batch does not begin where the table ends, or belongs to a topic that was recreated.
         """
         self.check_unchanged()
         progress = self._next(batch)
@@ -111,14 +111,17 @@ class BatchArchiver:
     # --- the steps ---
 
     def set_aside(self, bad: DataFrame, progress: ArchiveProgress) -> int:
-        """Commit bad rows to the quarantine. Return their number."""
+        """Commit the bad rows to the quarantine. Return the number of bad rows."""
         count = bad.count()
         if count:
             self._quarantine.add(bad, progress)
         return count
 
     def commit(self, good: DataFrame, progress: ArchiveProgress) -> int:
-        """Commit the other rows to the table, with its new ends. Return their number."""
+        """Commit the rows that are not bad to the table, together with its new end offsets.
+
+        Return the number of rows that this added, changed or deleted.
+        """
         if self._casting.keys:
             return upsert(self._table, good, progress, keys=self._casting.table_keys)
         offsets = sum(progress.ends.values()) - sum(self.progress.ends.values())
@@ -127,7 +130,7 @@ class BatchArchiver:
         return int(metrics.get("numOutputRows", 0))
 
     def store_progress(self, progress: ArchiveProgress) -> None:
-        """Commit the consumer group's offsets.
+        """Commit the table's end offsets as offsets of the consumer group.
 
         Only the brokers' retention uses these offsets. If the commit fails, the brokers merely keep records longer.
         """
@@ -136,13 +139,16 @@ class BatchArchiver:
     # --- checks ---
 
     def has_news(self, batch: BatchEnds) -> bool:
-        """Return whether there is anything to commit. This is always true for a table without progress."""
+        """Return whether the batch moves the table's end offsets, so that a commit is needed.
+
+        This is always true for a table without progress.
+        """
         return self._expected is None or {**self.progress.ends, **batch.ends} != self.progress.ends
 
     def check_unchanged(self) -> None:
-        """Raise ArchiveFenced or QuarantineMoved if another archive has committed.
+        """Raise ArchiveFenced or QuarantineMoved if another archive has committed since this run's last commit.
 
-        This considers commits since this run's last commit, or since its start.
+        Before this run's first commit, commits since the start of the run count.
         """
         found = self._table.refresh()
         if found != self._expected:
@@ -211,7 +217,7 @@ def _named(progress: ArchiveProgress | None) -> str:
 
 
 def data_loss(topic: str, lost: Mapping[int, tuple[int, int]]) -> str:
-    """Return the message for ranges that were deleted from the log."""
+    """Return the error message about ranges of offsets that were deleted from the log before they were archived."""
     ranges = ", ".join(f"offsets {low} to {high} of {topic}-{number}" for number, (low, high) in sorted(lost.items()))
     return (
         f"{ranges} were deleted from the log before they were archived (retention, or deleted records); "

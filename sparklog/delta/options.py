@@ -38,7 +38,7 @@ class MaintenanceOptions:
 
 @dataclass(frozen=True, slots=True)
 class ArchiveOptions:
-    """The options of one topic's archive."""
+    """The options with which one topic is archived."""
 
     bootstrap: str
     topic: str
@@ -79,7 +79,10 @@ def interval_s(interval: str | None) -> float:
 
 
 def parse_every(option: str, text: str) -> float | None:
-    """Parse an interval: return the seconds, or None for ``never``. Raises ConfigError."""
+    """Parse the interval ``text``: return its seconds, or None for ``never``.
+
+    Raises ConfigError, which names ``option``, for any other text.
+    """
     if text == "never":
         return None
     match = _TIME.fullmatch(text.strip())
@@ -89,7 +92,10 @@ def parse_every(option: str, text: str) -> float | None:
 
 
 def parse_retention(text: str) -> int:
-    """Parse a retention: return the hours. Raises ConfigError if it is no time or below ``LEAST_RETENTION_H``."""
+    """Parse a retention time: return it in hours, rounded up.
+
+    Raises ConfigError if the text is not a time, or if the time is shorter than ``LEAST_RETENTION_H``.
+    """
     match = _TIME.fullmatch(text.strip())
     hours = -(-int(match[1]) * _SECONDS[match[2]] // 3600) if match is not None else 0
     if hours < LEAST_RETENTION_H:
@@ -101,7 +107,10 @@ def parse_retention(text: str) -> int:
 
 
 def parse_size(option: str, text: str) -> int:
-    """Parse a size: return the bytes. Raises ConfigError."""
+    """Parse a size of at least 1 MiB: return it in bytes.
+
+    Raises ConfigError, which names ``option``, for any other text.
+    """
     match = _SIZE.fullmatch(text.strip())
     size = int(match[1]) << _SHIFTS[match[2].lower()] if match is not None else 0
     if size < 1 << 20:
@@ -112,9 +121,10 @@ def parse_size(option: str, text: str) -> int:
 def parse_schemas(
     texts: Iterable[str], topics: Sequence[str], *, parse: Callable[[str], DataType]
 ) -> dict[str, StructType]:
-    """Parse texts ``topic=columns``, or ``columns`` for all other topics; return the columns by topic.
+    """Parse texts of the form ``topic=columns``; return the columns by topic.
 
-    ``parse`` is Spark's parser of columns, which needs a session.
+    A text that is only ``columns`` applies to all topics without a text of their own. ``parse`` is Spark's parser of
+    columns, which needs a session.
 
     Raises:
         ConfigError: columns cannot be parsed, or their topic is not archived.

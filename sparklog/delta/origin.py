@@ -6,9 +6,10 @@ from typing import NamedTuple
 
 
 class ArchiveOrigin(NamedTuple):
-    """The origin of one topic's records.
+    """The identity of a topic and of the archive from which it was restored. By it, a topic recognises its tables.
 
-    ``restored_from`` is the topic's setting ``restored.from``: ``<topic id>/<table id>@<version>``, or empty.
+    ``restored_from`` is the value of the topic's setting ``restored.from``: ``<topic id>/<table id>@<version>``, or
+    empty if the topic was not restored.
     """
 
     topic_id: str
@@ -16,7 +17,7 @@ class ArchiveOrigin(NamedTuple):
 
     @property
     def ids(self) -> tuple[str, ...]:
-        """Return the ids of the topic and, if it was restored, of the topic that was archived."""
+        """Return the topic's id and, if it was restored, the id of the topic from whose archive it was restored."""
         return tuple(filter(None, (self.topic_id, self.restored_from.partition("/")[0])))
 
     def is_in(self, topic_id: str, *, table_id: str, progress_version: int) -> bool:

@@ -19,15 +19,15 @@ _WITHOUT_INTERVAL_S = 10.0
 
 
 def this_process() -> str:
-    """Return the identity of this process: ``<host>/<boot id>/<process>/<start time>``."""
+    """Return a text that identifies this process: ``<host>/<boot id>/<process>/<start time>``."""
     return f"{_host()}/{os.getpid()}/{_began(os.getpid())}"
 
 
 def may_run(process: str) -> bool:
-    """Return whether another process may be running, as far as this host can know.
+    """Return whether ``process``, if it is not this process, may still be running.
 
-    ``process`` is a result of ``this_process``, or empty if the process is unknown. For this process, and for an
-    unknown one, the result is False.
+    ``process`` is a result of ``this_process``. The result is True for a process on another host, which this host
+    cannot check. It is False for this process, and for an empty text, which means an unknown process.
     """
     host, _, number = process.rpartition("/")[0].rpartition("/")
     if process == this_process() or not process:
@@ -38,10 +38,10 @@ def may_run(process: str) -> bool:
 
 
 def longest_wait_s(every_s: float) -> float:
-    """Return the maximum seconds that a new run waits for the next commit of an archive with this interval.
+    """Return the maximum time in s for which a new run waits for the next commit of the earlier run.
 
-    The interval is 0 for an archive that ends without a stop. If batches of the earlier archive take longer, the new
-    run continues.
+    ``every_s`` is the earlier run's interval between batches, or 0 if that run ends without a stop. If the earlier run
+    does not commit within this time, the new run continues.
     """
     return min(_INTERVALS * every_s + _SLACK_S, _LONGEST_S) if every_s else _WITHOUT_INTERVAL_S
 

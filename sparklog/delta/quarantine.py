@@ -25,16 +25,16 @@ _PROPERTIES = {"delta.dataSkippingStatsColumns": f"{PARTITION},{OFFSET}"}
 
 
 class QuarantineMoved(SparklogError):
-    """The error that another archive has committed to the quarantine.
+    """The error raised when another archive has committed to the quarantine since this run last read it.
 
     The caller retries, because the commit to the topic's table decides which of the two archives continues.
     """
 
 
 class Quarantine:
-    """The quarantine of one topic, owned by the thread that archives the topic.
+    """The quarantine of one topic: a Delta table of its bad rows, which are records that could not be cast.
 
-    Its table is created when it gets its first row.
+    Not thread-safe: use it only in the thread that archives the topic. The table is created when it gets its first row.
     """
 
     def __init__(self, spark: SparkSession, path: str, columns: StructType) -> None:
@@ -47,7 +47,10 @@ class Quarantine:
         self._pending_ends: Mapping[int, int] = {}
 
     def begin(self, ends: Mapping[int, int]) -> None:
-        """Find the pending rows: those at or above ``ends``, the end offsets of the topic's table."""
+        """Prepare for a query: find the pending rows.
+
+        They are at or above ``ends``, the end offsets of the topic's table.
+        """
         self._expected = self.table.refresh()
         self._pending, self._pending_ends = None, {}
         if not self.table.exists:
@@ -62,10 +65,10 @@ class Quarantine:
             self._pending_ends = {row[PARTITION]: row[OFFSET] + 1 for row in rows}
 
     def check_topic(self, topic_ids: Collection[str]) -> None:
-        """Raise ArchiveRefused if there are rows of another topic.
+        """Raise ArchiveRefused if the pending rows belong to another topic.
 
-        Otherwise records with the same offsets would be missing from a new table. ``topic_ids`` are the ids of the
-        topic and of the topic that it was restored from.
+        Otherwise the topic's records at the same offsets would be missing from its new table. ``topic_ids`` are the ids
+        of the topic and of the topic that it was restored from.
         """
         if self._pending is None:
             return
@@ -80,7 +83,7 @@ class Quarantine:
             )
 
     def without_pending(self, rows: DataFrame, ends: Mapping[int, int]) -> DataFrame:
-        """Return the rows of a batch that begins at ``ends``, without pending rows."""
+        """Return ``rows`` without the pending rows. ``rows`` are of a batch that begins at ``ends``."""
         if self._pending is None or all(ends.get(number, 0) >= end for number, end in self._pending_ends.items()):
             return rows
         return rows.join(self._pending, [PARTITION, OFFSET], "left_anti")
@@ -117,7 +120,7 @@ class Quarantine:
         self._expected = own
 
     def check(self) -> None:
-        """Raise QuarantineMoved if another archive has committed since this run's last commit or start."""
+        """Raise QuarantineMoved if another archive has committed since this run's last commit, or since its start."""
         if self.table.refresh() != self._expected:
             raise QuarantineMoved(f"another archive has committed to {self.table.path}")
 

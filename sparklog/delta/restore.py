@@ -38,7 +38,10 @@ _MOST_SURPRISES = 50
 
 
 class RestoredPartition(NamedTuple):
-    """The restored offsets ``[start, end)`` of a partition. ``records`` is the number of records that this run sent."""
+    """The result of restoring one partition: the restored offsets ``[start, end)``, and the number of records.
+
+    ``records`` counts only the records that this run sent.
+    """
 
     partition: int
     start: int
@@ -48,7 +51,7 @@ class RestoredPartition(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Restored:
-    """The result of a restore. If ``was_there``, an earlier run had completed it, and this run changed nothing."""
+    """The result of a restore. ``was_there`` means that an earlier run had completed it, and nothing was changed."""
 
     topic: TopicDescription
     archive: Archive
@@ -77,22 +80,23 @@ def restore_topic(
 ) -> Restored:
     """Recreate topic ``name`` from ``archive``, or continue an earlier restore from the same table.
 
-    An earlier restore is continued with the version of the table with which it began.
+    An earlier restore continues with the table version with which it began.
 
     Args:
-        partitions: at least the number of the archive, which is the default.
+        partitions: the number of partitions. It is at least that of the archived topic, which is the default.
         replication_factor: default: that of the archived topic.
         config: settings that override those of the archived topic.
-        compression: of the batches: none, lz4 or zstd.
+        compression: the compression of the batches: none, lz4 or zstd.
         check: read back all restored records and compare them with the table, before producers can write.
         timeout_s: maximum time without progress.
-        tell: receives a line at each step.
+        tell: a function that is called with a line of text at each step.
 
     Raises:
         ConfigError: an argument does not match the archive.
-        BrokerError: TOPIC_ALREADY_EXISTS if the topic is not a restore of this table; as ``Admin.create_topic``.
-        RestoreDiffersError: the restored records differ from the table; the topic still refuses producers.
-        ClientTimeout: no progress; run it again to continue.
+        BrokerError: TOPIC_ALREADY_EXISTS if the topic exists and is not a restore of this table; the errors of
+            ``Admin.create_topic``.
+        RestoreDiffersError: the restored records differ from the table. The topic still refuses producers.
+        ClientTimeout: the restore made no progress for ``timeout_s``. Call this function again to continue.
     """
     if compression not in {None, "none", *COMPRESSIONS}:
         raise ConfigError(f"compression {compression}: expected none, {', '.join(COMPRESSIONS)}")

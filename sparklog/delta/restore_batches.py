@@ -30,9 +30,9 @@ _LONGEST_GAP = MAX_SPAN // 2
 
 
 class RestoredRows(NamedTuple):
-    """Rows of one partition in ascending order of offsets.
+    """Archived rows of one partition, in ascending order of offsets.
 
-    ``records`` has the topic's columns. ``times`` are in us.
+    ``records`` has the topic's columns. ``times`` are the timestamps in us.
     """
 
     records: pa.RecordBatch
@@ -44,10 +44,10 @@ class RestoredRows(NamedTuple):
 
 
 class RestoreBatches(NamedTuple):
-    """The encoder of a topic's batches.
+    """An encoder of archived rows as batches of one topic.
 
-    ``event_time`` is the column of event times, or None if the topic uses append times. ``compression`` is as in
-    ``encode_batch``.
+    ``event_time`` is the column of event times, or None if the topic uses append times. ``compression`` has the same
+    values as in ``encode_batch``.
     """
 
     schema: pa.Schema
@@ -57,12 +57,13 @@ class RestoreBatches(NamedTuple):
     compression: str | None = None
 
     def batches(self, rows: RestoredRows, begin: int) -> Iterator[EncodedBatch]:
-        """Yield batches that cover all offsets from ``begin`` to the last row.
+        """Yield batches with ``rows``, which cover all offsets from ``begin`` to the last row.
 
-        ``begin`` is at or below the offset of the first row. A batch also covers the gap before its first record.
+        ``begin`` is at or below the offset of the first row. Offsets without a record are covered by the next batch or,
+        in a long gap, by batches without records.
 
         Raises:
-            BrokerError: a row that cannot be encoded.
+            BrokerError: a row cannot be encoded.
         """
         starts = [*time_cuts(rows, self.event_time), len(rows.offsets)]
         for start, end in itertools.pairwise(starts):
@@ -75,7 +76,7 @@ class RestoreBatches(NamedTuple):
                 begin = int(piece.offsets[-1]) + 1
 
     def nothing(self, begin: int, end: int) -> list[EncodedBatch]:
-        """Return batches that cover offsets without records."""
+        """Return batches without records that cover the offsets ``[begin, end)``."""
         return place_nothing(self.schema, begin=begin, end=end, schema_id=self.schema_id)
 
     def _pieces(self, rows: RestoredRows) -> Iterator[RestoredRows]:
@@ -109,7 +110,10 @@ class RestoreBatches(NamedTuple):
 
 
 def time_cuts(rows: RestoredRows, event_time: str | None) -> list[int]:
-    """Return the row indexes, from 0 on, at which batches must begin so that each record keeps its time."""
+    """Return the indexes in ``rows`` at which a new batch must begin so that each record keeps its time.
+
+    The first row has index 0.
+    """
     lacking = _lacking(rows, event_time)
     times = rows.times
     changes = (lacking[1:] != lacking[:-1]) | (lacking[1:] & (times[1:] != times[:-1]))

@@ -25,11 +25,14 @@ _UTC_US = pa.timestamp("us", tz="UTC")
 
 
 class ArchiveFileGone(SparklogError):
-    """The error that VACUUM deleted a data file before it was read. A new read uses a newer version."""
+    """The error for a data file that VACUUM deleted before it was read. A new read uses a newer version."""
 
 
 def file_system(table: str) -> tuple[pafs.FileSystem, str]:
-    """Return the file system of the table at a local path or a URI, and the path of its directory there."""
+    """Return the file system of a table, and the path of the table's directory in this file system.
+
+    ``table`` is a local path or a URI.
+    """
     if "://" in table or table.startswith("file:"):
         system, root = pafs.FileSystem.from_uri(table)
         return system, root.rstrip("/")
@@ -44,9 +47,10 @@ def read_rows(
     ranges: Mapping[int, Span] | None,
     times: Span = _ALL,
 ) -> Iterator[pa.RecordBatch]:
-    """Yield non-empty batches with those of ``columns`` that the file has.
+    """Yield the matching rows of ``file`` in non-empty batches, with those of ``columns`` that the file has.
 
-    ``ranges`` has offsets by partition, and other partitions are not read; None means all rows. ``times`` are in us.
+    ``ranges`` has the offsets to read, by partition. Rows of other partitions are not read. None means all rows. Only
+    rows with timestamps in ``times`` (us) are read.
 
     Raises:
         ArchiveFileGone: the file was deleted.
@@ -143,9 +147,13 @@ def place_of(batch: pa.RecordBatch) -> tuple[npt.NDArray[np.int64], npt.NDArray[
 
 
 def ends_of_rows(table: str, files: Sequence[DataFile]) -> dict[int, int]:
-    """Return, for each partition, the offset after its last row. Raises ArchiveFileGone.
+    """Return, for each partition, the offset after its last row in ``files``.
 
-    If Delta has deleted every commit that recorded the archive's progress, only these offsets are known of it.
+    Use it if Delta has deleted every commit that recorded the archive's progress. Then these offsets are all that is
+    known of the progress.
+
+    Raises:
+        ArchiveFileGone: VACUUM has deleted a file.
     """
     ends: dict[int, int] = {}
     for file in files:

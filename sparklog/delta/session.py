@@ -19,7 +19,10 @@ SETTINGS: dict[str, str] = {
 
 
 def submit_arguments(packages: str = "") -> list[str]:
-    """Return the arguments for ``spark-submit``. ``packages`` are additional packages, separated by commas."""
+    """Return the arguments of ``spark-submit`` that load Delta and set what archives need.
+
+    ``packages`` are additional packages, separated by commas.
+    """
     settings = [word for name, value in SETTINGS.items() for word in ("--conf", f"{name}={value}")]
     return ["--packages", ",".join(filter(None, (PACKAGE, packages))), *settings]
 

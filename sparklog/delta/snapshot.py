@@ -41,7 +41,10 @@ _ALL = Span()
 
 @dataclass(frozen=True, slots=True)
 class TableSnapshot:
-    """One version of a table. ``columns`` has its column names. ``files`` are ordered by their minimum offsets."""
+    """One version of a topic's table: its progress, and its data files, ordered by their minimum offsets.
+
+    ``columns`` has the names of the table's columns.
+    """
 
     table: str
     version: int
@@ -51,10 +54,12 @@ class TableSnapshot:
 
 
 def find_table(path: str, topic: str) -> str:
-    """Return the table of ``topic``: ``path`` itself, or a table in the directory ``path`` of all archives.
+    """Return the path of the table of ``topic``.
+
+    It is ``path`` itself, or the topic's table below ``path`` if that is the directory of all archives.
 
     Raises:
-        ConfigError: neither is a Delta table, or deltalake is not installed.
+        ConfigError: there is no Delta table at either path, or deltalake is not installed.
     """
     try:
         from deltalake import DeltaTable
@@ -71,13 +76,15 @@ def find_table(path: str, topic: str) -> str:
 
 
 def take_snapshot(table: str, topic: str, origin: ArchiveOrigin) -> TableSnapshot:
-    """Return the newest version of ``table``, which must be the archive of ``topic`` or of its original.
+    """Return a snapshot of the newest version of ``table``, which must be the archive of ``topic``.
 
-    The original is the topic from which it was restored.
+    If the topic was restored, ``table`` may also be the archive from which it was restored. ``origin`` tells both apart
+    from archives of other topics.
 
     Raises:
         ConfigError: the table is the archive of another topic, has only the topic's current state, or has unsupported
-        features. ArchiveProgressError: its progress cannot be read.
+            features.
+        ArchiveProgressError: the table's progress cannot be read.
     """
     from deltalake import DeltaTable
 
@@ -113,7 +120,7 @@ def _progress_of_rows(table: str, found: DeltaTable, files: tuple[DataFile, ...]
 
 
 def check_kind(table: str, found: DeltaTable) -> None:
-    """Raise ConfigError for a table with unsupported features."""
+    """Raise ConfigError if the table uses a Delta feature that this package does not support."""
     features = set(found.protocol().reader_features or ())
     mapping = found.metadata().configuration.get("delta.columnMapping.mode", "none")
     if mapping != "none":
@@ -137,7 +144,10 @@ def _check_progress(table: str, progress: ArchiveProgress, topic: str, origin: A
 
 
 def data_files(table: str, found: DeltaTable) -> tuple[DataFile, ...]:
-    """Return the files of the table's version, ordered by minimum offset. Raises ConfigError as ``check_kind``."""
+    """Return the data files of a table's version, ordered by minimum offset.
+
+    Raises ConfigError if the table references files of another table, or has deletion vectors of unknown files.
+    """
     actions = pa.table(found.get_add_actions(flatten=True))
     paths = [unquote(path) for path in actions.column("path").to_pylist()]
     if outside := [path for path in paths if "://" in path or path.startswith("/")]:

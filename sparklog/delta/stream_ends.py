@@ -18,9 +18,10 @@ from sparklog.errors import ConfigError
 
 @dataclass(frozen=True, slots=True)
 class BatchEnds:
-    """The end offsets of a batch of one topic, by partition.
+    """The start and end offsets of a micro-batch of one topic, by partition.
 
-    ``begun`` has the start of the batch: the end of the previous batch, unless the source stored another start.
+    ``ends`` has the end offsets. ``begun`` has the start offsets: the ends of the previous micro-batch, unless the
+    source stored another start.
     """
 
     topic_id: str
@@ -40,10 +41,10 @@ class _Offset(msgspec.Struct):
 
 
 def read_batch_ends(checkpoint: Path, batch: int, *, topic: str) -> BatchEnds:
-    """Return the end and start offsets of a batch, from the checkpoint of a query that reads one topic.
+    """Return the start and end offsets of a micro-batch, from the checkpoint of a query that reads one topic.
 
     Raises:
-        ConfigError: the checkpoint's file of the batch has no offset of this source for ``topic``.
+        ConfigError: the micro-batch's file in the checkpoint has no offset of this source for ``topic``.
     """
     found = _read(checkpoint / "offsets" / str(batch), topic)
     before = _read(checkpoint / "offsets" / str(batch - 1), topic).ends if batch > 0 else {}

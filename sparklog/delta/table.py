@@ -70,12 +70,13 @@ def quarantine_path(to: str, topic: str) -> str:
 
 
 def own_columns(read: StructType, names: Collection[str], *, is_default: bool) -> StructType:
-    """Return the topic's own columns: the columns of a record except for topic, partition, offset and time.
+    """Return the topic's own columns: all columns of a record except for topic, partition, offset and timestamp.
 
-    ``read`` has the columns of the source, including headers. ``names`` has those of the topic's schema.
+    ``read`` has the columns of the source, including headers. ``names`` has the column names of the topic's schema.
 
     Raises:
-        ConfigError: a name conflicts with a table's own columns, or differs from another name only in case.
+        ConfigError: a name conflicts with one of the table's additional columns, or differs from another name only in
+            case.
     """
     wanted = _DEFAULT_OWN if is_default else names
     columns = StructType([field for field in read.fields if field.name in wanted])
@@ -92,24 +93,24 @@ def _check_names(columns: StructType) -> None:
 
 
 def table_columns(own: StructType) -> StructType:
-    """Return the columns of a topic's table, all nullable, because rows can be older than a column."""
+    """Return the columns of a topic's table. All are nullable, because old rows lack columns that were added later."""
     return StructType([*(StructField(field.name, field.dataType) for field in own.fields), *META_COLUMNS.fields])
 
 
 def statistics(columns: StructType) -> dict[str, str]:
-    """Return the properties of a new table with these columns that concern statistics.
+    """Return the properties that make Delta keep statistics of all these columns in a new table.
 
-    By default Delta keeps statistics of the first 32 columns. But files are found by position and time, which come
-    last.
+    By default Delta keeps statistics of the first 32 columns. But readers find files by position and time, which are
+    the last columns.
     """
     count = _leaves(columns)
     return {"delta.dataSkippingNumIndexedCols": str(count)} if count > _INDEXED else {}
 
 
 def needed_properties(columns: StructType, features: Collection[str] = ()) -> dict[str, str]:
-    """Return the properties that Delta requires for these columns, nested ones included.
+    """Return the table properties that Delta requires for these columns and the columns nested in them.
 
-    ``features`` are those that the table already has.
+    ``features`` are the table features that the table already has.
     """
     needed = {}
     for part in parts(columns):
@@ -121,7 +122,7 @@ def needed_properties(columns: StructType, features: Collection[str] = ()) -> di
 
 
 def names_directories(properties: Mapping[str, str]) -> bool:
-    """Return whether Delta names the table's directories by partition values, and not randomly."""
+    """Return whether Delta names the table's directories by the values of the partition columns, and not at random."""
     is_mapped = properties.get(_MAPPING, "none").lower() != "none"
     return not is_mapped and properties.get("delta.randomizeFilePrefixes", "false").lower() != "true"
 
@@ -145,7 +146,7 @@ def _leaves(kind: DataType) -> int:
 
 
 def quarantine_columns(own: StructType) -> StructType:
-    """Return the columns of a topic's quarantine. Its column ``record`` has the topic's own columns as read."""
+    """Return the columns of a topic's quarantine. Its column ``record`` is a struct of the topic's columns as read."""
     record = StructField(RECORD, StructType([StructField(field.name, field.dataType) for field in own.fields]))
     place = [field for field in META_COLUMNS.fields if field.name != DATE]
     return StructType([*place, StructField(REASON, StringType()), record])

@@ -37,10 +37,11 @@ from sparklog.record.schema import DEFAULT_SCHEMA
 
 @dataclass(frozen=True, slots=True)
 class Prepared:
-    """The table of an archive, ready for the first batch after ``finish``.
+    """The table, the quarantine and the casting plan of an archive, prepared for a query.
 
-    ``progress`` is the table's progress; without archive commits it has batch -1 and no ends. ``finish`` does the
-    remaining work before the first batch. It takes seconds and can run while the query starts.
+    ``progress`` is the table's progress. If the table has no archive commits, the progress has batch -1 and no ends.
+    Call ``finish`` before the first batch: it does the rest of the preparation. It takes seconds and can run while the
+    query starts.
     """
 
     table: ArchiveTable
@@ -51,7 +52,9 @@ class Prepared:
 
 
 def prepare(spark: SparkSession, options: ArchiveOptions, topic: TopicDescription, *, columns: StructType) -> Prepared:
-    """Prepare the table of ``topic``. ``columns`` are the topic's columns in the source.
+    """Check the table of ``topic``, and prepare it for a query.
+
+    ``columns`` are the topic's columns as the source returns them.
 
     Raises:
         ArchiveRefused: the table belongs to another topic or program, or has other partition columns than requested.

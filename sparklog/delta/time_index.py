@@ -21,12 +21,12 @@ BEGINNING_US = _ALL.low
 
 
 def first_offsets(snapshot: TableSnapshot, times: Mapping[int, int]) -> dict[int, int]:
-    """Return for each partition the offset of the first archived record at or after its time (us).
+    """Return, for each partition in ``times``, the offset of the first archived record at or after its time (us).
 
     Partitions without such a record are omitted.
 
     Raises:
-        ArchiveFileGone: as ``read_rows``.
+        ArchiveFileGone: VACUUM has deleted a file of the snapshot.
     """
     found: dict[int, int] = {}
     for file in snapshot.files:

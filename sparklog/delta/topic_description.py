@@ -24,7 +24,7 @@ _NOT_KEPT = frozenset({"restoring", "restored.from"})
 
 
 class ArchivedTopic(msgspec.Struct, frozen=True):
-    """The description of a topic when the archive last updated it.
+    """A description of the archived topic, as the archive last stored it in the table.
 
     ``schema`` is the topic's newest schema, as an Arrow IPC message in base64.
     """
@@ -42,12 +42,12 @@ class ArchivedTopic(msgspec.Struct, frozen=True):
 
     @property
     def columns(self) -> pa.Schema:
-        """Return the columns of the topic. Raises BrokerError as ``parse_schema``."""
+        """Return the columns of the topic. Raises BrokerError if the stored schema cannot be decoded."""
         return parse_schema(base64.b64decode(self.schema))
 
     @property
     def is_default(self) -> bool:
-        """Return whether the topic has the columns of a topic without a schema."""
+        """Return whether the topic has the columns, and the event-time column, of a topic without a schema."""
         return self.columns is DEFAULT_SCHEMA and self.event_time == DEFAULT_EVENT_TIME
 
 
@@ -65,7 +65,10 @@ def archived(topic: TopicDescription) -> ArchivedTopic:
 
 
 def to_json(topic: TopicDescription) -> str:
-    """Return the text of a description. It is equal for equal topics, so that it is written only after a change."""
+    """Return the description of a topic as JSON.
+
+    The text is equal for equal topics, so the archive can write it only after a change.
+    """
     return msgspec.json.encode(archived(topic), order="sorted").decode()
 
 
@@ -74,7 +77,7 @@ def origin(topic: TopicDescription) -> ArchiveOrigin:
 
 
 def from_json(text: str) -> ArchivedTopic:
-    """Parse a description. Raises ConfigError if the text is none, or if a newer release wrote it."""
+    """Parse a description. Raises ConfigError if the text is not a description, or if a newer release wrote it."""
     try:
         version = msgspec.json.decode(text, type=dict[str, Any]).get("version")
         if isinstance(version, int) and version > VERSION:

@@ -41,10 +41,10 @@ _NEWER = (
 
 
 def upsert(table: ArchiveTable, rows: DataFrame, progress: ArchiveProgress, *, keys: Collection[str]) -> int:
-    """Merge ``rows`` into the table and commit the progress after them.
+    """Merge ``rows`` into the table, and commit them with the progress of the archive after them.
 
-    ``rows`` has the table's columns and ``TOMBSTONE``. New columns are added to the table. Return the number of rows
-    that were added, changed and deleted.
+    ``rows`` has the table's columns and ``TOMBSTONE``. Columns that the table does not have yet are added to it. Return
+    the number of rows that were added, changed and deleted.
 
     Raises:
         ArchiveFenced: another run has committed a batch with the same number.
@@ -59,7 +59,7 @@ def upsert(table: ArchiveTable, rows: DataFrame, progress: ArchiveProgress, *, k
 
 
 def newest(rows: DataFrame, keys: Collection[str]) -> DataFrame:
-    """Return the newest row of each key."""
+    """Return the newest row of each key. The module's docstring defines which of two rows is newer."""
     columns = [sf.col(_quoted(name)) for name in keys]
     # With this, both windows need only one exchange.
     found = rows.repartition(*columns)

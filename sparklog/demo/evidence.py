@@ -28,7 +28,7 @@ _POLL_S = 0.2
 
 @dataclass(frozen=True, slots=True)
 class Duplicates:
-    """The number of rows that are in the log more than once. ``slices`` are the tasks that wrote them."""
+    """The rows that are in the log more than once: their number, and the tasks (``slices``) that wrote them."""
 
     rows: int
     slices: int

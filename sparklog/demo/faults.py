@@ -26,7 +26,7 @@ _TURN_S = 60.0
 
 @dataclass(frozen=True, slots=True)
 class Executor:
-    """The JVM of an executor on this machine, with the number of its running ``tasks``."""
+    """The JVM of one executor on this machine, with the number of ``tasks`` that it is running."""
 
     executor_id: str
     pid: int
@@ -55,7 +55,9 @@ class FaultThread(threading.Thread):
         self.failure: Exception | None = None
 
     def finish(self) -> None:
-        """Wait for the current fault, after the write has ended, and raise the error of the thread.
+        """Wait until the current fault is complete, and raise the thread's error if there is one.
+
+        Call this after the write has ended.
 
         Raises:
             ClusterError: the write ended before both kills were done.

@@ -23,19 +23,28 @@ _CSV = csv.ConvertOptions(column_types={EVENT_TIME: pa.timestamp("us", "UTC")}, 
 
 
 def load_flights() -> pa.Table:
-    """Return the 336,776 flights in the package's order, with ``row_id`` as the first column. Raises as ``_data``."""
+    """Return the 336,776 flights in the package's order, with ``row_id`` as the first column.
+
+    Raises ConfigError if the package is not installed.
+    """
     with zipfile.ZipFile(_data() / "flights.csv.zip") as archive, archive.open("flights.csv") as member:
         table = csv.read_csv(member, convert_options=_CSV)
     return table.add_column(0, ROW_ID, pa.array(np.arange(table.num_rows, dtype=np.int64)))
 
 
 def load_airports() -> pa.Table:
-    """Return the 1,458 airports. ``faa`` is the code that ``dest`` of flights has. Raises as ``_data``."""
+    """Return the 1,458 airports. Their column ``faa`` has the codes of the column ``dest`` of the flights.
+
+    Raises ConfigError if the package is not installed.
+    """
     return csv.read_csv(_data() / "airports.csv", convert_options=_CSV)
 
 
 def load_weather() -> pa.Table:
-    """Return the hourly weather at New York's airports, with ``origin`` and ``time_hour``. Raises as ``_data``."""
+    """Return the hourly weather at New York's airports, with the columns ``origin`` and ``time_hour``.
+
+    Raises ConfigError if the package is not installed.
+    """
     return csv.read_csv(_data() / "weather.csv", convert_options=_CSV)
 
 

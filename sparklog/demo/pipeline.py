@@ -33,10 +33,8 @@ _PARTITIONS = {"createTopic": "true", "partitions": "3"}
 def run(spark: SparkSession, *, scratch: Path, flights: int | None, tell: Callable[[str, str], None]) -> bool:
     """Run all steps on the first ``flights`` flights (None: all).
 
-    Return whether the result topic has exactly the rows that a batch job computes.
-
-    ``scratch`` is a directory for tables and checkpoints, which the executors must see. The brokers are those of the
-    Spark session.
+    Return whether the result topic has exactly the rows that a batch job computes. ``scratch`` is a directory for
+    tables and checkpoints, which all executors must be able to read. The brokers are those of the Spark session.
     """
     spark.conf.set("spark.sql.adaptive.enabled", "false")  # streams do not support it, and warn
     # Each shuffle partition is a task of the sink in every micro-batch.

@@ -11,7 +11,7 @@ from rich.table import Table
 
 @dataclass(frozen=True, slots=True)
 class StoryCheck:
-    """One comparison of the source with the rows that were read."""
+    """One comparison of a property of the source rows with that of the rows that were read."""
 
     what: str
     expected: str
@@ -21,10 +21,10 @@ class StoryCheck:
 
 @dataclass(slots=True)
 class Story:
-    """The events in the order of time.
+    """The events of the demonstration in the order of time, and its comparisons.
 
-    Owner: the main thread of the demonstration. The fault thread also calls ``tell``, which needs no lock because it
-    only appends.
+    The demonstration's main thread uses it. The fault thread also calls ``tell``, which needs no lock because it only
+    appends.
     """
 
     console: Console

@@ -24,7 +24,7 @@ def is_creation(options: Mapping[str, str]) -> bool:
 
 
 def table_columns(columns: StructType, options: Mapping[str, str]) -> StructType:
-    """Return the columns of a table that is created with ``options``, which their metadata stores."""
+    """Return the columns of a catalog table that is created with ``options``. Their metadata stores the options."""
     kept = msgspec.json.encode(known_options(options)).decode()
     fields = [StructField(column.name, column.dataType, nullable=True) for column in columns.fields]
     fields[0] = StructField(fields[0].name, fields[0].dataType, nullable=True, metadata={_KEY: kept})
@@ -32,7 +32,11 @@ def table_columns(columns: StructType, options: Mapping[str, str]) -> StructType
 
 
 def read_options_of(options: Mapping[str, str], schema: StructType) -> Mapping[str, str]:
-    """Return the options of a read. If a table is read, ``options`` override those of the table."""
+    """Return the options of a read.
+
+    If ``options`` select no topic, the read is of a catalog table. Then the result also has the options that the
+    metadata of ``schema`` stores, unless ``options`` override them.
+    """
     if any(name.lower() in options for name in SELECTIONS):
         return options
     return _over(_kept(schema), options)
@@ -41,8 +45,8 @@ def read_options_of(options: Mapping[str, str], schema: StructType) -> Mapping[s
 def write_options_of(options: Mapping[str, str], schema: StructType) -> Mapping[str, str]:
     """Return the options of a write.
 
-    A table's options provide the brokers but not the topic. Otherwise a write without the option topic would write rows
-    back to the topic that they were read from.
+    For a write to a catalog table, they include the brokers that the table stores, but not its topic. Otherwise a write
+    without the option ``topic`` would write rows back to the topic that they were read from.
     """
     kept = {name: text for name, text in _kept(schema).items() if name in BOOTSTRAP_OPTIONS}
     return options if any(name in options for name in BOOTSTRAP_OPTIONS) else _over(kept, options)

@@ -11,9 +11,10 @@ _ENOUGH_ROWS = 1 << 18
 
 
 def gathered(batches: Iterator[pa.RecordBatch], enough_bytes: int) -> Iterator[pa.RecordBatch]:
-    """Yield the same rows in the same order, in batches of at least ``enough_bytes`` or enough rows.
+    """Combine batches into larger ones. Yield the same rows in the same order.
 
-    Only the last batch may be smaller. No batch is split or empty, and a batch that is large enough is not copied.
+    A batch is yielded once it has at least ``enough_bytes`` bytes, or enough rows. Only the last batch may be smaller.
+    No batch is split or empty, and a batch that is large enough is not copied.
     """
     held: list[pa.RecordBatch] = []
     held_bytes = held_rows = 0

@@ -35,11 +35,11 @@ _DEFAULT_NAMES = {"topic": "_topic", "partition": "_partition", "offset": "_offs
 
 @dataclass(frozen=True, slots=True)
 class ColumnPlan:
-    """The plan where the values of each output column come from. The driver creates it, and it is pickled to tasks.
+    """A plan that says where the values of each output column come from. The driver pickles it to tasks.
 
-    ``sources`` and ``made`` have one item per column of ``target``. If ``made`` is true, the column is computed, and
-    its source is one of ``_topic``, ``_partition``, ``_offset``, ``_timestamp``, ``timestampType`` and ``_cast_error``.
-    Otherwise its source is the name of a stored column.
+    ``target`` is the schema of the output. ``sources`` and ``made`` have one item per column of it. If ``made`` is
+    true, the column is computed, and its source is one of ``_topic``, ``_partition``, ``_offset``, ``_timestamp``,
+    ``timestampType`` and ``_cast_error``. Otherwise its source is the name of a stored column.
     """
 
     shape: TopicShape
@@ -49,7 +49,7 @@ class ColumnPlan:
 
     @property
     def stored_columns(self) -> tuple[str, ...]:
-        """Return the columns to read from the log, each once. They are empty if batch headers are enough."""
+        """Return the columns to read from the log, each once. The result is empty if batch headers are enough."""
         wanted = {name for name, made in zip(self.sources, self.made, strict=True) if not made}
         if self._needs_event_time:
             wanted.add(str(self.shape.event_time))
@@ -63,12 +63,13 @@ class ColumnPlan:
     def assemble(
         self, header: BatchHeader, batch: pa.RecordBatch, *, partition: TopicPartition, offsets: pa.Array
     ) -> pa.RecordBatch:
-        """Return the output batch for rows of ``batch``, whose offsets are ``offsets`` (int64, without nulls).
+        """Return the output batch for the rows of ``batch``, a batch of the log.
+
+        ``offsets`` are the offsets of the rows, as int64 without nulls.
 
         Raises:
-            BrokerError: SCHEMA_MISMATCH if a value does not fit the declared column and ``_cast_error`` is not among
-                the columns. SCHEMA_OUTDATED if ``_cast_error`` is, and the batch may have columns that this plan does
-                not know.
+            BrokerError: SCHEMA_MISMATCH if a value does not fit the declared column and ``_cast_error`` is not read.
+                SCHEMA_OUTDATED if ``_cast_error`` is read and the batch has a newer schema than the plan.
         """
         arrays: list[pa.Array | None] = []
         errors = self._cast_errors(header, rows=len(offsets), partition=partition)
@@ -89,16 +90,16 @@ class ColumnPlan:
 
     @property
     def archived_columns(self) -> tuple[str, ...]:
-        """Return the columns of the topic's Delta table that the output needs, each once."""
+        """Return the columns to read from the topic's Delta table, each once."""
         return tuple(dict.fromkeys(name for name in self.sources if name not in _TOLD_BY_TOPIC))
 
     def assemble_archived(self, batch: pa.RecordBatch, *, topic: str) -> pa.RecordBatch:
-        """Return the output batch for rows of the topic's Delta table, which has the topic's column names.
+        """Return the output batch for ``batch``, which has rows and column names of the topic's Delta table.
 
-        Columns that were added to the topic later are null.
+        A column that was added to the topic after the rows were archived is null.
 
         Raises:
-            BrokerError: SCHEMA_MISMATCH when a value does not fit the declared column.
+            BrokerError: SCHEMA_MISMATCH if a value does not fit the declared column.
         """
         arrays = []
         for field, name, made in zip(self.target, self.sources, self.made, strict=True):
@@ -112,7 +113,7 @@ class ColumnPlan:
 
     @property
     def timestamp_type(self) -> int:
-        """Return the value of the column timestampType for every record."""
+        """Return the value that the column timestampType has in every record."""
         return LOG_APPEND_TIME if self.shape.stamped_by_log else CREATE_TIME
 
     def _cast_errors(self, header: BatchHeader, *, rows: int, partition: TopicPartition) -> _CastErrors | None:
@@ -156,12 +157,12 @@ class ColumnPlan:
 
 
 def plan_timestamps(shape: TopicShape) -> ColumnPlan:
-    """Return a plan of the timestamp alone. It does not depend on the topic's columns."""
+    """Return a plan whose only output column is the timestamp. It does not depend on the topic's other columns."""
     return ColumnPlan(shape, pa.schema([pa.field("timestamp", _UTC_US)]), ("_timestamp",), made=(True,))
 
 
 def plan_columns(declared: StructType, shape: TopicShape) -> ColumnPlan:
-    """Return the plan for the columns of ``declared``, which have been checked against the topic's columns."""
+    """Return the plan for the output columns ``declared``. The caller has checked them against the topic's columns."""
     own = set(shape.schema.names)
     sources, made = [], []
     for name in declared.fieldNames():
@@ -245,7 +246,7 @@ def _truncated(array: pa.Array, target: pa.DataType) -> pa.Array:
 
 
 def offset_run(first: int, rows: int) -> pa.Array:
-    """Return offsets ``first, first + 1, ...`` of ``rows`` rows."""
+    """Return an array of ``rows`` consecutive offsets, of which the first is ``first``."""
     return array_of(np.arange(first, first + rows, dtype=np.int64), pa.int64())
 
 

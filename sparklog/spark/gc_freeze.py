@@ -18,9 +18,10 @@ from pyspark import TaskContext
 
 
 def freeze_worker() -> None:
-    """Freeze all objects that exist now. Call it once per worker, at the end of a task.
+    """Exclude all objects that exist now from later garbage collections. Call this at the end of a task.
 
-    Then all modules are loaded and the task's objects are freed. Later objects are collected as usual.
+    At that time, all modules are loaded and the task's objects are freed. Objects that are created later are collected
+    as usual. Only the first call in a worker has an effect.
     """
     if TaskContext.get() is not None:
         _freeze()
@@ -28,10 +29,10 @@ def freeze_worker() -> None:
 
 @functools.cache  # Once per process.
 def freeze_planner() -> None:
-    """Freeze all objects that exist now, if Spark forked this process for planning or committing.
+    """Exclude all objects that exist now from later garbage collections, if this process plans or commits for Spark.
 
-    Call it at the beginning of a planning or committing step, when there is little garbage. In other processes it does
-    nothing.
+    Call this at the beginning of a planning or committing step, when there is little garbage. In other processes it
+    does nothing.
     """
     program = getattr(sys.modules["__main__"], "__spec__", None)
     if program is not None and program.name == "pyspark.daemon" and TaskContext.get() is None:

@@ -35,7 +35,10 @@ AskEnds = Callable[[Mapping[TopicPartition, int]], dict[TopicPartition, TopicLog
 
 
 class History:
-    """The archive of one topic, with its last snapshot. One thread of a planning process uses it."""
+    """A reader of one topic's archive for planning. It keeps the last snapshot of the archive's table.
+
+    Not thread-safe: use it from one thread of a planning process.
+    """
 
     def __init__(self, path: str, topic: str) -> None:
         self._path = path
@@ -49,10 +52,13 @@ class History:
         self._topic_id = ""
 
     def snapshot(self, topic: SelectedTopic, *, fresh: bool = False) -> TableSnapshot:
-        """Return the last snapshot, or a new one if there is none, the topic was recreated, or ``fresh`` is set.
+        """Return the last snapshot of the table, or take a new one.
+
+        A new one is taken if there is none, if the topic was recreated, or if ``fresh`` is set.
 
         Raises:
-            ConfigError, ArchiveProgressError: as ``take_snapshot``.
+            ConfigError: there is no archive of the topic, or its columns do not fit the topic.
+            ArchiveProgressError: the table's progress cannot be read.
         """
         if self._snapshot is None or fresh or topic.topic_id != self._topic_id:
             self._table = self._table or find_table(self._path, self._topic)
@@ -68,12 +74,15 @@ class History:
         *,
         positions: Mapping[TopicPartition, int] | None = None,
     ) -> BothEnds:
-        """Return the ends of both stores for a query at ``positions``, or at the beginning if they are None.
+        """Return the ends of the archive and of the log, for a query at ``positions``.
 
-        If the query needs only the log, the previous snapshot is used.
+        If ``positions`` is None, the query is at the beginning of each partition. ``ask`` is a function that queries
+        the ends of the log. If the query needs only the log, the table is not read again.
 
         Raises:
-            ConfigError, ArchiveProgressError: as ``take_snapshot``; BrokerError, ClientTimeout: as ``ask``.
+            ConfigError: there is no archive of the topic, or its columns do not fit the topic.
+            ArchiveProgressError: the table's progress cannot be read.
+            BrokerError, ClientTimeout: ``ask`` has raised it.
         """
         fresh = self._snapshot is None
         torn_at: int | None = None
@@ -135,10 +144,10 @@ def tasks_of_both(
     times: Span = _ALL,
     apart: bool = False,
 ) -> list[InputPartition]:
-    """Return the tasks that read ``pieces`` from the archive and the log.
+    """Return the tasks that read the ranges ``pieces`` from the archive and the log.
 
-    Pieces of the archive are grouped by file, so that each file is read once. With ``apart``, each piece has one or
-    more tasks of its own.
+    ``log_task`` is a function that returns the task for a range of the log. By default, each file of the archive is
+    read by one task, even if several ranges need it. With ``apart``, each range has one or more tasks of its own.
     """
     archived, logged = split_at_archive_end(pieces, snapshot.progress.ends)
     groups = [[piece] for piece in archived] if apart or not archived else [archived]
@@ -158,13 +167,14 @@ def _spans(pieces: Sequence[PartitionRange]) -> dict[int, Span]:
 
 
 def as_new_as_log(snapshot: TableSnapshot, topic: SelectedTopic, starts: Mapping[TopicPartition, int]) -> TableSnapshot:
-    """Return ``snapshot``, or a newer one if the log now begins after the end of the snapshot.
+    """Return ``snapshot``, or a new snapshot if the log now begins after the end of ``snapshot``.
 
-    A lookup by time in the log may then have skipped records that were archived meanwhile. ``starts`` must be queried
-    after that lookup.
+    In that case, a lookup by time in the log may have skipped records that were archived, and deleted from the log,
+    after ``snapshot`` was taken. ``starts`` are the log start offsets. They must be queried after the lookup.
 
     Raises:
-        ConfigError, ArchiveProgressError: as ``take_snapshot``.
+        ConfigError: the table is no longer an archive of the topic.
+        ArchiveProgressError: the table's progress cannot be read.
     """
     if all(start <= snapshot.progress.ends.get(tp.partition, 0) for tp, start in starts.items()):
         return snapshot
@@ -175,9 +185,10 @@ def as_new_as_log(snapshot: TableSnapshot, topic: SelectedTopic, starts: Mapping
 def records_of_both(
     snapshot: TableSnapshot, times: Mapping[TopicPartition, int], in_log: Mapping[TopicPartition, int | None]
 ) -> dict[TopicPartition, int | None]:
-    """Return the offset of the first record at or after each time (us).
+    """Return, for each partition in ``times``, the offset of the first record at or after its time (us), or None.
 
-    It is the archive's, if the archive has such a record, otherwise the log's, from the end of the archive on.
+    If the archive has such a record, it is the record's offset. Otherwise it is the offset ``in_log``, or the end
+    offset of the archive if that is higher.
     """
     archived = first_offsets(snapshot, {tp.partition: time_us for tp, time_us in times.items()})
     found: dict[TopicPartition, int | None] = {}

@@ -24,10 +24,10 @@ _TASK_BYTES = 64 * 1024 * 1024
 
 @dataclass(frozen=True, slots=True)
 class BothEnds:
-    """The ends of a topic's archive and log.
+    """The offsets at which a topic's archive and log begin and end.
 
-    The archive was read first, so its end offsets are within the log unless records are lost. ``log`` has the ends of
-    the log. ``first`` has the first archived offset of each partition that has one.
+    The archive was read first, so its end offset is inside the log unless records are lost. ``log`` has the start and
+    end offsets of the log. ``first`` has the first archived offset of each partition that has one.
     """
 
     snapshot: TableSnapshot
@@ -39,7 +39,7 @@ class BothEnds:
 
     @property
     def ends(self) -> dict[TopicPartition, TopicLogEnds]:
-        """Return the ends of archive and log together."""
+        """Return, for each partition, the start and end offset of archive and log together."""
         return {
             tp: TopicLogEnds(
                 min(found.start, self.first.get(tp.partition, found.start)),
@@ -51,15 +51,21 @@ class BothEnds:
 
     @property
     def is_torn(self) -> bool:
-        """Return whether there appears to be a gap between archive and log."""
+        """Return whether the archive of a partition ends outside its log, so that records appear to be missing."""
         return any(not found.start <= self.archive_end(tp) <= found.end for tp, found in self.log.items())
 
     def is_archive_needed(self, positions: Mapping[TopicPartition, int]) -> bool:
-        """Return whether a query at ``positions`` (by default at the beginning of a partition) needs the archive."""
+        """Return whether a query at ``positions`` must read the archive.
+
+        A partition that is not in ``positions`` is read from its beginning.
+        """
         return any(positions.get(tp, 0) < max(found.start, self.archive_end(tp)) for tp, found in self.log.items())
 
     def losses(self, ranges: Iterable[PartitionRange]) -> list[str]:
-        """Return a message for each part of ``ranges`` that neither the archive nor the log has."""
+        """Return a message for each part of ``ranges`` that is neither in the archive nor in the log.
+
+        A log that was truncated below the end of the archive also counts.
+        """
         archive = f"the archive {self.snapshot.table} (version {self.snapshot.version})"
         found = []
         for tp, start, end in ranges:
@@ -77,9 +83,9 @@ class BothEnds:
 def split_at_archive_end(
     pieces: Iterable[PartitionRange], ends: Mapping[int, int]
 ) -> tuple[list[PartitionRange], list[PartitionRange]]:
-    """Split ``pieces`` at the end offsets of the archive. Return the archived ranges and the ranges in the log.
+    """Split the ranges ``pieces`` at the end offsets ``ends`` of the archive.
 
-    No range is empty.
+    Return the ranges to read from the archive, and the ranges to read from the log. No returned range is empty.
     """
     archived, logged = [], []
     for tp, start, end in pieces:
@@ -94,7 +100,7 @@ def split_at_archive_end(
 def pack_files(
     files: Sequence[DataFile], ranges: Collection[PartitionRange], times: Span = _ALL
 ) -> list[tuple[DataFile, ...]]:
-    """Return the files that may have records of ``ranges`` and ``times``, in one tuple per task."""
+    """Return the files that may have records in ``ranges`` and ``times`` (us), grouped into one tuple per task."""
     packs: list[tuple[DataFile, ...]] = []
     open_pack: list[DataFile] = []
     open_bytes = 0

@@ -22,7 +22,10 @@ _ENOUGH_BYTES = 256 * 1024
 
 @dataclass(frozen=True)
 class FilesRead(InputPartition):
-    """The plan of a task: read records of ``ranges`` (offsets by partition) and ``times`` (us) in ``files``."""
+    """The plan of a task that reads files of an archive.
+
+    The task returns only records in ``ranges`` (offsets by partition) and with timestamps in ``times`` (us).
+    """
 
     table: str
     topic: str
@@ -33,10 +36,10 @@ class FilesRead(InputPartition):
 
 
 def read_files(wanted: FilesRead) -> Iterator[pa.RecordBatch]:
-    """Yield batches of the wanted columns.
+    """Yield the records that the plan ``wanted`` describes, as batches of the output columns.
 
     Raises:
-        ArchiveFileGone: a file was vacuumed.
+        ArchiveFileGone: VACUUM has deleted a file.
         BrokerError: a value does not fit its column.
     """
     return gathered(_assembled(wanted), _ENOUGH_BYTES)
@@ -53,12 +56,15 @@ def _assembled(wanted: FilesRead) -> Iterator[pa.RecordBatch]:
 
 
 def taken_over(wanted: RangeRead, position: int) -> tuple[int, Iterator[pa.RecordBatch]]:
-    """Return the end of the archived part of the range from ``position`` on, and the records of this part.
+    """Return how far the archive now has the rest of a log range, and yield the records from there.
 
-    It is for records that were archived, and then deleted from the log, before the task had read them.
+    A task calls this if records were archived, and then deleted from the log, before it had read them. ``position`` is
+    the next offset that the task needs. The result is the end offset of the archived part of the range, and an iterator
+    over the batches of this part.
 
     Raises:
-        ConfigError, ArchiveProgressError: as ``take_snapshot``.
+        ConfigError: the table is not an archive of the topic.
+        ArchiveProgressError: the table's progress cannot be read.
     """
     from sparklog.delta.snapshot import take_snapshot
     from sparklog.spark.history_plan import pack_files

@@ -16,9 +16,9 @@ from sparklog.model import OffsetRange, TopicPartition
 
 @dataclass(frozen=True, slots=True)
 class TriggerLimits:
-    """The maximum (``most``) and minimum (``least``) number of offsets in a batch; None for no limit.
+    """The limits of a micro-batch: the maximum (``most``) and minimum (``least``) number of offsets, or None.
 
-    The minimum is ignored after ``max_delay_ms``.
+    Once ``max_delay_ms`` have passed since the last batch with rows, the minimum is ignored.
     """
 
     most: int | None = None
@@ -26,7 +26,7 @@ class TriggerLimits:
     max_delay_ms: int = 15 * 60 * 1000
 
     def default_read_limit(self) -> ReadLimit:
-        """Return the limit to report to Spark.
+        """Return the limit that the source reports to Spark.
 
         Spark accepts only one limit (pyspark 4.2.0), so ``least`` is not reported if ``most`` is set. Spark passes the
         limit back when it plans a batch, except for the trigger Once, which ignores limits.
@@ -37,13 +37,16 @@ class TriggerLimits:
 
 
 class TriggerClock:
-    """The time of the last planned batch with rows, from which maxTriggerDelay counts. Each run of a query has one."""
+    """A clock for maxTriggerDelay: it stores the time of the last planned batch with rows.
+
+    Each run of a query has its own clock.
+    """
 
     def __init__(self) -> None:
         self._last_ms: float | None = None
 
     def is_too_early(self, limits: TriggerLimits, waiting: int, now_ms: float) -> bool:
-        """Return whether ``waiting`` offsets are too few to begin a batch. The first batch of a run never waits."""
+        """Return whether ``waiting`` offsets are too few to begin a batch now. The first batch of a run never waits."""
         if limits.least is None or not waiting:
             return False
         if self._last_ms is not None and waiting < limits.least and now_ms - self._last_ms < limits.max_delay_ms:

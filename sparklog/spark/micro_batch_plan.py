@@ -18,9 +18,10 @@ from sparklog.spark.stream_offset import Position, StreamOffset
 
 
 class Withheld(NamedTuple):
-    """The ends of a partition's log. Readers can read offsets below ``readable``.
+    """The offsets of one partition's log when a batch is planned.
 
-    ``end`` is the end of all committed records, including those of open transactions.
+    ``start`` is the earliest offset. Readers can read the offsets below ``readable``. ``end`` is the end of all
+    committed records, including those of open transactions.
     """
 
     topic_id: str
@@ -32,9 +33,9 @@ class Withheld(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class StreamPosition:
-    """The start of the next batch in every partition, and messages about lost records.
+    """The offsets at which the next batch of a query begins, and messages about lost records.
 
-    ``begun`` has the partitions that do not start at the end of the last batch.
+    ``begins`` has all partitions. ``begun`` has only the partitions that do not begin at the end of the last batch.
     """
 
     begins: Mapping[TopicPartition, Position]
@@ -54,7 +55,7 @@ def next_position(
     *,
     unseen: Collection[TopicPartition] = (),
 ) -> StreamPosition:
-    """Compare the end of the last batch with the logs; return the start of the next batch.
+    """Return where the next batch begins, by comparing the end ``last`` of the last batch with the logs ``held``.
 
     ``unseen`` are partitions that exist but that the queried broker does not know yet. They keep their position.
     """
@@ -94,7 +95,7 @@ def _begin(tp: TopicPartition, before: Position | None, now: Withheld) -> tuple[
 
 
 def waiting(position: StreamPosition, held: Mapping[TopicPartition, Withheld]) -> dict[TopicPartition, OffsetRange]:
-    """Return the offsets that are available in each partition. A range may be empty."""
+    """Return, for each partition, the range of offsets that the next batch could read. A range may be empty."""
     return {
         tp: OffsetRange(begin.offset, max(begin.offset, held[tp].readable if tp in held else 0))
         for tp, begin in position.begins.items()
@@ -104,7 +105,10 @@ def waiting(position: StreamPosition, held: Mapping[TopicPartition, Withheld]) -
 def end_of_batch(
     position: StreamPosition, held: Mapping[TopicPartition, Withheld], *, limit: int | None
 ) -> StreamOffset:
-    """Return the end of a batch of about ``limit`` offsets, or of all available ones if it is None."""
+    """Return the end of the batch that begins at ``position`` and has about ``limit`` offsets.
+
+    If ``limit`` is None, the batch has all available offsets.
+    """
     ends = spread(waiting(position, held), limit)
     positions = {}
     for tp, begin in position.begins.items():
@@ -122,12 +126,13 @@ class BatchRange(NamedTuple):
 
 
 def batch_ranges(start: StreamOffset | None, end: StreamOffset) -> list[BatchRange]:
-    """Return the ranges of a batch. They depend only on its two offsets, so that a replay reads the same.
+    """Return the ranges of offsets that the batch from ``start`` to ``end`` reads.
 
-    ``start`` is None if it is the marker with which a query begins.
+    They depend only on these two arguments, so a replay of the batch reads the same records. ``start`` is None for the
+    first batch, which begins at the marker.
 
     Raises:
-        ConfigError: the end does not follow from the start.
+        ConfigError: the end of a partition does not follow from its start.
     """
     before = start.positions if start is not None else {}
     ranges = []
@@ -145,7 +150,8 @@ def held_back(
 ) -> dict[TopicPartition, Withheld]:
     """Return the ends ``held`` of the logs, limited to the earlier ends ``target``.
 
-    Later records, partitions and topics are left out, because a query with the trigger AvailableNow does not read them.
+    A query with the trigger AvailableNow uses it, because it does not read records, partitions and topics that are
+    newer than ``target``.
     """
     capped = {}
     for tp, now in held.items():

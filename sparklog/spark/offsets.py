@@ -29,9 +29,9 @@ _MAX_MS = (2**63 - 1) // 1000
 
 @dataclass(frozen=True, slots=True)
 class ByOffset:
-    """A start or end given by offset.
+    """A start or end of a read that the user gives by offset.
 
-    This is EARLIEST or LATEST for all partitions, or an offset, EARLIEST or LATEST for each partition.
+    ``offsets`` is EARLIEST or LATEST for all partitions, or it has an offset, EARLIEST or LATEST for each partition.
     """
 
     option: str
@@ -40,11 +40,10 @@ class ByOffset:
 
 @dataclass(frozen=True, slots=True)
 class ByTime:
-    """A start or end given by time: the first record at or after a time (us since the epoch).
+    """A start or end of a read that the user gives by time: the first record at or after a time (us since the epoch).
 
-    There is one time for all partitions, or one for each.
-
-    If there is no such record, the end of the log is used with ``or_latest``; otherwise this is an error.
+    ``times`` is one time for all partitions, or it has a time for each partition. If a partition has no such record,
+    the end of its log is used if ``or_latest`` is set; otherwise this is an error.
     """
 
     option: str
@@ -68,10 +67,10 @@ class PartitionRange(NamedTuple):
 
 
 def parse_by_offset(option: str, text: str | None, *, default: int) -> ByOffset:
-    """Parse startingOffsets or endingOffsets.
+    """Parse the option startingOffsets or endingOffsets. If it is not set (None), the result is ``default``.
 
     Raises:
-        ConfigError: the text is neither a name nor JSON in the format above.
+        ConfigError: the text is neither earliest, latest nor JSON in the format that the module describes.
     """
     if text is None:
         return ByOffset(option, default)
@@ -85,10 +84,12 @@ def parse_by_offset(option: str, text: str | None, *, default: int) -> ByOffset:
 
 
 def parse_by_time(option: str, text: str, *, or_latest: bool) -> ByTime:
-    """Parse an option in milliseconds: one number, or JSON by partition if the option's name ends with ByTimestamp.
+    """Parse an option that gives times in ms: one number, or JSON by partition.
+
+    It is JSON if the option's name ends with OffsetsByTimestamp.
 
     Raises:
-        ConfigError: the text is neither, or the time is before 1970 or exceeds 64 bits of microseconds.
+        ConfigError: the text does not have this format, or a time is before 1970 or exceeds 64 bits of microseconds.
     """
     if "OffsetsByTimestamp" in option:
         times = _by_partition(option, text, '{"topic": {"0": 1700000000000}}')
@@ -119,7 +120,10 @@ def _by_partition(option: str, text: str, expected: str) -> dict[TopicPartition,
 
 
 def asked_offsets(*places: StartPlace) -> dict[TopicPartition, int]:
-    """Return the highest offset that the user gave for each partition."""
+    """Return the highest offset that the user gave for each partition as a start or end.
+
+    EARLIEST and LATEST count as 0. A partition for which the user gave no offset is omitted.
+    """
     named: dict[TopicPartition, int] = {}
     for place in places:
         if isinstance(place, ByOffset) and not isinstance(place.offsets, int):
@@ -129,10 +133,10 @@ def asked_offsets(*places: StartPlace) -> dict[TopicPartition, int]:
 
 
 def times_to_ask(place: StartPlace, partitions: Collection[TopicPartition]) -> dict[TopicPartition, int]:
-    """Return the time (us) to look up for each partition; empty for a start or end given by offset.
+    """Return the time (us) to look up for each partition. The result is empty for a start or end given by offset.
 
     Raises:
-        ConfigError: as ``settle``.
+        ConfigError: the user did not give exactly the partitions of the read.
     """
     _check_partitions(place, partitions)
     return {tp: place.of(tp) for tp in partitions} if isinstance(place, ByTime) else {}
@@ -145,15 +149,15 @@ def settle(
     *,
     strict: bool = True,
 ) -> dict[TopicPartition, int]:
-    """Return the offset of ``place`` in each partition of ``held``, which has the ends of the logs.
+    """Return the offset that ``place`` means in each partition of ``held``.
 
-    ``held`` has the earliest offset and the readable end. ``at_times`` has the offsets of the times from
+    ``held`` has the earliest offset and the readable end of each log. ``at_times`` has the offsets of the times from
     ``times_to_ask``, or None if no record is at or after the time. Without ``strict``, an offset outside the log is
     moved to the nearer end of the log.
 
     Raises:
-        ConfigError: the user did not give exactly the partitions of the read. BrokerError: OFFSET_OUT_OF_RANGE if an
-        offset is outside the log, or no record is at or after a time.
+        ConfigError: the user did not give exactly the partitions of the read.
+        BrokerError: OFFSET_OUT_OF_RANGE if an offset is outside the log, or no record is at or after a time.
     """
     _check_partitions(place, held)
     if isinstance(place, ByTime):
@@ -202,7 +206,7 @@ def _at_offset(place: ByOffset, partition: TopicPartition, held: OffsetRange, *,
 
 
 def settle_ranges(starts: Mapping[TopicPartition, int], ends: Mapping[TopicPartition, int]) -> list[PartitionRange]:
-    """Return the non-empty ranges to read, ordered by partition.
+    """Return the ranges from ``starts`` to ``ends``, ordered by partition, without empty ones.
 
     Raises:
         ConfigError: a start is after its end.
@@ -216,9 +220,10 @@ def settle_ranges(starts: Mapping[TopicPartition, int], ends: Mapping[TopicParti
 def cut_ranges(
     ranges: Sequence[PartitionRange], *, at_least: int = 0, max_records: int | None = None
 ) -> list[PartitionRange]:
-    """Split ranges into tasks, as Spark's Kafka source does.
+    """Split ranges into the ranges of tasks, as Spark's Kafka source does.
 
-    First apply ``maxRecordsPerPartition``. If there are then fewer ranges than ``minPartitions``, split further.
+    First split each range into pieces of at most ``max_records`` offsets (maxRecordsPerPartition). If there are then
+    fewer than ``at_least`` ranges (minPartitions), split further.
     """
     if max_records is not None:
         ranges = [
@@ -228,9 +233,10 @@ def cut_ranges(
 
 
 def split_ranges(ranges: Sequence[PartitionRange], at_least: int) -> list[PartitionRange]:
-    """Split the largest ranges until there are ``at_least`` of them, in pieces of nearly equal size per partition.
+    """Split the largest ranges until there are at least ``at_least`` ranges.
 
-    The pieces stay in order and cover exactly the given ranges. Each piece has at least one offset.
+    The pieces of one range have nearly equal sizes. All pieces stay in order and cover exactly the given ranges. Each
+    piece has at least one offset.
     """
     total = sum(found.end - found.start for found in ranges)
     spare = min(at_least, total) - len(ranges)

@@ -121,7 +121,10 @@ _UNIT_MS = {"us": 0.001, "ms": 1, "": 1, "s": 1e3, "m": 6e4, "min": 6e4, "h": 3.
 
 
 def known_options(options: Mapping[str, str]) -> dict[str, str]:
-    """Return the options by canonical name, without those that Spark added. Raises ConfigError for an unknown name."""
+    """Return the options by canonical name, without the options that Spark added.
+
+    Raises ConfigError for an unknown name.
+    """
     given = {}
     for name, text in options.items():
         lower = name.lower()
@@ -147,13 +150,13 @@ def _unknown(name: str) -> str:
 
 
 def find_security(given: Mapping[str, str]) -> ClientSecurity | None:
-    """Return the settings of TLS and the login, or None if no option sets one.
+    """Return the settings of TLS and of the login, or None if no option sets one.
 
-    Without options, each process uses the file that ``SPARKLOG_CLIENT_CONFIG`` names.
+    If the result is None, each process uses the file that the environment variable ``SPARKLOG_CLIENT_CONFIG`` names.
 
     Raises:
-        ConfigError: a value is not valid, an option and its alias differ, or a secret is not a reference. A secret in
-            an option would be in Spark's plans, and would have to be sent to the tasks.
+        ConfigError: a value is not valid, or an option and its alias differ. Also if a secret is not given as a
+            reference: then it would be in Spark's plans, and would have to be sent to the tasks.
     """
     settings: dict[str, str] = {}
     for name in SECURITY_OPTIONS:
@@ -180,11 +183,11 @@ def find_security(given: Mapping[str, str]) -> ClientSecurity | None:
 def find_bootstrap(given: Mapping[str, str], defaults: Mapping[str, str]) -> str:
     """Return the bootstrap servers.
 
-    They come from the option, its alias, the configured default, or the environment of the planning process, in this
-    order.
+    They come from the first of these that is set: the option, its alias with the prefix ``kafka.``, the configured
+    default, an environment variable of the planning process.
 
     Raises:
-        ConfigError: none is set, option and alias differ, or an address is not valid.
+        ConfigError: none is set, the option and its alias differ, or an address is not valid.
     """
     own = either(given, "bootstrap.servers")
     named = os.environ.get(_SHORT_VARIABLE) or os.environ.get(BOOTSTRAP_VARIABLE)
@@ -199,7 +202,7 @@ def find_bootstrap(given: Mapping[str, str], defaults: Mapping[str, str]) -> str
 
 
 def either(given: Mapping[str, str], name: str) -> str | None:
-    """Return the text of an option that may be given as ``<name>`` or, as in Spark's Kafka source, ``kafka.<name>``."""
+    """Return the value of an option that may be called ``<name>`` or, as in Spark's Kafka source, ``kafka.<name>``."""
     own, alias = given.get(name), given.get(f"kafka.{name}")
     if own is not None and alias is not None and own != alias:
         raise ConfigError(f"{name}={own!r} and kafka.{name}={alias!r} contradict each other")
@@ -219,7 +222,7 @@ def parse_boolean(given: Mapping[str, str], name: str, *, default: bool) -> bool
 
 
 def parse_positive(given: Mapping[str, str], name: str, *, at_most: int = 2**63 - 1) -> int | None:
-    """Parse an option that is a positive integer; return None if it is not set."""
+    """Parse the option ``name``, which must be a positive integer. Return None if the option is not set."""
     if name not in given:
         return None
     text = given[name].strip()
@@ -229,7 +232,10 @@ def parse_positive(given: Mapping[str, str], name: str, *, at_most: int = 2**63 
 
 
 def parse_duration_ms(given: Mapping[str, str], name: str, *, default: str) -> int:
-    """Parse a duration in Spark's format: a number of ms, or one with a unit, such as 500ms, 30s, 15m, 1h."""
+    """Parse the option ``name``, a duration in Spark's format, and return it in ms.
+
+    It is a number of ms, or a number with a unit, such as 500ms, 30s, 15m, 1h.
+    """
     text = given.get(name, default)
     match = _DURATION.fullmatch(text.lower())
     if match is None or match[2] not in _UNIT_MS:

@@ -26,7 +26,10 @@ _PAUSE_S = 30.0
 
 
 class GroupProgress:
-    """The writer of one query's positions to one consumer group. The query's planning thread owns it."""
+    """A writer that stores one query's positions as offsets of one consumer group.
+
+    Not thread-safe: use it only in the query's planning thread.
+    """
 
     def __init__(self, group: str) -> None:
         self._group = group
@@ -34,7 +37,7 @@ class GroupProgress:
         self._silent_until = 0.0
 
     def store(self, link: BlockingCluster, positions: Mapping[TopicPartition, Position]) -> None:
-        """Set the group's offsets to ``positions``. An error is logged, and the query continues."""
+        """Set the group's offsets to ``positions``. An error is only logged, so that the query continues."""
         if positions == self._stored or time.monotonic() < self._silent_until:
             return
         offsets = [

@@ -22,14 +22,14 @@ _LOG = logging.getLogger(__name__)
 
 
 class DataLoss(SparklogError):
-    """The error when records to be read are or may be lost. With failOnDataLoss=false the read skips them."""
+    """The error for requested records that are lost or may be lost. With failOnDataLoss=false a read skips them."""
 
     def __init__(self, detail: str) -> None:
         super().__init__(f"{detail}; set option failOnDataLoss=false to skip them with a warning")
 
 
 def report_losses(losses: Sequence[str], *, fail: bool) -> None:
-    """Raise DataLoss for the first loss, or log a warning for each loss if they are allowed."""
+    """Report lost records: with ``fail``, raise DataLoss with the first loss; otherwise log a warning for each."""
     if losses and fail:
         raise DataLoss(losses[0] + (f" (and {len(losses) - 1} more)" if len(losses) > 1 else ""))
     for loss in losses:
@@ -37,9 +37,9 @@ def report_losses(losses: Sequence[str], *, fail: bool) -> None:
 
 
 class ArchivePlace(NamedTuple):
-    """The location of the topic's archive, for records that are archived after a read was planned.
+    """The location of a topic's archive, where a task finds records that were archived after the read was planned.
 
-    ``origin`` identifies the topics whose archive it may be.
+    ``origin`` decides whether the table at this location is an archive of the topic.
     """
 
     table: str
@@ -50,8 +50,8 @@ class ArchivePlace(NamedTuple):
 class RangeRead(InputPartition):
     """The plan of a task: read the offsets ``[start, end)`` of one partition as ``columns``. The driver pickles it.
 
-    ``last_epoch`` and ``local`` have the meaning of PartitionReader's parameters. With ``times`` only records of these
-    times (us) are read. ``archive`` is set if the read includes the archive.
+    ``last_epoch`` and ``local`` have the same meaning as the parameters of ``PartitionReader``. If ``times`` (us) is
+    set, only records with these timestamps are read. ``archive`` is set if the read includes the archive.
     """
 
     bootstrap: str

@@ -30,7 +30,10 @@ _ALL = Span()
 
 @dataclass(frozen=True, slots=True)
 class Bounds:
-    """The bounds of a read. Times are in us. Only the partitions in ``listed`` are read; None means all."""
+    """The partitions, offsets and timestamps (us) to which a read is limited.
+
+    If ``listed`` is not None, only these partitions are read.
+    """
 
     partition: Span = _ALL
     offset: Span = _ALL
@@ -57,7 +60,7 @@ class Bounds:
 
 
 def parse_where(text: str) -> Bounds:
-    """Parse conditions. Raises ConfigError with the position of the first error."""
+    """Parse the conditions of ``where``. Raises ConfigError with the position of the first error."""
     return _FilterParser(text).parse()
 
 

@@ -60,8 +60,9 @@ def read_history(
     Args:
         history: path of the topic's Delta table, or of the directory of all archives; default: the session setting
             ``spark.sparklog.history``.
-        start, end: first record, and exclusive end. A time means the first record at or after it in each partition.
-            Offsets are by partition; other partitions are read from their start, or to their end.
+        start, end: the first record to read, and the end, which is not read. A time means the first record at or after
+            it in each partition. A mapping has offsets by partition; partitions that it does not name are read from
+            their start, or to their end.
         columns: the columns to read, in this order; other columns are not read.
         where: conditions on partition, offset and timestamp, as in ``sparklog.read``.
         options: further options of ``format("sparklog")`` for reading the log.
@@ -69,8 +70,8 @@ def read_history(
     Raises:
         ConfigError: ``history`` has no archive of the topic or one without its history, an argument is not valid, or
             the session does not support Delta.
-        DataLoss: there is a gap between the archive and the log. BrokerError: the topic does not exist, or neither the
-        archive nor the log has the offsets.
+        DataLoss: there is a gap between the archive and the log.
+        BrokerError: the topic does not exist, or neither the archive nor the log has the offsets.
     """
     asked = _asked(spark, topic, history, where, options)
     asked = replace(asked, starting=_border("start", topic, start), ending=_border("end", topic, end))
@@ -98,8 +99,9 @@ def read_history(
 class Located(NamedTuple):
     """The position of a time in one partition.
 
-    ``offset`` is that of the first record at or after the time, and ``store`` is where the record is. If there is no
-    such record yet, ``store`` is "ahead" and ``offset`` is the end of the log. ``version`` is the version of the table.
+    ``offset`` is the offset of the first record at or after the time, and ``store`` is where this record is. If there
+    is no such record yet, ``store`` is "ahead" and ``offset`` is the end of the log. ``version`` is the version of the
+    table.
     """
 
     store: Literal["archive", "log", "ahead"]
@@ -115,9 +117,13 @@ def locate_moment(
     history: str | None = None,
     **options: str | int | bool,
 ) -> dict[int, Located]:
-    """Return the position of ``moment`` in each partition of ``topic``.
+    """Return the position of the time ``moment`` in each partition of ``topic``.
 
-    Arguments and errors are those of ``read_history``.
+    The other arguments have the same meaning as in ``read_history``.
+
+    Raises:
+        ConfigError: ``history`` has no archive of the topic, or an argument is not valid.
+        BrokerError: the topic does not exist.
     """
     asked = _asked(spark, topic, history, None, options)
     assert asked.history is not None
@@ -127,7 +133,10 @@ def locate_moment(
 def find_moment(
     bootstrap: str, topic: str, moment: dt.datetime | str, *, history: str, security: Security = None
 ) -> dict[int, Located]:
-    """Return what ``locate_moment`` returns. This function needs no Spark session."""
+    """Return the position of the time ``moment`` in each partition of ``topic``, without a Spark session.
+
+    Raises the same errors as ``locate_moment``.
+    """
     time_us = _time_us("moment", moment)
     with SourceTopic(bootstrap, security) as view:
         selected = view.select(Subscribe((topic,)))

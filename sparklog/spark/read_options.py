@@ -42,21 +42,21 @@ _UNLIMITED = TriggerLimits()
 
 @dataclass(frozen=True, slots=True)
 class Subscribe:
-    """The selection of all partitions of the named topics."""
+    """A selection of topics: all partitions of the named topics."""
 
     topics: tuple[str, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class SubscribePattern:
-    """The selection of all partitions of the topics whose whole name matches a pattern."""
+    """A selection of topics: all partitions of the topics whose whole name matches a pattern."""
 
     pattern: str
 
 
 @dataclass(frozen=True, slots=True)
 class Assign:
-    """The selection of exactly these partitions."""
+    """A selection of partitions: exactly the given ones."""
 
     partitions: tuple[TopicPartition, ...]
 
@@ -66,7 +66,7 @@ TopicSelection = Subscribe | SubscribePattern | Assign
 
 @dataclass(frozen=True, slots=True)
 class ReadOptions:
-    """The parsed options of a read. They have not been checked against the cluster."""
+    """The parsed options of a read. They have not been checked against the cluster yet."""
 
     bootstrap: str
     selection: TopicSelection
@@ -90,18 +90,20 @@ class ReadOptions:
 
     @property
     def is_cut(self) -> bool:
-        """Return whether options determine the number of tasks."""
+        """Return whether the user's options (minPartitions, maxRecordsPerPartition) determine the number of tasks."""
         return self.min_partitions > 0 or self.max_records_per_partition is not None
 
 
 def parse_read_options(
     options: Mapping[str, str], defaults: Mapping[str, str], *, streaming: bool = False
 ) -> ReadOptions:
-    """Parse options as Spark passes them. They override ``defaults`` (by canonical name) of a configured source.
+    """Parse the options of a read, as Spark passes them.
+
+    They override ``defaults``, the options of a configured source by canonical name.
 
     Raises:
-        ConfigError: an option is unknown, a value is not valid, none or several of subscribe, subscribePattern and
-            assign are set, or a stream has an option for batches.
+        ConfigError: an option is unknown, or a value is not valid. None or several of subscribe, subscribePattern and
+            assign are set. A stream has an option that is only for batches.
     """
     given = known_options(options)
     if streaming and (found := [name for name in _BATCH_ONLY if name in given]):
@@ -127,7 +129,7 @@ def parse_read_options(
 
 @dataclass(frozen=True, slots=True)
 class SchemaOptions:
-    """The options that determine the columns of a read, for batches and streams."""
+    """The options that determine the columns of a read, whether it is a batch or a stream."""
 
     bootstrap: str
     selection: TopicSelection
@@ -137,7 +139,10 @@ class SchemaOptions:
 
 
 def parse_schema_options(options: Mapping[str, str], defaults: Mapping[str, str]) -> SchemaOptions:
-    """Parse the options that determine columns, when it is not known yet whether the read is a batch or a stream."""
+    """Parse only the options that determine columns.
+
+    Spark asks for the columns before it is known whether the read is a batch or a stream.
+    """
     given = known_options(options)
     return SchemaOptions(
         find_bootstrap(given, defaults),
@@ -208,7 +213,7 @@ def _history(given: Mapping[str, str]) -> str | None:
 
 
 def history_topic(selection: TopicSelection) -> str | None:
-    """Return the selected topic, or None if several topics or a pattern are selected."""
+    """Return the only topic of a selection, or None if the selection has several topics or is a pattern."""
     match selection:
         case Subscribe(topics):
             names = set(topics)

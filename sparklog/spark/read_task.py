@@ -40,9 +40,14 @@ _ENOUGH_BYTES = 256 * 1024
 
 
 def read_task(partition: InputPartition) -> Iterator[pa.RecordBatch]:
-    """Yield the batches of a task. If there are no tasks, Spark passes a placeholder, for which nothing is yielded.
+    """Yield the batches of a task.
 
-    Raises as ``read_range`` or ``read_files``.
+    If a read has no tasks, Spark passes a placeholder, for which nothing is yielded.
+
+    Raises:
+        DataLoss: the range cannot be read in full.
+        ArchiveFileGone: VACUUM has deleted a file of the archive.
+        BrokerError: a value does not fit its column, or an error persists after retries.
     """
     from sparklog.spark.history_read_task import FilesRead, read_files
 
@@ -54,9 +59,9 @@ def read_task(partition: InputPartition) -> Iterator[pa.RecordBatch]:
 
 
 def read_range(wanted: RangeRead) -> Iterator[pa.RecordBatch]:
-    """Yield the range as batches of the wanted columns.
+    """Yield the records of a range as batches of the wanted columns.
 
-    Small stored batches are combined, because a batch takes the JVM as much time as thousands of rows.
+    Small stored batches are combined, because the JVM needs as much time for a batch as for thousands of rows.
 
     Raises:
         DataLoss: the range cannot be read in full.

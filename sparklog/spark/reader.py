@@ -39,7 +39,10 @@ _LOG = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class ReadPlan:
-    """The state of a reader after planning. It is small and is pickled."""
+    """The result of planning a batch read: its options, its topics, and a column plan for each topic.
+
+    It is small and is pickled.
+    """
 
     options: ReadOptions
     selected: Selected
@@ -50,8 +53,9 @@ def plan_read(view: SourceTopic, options: ReadOptions, *, schema: StructType) ->
     """Look up the topics, and plan where the values of each column of ``schema`` come from.
 
     Raises:
-        BrokerError: SCHEMA_MISMATCH with the columns that the topics do not have, and the errors of
-        ``SourceTopic.select``.
+        BrokerError: SCHEMA_MISMATCH with the columns that a topic does not have; UNKNOWN_TOPIC_OR_PARTITION with the
+            missing topics or partitions.
+        ConfigError: the pattern matches no topic.
     """
     selected = view.select(options.selection)
     columns = {name: project(name, topic.shape, schema) for name, topic in selected.topics.items()}
@@ -59,7 +63,7 @@ def plan_read(view: SourceTopic, options: ReadOptions, *, schema: StructType) ->
 
 
 def project(topic: str, shape: TopicShape, schema: StructType) -> ColumnPlan:
-    """Return, for one topic, the plan where the values of each column of ``schema`` come from.
+    """Return, for one topic, a plan that says where the values of each column of ``schema`` come from.
 
     Raises BrokerError SCHEMA_MISMATCH with the columns that the topic does not have.
     """
@@ -73,11 +77,10 @@ def project(topic: str, shape: TopicShape, schema: StructType) -> ColumnPlan:
 
 
 class BatchReader(DataSourceReader):
-    """The reader of a batch.
+    """The reader of a batch read.
 
-    The driver creates it and calls ``partitions`` once per ``load()``. Tasks call ``read`` on copies.
-
-    It deliberately has no ``pushFilters``: see ``source``.
+    The driver creates it and calls ``partitions`` once per ``load()``. Tasks call ``read`` on copies. The class
+    deliberately has no method ``pushFilters``; the module ``source`` explains why.
     """
 
     def __init__(self, plan: ReadPlan) -> None:
@@ -86,7 +89,9 @@ class BatchReader(DataSourceReader):
         self._security = plan.options.security
 
     def partitions(self) -> list[InputPartition]:
-        """Return the tasks, which cover ranges of the current logs. ``latest`` means the current readable end.
+        """Return the tasks of the read. They cover ranges of the logs as they are now.
+
+        ``latest`` means the current readable end of a log.
 
         Raises:
             DataLoss: some of the records are neither in the log nor in the archive.
@@ -136,7 +141,7 @@ class BatchReader(DataSourceReader):
         )
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        """Yield the range of a task as batches of the declared columns. Raises as ``read_range``."""
+        """Yield the records of a task as batches of the declared columns. Raises the same errors as ``read_task``."""
         return read_task(partition)
 
 
@@ -156,7 +161,14 @@ def asked_ranges(
     *,
     archive: TableSnapshot | None = None,
 ) -> list[PartitionRange]:
-    """Return the ranges of a batch, for logs (or archive and log) with these ends. Raises as ``settle``."""
+    """Return the ranges that the options of a batch read request.
+
+    ``ends`` are the start and end offsets of the logs, or of archive and log together.
+
+    Raises:
+        ConfigError: a start is after its end, or the user did not give exactly the partitions of the read.
+        BrokerError: OFFSET_OUT_OF_RANGE if an offset is outside the log, or no record is at or after a time.
+    """
     starts = settle_place(view, options.starting, ends, options=options, selected=selected, archive=archive)
     stops = settle_place(view, options.ending, ends, options=options, selected=selected, archive=archive)
     ranges = [found for found in settle_ranges(starts, stops) if options.where.takes(found.partition.partition)]
@@ -167,9 +179,9 @@ def asked_ranges(
 
 @dataclass(frozen=True, slots=True)
 class HistoryRanges:
-    """The ranges of a batch over archive and log.
+    """The ranges that a batch reads from the archive (``archived``) and from the log (``logged``).
 
-    Below the archive's end offset, a partition is read from the archive; from this offset on, from the log.
+    Offsets below the archive's end offset are read from the archive, and later offsets from the log.
     """
 
     both: BothEnds
@@ -178,11 +190,14 @@ class HistoryRanges:
 
 
 def ranges_of_both(view: SourceTopic, path: str, options: ReadOptions, selected: Selected) -> HistoryRanges:
-    """Return the ranges of the topic of ``selected`` in its archive at ``path`` and in its log.
+    """Return the ranges to read from the archive at ``path``, and the ranges to read from the log.
+
+    ``selected`` has exactly one topic, to which both belong.
 
     Raises:
-        DataLoss: some of the requested records are neither in the archive nor in the log. ConfigError,
-        ArchiveProgressError: ``path`` has no archive of the topic. BrokerError: as ``settle``.
+        DataLoss: some of the requested records are neither in the archive nor in the log.
+        ConfigError, ArchiveProgressError: ``path`` has no archive of the topic.
+        BrokerError: OFFSET_OUT_OF_RANGE if an offset is outside archive and log, or no record is at or after a time.
     """
     from sparklog.spark.history import History
     from sparklog.spark.history_plan import split_at_archive_end
@@ -217,11 +232,11 @@ def narrow(
     firsts: Mapping[TopicPartition, int | None],
     starts: Mapping[TopicPartition, int],
 ) -> list[PartitionRange]:
-    """Return ``ranges`` with their starts moved to ``firsts``, the first matching offsets in the log (None: no match).
+    """Return ``ranges``, each beginning at the first offset that can match. ``firsts`` has this offset by partition.
 
-    The ends do not change, because times are not ordered and later records may match. A range whose log now begins
-    after the range's start (``starts``) does not change either: matching records may have been archived and deleted
-    before the lookup.
+    A range of a partition without a match (None) is omitted. The ends do not change, because times are not ordered and
+    later records may match. ``starts`` has the log start offsets. If a log now begins after the start of a range, the
+    start does not change either: matching records may have been archived, and deleted from the log, before the lookup.
     """
     narrowed = []
     for tp, start, end in ranges:
@@ -240,7 +255,14 @@ def settle_place(
     selected: Selected,
     archive: TableSnapshot | None = None,
 ) -> dict[TopicPartition, int]:
-    """Return the offset of ``place`` in every partition. Raises as ``offsets.settle``."""
+    """Return the offset that ``place``, the start or the end of the read, means in every partition.
+
+    With failOnDataLoss=false, a given offset outside the log is moved to the nearer end of the log.
+
+    Raises:
+        ConfigError: the user did not give exactly the partitions of the read.
+        BrokerError: OFFSET_OUT_OF_RANGE if an offset is outside the log, or no record is at or after a time.
+    """
     times = times_to_ask(place, ends)
     at_times = view.records_at(times, selected, ends=ends, isolation=options.isolation) if times else {}
     if archive is not None and times:

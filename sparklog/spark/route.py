@@ -22,10 +22,10 @@ TOPIC_COLUMNS = ("topic", "_topic")
 
 @dataclass(frozen=True, slots=True)
 class TopicRoute:
-    """The route of rows into one topic.
+    """A plan for rows that go to one topic: which columns are sent, and which column chooses the partition.
 
     ``payload`` has the columns to send. ``partition_column`` is the column with the number of the partition, if there
-    is one. ``topic_id`` is the topic's id when it was looked up.
+    is one. ``topic_id`` is the topic's id when the topic was looked up.
     """
 
     topic: str
@@ -36,7 +36,10 @@ class TopicRoute:
     stored_as: tuple[str, ...] = ()
 
     def split(self, batch: pa.RecordBatch) -> Iterator[tuple[int | None, pa.RecordBatch]]:
-        """Yield the rows of ``batch`` by partition. The partition is None if the key or the producer chooses it."""
+        """Yield the columns to send of ``batch``, grouped by partition.
+
+        The partition is None if the key or the producer chooses it. Raises BrokerError for a negative partition.
+        """
         rows = batch.select(list(self.payload))
         if self.stored_as:
             rows = rows.rename_columns(list(self.stored_as))
@@ -53,7 +56,7 @@ class TopicRoute:
 
 
 def find_topic_column(columns: StructType) -> str:
-    """Return the column with the name of each row's topic. It is used if the option topic is not set.
+    """Return the name of the column that contains each row's topic. It is used if the option ``topic`` is not set.
 
     Raises:
         ConfigError: there is no such column, or its type is not string.

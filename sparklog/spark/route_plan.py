@@ -36,8 +36,8 @@ def plan_route(topic: str, shape: TopicShape, columns: StructType) -> TopicRoute
     """Return the route of a DataFrame with ``columns`` into ``topic``.
 
     Raises:
-        BrokerError: SCHEMA_MISMATCH with every column that the topic does not have, that is required but missing, or
-            whose type does not match, and with the difference between the two schemas.
+        BrokerError: SCHEMA_MISMATCH. The message names each column that the topic does not have, that is required but
+            missing, or whose type does not match, and it shows the difference between the two schemas.
     """
     own = set(shape.schema.names)
     names = columns.fieldNames()
@@ -68,7 +68,7 @@ def plan_route(topic: str, shape: TopicShape, columns: StructType) -> TopicRoute
 
 
 def with_topic_names(own: Sequence[str], columns: StructType) -> StructType:
-    """Return ``columns`` renamed to the topic's names ``own`` where only the case differs.
+    """Return ``columns`` with the topic's spelling of each name that differs from one in ``own`` only in case.
 
     Spark resolves names like this unless ``spark.sql.caseSensitive`` is set. Exact matches take precedence. A name that
     matches several columns is not changed.
@@ -88,16 +88,16 @@ def with_topic_names(own: Sequence[str], columns: StructType) -> StructType:
 
 
 def data_columns(shape: TopicShape, columns: StructType) -> StructType:
-    """Return the columns of a DataFrame that are data for a topic with this shape."""
+    """Return those columns of a DataFrame that are data for a topic with this shape."""
     own = set(shape.schema.names)
     return StructType([column for column in columns.fields if column.name in own or column.name not in _LEFT_BEHIND])
 
 
 def schema_diff(topic: pa.Schema, written: pa.Schema) -> str:
-    """Return the differences, one column per line: ``-`` for the topic's column, ``+`` for the written one.
+    """Return the differences between a topic's schema and the written columns, one column per line.
 
-    A nullable column that is not written is no difference. Nor is a written column that is only narrower or not
-    nullable.
+    ``-`` marks the topic's column and ``+`` the written one. A nullable column that is not written is no difference.
+    Nor is a written column that is only narrower or not nullable.
     """
     lines = []
     for field in topic:

@@ -84,10 +84,10 @@ _WIDER: dict[pa.DataType, pa.DataType] = {
 
 @dataclass(frozen=True, slots=True)
 class TopicShape:
-    """The properties of a topic that determine its columns. It is pickled to tasks.
+    """The properties of a topic that determine its columns in Spark. The object is pickled to tasks.
 
-    ``schema`` is the topic's newest schema, and ``schema_id`` its number, or -1 if unknown. ``stamped_by_log`` means
-    that the topic uses the leader's append time.
+    ``schema`` is the topic's newest schema. ``schema_id`` is the schema's number, or -1 if it is unknown.
+    ``stamped_by_log`` means that records have the leader's append time.
     """
 
     schema: pa.Schema
@@ -111,8 +111,8 @@ def arrow_schema(columns: StructType) -> pa.Schema:
     """Return the Arrow schema of a typed topic for these Spark columns. Timestamps are in UTC.
 
     Raises:
-        BrokerError: SCHEMA_MISMATCH with the columns whose type a topic does not support: those of ``arrow_columns``,
-            and columns of the null type.
+        BrokerError: SCHEMA_MISMATCH with the columns whose type a topic does not support: the null type, year-month and
+            calendar intervals, variants, geometries.
     """
     schema = arrow_columns(columns)
     check_schema(schema)
@@ -120,9 +120,9 @@ def arrow_schema(columns: StructType) -> pa.Schema:
 
 
 def arrow_columns(columns: StructType) -> pa.Schema:
-    """Return the Arrow schema in which a sink receives these Spark columns.
+    """Return the Arrow schema in which Spark passes these columns to a sink, except for the time zone of timestamps.
 
-    Only the time zone of timestamps differs: it is UTC here, but a sink receives that of the session.
+    The time zone is UTC in the result, but Spark uses that of the session.
 
     Raises:
         BrokerError: SCHEMA_MISMATCH with the columns whose Arrow type cannot be stored: year-month and calendar
@@ -215,13 +215,14 @@ def _crossing_field(field: pa.Field) -> pa.Field:
 
 
 def check_projection(declared: StructType, offered: StructType, *, with_errors: bool = False) -> None:
-    """Check a schema given to ``.schema(...)``, which must select from the offered columns, in any order.
+    """Check the schema ``declared`` that a user gave to ``.schema(...)``: it must select from the ``offered`` columns.
 
-    ``with_errors`` means that it includes cast errors, so that values may become null.
+    The order of the columns is free. ``with_errors`` means that the column of cast errors is read, so that all other
+    columns may be null.
 
     Raises:
-        BrokerError: SCHEMA_MISMATCH with the columns that the topic does not have or has with another type, or that
-            are declared NOT NULL although they may have nulls.
+        BrokerError: SCHEMA_MISMATCH with the columns that the topic does not have or has with another type, or that are
+            declared NOT NULL although they may have nulls.
     """
     if not declared.fields:
         _mismatch("the schema has no columns; declare at least one, such as the offset")
@@ -285,7 +286,7 @@ def _children_promise_less(left: DataType, right: DataType) -> bool:
 
 
 def one_shape(shapes: Mapping[str, TopicShape]) -> TopicShape:
-    """Return the shape of the topics of a read, which must have the same columns.
+    """Return the shape that all topics of a read share, because they must have the same columns.
 
     Raises:
         BrokerError: SCHEMA_MISMATCH with two topics whose columns differ.

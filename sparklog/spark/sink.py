@@ -47,10 +47,11 @@ _ABORT_PATIENCE_S = 10.0
 
 @dataclass(frozen=True, slots=True)
 class SinkRun:
-    """The identity of one attempt to write one version: a micro-batch, or a batch write with its number.
+    """The identity of one attempt to write one version. A version is a micro-batch, or a batch write with its number.
 
-    ``key`` is the transactional key of the write. ``app_id`` is the name that the user gave the write, or empty.
-    ``topic_id`` is the id of the topic that the option names, or empty if rows name their topics.
+    ``key`` identifies the sequence of versions to the transaction coordinator, as a transactional id does. ``app_id``
+    is the name that the user gave the write, or empty. ``topic_id`` is the id of the topic that the option names, or
+    empty if rows name their topics.
     """
 
     key: str
@@ -61,7 +62,10 @@ class SinkRun:
 
     @property
     def is_by_topic(self) -> bool:
-        """Return whether rows name their topics. Versions are then checked for each topic."""
+        """Return whether this is a named write whose rows name their topics.
+
+        The version of such a write is checked for each topic.
+        """
         return bool(self.app_id) and not self.topic_id
 
     def __str__(self) -> str:
@@ -70,13 +74,12 @@ class SinkRun:
 
 @dataclass(frozen=True)
 class WrittenRows(WriterCommitMessage):
-    """The result of one task: the number of appended rows, and the offset ranges that contain them.
+    """The result of one task: the number of appended rows, and the offset ranges that contain these rows.
 
-    The ranges may also contain records of other producers.
-
-    ``run`` is None if the write is not exactly once. ``producer_id`` is None if this version was committed before; the
-    rows were then only counted. ``topic_ids`` has the ids of the written topics, by name. ``known_rows`` is the number
-    of rows that were not written because their topics already have this version.
+    The ranges may also contain records of other producers. ``run`` is None if the write is not exactly once.
+    ``producer_id`` is None if this version was committed before; the task then only counted the rows. ``topic_ids`` has
+    the ids of the written topics, by name. ``known_rows`` is the number of rows that were not written because their
+    topics already have this version.
     """
 
     rows: int
@@ -96,9 +99,9 @@ def new_run_id() -> str:
 
 
 def batch_run(run_id: str, named: NamedWrite | None = None, *, topic_id: str = "") -> SinkRun:
-    """Return the ``SinkRun`` of a batch write: of a new write, or of a write that its user named.
+    """Return the ``SinkRun`` of a batch write. ``named`` is the name that its user gave it, or None.
 
-    The write goes to the topic with this id, or to the topics that its rows name.
+    ``topic_id`` is the id of the topic to which the write goes, or empty if rows name their topics.
 
     The same name for two topics means two sequences of writes, and a recreated topic begins a new one. Otherwise a
     write could be mistaken for one that was committed to another topic, and its rows would be skipped. Source: Delta
@@ -124,9 +127,9 @@ def stream_run(run_id: str) -> SinkRun:
 
 
 def join_run(bootstrap: str, run: SinkRun, *, timeout_s: float, security: Security = None) -> Joined | None:
-    """Join the run's transaction. Return None if its version is already committed.
+    """Join the transaction of ``run``. Return None if the run's version is already committed.
 
-    If rows name their topics, this is checked later, for each topic.
+    If rows name their topics, the version is checked later, for each topic.
 
     Raises:
         ProducerFenced: a later run has begun.
@@ -146,11 +149,10 @@ def join_run(bootstrap: str, run: SinkRun, *, timeout_s: float, security: Securi
 
 
 def is_known(bootstrap: str, run: SinkRun, topic_id: str, *, security: Security = None) -> bool:
-    """Return whether this topic already has the version of a named write, of either kind.
+    """Return whether a topic already has the version of a named write.
 
-    Call it after joining ``run``. All tasks of the run get the same result.
-
-    Raises as ``join_run``.
+    It does not matter whether an option or the rows named the topic in the earlier write. Call this after joining
+    ``run``. All tasks of the run get the same result. Raises the same errors as ``join_run``.
     """
     asked = [(_named_key(run.app_id), topic_id)]
     if run.is_by_topic:
@@ -168,10 +170,10 @@ def commit_run(bootstrap: str, messages: Sequence[WriterCommitMessage | None], *
     """Commit the rows of the tasks that sent ``messages``, all or none.
 
     Raises:
-        ClusterError: a task sent no message, so its rows may be missing. BrokerError: INCONSISTENT_TOPIC_ID if a topic
-        was recreated between two tasks. ProducerFenced, TransactionStateError: another run has taken over, and no row
-        of this run is committed. CommitOutcomeUnknown: no coordinator responded. Run the same version again to learn or
-        complete the outcome.
+        ClusterError: a task sent no message, so its rows may be missing.
+        BrokerError: INCONSISTENT_TOPIC_ID if a topic was recreated between two tasks.
+        ProducerFenced, TransactionStateError: another run has taken over, and no row of this run is committed.
+        CommitOutcomeUnknown: no coordinator responded. Run the same version again to learn or complete the outcome.
     """
     written = [message for message in messages if isinstance(message, WrittenRows)]
     if missing := len(messages) - len(written):
@@ -222,9 +224,9 @@ def _commit(bootstrap: str, run: SinkRun, written: Sequence[WrittenRows], securi
 
 
 def abort_run(bootstrap: str, run: SinkRun | None, *, security: Security = None) -> None:
-    """Abort the run now if possible. Otherwise the next run or the transaction's time-out aborts it.
+    """Abort the transaction of ``run``. If this fails, the next run or the transaction's time-out aborts it.
 
-    Committed rows stay, because Spark also calls abort if only the response to a commit was lost.
+    Rows that are already committed stay. Spark also calls abort if only the response to a commit was lost.
     """
     if run is None:
         return
@@ -245,5 +247,5 @@ def abort_run(bootstrap: str, run: SinkRun | None, *, security: Security = None)
 
 
 def known_run(messages: Sequence[WriterCommitMessage | None]) -> SinkRun | None:
-    """Return the ``SinkRun`` of a batch, which every message of its tasks contains, or None if there is no message."""
+    """Return the ``SinkRun`` that the messages of a batch's tasks contain, or None if there is no message."""
     return next((message.run for message in messages if isinstance(message, WrittenRows)), None)

@@ -43,7 +43,7 @@ class SparklogSource(DataSource):
         return "sparklog"
 
     def schema(self) -> StructType:
-        """Return the columns of the topics. Spark does not call it if the user gives a schema, or for a write."""
+        """Return the columns of the topics. Spark does not call this for a write, or if the user gives a schema."""
         from sparklog.spark.read_options import parse_schema_options
         from sparklog.spark.topics import SourceTopic
 
@@ -68,7 +68,8 @@ class SparklogSource(DataSource):
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:  # noqa: N802 - pyspark's name
         """Return a reader for a stream.
 
-        Spark calls it for each run of a query and again for its tasks, so it does not query the cluster.
+        Spark calls this method for each run of a query and again for its tasks, so the method does not query the
+        cluster.
         """
         from sparklog.spark.read_options import parse_read_options
         from sparklog.spark.stream import StreamReader
@@ -98,8 +99,8 @@ class SparklogSource(DataSource):
     def streamWriter(self, schema: StructType, overwrite: bool) -> DataSourceStreamWriter:  # noqa: N802
         """Return a writer of one micro-batch.
 
-        Spark calls it three times per batch, so it does not query the cluster. ``overwrite`` is set in output mode
-        complete, in which each batch appends the whole result, as with the Kafka sink.
+        Spark calls this method three times per batch, so the method does not query the cluster. ``overwrite`` is set in
+        output mode complete, in which each batch appends the whole result, as with the Kafka sink.
         """
         from sparklog.spark.write_options import parse_write_options
         from sparklog.spark.write_plan import plan_write

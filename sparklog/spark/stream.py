@@ -53,7 +53,10 @@ _ATTEMPTS = 5
 
 
 class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
-    """The reader of one run of a query. One thread of Spark's planning process uses it; tasks only call ``read``."""
+    """The reader of one run of a streaming query.
+
+    One thread of Spark's planning process uses it. Tasks have copies, on which they only call ``read``.
+    """
 
     def __init__(self, options: ReadOptions, schema: StructType) -> None:
         self._options = options
@@ -92,7 +95,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         _, self._target = self._read_topics(known=(), positions={})
 
     def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:  # noqa: N802
-        """Return the end of the batch that begins at ``start``, or ``start`` itself if there are no or too few records.
+        """Return the end of the batch that begins at ``start``, or ``start`` if there are not enough new records.
 
         Raises:
             DataLoss: records after ``start`` are lost or may be lost, and the options do not allow that.
@@ -116,13 +119,13 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return end.to_json()
 
     def reportLatestOffset(self) -> dict[str, Any] | None:  # noqa: N802
-        """Return the readable ends as of the planning of the last batch. Spark computes the query's lag from them."""
+        """Return the readable ends of the logs when the last batch was planned. Spark computes the lag from them."""
         return self._latest
 
     # --- batches ---
 
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> list[InputPartition]:
-        """Return the tasks of a batch.
+        """Return the tasks of the batch from ``start`` to ``end``.
 
         Raises:
             DataLoss: a replayed batch needs a topic that no longer exists.
@@ -142,7 +145,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return self._tasks_of_both(self._options.history, wanted, log_task)
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        """Yield the batches of a task. Raises as ``read_task``."""
+        """Yield the batches of a task. Raises the same errors as ``read_task``."""
         return read_task(partition)
 
     def stop(self) -> None:

@@ -30,9 +30,10 @@ MARKER: dict[str, Any] = {"start": "as the options say", "version": VERSION}
 
 
 class Position(NamedTuple):
-    """The next offset to read in a partition of the topic with this id.
+    """The next offset that a query reads in a partition, with the id of the partition's topic.
 
-    If ``epoch`` is NO_EPOCH, a truncation of the log is not detected.
+    ``epoch`` is the leader epoch in which the partition was known to reach that offset. With NO_EPOCH, a truncation of
+    the log is not detected.
     """
 
     topic_id: str
@@ -42,13 +43,16 @@ class Position(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class StreamOffset:
-    """The end of a batch. ``begun`` has the starts of the batch that differ from the end of the previous batch."""
+    """The position of a query at the end of a batch.
+
+    ``begun`` has the start of the batch in partitions where it is not the end of the previous batch.
+    """
 
     positions: Mapping[TopicPartition, Position]
     begun: Mapping[TopicPartition, Position] = field(default_factory=dict)
 
     def to_json(self) -> dict[str, Any]:
-        """Return the value for Spark. ``json.dumps`` keeps the order of these dictionaries."""
+        """Return the position as the value that Spark stores as JSON. ``json.dumps`` keeps the order of its keys."""
         begun = {"from": _grouped(self.begun)} if self.begun else {}
         return {**begun, "topics": _grouped(self.positions), "version": VERSION}
 
@@ -70,7 +74,7 @@ def is_marker(offset: Mapping[str, Any]) -> bool:
 
 
 def parse_stream_offset(offset: Mapping[str, Any]) -> StreamOffset:
-    """Parse an offset that Spark read from the checkpoint.
+    """Parse a position that Spark has read from the checkpoint.
 
     Raises:
         ConfigError: a newer version or another source wrote it.

@@ -29,7 +29,10 @@ _PAUSE_S = 0.05
 
 
 class TaskLogin:
-    """The login of the tasks of one read or write. Owner: the planning process."""
+    """A provider of the settings with which the tasks of one read or write log in.
+
+    Not thread-safe: use it only in the planning process.
+    """
 
     def __init__(self, bootstrap: str, security: ClientSecurity | None) -> None:
         self._bootstrap = bootstrap
@@ -41,7 +44,7 @@ class TaskLogin:
     def security(self) -> ClientSecurity | None:
         """Return the settings for tasks that start now. A token in them is valid for at least half of its lifetime.
 
-        If the options have no SASL login, return the settings in the options.
+        If the options have no SASL login, or already have a token, return their settings.
 
         Raises:
             BrokerError: the login failed.

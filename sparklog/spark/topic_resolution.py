@@ -28,16 +28,22 @@ _DEFAULT_SHAPE = TopicShape(DEFAULT_SCHEMA, "timestamp")
 
 
 def look_up_route(topic: str, columns: StructType, options: WriteOptions) -> TopicRoute:
-    """Connect to the cluster of the options and return the route, as ``settle_route`` does."""
+    """Connect to the cluster that the options name, and return the route that ``settle_route`` returns.
+
+    Raises the same errors as ``settle_route``.
+    """
     with BlockingCluster(options.bootstrap, client_id=CLIENT_ID, security=options.security) as link:
         return settle_route(link, topic, columns, options)
 
 
 def settle_route(link: BlockingCluster, topic: str, columns: StructType, options: WriteOptions) -> TopicRoute:
-    """Return the route of a DataFrame with ``columns`` into ``topic``. The topic then exists and has matching columns.
+    """Return the route of a DataFrame with ``columns`` into ``topic``.
+
+    When this returns, the topic exists and has matching columns.
 
     Raises:
-        BrokerError: UNKNOWN_TOPIC_OR_PARTITION without ``createTopic``; SCHEMA_MISMATCH with what differs.
+        BrokerError: UNKNOWN_TOPIC_OR_PARTITION if the topic does not exist and ``createTopic`` is not set;
+            SCHEMA_MISMATCH with the columns that differ.
         ConfigError: the topic exists with other key columns than requested.
     """
     found = _found(link, topic, columns, options)

@@ -36,10 +36,10 @@ _TIMEOUT_S = 60.0
 
 @dataclass(frozen=True, slots=True)
 class SelectedTopic:
-    """One topic of a read.
+    """One topic of a read, as the cluster described it.
 
     ``topic_id`` distinguishes it from a later topic with the same name. ``restored_from`` is the value of the topic's
-    setting.
+    setting ``restored.from``.
     """
 
     topic_id: str
@@ -53,7 +53,7 @@ class SelectedTopic:
 
 @dataclass(frozen=True, slots=True)
 class Selected:
-    """The topics of a read by name, and its partitions in order."""
+    """The topics of a read by name, and the partitions to read in ascending order."""
 
     topics: Mapping[str, SelectedTopic]
     partitions: tuple[TopicPartition, ...]
@@ -65,7 +65,7 @@ class Selected:
 
 
 class TopicLogEnds(NamedTuple):
-    """The earliest offset and readable end of a log, and the epoch of the leader that returned them."""
+    """The earliest offset and readable end of one partition's log, and the epoch of the leader that returned them."""
 
     start: int
     end: int
@@ -77,7 +77,10 @@ class TopicLogEnds(NamedTuple):
 
 
 class SourceTopic:
-    """The connections to a cluster for planning. Use it from one thread, in a ``with`` block, or call ``close``."""
+    """A client with which a planning process looks up topics and the ends of their logs.
+
+    Not thread-safe. Use it in a ``with`` block, or call ``close``.
+    """
 
     def __init__(self, bootstrap: str, security: Security = None) -> None:
         """Create the object without connecting."""
@@ -97,12 +100,12 @@ class SourceTopic:
     def select(self, selection: TopicSelection, *, known: Collection[str] | None = None) -> Selected:
         """Look up the topics of ``selection``.
 
-        ``known`` are topics that existed before. If it is given, deleted topics are omitted; if it is None, a missing
-        topic is an error.
+        ``known`` are topics that an earlier lookup found. If it is given, the result omits topics that no longer exist.
+        If it is None, a missing topic is an error.
 
         Raises:
-            BrokerError: UNKNOWN_TOPIC_OR_PARTITION with the missing topics or partitions. ConfigError: the pattern
-            matches no topic, so the columns are unknown.
+            BrokerError: UNKNOWN_TOPIC_OR_PARTITION with the missing topics or partitions.
+            ConfigError: the pattern matches no topic, so the columns are unknown.
         """
         match selection:
             case Subscribe(topics):
@@ -130,9 +133,10 @@ class SourceTopic:
     def ends(
         self, partitions: Iterable[TopicPartition], isolation: int, *, known: Mapping[TopicPartition, int]
     ) -> dict[TopicPartition, TopicLogEnds]:
-        """Return the ends of logs.
+        """Return the earliest offsets and readable ends of the logs of ``partitions``.
 
-        ``known`` has offsets that the logs should reach. If a leader returns less, another broker may have replaced it.
+        ``known`` has offsets that the logs should reach. If a leader returns a lower end, another broker may have
+        replaced it.
 
         Raises:
             BrokerError: UNKNOWN_TOPIC_OR_PARTITION.
@@ -148,14 +152,14 @@ class SourceTopic:
         }
 
     def starts(self, partitions: Iterable[TopicPartition]) -> dict[TopicPartition, int]:
-        """Return the earliest offsets of logs. Raises as ``ends``."""
+        """Return the earliest offsets of the logs of ``partitions``. Raises the same errors as ``ends``."""
         found = listed_offsets(self.link, dict.fromkeys(partitions, "earliest"))
         return {tp: answer.offset for tp, answer in found.items()}
 
     def batches_at(self, times: Mapping[TopicPartition, int], isolation: int) -> dict[TopicPartition, int | None]:
-        """Return, for each time (us), an offset at or shortly before the first record that is not older.
+        """Return, for each partition, an offset at or shortly before the first record at or after the partition's time.
 
-        The offset is None if every record is older.
+        ``times`` are in us. The offset is None if all records are older.
         """
         found = listed_offsets(self.link, dict(times), isolation=isolation)
         return {tp: None if answer.offset < 0 else answer.offset for tp, answer in found.items()}
@@ -168,9 +172,10 @@ class SourceTopic:
         ends: Mapping[TopicPartition, TopicLogEnds],
         isolation: int,
     ) -> dict[TopicPartition, int | None]:
-        """Return the offset of the first record at or after each time (us).
+        """Return, for each partition, the offset of the first record at or after the partition's time, or None.
 
-        Brokers find only the batch, so this reads one batch per partition.
+        ``times`` are in us. Brokers find only the batch that contains the record, so this reads one batch per
+        partition.
         """
         found = self.batches_at(times, isolation)
         return {

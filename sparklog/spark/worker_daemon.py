@@ -82,7 +82,7 @@ _archives: dict[str, tuple[int, ...] | None] = {}
 
 
 def load() -> None:
-    """Load the modules of tasks.
+    """Load the modules that tasks need.
 
     If a module cannot be loaded, the task that needs it raises the error. Other tasks work without the module.
     """
@@ -105,7 +105,7 @@ def load() -> None:
 
 
 def keep_memory() -> None:
-    """Make this process, and those that it forks, keep freed memory. Without glibc it does nothing."""
+    """Make this process, and the processes that it forks, keep freed memory. Without glibc this does nothing."""
     told = any(name in os.environ for name in _MALLOC_IS_TOLD) or "glibc.malloc." in os.environ.get(_GLIBC_IS_TOLD, "")
     if told or _BOUNDED in os.environ:
         return

@@ -34,7 +34,7 @@ _MAX_TIMEOUT_S = 86_400.0
 
 @dataclass(frozen=True, slots=True)
 class NewTopic:
-    """The properties of a topic to create. None means the brokers' default."""
+    """The properties of a topic that a write creates. None means the brokers' default."""
 
     partitions: int | None
     replication_factor: int | None
@@ -42,7 +42,7 @@ class NewTopic:
 
 @dataclass(frozen=True, slots=True)
 class NamedWrite:
-    """The name of a batch write, by which it is recognised when it runs again: ``txnAppId`` and ``txnVersion``.
+    """The name and number of a batch write: ``txnAppId`` and ``txnVersion``. By them a repeated write is recognised.
 
     Source: Delta Lake.
     """
@@ -73,7 +73,9 @@ class WriteOptions:
 def parse_write_options(
     options: Mapping[str, str], defaults: Mapping[str, str], *, streaming: bool = False
 ) -> WriteOptions:
-    """Parse options as Spark passes them. They override ``defaults`` (by canonical name) of a configured source.
+    """Parse the options of a write, as Spark passes them.
+
+    They override ``defaults``, the options of a configured source by canonical name.
 
     Raises:
         ConfigError: an option is unknown, a value is not valid, or two options contradict each other.

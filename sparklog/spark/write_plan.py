@@ -15,9 +15,9 @@ from sparklog.spark.write_options import WriteOptions
 
 @dataclass(frozen=True, slots=True)
 class WritePlan:
-    """The state that a task needs. It is small and is pickled to every task.
+    """The part of a write that every task needs: its options, columns and routes. It is small and is pickled.
 
-    If a route is missing, the task plans it when the first row for its topic appears.
+    If a topic has no route yet, the task plans the route when the first row for the topic appears.
     """
 
     options: WriteOptions
@@ -35,11 +35,13 @@ class WritePlan:
 
 
 def plan_write(options: WriteOptions, *, schema: StructType, now: bool) -> WritePlan:
-    """Check the columns of a DataFrame. With ``now``, also check them against the topic, if an option names it.
+    """Check the columns of a DataFrame, and return the plan of the write.
+
+    With ``now``, if an option names the topic, also check the columns against the topic.
 
     Raises:
-        ConfigError: neither an option nor a column names the topic, or two columns have the same name. BrokerError:
-        SCHEMA_MISMATCH with the columns that do not match, or UNKNOWN_TOPIC_OR_PARTITION.
+        ConfigError: neither an option nor a column names the topic, or two columns have the same name.
+        BrokerError: SCHEMA_MISMATCH with the columns that do not match, or UNKNOWN_TOPIC_OR_PARTITION.
     """
     names = schema.fieldNames()
     if twice := sorted({name for name in names if names.count(name) > 1}):

@@ -37,7 +37,12 @@ _DELIVERY_TIMEOUT_S = 120.0
 
 
 def write_rows(plan: WritePlan, run: SinkRun | None, batches: Iterator[pa.RecordBatch]) -> WrittenRows:
-    """Run one attempt of one task. Raises as ``BatchWriter.write``."""
+    """Write the rows of one attempt of one task; return the result for the driver.
+
+    Raises:
+        BrokerError: an error persists after retries, such as ProducerFenced.
+        ClientTimeout: no coordinator responded.
+    """
     written = _written(plan, run, batches)
     freeze_worker()
     return written

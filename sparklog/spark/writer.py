@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 
 class BatchWriter(DataSourceArrowWriter):
-    """The writer of a batch. The driver creates it and calls ``commit`` or ``abort``.
+    """The writer of a batch write. The driver creates it and calls ``commit`` or ``abort``.
 
     Tasks call ``write`` on copies.
     """
@@ -33,7 +33,9 @@ class BatchWriter(DataSourceArrowWriter):
         self._run = plan.run(new_run_id()) if plan.options.exactly_once else None
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
-        """Append all rows, to be committed later. Return when all in-sync replicas have every row.
+        """Append all rows of a task. Return when all in-sync replicas have every row.
+
+        The rows are committed later, by ``commit``.
 
         Raises:
             BrokerError: an error persists after retries, such as ProducerFenced.
@@ -43,7 +45,7 @@ class BatchWriter(DataSourceArrowWriter):
         return write_rows(self._plan, self._run, iterator)
 
     def commit(self, messages: Sequence[WriterCommitMessage | None]) -> None:
-        """Commit the rows of all tasks. Raises as ``sink.commit_run``."""
+        """Commit the rows of all tasks. Raises the same errors as ``sink.commit_run``."""
         freeze_planner()
         commit_run(self._plan.options.bootstrap, messages, security=self._plan.options.security)
 
@@ -53,9 +55,10 @@ class BatchWriter(DataSourceArrowWriter):
 
 
 class StreamWriter(DataSourceStreamArrowWriter):
-    """The writer of a micro-batch.
+    """The writer of one micro-batch.
 
-    Spark creates one for its tasks and another for its commit, so they share only the tasks' messages.
+    Spark creates one object for the tasks and another one for the commit, so the two share only the messages of the
+    tasks.
     """
 
     def __init__(self, plan: WritePlan) -> None:
@@ -64,9 +67,9 @@ class StreamWriter(DataSourceStreamArrowWriter):
         self._run_id = new_run_id()
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
-        """Append rows as ``BatchWriter.write`` does.
+        """Append all rows of a task, as ``BatchWriter.write`` does. Raises the same errors.
 
-        Rows of a micro-batch that is already committed are only counted.
+        If the micro-batch is already committed, its rows are only counted.
         """
         from sparklog.spark.write_task import write_rows
 
@@ -74,10 +77,13 @@ class StreamWriter(DataSourceStreamArrowWriter):
         return write_rows(self._plan, run, iterator)
 
     def commit(self, messages: Sequence[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803
-        """Commit the rows of all tasks. Raises as ``sink.commit_run``."""
+        """Commit the rows of all tasks. Raises the same errors as ``sink.commit_run``."""
         freeze_planner()
         commit_run(self._plan.options.bootstrap, messages, security=self._plan.options.security)
 
     def abort(self, messages: Sequence[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803
-        """Abort the rows of tasks that sent a message. The next run of the query aborts the rows of failed tasks."""
+        """Abort the run that the messages of the tasks name.
+
+        If no task sent a message, the next run of the query aborts their rows.
+        """
         abort_run(self._plan.options.bootstrap, known_run(messages), security=self._plan.options.security)
