@@ -36,10 +36,9 @@ class Kind(str, Enum):
 
 
 class InForce(NamedTuple):
-    """One setting in effect.
+    """A setting in effect, with its value and the origin of the value.
 
-    ``origin`` says where the value comes from: the topic, the cluster (given when the brokers were started), or the
-    built-in default.
+    ``origin`` is the topic, the cluster (the setting was given when the brokers were started), or the built-in default.
     """
 
     name: str
@@ -172,7 +171,12 @@ def alter(
 def alter_topic(
     admin: Admin, topic: str, wanted: Mapping[str, str], *, unset: Sequence[str] | None, as_json: bool
 ) -> None:
-    """Change settings of a topic and print the result. Raises as ``Admin.alter_topic``."""
+    """Change settings of a topic and print the result.
+
+    Raises:
+        BrokerError: UNKNOWN_TOPIC_OR_PARTITION; INVALID_CONFIG names the setting and its range.
+        ClientTimeout: no success in time; the settings may still be changed.
+    """
     found = admin.alter_topic(topic, wanted, unset=unset or ())
     settings = ", ".join(f"{name}={value}" for name, value in sorted(found.config.items())) or "all defaults"
     done({"topic": topic, "config": dict(found.config)}, f"{topic}: {settings}", as_json=as_json)

@@ -41,7 +41,7 @@ _STREAM_START = b"\xff\xff\xff\xff"
 
 
 class InputFormat(str, Enum):
-    """The formats of input."""
+    """The formats of files and pipes that a command can read."""
 
     LINES = "lines"
     #: The whole input becomes one record, as when kcat sends a file.
@@ -70,14 +70,14 @@ _BROKEN = (pa.ArrowException, ValueError, EOFError, zlib.error, gzip.BadGzipFile
 
 
 class Input(NamedTuple):
-    """A stream of tables, and its total number of rows if known."""
+    """An open input: a stream of tables, and the total number of rows, or None if it is not known."""
 
     tables: Iterator[pa.Table]
     total_rows: int | None
 
 
 def format_of(path: Path | None) -> InputFormat:
-    """Return the format that a file name implies; lines for standard input and for unknown names."""
+    """Return the input format that a file name implies. It is lines for standard input and for unknown names."""
     return _BY_SUFFIX.get(plain_path(path).suffix.lower(), InputFormat.LINES) if path is not None else InputFormat.LINES
 
 
@@ -87,16 +87,18 @@ def compression_of(path: Path | None) -> str | None:
 
 
 def plain_path(path: Path) -> Path:
-    """Return ``path`` without the suffix of a compression."""
+    """Return ``path`` without a suffix that means compression."""
     return path.with_suffix("") if compression_of(path) else path
 
 
 @contextlib.contextmanager
 def open_input(path: Path | None, kind: InputFormat, *, schema: pa.Schema, separator: str | None) -> Iterator[Input]:
-    """Open a file, or standard input, for a ``with`` block. Text is parsed to the types of ``schema``, the topic's.
+    """Open a file, or standard input, for a ``with`` block.
+
+    ``schema`` is the topic's schema. Text is parsed to its types.
 
     Raises:
-        ConfigError: the content does not have the format; also raised while the tables are read.
+        ConfigError: the content does not have the format. This may also be raised later, while the tables are read.
         OSError: the file cannot be opened.
     """
     name = "standard input" if path is None else str(path)
@@ -123,7 +125,7 @@ def open_input(path: Path | None, kind: InputFormat, *, schema: pa.Schema, separ
 
 
 def schema_of_file(path: Path) -> pa.Schema:
-    """Return the columns of a Parquet, Arrow or CSV file, as types that a topic supports.
+    """Return the columns of a Parquet, Arrow or CSV file, with types that a topic supports.
 
     Raises:
         ConfigError: the file has another format, or is broken.

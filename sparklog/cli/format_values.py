@@ -69,7 +69,7 @@ def csv_values(array: pa.Array) -> list[bytes | None]:
 
 
 def as_json(value: Any) -> bytes:
-    """Return one of the values of ``json_values`` as a JSON document."""
+    """Encode one value from ``json_values`` as a JSON document."""
     return json.dumps(value, ensure_ascii=False, separators=(",", ":"), allow_nan=False).encode()
 
 
@@ -80,7 +80,7 @@ def _stored(array: pa.Array) -> pa.Array:
 
 @lru_cache(maxsize=1024)
 def stored_type(kind: pa.DataType) -> pa.DataType:
-    """Return the type ``kind`` with integers in place of times."""
+    """Return ``kind`` with integer types in place of time types, as Arrow stores times."""
     if is_time(kind):
         return pa.int32() if kind.bit_width == 32 else pa.int64()
     if types.is_struct(kind):

@@ -27,11 +27,11 @@ _ENDS: dict[str, OffsetQuery] = {"earliest": "earliest", "latest": "latest"}
 
 
 class GroupLag(NamedTuple):
-    """The state of a group in one partition.
+    """The progress of a consumer group in one partition.
 
-    ``offset`` is the next offset that the group reads, and None without a committed offset. ``end_offset`` is the end
-    of the committed records, and None if the topic was deleted. ``lag`` is the difference. ``member`` reads the
-    partition, and is None if no member does.
+    ``offset`` is the next offset that the group reads, or None if it has not committed an offset. ``end_offset`` is the
+    end of the committed records, or None if the topic was deleted. ``lag`` is the difference between the two.
+    ``member`` is the member that reads the partition, or None.
     """
 
     topic: str

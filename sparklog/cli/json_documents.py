@@ -18,7 +18,7 @@ _BOM = b"\xef\xbb\xbf"
 
 
 class JsonDocuments:
-    """The parser of one input. See the module."""
+    """A parser of the JSON objects in one input. The caller passes blocks of lines, and takes complete objects."""
 
     def __init__(self) -> None:
         #: The number of lines before the current line.
@@ -32,7 +32,7 @@ class JsonDocuments:
         self._lines: list[int] = []
 
     def feed(self, block: bytes) -> None:
-        """Parse a block of whole lines. Raises ValueError with the line number for anything but a JSON object."""
+        """Parse a block of whole lines. Raises ValueError with the line number if a value is not a JSON object."""
         if not self._line and not self._incomplete:
             block = block.removeprefix(_BOM)
         if not self._incomplete and (rows := flat_objects(block)) is not None:
@@ -47,7 +47,7 @@ class JsonDocuments:
                 self._parse_line(line)
 
     def close(self) -> None:
-        """End the input. Raises ValueError if an object is incomplete."""
+        """Mark the end of the input. Raises ValueError if an object is incomplete."""
         if self._incomplete:
             self._parse_incomplete()
 
@@ -115,8 +115,8 @@ _FAST_DECODER = msgspec.json.Decoder(float_hook=Decimal)
 def flat_objects(block: bytes) -> list[dict[str, Any]] | None:
     """Return the objects of ``block`` if each line is one object without nested values; otherwise None.
 
-    Every name and every string has two quotes. If the block has exactly as many quotes as the parsed values need, no
-    object has the same name twice.
+    Also return None if an object has a name twice, because the parser keeps only one of the values. The number of
+    quotes shows this: every name and every string has two, so the parsed objects need exactly as many as the block has.
     """
     try:
         rows = _FAST_DECODER.decode_lines(block)

@@ -149,13 +149,23 @@ def print_moves(moves: Sequence[MoveDescription]) -> None:
 
 
 def confirm_moves(what: str, *, yes: bool) -> None:
-    """Ask for confirmation of moves, because replicas outside the target are deleted. Raises as ``confirm``."""
+    """Ask for confirmation of moves, because replicas outside the target are deleted.
+
+    Raises:
+        typer.Abort: the answer is no.
+        ConfigError: stdin is not a terminal.
+    """
     question = f"Move replicas of {what}? Replicas outside the target are deleted once the others are in sync."
     confirm(question, f"moving replicas of {what}", yes=yes)
 
 
 def confirm_cancel(what: str, *, yes: bool) -> None:
-    """Ask for confirmation of a cancellation of moves. Raises as ``confirm``."""
+    """Ask for confirmation that moves are to be cancelled.
+
+    Raises:
+        typer.Abort: the answer is no.
+        ConfigError: stdin is not a terminal.
+    """
     question = f"Cancel the moves of {what}? The data copied so far is deleted."
     confirm(question, f"cancelling the moves of {what}", yes=yes)
 
@@ -168,7 +178,10 @@ def begin_moves(
     wait_s: float | None,
     as_json: bool,
 ) -> None:
-    """Begin the moves. With ``wait_s``, wait until the replicas are in sync, and show a progress bar on a terminal."""
+    """Begin to move partitions to their ``targets``.
+
+    With ``wait_s``, wait until the replicas are in sync, and show a progress bar on a terminal.
+    """
     begun = admin.reassign(targets, throttle_bytes=throttle_bytes)
     if begun.warning:
         note(f"sparklog: {begun.warning}")
@@ -183,7 +196,7 @@ def begin_moves(
 
 
 def await_moves(admin: Admin, targets: Mapping[TopicPartition, tuple[int, ...]], *, timeout_s: float) -> None:
-    """Wait until the moves are complete. Raises ClientTimeout after ``timeout_s``."""
+    """Wait until the moves to ``targets`` are complete. Raises ClientTimeout after ``timeout_s``."""
     deadline = time.monotonic() + timeout_s
     with bar("moving", 1000, unit="") as progress:
         while progress.shown and time.monotonic() < deadline:
@@ -203,7 +216,7 @@ def plain_targets(targets: Mapping[TopicPartition, Sequence[int]]) -> list[dict[
 
 
 def show_moves(admin: Admin, which: Sequence[str], *, as_json: bool) -> None:
-    """Print the moves in progress of the named partitions, or of all."""
+    """Print the moves in progress, either of the named topics and partitions or of all."""
     found = admin.reassignments()
     if which:
         named = [_parse(one) for one in which]
@@ -217,7 +230,7 @@ def show_moves(admin: Admin, which: Sequence[str], *, as_json: bool) -> None:
 
 
 def cancel_moves(admin: Admin, which: Sequence[str], *, as_json: bool) -> None:
-    """Cancel the moves of the named topics and partitions."""
+    """Cancel the moves in progress of the named topics and partitions."""
     named: list[TopicPartition] = []
     found: list[TopicPartition] = []
     for one in which:

@@ -12,7 +12,7 @@ from sparklog.record.schema import fit_table
 
 
 class NewestColumns:
-    """The newest known schema of each consumed topic, for one command.
+    """A converter of consumed records to the newest known schemas of their topics. One command uses it.
 
     A topic's schema only gets new nullable columns, so an older record has nulls in the new columns.
     """
@@ -34,7 +34,7 @@ class NewestColumns:
         return first if all(other.equals(first) for other in others) else None
 
     def fit(self, batch: pa.RecordBatch) -> pa.RecordBatch:
-        """Return ``batch`` with all columns of its topic. Read the schema again if ``batch`` has an unknown column."""
+        """Return ``batch`` with all columns of its topic. If ``batch`` has an unknown column, read the schema again."""
         topic = origin(batch).topic
         schema = self._schemas[topic]
         if batch.schema.equals(schema):

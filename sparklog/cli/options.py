@@ -109,9 +109,9 @@ def servers(bootstrap: str | None) -> str:
 
 @contextlib.contextmanager
 def open_admin(bootstrap: str | None, timeout_s: float, *, security: Security = None) -> Iterator[Admin]:
-    """Open an admin client for one command. An error about an unknown topic suggests a topic with a similar name.
+    """Open an admin client for one command, for a ``with`` block.
 
-    ``security`` replaces ``--client-config``.
+    An error about an unknown topic suggests a topic with a similar name. ``security`` replaces ``--client-config``.
     """
     with Admin(servers(bootstrap), timeout_s=timeout_s, first_contact_s=FIRST_CONTACT_S, security=security) as admin:
         try:
@@ -139,7 +139,7 @@ def _nearest(admin: Admin, message: str) -> str:
 
 
 def confirm(question: str, what: str, *, yes: bool) -> None:
-    """Ask for confirmation on a terminal. Without a terminal, require ``--yes``.
+    """Ask for confirmation on a terminal. Without a terminal, require ``--yes``. With ``yes``, do nothing.
 
     Raises:
         typer.Abort: the answer is no.

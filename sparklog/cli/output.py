@@ -31,7 +31,7 @@ def print_json(value: Any) -> None:
 
 
 def print_line(text: str = "", *, flush: bool = False) -> None:
-    """Print one line. Use ``flush`` if the command continues for a long time."""
+    """Print one line. Set ``flush`` if the command then continues for a long time, so that the line appears at once."""
     print(escaped(text), flush=flush)
 
 
@@ -41,7 +41,7 @@ def print_lines(text: str) -> None:
 
 
 def print_json_line(text: str) -> None:
-    """Print an encoded JSON document."""
+    """Print ``text``, which is an encoded JSON document."""
     print(escaped_json(text))
 
 
@@ -74,7 +74,7 @@ def print_table(
 
 
 def done(value: Any, text: str, *, as_json: bool) -> None:
-    """Print the result of a command: one JSON document or one line."""
+    """Print the result of a command: ``value`` as one JSON document, or ``text`` as one line."""
     print_json(value) if as_json else print_line(text, flush=True)
 
 

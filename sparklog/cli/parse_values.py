@@ -51,7 +51,7 @@ def from_json(values: Sequence[Any], kind: pa.DataType) -> pa.Array:
     """Return parsed JSON values as an array of ``kind``. Numbers with a fraction must be Decimals.
 
     Raises:
-        ValueRefusedError: names the row and the value that the column cannot hold.
+        ValueRefusedError: the column cannot hold a value. The error names the row and the value.
     """
     kinds = set(map(type, values))
     if types.is_float64(kind) and kinds <= {Decimal, type(None)}:
@@ -72,7 +72,7 @@ def from_csv(cells: pa.Array, kind: pa.DataType) -> pa.Array:
     """Return cells of a CSV file, which are bytes, as an array of ``kind``.
 
     Raises:
-        ValueRefusedError: names the row and the cell that the column cannot hold.
+        ValueRefusedError: the column cannot hold a cell. The error names the row and the cell.
     """
     try:
         plain = _plain_cells(cells, kind)

@@ -32,7 +32,7 @@ _SPECIAL = re.compile(rb'[",\r\n]')
 
 
 class OutputFormat(str, Enum):
-    """The formats of output."""
+    """The formats in which a command can write consumed records."""
 
     TEXT = "text"
     JSON = "json"
@@ -45,7 +45,7 @@ TABLES = frozenset({OutputFormat.CSV, OutputFormat.ARROW, OutputFormat.PARQUET})
 
 
 def format_of(path: Path | None) -> OutputFormat:
-    """Return the format that a file name implies; text for standard output and for unknown names."""
+    """Return the output format that a file name implies. It is text for standard output and for unknown names."""
     found = files.format_of(path).value
     return OutputFormat(found) if found in {kind.value for kind in OutputFormat} else OutputFormat.TEXT
 
@@ -58,11 +58,10 @@ class Sink(Protocol):
 def open_sink(
     kind: OutputFormat, output: Path | None, *, schema: pa.Schema | None, keys: bool, template: Template | None
 ) -> Iterator[Sink]:
-    """Open a file, or standard output, for a ``with`` block.
+    """Open a file, or standard output, for a ``with`` block that writes records to it.
 
-    ``schema`` has the columns of a table. It is None if the topics have different columns.
-
-    On a terminal, unprintable characters of values are escaped.
+    ``schema`` has the columns of the table, for formats that are tables. It is None if the topics have different
+    columns. On a terminal, unprintable characters of values are escaped.
 
     Raises:
         ConfigError: the topics have different columns, which one table cannot have, or the format cannot be compressed.

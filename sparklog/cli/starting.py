@@ -15,7 +15,7 @@ EXIT_INTERRUPTED = 130
 
 
 def started() -> None:
-    """Make Ctrl-C raise KeyboardInterrupt again, as is Python's default."""
+    """Make Ctrl-C raise KeyboardInterrupt again, as Python does by default."""
     if signal.getsignal(signal.SIGINT) is _leave and threading.current_thread() is threading.main_thread():
         signal.signal(signal.SIGINT, signal.default_int_handler)
 

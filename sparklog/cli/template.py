@@ -53,9 +53,10 @@ class Template:
                 self._parts.append(("text", bytes([int(code, 16)]) if code else _ESCAPES.get(escape, plain)))
 
     def render(self, batch: pa.RecordBatch, *, show: Show = bytes) -> Iterator[bytes]:
-        """Return the text of each record of ``batch``, which must have the log columns.
+        """Return the text of each record of ``batch``.
 
-        ``show`` makes values printable. Raises ConfigError for an unknown column.
+        The batch must also have the columns with the position and time of each record (``LOG_COLUMNS``). ``show`` makes
+        values printable. Raises ConfigError for an unknown column.
         """
         for kind, name in self._parts:
             if kind == "column" and name.decode() not in batch.schema.names:

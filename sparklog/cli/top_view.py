@@ -40,10 +40,10 @@ class TopSnapshot:
 
 
 class BrokerRow(NamedTuple):
-    """One broker.
+    """The row of one broker in the view.
 
-    ``rate`` is the number of records per second written to the partitions that the broker leads; None before the second
-    snapshot.
+    ``rate`` is the number of records per second that are written to the partitions that the broker leads. It is None
+    before the second snapshot.
     """
 
     broker_id: int
@@ -66,7 +66,7 @@ class PartitionRow(NamedTuple):
 
 
 class GroupRow(NamedTuple):
-    """One group.
+    """The row of one consumer group in the view.
 
     ``lag`` is the sum of the lags up to the high watermark over all partitions with committed offsets. ``worst`` is the
     partition with the largest lag.

@@ -57,7 +57,7 @@ class PartitionFilter(NamedTuple):
         return [topic for topic in picked if topic.partitions]
 
     def only(self, topic: TopicDescription, default_min_isr: str) -> TopicDescription:
-        """Return the topic with only the partitions that have the problem. Pure."""
+        """Return the topic with only those of its partitions that have the problem. Pure."""
         wanted = self._wanted(topic, default_min_isr)
         return replace(topic, partitions=tuple(part for part in topic.partitions if wanted(part)))
 
@@ -73,7 +73,7 @@ class PartitionFilter(NamedTuple):
 
 
 def cluster_default(admin: Admin, setting: str) -> str:
-    """Return the cluster's default of a topic setting, as reported by a broker."""
+    """Ask a broker for the cluster's default of a topic setting, and return it."""
     for broker in admin.describe_brokers():
         if broker.settings:
             return broker.settings.get(setting, str(TOPIC_SETTINGS[setting].default))
@@ -105,7 +105,7 @@ def print_topic(topic: TopicDescription) -> None:
 
 
 def plain_topic(topic: TopicDescription) -> dict[str, Any]:
-    """Return a topic as JSON values. The schema becomes a list of columns."""
+    """Return a topic as values for JSON. The schema becomes a list of columns."""
     fields = [{"name": field.name, "type": str(field.type), "nullable": field.nullable} for field in topic.schema]
     return {
         "name": topic.name,

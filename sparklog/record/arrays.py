@@ -21,12 +21,18 @@ def array_of(values: np.ndarray, kind: pa.DataType) -> pa.Array:
 
 
 def scalar_of(value: int, kind: pa.DataType) -> pa.Scalar:
-    """Return ``value`` as an Arrow scalar. The type must have 64 bits. A time is given in the type's unit."""
+    """Return ``value`` as an Arrow scalar of type ``kind``, which must have 64 bits.
+
+    If the type is a time, ``value`` is in the unit of the type.
+    """
     return array_of(np.array([value], np.int64), kind)[0]
 
 
 def binary_of(values: Sequence[bytes | None], kind: pa.DataType | None = None) -> pa.Array:
-    """Return ``values``, of less than 2 GiB in total, as an array of ``kind``, which is binary or string."""
+    """Return ``values`` as an array of ``kind``, which is a binary or string type.
+
+    The values must have less than 2 GiB in total.
+    """
     ends = np.zeros(len(values) + 1, np.int64)
     np.cumsum([len(value or b"") for value in values], out=ends[1:])
     assert ends[-1] < 2**31

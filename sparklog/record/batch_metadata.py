@@ -39,9 +39,10 @@ def record_batch_metadata(
     codec: int = NOT_COMPRESSED,
     body_length: int = 0,
 ) -> bytes:
-    """Return the prefix and the flatbuffer of a message with ``rows`` rows.
+    """Return the metadata of a RecordBatch message with ``rows`` rows: the message's prefix and its flatbuffer.
 
-    For the arguments see ``BatchMessage``. Without nodes the batch has no columns, and the result is a whole message.
+    The other arguments have the same meaning as the fields of ``BatchMessage``. Without nodes the batch has no columns
+    and no body, so the result is a whole message.
     """
     buffers_at = _HEAD_BYTES + 16 * len(nodes) + 4
     head = _HEAD.pack(

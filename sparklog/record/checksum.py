@@ -33,30 +33,27 @@ def crc32c_extended(found: int, data: Buffer) -> int:
 
 
 class Following(NamedTuple):
-    """The factor by which a CRC is multiplied when a number of bytes is appended: ``power``.
+    """A factor for the CRC of joined pieces, made for the length of the second piece.
 
-    To compute the factor for a new number of bytes takes about ten microseconds, as long as the native CRC of 100 kB.
-    So the factors are cached.
+    ``power`` is the number by which a CRC is multiplied when that many bytes are appended. To compute it takes about
+    ten microseconds, as long as the native CRC of 100 kB, so the numbers are cached.
     """
 
     power: int
 
     @classmethod
     def of(cls, length: int) -> Following:
-        """Return the factor by which a CRC is multiplied when ``length`` bytes are appended to its data.
-
-        ``length`` must be below 2^32.
-        """
+        """Return the factor for a second piece of ``length`` bytes, which must be below 2^32."""
         assert 0 <= length < 1 << 32, length
         return cls(_power(length))
 
     def joined(self, first: int, second: int) -> int:
-        """Return the CRC of two joined pieces. ``first`` and ``second`` are the CRCs of the pieces.
+        """Return the CRC of two joined pieces from the CRCs ``first`` and ``second`` of the pieces.
 
-        The second piece has the ``length`` for which this factor was made.
+        The second piece must have the ``length`` for which this factor was made.
 
-        If ``second`` is the CRC of the joined pieces, the result is the CRC of the second piece alone, because addition
-        over GF(2) is its own inverse.
+        Conversely, if ``second`` is the CRC of the joined pieces, the result is the CRC of the second piece alone,
+        because addition over GF(2) is its own inverse.
         """
         return _product(self.power, first) ^ second
 

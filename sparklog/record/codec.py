@@ -148,7 +148,7 @@ def verify_body_crc(header: BatchHeader, body: Buffer) -> None:
 
 
 def compare_body_crc(header: BatchHeader, computed: int) -> None:
-    """Check a computed CRC against the header. Raises what ``verify_body_crc`` raises."""
+    """Check a computed CRC against the header. Raises BrokerError CORRUPT_MESSAGE if they differ."""
     if computed != header.body_crc:
         raise BrokerError(
             ErrorCode.CORRUPT_MESSAGE,
@@ -157,17 +157,20 @@ def compare_body_crc(header: BatchHeader, computed: int) -> None:
 
 
 def out_of_memory(what: str) -> BrokerError:
-    """Return the error for a lack of memory. It is retriable, because the batch may be valid."""
+    """Return the error for a lack of memory while working on ``what``.
+
+    The error is retriable, because the batch may be valid.
+    """
     return BrokerError(ErrorCode.THROTTLING_QUOTA_EXCEEDED, f"{what}: not enough memory is free; try again later")
 
 
 def read_record_batch(buffer: pa.Buffer, schema: pa.Schema) -> pa.RecordBatch:
-    """Return one RecordBatch message as a batch of ``schema``.
+    """Decode one RecordBatch message as a batch of ``schema``.
 
-    Nothing but Arrow's reader checks the structure of the message.
+    Only Arrow's reader checks the structure of the message.
 
     Raises:
-        BrokerError: CORRUPT_MESSAGE if Arrow cannot read the message; the error of ``out_of_memory``.
+        BrokerError: CORRUPT_MESSAGE if Arrow cannot read the message; a retriable error if there is too little memory.
     """
     if buffer.address % ALIGNMENT:
         buffer = pa.py_buffer(buffer.to_pybytes())
@@ -181,9 +184,9 @@ def read_record_batch(buffer: pa.Buffer, schema: pa.Schema) -> pa.RecordBatch:
 
 
 def event_time_range(batch: pa.RecordBatch, event_time: str | None) -> tuple[int, int]:
-    """Return smallest and greatest event time in us since the epoch, as a header stores them.
+    """Return the smallest and greatest event time in us since the epoch, as a header stores them.
 
-    Return NO_TIMESTAMP twice if ``event_time`` is None, or the column has only nulls.
+    Return NO_TIMESTAMP twice if ``event_time`` is None, or if the column has only nulls.
 
     Raises:
         BrokerError: INVALID_RECORD if the column does not exist or has no times, or if a time is out of range.
@@ -209,11 +212,11 @@ def event_time_range(batch: pa.RecordBatch, event_time: str | None) -> tuple[int
 
 
 def header_times(earliest: int, latest: int) -> tuple[int, int]:
-    """Return smallest and greatest event time as a header stores them.
+    """Return the smallest and greatest event time of a batch in the form that a header stores.
 
     The value of NO_TIMESTAMP is also a valid time: the last microsecond of 1969. If a batch has only this time, its
-    header stores a smallest time that is one lower, so that it differs from a batch without event times. A search by
-    time still finds the batch.
+    header stores a smallest time that is one lower, so that the header differs from that of a batch without event
+    times. A search by time still finds the batch.
     """
     return (NO_TIMESTAMP - 1 if earliest == latest == NO_TIMESTAMP else earliest), latest
 
@@ -245,7 +248,7 @@ def _serialize_compressed(batch: pa.RecordBatch, compression: str) -> pa.Buffer:
 def stream_message(
     batch: pa.RecordBatch, custom_metadata: dict[str, str] | None, *, options: pa.ipc.IpcWriteOptions | None = None
 ) -> pa.Buffer:
-    """Return ``batch`` as a RecordBatch message. A stream writer writes it between the schema and the end of stream."""
+    """Return the RecordBatch message that Arrow's stream writer writes for ``batch``, without the rest of a stream."""
     sink = pa.BufferOutputStream()
     with pa.ipc.new_stream(sink, batch.schema, options=options) as writer:
         writer.write_batch(batch, custom_metadata=custom_metadata)

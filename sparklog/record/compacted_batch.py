@@ -37,9 +37,9 @@ _CODECS = int(Flag.LZ4 | Flag.ZSTD)
 
 
 class CompactedBatch(NamedTuple):
-    """A batch that has no place in a file yet.
+    """A new batch that compaction has made, and that is not in a file yet.
 
-    Its ``header`` does not have the right position, running maximum, and first-of-segment flag yet.
+    So its ``header`` does not have the right position, running maximum, and first-of-segment flag yet.
     """
 
     header: BatchHeader
@@ -47,7 +47,10 @@ class CompactedBatch(NamedTuple):
 
 
 class Source(NamedTuple):
-    """A stored batch, and those of its records that remain. ``body`` has all its records."""
+    """A stored batch together with those of its records that remain after compaction.
+
+    ``body`` is the whole stored body. ``records`` and ``offsets`` are those of the remaining records.
+    """
 
     header: BatchHeader
     body: memoryview
@@ -59,7 +62,7 @@ class Source(NamedTuple):
         return len(self.offsets) == self.header.record_count
 
     def stamp(self, event_time: str | None) -> int | None:
-        """Return the time of the records without an event time, or None if each record has an event time."""
+        """Return the time that records without an event time have, or None if each record has an event time."""
         at = self.records.schema.get_field_index(event_time) if event_time is not None else -1
         return None if at >= 0 and not self.records.column(at).null_count else self.header.max_timestamp
 
@@ -68,8 +71,8 @@ def offsets_of(header: BatchHeader, body: Buffer) -> npt.NDArray[np.int64]:
     """Return the offset of each record of a stored batch.
 
     Raises:
-        BrokerError: CORRUPT_MESSAGE if there are fewer offsets than records, or the offsets do not ascend or are not
-            all in the batch.
+        BrokerError: CORRUPT_MESSAGE if there are fewer offsets than records, if the offsets do not ascend, or if some
+            are outside the batch.
     """
     if not header.flags & Flag.OFFSET_ARRAY:
         return np.arange(header.base_offset, header.base_offset + header.record_count, dtype=np.int64)
@@ -87,7 +90,7 @@ def offsets_of(header: BatchHeader, body: Buffer) -> npt.NDArray[np.int64]:
 
 
 def cut_front(header: BatchHeader, body: memoryview, start: int, *, schema: pa.Schema) -> CompactedBatch:
-    """Return the part of a stored batch from offset ``start`` on, for a follower whose log ends there.
+    """Return the part of a stored batch from offset ``start`` on, for a follower whose log ends at ``start``.
 
     ``start`` must be inside the batch.
     """
@@ -102,7 +105,7 @@ def cut_front(header: BatchHeader, body: memoryview, start: int, *, schema: pa.S
 
 
 class BatchMerger:
-    """A merger of the remaining records of batches into new batches, for one new segment.
+    """A merger that combines the remaining records of batches into new batches, for one new segment.
 
     The caller passes the batches in the order of their offsets.
     """
@@ -168,7 +171,7 @@ class BatchMerger:
         return [] if self._first is None else [self._build_batch(keep_producer=False)]
 
     def verbatim(self, header: BatchHeader, body: memoryview) -> list[CompactedBatch]:
-        """Add a batch that must not be changed, such as a marker. Return the batches that are complete."""
+        """Add a batch that must not be changed, such as a marker. Return the new batches that are complete."""
         flags = header.flags & ~Flag.FIRST_OF_SEGMENT | Flag.CLEANED
         return [*self.flush(), CompactedBatch(header._replace(flags=int(flags)), body)]
 

@@ -40,8 +40,8 @@ _SHOWN_CHARACTERS = 100
 class ValueRefusedError(Exception):
     """The error for a value that its column cannot store exactly.
 
-    ``path`` is the path from the column to the value inside a nested value. It is "" if the value is not nested.
-    ``row`` is the row number, starting at 0.
+    If the value is nested, ``path`` is the path from the column to it; otherwise ``path`` is empty. ``row`` is the row
+    number, starting at 0.
     """
 
     def __init__(self, reason: str, value: Any, *, path: str = "", row: int = 0) -> None:
@@ -52,7 +52,10 @@ class ValueRefusedError(Exception):
         self.row = row
 
     def inside(self, part: str) -> ValueRefusedError:
-        """Return this error with the path as seen from the value that contains ``value``. ``part`` is the next step."""
+        """Return this error as an error of the enclosing value.
+
+        ``part`` is the step from the enclosing value to the value of this error. It is put before the path.
+        """
         return ValueRefusedError(self.reason, self.value, path=part + self.path, row=self.row)
 
     def __str__(self) -> str:
@@ -60,7 +63,7 @@ class ValueRefusedError(Exception):
 
 
 def shown(value: Any) -> str:
-    """Return ``value`` with its type, short enough for an error message."""
+    """Return ``value`` and its type as a text that is short enough for an error message."""
     try:
         text = repr(value)
     except Exception as error:  # The value's own ``__repr__`` may fail.

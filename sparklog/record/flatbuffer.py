@@ -39,14 +39,16 @@ ReadOnly: TypeAlias = "bytes | memoryview"
 
 
 class Vector(NamedTuple):
-    """The position and the number of a vector's items. All of them are inside the bytes."""
+    """The position and the number of a vector's items. It is checked that all items are inside the bytes."""
 
     start: int
     items: int
 
 
 class Table:
-    """One table inside ``source``. It reads a field only when the field is requested, and checks each access.
+    """A reader of one table in the bytes ``source``.
+
+    It reads a field only when the field is requested, and checks each access.
 
     Raises:
         BrokerError: CORRUPT_MESSAGE from the constructor and every method, if an offset is out of bounds.
@@ -71,7 +73,7 @@ class Table:
             raise malformed(f"a table of {self._bytes} bytes at {at} in {len(source)} bytes")
 
     def scalar(self, index: int, kind: struct.Struct, *, default: int = 0) -> int:
-        """Return the number in field ``index``, or ``default`` if it is absent."""
+        """Return the number in field ``index``, or ``default`` if the table does not have this field."""
         place = self._place(index, kind.size)
         if not place:
             return default
@@ -79,12 +81,15 @@ class Table:
         return value
 
     def table(self, index: int) -> Table | None:
-        """Return the table that field ``index`` points to, or None if it is absent."""
+        """Return the table that field ``index`` points to, or None if this table does not have the field."""
         target = self._follow(index)
         return None if target is None else Table(self.source, target)
 
     def vector(self, index: int, item_bytes: int) -> Vector | None:
-        """Return the vector of fixed-size items that field ``index`` points to, or None if it is absent."""
+        """Return the vector of fixed-size items that field ``index`` points to.
+
+        Return None if the table does not have the field.
+        """
         target = self._follow(index)
         if target is None:
             return None
@@ -95,7 +100,10 @@ class Table:
         return Vector(start, count)
 
     def tables(self, index: int) -> list[Table]:
-        """Return the tables in the vector that field ``index`` points to, or an empty list if it is absent."""
+        """Return the tables in the vector that field ``index`` points to.
+
+        The list is empty if this table does not have the field.
+        """
         found = self.vector(index, _U32.size)
         if found is None:
             return []
@@ -103,7 +111,10 @@ class Table:
         return [Table(self.source, place + _read(_U32, self.source, place)) for place in places]
 
     def text(self, index: int) -> bytes:
-        """Return the bytes of the string in field ``index``, without the final zero. Return b"" if it is absent."""
+        """Return the bytes of the string in field ``index``, without the final zero.
+
+        Return b"" if the table does not have the field.
+        """
         found = self.vector(index, 1)
         return b"" if found is None else bytes(self.source[found.start : found.start + found.items])
 
@@ -124,7 +135,7 @@ class Table:
 
 
 def root_table(source: ReadOnly) -> Table:
-    """Return the table that the first four bytes point to.
+    """Return the table to which the first four bytes of ``source`` point.
 
     Raises:
         BrokerError: CORRUPT_MESSAGE if an offset is out of bounds.

@@ -83,8 +83,8 @@ def schema_of_prelude(prelude: bytes) -> bytes:
 def arrow_footer(schema_message: bytes, blocks: Sequence[tuple[int, int, int]] | npt.NDArray[np.void]) -> bytes:
     """Return the bytes after the last batch of a sealed segment's data file.
 
-    ``blocks`` has (file position, metadata length, body length) of each batch, in the order of the file. It may also be
-    an array of ``BLOCK_DTYPE`` (see ``blocks_of``).
+    ``blocks`` has one entry for each batch, in the order of the file: (file position, metadata length, body length). It
+    may also be an array of ``BLOCK_DTYPE``, as ``blocks_of`` returns.
 
     Raises:
         BrokerError: CORRUPT_MESSAGE if ``schema_message`` is not a Schema message.
@@ -111,7 +111,7 @@ def arrow_footer(schema_message: bytes, blocks: Sequence[tuple[int, int, int]] |
 def blocks_of(
     positions: npt.NDArray[np.int64], lengths: npt.NDArray[np.integer], file: bytes | memoryview
 ) -> npt.NDArray[np.void]:
-    """Return the blocks of the batches at ``positions`` of a segment's data ``file``.
+    """Return the footer's entries (Arrow's blocks) for the batches at ``positions`` of a segment's data ``file``.
 
     ``lengths`` are the lengths of the bodies, from the batch headers. Positions are multiples of 8. Only the first
     bytes of each batch are read.
@@ -125,7 +125,9 @@ def blocks_of(
 
 
 def block_of(position: int, body: bytes | memoryview) -> tuple[int, int, int]:
-    """Return the block of the batch at ``position`` of its file. ``body`` is the batch's whole message.
+    """Return the footer's entry (Arrow's block) for the batch at ``position`` of its file.
+
+    ``body`` is the batch's whole message.
 
     Raises:
         BrokerError: CORRUPT_MESSAGE if ``body`` does not begin with the prefix of a message.

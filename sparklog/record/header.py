@@ -135,10 +135,10 @@ class BatchHeader(NamedTuple):
 def pack_placed(
     header: BatchHeader, *, base_offset: int, position: int, running_max: int, append_time: int, leader_epoch: int
 ) -> bytes:
-    """Return a producer's header as its leader stores it, if the leader changes neither timestamps nor flags.
+    """Return the encoded header of a producer's batch with the fields that the leader sets at the append.
 
-    The result is the same as from ``pack`` on a header with these fields, but this function is faster because it
-    does not create that header.
+    The leader must not change timestamps or flags. The result is the same as from ``pack`` on a header with these
+    fields, but this function is faster because it does not create that header.
     """
     head = _FIELDS.pack(
         base_offset,

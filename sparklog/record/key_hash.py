@@ -35,14 +35,14 @@ _KEPT = np.array([0, 0xFF, 0xFFFF, 0xFFFFFF, 0xFFFFFFFF], "<u4")
 
 
 class KeyHashes(NamedTuple):
-    """The hashes of keys: the upper and the lower half of each."""
+    """The 128-bit hashes of several keys: ``high`` has the upper 64 bits of each, and ``low`` the lower 64 bits."""
 
     high: npt.NDArray[np.uint64]
     low: npt.NDArray[np.uint64]
 
 
 class KeyHash:
-    """The hash function with one seed. Compare only hashes from functions with the same seed."""
+    """A hash function for keys, which its seed determines. Compare only hashes from functions with the same seed."""
 
     def __init__(self, seed: int) -> None:
         self._random = np.random.Generator(np.random.PCG64(seed))

@@ -31,7 +31,7 @@ _NULL_LENGTH = (-1).to_bytes(4, "big", signed=True)
 
 
 def partitions_of(batch: pa.RecordBatch, key_columns: Sequence[str], n: int) -> npt.NDArray[np.int32]:
-    """Return the partition of each record, of ``n`` partitions. It is NO_PARTITION if the record has no key.
+    """Return the partition of each record, from 0 to ``n`` - 1. It is NO_PARTITION if the record has no key.
 
     Raises:
         BrokerError: SCHEMA_MISMATCH if a key column is missing or nested.
@@ -61,7 +61,7 @@ def encode_keys(batch: pa.RecordBatch, key_columns: Sequence[str]) -> pa.Array:
 
 
 def absent_keys(batch: pa.RecordBatch, key_columns: Sequence[str]) -> int:
-    """Return the number of records without a key. These are the records with nulls in all key columns."""
+    """Return the number of records that have no key, that is, nulls in all key columns."""
     nulls = [batch.column(name).null_count for name in key_columns]
     if not nulls or 0 in nulls:
         return 0 if nulls else batch.num_rows
@@ -72,7 +72,7 @@ def absent_keys(batch: pa.RecordBatch, key_columns: Sequence[str]) -> int:
 
 
 def tombstones(batch: pa.RecordBatch, key_columns: Sequence[str]) -> npt.NDArray[np.bool_] | None:
-    """Return which records are tombstones, or None if there are none.
+    """Return for each record whether it is a tombstone. Return None if no record is one.
 
     In a default topic a record without a value is a tombstone. In a typed topic it is a record with nulls in all
     columns that are not key columns. A topic with only key columns has no tombstones.

@@ -23,7 +23,10 @@ _EXTENSION_KEY = b"ARROW:extension:name"
 
 
 class LayoutNode(NamedTuple):
-    """One column or nested column of a batch message. A message has them depth first."""
+    """The layout of one column or nested column of a batch message.
+
+    A message has the columns depth first: each column is followed by its nested columns.
+    """
 
     path: str
     nullable: bool
@@ -34,7 +37,7 @@ class LayoutNode(NamedTuple):
 
 
 class Layout(NamedTuple):
-    """The layout that every batch of a schema must have."""
+    """The layout that every batch message of a schema must have: its columns and nested columns, and their buffers."""
 
     nodes: tuple[LayoutNode, ...]
     #: The number of buffers of all nodes.
@@ -76,7 +79,10 @@ def has_required(kind: pa.DataType) -> bool:
 
 
 def refusals(schema: pa.Schema) -> list[str]:
-    """Return the reasons why a topic cannot have this schema, one for each column. Empty: a topic can have it."""
+    """Return the reasons why a topic cannot have this schema, one for each column.
+
+    The list is empty if a topic can have the schema.
+    """
     if len(schema) == 0:
         return ["a topic needs at least one column"]
     names = schema.names

@@ -24,7 +24,7 @@ MARKER_KEY = "sparklog.marker"
 
 
 class Marker(msgspec.Struct, frozen=True):
-    """The content of a marker: (producer id, producer epoch) of each committed and of each aborted transaction."""
+    """The content of a marker: the committed and the aborted transactions, each as (producer id, producer epoch)."""
 
     committed: tuple[tuple[int, int], ...] = ()
     aborted: tuple[tuple[int, int], ...] = ()
@@ -35,7 +35,7 @@ _decode = msgspec.json.Decoder(Marker).decode
 
 
 def encode_marker(marker: Marker, schema: pa.Schema, *, schema_id: int) -> EncodedBatch:
-    """Return a marker for a log whose newest schema is ``schema``."""
+    """Encode a marker as a batch for a log whose newest schema is ``schema``."""
     body = stream_message(empty_batch(schema), {MARKER_KEY: msgspec.json.encode(marker).decode()})
     header = BatchHeader(
         base_offset=0,

@@ -154,7 +154,7 @@ def schema_table_position(flatbuffer: ReadOnly) -> int:
 
 
 def counted_bytes(message: BatchMessage, source: ReadOnly) -> int:
-    """Return the size that ``max.message.bytes`` limits, at the producer and at the leader.
+    """Return the size of a batch that both producer and leader compare with ``max.message.bytes``.
 
     It is the size of ``source``, or the declared size after decompression if that is greater. Kafka limits only the
     compressed size, but a reader needs memory for the decompressed batch.

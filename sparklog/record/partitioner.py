@@ -29,7 +29,7 @@ _Keys: TypeAlias = "pa.Array | pa.ChunkedArray"
 
 
 def partitions_for_keys(keys: _Keys, n: int) -> npt.NDArray[np.int32]:
-    """Return the partition of each key, of ``n`` partitions. It is NO_PARTITION for a null key.
+    """Return the partition of each key, from 0 to ``n`` - 1. It is NO_PARTITION for a null key.
 
     ``keys`` may have any binary or string type.
     """
@@ -42,13 +42,13 @@ def partitions_for_keys(keys: _Keys, n: int) -> npt.NDArray[np.int32]:
 
 
 def partition_for_key(key: bytes, n: int) -> int:
-    """Return the partition of one key, of ``n`` partitions. For a few keys this is faster than numpy."""
+    """Return the partition of one key, from 0 to ``n`` - 1. For a few keys this is faster than numpy."""
     assert n > 0
     return (murmur2(key) & 0x7FFFFFFF) % n
 
 
 def murmur2(key: bytes) -> int:
-    """Return the hash of one key, as Kafka's ``Utils.murmur2`` does: a signed 32-bit number."""
+    """Return the hash of one key as a signed 32-bit number, as Kafka's ``Utils.murmur2`` does."""
     count = len(key) // 4
     state = _SEED ^ len(key)
     for word in struct.unpack_from(f"<{count}I", key):

@@ -55,7 +55,7 @@ RunningCrcs: TypeAlias = "array[int]"
 
 
 class ColumnSpan(NamedTuple):
-    """Adjacent columns of a schema, and their place in its messages.
+    """A span of adjacent columns of a schema, with the nodes and buffers that they have in a message.
 
     Each field is a range of numbers, of which the end is exclusive.
     """
@@ -66,7 +66,7 @@ class ColumnSpan(NamedTuple):
 
 
 class Projection(NamedTuple):
-    """The chosen columns of one schema, in the schema's order."""
+    """A plan for projecting batches of one schema: the chosen columns, in the schema's order."""
 
     spans: tuple[ColumnSpan, ...]
     #: The numbers of the chosen columns in the schema.
@@ -90,7 +90,7 @@ class _Piece(NamedTuple):
 
 
 class ProjectedBatch(NamedTuple):
-    """A projected batch: its complete header, and ``header.stored_bytes`` bytes in pieces.
+    """A projected batch: its complete header, and its ``header.stored_bytes`` bytes in pieces.
 
     The pieces may be views of the stored batch.
     """
@@ -109,7 +109,7 @@ class ProjectedBatch(NamedTuple):
 
 
 def projected_schema(schema: pa.Schema, columns: Collection[str]) -> pa.Schema:
-    """Return the schema of projected batches: the fields that are in ``columns``, in the order of ``schema``."""
+    """Return the schema of projected batches: those fields of ``schema`` that are in ``columns``, in the same order."""
     return pa.schema([field for field in schema if field.name in columns])
 
 
@@ -140,11 +140,12 @@ def project_batch(
 ) -> ProjectedBatch:
     """Return the batch with only the columns of ``plan``.
 
-    If the plan has no columns, only the header and the offset array remain.
+    If the plan has no columns, only the header and the offset array remain. ``body`` is the stored batch of
+    ``header.stored_bytes`` bytes.
 
-    ``body`` is the stored batch of ``header.stored_bytes`` bytes. ``kept`` is ``running`` of an earlier projection of
-    this batch, with a plan of the same schema. With ``kept`` the columns are not read, and only the message's metadata
-    are verified. If the metadata have changed, the whole batch is verified.
+    ``kept`` are the running CRCs that an earlier projection of this batch returned, with a plan of the same schema.
+    With them, this reads no columns and verifies only the message's metadata. If the metadata have changed, it verifies
+    the whole batch.
 
     Raises:
         BrokerError: CORRUPT_MESSAGE if the stored batch has a wrong CRC or does not fit its schema.
@@ -247,9 +248,9 @@ def read_columns(
 ) -> tuple[pa.RecordBatch, int]:
     """Return the columns of ``plan`` from a batch in a mapped file, and the number of bytes that were read.
 
-    Only the message's metadata and these columns are read. ``schema`` is the schema of the whole batch. The checksum is
-    not verified, because it covers the whole batch. Damaged columns may have wrong values, but do no other harm,
-    because the columns are validated. Uncompressed columns are views of ``body``.
+    ``schema`` is the schema of the whole batch. Only the message's metadata and the columns of ``plan`` are read. The
+    checksum is not verified, because it covers the whole batch. A damaged column may have wrong values, but it does no
+    other harm, because the columns are validated. Uncompressed columns are views of ``body``.
 
     Raises:
         BrokerError: CORRUPT_MESSAGE if the message or a column is invalid, or does not fit the header or the schema.
@@ -277,7 +278,7 @@ def read_columns(
 
 
 def header_alone(header: BatchHeader) -> ProjectedBatch:
-    """Return the batch without any columns. It must have no offset array."""
+    """Return the projection of a batch to no columns. The batch must have no offset array."""
     assert not header.offset_array_length, header
     return _sealed(header, [], memoryview(b""), {})
 

@@ -12,10 +12,10 @@ from sparklog.record.layout import has_required
 
 
 def misplaced_null(array: pa.Array, field: pa.Field) -> str | None:
-    """Return the path of a column or nested column that has nulls and is not nullable, or None if there is none.
+    """Return the path of a column or nested column that has nulls although it is not nullable.
 
-    ``array`` must have exactly the type of ``field``, and must be validated. The values inside a null struct or list do
-    not count and are not checked.
+    Return None if there is no such column. ``array`` must have exactly the type of ``field``, and must be validated.
+    Values inside a null struct or list are not checked.
     """
     return _misplaced(array, field, field.name)
 

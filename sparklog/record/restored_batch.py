@@ -28,13 +28,13 @@ def place_batch(
     schema_id: int,
     compression: str | None,
 ) -> EncodedBatch:
-    """Return a batch with ``records`` (at least one) at ``offsets``, which covers the offsets [begin, end).
+    """Return a batch with ``records`` (at least one) at ``offsets``. It covers the offsets ``[begin, end)``.
 
     The ``offsets`` ascend and are inside this range. ``times`` are the smallest and the greatest time of the records,
-    in us. A record without an event time has the greatest one.
+    in us. A record without an event time has the greatest time.
 
     Raises:
-        BrokerError: see ``encode_batch``.
+        BrokerError: the same errors as ``encode_batch``.
     """
     header, body = encode_batch(records, schema_id=schema_id, compression=compression, event_time=None)
     array = offset_array(offsets, begin)
@@ -53,7 +53,10 @@ def place_batch(
 
 
 def place_nothing(schema: pa.Schema, *, begin: int, end: int, schema_id: int) -> list[EncodedBatch]:
-    """Return batches without records that cover the offsets [begin, end). Return none if the range is empty."""
+    """Return batches without records that cover the offsets ``[begin, end)``.
+
+    The list is empty if the range is empty.
+    """
     if begin >= end:
         return []
     body = empty_batch(schema).serialize()

@@ -82,10 +82,10 @@ class ColumnOfValues:
         self._build = _builder_of(kind)
 
     def array(self, values: Sequence[Any]) -> pa.Array:
-        """Return ``values`` as an array of this type.
+        """Return ``values`` as an array of the column's type.
 
         Raises:
-            ValueRefusedError: a value does not fit; the error names the row, the value, and the path to it.
+            ValueRefusedError: a value does not fit; the error names the row, the value, and the path to the value.
         """
         try:
             array = self._build(values)

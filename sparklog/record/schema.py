@@ -87,7 +87,7 @@ def check_schema(schema: pa.Schema) -> None:
 
 
 def check_extension(old: pa.Schema, new: pa.Schema) -> None:
-    """Check that ``new`` differs from ``old`` only by nullable columns that are added at the end.
+    """Check that ``new`` has the columns of ``old`` unchanged, and after them only nullable columns.
 
     Raises:
         BrokerError: SCHEMA_MISMATCH with all other differences.
@@ -154,7 +154,7 @@ def check_key_columns(schema: pa.Schema, key_columns: Sequence[str]) -> None:
 
 
 def plain_schema(schema: pa.Schema) -> pa.Schema:
-    """Return ``schema`` with similar types in place of types that cannot be stored. Used to create a topic from data.
+    """Return ``schema`` with each type that cannot be stored replaced by a similar type. It creates topics from data.
 
     A dictionary type becomes the type of its values, an extension type its storage type, and a view type the type with
     offsets. Metadata are removed. ``check_schema`` refuses types that have no such replacement.

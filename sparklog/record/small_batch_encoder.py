@@ -31,7 +31,7 @@ _TIME = struct.Struct("<q")
 
 
 def encode_small_batch(records: Sequence[SmallBatchRecord], *, schema_id: int, timed: bool) -> EncodedBatch:
-    """Encode records as ``encode_batch`` does without compression.
+    """Encode records as ``encode_batch`` does without compression, but without Arrow.
 
     ``timed`` means that the timestamp column is the topic's event-time column.
 
@@ -168,7 +168,10 @@ def single_record_body(key: bytes | str | None, value: bytes | str | None, time_
 def single_record_header(
     body: bytes, time_us: int, schema_id: int, timed: bool, number: tuple[int, int, int]
 ) -> BatchHeader:
-    """Return the header for a ``single_record_body``. ``number`` is (producer id, producer epoch, sequence)."""
+    """Return the header for a body from ``single_record_body``.
+
+    ``number`` is (producer id, producer epoch, sequence).
+    """
     earliest = latest = time_us if timed else NO_TIMESTAMP
     if timed and time_us == NO_TIMESTAMP:
         earliest, latest = header_times(time_us, time_us)
@@ -194,9 +197,10 @@ def _frame(key_length: int | None, value_length: int | None) -> _Frame:
 
 
 def small_batch_buffer_sizes(rows: int, nulls: tuple[int, int], lengths: tuple[int, int]) -> tuple[int, ...]:
-    """Return the size of each buffer of a batch without headers, in the order of the columns.
+    """Return the size of each buffer of a batch of records without headers, in the order of the columns.
 
-    ``nulls`` and ``lengths`` are the number of nulls and the total length of the keys and of the values.
+    ``nulls`` and ``lengths`` have a number for the keys and one for the values: the number of nulls, and the total
+    length.
     """
     bitmap, offsets = -(-rows // 8), 4 * (rows + 1)
     key, value = ((bitmap if found else 0, offsets, length) for found, length in zip(nulls, lengths, strict=True))
@@ -205,7 +209,7 @@ def small_batch_buffer_sizes(rows: int, nulls: tuple[int, int], lengths: tuple[i
 
 @lru_cache(maxsize=256)
 def small_batch_metadata(rows: int, nulls: tuple[int, int], sizes: tuple[int, ...]) -> bytes:
-    """Return the metadata of a batch with buffers of these sizes. The headers of all records are null."""
+    """Return the metadata of a batch whose buffers have these sizes. No record has headers."""
     places = buffer_positions(sizes)
     return record_batch_metadata(
         rows,
@@ -217,7 +221,7 @@ def small_batch_metadata(rows: int, nulls: tuple[int, int], sizes: tuple[int, ..
 
 @lru_cache(maxsize=1)
 def small_batch_metadata_bytes() -> int:
-    """Return the size of the metadata, which is the same for all batches of this encoder."""
+    """Return the size of a batch's metadata, which is the same for all batches of this encoder."""
     return len(small_batch_metadata(1, (1, 1), small_batch_buffer_sizes(1, (1, 1), (0, 0))))
 
 

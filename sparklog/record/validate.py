@@ -101,15 +101,15 @@ def validate_placed_batch(
     event_time: str | None,
     required_key: Sequence[str] = (),
 ) -> None:
-    """Check a batch whose records already have offsets and times, as ``validate_batch`` does for other batches.
+    """Check a batch whose records already have offsets and times. ``validate_batch`` checks all other batches.
 
     ``body`` has the message, and then the offset array if there is one. The batch may have no records but cover
     offsets. The event times must be between the two times of the header. A record without an event time has the greater
     one.
 
     Raises:
-        BrokerError: see ``validate_batch``; also CORRUPT_MESSAGE for a wrong offset array, and INVALID_RECORD for times
-            that such a batch cannot have.
+        BrokerError: the errors of ``validate_batch``; also CORRUPT_MESSAGE for a wrong offset array, and INVALID_RECORD
+            for times that such a batch cannot have.
     """
     _check_placed_header(header, len(body), max_message_bytes)
     whole = memoryview(body)

@@ -36,7 +36,7 @@ _MOST_PRINTED = 20
 
 
 class Violation(NamedTuple):
-    """The violation of one of the log's guarantees.
+    """A violation of one of the log's guarantees, as the checker reports it.
 
     ``kind`` is one of: lost, duplicate, reordered, unknown, uncommitted, aborted, changed, skipped, repeated, replicas,
     consumer, not healed, unfinished.
@@ -64,7 +64,7 @@ class CheckReport(NamedTuple):
 
 
 def check(entries: Iterable[Entry]) -> CheckReport:
-    """Check a history; return a report of all violations. Raises nothing."""
+    """Check a history; return a report of all violations."""
     checker = _Checker()
     for entry in entries:
         checker.take(entry)

@@ -29,7 +29,10 @@ _ELECTION_TIMEOUT_S = 60.0
 
 @dataclass(frozen=True, slots=True)
 class Fault:
-    """One fault. ``lasts_s`` is the range of its sensible durations."""
+    """A fault that a test can inject and end: ``apply`` breaks something, and ``heal`` repairs it.
+
+    ``lasts_s`` is the range of its sensible durations.
+    """
 
     text: str
     group: FaultTarget
@@ -47,7 +50,10 @@ class Fault:
 
 
 class Faults:
-    """The faults of one cluster. ``session_s`` is the ZooKeeper session timeout. Long pauses last longer than that."""
+    """A source of faults for one cluster.
+
+    ``session_s`` is the ZooKeeper session timeout. Faults that last long last longer than this time.
+    """
 
     def __init__(self, cluster: ProcessCluster, topics: Sequence[str], *, session_s: float, seed: int = 0) -> None:
         self.cluster = cluster
@@ -164,7 +170,7 @@ class Faults:
         return Fault(f"cut: {text}", group, apply, network.heal, self._random.choice(((0.3, 1.0), self._long)))
 
     def cut_broker(self, broker_id: int) -> Fault:
-        """Return a network fault of a random kind, which isolates one broker."""
+        """Return a network fault of a random kind, which cuts some connections of one broker or all of them."""
         me = broker_party(broker_id)
         others = [broker_party(other) for other in self.cluster.slots if other != broker_id]
         other = self._random.choice(others)

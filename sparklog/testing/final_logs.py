@@ -21,7 +21,7 @@ _FETCH_BYTES = 8 * 1024 * 1024
 
 
 def metadata_of(cluster: ProcessCluster, topic: str) -> tuple[PartitionMetadata, ...]:
-    """Return the topic's metadata from the responding broker that knows the newest epochs.
+    """Return a topic's metadata from the broker that knows the newest epochs, out of those that respond.
 
     Raises:
         ClusterError: no broker knows the topic.
@@ -40,7 +40,7 @@ def metadata_of(cluster: ProcessCluster, topic: str) -> tuple[PartitionMetadata,
 
 
 def is_whole(cluster: ProcessCluster, topic: str) -> bool:
-    """Return whether all brokers report that every partition has a leader and every replica is in sync."""
+    """Return whether every partition has a leader and every replica is in sync, according to ``metadata_of``."""
     try:
         return all(p.leader >= 0 and set(p.isr) == set(p.replicas) for p in metadata_of(cluster, topic))
     except ClusterError:
@@ -48,7 +48,7 @@ def is_whole(cluster: ProcessCluster, topic: str) -> bool:
 
 
 def wait_in_sync(cluster: ProcessCluster, topics: Sequence[str], timeout_s: float) -> None:
-    """Wait until all replicas are in sync.
+    """Wait until all replicas of these topics are in sync.
 
     Raises:
         ClusterError: timeout; the message has the last state of the partitions.
@@ -79,7 +79,7 @@ def high_watermarks(cluster: ProcessCluster, topic: str) -> dict[int, int]:
 
 
 def wait_whole(cluster: ProcessCluster, topics: Sequence[str], timeout_s: float) -> None:
-    """Wait until all replicas are in sync, with the same log end offset, which is also their high watermark.
+    """Wait until all replicas are in sync and have the same log end offset, and this is their high watermark.
 
     Raises:
         ClusterError: timeout; the message has the last differences.

@@ -26,9 +26,9 @@ Rules = Literal["strict", "loose", "remade"]
 
 
 class Run(msgspec.Struct, frozen=True, array_like=True):
-    """A run of records of one producer, with consecutive numbers and offsets.
+    """A run of records: records of one producer with consecutive numbers and consecutive offsets.
 
-    ``first`` and ``offset`` are those of the first record.
+    ``first`` and ``offset`` are the number and the offset of the first record.
     """
 
     offset: int
@@ -66,7 +66,7 @@ class TopicUsed(_Entry, frozen=True, tag="topic"):
 
 
 class Sent(_Entry, frozen=True, tag="sent"):
-    """A batch was passed to a producer."""
+    """The event that a client has passed a batch to a producer."""
 
     producer: str
     topic: str
@@ -76,7 +76,7 @@ class Sent(_Entry, frozen=True, tag="sent"):
 
 
 class OperationEnded(_Entry, frozen=True, tag="ended"):
-    """The outcome of a batch.
+    """The event that the outcome of a batch is known.
 
     ``refused``: the batch was not sent. ``unknown``: the batch may be in the log. ``aborted``: its transaction was
     aborted. ``base_offset`` is -1 if the client does not know it.
@@ -90,7 +90,7 @@ class OperationEnded(_Entry, frozen=True, tag="ended"):
 
 
 class Positioned(_Entry, frozen=True, tag="positioned"):
-    """A consumer was started or has called ``seek``. Its next poll begins at ``offset``."""
+    """The event that a consumer was started or has called ``seek``. Its next poll begins at ``offset``."""
 
     consumer: str
     topic: str
@@ -99,7 +99,7 @@ class Positioned(_Entry, frozen=True, tag="positioned"):
 
 
 class Polled(_Entry, frozen=True, tag="polled"):
-    """The records of one partition that one poll returned, with the offsets ``[start, end)``."""
+    """The event that a poll has returned records of one partition, with the offsets ``[start, end)``."""
 
     consumer: str
     topic: str
@@ -118,7 +118,7 @@ class ConsumerFailed(_Entry, frozen=True, tag="consumer_failed"):
 
 
 class RecordedFault(_Entry, frozen=True, tag="fault"):
-    """An injected fault or another action on the cluster, described in words."""
+    """The event that a fault was injected, or that the cluster was acted on in another way. ``text`` describes it."""
 
     text: str
     error: str = ""
@@ -138,13 +138,13 @@ class FinalLog(_Entry, frozen=True, tag="final_log"):
 
 
 class NotHealed(_Entry, frozen=True, tag="not_healed"):
-    """The report that not all replicas were in sync in time after the faults had ended."""
+    """The event that not all replicas were in sync in time after the faults had ended."""
 
     text: str
 
 
 class Finished(_Entry, frozen=True, tag="finished"):
-    """The last entry.
+    """The event that a test has ended normally. It is the last entry of a history.
 
     A history without it comes from an interrupted run, and does not prove that no record was lost.
     """
@@ -204,11 +204,11 @@ class HistoryWriter:
 
 
 def read_history(path: Path) -> Iterator[Entry]:
-    """Yield the entries in order. Skip an incomplete last line, which a crash may leave.
+    """Yield the entries of a history in order. Skip an incomplete last line, which a crash may leave.
 
     Raises:
-        ConfigError: the file is not a history, has a newer format, or has an invalid line. The message has file and
-            line.
+        ConfigError: the file is not a history, has a newer format, or has an invalid line. The message names the file
+            and the line.
     """
     with path.open("rb") as lines:
         for number, line in enumerate(lines, 1):
@@ -229,7 +229,7 @@ def read_history(path: Path) -> Iterator[Entry]:
 
 
 def runs_of(records: Iterable[tuple[int, str, int]]) -> tuple[Run, ...]:
-    """Return the runs in ``records``: tuples of offset, producer and number, in the order of offsets."""
+    """Group records, given as (offset, producer, number) in the order of offsets, into runs."""
     runs: list[Run] = []
     offset, producer, first, count = -1, "", -1, 0
     for at, who, number in records:
@@ -245,12 +245,12 @@ def runs_of(records: Iterable[tuple[int, str, int]]) -> tuple[Run, ...]:
 
 
 def record_value(producer: str, number: int, padding: int = 0) -> bytes:
-    """Return the content of a record, which begins with its name."""
+    """Return the content of a record that is named by its producer and number. The content begins with this name."""
     return f"{producer}:{number}:".encode() + b"." * padding
 
 
 def record_name(value: bytes | None) -> tuple[str, int]:
-    """Return producer and number from the content of a record.
+    """Return the producer and the number in the content of a record.
 
     For other content, return its first bytes as the producer, and the number -1.
     """

@@ -49,9 +49,10 @@ class _Place(NamedTuple):
 
 
 class NamespaceNetwork:
-    """A ``Network`` of namespaces. Owner: one thread, which closes the network at the end.
+    """A ``Network`` of namespaces.
 
-    The constructor raises ClusterError with the reason on a machine that does not permit namespaces.
+    Not thread-safe: use it from one thread, which closes the network at the end. On a machine that does not permit
+    namespaces, the constructor raises ClusterError with the reason.
     """
 
     def __init__(self) -> None:
@@ -102,7 +103,7 @@ class NamespaceNetwork:
         self._cuts.clear()
 
     def close(self) -> None:
-        """Remove the network. A process that still runs in a namespace keeps it, without any link."""
+        """Remove the network. A process that still runs in a namespace stays in it, without any link."""
         try:
             if CLIENT in self._places:
                 _ip(f"link del {self.link}")

@@ -17,12 +17,15 @@ T = TypeVar("T")
 
 
 def broker_party(broker_id: int) -> str:
-    """Return the name of a broker as a party of the network, for example for ``cut``."""
+    """Return the name that a broker has as a party of the network, for example in ``cut``."""
     return f"broker-{broker_id}"
 
 
 class PartyAddress(NamedTuple):
-    """The advertised host and the listening host of a broker, and the port of both; 0 means any free port."""
+    """The addresses of a broker: the host that it advertises, the host on which it listens, and the port of both.
+
+    Port 0 means any free port.
+    """
 
     host: str
     bind_host: str
@@ -30,7 +33,7 @@ class PartyAddress(NamedTuple):
 
 
 class Network(Protocol):
-    """A network of which tests can cut connections.
+    """The interface of a network of which tests can cut connections.
 
     Nothing crosses a cut, not even the close of a connection. After ``heal`` the connections continue.
     """
@@ -43,13 +46,13 @@ class Network(Protocol):
         """Prepare the network for a broker that is about to start; return the broker's addresses."""
 
     def add_zookeeper(self, caller: str, target: str) -> str:
-        """Prepare the network for connections from ``caller``, one of the parties, to the ZooKeeper at ``target``.
+        """Prepare the network for connections from the party ``caller`` to the ZooKeeper at ``target``.
 
         Return the address at which the processes of ``caller`` reach this ZooKeeper.
         """
 
     def inside(self, party: str, work: Callable[[], T]) -> T:
-        """Run ``work`` as ``party``: threads, processes and sockets that ``work`` creates belong to the party."""
+        """Run ``work`` as ``party``: the threads, processes and sockets that it creates belong to the party."""
 
     def cut(self, sender: str, receiver: str, *, one_way: bool = False) -> None:
         """Cut the traffic from ``sender`` to ``receiver``, and the reverse direction too unless ``one_way``."""

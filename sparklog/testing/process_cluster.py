@@ -55,7 +55,7 @@ Process = subprocess.Popen[bytes]
 
 
 class BrokerSlot:
-    """One broker: its directory, its port, and the process that runs it now, if any."""
+    """A place for one broker: its directory, its port, and the process that is the broker now, if it runs."""
 
     def __init__(self, broker_id: int, directory: Path, control_socket: Path) -> None:
         self.broker_id = broker_id
@@ -90,7 +90,7 @@ class BrokerSlot:
         return "\n".join(self.log_file.read_text(errors="replace").splitlines()[-lines:])
 
     def command(self, op: str, **fields: Any) -> dict[str, Any]:
-        """Send one command over the control socket, as a supervisor does; return the response."""
+        """Send one command over the broker's control socket, as a supervisor does; return the response."""
         with socket.socket(socket.AF_UNIX) as connection:
             connection.settimeout(5)
             connection.connect(str(self.control_socket))
@@ -101,7 +101,7 @@ class BrokerSlot:
 
 
 class ControllerSlot:
-    """One of two controller processes: its ZooKeeper address, its log file, and its process, if it runs."""
+    """A place for one of two controller processes: its ZooKeeper address, its log file, and its process, if it runs."""
 
     def __init__(self, number: int, directory: Path) -> None:
         self.number = number
@@ -115,12 +115,12 @@ class ControllerSlot:
 
 
 class ProcessCluster:
-    """A cluster of processes, for one test thread. Use it as a context manager, or call ``start`` and ``stop``.
+    """A cluster of real processes. Use it as a context manager, or call ``start`` and ``stop``.
 
-    ``settings`` apply to every broker. Without ``base_dir``, the cluster creates a temporary directory, and removes it
-    at the end. All connections use ``network``, which is closed with the cluster. ``controller_processes`` starts two
-    controller processes instead of a thread of this process. Without ``with_secret``, the cluster has no secret, and a
-    broker accepts every connection as one of a broker or controller.
+    Not thread-safe: use it from one test thread. ``settings`` apply to every broker. Without ``base_dir``, the cluster
+    creates a temporary directory, and removes it at the end. All connections use ``network``, which is closed with the
+    cluster. ``controller_processes`` starts two controller processes instead of a thread of this process. Without
+    ``with_secret``, the cluster has no secret, and a broker accepts every connection as one of a broker or controller.
     """
 
     def __init__(
@@ -195,7 +195,10 @@ class ProcessCluster:
         self.start_brokers()
 
     def secure(self) -> None:
-        """Prepare the security of a cluster that has an id and no processes but ZooKeeper. This cluster has none."""
+        """Prepare the security of the cluster. A subclass overrides this; here it does nothing.
+
+        ``start`` calls it when the cluster has an id, and when ZooKeeper is the only process.
+        """
 
     def _put_between(self, network: Network) -> None:
         for slot in self.slots.values():
@@ -302,7 +305,7 @@ class ProcessCluster:
             self._controller = None
 
     def ask_zookeeper(self, question: Callable[[ClusterStore], Coroutine[Any, Any, _T]]) -> _T:
-        """Run one coroutine over a new ZooKeeper session and return its result."""
+        """Run the coroutine ``question`` with a new ZooKeeper session; return its result."""
 
         async def ask() -> _T:
             session = await ZkSession.open(self.zookeeper, keys=self.keys, security=security_of(self.settings))
@@ -325,7 +328,7 @@ class ProcessCluster:
     # --- the controller processes ---
 
     def active_controller(self) -> int | None:
-        """Return the number of the controller process that holds ``/controller``; None while none holds it."""
+        """Return the number of the controller process that holds ``/controller``, or None if none of them holds it."""
 
         async def holder(store: ClusterStore) -> str:
             try:
@@ -524,7 +527,7 @@ def wait_until(true: Callable[[], object], timeout_s: float, what: str) -> None:
     """Call ``true`` repeatedly until it returns True.
 
     Raises:
-        ClusterError: timeout; the message says ``what`` was awaited.
+        ClusterError: timeout. The message says ``what`` the caller was waiting for.
     """
     deadline = time.monotonic() + timeout_s
     while not true():

@@ -33,7 +33,7 @@ _CALL_TIMEOUT_S = 10.0
 
 
 def party_of(client_id: str) -> str:
-    """Return the party that uses this client id in its Hello."""
+    """Return the party whose connections have this client id in the Hello."""
     kind, _, number = client_id.partition("-")
     if kind == "replica" and number.isdigit():
         return broker_party(int(number))
@@ -60,7 +60,7 @@ class ProxyNetwork:
         return "127.0.0.1"
 
     def inside(self, party: str, work: Callable[[], T]) -> T:
-        """Run ``work``. Parties are not separated here; the Hello of each connection identifies the party."""
+        """Run ``work``. The network recognises the party of a connection by its Hello, so nothing else is needed."""
         return work()
 
     def add_broker(self, broker_id: int) -> PartyAddress:
@@ -79,11 +79,11 @@ class ProxyNetwork:
         return f"127.0.0.1:{taken}"
 
     def cut(self, sender: str, receiver: str, *, one_way: bool = False) -> None:
-        """Keep back what ``sender`` sends to ``receiver``, and also the reverse unless ``one_way`` is true."""
+        """Hold back the bytes that ``sender`` sends to ``receiver``, and the reverse direction unless ``one_way``."""
         self._change(self._cuts | ({(sender, receiver)} if one_way else {(sender, receiver), (receiver, sender)}))
 
     def heal(self) -> None:
-        """End all cuts, and deliver the bytes that were kept back."""
+        """End all cuts, and deliver the bytes that were held back."""
         self._change(set())
 
     def close(self) -> None:

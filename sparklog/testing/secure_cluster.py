@@ -54,16 +54,16 @@ class SecureCluster(ProcessCluster):
 
     @property
     def client_config(self) -> Path:
-        """Return the file of settings with which clients log in as ``admin``."""
+        """Return the path of the settings file with which clients log in as ``admin``."""
         return self.base_dir / "client.conf"
 
     @property
     def ca(self) -> str:
-        """Return the PEM file of the certificate authority."""
+        """Return the path of the certificate authority's certificate, a PEM file."""
         return str(self.pki / "ca.pem")
 
     def secure(self) -> None:
-        """Create the authority, the certificates, and the user ``admin``."""
+        """Create the certificate authority, the certificates, and the user ``admin``."""
         if not self.pki.exists():
             create_ca(self.pki)
         for role in ("broker", "controller"):
@@ -86,14 +86,14 @@ class SecureCluster(ProcessCluster):
         )
 
     def issue(self, role: str, *, into: Path | None = None) -> CertificateFiles:
-        """Issue a new certificate with this role. It replaces the earlier one, and running processes load it."""
+        """Issue a new certificate for ``role``. It replaces the earlier one, and running processes load it."""
         hosts = {"127.0.0.1", "localhost", *(slot.host for slot in self.slots.values())}
         return issue(
             self.pki, Subject(role, hosts=tuple(sorted(hosts)), role=role, cluster_id=self.cluster_id), into=into
         )
 
     def user(self, name: str, password: str, *, iterations: int = MIN_ITERATIONS) -> ClientSecurity:
-        """Create a user, or change its password. Return the security settings of the user's clients."""
+        """Create a user, or change the user's password. Return the security settings of the user's clients."""
         credentials = new_credentials(password, [SCRAM_SHA_256], iterations)
 
         async def write(store: ClusterStore) -> None:
@@ -110,7 +110,7 @@ class SecureCluster(ProcessCluster):
         )
 
     def endpoint(self, broker_id: int, listener: str = INTER_BROKER.name) -> ListenerEndpoint:
-        """Return the address of one listener of a live broker."""
+        """Return the address of one listener of a broker that runs."""
 
         async def registrations(store: ClusterStore) -> Mapping[int, BrokerRegistration]:
             return {found.broker_id: found for found in await store.live_brokers()}
@@ -121,7 +121,10 @@ class SecureCluster(ProcessCluster):
     def connect_as(
         self, broker_id: int, identity: Identity | None, files: CertificateFiles | None, **options: Any
     ) -> BlockingConnection:
-        """Open a connection to the listener BROKER that claims ``identity``, with a certificate if it is given."""
+        """Open a connection to the listener BROKER, which claims to come from ``identity``.
+
+        ``files`` is the certificate to present, or None.
+        """
         certificate, key = (str(files.certificate), str(files.key)) if files is not None else ("", "")
         security = ClientSecurity(SecurityProtocol.SSL, ca=self.ca, certificate=certificate, key=key)
         own = PeerSecurity(INTER_BROKER).certificates(self.cluster_id)

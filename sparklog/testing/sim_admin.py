@@ -32,7 +32,7 @@ LIMITS = (0, 0, 200, 1000)
 
 
 class OperatedCluster(Protocol):
-    """What operators use of the simulated cluster."""
+    """The part of the simulated cluster that the operators use."""
 
     world: SimNetwork
     zk: SimZk
@@ -44,7 +44,7 @@ class OperatedCluster(Protocol):
 
 
 class AdminActions:
-    """The actions of operators on one cluster. Mutable. Owner: the ``SimCluster``."""
+    """The actions that operators perform on one simulated cluster. A part of ``SimCluster``."""
 
     def __init__(self, cluster: OperatedCluster) -> None:
         self.cluster = cluster
@@ -215,7 +215,7 @@ class AdminActions:
         self.zk.elections[f"e{self._elections}"] = ElectionRequested(UNCLEAN, tps, {record.name: record.topic_id})
 
     def lift_limits(self) -> None:
-        """Remove the limits of all moves."""
+        """Remove the throughput limits of all reassignments."""
         for record in list(self.zk.topics.values()):
             if any(move.throttle_bytes for move in record.reassigning.values()):
                 moves = {n: structs.replace(move, throttle_bytes=0) for n, move in record.reassigning.items()}

@@ -32,7 +32,7 @@ TELL_MS = 50
 
 
 class SimBroker(ReplicaPerformer):
-    """A simulated broker process. Mutable. Owner: the ``SimCluster``."""
+    """A simulated broker process. A part of ``SimCluster``."""
 
     def __init__(self, broker_id: int, cluster: SimBrokerHost) -> None:
         super().__init__(broker_id, cluster)
@@ -45,7 +45,7 @@ class SimBroker(ReplicaPerformer):
     # --- life ---------------------------------------------------------------------------------------------------
 
     def start(self) -> None:
-        """Start a new process with the data of the disk. It leads no partition before a controller's update."""
+        """Start a new process with the data on the disk. It leads no partition before a controller's update."""
         self.begin()
         self.incarnation = -1
         self.cache = MetadataCache("simulated", {})
@@ -106,7 +106,7 @@ class SimBroker(ReplicaPerformer):
         session.ask(lambda: self.zk.incarnation(broker_id), read, again)
 
     def crash(self, *, lose_page_cache: bool, chance: Random | None = None) -> None:
-        """End the process, and with ``lose_page_cache`` the host as well.
+        """End the process. With ``lose_page_cache``, the host crashes as well and loses its page cache.
 
         The other brokers see that their connections are closed only if the host survives.
         """
@@ -126,7 +126,7 @@ class SimBroker(ReplicaPerformer):
             hosted.checker.lost[self.broker_id] = self.zk.incarnation(self.broker_id)
 
     def lose_log(self, tp: TopicPartition) -> None:
-        """Remove this log, as if its directory were missing or damaged, or had another log.
+        """Remove this log, as if its directory were missing, were damaged, or contained another log.
 
         The next start detects the loss, because the checkpoint names every log that has a record.
         """
@@ -182,7 +182,10 @@ class SimBroker(ReplicaPerformer):
         session.ask(tell, lambda _: None, lambda: self.later(TELL_MS, self._tell_stopping))
 
     def stop_in_order(self, stopped: Callable[[], None]) -> None:
-        """Perform a controlled shutdown: move leaderships to other brokers where possible, flush, and exit."""
+        """Perform a controlled shutdown: move leaderships to other brokers where possible, flush, and exit.
+
+        ``stopped`` is called at the end.
+        """
         self.ask_to_stop()
         end_ms = self.now_ms + STOP_MS
 
@@ -228,7 +231,10 @@ class SimBroker(ReplicaPerformer):
         return sum(self.broker_id in replica.isr for replica in replicas)
 
     def disk_failed(self, stopped: Callable[[], None]) -> None:
-        """Take all replicas offline, because they share one disk, then end the process. The logs keep their content."""
+        """Take all replicas offline, because they share one disk, and then end the process.
+
+        The logs keep their content. ``stopped`` is called at the end.
+        """
         self.world.note(f"b{self.broker_id} finds its disk failing")
 
         def fail_all() -> None:
@@ -270,7 +276,10 @@ class SimBroker(ReplicaPerformer):
         return ErrorCode.STALE_BROKER_EPOCH if update.incarnation != self.incarnation else None
 
     def updated(self, update: ControlUpdate, answer: Callable[[ErrorCode], None], *, waited_ms: int = 0) -> None:
-        """Handle a controller's request with the checks of ``broker/replication/leader_and_isr.py``, in their order."""
+        """Handle a controller's request.
+
+        The checks are those of ``broker/replication/leader_and_isr.py``, in the same order.
+        """
         if update.incarnation > self.incarnation and waited_ms < REGISTRATION_MS:
             self.later(20, lambda: self.updated(update, answer, waited_ms=waited_ms + 20))
             return

@@ -27,7 +27,7 @@ NO_ACTIONS = "none"
 
 
 class Found(NamedTuple):
-    """A violation of one of the log's guarantees that a run of the simulator found."""
+    """A violation of one of the log's guarantees that a run of the simulator has found."""
 
     at_ms: int
     #: The description, without seed and trace.
@@ -39,7 +39,7 @@ class Found(NamedTuple):
 
 
 class Play(NamedTuple):
-    """The outcome of a run: the violation, if any, and the trace."""
+    """The outcome of a run: the violation, or None, and the lines of the trace."""
 
     found: Found | None
     lines: tuple[str, ...]
@@ -63,7 +63,7 @@ class _CaseCluster(SimCluster):
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """The parameters of one run, as a small picklable value.
+    """The parameters of one run of the simulator. It is a small value that can be pickled.
 
     ``mutant`` is the name of a deliberately broken variant; None means the production code.
     """
@@ -85,7 +85,7 @@ class Case:
     produce_ms: int | None = None
 
     def schedule(self) -> tuple[Action, ...]:
-        """Return the actions that the run plays."""
+        """Return the actions on the cluster that the run plays."""
         return self._cluster().schedule(self.fault_ms)
 
     def play(self) -> Found | None:
@@ -182,12 +182,12 @@ def _uncollected() -> Iterator[None]:
 
 
 def format_actions(only: tuple[tuple[int, int], ...]) -> str:
-    """Return the text that ``parse_actions`` reads, such as ``7@300,12@410``."""
+    """Return actions (number, time) as a text that ``parse_actions`` reads, such as ``7@300,12@410``."""
     return ",".join(f"{number}@{at_ms}" for number, at_ms in only) or NO_ACTIONS
 
 
 def parse_actions(text: str) -> tuple[tuple[int, int], ...]:
-    """Return the actions in a text of ``format_actions``.
+    """Return the actions (number, time) in a text from ``format_actions``.
 
     Raises:
         ValueError: the text has another format.

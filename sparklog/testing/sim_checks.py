@@ -31,7 +31,7 @@ class SimViolation(AssertionError):
 
 
 class PartitionChecker:
-    """The checker of one partition. Mutable.
+    """The checker of the invariants of one partition. A part of ``SimCluster``.
 
     The simulation calls it for each append, truncation, response, and write of partition state.
     """
@@ -79,7 +79,10 @@ class PartitionChecker:
         self._sequences: dict[int, tuple[int, int]] = {}
 
     def assigned(self, replicas: tuple[int, ...], move: Reassignment | None) -> None:
-        """Store the replicas and the move of the partition, as the topic's metadata now has them."""
+        """Store the partition's replicas and its reassignment (None if there is none) from new metadata of the topic.
+
+        If a reassignment has ended with this metadata, check its result.
+        """
         ended, self._move = self._move, move
         if ended is not None and move is None and set(self.replicas) != set(replicas):
             self._move_ended(ended)
@@ -124,7 +127,7 @@ class PartitionChecker:
             before = place
 
     def cut(self, broker: int) -> None:
-        """Check StrongIsr: no member of the ISR truncates committed records."""
+        """Check StrongIsr after a truncation: no member of the ISR truncates committed records."""
         if broker in self.isr:
             self.holds(broker, self.committed_end, "StrongIsr", "cut its log in the ISR")
 
@@ -136,10 +139,11 @@ class PartitionChecker:
             self.fail("StrongIsr", f"broker {broker} deleted its log in the ISR {self.isr}")
 
     def spared(self, victim: int, node: VersionedState | None, *, leaving: Collection[int] = ()) -> bool:
-        """Return whether enough data remains when ``victim`` loses its page cache or leaves the ISR.
+        """Return whether enough data remains if ``victim`` loses its page cache or leaves the ISR.
 
-        The ISR, and each ISR that may be written next, must keep a member that has its data. Otherwise the log promises
-        nothing. Brokers that are ``leaving`` the ISR do not count.
+        The ISR, and each ISR that may be written next, must keep a member that has its data. Otherwise the log
+        guarantees nothing. Brokers that are ``leaving`` the ISR do not count. ``node`` is the partition's state in
+        ZooKeeper.
         """
         if node is None:
             return True
@@ -147,7 +151,7 @@ class PartitionChecker:
         return all(set(isr) - self.lost.keys() - {victim, *leaving} for isr in sets)
 
     def power_cut(self, incarnation: Callable[[int], int]) -> None:
-        """Accept that every host lost its power at once, so that all data that is on no disk is lost."""
+        """Accept a power failure of all hosts at once, which loses all data that is not on a disk."""
         self.bereft = True
         self.lost = {broker: incarnation(broker) for broker in self.logs}
 
@@ -205,7 +209,10 @@ class PartitionChecker:
         self._sequences[header.producer_id] = (epoch, expected + header.record_count)
 
     def holds(self, broker: int, end: int, rule: str, why: str) -> None:
-        """Check that the broker's log has all committed records below ``end``."""
+        """Check that the broker's log has all committed records below ``end``.
+
+        The message of a violation names ``rule`` and ``why`` the broker must have them.
+        """
         if broker in self.lost or self.bereft or not end:
             return
         log = self.logs.get(broker)
@@ -239,9 +246,10 @@ class PartitionChecker:
     # --- leaders and states -------------------------------------------------------------------------------------
 
     def became_leader(self, broker: int, process: int, epoch: int) -> None:
-        """Check that only one process leads in the epoch, and has all records of earlier epochs (leader completeness).
+        """Check that only this process leads in ``epoch``, and that it has all records of earlier epochs.
 
-        A leader may learn of its epoch late, when newer epochs have already committed more records.
+        The second check is leader completeness. A leader may learn of its epoch late, when newer epochs have already
+        committed more records.
         """
         holder = self.leaders.setdefault(epoch, (broker, process))
         if holder != (broker, process):
@@ -280,10 +288,10 @@ class PartitionChecker:
         controller_epoch: int,
         incarnation: Callable[[int], int],
     ) -> None:
-        """Check a state that was written to ZooKeeper.
+        """Check a write of the partition's state to ZooKeeper, from ``before`` to ``after``.
 
-        ``controller_epoch`` is the newest controller epoch in ZooKeeper. ``incarnation`` returns the last registered
-        incarnation of a broker.
+        ``controller_epoch`` is the newest controller epoch in ZooKeeper. ``incarnation`` is a function that returns the
+        last registered incarnation of a broker.
         """
         new = after.state
         self._last = before, after
@@ -338,7 +346,7 @@ class PartitionChecker:
     # --- the end ------------------------------------------------------------------------------------------------
 
     def settled(self, leader_log: SimLog) -> None:
-        """Check after the faults that every replica has all acknowledged records, and that all logs are equal."""
+        """Check, after the faults, that every replica has all acknowledged records, and that all logs are equal."""
         bodies = {batch.body: batch.header.base_offset for batch in leader_log.batches}
         for body, offset in self.acked.items():
             if bodies.get(body) != offset:

@@ -27,7 +27,7 @@ DELIVERY_MS = 3000
 
 
 class ServedCluster(Protocol):
-    """What clients use of the simulated cluster."""
+    """The part of the simulated cluster that the clients use."""
 
     world: SimNetwork
     zk: SimZk
@@ -35,7 +35,7 @@ class ServedCluster(Protocol):
 
 
 class Write:
-    """One batch in flight."""
+    """A batch that a producer has sent, and to which it has no response so far."""
 
     __slots__ = ("began_ms", "body", "count", "number", "sequence")
 
@@ -49,7 +49,10 @@ class Write:
 
 
 def find_leader(cluster: ServedCluster, tp: TopicPartition, chance: Random) -> SimBroker:
-    """Return the leader in nine of ten cases, otherwise any broker, because clients may have old metadata."""
+    """Return the broker to which a client sends: in nine of ten cases the leader, otherwise any broker.
+
+    Real clients may have outdated metadata in the same way.
+    """
     node = cluster.zk.read(tp)
     if node is not None and node.state.leader != NO_LEADER and chance.random() < 0.9:
         return cluster.brokers[node.state.leader]

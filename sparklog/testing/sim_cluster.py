@@ -43,10 +43,10 @@ QUIET_MS = 1500
 
 
 class SimCluster:
-    """A simulated cluster for one run. Mutable.
+    """A simulated cluster for one run.
 
-    Without ``check_cores``, only the checkers of ``sim_checks`` find violations, and not the assertions inside the
-    cores.
+    Not thread-safe. Without ``check_cores``, only the checkers of ``sim_checks`` find violations, and not the
+    assertions inside the cores.
     """
 
     def __init__(

@@ -43,7 +43,7 @@ _Outcome = VersionedState | BadVersion | NodeGone | EpochLost
 
 
 class ControlledCluster(SimBrokerHost, Protocol):
-    """What controllers use of the simulated cluster."""
+    """The part of the simulated cluster that the controllers use."""
 
     checkers: dict[TopicPartition, PartitionChecker]
     controllers: list[CoreController]
@@ -53,7 +53,7 @@ class ControlledCluster(SimBrokerHost, Protocol):
 
 
 class CoreController(SimProcess):
-    """A simulated controller process. Mutable. Owner: the ``SimCluster``."""
+    """A simulated controller process. A part of ``SimCluster``."""
 
     #: The class of the core. Subclasses replace it by a broken variant, which the simulator must catch.
     core_type: ClassVar[type[Controller]] = Controller
@@ -175,7 +175,7 @@ class CoreController(SimProcess):
         self._look(core)
 
     def resign(self) -> None:
-        """Close the session, which ends the term; then stand for election again."""
+        """Close the ZooKeeper session, which ends the controller's term; then stand for election again."""
         if self.session is not None:
             self.session.close()
         self.world.note(f"{self.name} resigns")

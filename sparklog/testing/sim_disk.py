@@ -26,7 +26,10 @@ _SECTOR = 512
 
 
 class ProcessDied(BaseException):
-    """Raised to end the simulated process. It is not an Exception, so that no handler of the tested code catches it."""
+    """The exception that ends the simulated process.
+
+    It is not an Exception, so that no handler of the tested code catches it.
+    """
 
 
 class _Mapping(bytearray):
@@ -95,7 +98,7 @@ class _File:
 
 
 class SimDisk:
-    """One simulated disk with all its files. Single-threaded."""
+    """A simulated disk with all its files. Not thread-safe."""
 
     def __init__(self, *, seed: int = 0, capacity_bytes: int | None = None) -> None:
         self.capacity_bytes = capacity_bytes
@@ -118,15 +121,21 @@ class SimDisk:
     # --- faults -------------------------------------------------------------------------------------------------
 
     def fail_next(self, operation: str, code: int) -> None:
-        """Make the next call of ``operation`` (a method's name) raise OSError(``code``) without effect."""
+        """Make the next call of the method named ``operation`` raise OSError(``code``) without any effect."""
         self._faults.append((operation, code))
 
     def die_after(self, changes: int) -> None:
-        """Make the process die in the changing operation after ``changes`` others. That operation may write a part."""
+        """Make the process die in a changing operation, after ``changes`` other ones.
+
+        The operation in which the process dies may still write a part.
+        """
         self._dies_at = self.changes + changes
 
     def restart(self, *, page_cache_lost: bool) -> None:
-        """Start the process again. Handles and locks are lost, and the page cache too if the machine went down."""
+        """Start the process again. Handles and locks are lost.
+
+        ``page_cache_lost`` means that the machine went down, so that the page cache is lost as well.
+        """
         self.dead = False
         self._dies_at = -1
         self._faults.clear()
@@ -157,7 +166,7 @@ class SimDisk:
         return sum(len(file.content) for file in files)
 
     def flip_bit(self, path: Path, at: int) -> None:
-        """Damage one byte of a file, durably."""
+        """Damage one byte of a file. The damage also survives a loss of the page cache."""
         file = self._files[path]
         file.content[at] ^= 1
         file.sync()
@@ -241,7 +250,7 @@ class SimDisk:
         self._handles[handle].truncate(length)
 
     def reserve(self, handle: int, length: int, at: int) -> None:
-        """Check that there is enough space, without reserving it."""
+        """Check that there is enough space for the write. Nothing is reserved."""
         self._before_or_die("reserve")
         assert at == len(self._handles[handle].content), at
         if self.capacity_bytes is not None and self.used_bytes + length > self.capacity_bytes:

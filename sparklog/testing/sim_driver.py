@@ -32,7 +32,7 @@ AWAY_MS = 2000
 
 
 class DrivenCluster(Protocol):
-    """What the driver uses of the simulated cluster."""
+    """The part of the simulated cluster that the driver uses."""
 
     world: SimNetwork
     zk: SimZk
@@ -41,7 +41,10 @@ class DrivenCluster(Protocol):
 
 
 class Driver:
-    """The simulated driver. Mutable. Owner: the ``SimCluster``. A running driver causes no simulated events."""
+    """The simulated Spark driver, which supervises brokers. A part of ``SimCluster``.
+
+    While it runs, it causes no simulated events.
+    """
 
     def __init__(self, cluster: DrivenCluster, *, lease_type: type[SupervisorLease] = SupervisorLease) -> None:
         self.cluster = cluster
@@ -76,7 +79,7 @@ class Driver:
         self.world.at(CHECK_MS, self._check)
 
     def come_back(self, left_out: int = -1) -> None:
-        """Return as a new driver, which starts to watch all running brokers except ``left_out``."""
+        """Start a new driver, which supervises all running brokers except ``left_out`` (-1: all)."""
         if not self._away:
             self._adopt_left_out()
             return

@@ -26,7 +26,7 @@ SEEN_MS = 20
 
 
 class FaultyCluster(Protocol):
-    """What the faults use of the simulated cluster."""
+    """The part of the simulated cluster that the faults use."""
 
     world: SimNetwork
     zk: SimZk
@@ -38,7 +38,7 @@ class FaultyCluster(Protocol):
 
 
 class SimFaults:
-    """The faults of one cluster. Mutable. Owner: the ``SimCluster``."""
+    """A source of faults that it causes on one simulated cluster. A part of ``SimCluster``."""
 
     def __init__(self, cluster: FaultyCluster) -> None:
         self.cluster = cluster
@@ -294,8 +294,9 @@ class SimFaults:
     def end(self) -> int:
         """Start every process that is down, and end all faults; return the time at which the last pause ends.
 
-        Pauses are not shortened: later messages would overtake earlier messages of their connection, which wait for the
-        end of the pause. Until then, a paused process may still believe that it is leader, and refuse appends.
+        Pauses are not shortened, because otherwise later messages would overtake earlier messages of their connection,
+        which wait for the end of the pause. Until then, a paused process may still believe that it is leader, and
+        refuse appends.
         """
         for broker in self.cluster.brokers.values():
             broker.append_fault = None

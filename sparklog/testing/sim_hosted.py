@@ -24,7 +24,7 @@ Told = Callable[[ErrorCode], None]
 
 
 class PeerBroker(SimProcess):
-    """What the other brokers use of a simulated broker."""
+    """The part of a simulated broker that the other brokers use."""
 
     @abstractmethod
     def fetched(self, asked: Asked) -> None:
@@ -36,11 +36,11 @@ class PeerBroker(SimProcess):
 
     @abstractmethod
     def follower_lost(self, replica_id: int) -> Callable[[], None]:
-        """Return the function to call when the connection of a follower is closed."""
+        """Return the function that the network calls when the connection of a follower is closed."""
 
 
 class SimProduce(msgspec.Struct, frozen=True, gc=False):
-    """One batch of a client.
+    """A request to append one batch of a client.
 
     A broker makes a batch without a sequence unique, because the network may duplicate it.
     """
@@ -57,7 +57,10 @@ class SimProduce(msgspec.Struct, frozen=True, gc=False):
 
 @dataclass(slots=True)
 class Fetching:
-    """The fetch loop of a follower for one leader and leader epoch. The loop for a later epoch replaces it."""
+    """The state of a follower's fetch loop, which fetches from one leader in one leader epoch.
+
+    The loop for a later epoch replaces it.
+    """
 
     leader: int
     leader_epoch: int
@@ -70,7 +73,7 @@ class Fetching:
 
 
 class Asked(msgspec.Struct, frozen=True, gc=False):
-    """A follower's fetch that waits for its response.
+    """A follower's fetch that has no response so far.
 
     ``mark`` is the high watermark that the follower knows. By the fields after ``mark``, the follower recognises the
     response.
@@ -89,9 +92,10 @@ class Asked(msgspec.Struct, frozen=True, gc=False):
 
 @dataclass(slots=True)
 class Hosted:
-    """One partition on one broker. ``log`` and ``checkpoint`` are on disk. A crash loses the other fields.
+    """The state of one partition on one broker. ``log`` and ``checkpoint`` are on disk. A crash loses the other fields.
 
-    ``replica`` is None if the start has found the log but no controller has assigned the replica to this broker yet.
+    ``replica`` is None if the broker's start has found the log, but no controller has assigned the replica to this
+    broker yet.
     """
 
     topic_id: str
@@ -120,7 +124,7 @@ class Hosted:
 
 
 class SimBrokerHost(Protocol):
-    """What brokers use of the simulated cluster."""
+    """The part of the simulated cluster that the brokers use."""
 
     world: SimNetwork
     zk: SimZk

@@ -18,14 +18,14 @@ from sparklog.storage.producers import ProducerTable, check_sequence, replay
 
 
 class SimBatch(NamedTuple):
-    """One stored batch. ``body`` identifies the produced batch, and is the same on every replica."""
+    """A stored batch. ``body`` identifies the produced batch, and is the same on every replica."""
 
     header: BatchHeader
     body: str
 
 
 class Sequenced(NamedTuple):
-    """The fields that make a batch idempotent: producer id, its epoch, sequence of the first record."""
+    """The fields that make a batch idempotent: the producer id, its epoch, and the sequence of the first record."""
 
     producer_id: int
     producer_epoch: int
@@ -36,7 +36,7 @@ NOT_IDEMPOTENT = Sequenced(NO_PRODUCER, -1, -1)
 
 
 class SimLog:
-    """A simulated log. Mutable. Owner: one simulated broker. The log survives a crash of the broker's process."""
+    """A simulated log of one partition on one broker. It survives a crash of the broker's process."""
 
     def __init__(self, start_offset: int = 0) -> None:
         self.log_start_offset = start_offset
@@ -72,7 +72,7 @@ class SimLog:
     # --- appending ----------------------------------------------------------------------------------------------
 
     def duplicate(self, header: BatchHeader) -> OffsetRange | None:
-        """Return the offsets at which the log already has a planned batch of an idempotent producer.
+        """Return the offsets at which the log already has the batch of this header, or None if the batch is new.
 
         Raises:
             BrokerError: the batch does not follow the producer's last batch.
@@ -93,7 +93,10 @@ class SimLog:
         return SimBatch(header, body)
 
     def append_copies(self, batches: Sequence[SimBatch]) -> int:
-        """Append batches as follower; return the new end offset. A gap or a lower epoch is a bug of the caller."""
+        """Append a leader's batches as a follower; return the new end offset.
+
+        The caller must not pass a gap or a lower leader epoch.
+        """
         for batch in batches:
             end, epoch = self.log_end_offset, self.last_epoch
             assert batch.header.base_offset == end, f"batch at {batch.header.base_offset} appended at {end}"
@@ -182,11 +185,11 @@ class SimLog:
         self.flushed_end = self.log_end_offset
 
     def tear(self, batch: SimBatch) -> None:
-        """Leave this batch half written, as a crash of the process does."""
+        """Leave this batch half written at the end of the log, as a crash of the process does."""
         self.torn = batch
 
     def lose_page_cache(self, chance: Random) -> None:
-        """Lose unflushed data, as a crash of the host does. The first part of the data may have reached the disk."""
+        """Lose the unflushed data, as a crash of the host does. A first part of this data may have reached the disk."""
         survives = chance.randint(self.flushed_end, self.log_end_offset) if chance.random() < 0.5 else self.flushed_end
         self.torn = None
         self.truncate(survives)

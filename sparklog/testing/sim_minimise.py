@@ -27,7 +27,7 @@ GAP_MS = 20
 
 
 class Minimiser:
-    """The minimiser of one case. Mutable. ``case`` is the smallest case so far that violates ``rule``."""
+    """A minimiser of one failing case. ``case`` is the smallest case so far that violates ``rule``."""
 
     def __init__(self, case: Case, found: Found, *, budget: int = BUDGET) -> None:
         self.rule = found.rule
@@ -37,7 +37,7 @@ class Minimiser:
         self._budget = budget
 
     def run(self) -> Case:
-        """Remove what the failure does not need; return the remaining case."""
+        """Remove from the case what the failure does not need; return the remaining case."""
         self._end_at_failure()
         for partitions in range(1, self.case.partitions):
             if self._take(replace(self.case, partitions=partitions)):
@@ -157,7 +157,10 @@ def _salts(first: int) -> Iterator[int]:
 
 
 def minimised(case: Case, *, budget: int = BUDGET, tell: Callable[[str], None] | None = None) -> Case:
-    """Return the smallest case found that violates the same guarantee as ``case``, or ``case`` if it violates none."""
+    """Return the smallest case found that violates the same guarantee as ``case``.
+
+    Return ``case`` itself if it violates no guarantee.
+    """
     found = case.play()
     if found is None:
         return case

@@ -28,10 +28,9 @@ Patch = tuple[object, str, Callable[..., Any]]
 
 
 class Caught(NamedTuple):
-    """How a mutant is caught.
+    """What catches a mutant: the rule that it violates, and seeds.
 
-    These are the rule that is reported as broken, a seed that finds the bug now, and a number of seeds of which at
-    least one must find it.
+    ``seed`` is a seed that finds the bug now. Of the first ``within`` seeds, at least one must find it.
     """
 
     rule: str
@@ -41,7 +40,7 @@ class Caught(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Mutant:
-    """A variant that is broken on purpose. ``caught`` says which check catches it.
+    """A variant of the code that is broken on purpose. ``caught`` says which check catches it.
 
     Some bugs show only in rare cases. For these, ``weather``, ``restless`` and ``page_cache_loss`` make such cases more
     likely. Other mutants are caught with any values.
@@ -65,12 +64,12 @@ class Mutant:
 
     @property
     def sound(self) -> bool:
-        """Return whether the variant has no bug, so that no seed may find a violation."""
+        """Return whether the variant has no bug. Then no seed may find a violation."""
         return self.broken == NOTHING
 
     @contextmanager
     def applied(self) -> Iterator[None]:
-        """Replace the patched functions by the broken functions during a ``with`` block."""
+        """Replace the patched functions by broken ones until the ``with`` block ends."""
         with ExitStack() as restored:
             for module, name, broken in self.patches:
                 restored.callback(setattr, module, name, getattr(module, name))

@@ -58,7 +58,7 @@ class ProcessEnded(Exception):
 
 
 class Actor(Protocol):
-    """What the network must know about a simulated process, to decide whether an action of the process still runs."""
+    """The part of a simulated process by which the network decides whether an action of the process still runs."""
 
     alive: bool
     #: A number that each start and each end of the process increases.
@@ -72,7 +72,7 @@ Deed = tuple[Actor | None, int, Callable[[], None]]
 
 
 class SimNetwork:
-    """The simulated network and clock. Mutable, single-threaded. ``now_ms`` moves only in ``run_until``."""
+    """The simulated network and clock. ``now_ms`` moves only in ``run_until``. Not thread-safe."""
 
     def __init__(self, seed: int, *, weather: NetworkFaults, salt: int = 0, trace_length: int = 400) -> None:
         self.random = random.Random(seed)
@@ -94,7 +94,7 @@ class SimNetwork:
         self.put(self.now_ms + delay_ms, (None, 0, action))
 
     def put(self, due_ms: int, deed: Deed) -> None:
-        """Schedule an action at a time, after the earlier actions of that time."""
+        """Schedule an action at ``due_ms``. It runs after the actions that were scheduled earlier for that time."""
         due = self._due.get(due_ms)
         if due is None:
             self._due[due_ms] = [deed]
@@ -104,7 +104,8 @@ class SimNetwork:
     def send(self, source: object, target: object, deed: Deed, *, ordered: bool = False) -> None:
         """Send a message. It may arrive late, twice, after a later message, or never.
 
-        ``ordered``: the message uses a connection, which may break but does not duplicate or reorder messages.
+        ``ordered`` means that the message uses a connection, which may break but does not duplicate or reorder
+        messages.
         """
         weather, pair = self.weather, (source, target)
         if self.cut and pair in self.cut:

@@ -42,7 +42,7 @@ FetchVerdict = fx.ServeFetch | fx.RefuseFetch | fx.AnswerDiverging
 
 
 class ReplicaPerformer(PeerBroker):
-    """The part of a simulated broker that performs the effects of replicas. Mutable. Owner: the ``SimCluster``."""
+    """The part of a simulated broker that performs the effects of the replica cores."""
 
     def __init__(self, broker_id: int, cluster: SimBrokerHost) -> None:
         super().__init__(broker_id, cluster.world)
@@ -92,7 +92,10 @@ class ReplicaPerformer(PeerBroker):
         batches: tuple[SimBatch, ...] = (),
         asked: Asked | None = None,
     ) -> None:
-        """Pass an event to the core, perform its effects in order, then pass it the events that the effects caused."""
+        """Pass an event to the replica core of ``tp``, and perform its effects in order.
+
+        Then pass the events that these effects caused to the core as well.
+        """
         hosted = self.hosted[tp]
         replica = hosted.replica
         if replica is None:
@@ -364,7 +367,7 @@ class ReplicaPerformer(PeerBroker):
                 self._fetch(tp, hosted, fetching)
 
     def limit(self, tp: TopicPartition) -> int:
-        """Return the limit in bytes per second for copying the partition; 0 means no limit."""
+        """Return the limit in bytes per second for copying the partition during a reassignment; 0 means no limit."""
         moving = self.cache.moving
         return limit_of(moving[tp], self.broker_id) if tp in moving else 0
 

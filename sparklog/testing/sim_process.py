@@ -15,7 +15,7 @@ __all__ = ["ProcessEnded", "SimProcess"]
 
 
 class SimProcess:
-    """The base class of brokers, controllers and the ZooKeeper server. Mutable. Owner: the ``SimCluster``."""
+    """The base class of simulated processes: brokers, controllers and the ZooKeeper server."""
 
     def __init__(self, name: object, world: SimNetwork) -> None:
         self.name = name
@@ -42,20 +42,20 @@ class SimProcess:
 
     @property
     def now_ms(self) -> int:
-        """Return the time of the process's clock, which never goes back."""
+        """Return the time by the clock of the process, which never goes back."""
         if self._rate == 1.0:
             return self.world.now_ms + self._ahead_ms
         return int(self._base_ms + (self.world.now_ms - self._since_ms) * self._rate)
 
     def set_clock(self, rate: float) -> None:
-        """Set the clock's rate: the milliseconds of the process in one millisecond of the simulation."""
+        """Set how fast the clock runs: ``rate`` is the time of the process divided by the time of the simulation."""
         elapsed = (self.world.now_ms - self._since_ms) * self._rate
         self._base_ms = float(int(self._base_ms + elapsed))
         self._since_ms, self._rate = self.world.now_ms, rate
         self._ahead_ms = int(self._base_ms) - self._since_ms
 
     def pause(self, pause_ms: int) -> None:
-        """Pause the process for a time, without its knowledge.
+        """Pause the process for ``pause_ms``. The process does not notice the pause.
 
         A second pause does not shorten the first one, because later events would overtake events that wait for the end
         of the first pause.
@@ -63,9 +63,9 @@ class SimProcess:
         self.paused_until_ms = max(self.paused_until_ms, self.world.now_ms + pause_ms)
 
     def run(self, process: int, action: Callable[[], None]) -> None:
-        """Run an action of the process with the number ``process``, now or after a pause.
+        """Run an action of the incarnation ``process`` now, or after the current pause.
 
-        Do nothing if it has ended.
+        Do nothing if this incarnation has ended.
         """
         if process != self.process or not self.alive:
             return
@@ -76,15 +76,15 @@ class SimProcess:
                 action()
 
     def later(self, delay_ms: int, action: Callable[[], None]) -> None:
-        """Run an action after ``delay_ms`` by the clock of the process."""
+        """Run ``action`` once ``delay_ms`` have passed by the clock of the process."""
         world = self.world
         world_ms = delay_ms if self._rate == 1.0 else max(1, int(delay_ms / self._rate))
         world.put(world.now_ms + world_ms, (self, self.process, action))
 
     def send(self, target: SimProcess, action: Callable[[], None], *, ordered: bool = False) -> None:
-        """Send a message to the current incarnation of the target."""
+        """Send a message to the incarnation of ``target`` that runs now."""
         self.world.send(self.name, target.name, (target, target.process, action), ordered=ordered)
 
     def reply(self, target: SimProcess, process: int, action: Callable[[], None], *, ordered: bool = False) -> None:
-        """Send a response to the incarnation of the target that sent the request."""
+        """Send a response to ``process``, the incarnation of ``target`` that sent the request."""
         self.world.send(self.name, target.name, (target, process, action), ordered=ordered)

@@ -49,7 +49,7 @@ LOOK_MS = 30
 
 
 class Action(NamedTuple):
-    """One action on the cluster. ``number`` is its position in the complete schedule of the seed."""
+    """An action on the cluster. ``number`` is its position in the complete schedule of the seed."""
 
     at_ms: int
     kind: str
@@ -61,7 +61,7 @@ class Action(NamedTuple):
 def draw_schedule(
     chance: random.Random, *, until_ms: int, restless: float, likely: Mapping[str, float] | None = None
 ) -> tuple[Action, ...]:
-    """Return all actions on a cluster before ``until_ms``, in order of time.
+    """Return random actions on a cluster before ``until_ms``, in the order of their times.
 
     ``restless`` is the probability of an operation in each ``LOOK_MS``. ``likely`` overrides the weights of some kinds.
     A shorter schedule of the same seed is the beginning of a longer one.

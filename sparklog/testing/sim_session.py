@@ -22,7 +22,10 @@ _T = TypeVar("_T")
 
 
 class SimSession:
-    """One session. Owner: a process of a broker or controller, which opens a new session after the expiry."""
+    """A session of a simulated process with the simulated ZooKeeper.
+
+    After it has expired, the process opens a new one.
+    """
 
     def __init__(
         self,
@@ -50,7 +53,7 @@ class SimSession:
         answered: Callable[[_T], None],
         lost: Callable[[], None],
     ) -> None:
-        """Send one request. Exactly one of ``answered`` and ``lost`` is called, unless the process ends before that."""
+        """Send one request. Then exactly one of ``answered`` and ``lost`` is called, unless the process ends first."""
         owner = self.owner
         self._sent_ms = owner.now_ms
         request = _Request(self, owner.process, execute, answered=answered, lost=lost)
@@ -58,7 +61,7 @@ class SimSession:
         owner.later(ANSWER_MS, request.give_up)
 
     def close(self) -> None:
-        """Close the session. The server ends the session when the message arrives."""
+        """Close the session. The server ends the session when it receives this message."""
         self.over = True
         session_id, zk = self.session_id, self.zk
         self.owner.send(zk, lambda: zk.end_session(session_id), ordered=True)

@@ -20,7 +20,7 @@ _PARTITION = re.compile(r"\b[tuv]-\d+\b")
 
 
 def traced(replica_type: type[Replica], tell: Told) -> type[Replica]:
-    """Return a subclass of the core that calls ``tell`` with a line for each step that changes something."""
+    """Return a subclass of ``replica_type`` that calls ``tell`` with a line for each step that changes something."""
 
     class Traced(replica_type):  # type: ignore[valid-type, misc]
         __slots__ = ()
@@ -36,12 +36,12 @@ def traced(replica_type: type[Replica], tell: Told) -> type[Replica]:
 
 
 def about(partition: str, lines: Iterable[str]) -> list[str]:
-    """Return the lines that name this partition or no partition."""
+    """Return the lines that name this partition, and the lines that name no partition."""
     return [line for line in lines if partition in (names := _PARTITION.findall(line)) or not names]
 
 
 def describe(event: ev.Event, effects: list[fx.Effect]) -> str:
-    """Return one step as a line; "" if the step changed nothing and sent nothing new."""
+    """Describe one step of a replica core as a line. Return "" if the step changed nothing and sent nothing new."""
     told = [words for words in map(_effect, effects) if words]
     fact = _event(event)
     if not fact:

@@ -42,7 +42,7 @@ class CommittedOnlyReplica(Replica):
 
 
 class ToMarkReplica(Replica):
-    """A replica with the rule of Kafka 0.8: a new follower truncates its log to its own high watermark."""
+    """A broken replica with the rule of Kafka 0.8: a new follower truncates its log to its own high watermark."""
 
     def _become_follower(self, state: LeaderAndIsr) -> list[fx.Effect]:
         effects = super()._become_follower(state)
@@ -299,7 +299,7 @@ class ObedientBroker(SimBroker):
 
 
 class ForgetfulLog(SimLog):
-    """A log that keeps its table of producers when opened or truncated.
+    """A log that keeps its table of producers when it is opened or truncated.
 
     So a retry of a removed batch still counts as a duplicate.
     """
@@ -361,12 +361,12 @@ class ForsakenLease(SupervisorLease):
 
 
 def done_too_early(move: Reassignment, isr: Collection[int], min_isr: int) -> bool:
-    """Let replicas leave although the target of the move is not completely in sync."""
+    """Return whether the other replicas may leave the ISR: here, before the target is completely in sync."""
     return bool(set(move.target).intersection(isr))
 
 
 def in_the_same_epoch(*arguments: Any, **named: Any) -> Decision | None:
-    """End a move without a new leader epoch."""
+    """End a reassignment without a new leader epoch."""
     decision = _finish(*arguments, **named)
     if decision is None:
         return None
@@ -381,7 +381,7 @@ def never(*_: Any) -> bool:
 def with_the_removed(
     move: Reassignment, stored: VersionedState, liveness: IsrLiveness, *, unfit: Collection[int], min_isr: int
 ) -> Decision | None:
-    """End a move while replicas that it removes are still in the ISR."""
+    """End a reassignment while replicas that it removes are still in the ISR."""
     ready = reassignments.may_leave(move, stored.state.isr, min_isr) and leader_remains(stored, liveness, unfit)
     if stored.state.leader not in move.target or not ready:
         return None

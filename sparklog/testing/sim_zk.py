@@ -25,7 +25,7 @@ _TOO_MUCH = 10
 
 
 class Registration(NamedTuple):
-    """An ephemeral broker node."""
+    """The content of a broker's ephemeral node: the broker's incarnation and its session."""
 
     incarnation: int
     session_id: int
@@ -35,7 +35,7 @@ class Registration(NamedTuple):
 class BadVersion:
     """The result of a write whose expected version was wrong.
 
-    It has the content of the node, or None if there is no node.
+    ``found`` is the content of the node, or None if there is no node.
     """
 
     found: VersionedState | None
@@ -43,12 +43,12 @@ class BadVersion:
 
 @dataclass(frozen=True, slots=True)
 class NodeGone:
-    """The result of a write without effect, because the topic of that id is deleted."""
+    """The result of a write that had no effect because the topic with that id is deleted."""
 
 
 @dataclass(frozen=True, slots=True)
 class EpochLost:
-    """The result of a write without effect, because another controller has been elected."""
+    """The result of a write that had no effect because another controller has been elected."""
 
 
 class Levels(NamedTuple):
@@ -73,9 +73,9 @@ Written = Callable[[TopicPartition, VersionedState | None, VersionedState], None
 
 
 class SimZk(SimProcess):
-    """The simulated ZooKeeper server. Mutable. All simulated processes share it.
+    """The simulated ZooKeeper server, which all simulated processes share. A part of ``SimCluster``.
 
-    For the checkers, ``on_write`` is called with each new partition state, and ``on_topic`` with new metadata of a
+    For the checkers, it calls ``on_write`` with each new partition state, and ``on_topic`` with new metadata of a
     topic.
     """
 
@@ -114,7 +114,7 @@ class SimZk(SimProcess):
     # --- sessions -----------------------------------------------------------------------------------------------
 
     def start(self) -> None:
-        """Start the server. Sessions survive a restart, and their timeouts start again."""
+        """Start the server. The sessions survive a restart, and their timeouts begin again."""
         self.begin()
         self._heard = dict.fromkeys(self._heard, self.now_ms)
         self.later(_LOOK_MS, self._look)
@@ -164,10 +164,11 @@ class SimZk(SimProcess):
         lost_page_cache: bool,
         lost_logs: frozenset[TopicPartition] = frozenset(),
     ) -> int | None:
-        """Register the next incarnation and its ephemeral node in one multi, once for each session.
+        """Register the next incarnation of a broker, and its ephemeral node, in one multi.
 
-        Return None if the last incarnation is not ``after``. ``lost_page_cache`` and ``lost_logs`` are the losses since
-        ``after``. The broker counts as untrusted until a controller has recorded the losses.
+        A repeated call of the same session returns the same incarnation. Return None if the last incarnation is not
+        ``after``. ``lost_page_cache`` and ``lost_logs`` are the losses since ``after``. With a loss, the broker counts
+        as untrusted until a controller has recorded the loss.
         """
         held = self.registered.get(broker_id)
         if held is not None and held.session_id == session_id:
@@ -199,16 +200,16 @@ class SimZk(SimProcess):
             self.untrusted.pop(broker_id, None)
 
     def incarnation(self, broker_id: int) -> int:
-        """Return the broker's last registered incarnation, with or without a live session; 0 before the first."""
+        """Return the incarnation with which the broker last registered; 0 if it never has."""
         return self._incarnations.get(broker_id, 0)
 
     def absent(self) -> dict[int, int]:
-        """Return the last incarnations of unregistered brokers, except untrusted ones."""
+        """Return, by broker, the last incarnations of brokers that are not registered now, except untrusted ones."""
         away = self._incarnations.keys() - self.registered.keys() - self.untrusted.keys()
         return {broker_id: self._incarnations[broker_id] for broker_id in sorted(away)}
 
     def retire(self, broker_id: int, incarnation: int) -> None:
-        """Delete the registration of a process that has ended, and store that it has ended."""
+        """Delete the registration of a broker process that has ended, and store that the process has ended."""
         registration = self.registered.get(broker_id)
         if registration is not None and registration.incarnation == incarnation:
             self._unregister(broker_id)
@@ -218,9 +219,9 @@ class SimZk(SimProcess):
     # --- controllers --------------------------------------------------------------------------------------------
 
     def elect(self, session_id: int) -> int | None:
-        """Create ``/controller`` and return a new epoch, or None if another session has the node.
+        """Create ``/controller`` for this session and return a new controller epoch.
 
-        If this session has the node already, this counts as success.
+        Return None if another session has the node. If this session already has it, return the current epoch.
         """
         if self.controller_session not in {-1, session_id}:
             return None
@@ -245,7 +246,7 @@ class SimZk(SimProcess):
         )
 
     def shows(self, levels: Levels) -> bool:
-        """Return whether ``levels`` are still current."""
+        """Return whether the nodes still have the content ``levels``."""
         live = levels.registered
         return (
             self.controller_session == levels.controller_session
@@ -273,16 +274,19 @@ class SimZk(SimProcess):
         return tuple(refusal for _, refusal in self.refusals.values())
 
     def refuse_truncation(self, session_id: int, refusal: TruncationRefused) -> None:
-        """Record that a replica has committed records that its leader lacks. The session's end deletes this record."""
+        """Record that a replica refuses to truncate, because it has committed records that its leader lacks.
+
+        The record is deleted when the session ends.
+        """
         self.refusals[refusal.broker_id, refusal.tp] = session_id, refusal
 
     def accept_truncation(self, broker_id: int, tp: TopicPartition) -> None:
         self.refusals.pop((broker_id, tp), None)
 
     def notify(self, broker_id: int, told: tuple[TopicStates, ...]) -> None:
-        """Add a leader's report of written ISRs to its earlier reports, under a new number.
+        """Add a leader's report of written ISRs to its earlier reports, and store them under a new number.
 
-        Sometimes the report is treated as too large for a node, which then names no partitions.
+        Sometimes the report counts as too large for a node. Then the stored report names no partitions.
         """
         earlier = self.isr_changes.pop(self._notified.get(broker_id, -1), None)
         self._notifications += 1
@@ -359,7 +363,10 @@ class SimZk(SimProcess):
         leader_incarnation: int,
         added: tuple[tuple[int, int], ...] = (),
     ) -> VersionedState | BadVersion | NodeGone:
-        """Write a state in a multi that checks its version, the topic id and the incarnations of added brokers."""
+        """Write a partition's state in a multi.
+
+        The multi checks the node's version, the topic id, and the incarnations of the brokers ``added`` to the ISR.
+        """
         if not self.has_topic(tp.topic, topic_id):
             return NodeGone()
         before = self.nodes.get(tp)

@@ -30,11 +30,11 @@ _QUICK_JVM = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC -Xshare:auto"
 
 
 class StandaloneSpark:
-    """A standalone cluster, for one thread. Use it as a context manager, or call ``start`` and ``stop``.
+    """A standalone Spark cluster. Use it as a context manager, or call ``start`` and ``stop``.
 
-    Workers are numbered from 0. ``hosts`` are the addresses that Workers get in turn. Spark treats them as hosts, and
-    does not start the second attempt of a task on the host of the first. Without ``keep_state`` (Spark's default), a
-    restarted Master has no state, and the executors of earlier applications end.
+    Not thread-safe. Workers are numbered from 0. ``hosts`` are the addresses that Workers get in turn. Spark treats
+    them as hosts, and does not start the second attempt of a task on the host of the first. Without ``keep_state``
+    (Spark's default), a restarted Master has no state, and the executors of earlier applications end.
     """
 
     def __init__(
@@ -74,7 +74,10 @@ class StandaloneSpark:
         self.stop()
 
     def start(self) -> StandaloneSpark:
-        """Start the Master and the Workers; return when the Master responds. See ``wait_for_workers``."""
+        """Start the Master and the Workers; return when the Master responds.
+
+        To wait for the Workers as well, call ``wait_for_workers``.
+        """
         self.start_master()
         for number in range(self._count):
             self.start_worker(number)
@@ -116,7 +119,7 @@ class StandaloneSpark:
         return [found for pid in pids if (found := identify(pid)) is not None]
 
     def state(self) -> dict[str, Any]:
-        """Return the state that the Master reports; empty while the Master does not respond."""
+        """Return the state that the Master reports. It is empty while the Master does not respond."""
         try:
             with urllib.request.urlopen(f"http://{_HOST}:{self._ui_port}/json/", timeout=5) as reply:
                 found: dict[str, Any] = json.load(reply)
@@ -128,10 +131,10 @@ class StandaloneSpark:
         self.wait_until(lambda state: state.get("aliveworkers") == count, f"{count} Workers")
 
     def wait_until(self, condition: Callable[[dict[str, Any]], bool], what: str) -> None:
-        """Wait until the Master's ``state`` meets the condition.
+        """Wait until ``condition`` is true of the Master's ``state``.
 
         Raises:
-            ClusterError: timeout; the message says ``what`` was awaited.
+            ClusterError: timeout. The message says ``what`` the caller was waiting for.
         """
         deadline = time.monotonic() + _START_TIMEOUT_S
         while not condition(state := self.state()):
@@ -144,7 +147,7 @@ class StandaloneSpark:
     def stop(self) -> None:
         """End all processes. Workers end their executors.
 
-        Executors of a killed Worker end when they lose the connection to it.
+        Executors of a Worker that was killed end when they lose the connection to it.
         """
         left = [executor for number in self._workers for executor in self.executors(number)]
         for process in [*self._workers.values(), *([self._master] if self._master else [])]:

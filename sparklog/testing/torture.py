@@ -62,9 +62,9 @@ _MOST_PARTITIONS = 8
 
 
 class Torture:
-    """The torture test on a started cluster. Owner: one thread, which causes the faults and ends them.
+    """A torture test on a started cluster.
 
-    Clients have their own threads.
+    One thread causes the faults and ends them. The clients have their own threads.
     """
 
     def __init__(self, cluster: ProcessCluster, history: HistoryWriter, *, seed: int, beyond: bool) -> None:
@@ -85,7 +85,7 @@ class Torture:
         ]
 
     def run(self, minutes: float) -> None:
-        """Break and heal the cluster until the time is up or the cluster does not heal."""
+        """Break and heal the cluster in turn, until the time is up or the cluster does not heal."""
         workload = Workload(
             self.cluster, self.history, TOPICS, seed=self._random.randrange(2**32), readers=2, pause_s=0.05
         )
@@ -223,7 +223,7 @@ class Torture:
 
 
 def judge(path: Path) -> CheckReport:
-    """Check a history file.
+    """Check a history file, and return the report.
 
     Raises:
         ConfigError: the file is not a history.

@@ -99,7 +99,7 @@ class _Client:
 
 
 class WriterClient(_Client):
-    """A writer of batches of a few named records to the partitions of some topics with the same acks."""
+    """A client that writes batches of a few named records to the partitions of some topics with the same acks."""
 
     def __init__(
         self, name: str, bootstrap: str, topics: Sequence[Topic], history: HistoryWriter, *, seed: int, pause_s: float
@@ -133,7 +133,7 @@ class WriterClient(_Client):
             self._producer.close(timeout_s)
 
     def flush(self, timeout_s: float) -> bool:
-        """Wait until every write has ended; return False after a timeout. Call this after the thread's last write."""
+        """Wait until every write has ended; return False after a timeout. Call this after the client's last write."""
         deadline = time.monotonic() + timeout_s
         taken = 0
         while taken < _IN_FLIGHT and self._room.acquire(timeout=max(0.0, deadline - time.monotonic())):
@@ -174,7 +174,7 @@ class WriterClient(_Client):
 
 
 class ReaderClient(_Client):
-    """A reader of all partitions of some topics. It records every batch, and seeks back a little now and then."""
+    """A client that reads all partitions of some topics and records every batch. Now and then it seeks back."""
 
     def __init__(
         self, name: str, bootstrap: str, topics: Sequence[Topic], history: HistoryWriter, *, seed: int
@@ -229,7 +229,7 @@ class ReaderClient(_Client):
 
 
 class Workload:
-    """The writers and readers of a test. Owner: the thread that injects the faults."""
+    """The writers and readers of a test. Use it only from the thread that injects the faults."""
 
     def __init__(
         self,
@@ -289,7 +289,7 @@ class Workload:
         return sum(writer.acknowledged for writer in self.writers)
 
     def wait_progress(self, timeout_s: float = 30.0) -> None:
-        """Wait until every writer has got at least one more acknowledgement.
+        """Wait until every writer has received at least one more acknowledgement.
 
         Raises:
             ClusterError: timeout; the message names the writers without progress.
