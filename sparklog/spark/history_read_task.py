@@ -56,11 +56,10 @@ def _assembled(wanted: FilesRead) -> Iterator[pa.RecordBatch]:
 
 
 def taken_over(wanted: RangeRead, position: int) -> tuple[int, Iterator[pa.RecordBatch]]:
-    """Return how far the archive now has the rest of a log range, and yield the records from there.
+    """Return what the archive now has of a range of the log, from offset ``position`` on.
 
-    A task calls this if records were archived, and then deleted from the log, before it had read them. ``position`` is
-    the next offset that the task needs. The result is the end offset of the archived part of the range, and an iterator
-    over the batches of this part.
+    The result is the end offset of the archived part, and an iterator over the batches of this part. A task calls this
+    if records of its range were archived, and then deleted from the log, before it had read them.
 
     Raises:
         ConfigError: the table is not an archive of the topic.

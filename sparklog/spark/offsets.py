@@ -233,10 +233,10 @@ def cut_ranges(
 
 
 def split_ranges(ranges: Sequence[PartitionRange], at_least: int) -> list[PartitionRange]:
-    """Split the largest ranges until there are at least ``at_least`` ranges.
+    """Split the largest ranges until there are at least ``at_least`` ranges, or each has one offset.
 
-    The pieces of one range have nearly equal sizes. All pieces stay in order and cover exactly the given ranges. Each
-    piece has at least one offset.
+    The pieces of one range have nearly equal sizes. All pieces stay in order and cover exactly the given ranges. No
+    piece is empty.
     """
     total = sum(found.end - found.start for found in ranges)
     spare = min(at_least, total) - len(ranges)

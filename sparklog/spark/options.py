@@ -155,8 +155,8 @@ def find_security(given: Mapping[str, str]) -> ClientSecurity | None:
     If the result is None, each process uses the file that the environment variable ``SPARKLOG_CLIENT_CONFIG`` names.
 
     Raises:
-        ConfigError: a value is not valid, or an option and its alias differ. Also if a secret is not given as a
-            reference: then it would be in Spark's plans, and would have to be sent to the tasks.
+        ConfigError: a value is not valid, an option and its alias differ, or a secret is not a reference. A secret
+            itself would be in Spark's plans, and would have to be sent to the tasks.
     """
     settings: dict[str, str] = {}
     for name in SECURITY_OPTIONS:

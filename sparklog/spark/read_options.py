@@ -102,8 +102,8 @@ def parse_read_options(
     They override ``defaults``, the options of a configured source by canonical name.
 
     Raises:
-        ConfigError: an option is unknown, or a value is not valid. None or several of subscribe, subscribePattern and
-            assign are set. A stream has an option that is only for batches.
+        ConfigError: an option is unknown, or a value is not valid; a stream has an option that is only for batches; or
+            not exactly one of subscribe, subscribePattern and assign is set.
     """
     given = known_options(options)
     if streaming and (found := [name for name in _BATCH_ONLY if name in given]):

@@ -71,7 +71,7 @@ def read_range(wanted: RangeRead) -> Iterator[pa.RecordBatch]:
 
 
 def _assembled(wanted: RangeRead) -> Iterator[pa.RecordBatch]:
-    """Yield one batch per stored batch. Raises as ``read_range``."""
+    """Yield one batch per stored batch. Raises the same errors as ``read_range``."""
     position, end, epoch = wanted.start, wanted.end, wanted.last_epoch
     assembler = _Assembler(wanted)
     with BlockingCluster(wanted.bootstrap, client_id=CLIENT_ID, security=wanted.security) as link:

@@ -170,7 +170,7 @@ def commit_run(bootstrap: str, messages: Sequence[WriterCommitMessage | None], *
     """Commit the rows of the tasks that sent ``messages``, all or none.
 
     Raises:
-        ClusterError: a task sent no message, so its rows may be missing.
+        ClusterError: a task sent no message, so its rows may be missing, or the messages belong to several runs.
         BrokerError: INCONSISTENT_TOPIC_ID if a topic was recreated between two tasks.
         ProducerFenced, TransactionStateError: another run has taken over, and no row of this run is committed.
         CommitOutcomeUnknown: no coordinator responded. Run the same version again to learn or complete the outcome.

@@ -197,7 +197,7 @@ class Faults:
     # --- at random ---
 
     def any_fault(self, groups: Sequence[FaultTarget] = ("broker", "controller", "zookeeper")) -> Fault:
-        """Return a random fault of the given groups. Most faults are of brokers, because they store the log."""
+        """Return a random fault of the given groups. Most faults concern brokers, because brokers store the log."""
         weights = {"broker": 6, "controller": 2, "zookeeper": 2}
         group = self._random.choices(groups, [weights[group] for group in groups])[0]
         method = self._random.choice(METHODS)

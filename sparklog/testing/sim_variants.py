@@ -343,9 +343,9 @@ class VotingOutController(CoreController):
 
 
 class ImpatientLease(SupervisorLease):
-    """A lease by which an orphan stops when it should ask the controller to move its leaderships.
+    """A lease by which a broker without a supervisor (an orphan) stops too early.
 
-    An orphan is a broker without a supervisor.
+    It should first ask the controller to move its leaderships.
     """
 
     def check(self, now_ms: int) -> OrphanStep:
@@ -354,7 +354,10 @@ class ImpatientLease(SupervisorLease):
 
 
 class ForsakenLease(SupervisorLease):
-    """A lease by which an orphan gives up its leaderships although no live driver has left it out."""
+    """A lease by which a broker without a supervisor (an orphan) gives up its leaderships too early.
+
+    It may do this only if a live driver runs and does not supervise it.
+    """
 
     def left_out(self, generation: LeaseName | None) -> bool:
         return True
