@@ -201,7 +201,7 @@ class TopicArchive:
             self._tell(_summary(done) if has_news else f"no new records after batch {done.progress.batch}")
 
     def _has_given_way(self, archiver: BatchArchiver, ends: BatchEnds) -> bool:
-        """Wait, before the first commit, whether the run that made the last commit is still running.
+        """Before the first commit, wait for a while in case the run that made the last commit is still running.
 
         Return False if this run must end. Raises ArchiveFenced or QuarantineMoved if the other run commits: of two runs
         the first one continues.

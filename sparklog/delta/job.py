@@ -41,7 +41,10 @@ _LASTING_WORDS = r"\bConfigError\b|Spark has no type for column|stopped SparkCon
 
 
 class _TopicThread(threading.Thread):
-    """The thread of one topic. ``error`` is the reason why its archive ended, or None if it ended as requested."""
+    """A thread that runs the archive of one topic.
+
+    ``error`` is the reason why the archive ended, or None if it ended as requested.
+    """
 
     def __init__(self, archive: TopicArchive, topic: str, *, has_end: bool, tell: Callable[[str], None]) -> None:
         super().__init__(name=f"archive-{topic}", daemon=True)

@@ -204,7 +204,7 @@ def _cast(array: pa.Array, field: pa.Field, partition: TopicPartition | str) -> 
 
 
 class _CastErrors:
-    """The cast errors of one batch, by row. Values that cannot be cast become null."""
+    """A collector of the cast errors of one batch, by row. Values that cannot be cast become null."""
 
     def __init__(self, rows: int) -> None:
         self._rows = rows

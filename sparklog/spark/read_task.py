@@ -170,7 +170,7 @@ def _offsets(found: FetchedBatch) -> pa.Array:
 
 
 class _Assembler:
-    """The conversion of batches of the log to batches for Spark, without records of other times."""
+    """A converter of the log's batches to batches for Spark. It drops records whose times the read excludes."""
 
     def __init__(self, wanted: RangeRead) -> None:
         self._wanted = wanted

@@ -44,7 +44,7 @@ class TaskLogin:
     def security(self) -> ClientSecurity | None:
         """Return the settings for tasks that start now. A token in them is valid for at least half of its lifetime.
 
-        If the options have no SASL login, or already have a token, return their settings.
+        If the options have no SASL login, or already have a token, the result is the settings of the options.
 
         Raises:
             BrokerError: the login failed.

@@ -83,7 +83,7 @@ def _count(batches: Iterator[pa.RecordBatch]) -> int:
 
 
 class _Destinations:
-    """The topics that the rows of one attempt of one task name."""
+    """The routes to the topics that the rows of one attempt of one task name."""
 
     def __init__(self, plan: WritePlan, run: SinkRun | None) -> None:
         self._plan = plan
@@ -128,10 +128,10 @@ def _producer(plan: WritePlan, joined: Joined | None) -> Producer:
 
 
 class _Appender:
-    """The sender of rows to one producer. It tracks their acknowledgements."""
+    """A sender that passes rows to one producer and tracks their acknowledgements."""
 
     def __init__(self, producer: Producer, *, named: bool) -> None:
-        """Keep the producer. ``named`` means that no row may go to another topic with the same name.
+        """Create a sender for ``producer``. ``named`` means that no row may go to another topic with the same name.
 
         A named write is identified by its topic's id.
         """
@@ -168,7 +168,10 @@ class _Appender:
 
 
 class _Acknowledged:
-    """The results of the tables that were sent to a producer, in order. A failure is raised soon after it happens."""
+    """The results of the tables that were sent to a producer, in the order of sending.
+
+    A failure is raised soon after it happens.
+    """
 
     def __init__(self) -> None:
         self._open: deque[Future[WriteResult]] = deque()

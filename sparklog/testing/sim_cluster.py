@@ -72,7 +72,7 @@ class SimCluster:
         """Create the cluster of a seed.
 
         The seed chooses ``weather`` (the faults of the network) and ``restless`` (the activity of operators) if they
-        are not given. ``page_cache_loss`` is the probability that a crash loses unflushed data, where the promises of
+        are not given. ``page_cache_loss`` is the probability that a crash loses unflushed data, where the guarantees of
         the log allow that. Without ``accidents``, only the actions of the test happen. Another ``salt`` plays the same
         schedule with other delays and losses of messages. ``produce_ms`` is the mean pause between two batches of a
         partition's producer; by default, the load of the whole cluster does not depend on the number of partitions.

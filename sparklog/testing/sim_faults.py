@@ -80,7 +80,7 @@ class SimFaults:
     def _crash(self, chance: Random) -> None:
         """Crash a broker or its host.
 
-        The page cache is lost only if each ISR keeps a member that has its data. Otherwise the log promises nothing.
+        The page cache is lost only if each ISR keeps a member that has its data. Otherwise the log guarantees nothing.
         """
         broker = self._broker(chance)
         loss = chance.random()

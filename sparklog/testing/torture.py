@@ -6,7 +6,7 @@
 Processes, sockets and disks are real: ZooKeeper, an active and a standby controller, brokers. The seed decides the
 faults, but not the timing of threads and packets. At most one broker, one controller and ZooKeeper are broken at the
 same time. ``--beyond`` also kills all brokers at once now and then. With ``--secure`` clients log in over TLS, and
-brokers and controllers have certificates. The exit code is 1 if a promise was broken.
+brokers and controllers have certificates. The exit code is 1 if a guarantee was violated.
 """
 
 from __future__ import annotations
