@@ -71,7 +71,8 @@ class BatchArchiver:
 
         Raises:
             ArchiveFenced, QuarantineMoved: another archive has committed to the table or to the quarantine.
-            ArchiveRefused: the batch does not begin where the table ends, or belongs to a topic that was recreated.
+            ArchiveRefused: the batch does not begin where the table ends, records were deleted from the log before they
+                were archived, or the topic was recreated.
         """
         self.check_unchanged()
         progress = self._next(batch)

@@ -35,7 +35,7 @@ class CachedToken(msgspec.Struct, frozen=True):
 
 
 class TokenCache:
-    """The file with the token of one cluster and login."""
+    """A file that stores the token for one cluster and login."""
 
     def __init__(self, bootstrap: str, security: ClientSecurity) -> None:
         # With OAUTHBEARER only the token distinguishes users. It is random, so its hash reveals nothing.
@@ -44,7 +44,7 @@ class TokenCache:
         self._name = f"{hashlib.sha256(chr(0).join(login).encode()).hexdigest()[:32]}.token"
 
     def load(self, now_ms: int) -> CachedToken | None:
-        """Return the token of the file, or None if there is none that tasks can still get."""
+        """Return the token in the file, or None if the file has no token that tasks can still get."""
         try:
             path = self._path()
             with path.open("rb") as file:

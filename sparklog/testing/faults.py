@@ -52,7 +52,7 @@ class Fault:
 class Faults:
     """A source of faults for one cluster.
 
-    ``session_s`` is the ZooKeeper session timeout. Faults that last long last longer than this time.
+    ``session_s`` is the ZooKeeper session timeout. Long pauses and cuts last longer than this time.
     """
 
     def __init__(self, cluster: ProcessCluster, topics: Sequence[str], *, session_s: float, seed: int = 0) -> None:

@@ -159,7 +159,7 @@ class SimCluster:
         """Play the seed's schedule.
 
         Raises:
-            Violation: a guarantee was violated; the message has seed, time and the end of the trace.
+            SimViolation: a guarantee was violated; the message has seed, time and the end of the trace.
         """
         try:
             for action in self.schedule(fault_ms):

@@ -79,7 +79,10 @@ class Driver:
         self.world.at(CHECK_MS, self._check)
 
     def come_back(self, left_out: int = -1) -> None:
-        """Start a new driver, which supervises all running brokers except ``left_out`` (-1: all)."""
+        """Start a new driver, which supervises all running brokers except ``left_out`` (-1: all).
+
+        If a driver is running already, make it supervise the broker that it has left out so far.
+        """
         if not self._away:
             self._adopt_left_out()
             return

@@ -38,7 +38,7 @@ class FaultyCluster(Protocol):
 
 
 class SimFaults:
-    """A source of faults that it causes on one simulated cluster. A part of ``SimCluster``."""
+    """A component that causes faults in one simulated cluster. A part of ``SimCluster``."""
 
     def __init__(self, cluster: FaultyCluster) -> None:
         self.cluster = cluster

@@ -20,7 +20,7 @@ CONTROLLERS = ("c1", "c2")
 
 @dataclass(frozen=True, slots=True)
 class NetworkFaults:
-    """The faults of the network: probabilities for each message, and delays in milliseconds."""
+    """The settings of the network's faults: probabilities for each message, and delays in milliseconds."""
 
     loss: float = 0.03
     duplicate: float = 0.05
