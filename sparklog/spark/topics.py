@@ -77,7 +77,7 @@ class TopicLogEnds(NamedTuple):
 
 
 class SourceTopic:
-    """A client with which a planning process looks up topics and the ends of their logs.
+    """A client with which a planning process queries topics and the ends of their logs.
 
     Not thread-safe. Use it in a ``with`` block, or call ``close``.
     """
