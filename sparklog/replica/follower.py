@@ -1,15 +1,16 @@
 """The follower role of a replica: it makes its log equal to the leader's, batch by batch.
 
-A ``FollowerRole`` exists for one leader epoch; ``replica.py`` creates and drops it. Its rules, each with the loss of
-records that it prevents:
+A ``FollowerRole`` exists for one leader epoch; ``replica.py`` creates and drops it. Its rules prevent a loss of
+records:
 
 - Never truncate to the high watermark, because records above it may be committed. The leader compares histories by
   epoch and returns the divergence point. Only records after that point are removed. Source: KIP-101, KIP-279.
 - Truncate before raising the high watermark: a response with a divergence does not raise it.
-- The high watermark never exceeds the end of the own log.
-- Never truncate committed records: those below the own high watermark, of epochs since the last election that could
-  lose records. The exception are records below the leader's log start. A leader that lacks committed records has lost
-  its log, or has an old copy of it. The follower refuses to truncate, and the controller decides which copy counts.
+- The high watermark never exceeds the end of this replica's own log.
+- Never truncate committed records, except those below the leader's log start. Committed are the records below this
+  replica's own high watermark, of epochs since the last election that could lose records. A leader that lacks committed
+  records has lost its log, or has an old copy of it. The follower refuses to truncate, and the controller decides which
+  copy counts.
 - A response counts only if its request had this epoch and the log's current end offset and last epoch. Other responses
   are outdated. (The simulator showed that the last epoch is necessary. The log had been truncated and had grown to the
   same end again with committed records. Then the old response was delivered a second time and truncated the log again.)

@@ -13,8 +13,8 @@ prevent a loss of records:
 - Replicas that a reassignment removes are taken out of the ISR after all replicas that are out of sync. If a replica
   that stays in the partition falls out of the ISR first, the controller's order to remove the others expires, because
   the controller gave it for the earlier ISR.
-- The leader's own log counts only when its name is durable. Otherwise a leader that restarts could not distinguish a
-  lost log from one that never had records.
+- The leader's own log counts only when a durable checkpoint contains it. Otherwise a leader that restarts could not
+  distinguish a lost log from one that never had records.
 - While a follower holds committed records that the leader's log lacks, the leader acknowledges no records, for any
   acks.
 - The lag time of every follower starts with the epoch, so no follower is removed because of a delay under an earlier

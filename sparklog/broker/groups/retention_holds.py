@@ -2,8 +2,8 @@
 
 A leader asks each group's coordinator before it deletes records. Records that a group has not committed past stay, but
 only until they are older than ``retention.hard.ms``. While the coordinator does not respond, all records stay until
-then: an earlier response does not count, because the group may have been reset to lower offsets since. A group without
-a committed offset in a partition counts as at offset 0. An offset that has grown since the response is too low, so it
+that age: an earlier response does not count, because the group may have been reset to lower offsets since. A group
+without a committed offset in a partition counts as at offset 0. If an offset has grown since the response, retention
 keeps more records than necessary, never fewer.
 """
 

@@ -1,4 +1,4 @@
-"""The number of leaderships and replicas of each broker, for the placement of new ones."""
+"""The number of leaderships and replicas of each broker, for the placement of new partitions."""
 
 from __future__ import annotations
 

@@ -1,7 +1,8 @@
-"""Compaction in a broker: it cleans one log at a time in a thread, first the log that needs it most, at a limited rate.
+"""The compaction of a broker's logs in a thread: one log at a time, the one that needs it most first.
 
-Leaders and followers clean their own logs at different times, because what a reader sees does not depend on that. A log
-that cannot be cleaned (its bytes are damaged) stays as it is until the topic's settings change or the broker restarts.
+The rate is limited. Leaders and followers compact their own logs at different times, because what a reader sees does
+not depend on the time. A log with damaged bytes cannot be compacted. It stays as it is until the topic's settings
+change or the broker restarts.
 """
 
 from __future__ import annotations

@@ -1,11 +1,11 @@
-"""The fetchers of followers: this broker has one connection to each broker that leads a partition which it follows.
+"""The fetchers of a broker: it has one connection to each broker that leads partitions which it follows.
 
 Each connection has one incremental fetch session for all partitions that this broker follows at that leader, and one
 long poll in flight. The fetcher applies a response partition by partition, in order: the replica's state machine
 appends records, truncates the log and raises the high watermark. If the leader returns an error for a partition, that
 partition is not requested for a short time; the others continue.
 
-A fetch request also confirms the records of the response before it, so producers with acks=all wait for it. The fetcher
+A fetch request also confirms the records of the previous response, so producers with acks=all wait for it. The fetcher
 therefore sends the next request directly in the callback that receives a response, without waking a task. The task of
 each leader only opens and closes connections.
 """

@@ -3,7 +3,7 @@
 ``replica_hosting`` creates and drops the replicas.
 
 One timer serves all replicas with a heap of their deadlines, so an idle partition costs nothing. A heap entry may be
-out of date. The timer checks an entry when it is due, which costs less than to remove it at every produce.
+out of date. The timer checks an entry when it is due, which costs less than removing it at every produce.
 """
 
 from __future__ import annotations

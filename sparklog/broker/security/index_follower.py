@@ -1,8 +1,9 @@
 """A task that watches an index in ZooKeeper, and reads the nodes that have changed.
 
-The index is a node. Every write of another node also updates the index. The index has the names of the nodes that
-changed last, and its version grows by one with each change. If more nodes have changed than the index names, the task
-reads all nodes again. While ZooKeeper is unreachable, the broker uses the content that it read last.
+An index is a ZooKeeper node for a group of other nodes. It has the names of the nodes in the group that changed last,
+because every write of one of them also updates the index. The version of the index grows by one with each change. If
+more nodes have changed than the index names, the task reads all nodes again. While ZooKeeper is unreachable, the broker
+uses the content that it read last.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Requests about delegation tokens: create, renew, expire and describe them."""
+"""Requests that create, renew, expire and describe delegation tokens."""
 
 from __future__ import annotations
 
