@@ -444,7 +444,7 @@ class ServerConnection(asyncio.BufferedProtocol):
             self._transport.abort()
 
     def resume(self) -> None:
-        """Handle queued requests as far as the limits allow. Then start or stop reading the socket."""
+        """Handle queued requests until a limit is reached. Then start or stop reading the socket."""
         if self._transport is None or self._handler is None:
             return
         queue, turn = self._queue, self._turn
@@ -867,8 +867,8 @@ async def serve(
 
     Return the server. Port 0 means any free port. With ``credentials`` the broker proves its identity. Of
     ``max_connections``, ``kept_connections`` are reserved for brokers and the controller. The server closes a client's
-    connection after ``idle_s`` seconds without requests. It closes a new connection if the hello, and the login that
-    the listener requires, are not complete after ``hello_s`` seconds. Raises OSError if the address is in use.
+    connection after ``idle_s`` seconds without requests. It closes a new connection after ``hello_s`` seconds if the
+    hello, or the login that the listener requires, is not complete. Raises OSError if the address is in use.
     """
     limits = Limits(
         max_frame_bytes=max_frame_bytes,

@@ -37,7 +37,7 @@ class Turn:
         self._waiting: dict[TurnWaiter, None] = {}
 
     def use(self, seconds: float) -> None:
-        """Add the time that a request has used to the current turn. ``seconds`` must be at least ``NOTED_S``."""
+        """Count the time of a request in the current turn. ``seconds`` must be at least ``NOTED_S``."""
         if not self._spent_s:
             asyncio.get_running_loop().call_soon(self._next)
         self._spent_s += seconds

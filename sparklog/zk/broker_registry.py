@@ -1,14 +1,14 @@
 """The registration of one broker process. It is renewed after each session expiry or deletion of its node.
 
-Each registration has a new incarnation. The node of a live process may be deleted by a supervisor that believes the
-process dead.
+Each registration has a new incarnation. A supervisor that believes a live process dead may delete the node of the
+process.
 
-A registration is one multi: it creates ``/brokers/ids/<id>`` (ephemeral) and sets ``/brokers/incarnations/<id>``. The
-version of the second node is then the incarnation. So two registrations never have the same incarnation, and other
-writes can check it. The caller holds the lock of the log directory that has the broker id. If the process of an
-existing registration on this host has ended, the registration is stale and is replaced at once. If that process is
-live, it is another broker, and one of the two log directories is a copy of the other: the broker that tries to register
-then ends (``registration_holder``).
+A registration is one multi (ZooKeeper transaction): it creates ``/brokers/ids/<id>`` (ephemeral) and sets
+``/brokers/incarnations/<id>``. The version of the second node is then the incarnation. So two registrations never have
+the same incarnation, and other writes can check it. The caller holds the lock of the log directory that has the broker
+id. If the process of an existing registration on this host has ended, the registration is stale and is replaced at
+once. If that process is live, it is another broker, and one of the two log directories is a copy of the other: the
+broker that tries to register then ends (``registration_holder``).
 
 If a log directory has not recorded the last incarnation, then it is not the directory that this incarnation wrote to.
 It was emptied while the broker was down, or is an older copy. It may lack acknowledged records, so the registration is

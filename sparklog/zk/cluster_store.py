@@ -1,8 +1,8 @@
 """Typed reads and writes in ZooKeeper for brokers, administration and supervisors.
 
 Each operation defines its outcome if the connection breaks. State is written only by compare-and-set. The module makes
-no decisions. ``state_store`` has the leaders' operations on partition states, ``controller_store`` those of the
-controller.
+no decisions. ``state_store`` has the operations of leaders on partition states, and ``controller_store`` has the
+operations of the controller.
 """
 
 from __future__ import annotations
