@@ -73,14 +73,14 @@ class PartitionReader:
             topic_id: the expected id of the topic. A recreated topic with the same name has another id and is not read.
             last_epoch: a leader epoch in which the log had reached ``start``. The reader raises if the log was
                 truncated below ``start`` after that. NO_EPOCH: this is not checked.
-            isolation: ``"read_committed"`` leaves out records of aborted transactions, and waits for the end of open
+            isolation: ``"read_committed"`` skips the records of aborted transactions, and waits for the end of open
                 transactions. ``"read_uncommitted"`` does neither.
             local: ``"auto"`` maps the files of an in-sync replica on this host if there is one, and otherwise fetches
                 from the nearest replica. ``"never"`` always fetches. ``"require"`` fails instead of fetching.
                 ``counters`` shows which one was used.
             max_bytes: the maximum size of one response. A larger batch is returned alone.
             timeout_s: the maximum time without any progress.
-            security: the settings of TLS and the login. A shared cluster client has its own.
+            security: the settings of TLS and the login. Ignored with a cluster client, which has its own settings.
         """
         assert 0 <= start <= end, f"range [{start}, {end})"
         if local not in get_args(LocalReadMode):

@@ -1,6 +1,7 @@
 """The start of a consumer at a time.
 
-A leader returns the offset of a batch for a time. The first records of this batch may be older, and are left out here.
+A leader returns the offset of a batch for a time. The first records of this batch may be older. This module removes
+them.
 """
 
 from __future__ import annotations

@@ -33,9 +33,9 @@ class CallerIo:
     """
 
     def __init__(self, handoff: LoopHandoff, sender: SendLoop, thread: IoThread) -> None:
-        """Create the object for one producer.
+        """Create the helper of one producer.
 
-        ``thread`` ends if an interrupt stops ``sender`` while it changes its state.
+        If an interrupt stops ``sender`` while it changes its state, ``thread`` ends.
         """
         self._handoff = handoff
         self._sender = sender

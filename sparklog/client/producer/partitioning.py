@@ -1,8 +1,8 @@
 """The conversion of a producer's tables into encoded batches of one partition each.
 
 The caller chooses a record's partition, or the record's key does, or the partitions take turns. All functions are pure,
-except that each topic counts the turns. Arrow's ``take`` groups the rows over a stable sort of their partitions, so the
-rows of a partition keep their order, and no Python loop visits a row. Memory is bounded: the caller splits a table into
+except that each topic counts the turns. Arrow's ``take`` groups the rows after a stable sort by partition, so the rows
+of a partition keep their order, and no Python loop visits a row. Memory is bounded: the caller splits a table into
 pieces, and each piece is encoded as batches of about the wanted size, none above the topic's limit.
 """
 
