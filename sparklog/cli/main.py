@@ -120,7 +120,7 @@ def _restore(before: str | None) -> None:
 
 
 def main() -> None:
-    """Run the console script."""
+    """Run the command that the program's arguments name, and exit with its exit code."""
     sys.exit(run(sys.argv[1:]))
 
 

@@ -36,7 +36,7 @@ def print_line(text: str = "", *, flush: bool = False) -> None:
 
 
 def print_lines(text: str) -> None:
-    """Print text of several lines."""
+    """Print a text that has several lines."""
     print(escaped_lines(text), flush=True)
 
 

@@ -55,8 +55,8 @@ class Template:
     def render(self, batch: pa.RecordBatch, *, show: Show = bytes) -> Iterator[bytes]:
         """Return the text of each record of ``batch``.
 
-        The batch must also have the columns with the position and time of each record (``LOG_COLUMNS``). ``show`` makes
-        values printable. Raises ConfigError for an unknown column.
+        The batch must also have the columns with the position of each record (``LOG_COLUMNS``). ``show`` makes values
+        printable. Raises ConfigError for an unknown column.
         """
         for kind, name in self._parts:
             if kind == "column" and name.decode() not in batch.schema.names:

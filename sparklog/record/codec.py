@@ -58,11 +58,11 @@ def encode_batch(
     first_sequence: int = -1,
     transactional: bool = False,
 ) -> EncodedBatch:
-    """Encode ``batch``. Its schema must be exactly the topic's schema with ``schema_id`` (see ``fit_table``).
+    """Encode ``batch``. Its schema must be exactly the topic's schema with ``schema_id``; ``fit_table`` ensures this.
 
     ``compression`` is None, ``"none"``, ``"lz4"`` or ``"zstd"``. ``event_time`` names the column whose smallest and
-    greatest values become the header's timestamps. They are ``NO_TIMESTAMP`` without such a column, or if it has only
-    nulls.
+    greatest values become the header's timestamps. The header has ``NO_TIMESTAMP`` if ``event_time`` is None, or if the
+    column has only nulls.
 
     Raises:
         BrokerError: INVALID_CONFIG for another compression; INVALID_RECORD if there are no records or too many, or if

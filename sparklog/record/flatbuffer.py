@@ -39,7 +39,7 @@ ReadOnly: TypeAlias = "bytes | memoryview"
 
 
 class Vector(NamedTuple):
-    """The position and the number of a vector's items. It is checked that all items are inside the bytes."""
+    """The position and the number of a vector's items. The position was checked: all items are inside the bytes."""
 
     start: int
     items: int

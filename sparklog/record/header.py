@@ -178,10 +178,10 @@ def unpack_header(source: bytes | bytearray | memoryview, at: int = 0) -> BatchH
 
 
 def unpack_headers(source: bytes | bytearray | memoryview) -> list[BatchHeader]:
-    """Decode and verify a whole number of headers.
+    """Decode and verify all headers in ``source``.
 
     Raises:
-        BrokerError: CORRUPT_MESSAGE, see ``unpack_header``; also if the length is not a multiple of 96.
+        BrokerError: CORRUPT_MESSAGE if the length is not a multiple of 96, or if ``unpack_header`` refuses a header.
     """
     if len(source) % HEADER_BYTES:
         raise BrokerError(

@@ -119,7 +119,7 @@ def read_custom_metadata(source: ReadOnly) -> dict[bytes, bytes]:
     """Return the keys and values of a RecordBatch message's custom metadata.
 
     Raises:
-        BrokerError: CORRUPT_MESSAGE, see ``read_batch_message``.
+        BrokerError: CORRUPT_MESSAGE if ``source`` is not a RecordBatch message, or its metadata are damaged.
     """
     message = _message_of(source[PREFIX_BYTES : read_metadata_length(source)], RECORD_BATCH)
     return {pair.text(_KEY): pair.text(_VALUE) for pair in message.tables(_CUSTOM_METADATA)}
@@ -170,10 +170,10 @@ def counted_bytes(message: BatchMessage, source: ReadOnly) -> int:
 
 
 def buffer_uncompressed_bytes(body: ReadOnly, offset: int, length: int) -> int:
-    """Return the declared uncompressed size of one buffer of a compressed body, without decompressing it.
+    """Return the uncompressed size that one buffer of a compressed body declares, without decompressing it.
 
     Raises:
-        BrokerError: CORRUPT_MESSAGE if the buffer is too short to have this size, or the size is negative.
+        BrokerError: CORRUPT_MESSAGE if the buffer is too short to declare a size, or the size is negative.
     """
     if length == 0:
         return 0

@@ -90,7 +90,7 @@ def check_extension(old: pa.Schema, new: pa.Schema) -> None:
     """Check that ``new`` has the columns of ``old`` unchanged, and after them only nullable columns.
 
     Raises:
-        BrokerError: SCHEMA_MISMATCH with all other differences.
+        BrokerError: SCHEMA_MISMATCH with each difference that is not allowed.
     """
     check_schema(new)
     found = []
@@ -154,10 +154,11 @@ def check_key_columns(schema: pa.Schema, key_columns: Sequence[str]) -> None:
 
 
 def plain_schema(schema: pa.Schema) -> pa.Schema:
-    """Return ``schema`` with each type that cannot be stored replaced by a similar type. It creates topics from data.
+    """Return ``schema`` with each type that cannot be stored replaced by a similar type.
 
-    A dictionary type becomes the type of its values, an extension type its storage type, and a view type the type with
-    offsets. Metadata are removed. ``check_schema`` refuses types that have no such replacement.
+    It is for topics that are created from data. A dictionary type becomes the type of its values, an extension type its
+    storage type, and a view type the type with offsets. Metadata are removed. ``check_schema`` refuses types that have
+    no such replacement.
     """
     return pa.schema([field.remove_metadata().with_type(_plain_type(field.type)) for field in schema])
 

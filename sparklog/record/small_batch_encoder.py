@@ -199,8 +199,8 @@ def _frame(key_length: int | None, value_length: int | None) -> _Frame:
 def small_batch_buffer_sizes(rows: int, nulls: tuple[int, int], lengths: tuple[int, int]) -> tuple[int, ...]:
     """Return the size of each buffer of a batch of records without headers, in the order of the columns.
 
-    ``nulls`` and ``lengths`` have a number for the keys and one for the values: the number of nulls, and the total
-    length.
+    ``nulls`` are the numbers of null keys and of null values. ``lengths`` are the total lengths of the keys and of the
+    values.
     """
     bitmap, offsets = -(-rows // 8), 4 * (rows + 1)
     key, value = ((bitmap if found else 0, offsets, length) for found, length in zip(nulls, lengths, strict=True))
