@@ -78,7 +78,7 @@ def clone(tmp_path: Path) -> Clone:
     made = Clone(tmp_path)
     done = made.submit("--setup")
     assert done.returncode == 0, done.stderr
-    assert made.asked()[-1] == [f"{tmp_path}[spark,uvloop,demo]"]
+    assert made.asked()[-1] == [f"{tmp_path}[spark,uvloop,demo,certs]"]
     return made
 
 
@@ -140,4 +140,4 @@ def test_changed_requirements_are_refused_while_the_environment_is_used(
     running.kill()
     running.wait()
     assert clone.submit(str(clone.root / "job.py")).returncode == 0
-    assert clone.asked()[-1] == [f"{clone.root}[spark,uvloop,demo]"]
+    assert clone.asked()[-1] == [f"{clone.root}[spark,uvloop,demo,certs]"]
