@@ -373,7 +373,7 @@ class PartitionQueues:
         if self._transactional and lost_sequence:
             final = code != ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER or partition.outstanding[0] is batch
         if final:
-            self._remove(batch)
+            self.drop(batch)
             return False
         if lost_sequence and partition.outstanding[0] is not batch:
             batch.state = BatchState.WAITING
@@ -414,10 +414,11 @@ class PartitionQueues:
             (batch.deadline_ms for batch in waiting if batch.deadline_ms > now_ms), default=math.inf
         )
         for batch in expired:
-            self._remove(batch)
+            self.drop(batch)
         return expired
 
-    def _remove(self, batch: ProducerBatch) -> None:
+    def succeeded(self, batch: ProducerBatch) -> None:
+        """Remove a batch that is in the log."""
         partition = self._partitions[batch.tp]
         if batch.state is BatchState.QUEUED:
             partition.queued.remove(batch)
@@ -435,10 +436,9 @@ class PartitionQueues:
         if others:
             self._busy_topics[batch.tp.topic] = others
 
-    #: Remove a batch that is in the log.
-    succeeded = _remove
-    #: Remove a batch, which the caller fails. The batch is not retried.
-    drop = _remove
+    def drop(self, batch: ProducerBatch) -> None:
+        """Remove a batch, which the caller fails. The batch is not retried."""
+        self.succeeded(batch)
 
     # --- queries ---
 
