@@ -28,9 +28,9 @@ _Gifts = dict[int, _ReplicaTransfer]
 
 
 class AssignmentRefinement:
-    """The second pass over one topic's placement. ``run`` makes the placement even; call it once.
+    """The second pass over the placement of one topic. Call ``run`` once: it makes the placement even.
 
-    It modifies the lists that the constructor receives.
+    The object changes the lists that its constructor receives.
     """
 
     def __init__(

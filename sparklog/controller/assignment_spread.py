@@ -24,9 +24,9 @@ _CACHED = 20_000
 
 
 class Site(NamedTuple):
-    """A broker's host and rack, and its current counts.
+    """The host and rack of a broker, and the numbers of partitions that it currently leads and holds.
 
-    A broker with ``rack`` None shares its rack with no other broker.
+    If ``rack`` is None, no other broker is in the same rack.
     """
 
     host: Hashable
@@ -40,7 +40,7 @@ class Site(NamedTuple):
 
 
 class Spread:
-    """The placement of one topic's new partitions. Call ``replicas`` once."""
+    """The calculator of the placement of one topic's new partitions. Call ``replicas`` only once."""
 
     def __init__(self, sites: Sequence[Site]) -> None:
         self._sites = sites
@@ -52,7 +52,7 @@ class Spread:
         self._apart = lru_cache(_CACHED)(self._farthest)
 
     def replicas(self, partitions: int, replication_factor: int) -> list[list[int]]:
-        """Return the brokers of each partition, its preferred leader first."""
+        """Place new partitions. Return the brokers of each, its preferred leader first, as indexes into ``sites``."""
         found = [[leader] for leader in self._leaders(partitions, replication_factor)]
         rows = [self._successors(leader) for leader in range(len(self._sites))]
         for number, chosen in enumerate(found):

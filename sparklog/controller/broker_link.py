@@ -23,7 +23,7 @@ _PACE_MS = 10
 
 
 class BrokerLink:
-    """The changes to send to one broker incarnation. One ``Controller`` owns it."""
+    """The queue of changes to send to one broker incarnation, with the update in flight. A part of ``Controller``."""
 
     def __init__(self, registration: BrokerRegistration) -> None:
         self.registration = registration
@@ -61,7 +61,10 @@ class BrokerLink:
             self._partitions.update(dict.fromkeys(partitions))
 
     def defer(self, partitions: Iterable[ClusterPartition]) -> None:
-        """Note changes that may wait: they are sent after ``send_deferred``, or with other changes."""
+        """Queue changes of partitions that may be sent later: after ``send_deferred``, or in a full update.
+
+        A deferred change is also sent if another change of its partition is sent.
+        """
         if not self._full:
             self._deferred.update(dict.fromkeys(partitions))
 
@@ -95,9 +98,9 @@ class BrokerLink:
             self._deleted[topic.record.name, topic.record.topic_id] = None
 
     def ready(self, now_ms: int, *, more_coming: bool) -> bool:
-        """Return whether there are changes that may be sent now.
+        """Return whether there are changes, and an update with them may be sent now.
 
-        If the changes only have to wait for some time, ``retry_at_ms`` is set to its end.
+        If the link only has to wait for the end of a pause, ``retry_at_ms`` is that end.
         """
         if self.in_flight is not None or not self._waiting:
             return False
@@ -124,22 +127,25 @@ class BrokerLink:
         return not (self._full or self._brokers or (self.in_flight is not None and self._sent_brokers))
 
     def has_news_of(self, partition: ClusterPartition) -> bool:
-        """Return whether there is a change of this partition that the broker has not accepted."""
+        """Return whether a change of this partition is queued or in flight.
+
+        Deferred changes and full updates do not count.
+        """
         return partition in self._partitions or (self.in_flight is not None and partition in self._sent_partitions)
 
     @property
     def sent_partitions(self) -> Iterable[ClusterPartition]:
-        """Return the partitions of the update in flight; empty if that update is full."""
+        """Return the partitions whose states are in the update in flight; none if that update is full."""
         return self._sent_partitions
 
     @property
     def sends_full(self) -> bool:
-        """Return whether the update in flight is full."""
+        """Return whether an update is in flight and is full, that is, contains all topics and partitions."""
         return self.in_flight is not None and self._sent_full
 
     @property
     def is_full_due(self) -> bool:
-        """Return whether the next update is full."""
+        """Return whether the next update will be full, that is, will contain all topics and partitions."""
         return self._full
 
     def is_in_flight_since(self, time_ms: int) -> bool:
@@ -225,12 +231,12 @@ class BrokerLink:
         return partition.decision(stored)
 
     def on_accepted(self) -> None:
-        """Note that the broker has accepted the whole update in flight."""
+        """Record that the broker has accepted the whole update in flight."""
         self._failures = 0
         self._end_flight()
 
     def on_partial_response(self, again: list[ClusterPartition], now_ms: int) -> None:
-        """Note that the broker accepted the update without the states of ``again``. These are sent again later."""
+        """Record that the broker accepted the update except the states of the partitions ``again``, and queue these."""
         self._end_flight()
         self.partitions_changed(again)
         for partition in again:
@@ -242,7 +248,7 @@ class BrokerLink:
         self._drop_sent()
 
     def on_lost(self, update_id: int, now_ms: int, *, full: bool = False) -> None:
-        """Note that the update was lost. Its content is sent again later, or a full update if ``full``."""
+        """Record that the update was lost. Its content is sent again later, or a full update if ``full`` is true."""
         if update_id != self.in_flight:
             return
         self.in_flight = None

@@ -29,7 +29,7 @@ _IDLE_MS = 10_000
 
 
 class ReplacementPlan(NamedTuple):
-    """The moves to start, and the brokers some of whose replicas no other broker can hold."""
+    """The reassignments to start next. ``stuck`` are the brokers with replicas that no other broker can hold."""
 
     targets: dict[ClusterTopic, dict[int, tuple[int, ...]]]
     stuck: frozenset[int]
@@ -40,9 +40,9 @@ class ReplacementPlan(NamedTuple):
 
 
 class ReplacementBegun(NamedTuple):
-    """The moves that a round starts, and the reports about the round.
+    """The reassignments to start now, and reports about them for the operator.
 
-    ``records`` are the topic records to write, which include the moves.
+    ``records`` are the topic records to write. They contain the reassignments.
     """
 
     records: tuple[tuple[ClusterTopic, TopicRecord], ...] = ()
@@ -50,7 +50,10 @@ class ReplacementBegun(NamedTuple):
 
 
 class BrokerReplacement:
-    """The absent brokers and their replacement; a negative ``after_ms`` disables it."""
+    """The tracker of absent brokers, which moves their replicas to other brokers after ``after_ms``.
+
+    A negative ``after_ms`` disables it.
+    """
 
     def __init__(self, after_ms: int) -> None:
         self._after_ms = after_ms
@@ -64,7 +67,7 @@ class BrokerReplacement:
         return None if first is None else max(first + self._after_ms, self._round_at_ms)
 
     def begin(self, state: ClusterState, brokers: BrokerTable, now_ms: int) -> ReplacementBegun:
-        """Start moves of the replicas of brokers that are absent for too long."""
+        """Return the reassignments to start now for the replicas of brokers that have been absent for ``after_ms``."""
         if self._after_ms < 0:
             return ReplacementBegun()
         self._note_absent(brokers.failed_among(state.hosts()), now_ms)
@@ -88,7 +91,7 @@ class BrokerReplacement:
         self._reported_stuck.intersection_update(away)
 
     def start_over(self) -> None:
-        """Restart the time of every absence."""
+        """Measure every absence from now on, as if it had only just begun."""
         self._away_since = {}
 
     def _due(self, now_ms: int) -> frozenset[int]:
@@ -108,9 +111,9 @@ class BrokerReplacement:
 def plan(
     state: ClusterState, lost: frozenset[int], brokers: Iterable[BrokerEndpoint], liveness: election.IsrLiveness
 ) -> ReplacementPlan:
-    """Return the next moves from ``lost`` brokers to ``brokers``.
+    """Return the next reassignments, which move replicas from the ``lost`` brokers to other ``brokers``.
 
-    Only partitions with a live leader move, because new replicas copy from the leader.
+    Only partitions with a live leader are reassigned, because new replicas copy from the leader.
     """
     candidates = [broker for broker in brokers if broker.broker_id not in liveness.stopping]
     wanted = {p.tp: p.move.target if p.move else p.replicas for p in state.partitions()}

@@ -23,7 +23,10 @@ from sparklog.model import BrokerRegistration
 
 
 class BrokerChanges(NamedTuple):
-    """The changes that one read of the registrations shows: new incarnations, failed brokers and newly held brokers."""
+    """The changes found in one read of the registrations: new incarnations, failed brokers and newly held brokers.
+
+    A held broker has disappeared, but does not count as failed yet.
+    """
 
     arrived: tuple[BrokerRegistration, ...] = ()
     failed: tuple[int, ...] = ()
@@ -31,10 +34,10 @@ class BrokerChanges(NamedTuple):
 
 
 class BrokerTable:
-    """The brokers of a term.
+    """The table of the live, held and stopping brokers of a term.
 
-    ``registrations`` has the live brokers. A held broker's registration is in ``held``, with the time at which it
-    fails.
+    ``registrations`` has the live brokers. A held broker has disappeared, but does not count as failed before its
+    deadline. ``held`` has the last registrations of held brokers.
     """
 
     def __init__(self, *, controller_epoch: int, session_timeout_ms: int) -> None:
@@ -62,23 +65,23 @@ class BrokerTable:
         return min((deadline for _, deadline in self._held.values()), default=None)
 
     def failed_among(self, brokers: Iterable[int]) -> list[int]:
-        """Return which of these brokers are neither live nor held."""
+        """Return those of ``brokers`` that count as failed: they are not live, and the table does not hold them."""
         if self._awaits_first:
             return []
         return [i for i in brokers if i not in self.registrations and i not in self._held]
 
     def present(self) -> list[BrokerRegistration]:
-        """Return the registrations of live and held brokers, by id: the addresses for clients."""
+        """Return the registrations of live and held brokers in order of id. Clients receive their addresses."""
         return sorted([*self.registrations.values(), *self.held], key=lambda found: found.broker_id)
 
     @property
     def held(self) -> list[BrokerRegistration]:
-        """Return the held brokers with a known address, by id."""
+        """Return the last registrations of the held brokers, in order of id, as far as they are known."""
         found = [registration for registration, _ in self._held.values() if registration is not None]
         return sorted(found, key=lambda registration: registration.broker_id)
 
     def be_cautious(self, now_ms: int) -> None:
-        """Hold all brokers that disappear within the next session timeout.
+        """Hold all brokers that disappear within the next session timeout, so that they do not count as failed yet.
 
         Call it after this process itself was cut off from ZooKeeper.
         """
@@ -96,7 +99,8 @@ class BrokerTable:
     ) -> BrokerChanges:
         """Start a term with these live brokers.
 
-        ``expected`` are the brokers that partition states name, ``absent`` the last registrations of others.
+        ``expected`` are the members of all ISRs. ``absent`` are the last registrations of brokers that are not
+        registered now.
         """
         changes = self.read(brokers, now_ms)
         last = {found.broker_id: found for found in absent}
@@ -140,14 +144,14 @@ class BrokerTable:
         return BrokerChanges(arrived, (*dead, *vanished), ())
 
     def read_stopping(self, stopping: Mapping[int, int]) -> set[int]:
-        """Replace the stopping brokers; return those that changed."""
+        """Replace the set of stopping brokers. Return the brokers that were added to the set or removed from it."""
         before = self.stopping
         self._stopping_incarnations = stopping
         self._set_stopping()
         return set(before ^ self.stopping)
 
     def fail_overdue(self, now_ms: int) -> tuple[int, ...]:
-        """Return the held brokers whose time is over. They now count as failed."""
+        """Remove and return the held brokers whose deadline has passed. From now on they count as failed."""
         if self._awaits_first:
             return ()
         over = tuple(broker_id for broker_id, (_, deadline) in self._held.items() if deadline <= now_ms)

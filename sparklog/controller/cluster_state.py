@@ -25,7 +25,7 @@ _NO_STATE = VersionedState(LeaderAndIsr(NO_LEADER, NO_EPOCH, (), NO_EPOCH), NO_E
 
 
 class ClusterPartition:
-    """A partition: the last known content of its ZooKeeper node, and the operations in flight for it."""
+    """A partition, with the last known content of its ZooKeeper node and the operations that are in flight for it."""
 
     __slots__ = (
         "_last_decision",
@@ -81,7 +81,7 @@ class ClusterPartition:
 
     @property
     def unfit(self) -> set[int]:
-        """Return the brokers whose replica must not lead."""
+        """Return the brokers whose replicas must not lead: untrusted ones, and those that cannot open their logs."""
         return self.suspects | self.broken
 
     def decision(self, stored: VersionedState | None) -> PartitionDecision:
@@ -120,7 +120,11 @@ def _leaving(partition: ClusterPartition, move: Reassignment, stored: VersionedS
 
 
 class ClusterTopic:
-    """A topic; while ``deleting``, its nodes are being removed and nothing is decided for it."""
+    """A topic and its partitions.
+
+    While ``deleting`` is true, the topic's ZooKeeper nodes are being removed and the controller decides nothing about
+    it.
+    """
 
     __slots__ = (
         "announced",
@@ -174,7 +178,7 @@ class ClusterTopic:
 
 
 class ClusterState:
-    """The topics by name, and the partitions by the brokers that host them."""
+    """The table of topics by name, and of partitions by the brokers that host them."""
 
     def __init__(self, topic_defaults: dict[str, str], *, controller_epoch: int) -> None:
         self._defaults = topic_defaults
@@ -196,15 +200,15 @@ class ClusterState:
         return self._hosted.get(broker_id, ())
 
     def hosts(self) -> Iterable[int]:
-        """Return the brokers that hold replicas or are assigned some."""
+        """Return the brokers to which at least one replica is assigned."""
         return [broker_id for broker_id, partitions in self._hosted.items() if partitions]
 
     def leads(self, broker_id: int) -> bool:
-        """Return whether any partition's node has this broker as the leader."""
+        """Return whether the known state of any partition has this broker as the leader."""
         return self._led[broker_id] > 0
 
     def leaders(self, broker_id: int) -> list[int]:
-        """Return the brokers that lead partitions that this broker hosts, according to the nodes; each once."""
+        """Return the leaders of the partitions that this broker hosts, each once. ``NO_LEADER`` may be one of them."""
         return [leader for leader, count in self._leaders[broker_id].items() if count]
 
     def store(self, partition: ClusterPartition, stored: VersionedState) -> None:
@@ -235,9 +239,9 @@ class ClusterState:
             yield from topic.partitions
 
     def put_topic(self, snapshot: TopicSnapshot) -> tuple[ClusterTopic, list[ClusterPartition]]:
-        """Add a topic, or update a known one (same id).
+        """Add a topic, or update the known topic with the same id.
 
-        Returns the topic, and its partitions that are new or whose replicas or reassignment changed.
+        Return the topic, and those of its partitions that are new or whose replicas or reassignment changed.
         """
         record = snapshot.record
         topic = self.topics.get(record.name)
@@ -252,7 +256,10 @@ class ClusterState:
         return topic, self.put_record(topic, record, snapshot.version)
 
     def put_record(self, topic: ClusterTopic, record: TopicRecord, version: int) -> list[ClusterPartition]:
-        """Store the record that the topic's node now has. Returns the partitions that the record changes."""
+        """Store the record that the topic's node now has.
+
+        Return the partitions whose replicas or reassignment changed.
+        """
         topic.record, topic.version = record, version
         self._follow_config(topic)
         changed = []

@@ -89,7 +89,10 @@ class ControllerSettings:
 
 
 class Controller:
-    """The controller of one term, from ``Loaded`` until ``Resign``; an event loop or the simulator owns it."""
+    """The state machine of one controller term, which begins with the event ``Loaded``.
+
+    Not thread-safe: only one event loop, or the simulator, may use it.
+    """
 
     def __init__(self, *, controller_id: str, controller_epoch: int, settings: ControllerSettings) -> None:
         self.controller_id = controller_id
@@ -156,7 +159,7 @@ class Controller:
 
     @property
     def deadline_ms(self) -> int | None:
-        """Return the time at which ``Ticked`` must be sent at the latest, or None."""
+        """Return the time at which the caller must pass ``Ticked`` to ``step`` at the latest, or None."""
         if not self._states.connected or self.resigned:
             return None
         if self._states.any_marked:
@@ -479,7 +482,7 @@ class Controller:
         return sum(1 for p in self.state.partitions() if p.stored is None or p.stored.state.leader == NO_LEADER)
 
     def settled(self) -> bool:
-        """Return whether no operation is in flight and every broker has received everything."""
+        """Return whether nothing is left to do: no operation is in flight, and brokers have accepted all changes."""
         writing = any(p.pending is not None or p.rereading for p in self.state.partitions())
         writing = writing or any(t.pending is not None or t.rereading for t in self.state.topics.values())
         waiting = writing or self._states.any_marked or not self._pending_moves.idle

@@ -17,7 +17,7 @@ CREATE = -1
 
 @dataclass(frozen=True, slots=True)
 class StateWrite:
-    """A compare-and-set of one partition's node.
+    """A compare-and-set of the ZooKeeper node of one partition.
 
     Each write is a separate ZooKeeper multi, which also checks the controller epoch and that the topic with this id
     still exists.
@@ -33,7 +33,7 @@ class StateWrite:
 
 @dataclass(frozen=True, slots=True)
 class WriteStates:
-    """Send these writes in this order, without waiting for the result of one before the next.
+    """The order to send these writes in this order, each without waiting for the results of those before it.
 
     The result of each write is in a StatesWritten, StatesRefused or StatesUnknown, unless the controller is Fenced.
     """
@@ -43,17 +43,17 @@ class WriteStates:
 
 @dataclass(frozen=True, slots=True)
 class ReadStates:
-    """Read these nodes after all earlier writes. The result is StatesRead."""
+    """The order to read the nodes of these partitions after all earlier writes. The result is StatesRead."""
 
     partitions: tuple[TopicPartition, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class WriteTopic:
-    """Set the topic's record and, if ``writes`` are given, these partitions' states, in one multi.
+    """The order to set a topic's record and, if ``writes`` are given, the states of these partitions, in one multi.
 
-    The multi also checks the controller epoch and the topic id. The result is TopicWritten or TopicNotWritten, or
-    Fenced. At most one WriteTopic is in flight per topic. ``ended`` are the partitions whose reassignments this write
+    The multi also checks the controller epoch and the topic id. The result is TopicWritten, TopicNotWritten or Fenced.
+    At most one WriteTopic is in flight per topic. ``ended`` are the partitions whose reassignments this write
     completes.
     """
 
@@ -65,14 +65,14 @@ class WriteTopic:
 
 @dataclass(frozen=True, slots=True)
 class ReadTopic:
-    """Read the topic's record after all earlier writes. The result is TopicRead or TopicGone."""
+    """The order to read a topic's record after all earlier writes. The result is TopicRead or TopicGone."""
 
     name: str
 
 
 @dataclass(frozen=True, slots=True)
 class SendUpdate:
-    """Send the update to this broker. The result is UpdateReplied or UpdateLost."""
+    """The order to send an update to a broker. The result is UpdateReplied or UpdateLost."""
 
     broker: BrokerEndpoint
     update_id: int
@@ -81,7 +81,7 @@ class SendUpdate:
 
 @dataclass(frozen=True, slots=True)
 class DeleteTopicNodes:
-    """Delete the topic's nodes and its deletion request, with a check of the controller epoch.
+    """The order to delete a topic's nodes and its deletion request, provided that the controller epoch is unchanged.
 
     The result is TopicDeleted.
     """
@@ -92,7 +92,7 @@ class DeleteTopicNodes:
 
 @dataclass(frozen=True, slots=True)
 class DropDeletionRequest:
-    """Delete only the deletion request, because its topic no longer exists. There is no result."""
+    """The order to delete only a deletion request, because its topic no longer exists. There is no result."""
 
     name: str
     topic_id: str
@@ -100,16 +100,16 @@ class DropDeletionRequest:
 
 @dataclass(frozen=True, slots=True)
 class DropElection:
-    """Delete a finished request for elections. The deletion notifies the requester. There is no result."""
+    """The order to delete a finished request for elections, which notifies the requester. There is no result."""
 
     name: str
 
 
 @dataclass(frozen=True, slots=True)
 class TrustBroker:
-    """Clear the broker's mark as untrusted, unless a later incarnation has registered.
+    """The order to clear the broker's mark as untrusted, unless a later incarnation has registered.
 
-    No ISR contains the broker any more because of an earlier incarnation. There is no result.
+    The reason is that no ISR contains the broker because of an earlier incarnation any more. There is no result.
     """
 
     broker_id: int
@@ -118,9 +118,9 @@ class TrustBroker:
 
 @dataclass(frozen=True, slots=True)
 class RequestLogEnds:
-    """Request the log ends of these partitions from the broker.
+    """The order to request the log ends of these partitions from a broker.
 
-    The result is LogEndsRead, or no event if the broker does not respond.
+    The result is LogEndsRead. If the broker does not respond, there is no result.
     """
 
     broker: BrokerEndpoint
@@ -129,7 +129,7 @@ class RequestLogEnds:
 
 @dataclass(frozen=True, slots=True)
 class RaiseCounters:
-    """Raise ``/controller_epoch`` and ``/brokers/producer_ids`` to at least these values.
+    """The order to raise ``/controller_epoch`` and ``/brokers/producer_ids`` to at least these values.
 
     This is the last effect of the term. The term then ends; ``detail`` is the reason.
     """
@@ -141,16 +141,16 @@ class RaiseCounters:
 
 @dataclass(frozen=True, slots=True)
 class Resign:
-    """The end of the controller's term. The performer performs no further effect of this term."""
+    """The order to end the controller's term and to perform no further effect of it. ``detail`` is the reason."""
 
     detail: str
 
 
 @dataclass(frozen=True, slots=True)
 class ControllerReport:
-    """A report: the performer logs a line with ``detail`` and raises the counter ``kind``.
+    """The order to log a line with ``detail`` and to increase a counter by ``count``.
 
-    ``kind`` is the counter's name. ``grave`` means that an operator should read the report.
+    ``kind`` is the counter's name. ``grave`` means that an operator should read the line.
     """
 
     kind: str

@@ -48,7 +48,10 @@ LOSSY = frozenset({UNCLEAN, RECOVERED})
 
 
 class IsrLiveness(NamedTuple):
-    """The liveness of the brokers. ``held`` brokers disappeared but do not count as failed yet."""
+    """The live brokers with their incarnations, the held brokers, and the stopping brokers.
+
+    A held broker has disappeared, but does not count as failed yet. A stopping broker requests a controlled shutdown.
+    """
 
     live: Mapping[int, int]  #: Broker id to incarnation.
     held: Collection[int]
@@ -74,9 +77,9 @@ def decide(
 ) -> Decision | None:
     """Return the next state of a partition, or None if the stored state needs no change.
 
-    The replicas of live ``suspects`` may have lost their tails, and those of ``broken`` brokers cannot be opened:
-    neither is elected cleanly. An unclean election chooses a replica that is still ``copying`` the log only if every
-    other candidate is broken.
+    The replicas of ``suspects`` may have lost the ends of their logs, and ``broken`` brokers cannot open their
+    replicas. Only an unclean election may choose one of these. An unclean election chooses a replica that is still
+    ``copying`` the log only if every other candidate is broken.
     """
     live, held, stopping, _ = liveness
     if stored is None:
@@ -113,7 +116,10 @@ def decide(
 
 
 def leader_remains(stored: VersionedState, liveness: IsrLiveness, unfit: Collection[int]) -> bool:
-    """Return whether the leader is live in the incarnation that was elected, and its replica is sound."""
+    """Return whether the leader may stay: it is in the ISR, runs as the elected incarnation, and is not ``unfit``.
+
+    ``unfit`` are the brokers whose replicas must not lead.
+    """
     state = stored.state
     return (
         liveness.live.get(state.leader) == stored.leader_incarnation
@@ -124,25 +130,34 @@ def leader_remains(stored: VersionedState, liveness: IsrLiveness, unfit: Collect
 
 
 def held_up(stored: VersionedState, liveness: IsrLiveness, unfit: Collection[int]) -> bool:
-    """Return whether the partition has no live leader, and a held member of the ISR may still return and lead."""
+    """Return whether the partition has to wait: no live leader, and a held member of the ISR that may return and lead.
+
+    A held broker has disappeared, but does not count as failed yet.
+    """
     return not leader_remains(stored, liveness, unfit) and any(m in liveness.held for m in stored.state.isr)
 
 
 def fit(stored: VersionedState, liveness: IsrLiveness, unfit: Collection[int]) -> list[int]:
-    """Return the members of the ISR that may take over the leadership from a live leader."""
+    """Return the members of the ISR that may take over the leadership from a live leader.
+
+    ``unfit`` are the brokers whose replicas must not lead.
+    """
     live, _, stopping, _ = liveness
     return [m for m in stored.state.isr if m in live and m not in unfit and m not in stopping]
 
 
 def move(stored: VersionedState, liveness: IsrLiveness, leader: int) -> Decision:
-    """Return the decision that makes ``leader``, a member of the ISR, the leader in a new epoch."""
+    """Return the decision that makes ``leader``, a member of the ISR, the leader in a new leader epoch."""
     return _next(stored, liveness, leader, stored.state.isr, MOVED)
 
 
 def prefer(
     replicas: tuple[int, ...], stored: VersionedState, liveness: IsrLiveness, unfit: Collection[int]
 ) -> Decision | None:
-    """Return the decision that moves the leadership from a live leader to the preferred replica, or None."""
+    """Return the decision that moves the leadership from a live leader to the preferred replica.
+
+    Return None if the preferred replica already leads or may not lead, or if the leader is not live.
+    """
     preferred = replicas[0]
     if preferred == stored.state.leader or not leader_remains(stored, liveness, unfit):
         return None
@@ -150,9 +165,9 @@ def prefer(
 
 
 def raised(stored: VersionedState, liveness: IsrLiveness, above: int) -> Decision:
-    """Return the decision that raises the leader epoch above ``above``, because epochs up to it were assigned before.
+    """Return the decision that raises the leader epoch above ``above``, because that epoch was already used.
 
-    A live leader stays the leader.
+    A live leader stays the leader. Otherwise the partition has no leader at first.
     """
     leader = stored.state.leader if leader_remains(stored, liveness, ()) else NO_LEADER
     epoch = above + EPOCH_STRIDE
@@ -166,10 +181,10 @@ def raised(stored: VersionedState, liveness: IsrLiveness, above: int) -> Decisio
 
 
 def recover(stored: VersionedState, liveness: IsrLiveness, ends: Mapping[int, tuple[int, int]]) -> Decision:
-    """Return the election of the replica with the longest log, after every member of the ISR lost its tail.
+    """Return the decision to elect the replica with the longest log, because all ISR members may have lost records.
 
-    The replica with the greatest (last epoch, log end offset) leads alone. ``ends`` may also name replicas outside the
-    ISR. They are elected only if their log is longer.
+    ``ends`` has the leader epoch of the last batch and the log end offset of each candidate. The replica with the
+    greatest pair leads alone. Replicas outside the ISR may be candidates. They are elected only if their log is longer.
     """
     isr = stored.state.isr
     best = max(ends, key=lambda broker_id: (ends[broker_id], broker_id in isr, -broker_id))
@@ -177,9 +192,10 @@ def recover(stored: VersionedState, liveness: IsrLiveness, ends: Mapping[int, tu
 
 
 def settle(stored: VersionedState, liveness: IsrLiveness, refuser: int, *, sound: bool) -> Decision:
-    """Return the decision after a replica refuses to truncate committed records that its leader lacks.
+    """Return the decision after a replica has refused to truncate committed records that its leader lacks.
 
-    The replica leads alone if its log is ``sound``. Otherwise no replica leads before an operator decides.
+    If the log of the replica is ``sound``, it becomes the leader and the only ISR member. Otherwise the partition has
+    no leader before an operator decides.
     """
     if sound:
         return _next(stored, liveness, refuser, (refuser,), RESTORED)

@@ -16,7 +16,7 @@ from sparklog.controller.events import ElectionRequested
 
 
 class OpenElectionRequests:
-    """The open requests for elections: which partitions still wait, and which requests are finished."""
+    """The tracker of open election requests: partitions that have yet to be evaluated, and finished requests."""
 
     def __init__(self) -> None:
         #: For each request its kind and remaining partitions. The partitions have a fixed order, so that a term can be
@@ -37,7 +37,7 @@ class OpenElectionRequests:
     ) -> list[ClusterPartition]:
         """Replace the known requests by ``asked``, which has all current requests.
 
-        Returns the partitions of the new requests, which ``find`` returns for each request.
+        Return the partitions of the new requests. ``find`` returns the partitions of one request.
         """
         self._done.intersection_update(asked)
         for name in [name for name in self._open if name not in asked]:
@@ -58,7 +58,11 @@ class OpenElectionRequests:
         return names is not None and any(self._open[name][0] == kind for name in names)
 
     def satisfied(self, partition: ClusterPartition, *, only: str = "", but: str = "") -> None:
-        """Remove the partition from all requests, from those of kind ``only``, or from all except kind ``but``."""
+        """Remove the partition from its requests.
+
+        If ``only`` is given, remove it only from requests of this kind. If ``but`` is given, keep it in requests of
+        that kind.
+        """
         names = self._by_partition.get(partition)
         if names is None:
             return
@@ -71,7 +75,7 @@ class OpenElectionRequests:
             del self._by_partition[partition]
 
     def settled(self) -> list[str]:
-        """Return the requests without remaining partitions. Each request is returned only once."""
+        """Return the names of the requests with no remaining partitions. Each request is returned only once."""
         names = [name for name, (_, concerned) in self._open.items() if not concerned]
         for name in names:
             del self._open[name]

@@ -17,7 +17,7 @@ from sparklog.model import BrokerRegistration, TopicPartition, TopicRecord, Topi
 class TopicSnapshot:
     """A topic as read from ZooKeeper: its record, the version of its node, and the states of its partitions.
 
-    Partitions without a state are missing.
+    A partition that has no state in ZooKeeper has no entry in ``states``.
     """
 
     record: TopicRecord
@@ -34,8 +34,9 @@ UNCLEAN = "unclean"
 class ElectionRequested:
     """A request to elect leaders.
 
-    The kind PREFERRED elects the first replica if it is in sync. UNCLEAN elects any live replica, once, if no member of
-    the ISR is alive. ``partitions`` None means all partitions.
+    The kind PREFERRED requests the election of the first replica if it is in sync. The kind UNCLEAN requests the
+    election of any live replica if no member of the ISR is alive, and only once. If ``partitions`` is None, the request
+    concerns all partitions.
     """
 
     kind: str
@@ -47,12 +48,12 @@ class ElectionRequested:
 
 @dataclass(frozen=True, slots=True)
 class Loaded:
-    """The first event of a term: the complete state, read after this controller took its epoch.
+    """The first event of a term. It has the complete state, which was read after this controller took its epoch.
 
-    ``cautious`` means that this process's own session had expired, so brokers may seem absent that are alive.
-    ``retired`` means the same as in BrokersRead. ``absent`` are the last registrations of brokers that have none now;
-    their processes may still run. ``unreadable`` are the names of topics whose record, or some of whose states, cannot
-    be read. In this term no broker may treat these topics as deleted.
+    ``cautious`` means that this process's own session had expired, so brokers that seem absent may be alive.
+    ``retired`` means the same as in BrokersRead. ``absent`` are the last registrations of brokers that are not
+    registered now; their processes may still run. ``unreadable`` are the names of topics whose record, or some of whose
+    states, cannot be read. In this term no broker may treat these topics as deleted.
     """
 
     brokers: tuple[BrokerRegistration, ...]
@@ -69,7 +70,7 @@ class Loaded:
 
 @dataclass(frozen=True, slots=True)
 class BrokersRead:
-    """All live registrations.
+    """The event that the registrations of brokers were read. ``brokers`` has all of them.
 
     ``retired`` are brokers without a registration whose last process is known to have ended.
     """
@@ -80,16 +81,19 @@ class BrokersRead:
 
 @dataclass(frozen=True, slots=True)
 class StoppingRead:
-    """All brokers that request a controlled shutdown, each with the incarnation that requested it."""
+    """The event that the requests for controlled shutdowns were read.
+
+    ``stopping`` has each broker that requests one, with the incarnation that requested it.
+    """
 
     stopping: Mapping[int, int]
 
 
 @dataclass(frozen=True, slots=True)
 class TopicRead:
-    """A topic that is new or changed, or that ReadTopic requested.
+    """The event that a topic was read because it is new or has changed, or because ReadTopic requested it.
 
-    A change concerns the record: schemas, settings, partitions or moves.
+    A change concerns the topic's record: schemas, settings, partitions or reassignments.
     """
 
     topic: TopicSnapshot
@@ -97,7 +101,7 @@ class TopicRead:
 
 @dataclass(frozen=True, slots=True)
 class TopicWritten:
-    """All writes of a WriteTopic are durable: each node has the version after the expected one."""
+    """The event that all writes of a WriteTopic are durable. Each node now has the version after the expected one."""
 
     name: str
     topic_id: str
@@ -105,9 +109,9 @@ class TopicWritten:
 
 @dataclass(frozen=True, slots=True)
 class TopicNotWritten:
-    """A WriteTopic that failed because a node had another version, or that has an unknown outcome.
+    """The event that a WriteTopic failed because a node had another version, or that its outcome is unknown.
 
-    The outcome is unknown if the connection broke. The controller then reads the topic and the states again.
+    The outcome is unknown if the connection broke. In both cases the controller reads the topic and the states again.
     """
 
     name: str
@@ -117,10 +121,10 @@ class TopicNotWritten:
 
 @dataclass(frozen=True, slots=True)
 class TopicGone:
-    """A topic whose nodes were deleted, but not by this controller.
+    """The event that a topic's nodes no longer exist, although this controller did not delete them.
 
-    ``deleted`` means that ZooKeeper lists its id as deleted. Otherwise no client requested the deletion, and brokers
-    keep their logs.
+    ``deleted`` means that ZooKeeper lists the topic's id as deleted. Otherwise no client requested the deletion, and
+    brokers keep their logs.
     """
 
     name: str
@@ -130,21 +134,21 @@ class TopicGone:
 
 @dataclass(frozen=True, slots=True)
 class DeletionsRead:
-    """All deletion requests: for each topic name the id of the topic to delete."""
+    """The event that the deletion requests were read. ``deletions`` has the id of the topic to delete by topic name."""
 
     deletions: Mapping[str, str]
 
 
 @dataclass(frozen=True, slots=True)
 class ElectionsRead:
-    """All requests for elections, by the name of their node."""
+    """The event that the requests for elections were read. ``requests`` has all of them by the names of their nodes."""
 
     requests: Mapping[str, ElectionRequested]
 
 
 @dataclass(frozen=True, slots=True)
 class TopicDeleted:
-    """The completion of a DeleteTopicNodes: the topic and its deletion request are gone from ZooKeeper."""
+    """The event that a DeleteTopicNodes is complete: the topic and its deletion request are no longer in ZooKeeper."""
 
     name: str
     topic_id: str
@@ -152,7 +156,7 @@ class TopicDeleted:
 
 @dataclass(frozen=True, slots=True)
 class TruncationRefused:
-    """A replica's refusal to truncate committed records.
+    """A replica's refusal to truncate committed records, as read from ZooKeeper.
 
     The replica holds committed records up to ``high_watermark``. The leader of ``leader_epoch`` lacks the records from
     ``offset`` on.
@@ -169,24 +173,26 @@ class TruncationRefused:
 
 @dataclass(frozen=True, slots=True)
 class RefusalsRead:
-    """All truncations that replicas currently refuse."""
+    """The event that the refused truncations were read. ``refusals`` has all that replicas currently refuse."""
 
     refusals: tuple[TruncationRefused, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class StatesReported:
-    """The states that leaders have written and report. By now nodes may have newer states, and topics may be gone."""
+    """The event that leaders report states that they have written to ZooKeeper.
+
+    By now the nodes may have newer states, and the topics may no longer exist.
+    """
 
     topics: tuple[TopicStates, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class StatesRead:
-    """The content of the nodes of these partitions.
+    """The event that the nodes of these partitions were read. A state of None means that the node does not exist.
 
-    None means that the node does not exist. The read follows ReadStates, or a notification that a leader changed ISRs
-    without reporting the new states.
+    The read follows ReadStates, or a notification that a leader changed ISRs without reporting the new states.
     """
 
     states: Mapping[TopicPartition, VersionedState | None]
@@ -194,16 +200,16 @@ class StatesRead:
 
 @dataclass(frozen=True, slots=True)
 class StatesWritten:
-    """The writes of a WriteStates that are durable: each partition with the new version of its node."""
+    """The event that writes of a WriteStates are durable. ``versions`` has the new version of each partition's node."""
 
     versions: Mapping[TopicPartition, int]
 
 
 @dataclass(frozen=True, slots=True)
 class StatesRefused:
-    """The writes of a WriteStates that failed because the node had another version.
+    """The event that writes of a WriteStates failed because the nodes had other versions.
 
-    Each has the node's current state, or None if the node does not exist.
+    ``found`` has the current state of each node, or None if the node does not exist.
     """
 
     found: Mapping[TopicPartition, VersionedState | None]
@@ -211,17 +217,20 @@ class StatesRefused:
 
 @dataclass(frozen=True, slots=True)
 class StatesUnknown:
-    """Writes whose connection broke, so that they may or may not be durable. The controller then reads the nodes."""
+    """The event that the connection broke during writes, which may or may not be durable.
+
+    The controller then reads the nodes of these partitions.
+    """
 
     partitions: tuple[TopicPartition, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class UpdateReplied:
-    """A broker's response to an update.
+    """The event that a broker has responded to an update.
 
-    ``code`` is the result of the whole update. ``failed`` lists the partitions that failed: topic, partition, code,
-    detail.
+    ``code`` is the result of the whole update. ``failed`` lists the partitions that failed, each as topic, partition
+    number, error code and detail.
     """
 
     broker_id: int
@@ -233,7 +242,7 @@ class UpdateReplied:
 
 @dataclass(frozen=True, slots=True)
 class UpdateLost:
-    """An update without a response: the broker was unreachable, or the connection broke."""
+    """The event that an update got no response: the broker was unreachable, or the connection broke."""
 
     broker_id: int
     update_id: int
@@ -241,7 +250,10 @@ class UpdateLost:
 
 @dataclass(frozen=True, slots=True)
 class LogEndsRead:
-    """The log ends of a broker: for each partition the leader epoch of the last batch and the log end offset."""
+    """The event that a broker has reported its log ends.
+
+    ``ends`` has for each partition the leader epoch of the last batch and the log end offset.
+    """
 
     broker_id: int
     incarnation: int
@@ -250,27 +262,30 @@ class LogEndsRead:
 
 @dataclass(frozen=True, slots=True)
 class Disconnected:
-    """The loss of the connection to ZooKeeper.
+    """The event that the connection to ZooKeeper is lost.
 
-    The session may still live. The controller decides and sends nothing until Reconnected.
+    The session may still exist. The controller decides and sends nothing until Reconnected.
     """
 
 
 @dataclass(frozen=True, slots=True)
 class Reconnected:
-    """The return of the connection in the same session. The term continues, and everything is read again."""
+    """The event that the connection to ZooKeeper is restored in the same session.
+
+    The term continues, and the performer reads everything again.
+    """
 
 
 @dataclass(frozen=True, slots=True)
 class Fenced:
-    """Proof that another controller has taken a higher controller epoch."""
+    """The event that another controller has taken over. The term then ends."""
 
     detail: str
 
 
 @dataclass(frozen=True, slots=True)
 class Ticked:
-    """The passage of time; sent at ``Controller.deadline_ms`` or later."""
+    """The event that time has passed. The caller sends it at ``Controller.deadline_ms`` or later."""
 
 
 Event = (

@@ -45,7 +45,7 @@ class HandoverNotifications:
         self._end_ms = 0
 
     def begin(self, moved: Iterable[tuple[ClusterPartition, int]], now_ms: int) -> None:
-        """Start to notify brokers of partitions that have a new leader; each partition comes with its old leader."""
+        """Start to notify brokers of new leaders. ``moved`` has each partition with its old leader."""
         by_leader: defaultdict[int, list[ClusterPartition]] = defaultdict(list)
         if self.idle:
             self._end_ms = now_ms + _PATIENCE_MS
@@ -60,19 +60,23 @@ class HandoverNotifications:
                 link.partitions_changed(partitions)
 
     def on_accepted(self, partitions: Iterable[ClusterPartition]) -> None:
-        """Note that a broker has accepted an update with these partitions.
+        """Record that a broker has accepted an update that contains these partitions.
 
-        After a full update call ``brokers_changed`` instead.
+        If a broker accepts a full update, call ``brokers_changed`` instead.
         """
         self._to_check.update((p, None) for p in partitions if p in self._first or p in self._others)
 
     def brokers_changed(self) -> None:
-        """Check all moves again, because a broker may be gone, or may have received everything."""
+        """Check every handover again in ``notify_next``.
+
+        Call it after a broker arrived, failed or accepted a full update, because no handover has to wait for that
+        broker then.
+        """
         self._to_check.update(dict.fromkeys(self._first))
         self._to_check.update(dict.fromkeys(self._others))
 
     def notify_next(self, now_ms: int) -> None:
-        """Notify the next brokers of each move whose earlier brokers have responded or timed out."""
+        """Notify the next brokers of each new leader if the brokers before them have accepted it or timed out."""
         overdue = not self.idle and now_ms >= self._end_ms
         if overdue:
             self.brokers_changed()
@@ -118,7 +122,7 @@ class HandoverNotifications:
         return False
 
     def is_in_progress(self, partition: ClusterPartition) -> bool:
-        """Return whether some broker has not been sent the new leader of this partition yet."""
+        """Return whether the new leader of this partition has yet to be sent to some broker."""
         return partition in self._first or partition in self._others
 
     def drop(self, partition: ClusterPartition) -> None:
@@ -132,7 +136,10 @@ class HandoverNotifications:
 
     @property
     def deadline_ms(self) -> int | None:
-        """Return the time at which ``notify_next`` must run even without a response."""
+        """Return the time at which ``notify_next`` must run even if no broker has responded.
+
+        Return None if no handover is in progress.
+        """
         return None if self.idle else self._end_ms
 
 

@@ -19,7 +19,10 @@ _NEXT_ROUND_MS = 1000
 
 
 class LeaderRebalance:
-    """The pending leadership changes. If ``rebalance_interval_ms`` is 0, preferred leaders return only on request."""
+    """The part of ``Controller`` that moves leaderships away from live leaders, and tracks election requests.
+
+    If ``rebalance_interval_ms`` is 0, leaderships return to preferred leaders only on request.
+    """
 
     def __init__(self, *, rebalance_interval_ms: int) -> None:
         self._requests = OpenElectionRequests()
@@ -33,21 +36,24 @@ class LeaderRebalance:
 
     @property
     def idle(self) -> bool:
-        """Return whether no requested election is open."""
+        """Return whether there is no open election request."""
         return self._requests.idle
 
     def start(self, now_ms: int) -> None:
         self._schedule.start(now_ms)
 
     def on_requests(self, event: Loaded | ElectionsRead, state: ClusterState) -> list[ClusterPartition]:
-        """Replace the known requests by those of the event. Returns the partitions to evaluate."""
+        """Replace the known election requests by those of the event. Return the partitions to evaluate."""
         requests = event.elections if isinstance(event, Loaded) else event.requests
         return self._requests.read(requests, _finder(state))
 
     def due_returns(
         self, partitions: Iterable[ClusterPartition], liveness: election.IsrLiveness, now_ms: int
     ) -> list[ClusterPartition]:
-        """Return the partitions whose leadership should return now, at most ``MAX_MOVED``; once per interval."""
+        """Return at most ``MAX_MOVED`` partitions whose leadership should return to the preferred leader now.
+
+        Return an empty list if the next round is not due yet.
+        """
         if not self._schedule.due(now_ms):
             return []
         for partition in partitions:
@@ -64,9 +70,11 @@ class LeaderRebalance:
         return partition.topic.unclean or self._requests.wants(partition, UNCLEAN)
 
     def better_leader(self, partition: ClusterPartition, liveness: election.IsrLiveness) -> election.Decision | None:
-        """Return the decision to move the leadership of a partition with a live leader, or None.
+        """Return the decision that moves the leadership of a partition away from a live leader, or None if it may stay.
 
-        The reason is its reassignment, a request, or its return to the preferred leader.
+        The reason for a move is a reassignment, a request, or the return to the preferred leader. If there is none, the
+        open requests for the partition are done. But a request for an unclean election stays open while a broker that
+        has disappeared may still return and lead.
         """
         stored, move = partition.stored, partition.move
         to_return = partition in self._to_return
@@ -93,7 +101,7 @@ class LeaderRebalance:
         self._to_return.pop(partition, None)
 
     def settled(self) -> list[str]:
-        """Return the finished requests. Each is returned only once."""
+        """Return the names of the finished election requests. Each is returned only once."""
         return self._requests.settled()
 
 

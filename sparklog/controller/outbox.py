@@ -30,11 +30,11 @@ _CLOSING_MS = 300
 
 
 class BrokerReplies(NamedTuple):
-    """The meaning of a broker's response.
+    """The meaning of one broker's response to an update.
 
     ``broken`` are partitions whose replica the broker cannot open, so that the replica must not lead. ``outdated`` are
-    partitions whose leader epoch was already assigned earlier, as the broker's logs prove. If the broker follows a
-    later controller, ``superseded`` is its error text; otherwise it is empty.
+    partitions whose leader epoch was already used earlier, as the broker's logs prove. If the broker follows a later
+    controller, ``superseded`` is its error text; otherwise it is empty.
     """
 
     reports: tuple[ControllerReport, ...] = ()
@@ -44,9 +44,9 @@ class BrokerReplies(NamedTuple):
 
 
 class Outbox:
-    """The pending changes for all brokers.
+    """The collector of the changes that brokers have yet to receive, with one ``BrokerLink`` per broker.
 
-    One link per broker collects them, and ``due`` returns the updates to send now.
+    ``due`` returns the updates to send now.
     """
 
     def __init__(self, *, controller_id: str, controller_epoch: int) -> None:
@@ -81,9 +81,10 @@ class Outbox:
         self._handovers.brokers_changed()
 
     def set_brokers(self, brokers: tuple[BrokerEndpoint, ...], *, suspects: Mapping[int, BrokerEndpoint]) -> None:
-        """Set the table of ``brokers`` that all brokers receive.
+        """Set the table of ``brokers`` to send to all brokers.
 
-        Each of ``suspects`` also finds itself in its table.
+        ``suspects`` are untrusted brokers, which the table omits. Only the table for a suspect contains this suspect
+        itself.
         """
         if (brokers, suspects) == (self._brokers, self._suspects):
             return
@@ -94,7 +95,7 @@ class Outbox:
                 link.brokers_changed()
 
     def topic_created(self, topic: ClusterTopic) -> None:
-        """Add a topic that ``announce`` sends when its states are complete."""
+        """Queue a new topic. ``announce`` sends it when no write or read of its partitions is in flight."""
         self._unannounced[topic] = None
 
     def announce(self) -> None:
@@ -113,7 +114,7 @@ class Outbox:
             link.partitions_changed(partitions)
 
     def topic_gone(self, topic: ClusterTopic, *, deleted: bool) -> None:
-        """Notify brokers that the topic is gone. Brokers delete its logs only if it was ``deleted``."""
+        """Notify brokers that a topic no longer exists. Brokers delete its logs only if it was ``deleted``."""
         self._unannounced.pop(topic, None)
         for partition in topic.partitions:
             self._handovers.drop(partition)
@@ -129,7 +130,7 @@ class Outbox:
     def set_leaving(self, leaving: Mapping[int, bool]) -> None:
         """Set the brokers that request a controlled shutdown and lead no partition.
 
-        The value of each is whether a leader still needs the broker in its ISR.
+        The value for each broker says whether a leader still needs it in an ISR.
         """
         if leaving == self._leaving:
             return
@@ -140,14 +141,14 @@ class Outbox:
         self._leaving = dict(leaving)
 
     def has_current_brokers(self, broker_id: int) -> bool:
-        """Return whether the broker has accepted the current table of live brokers, or is unknown here."""
+        """Return whether the broker has accepted the current table of live brokers; True for an unknown broker."""
         link = self._links.get(broker_id)
         return link is None or link.has_current_brokers
 
     def isrs_changed(self, partitions: Iterable[ClusterPartition], now_ms: int) -> None:
-        """Notify brokers of partitions of which only the ISR has changed.
+        """Notify brokers of partitions in which only the ISR has changed.
 
-        The leader of a partition is not notified, because it made the change itself.
+        The leader is not notified, because it made the change itself.
         """
         by_leader: dict[tuple[int, int], list[ClusterPartition]] = {}
         for partition in partitions:
@@ -179,7 +180,7 @@ class Outbox:
         self._handovers.begin([(partition, old) for partition, old in moved if partition.topic.announced], now_ms)
 
     def has_sent(self, partition: ClusterPartition) -> bool:
-        """Return whether each replica of the partition on a known broker has accepted the newest state."""
+        """Return whether every known broker with a replica of the partition has accepted the newest state."""
         if self._handovers.is_in_progress(partition):
             return False
         links = (self._links.get(broker_id) for broker_id in partition.replicas)
@@ -188,7 +189,8 @@ class Outbox:
     def due(self, state: ClusterState, now_ms: int, *, more_coming: bool) -> list[SendUpdate]:
         """Return the updates to send now.
 
-        ``more_coming`` means that writes are in flight, whose results brokers have to receive as well.
+        ``more_coming`` means that writes are in flight, whose results brokers will have to receive as well. Updates
+        that are not urgent may then wait.
         """
         self._retry_full_at_ms = None
         self._send_deferred(now_ms)
@@ -246,13 +248,13 @@ class Outbox:
 
     @property
     def idle(self) -> bool:
-        """Return whether every broker has received everything and has responded."""
+        """Return whether no change is left to send and every broker has responded."""
         return not self._unannounced and self._handovers.idle and all(link.idle for link in self._links.values())
 
     # --- responses -------------------------------------------------------------------------------------------------
 
     def on_lost(self, broker_id: int, update_id: int, now_ms: int) -> None:
-        """Note that an update got no response. Its content is sent again later."""
+        """Record that an update got no response. Its content is sent again later."""
         link = self._links.get(broker_id)
         if link is not None:
             link.on_lost(update_id, now_ms)

@@ -15,7 +15,10 @@ from sparklog.model import TopicPartition
 
 
 class PartitionDecisions:
-    """The decisions of one controller term. It also remembers which waits for absent replicas were reported."""
+    """The part of ``Controller`` that chooses the next state of each partition.
+
+    It also remembers for which partitions a wait for absent replicas was reported.
+    """
 
     def __init__(
         self,
@@ -36,7 +39,7 @@ class PartitionDecisions:
     def decide(
         self, partition: ClusterPartition, liveness: election.IsrLiveness, now_ms: int
     ) -> election.Decision | None:
-        """Return the decision about the partition, or None if its state may stay."""
+        """Return the decision that changes the partition's state, or None if the state stays for now."""
         stored = partition.stored
         if stored is not None and stored.state.leader_epoch <= partition.outdated:
             return election.raised(stored, liveness, partition.outdated)
@@ -111,15 +114,16 @@ def _may_lack_longest_log(partition: ClusterPartition, liveness: election.IsrLiv
 
 
 class ReassignmentCompletion:
-    """The finished reassignments that the controller finds while it evaluates the marked partitions once."""
+    """The collector of the reassignments that prove finished in one pass over the marked partitions."""
 
     def __init__(self) -> None:
         self._found: dict[ClusterTopic, dict[ClusterPartition, StateWrite | None]] = {}
 
     def check(self, partition: ClusterPartition, liveness: election.IsrLiveness) -> None:
-        """Add the partition if its reassignment is finished, with its final state or None if the state does not change.
+        """Add the partition if its reassignment is finished, together with its final state if that differs.
 
-        A partition is skipped while its topic's record is being written. It is evaluated again after the write.
+        Skip the partition while a write of its topic's record is in flight. The controller evaluates it again after the
+        write.
         """
         move, topic = partition.move, partition.topic
         if move is None or topic.pending is not None or topic.rereading:
@@ -132,7 +136,7 @@ class ReassignmentCompletion:
                 self._found.setdefault(topic, {})[partition] = state_write(partition, end)
 
     def orders(self) -> list[tuple[ClusterTopic, WriteTopic]]:
-        """Return one write per topic. Each ends the reassignments of at most ``MAX_FINISHED`` partitions."""
+        """Return one write per topic. Each write ends the reassignments of at most ``MAX_FINISHED`` partitions."""
         orders = []
         for topic, found in self._found.items():
             ended = dict(list(found.items())[: reassignments.MAX_FINISHED])

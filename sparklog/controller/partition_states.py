@@ -26,7 +26,10 @@ AT_ONCE = 2000
 
 
 class PartitionStates:
-    """The stored states and the marked partitions. Methods named in the past tense handle the results of effects."""
+    """The part of ``Controller`` that orders reads and writes of partition states, and handles their results.
+
+    It also has the set of partitions that are marked for evaluation.
+    """
 
     def __init__(
         self,
@@ -55,9 +58,9 @@ class PartitionStates:
     # --- marked partitions -----------------------------------------------------------------------------------------
 
     def mark(self, partitions: Iterable[ClusterPartition]) -> None:
-        """Mark partitions that a change may concern.
+        """Mark partitions for evaluation, because a change may concern them.
 
-        The controller evaluates them again in this step or a later one.
+        The controller evaluates them in this step or a later one.
         """
         self._marked.update(dict.fromkeys(partitions))
 
@@ -69,7 +72,7 @@ class PartitionStates:
         return bool(self._marked)
 
     def next_marked(self) -> list[ClusterPartition]:
-        """Return and unmark the partitions that were marked first, at most ``AT_ONCE``."""
+        """Return and unmark the partitions that have been marked for the longest time, at most ``AT_ONCE``."""
         marked = list(self._marked) if len(self._marked) <= AT_ONCE else list(islice(self._marked, AT_ONCE))
         if len(marked) == len(self._marked):
             self._marked = {}
@@ -132,9 +135,9 @@ class PartitionStates:
         self.found((tp, stored) for tp, stored in event.found.items() if stored is not None)
 
     def on_unknown(self, event: StatesUnknown) -> None:
-        """Read the nodes of writes that got no response, because each write may have succeeded.
+        """Order reads of the nodes of writes that got no response, because each write may have succeeded.
 
-        The controller decides nothing about these partitions before the result.
+        The controller decides nothing about these partitions before it has the results of the reads.
         """
         partitions = [p for p in map(self._state.partition, event.partitions) if p is not None]
         for partition in partitions:
@@ -166,7 +169,8 @@ class PartitionStates:
     def on_reported(self, event: StatesReported, now_ms: int) -> None:
         """Store the reported states that are newer than the known ones.
 
-        A report shows nothing about later writes, so the controller still waits for the result of a read in flight.
+        A report does not show later writes. If a read of a partition is in flight, the controller therefore still waits
+        for it.
         """
         changed = []
         isrs = []
@@ -195,7 +199,7 @@ class PartitionStates:
         self._outbox.isrs_changed(isrs, now_ms)
 
     def adopt_found(self, topic: ClusterTopic) -> None:
-        """Store the states that waited for this topic's record."""
+        """Store the states that were read earlier, but had to wait until the topic's record was read."""
         changed = []
         for partition in topic.partitions:
             stored, partition.found = partition.found, None
@@ -206,7 +210,7 @@ class PartitionStates:
         self._outbox.partitions_changed(changed)
 
     def adopt(self, partition: ClusterPartition, stored: VersionedState) -> bool:
-        """Store a state if it is newer than the known one. Returns whether it is newer."""
+        """Store a state if it is newer than the known one. Return whether it is."""
         newer = partition.stored is None or stored.version > partition.stored.version
         if newer:
             self._state.store(partition, stored)
@@ -223,17 +227,17 @@ class PartitionStates:
             self._effects.append(ReadStates(tuple(tps)))
 
     def has_settled_leader(self, partition: ClusterPartition) -> bool:
-        """Return whether the leader is live and stays, all replicas are sound, and none is being reassigned.
+        """Return whether the leader is live and not stopping, every replica may lead, and no reassignment is open.
 
-        The failure of a follower's broker then does not affect the partition.
+        The failure of a follower's broker then requires no decision about the partition.
         """
         stored = partition.stored
         return stored is not None and partition.move is None and not partition.unfit and self._is_led(stored)
 
     def awaits_successor(self, partition: ClusterPartition) -> bool:
-        """Return whether the leader is live but stopping, all replicas are sound, and none is being reassigned.
+        """Return whether the leader is live but stopping, every replica may lead, and no reassignment is open.
 
-        The move of the leadership to a successor may then be queued.
+        The partition then only needs a new leader, and may wait for one in the queue.
         """
         stored = partition.stored
         if stored is None or partition.move is not None or partition.unfit:

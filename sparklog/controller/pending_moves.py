@@ -34,11 +34,14 @@ class PendingMoves:
         return self._started_at_ms + _PATIENCE_MS if self._queued else None
 
     def queue(self, partitions: Iterable[ClusterPartition]) -> None:
-        """Queue partitions to be moved; ``next_ready`` returns them later."""
+        """Queue partitions whose leadership must move. ``next_ready`` returns them later."""
         self._queued.update(dict.fromkeys(partitions))
 
     def begin(self, partition: ClusterPartition, now_ms: int) -> bool:
-        """Return whether the partition may move now. If not, queue it for ``next_ready``."""
+        """Start the move of a partition's leadership, or queue it if too many are in flight.
+
+        Return whether it starts.
+        """
         if len(self._started) >= _AT_ONCE:
             self._queued[partition] = None
             return False
@@ -52,7 +55,7 @@ class PendingMoves:
         self._queued.pop(partition, None)
 
     def next_ready(self, now_ms: int, has_sent: Callable[[ClusterPartition], bool]) -> list[ClusterPartition]:
-        """Return the queued partitions that may start now.
+        """Return the queued partitions whose moves may start now.
 
         They may start when at least half of the earlier moves have been written and sent to the brokers (``has_sent``),
         or after a timeout.

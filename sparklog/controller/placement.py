@@ -26,14 +26,17 @@ TopicAssignment = tuple[tuple[int, ...], ...]
 
 
 class Placement(NamedTuple):
-    """An assignment. ``warning`` describes a weakness, such as replicas on the same host, or is empty."""
+    """An assignment of replicas to brokers.
+
+    ``warning`` describes a weakness of it, such as replicas on the same host, or is empty.
+    """
 
     assignment: TopicAssignment
     warning: str = ""
 
 
 class Load(NamedTuple):
-    """The current load: for each broker id the number of partitions that it leads and of replicas that it holds."""
+    """The current load: the number of partitions that each broker leads, and the number of replicas that it holds."""
 
     leaders: Mapping[int, int] = {}
     replicas: Mapping[int, int] = {}
@@ -49,11 +52,12 @@ def place(
 ) -> Placement:
     """Assign ``partitions`` new partitions with ``replication_factor`` replicas each to live brokers.
 
-    ``beside`` are the topic's existing partitions. They stay, and the new ones are placed so that the whole topic is
-    even.
+    ``beside`` has the assignment of the topic's existing partitions. They stay, and the new partitions are placed so
+    that the whole topic is even.
 
     Raises:
-      BrokerError: INVALID_REPLICATION_FACTOR, INVALID_PARTITIONS.
+        BrokerError: the number of partitions or replicas is out of range (INVALID_PARTITIONS,
+            INVALID_REPLICATION_FACTOR).
     """
     if not 1 <= partitions <= MAX_PARTITIONS:
         raise BrokerError(
@@ -72,7 +76,7 @@ def place(
 
 
 def check_new(added: int) -> None:
-    """Raise BrokerError INVALID_PARTITIONS if one request may not add this number of partitions."""
+    """Raise BrokerError INVALID_PARTITIONS if ``added`` is more partitions than one request may add."""
     if added > MAX_NEW_PARTITIONS:
         detail = f"found {added} new partitions in one request; expected at most {MAX_NEW_PARTITIONS}"
         raise BrokerError(ErrorCode.INVALID_PARTITIONS, f"{detail}: add the others with more requests")
@@ -95,10 +99,10 @@ def _sites(brokers: Sequence[BrokerEndpoint], load: Load, beside: TopicAssignmen
 
 
 def check_assignment(assignment: TopicAssignment, brokers: Sequence[BrokerEndpoint]) -> Placement:
-    """Validate an assignment that the user requested; return it with a warning as ``place`` does.
+    """Check an assignment that a client requested. Return it, with a warning if replicas share a host.
 
     Raises:
-      BrokerError: INVALID_REPLICA_ASSIGNMENT.
+        BrokerError: the assignment is not possible (INVALID_REPLICA_ASSIGNMENT).
     """
     known = {broker.broker_id for broker in brokers}
     for partition, replicas in enumerate(assignment):
@@ -117,7 +121,7 @@ def check_assignment(assignment: TopicAssignment, brokers: Sequence[BrokerEndpoi
 
 
 def shared_hosts(assignment: TopicAssignment, brokers: Sequence[BrokerEndpoint]) -> str:
-    """Return a warning if replicas of one partition share a host, otherwise an empty string."""
+    """Return a warning if replicas of one partition are on the same host, otherwise an empty string."""
     host_of = {broker.broker_id: broker.host for broker in brokers}
     sharing = [
         partition

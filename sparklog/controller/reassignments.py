@@ -32,7 +32,10 @@ REASSIGNED = "reassigned"
 
 
 def may_leave(move: Reassignment, isr: Collection[int], min_isr: int) -> bool:
-    """Return whether replicas outside the target may leave. ``min_isr`` is the topic's min.insync.replicas."""
+    """Return whether the leader may now remove the replicas outside the target from the ISR.
+
+    ``min_isr`` is the topic's min.insync.replicas.
+    """
     target = set(move.target)
     if target.issubset(isr):
         return True
@@ -42,7 +45,7 @@ def may_leave(move: Reassignment, isr: Collection[int], min_isr: int) -> bool:
 def leaving(
     replicas: tuple[int, ...], move: Reassignment | None, isr: Collection[int], min_isr: int
 ) -> tuple[int, ...]:
-    """Return the replicas that the partition's leader must remove from the ISR."""
+    """Return the replicas that the leader must now remove from the ISR because of the reassignment ``move``."""
     if move is None or not may_leave(move, isr, min_isr):
         return ()
     return tuple(r for r in replicas if r not in move.target)
@@ -56,9 +59,10 @@ def next_leader(
     unfit: Collection[int],
     min_isr: int,
 ) -> election.Decision | None:
-    """Return the decision that moves the leadership into the target, or None.
+    """Return the decision that moves the leadership to a replica of the target.
 
-    It moves to a live, sound replica of the target once the other replicas may leave.
+    Return None if no move is needed or possible now. The new leader is a live replica of the target that may lead. The
+    leadership moves once the other replicas may leave.
     """
     state = stored.state
     if state.leader in move.target or not election.leader_remains(stored, liveness, unfit):
@@ -83,7 +87,7 @@ def finish(
     unfit: Collection[int],
     min_isr: int,
 ) -> election.Decision | None:
-    """Return the decision that ends the reassignment, or None if it is not finished or the leader is not live."""
+    """Return the decision that ends the reassignment. Return None if it is not finished or the leader is not live."""
     state = stored.state
     if state.leader not in move.target or not set(state.isr).issubset(move.target):
         return None
@@ -93,7 +97,7 @@ def finish(
 
 
 def finished_record(record: TopicRecord, partitions: Iterable[int]) -> TopicRecord:
-    """Return the record in which the reassignments of these partitions have ended."""
+    """Return the topic's record after the end of the reassignments of these partitions."""
     moves = dict(record.reassigning)
     assignment = list(record.assignment)
     for number in partitions:
@@ -102,7 +106,7 @@ def finished_record(record: TopicRecord, partitions: Iterable[int]) -> TopicReco
 
 
 def moving_record(record: TopicRecord, targets: Mapping[int, tuple[int, ...]]) -> TopicRecord:
-    """Return the record with reassignments to ``targets``: new ones, or ones in progress with another target."""
+    """Return the record with reassignments to ``targets``. A reassignment in progress gets the new target."""
     moves = dict(record.reassigning)
     assignment = list(record.assignment)
     for number, target in targets.items():

@@ -39,7 +39,7 @@ _UNKNOWN_CONTROLLER_EPOCH = 100_000
 
 
 class RebuiltTopic(NamedTuple):
-    """A topic and the states of its partitions that have a log.
+    """The rebuilt metadata of a topic: its record, and the states of those of its partitions that have a log.
 
     A partition without a log gets no state, so the controller treats it as new.
     """
@@ -49,9 +49,10 @@ class RebuiltTopic(NamedTuple):
 
 
 class RebuiltCluster(NamedTuple):
-    """The metadata to write to an empty ZooKeeper.
+    """The rebuilt metadata of a cluster, to be written to an empty ZooKeeper.
 
-    ``brokers`` has the last registered incarnation by broker id. ``findings`` are messages for the operator.
+    ``brokers`` has the last registered incarnation of each broker, by broker id. ``findings`` are messages for the
+    operator.
     """
 
     cluster_id: str
@@ -63,10 +64,10 @@ class RebuiltCluster(NamedTuple):
 
 
 def rebuild_cluster(inventories: Sequence[DirectoryInventory]) -> RebuiltCluster:
-    """Return the metadata to write to an empty ZooKeeper.
+    """Rebuild a cluster's metadata from the contents of its log directories.
 
     Raises:
-        ClusterError: the directories are of several clusters, or two are of one broker.
+        ClusterError: no directory is given, the directories are of several clusters, or two are of one broker.
     """
     if not inventories:
         raise ClusterError("no log directory given")
@@ -100,12 +101,12 @@ def rebuild_cluster(inventories: Sequence[DirectoryInventory]) -> RebuiltCluster
 def rebuild_topics(
     logs: Iterable[LogCopy], notes: Iterable[TopicNote], *, asked: Collection[int], findings: list[str]
 ) -> list[RebuiltTopic]:
-    """Return the topics of these logs, by name.
+    """Return the rebuilt topics of these logs and notes, in order of their names.
 
     ``asked`` are the brokers whose logs have all been given.
 
-    If several topics have the same name, only the latest is rebuilt. For the logs of the others, which brokers will
-    move aside, a message is added to ``findings``.
+    If several topics have the same name, only the latest is rebuilt. Brokers will move the logs of the others aside. A
+    message about these logs is added to ``findings``.
     """
     newest: dict[str, TopicNote] = {}
     for note in notes:
@@ -148,7 +149,7 @@ def rebuild_topic(
     asked: Collection[int],
     findings: list[str],
 ) -> RebuiltTopic:
-    """Return one topic. Without a note the topic gets the default settings."""
+    """Return one rebuilt topic. If there is no ``note``, the topic gets the default settings."""
     copies: defaultdict[int, list[LogCopy]] = defaultdict(list)
     for log in logs:
         copies[log.partition].append(log)

@@ -20,20 +20,20 @@ from sparklog.model import NO_LEADER, VersionedState
 
 
 class SettledRefusal(NamedTuple):
-    """The decision for a partition with a refused truncation, and the report about it."""
+    """The decision for a partition in which a replica refuses to truncate, and the report about the decision."""
 
     decision: election.Decision
     report: ControllerReport
 
 
 class RefusedTruncations:
-    """The current refusals by partition. A refusal lasts until its replica withdraws it."""
+    """The tracker of the truncations that replicas currently refuse. A refusal lasts until its replica withdraws it."""
 
     def __init__(self) -> None:
         self._by_partition: dict[ClusterPartition, list[TruncationRefused]] = {}
 
     def read(self, refusals: Iterable[TruncationRefused], state: ClusterState) -> list[ClusterPartition]:
-        """Replace the known refusals by ``refusals``. Return the partitions that have one of these."""
+        """Replace the known refusals by ``refusals``. Return the partitions to which they belong."""
         self._by_partition = {}
         for refusal in refusals:
             partition = state.partition(refusal.tp)
@@ -46,7 +46,7 @@ class RefusedTruncations:
         self._by_partition.pop(partition, None)
 
     def settle(self, partition: ClusterPartition, liveness: election.IsrLiveness) -> SettledRefusal | None:
-        """Return the decision if a replica refuses to truncate for the current leader, or None."""
+        """Return the decision that is needed if a replica refuses to truncate for the current leader, or None."""
         stored, refusals = partition.stored, self._by_partition.get(partition)
         if stored is None or not refusals or stored.state.leader == NO_LEADER:
             return None

@@ -14,7 +14,7 @@ from sparklog.model import BrokerEndpoint, TopicPartition
 
 
 class ReplicaTargets:
-    """The chooser of targets for one partition after the other. It counts the replicas of each broker."""
+    """The chooser of the target replicas of partitions. It keeps count of the replicas of each broker."""
 
     def __init__(
         self,
@@ -32,10 +32,13 @@ class ReplicaTargets:
         self._load = Counter(broker_id for holders in replicas.values() for broker_id in holders)
 
     def of(self, tp: TopicPartition, replicas: Sequence[int], replication_factor: int) -> tuple[int, ...]:
-        """Return the target of one partition: ``replicas`` if none of them has to move.
+        """Return the target replicas of one partition.
+
+        They equal ``replicas`` if none of these has to move and their number is ``replication_factor``.
 
         Raises:
-          BrokerError: INVALID_REPLICATION_FACTOR if there are not enough brokers.
+            BrokerError: INVALID_REPLICATION_FACTOR, because ``replication_factor`` is below 1 or there are not enough
+                brokers.
         """
         kept = [replica for replica in replicas if replica not in self._without]
         while len(kept) > max(replication_factor, 0):

@@ -13,7 +13,7 @@ from sparklog.controller.cluster_state import ClusterPartition, ClusterState
 
 
 class ShutdownBlockers:
-    """The partitions that block the shutdown of brokers. ``among`` is the only query."""
+    """The tracker of the partitions that block the controlled shutdown of brokers. Use only ``among``."""
 
     def __init__(self) -> None:
         #: For each broker, the partitions that needed it at the last full check, except those that no longer do; None
@@ -23,9 +23,9 @@ class ShutdownBlockers:
         self._seen = 0
 
     def among(self, leaving: Iterable[int], state: ClusterState, live: Container[int]) -> dict[int, bool]:
-        """Return for each ``leaving`` broker, which leads no partition, whether a leader still needs it.
+        """Return for each ``leaving`` broker whether a live leader still has it in its ISR.
 
-        ``live`` are the live brokers.
+        The ``leaving`` brokers lead no partition. ``live`` are the live brokers.
 
         A broker that no leader needs may become needed again, because a leader may have added it to its ISR before the
         leader learned of the shutdown. So the check runs again after new states become known.

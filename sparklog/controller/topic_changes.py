@@ -24,7 +24,7 @@ from sparklog.model import VersionedState
 
 
 class TopicChanges:
-    """The handler of changes of topics: changes that were read from ZooKeeper, and the controller's own writes."""
+    """The part of ``Controller`` that handles topics: changes read from ZooKeeper, and its own writes of topics."""
 
     def __init__(
         self,
@@ -44,7 +44,7 @@ class TopicChanges:
         self._deletions = _Deletions()
 
     def read(self, snapshot: TopicSnapshot) -> None:
-        """Store a topic as it was read, and notify brokers of what changed."""
+        """Store a topic that was read from ZooKeeper, and notify brokers of the changes."""
         record = snapshot.record
         known = self._state.topics.get(record.name)
         if known is not None and known.record.topic_id != record.topic_id:
@@ -78,7 +78,7 @@ class TopicChanges:
         self._delete_if_requested(topic)
 
     def on_deletions(self, event: Loaded | DeletionsRead) -> None:
-        """Replace the known deletion requests by those of the event."""
+        """Replace the known deletion requests by those of the event, and order the deletions that they request."""
         self._deletions.read(event.deletions)
         for name in event.deletions:
             self._delete_if_requested(self._state.topics.get(name))
@@ -89,14 +89,14 @@ class TopicChanges:
             self._effects.append(order)
 
     def on_deleted(self, event: TopicDeleted) -> None:
-        """Drop a topic whose deletion is complete, unless it was recreated."""
+        """Remove a topic whose deletion is complete, unless another topic with the same name has been created since."""
         self._deletions.done(event.name, event.topic_id)
         topic = self._state.topics.get(event.name)
         if topic is not None and topic.record.topic_id == event.topic_id:
             self.drop(event.name, deleted=True)
 
     def drop(self, name: str, *, deleted: bool) -> None:
-        """Drop a topic that is gone. Brokers delete its logs only if it was ``deleted``."""
+        """Remove a topic that no longer exists, and notify brokers. They delete its logs only if it was ``deleted``."""
         topic = self._state.drop_topic(name)
         if topic is None:
             return
@@ -107,14 +107,14 @@ class TopicChanges:
             self._forget(partition)
 
     def write(self, topic: ClusterTopic, order: WriteTopic) -> None:
-        """Order a write of the topic's record with states of its partitions."""
+        """Order a write of a topic's record, which may include states of the topic's partitions."""
         topic.pending = order
         for write in order.writes:
             self._states.begin_write(topic.partitions[write.tp.partition], write)
         self._effects.append(order)
 
     def on_written(self, event: TopicWritten | TopicNotWritten) -> None:
-        """Store a written topic. If the write failed, read the topic and the states of the write again."""
+        """Store the record and states that were written. If the write failed, order reads of them."""
         topic = self._state.topics.get(event.name)
         if topic is None or topic.record.topic_id != event.topic_id or topic.pending is None:
             return

@@ -26,7 +26,7 @@ class _Search:
 
 
 class UncleanRecovery:
-    """The searches for the longest log; mutable, owned by one ``Controller``."""
+    """The tracker of the searches for the longest log, one per partition that needs recovery."""
 
     def __init__(self, timeout_ms: int) -> None:
         self._timeout_ms = timeout_ms
@@ -49,12 +49,12 @@ class UncleanRecovery:
             self._request_at_ms = now_ms
 
     def give_up(self, partition: ClusterPartition) -> None:
-        """End the search for a partition that does not need recovery, or no longer does."""
+        """End the search for a partition, if there is one, because the partition needs no recovery."""
         if self._searches:
             self._searches.pop(partition, None)
 
     def forget(self, broker_id: int) -> None:
-        """Drop the log ends of a broker that has a new incarnation."""
+        """Remove the known log ends of a broker that has a new incarnation."""
         for search in self._searches.values():
             search.ends.pop(broker_id, None)
 
@@ -64,7 +64,10 @@ class UncleanRecovery:
             search.ends[broker_id] = end
 
     def decided(self, partition: ClusterPartition, now_ms: int) -> Mapping[int, tuple[int, int]] | None:
-        """Return the log ends of all members, or after the timeout those that have arrived; None if it still waits."""
+        """Return the log ends of all members, or after a timeout those received so far.
+
+        Return None while the search waits for log ends.
+        """
         search = self._searches.get(partition)
         if search is None or not search.ends:
             return None
@@ -75,7 +78,7 @@ class UncleanRecovery:
         return [partition for partition, search in self._searches.items() if now_ms >= search.deadline_ms]
 
     def due_requests(self, live: Collection[int], now_ms: int) -> dict[int, list[ClusterPartition]]:
-        """Return the brokers to send requests to now, with the partitions of each."""
+        """Return the brokers that must now receive requests for log ends, each with the partitions to request."""
         if self._request_at_ms is None or now_ms < self._request_at_ms:
             return {}
         questions: dict[int, list[ClusterPartition]] = {}

@@ -18,9 +18,9 @@ from sparklog.model import BrokerRegistration
 
 
 class UntrustedReplicas:
-    """The untrusted replicas by broker.
+    """The tracker of the untrusted replicas of each broker.
 
-    ``ClusterPartition.suspects`` and ``void`` have the same facts by partition. Only this class changes them.
+    ``ClusterPartition.suspects`` and ``void`` have the same information by partition. Only this class changes them.
     """
 
     def __init__(self) -> None:
@@ -33,9 +33,10 @@ class UntrustedReplicas:
     def begin(
         self, broker_id: int, partitions: Iterable[ClusterPartition], *, in_part: bool = False, unread: bool = False
     ) -> list[ClusterPartition]:
-        """Mark the broker's replicas of those ``partitions`` whose ISR may contain the broker as untrusted.
+        """Mark the broker's replicas of ``partitions`` as untrusted where the ISR may contain the broker.
 
-        Return these partitions. ``in_part`` means that the broker's other replicas remain trusted.
+        Return the partitions of these replicas. ``in_part`` means that the broker's other replicas remain trusted.
+        ``unread`` means that the states of some partitions could not be read.
         """
         suspected = [p for p in partitions if unread or p.stored is not None or p.pending is not None]
         self._by_broker[broker_id] = set(suspected)
@@ -54,7 +55,7 @@ class UntrustedReplicas:
         self._in_part.discard(broker_id)
 
     def next_cleared(self) -> list[ClusterPartition]:
-        """Return the partitions whose leaders must be notified that a broker may stay in the ISR after all.
+        """Return the partitions whose leaders must learn that a broker may stay in the ISR after all.
 
         Each partition is returned only once.
         """
@@ -64,7 +65,7 @@ class UntrustedReplicas:
         return list(cleared)
 
     def review(self, partition: ClusterPartition) -> None:
-        """Trust the replicas again whose brokers have left the partition's ISR, if the ISR is known for certain."""
+        """Trust a replica again if its broker is not in the partition's ISR, and the ISR is known for certain."""
         if not partition.suspects or partition.rereading or partition.pending is not None or partition.stored is None:
             return
         isr = partition.stored.state.isr
@@ -79,12 +80,12 @@ class UntrustedReplicas:
             self._acquit(partition, list(partition.suspects))
 
     def forget(self, partition: ClusterPartition) -> None:
-        """Drop a partition whose topic is gone. No broker is notified."""
+        """Remove a partition whose topic no longer exists. No broker is notified."""
         self.drop(partition)
         self._cleared.pop(partition, None)
 
     def open(self, live: Mapping[int, BrokerRegistration]) -> set[int]:
-        """Return the brokers that are untrusted as a whole and that a live leader can still remove from an ISR."""
+        """Return the brokers that are wholly untrusted and that a live leader may still have to remove from an ISR."""
         return {
             broker_id
             for broker_id, partitions in self._by_broker.items()
@@ -93,7 +94,7 @@ class UntrustedReplicas:
         }
 
     def settled(self) -> list[int]:
-        """Return the brokers that are no longer untrusted on any partition. Each is returned only once."""
+        """Return the brokers whose last untrusted replica is trusted again. Each broker is returned only once."""
         clear = [broker_id for broker_id, partitions in self._by_broker.items() if not partitions]
         for broker_id in clear:
             del self._by_broker[broker_id]

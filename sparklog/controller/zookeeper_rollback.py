@@ -24,7 +24,7 @@ MOST_RAISED = 1_000_000
 
 
 class Judged(NamedTuple):
-    """The result of the check: ``believed`` are the accepted registrations.
+    """The result of a check of registrations. ``believed`` are those that the controller accepts.
 
     ``raise_counters`` is set if one of these brokers has seen a newer controller epoch than ZooKeeper has now.
     """
@@ -35,7 +35,10 @@ class Judged(NamedTuple):
 
 
 class ZookeeperRollback:
-    """The component that checks registrations, for one controller term. It reports a refused registration once."""
+    """The checker of registrations for one controller term.
+
+    It detects that ZooKeeper was restored from an older copy. It reports each refused registration only once.
+    """
 
     def __init__(self, *, controller_id: str, controller_epoch: int) -> None:
         self._controller_id = controller_id
