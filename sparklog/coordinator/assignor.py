@@ -28,7 +28,7 @@ _PASSES = 50
 
 
 class TopicView(NamedTuple):
-    """A topic of the cluster.
+    """A topic as the assignor sees it.
 
     ``racks`` has the racks of each partition's replicas; it is empty if no broker has a rack.
     """
@@ -39,7 +39,7 @@ class TopicView(NamedTuple):
 
 
 class Subscriber(NamedTuple):
-    """A member as the assignor sees it. ``topics`` are the topics that it subscribes to and that exist."""
+    """A group member as the assignor sees it. ``topics`` are the existing topics to which it subscribes."""
 
     topics: frozenset[str]
     rack: str = ""
@@ -55,9 +55,9 @@ class _Class(NamedTuple):
 def assign(
     subscribers: Mapping[str, Subscriber], topics: Mapping[str, TopicView], owners: Mapping[Part, str]
 ) -> dict[str, list[Part]]:
-    """Assign every partition of the subscribed topics to one subscriber.
+    """Assign every partition of the subscribed topics to one subscriber. Return the partitions of each subscriber.
 
-    ``owners`` has the current owner of a partition or, if an earlier target gave it to another member, that member.
+    ``owners`` has for each partition the member to which the last target assigned it, or else its current owner.
     """
     classes = list(_classes(subscribers, topics))
     kept = [_kept(found, owners) for found in classes]

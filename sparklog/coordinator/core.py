@@ -28,7 +28,7 @@ Draft = TypeVar("Draft")
 
 
 class Entry(Protocol[Draft]):
-    """The state of one key.
+    """The state of one key in a coordinator's table, as ``CoordinatorCore`` uses it.
 
     ``draft`` is the change in flight. Until it is committed or refused, the coordinator makes no other change of the
     entry.
@@ -38,23 +38,23 @@ class Entry(Protocol[Draft]):
     draft: Draft | None
 
     def record_keys(self) -> list[Any]:
-        """Return the keys of the entry's durable records, for a rewrite."""
+        """Return the keys of the entry's current records in the log, which a rewrite appends again."""
 
     def records_of(self, keys: Iterable[Any]) -> list[Record]:
-        """Return the durable records with these keys. Records that have been removed since are left out."""
+        """Return the entry's current records with these keys. Records that have been removed are omitted."""
 
     @property
     def record_count(self) -> int:
-        """Return the number of durable records."""
+        """Return the number of the entry's current records in the log."""
 
 
 _Entry = TypeVar("_Entry", bound=Entry[Any])
 
 
 class CoordinatorCore(ABC, Generic[_Entry, Draft]):
-    """The coordinator of one partition for one leader epoch, owned by the broker's event loop.
+    """The base class of the coordinators of one partition of an internal topic, in one leader epoch.
 
-    The owner calls ``load`` with all records, then ``start``.
+    Not thread-safe: use it only on the broker's event loop. Call ``load`` with all records, then ``start``.
     """
 
     def __init__(self) -> None:
@@ -77,7 +77,10 @@ class CoordinatorCore(ABC, Generic[_Entry, Draft]):
         """Apply the records of the partition's log, in order. Raises ClusterError for an unreadable record."""
 
     def start(self, now_ms: int) -> list[Effect]:
-        """Continue the work that was in progress according to the log; return the effects. Call it after ``load``."""
+        """Continue the work that was in progress according to the log. Return the resulting effects.
+
+        Call it once, after ``load``.
+        """
         self._effects = []
         self._next_expiry_ms = now_ms + EXPIRY_CHECK_MS
         self._next_tick_ms = now_ms + TICK_MS
@@ -104,7 +107,7 @@ class CoordinatorCore(ABC, Generic[_Entry, Draft]):
 
     @property
     def deadline_ms(self) -> int | None:
-        """Return the time at which ``Ticked`` must be sent at the latest."""
+        """Return the time at which the caller must pass ``Ticked`` to ``step`` at the latest, or None."""
         times = [self._next_tick_ms] if self._watches() or self._rewrite is not None else []
         if self._entries:
             times.append(self._next_expiry_ms)
@@ -112,7 +115,7 @@ class CoordinatorCore(ABC, Generic[_Entry, Draft]):
 
     @property
     def live_records(self) -> int:
-        """Return the number of records that a complete rewrite would write."""
+        """Return the number of current records of all entries, which a complete rewrite would append again."""
         return sum(entry.record_count for entry in self._entries.values())
 
     def __len__(self) -> int:

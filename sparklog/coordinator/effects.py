@@ -12,7 +12,7 @@ from sparklog.protocol.messages import GroupOffset, TopicPartitions, Transaction
 
 @dataclass(frozen=True, slots=True)
 class Append:
-    """An append of these records as one batch to the coordinator's partition, with acks=all.
+    """The order to append these records as one batch to the coordinator's partition, with acks=all.
 
     The result is Appended after the commit, or AppendRefused if nothing was appended. If the broker does not know
     whether the append succeeded, it ends this coordinator; the next coordinator reads the log again.
@@ -24,10 +24,10 @@ class Append:
 
 @dataclass(frozen=True, slots=True)
 class SendMarkers:
-    """Transaction markers to send to the partitions' leaders until all of them have written the markers.
+    """The order to send transaction markers to the leaders of partitions until all of them have written the markers.
 
-    MarkersWritten reports the partitions with written markers, in any order. A decision about many participants is
-    carried out in parts, and ``part`` is the number of the part, from 0.
+    MarkersWritten reports the partitions whose leaders have done so, in any order. If a decision to commit or abort has
+    many participants, their markers are sent in parts, and ``part`` is the number of the part, from 0.
     """
 
     key: str
@@ -38,7 +38,7 @@ class SendMarkers:
 
 @dataclass(frozen=True, slots=True)
 class SendOffsets:
-    """Offsets to send to the group's coordinator until it has committed them. The result is OffsetsWritten."""
+    """The order to send offsets to a group's coordinator until it has committed them. The result is OffsetsWritten."""
 
     key: str
     decision: int
@@ -48,7 +48,7 @@ class SendOffsets:
 
 @dataclass(frozen=True, slots=True)
 class ComputeTarget:
-    """A call of ``inputs.compute`` in another thread. The result is TargetComputed."""
+    """The order to call ``inputs.compute`` in another thread. The result is TargetComputed."""
 
     group: str
     inputs: TargetInputs
@@ -56,7 +56,10 @@ class ComputeTarget:
 
 @dataclass(frozen=True, slots=True)
 class Resume:
-    """Continue with the group in a later iteration of the event loop, after other work. The result is Resumed."""
+    """The order to continue with a group in a later iteration of the event loop, so that other work can run first.
+
+    The result is Resumed.
+    """
 
     group: str
 
@@ -65,7 +68,8 @@ class Resume:
 class Begun:
     """The outcome of a BeginTransaction request.
 
-    ``committed`` means that this version or a later one is already committed, so there is nothing to write.
+    ``committed`` means that the version of the request or a later one is already committed, so there is nothing to
+    write.
     """
 
     committed: bool
@@ -79,7 +83,7 @@ class Begun:
 class Settled:
     """The outcome of a SettleVersion request.
 
-    ``last_version`` is committed, and no other run has an open transaction.
+    ``last_version`` is the last committed version. No other run has an open transaction any more.
     """
 
     last_version: int
@@ -87,7 +91,7 @@ class Settled:
 
 @dataclass(frozen=True, slots=True)
 class Done:
-    """The outcome of a request whose changes are durable."""
+    """The outcome of a request that succeeded. Its changes, if any, are durable."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,7 +108,7 @@ class Refused:
 
 @dataclass(frozen=True, slots=True)
 class Assigned:
-    """The outcome of a heartbeat, with the fields of ``messages.HeartbeatReply``."""
+    """The outcome of a heartbeat: the member's epoch and partitions, as in ``messages.HeartbeatReply``."""
 
     member_epoch: int
     assigned: tuple[TopicPartitions, ...] = ()
@@ -115,7 +119,7 @@ Outcome = Begun | Settled | Done | Ended | Assigned | Refused
 
 @dataclass(frozen=True, slots=True)
 class Respond:
-    """The response to the request with this ticket. There is no result."""
+    """The order to respond to the request with this ticket. There is no result."""
 
     ticket: int
     outcome: Outcome
@@ -123,15 +127,16 @@ class Respond:
 
 @dataclass(frozen=True, slots=True)
 class Rewritten:
-    """The end of a rewrite: all entries that were live at RewriteRequested have been appended again and committed.
+    """The report that a rewrite is complete.
 
-    Records below the log end offset at the time of RewriteRequested may be deleted. There is no result.
+    All entries that were live at RewriteRequested have been appended again and committed. Records below the log end
+    offset at the time of RewriteRequested may be deleted. There is no result.
     """
 
 
 @dataclass(frozen=True, slots=True)
 class CoordinatorReport:
-    """A report: the host logs a line with ``detail`` and increments the counter ``kind``."""
+    """The order to log a line with ``detail`` and to increment the counter ``kind``."""
 
     kind: str
     detail: str

@@ -14,9 +14,9 @@ from sparklog.protocol.messages import GroupOffset
 
 @dataclass(frozen=True, slots=True)
 class BeginRequested:
-    """A ``messages.BeginTransaction`` request.
+    """A ``messages.BeginTransaction`` request: a producer or a task begins or joins a transaction.
 
-    ``producer_id`` is an unused producer id, which the response contains if a transaction begins.
+    ``producer_id`` is an unused producer id, which the response contains if the transaction may write.
     """
 
     ticket: int
@@ -31,7 +31,7 @@ class BeginRequested:
 
 @dataclass(frozen=True, slots=True)
 class SettleRequested:
-    """A ``messages.SettleVersion`` request."""
+    """A ``messages.SettleVersion`` request for the last committed version of a key. It must not change afterwards."""
 
     ticket: int
     key: str
@@ -41,7 +41,7 @@ class SettleRequested:
 
 @dataclass(frozen=True, slots=True)
 class AddRequested:
-    """A ``messages.AddToTransaction`` request."""
+    """A ``messages.AddToTransaction`` request: a producer id adds partitions or offsets to its transaction."""
 
     ticket: int
     key: str
@@ -57,7 +57,7 @@ class AddRequested:
 
 @dataclass(frozen=True, slots=True)
 class TouchRequested:
-    """A ``messages.TouchTransaction`` request, which keeps the transaction alive."""
+    """A ``messages.TouchTransaction`` request, which keeps a transaction alive."""
 
     ticket: int
     key: str
@@ -68,7 +68,10 @@ class TouchRequested:
 
 @dataclass(frozen=True, slots=True)
 class EndRequested:
-    """A ``messages.EndTransaction`` request. It gets its response at ``deadline_ms`` at the latest."""
+    """A ``messages.EndTransaction`` request to commit or abort a transaction.
+
+    If not all markers of the decision are written before ``deadline_ms``, the request gets its response at this time.
+    """
 
     ticket: int
     key: str
@@ -82,7 +85,7 @@ class EndRequested:
 
 @dataclass(frozen=True, slots=True)
 class VerifyRequested:
-    """A ``messages.VerifyTransaction`` request."""
+    """A ``messages.VerifyTransaction`` request: a leader asks whether a producer may append to a partition."""
 
     ticket: int
     key: str
@@ -93,7 +96,7 @@ class VerifyRequested:
 
 @dataclass(frozen=True, slots=True)
 class AbortRequested:
-    """An operator's request to abort the open transaction of the key."""
+    """An operator's request to abort the open transaction of a transactional key."""
 
     ticket: int
     key: str
@@ -101,14 +104,14 @@ class AbortRequested:
 
 @dataclass(frozen=True, slots=True)
 class Appended:
-    """The commit of the records of an ``Append``."""
+    """The event that the records of an ``Append`` are committed."""
 
     append: int
 
 
 @dataclass(frozen=True, slots=True)
 class AppendRefused:
-    """The failure of an ``Append``: its records are not in the log and never will be."""
+    """The event that an ``Append`` failed: its records are not in the log and never will be."""
 
     append: int
     detail: str
@@ -116,7 +119,10 @@ class AppendRefused:
 
 @dataclass(frozen=True, slots=True)
 class MarkersWritten:
-    """Partitions in which the markers of this part of a decision are committed, or whose topics no longer exist."""
+    """The event that transaction markers of a part of a decision to commit or abort are written.
+
+    They are committed in the partitions ``places``, or the topics of these no longer exist.
+    """
 
     key: str
     decision: int
@@ -126,7 +132,7 @@ class MarkersWritten:
 
 @dataclass(frozen=True, slots=True)
 class OffsetsWritten:
-    """A group whose coordinator has committed the offsets of this decision."""
+    """The event that the coordinator of ``group`` has committed the offsets of a decision to commit."""
 
     key: str
     decision: int
@@ -135,12 +141,15 @@ class OffsetsWritten:
 
 @dataclass(frozen=True, slots=True)
 class RewriteRequested:
-    """A request to rewrite all live entries, because the log has become long. The effect Rewritten reports its end."""
+    """A request to append all live entries again, because the log has become long.
+
+    The effect Rewritten reports the end.
+    """
 
 
 @dataclass(frozen=True, slots=True)
 class Ticked:
-    """The passage of time; sent at ``Transactions.deadline_ms`` or later."""
+    """The event that time has passed. The caller sends it at the coordinator's ``deadline_ms`` or later."""
 
 
 TransactionRequest = (

@@ -13,7 +13,7 @@ from sparklog.protocol.messages import GroupOffset, TopicPartitions
 
 @dataclass(frozen=True, slots=True)
 class HeartbeatRequested:
-    """A ``messages.Heartbeat`` request."""
+    """A ``messages.Heartbeat`` request of a group member."""
 
     ticket: int
     group: str
@@ -26,7 +26,7 @@ class HeartbeatRequested:
 
 @dataclass(frozen=True, slots=True)
 class CommitRequested:
-    """A ``messages.CommitOffsets`` request."""
+    """A ``messages.CommitOffsets`` request to commit offsets of a group."""
 
     ticket: int
     group: str
@@ -40,7 +40,7 @@ class CommitRequested:
 class HoldRequested:
     """A ``messages.HoldOffsets`` request: a member is about to send offsets of these partitions with a transaction.
 
-    ``coordinator_epoch`` is the epoch of the coordinator of that transaction.
+    ``coordinator_epoch`` is the leader epoch of the partition of that transaction's coordinator.
     """
 
     ticket: int
@@ -55,9 +55,9 @@ class HoldRequested:
 
 @dataclass(frozen=True, slots=True)
 class HoldEnded:
-    """The end of the transaction of ``key`` in which ``producer_id`` took part.
+    """The event that the transaction of ``key`` in which ``producer_id`` took part is over.
 
-    Its hold on the group's offsets ends.
+    The hold that this transaction had on offsets of the group ends.
     """
 
     group: str
@@ -67,7 +67,7 @@ class HoldEnded:
 
 @dataclass(frozen=True, slots=True)
 class DeleteRequested:
-    """A ``messages.DeleteGroup`` request."""
+    """A ``messages.DeleteGroup`` request to delete a consumer group."""
 
     ticket: int
     group: str
@@ -75,21 +75,21 @@ class DeleteRequested:
 
 @dataclass(frozen=True, slots=True)
 class TopicsSeen:
-    """The current state of some topics. Topics that are not named are unchanged."""
+    """The event that the broker reports the current state of some topics. Other topics are unchanged."""
 
     topics: Mapping[str, TopicView]
 
 
 @dataclass(frozen=True, slots=True)
 class TopicsGone:
-    """The deleted topics (name, topic id). An empty id means every topic with this name."""
+    """The event that topics (name, topic id) were deleted. An empty topic id means every topic with this name."""
 
     topics: tuple[tuple[str, str], ...]
 
 
 @dataclass(frozen=True, slots=True)
 class TargetComputed:
-    """The target that another thread has computed from these inputs."""
+    """The event that another thread has computed a target assignment from these inputs."""
 
     group: str
     inputs: TargetInputs
@@ -98,7 +98,10 @@ class TargetComputed:
 
 @dataclass(frozen=True, slots=True)
 class Resumed:
-    """The later iteration of the event loop that Resume ordered: the group's remaining work continues."""
+    """The event that a later iteration of the event loop has begun, as ordered by Resume.
+
+    The remaining work of the group continues.
+    """
 
     group: str
 

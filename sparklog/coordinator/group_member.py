@@ -17,7 +17,7 @@ ByTopic = dict[str, dict[str, dict[int, int]]]
 
 @dataclass(slots=True)
 class Member:
-    """A member, owned by its group's ``Membership``."""
+    """A member of a group, with its owned and target partitions and its deadlines. Only ``Membership`` uses it."""
 
     member_id: str
     about: About
@@ -60,7 +60,7 @@ class Member:
         return owned if owned <= self.target else owned & self.target
 
     def own(self, parts: Iterable[Part], epoch: int) -> None:
-        """Add partitions that were assigned in the group epoch ``epoch``."""
+        """Add partitions to those that the member owns. They were assigned in the group epoch ``epoch``."""
         owned, grouped = self.owned, self.grouped
         for part in parts:
             owned[part] = epoch
@@ -68,7 +68,7 @@ class Member:
             _numbers(grouped, topic, topic_id)[number] = epoch
 
     def disown(self, parts: Collection[Part]) -> None:
-        """Remove owned partitions."""
+        """Remove partitions from those that the member owns."""
         # This is optimized, because a member may give up 100,000 partitions at once and each lookup takes a few hundred
         # nanoseconds.
         if len(self.owned) < 2 * len(parts):
@@ -85,7 +85,7 @@ class Member:
 
     @property
     def grouped(self) -> ByTopic:
-        """Return the owned partitions and their epochs by topic and topic id."""
+        """Return the owned partitions by topic and topic id, each with the group epoch in which it was assigned."""
         grouped = self.by_topic
         if grouped is None:
             grouped = self.by_topic = {}
@@ -94,7 +94,10 @@ class Member:
         return grouped
 
     def report(self, named: tuple[TopicPartitions, ...]) -> None:
-        """Record the partitions that a heartbeat names. Usually they equal those of the last heartbeat or response."""
+        """Record the partitions that the member's heartbeat lists.
+
+        Usually they equal those of the last heartbeat or response.
+        """
         if named == self.named:
             return
         self.named = named
@@ -106,7 +109,7 @@ class Member:
         )
 
     def response(self, assigned: frozenset[Part]) -> tuple[TopicPartitions, ...]:
-        """Return the assigned partitions in the form of a response."""
+        """Return the assigned partitions, grouped by topic as in the response to a heartbeat."""
         if assigned != self.responded[0]:
             whole = len(assigned) == len(self.owned)
             named = self._owned_partitions() if whole else topic_partitions(assigned)
@@ -153,7 +156,7 @@ class Member:
 
 
 def topic_partitions(parts: Iterable[Part]) -> tuple[TopicPartitions, ...]:
-    """Return the partitions grouped by topic, in order."""
+    """Return the partitions, sorted and grouped by topic."""
     # Nested dicts, because a lookup by one string is faster than by a pair, and sorting numbers is faster than sorting
     # tuples.
     by_topic: dict[str, dict[str, list[int]]] = {}

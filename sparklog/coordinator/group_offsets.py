@@ -77,10 +77,10 @@ _AGAIN_MS = 1000
 
 @dataclass(frozen=True, slots=True)
 class GroupSettings:
-    """Settings of groups.
+    """The settings of consumer groups.
 
-    ``retention_ms`` counts from the last commit of a group. ``handover_ms`` is the time for which the group recognizes
-    a repeated handover and ignores it.
+    A group without members expires ``retention_ms`` after its last commit or the departure of its last member. For
+    ``handover_ms``, the group recognizes a repeated handover of a transaction's offsets and ignores it.
     """
 
     retention_ms: int = 7 * 86_400_000
@@ -142,7 +142,7 @@ class _Group:
 
 
 class Groups(CoordinatorCore[_Group, _GroupDraft]):
-    """The groups of one coordinator partition."""
+    """The state machine of the consumer groups of one coordinator partition."""
 
     def __init__(self, settings: GroupSettings | None = None) -> None:
         super().__init__()
@@ -216,11 +216,14 @@ class Groups(CoordinatorCore[_Group, _GroupDraft]):
     # --- queries ---------------------------------------------------------------------------------------------------
 
     def names(self) -> list[str]:
-        """Return the groups that have committed offsets or members."""
+        """Return the names of the groups that have committed offsets or members."""
         return sorted(name for name, group in self._entries.items() if group.state)
 
     def describe(self, group: str) -> Generator[None, None, DescribedGroup | None]:
-        """Describe a group as ``Membership.describe`` does; return None if it does not exist."""
+        """Return a description of a group, or None if it does not exist.
+
+        This is a generator, because the description is made in steps (``Membership.describe``).
+        """
         known = self._entries.get(group)
         return (yield from known.membership.describe()) if known is not None and known.state else None
 
@@ -230,10 +233,10 @@ class Groups(CoordinatorCore[_Group, _GroupDraft]):
         return (known.membership.condition, len(known.membership.members)) if known is not None else ("empty", 0)
 
     def refuses_fetch(self, group: str, member_id: str, epoch: int, partitions: Collection[tuple[str, int]]) -> str:
-        """Return why a member may not fetch the offsets of these partitions here, or an empty string.
+        """Return why a member may not fetch the offsets of these partitions from this coordinator, or an empty string.
 
-        Only the committed state is considered. This coordinator may have been replaced without knowing it: then its
-        pending changes will never be committed, and it does not know later commits.
+        Only the committed state is considered. If this coordinator has been replaced without knowing it, its pending
+        changes will never be committed, and it does not know later commits.
         """
         known = self._entries.get(group)
         state = known.state if known is not None else {}
@@ -246,15 +249,16 @@ class Groups(CoordinatorCore[_Group, _GroupDraft]):
         return f"{missing[0][0]}-{missing[0][1]} is not member {member_id}'s in epoch {epoch}" if missing else ""
 
     def holds(self, group: str, member_id: str, partitions: Iterable[tuple[str, int]]) -> list[tuple[str, Hold]]:
-        """Return the holds that prevent ``member_id`` from fetching offsets, each with its transaction's key.
+        """Return the holds that prevent ``member_id`` from fetching offsets, each with the key of its transaction.
 
-        A hold of the member's own transaction counts only if the member has since lost the partition and got it again.
-        Without the hold, the member would start at the old offset and process the records twice.
+        While a transaction has a hold on the offsets of a partition, it may still commit newer ones. A hold of the
+        member's own transaction counts only if the member has since lost the partition and got it again. Without the
+        hold, the member would start at the old offset and process the records twice.
         """
         return [(key, hold) for key, hold, _ in self._holds(group, member_id, partitions)]
 
     def held(self, group: str, member_id: str, partitions: Iterable[tuple[str, int]]) -> Set[tuple[str, int]]:
-        """Return the ``partitions`` whose offsets ``member_id`` may not fetch because of a hold, as in ``holds``."""
+        """Return those of ``partitions`` whose offsets ``member_id`` may not fetch because of one of its ``holds``."""
         return frozenset[tuple[str, int]]().union(*(found for *_, found in self._holds(group, member_id, partitions)))
 
     def _holds(
@@ -278,7 +282,7 @@ class Groups(CoordinatorCore[_Group, _GroupDraft]):
     def offsets(
         self, group: str, partitions: Iterable[tuple[str, int]] | None = None
     ) -> Mapping[tuple[str, int], GroupOffset]:
-        """Return the group's committed offsets of ``partitions``, or all of them, by topic and partition."""
+        """Return the group's committed offsets of ``partitions``, or all if None, by topic and partition."""
         known = self._entries.get(group)
         state = known.state if known is not None else {}
         if partitions is None:
@@ -289,12 +293,15 @@ class Groups(CoordinatorCore[_Group, _GroupDraft]):
         return {(offset.topic, offset.partition): offset for offset in found}
 
     def values(self, group: str) -> list[GroupValue]:
-        """Return all current values of a group in the log."""
+        """Return the values of all current records of a group in the log."""
         known = self._entries.get(group)
         return list(known.state.values()) if known is not None else []
 
     def topics(self) -> set[tuple[str, str]]:
-        """Return the topics (name, topic id) in which groups have offsets or partitions."""
+        """Return the topics (name, topic id) in which groups have offsets or partitions.
+
+        If any group has members, all topics that this coordinator knows are included.
+        """
         found: set[tuple[str, str]] = {(name, view.topic_id) for name, view in self._topics.views.items()}
         found = found if self._active else set()
         for group in self._entries.values():

@@ -22,7 +22,7 @@ class OffsetKey(msgspec.Struct, frozen=True, array_like=True, tag="offset"):
 
 
 class HandoverKey(msgspec.Struct, frozen=True, array_like=True, tag="handover"):
-    """The record key of a handover. ``key`` is the key of the transaction whose coordinator hands over offsets."""
+    """The key of the record of a handover of a transaction's offsets. ``key`` is the transactional key."""
 
     version: int
     group: str
@@ -30,7 +30,7 @@ class HandoverKey(msgspec.Struct, frozen=True, array_like=True, tag="handover"):
 
 
 class CommittedOffset(msgspec.Struct, frozen=True, array_like=True):
-    """A committed offset. ``commit_ms`` is in milliseconds since the Unix epoch."""
+    """The record of a committed offset. ``commit_ms`` is in milliseconds since the Unix epoch."""
 
     version: int
     offset: GroupOffset
@@ -38,7 +38,10 @@ class CommittedOffset(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Handover(msgspec.Struct, frozen=True, array_like=True):
-    """A handover. ``decision`` is the number of the last decision whose offsets were accepted."""
+    """The record of the last handover of a transactional key's offsets to the group.
+
+    ``decision`` is the number of the decision whose offsets were accepted.
+    """
 
     version: int
     decision: int
@@ -46,7 +49,7 @@ class Handover(msgspec.Struct, frozen=True, array_like=True):
 
 
 class HoldKey(msgspec.Struct, frozen=True, array_like=True, tag="hold"):
-    """The record key of a hold. ``key`` is the key of the transaction with which the offsets are sent."""
+    """The key of the record of a hold. ``key`` is the key of the transaction with which the offsets are sent."""
 
     version: int
     group: str
@@ -54,11 +57,13 @@ class HoldKey(msgspec.Struct, frozen=True, array_like=True, tag="hold"):
 
 
 class Hold(msgspec.Struct, frozen=True, array_like=True):
-    """A member's hold on these partitions (topic, number) until the transaction of ``producer_id`` ends.
+    """The record that no other member may fetch the offsets of these partitions until a transaction ends.
 
-    If the member itself gets one of the partitions in an epoch after ``member_epoch``, it must wait for the end of the
-    hold as other members do. ``coordinator_epoch`` is the epoch of the transaction's coordinator when the hold began. A
-    coordinator with an earlier epoch may not know the transaction and cannot report its end.
+    The member ``member_id`` sends the offsets with the transaction of ``producer_id``. ``partitions`` are pairs of
+    topic and number. If the member itself gets one of the partitions in an epoch after ``member_epoch``, it must wait
+    for the end of the hold as other members do. ``coordinator_epoch`` is the leader epoch of the transaction's
+    coordinator when the hold began. A coordinator with an earlier epoch may not know the transaction and cannot report
+    its end.
     """
 
     version: int
@@ -76,7 +81,7 @@ class EpochKey(msgspec.Struct, frozen=True, array_like=True, tag="epoch"):
 
 
 class GroupEpoch(msgspec.Struct, frozen=True, array_like=True):
-    """A group's epoch; ``commit_ms`` is the time at which it started."""
+    """The record of a group's epoch. ``commit_ms`` is the time at which the epoch started."""
 
     version: int
     epoch: int
@@ -90,7 +95,7 @@ class MemberKey(msgspec.Struct, frozen=True, array_like=True, tag="member"):
 
 
 class About(msgspec.Struct, frozen=True, array_like=True):
-    """The data that a member reports about itself, as in ``messages.Heartbeat``."""
+    """The data that a member reports about itself, with the meanings of the fields of ``messages.Heartbeat``."""
 
     topics: tuple[str, ...] = ()
     pattern: str = ""
@@ -104,12 +109,15 @@ class About(msgspec.Struct, frozen=True, array_like=True):
 
     @property
     def subscription(self) -> tuple[tuple[str, ...], str, str]:
-        """Return the fields that affect the assignment."""
+        """Return the fields that affect which partitions the member gets."""
         return self.topics, self.pattern, self.rack
 
 
 class OwnedTopic(msgspec.Struct, frozen=True, array_like=True):
-    """The partitions of one topic that a member owns. ``epochs`` has the group epoch in which each was assigned."""
+    """The partitions of one topic that a member owns.
+
+    ``epochs`` has the group epoch in which each partition was assigned.
+    """
 
     topic: str
     topic_id: str
@@ -118,10 +126,10 @@ class OwnedTopic(msgspec.Struct, frozen=True, array_like=True):
 
 
 class MemberState(msgspec.Struct, frozen=True, array_like=True):
-    """A member's state.
+    """The record of a group member's state.
 
-    ``epoch`` is the member's epoch and ``sequence`` the sequence number of its last heartbeat when this record was
-    written. No other member may have the partitions in ``owned``. ``joined`` is the group's epoch when the member
+    ``epoch`` is the member's epoch, and ``sequence`` the sequence number of its last heartbeat, at the time of this
+    record. No other member may have the partitions in ``owned``. ``joined`` is the group's epoch when the member
     joined.
     """
 
@@ -148,5 +156,9 @@ def group_record(key: GroupKey, value: GroupValue | None) -> Record:
 
 
 def decode_group_record(record: Record) -> tuple[GroupKey, GroupValue | None]:
-    """Return the key and the value. Raises ClusterError for a record of a newer format or an unknown kind."""
+    """Return the key and the value of a record.
+
+    Raises:
+        ClusterError: the record has a newer format or an unknown kind.
+    """
     return _codec.decode(record)

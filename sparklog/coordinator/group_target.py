@@ -14,7 +14,10 @@ from sparklog.coordinator.assignor import Part, Subscriber, TopicView, assign
 
 
 class Target(NamedTuple):
-    """The partitions of each member, and the member of each partition. The receiver may change both mappings."""
+    """A target assignment: the partitions of each member, and the member of each partition.
+
+    The receiver may change both mappings.
+    """
 
     parts: dict[str, set[Part]]
     members: dict[Part, str]
@@ -22,9 +25,9 @@ class Target(NamedTuple):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class TargetInputs:
-    """The inputs of a target's computation: members, topics, current owners of partitions, and the last target.
+    """The inputs for the computation of a target: members, topics, current owners of partitions, and the last target.
 
-    The mappings are copies that do not change. A result is matched to its computation by the identity of this object.
+    The mappings are copies that do not change. The identity of this object shows to which computation a result belongs.
     """
 
     subscribers: Mapping[str, Subscriber]

@@ -17,7 +17,7 @@ from sparklog.record.arrays import binary_of
 
 
 def pattern_error(pattern: str) -> str:
-    """Return why ``pattern`` is invalid, or an empty string."""
+    """Return why ``pattern`` is not a valid regular expression, or an empty string."""
     try:
         _matches(pattern, [""])
     except pa.ArrowInvalid as error:
@@ -34,7 +34,7 @@ def _matches(pattern: str, names: list[str]) -> frozenset[str]:
 
 
 class Topics:
-    """The known topics of one group coordinator."""
+    """The table of the topics that one group coordinator knows."""
 
     def __init__(self) -> None:
         self.views: dict[str, TopicView] = {}
@@ -43,9 +43,9 @@ class Topics:
         self._matching: dict[str, frozenset[str]] = {}
 
     def seen(self, views: Mapping[str, TopicView]) -> frozenset[str]:
-        """Update the known topics; return the names of new and changed topics.
+        """Add or update topics. Return the names of new and changed topics.
 
-        Topics that are not in ``views`` stay, because the broker may not know them yet.
+        Known topics that are not in ``views`` stay, because the broker may not know them yet.
         """
         self.is_known = True
         changed = frozenset(name for name, view in views.items() if self.views.get(name) != view)
@@ -55,9 +55,9 @@ class Topics:
         return changed
 
     def gone(self, topics: Iterable[tuple[str, str]]) -> frozenset[str]:
-        """Remove deleted topics (name, topic id); return the removed ones.
+        """Remove deleted topics (name, topic id). Return the names of the removed topics.
 
-        An empty id means every topic with the name.
+        An empty topic id means every topic with the name.
         """
         found = frozenset(
             name for name, topic_id in topics if name in self.views and topic_id in {"", self.views[name].topic_id}

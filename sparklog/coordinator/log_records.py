@@ -29,7 +29,7 @@ _encode = msgspec.msgpack.Encoder().encode
 
 
 class RecordCodec(Generic[_Key, _Value]):
-    """The codec of one internal topic.
+    """The encoder and decoder of the records of one internal topic.
 
     ``kinds`` maps each key type, a tagged struct, to the struct type of its values. ``topic`` is the topic's name in
     errors. ``newest`` is the format version that the codec writes.
@@ -47,7 +47,11 @@ class RecordCodec(Generic[_Key, _Value]):
         return _encode(key), None if value is None else _encode(value)
 
     def decode(self, record: Record) -> tuple[_Key, _Value | None]:
-        """Return the key and the value. Raises ClusterError for a record of a newer format or an unknown kind."""
+        """Return the key and the value of a record.
+
+        Raises:
+            ClusterError: the record has a newer format or an unknown kind.
+        """
         key_bytes, value_bytes = record
         try:
             key = self._key(key_bytes)

@@ -80,9 +80,10 @@ PARTS_AT_ONCE = 10_000
 
 
 class Membership:
-    """The members of a group, owned by its entry in ``Groups``.
+    """The state machine of the members of one group. A part of ``Groups``.
 
-    Its state is ahead of the log by at most one append. ``restore`` resets it to the committed state.
+    Its state may include the changes of one append that is not committed yet. ``restore`` resets it to the committed
+    state.
     """
 
     def __init__(self, group: str, *, max_size: int) -> None:
@@ -118,7 +119,11 @@ class Membership:
         self._responded: set[str] = set()
 
     def restore(self, state: Mapping[GroupKey, GroupValue], now_ms: int, *, delay_ms: int = 0) -> None:
-        """Start, or start again, from the committed state. Until the next target members keep what they own."""
+        """Start from the committed state, or reset to it.
+
+        Until the next target members keep the partitions that they own. The next target is computed after ``delay_ms``
+        at the earliest.
+        """
         before, self.members = self.members, {}
         self._instances, self._owner, self._target_owner = {}, {}, {}
         self._changed, self._touched, self._epoch_changed = set(), set(), False
@@ -165,7 +170,7 @@ class Membership:
     # --- events ----------------------------------------------------------------------------------------------------
 
     def heartbeat(self, event: HeartbeatRequested, now_ms: int) -> None:
-        """Handle a heartbeat. Its response follows from ``settle``, at once or later."""
+        """Handle a heartbeat. This call or a later ``settle`` adds the response to ``answers``."""
         refusal = self._admit(event)
         if refusal is not None:
             self._answer(event.ticket, refusal)
@@ -195,7 +200,7 @@ class Membership:
         self.due_ms = min(self.due_ms, member.due_ms)
 
     def topics_changed(self, names: frozenset[str]) -> bool:
-        """Note new or changed topics; return whether they affect this group."""
+        """Record that these topics are new or have changed. Return whether this affects the group."""
         patterns = {member.about.pattern for member in self.members.values()} - {""}
         concerned = any(not names.isdisjoint(member.about.topics) for member in self.members.values())
         concerned = concerned or any(Topics.among(pattern, names) for pattern in patterns)
@@ -203,9 +208,9 @@ class Membership:
         return concerned
 
     def topics_gone(self, gone: Iterable[tuple[str, str]]) -> None:
-        """Remove the partitions of deleted topics (name, topic id) from the members.
+        """Remove the partitions of deleted topics (name, topic id) from the members and from the target.
 
-        An empty id means every topic with the name.
+        An empty topic id means every topic with the name.
         """
         ended = set(gone)
         names = {name for name, _ in ended}
@@ -225,7 +230,7 @@ class Membership:
             self._outdate()
 
     def expire(self, now_ms: int) -> list[str]:
-        """Remove members that sent no heartbeat or gave up no partitions in time; return a message about each."""
+        """Remove members that did not send a heartbeat or give up partitions in time. Return a message about each."""
         messages = []
         for member in list(self.members.values()):
             if now_ms >= min(member.session_ms, member.give_up_ms):
@@ -249,9 +254,9 @@ class Membership:
         self._schedule()
 
     def settle(self, topics: Topics, now_ms: int) -> list[str]:
-        """Do what is due after some events: compute a new target, assign partitions, respond to heartbeats.
+        """Do the work that follows from recent events: compute a new target, assign partitions, respond to heartbeats.
 
-        Returns messages about removed members, as ``expire`` does.
+        Return the messages of ``expire`` about removed members.
         """
         messages = self.expire(now_ms) if now_ms >= self.due_ms else []
         # An empty group gets its new epoch at once, so that the epoch's time is the time at which the last member left.
@@ -289,11 +294,14 @@ class Membership:
 
     @property
     def unfinished(self) -> bool:
-        """Return whether ``settle`` has left work to another step."""
+        """Return whether ``settle`` has left work for a later step."""
         return bool(self._touched) or self._postponed
 
     def target_computed(self, inputs: TargetInputs, target: Target, now_ms: int) -> None:
-        """Begin the epoch of a target that another thread computed. A target for outdated inputs is ignored."""
+        """Begin a new group epoch with a target that another thread has computed.
+
+        A target for outdated inputs is ignored.
+        """
         if inputs is self._computing:
             self._computing = None
             self._install(target, now_ms)
@@ -329,7 +337,7 @@ class Membership:
     # --- queries ---------------------------------------------------------------------------------------------------
 
     def refuses_commit(self, member_id: str, epoch: int, offsets: Iterable[GroupOffset]) -> Refused | None:
-        """Return the error if the member may not commit these offsets, or None."""
+        """Return the reason, as an error, why the member may not commit these offsets, or None if it may."""
         member = self.members.get(member_id)
         if not member_id:
             if not self.members:
@@ -347,9 +355,11 @@ class Membership:
         return None
 
     def describe(self) -> Generator[None, None, DescribedGroup]:
-        """Describe the group. The generator yields before each member, because describing a large group takes long.
+        """Return a description of the group. This is a generator that yields before each member.
 
-        A partition that moves between two members meanwhile may appear for both.
+        The caller can do other work meanwhile, because the description of a large group takes long.
+
+        A partition that moves between two members meanwhile may be listed for both.
         """
         state, epoch = self.condition, self.epoch
         described = []
@@ -360,7 +370,7 @@ class Membership:
 
     @property
     def condition(self) -> str:
-        """Return the group's state, as ``messages.DescribedGroup.state`` has it."""
+        """Return the group's state: "empty", "reconciling" or "stable"."""
         if not self.members:
             return "empty"
         changing = self.dirty or self._computing is not None

@@ -34,7 +34,7 @@ ONCE_PREFIX = "write:"
 
 
 class TopicVersion(msgspec.Struct, frozen=True, array_like=True):
-    """The greatest ``version`` committed in the topic with this id. ``used_ms`` is the time of that commit."""
+    """The greatest version that is committed in the topic with this id. ``used_ms`` is the time of that commit."""
 
     topic_id: str
     version: int
@@ -42,7 +42,11 @@ class TopicVersion(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Transaction(msgspec.Struct, frozen=True, array_like=True):
-    """The durable state of one key, without its participants. Times are milliseconds since the Unix epoch."""
+    """The durable state of one transactional key, without the participants of its transaction.
+
+    A transactional key is a producer's transactional id or the name of a sink. Times are milliseconds since the Unix
+    epoch.
+    """
 
     state: str = EMPTY
     run_id: str = ""
@@ -68,16 +72,16 @@ class Transaction(msgspec.Struct, frozen=True, array_like=True):
 
     @property
     def decided_version(self) -> int:
-        """Return the greatest version whose commit is decided, or -1 if ``by_topic``.
+        """Return the greatest version whose commit is decided. Its markers may not be written yet.
 
-        Its markers may not be written yet.
+        Return -1 if versions count for each topic (``by_topic``).
         """
         if self.by_topic:
             return UNNUMBERED
         return max(self.last_version, self.version) if self.state == COMMITTING else self.last_version
 
     def version_in(self, topic_id: str) -> int:
-        """Return the greatest committed version: of the topic with this id, or without an id ``decided_version``."""
+        """Return the greatest committed version of the topic with this id, or ``decided_version`` for an empty id."""
         if not topic_id:
             return self.decided_version
         return max((found.version for found in self.versions if found.topic_id == topic_id), default=UNNUMBERED)
@@ -86,14 +90,14 @@ class Transaction(msgspec.Struct, frozen=True, array_like=True):
         return tuple(found for found in self.versions if found.used_ms > at_ms)
 
     def fencing(self, run_id: str) -> tuple[str, ...]:
-        """Return ``fenced`` with ``run_id`` added."""
+        """Return ``fenced`` with ``run_id`` added, without the oldest ids beyond ``FENCED_KEPT``."""
         if not run_id or run_id in self.fenced:
             return self.fenced
         return (*self.fenced, run_id)[-FENCED_KEPT:]
 
 
 class PartitionPlace(NamedTuple):
-    """A partition of the topic with this id. A later topic with the same name has another id.
+    """A partition with the id of its topic. A later topic with the same name has another id.
 
     If the id is unknown, ``topic_id`` is empty.
     """
@@ -110,7 +114,7 @@ class RegisteredTopic(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Participant(msgspec.Struct, frozen=True, array_like=True):
-    """The partitions that one producer id of a transaction may append to."""
+    """One producer id of a transaction: its epoch, and the partitions to which it may append."""
 
     epoch: int
     topics: tuple[RegisteredTopic, ...] = ()
@@ -132,7 +136,7 @@ class Participant(msgspec.Struct, frozen=True, array_like=True):
         return False
 
     def with_places(self, added: Iterable[PartitionPlace]) -> Participant:
-        """Return the participant with these partitions added; the same object if it already has all of them."""
+        """Return the participant with these partitions added. If it already has all of them, return the same object."""
         by_topic: dict[tuple[str, str], set[int]] = {}
         for place in added:
             by_topic.setdefault((place.topic, place.topic_id), set()).add(place.partition)
@@ -187,7 +191,11 @@ def participant_record(key: str, producer_id: int, value: Participant | None) ->
 
 
 def decode_record(record: Record) -> Change:
-    """Return the key and the value. Raises ClusterError for a record of a newer format or an unknown kind."""
+    """Return the key and the value of a record.
+
+    Raises:
+        ClusterError: the record has a newer format or an unknown kind.
+    """
     key, value = _codec.decode(record)
     if isinstance(key, TransactionKey):
         assert value is None or isinstance(value, _TransactionValue)

@@ -42,9 +42,9 @@ _GroupOffsets = tuple[tuple[str, tuple[GroupOffset, ...]], ...]
 def known_outcome(entry: TransactionEntry, request: EndRequested) -> Outcome | None:
     """Return the outcome of an EndTransaction request, or None if it needs a decision or must wait for one.
 
-    The first durable decision about a version counts. A repetition of that request succeeds. So does a replay of the
-    version that wrote nothing, and so does an abort of a committed version. Spark calls abort if the commit call
-    failed, even if its decision was made.
+    The first durable decision about a version counts. A repetition of the request that caused it succeeds. So does a
+    replay of a committed version that wrote nothing, and so does an abort of a committed version: Spark calls abort if
+    the commit call failed, even if the decision to commit was made.
     """
     now = entry.transaction
     numbered = request.version != UNNUMBERED
@@ -79,7 +79,7 @@ def known_outcome(entry: TransactionEntry, request: EndRequested) -> Outcome | N
 
 
 def another_open(key: str, now: Transaction, *, version: int, turn: int) -> Refused:
-    """Return the refusal of a late request, whose transaction is not the open one."""
+    """Return the refusal of a late request that belongs to a transaction other than the open one."""
     detail = f"{key}: version {version}, turn {turn} found, version {now.version}, turn {now.turn} is open"
     return Refused(ErrorCode.INVALID_TXN_STATE, detail)
 
@@ -139,7 +139,7 @@ def decide(
 ) -> TransactionDraft:
     """Return the change of state that records the decision to commit or abort the open transaction.
 
-    ``fence`` also fences the run that opened the transaction.
+    If ``fence`` is true, the change also fences the run that opened the transaction.
 
     If there are no markers to write and no offsets to hand over, the same change ends the transaction.
     """
@@ -175,9 +175,10 @@ def _raised(entry: TransactionEntry, winners: tuple[int, ...], now_ms: int) -> t
 
 
 def fenced_early(entry: TransactionEntry, request: EndRequested, *, now_ms: int) -> TransactionDraft:
-    """Return the change of state that aborts a sink's run before its first task begins.
+    """Return the change of state for an abort by a sink's run that has not begun a transaction yet.
 
-    It fences tasks that start later. A producer's run has nothing to abort, so its change is an empty one.
+    The change fences the run, so tasks that start later are refused. A producer's run has nothing to abort, so its
+    change is an empty one.
     """
     now = entry.transaction
     if request.version == UNNUMBERED:
@@ -187,7 +188,7 @@ def fenced_early(entry: TransactionEntry, request: EndRequested, *, now_ms: int)
 
 
 def unchanged(entry: TransactionEntry, *answers: Respond) -> TransactionDraft:
-    """Return an empty change of state, so that the response is sent only after a write to the log.
+    """Return an empty change of state with these responses, which are sent only after a write to the log.
 
     Otherwise a coordinator that has been replaced, and does not know it yet, could respond without knowing the
     transactions of its successor.
@@ -198,7 +199,7 @@ def unchanged(entry: TransactionEntry, *answers: Respond) -> TransactionDraft:
 
 
 def empty_version(entry: TransactionEntry, request: EndRequested, *, now_ms: int) -> TransactionDraft:
-    """Return the change of state that commits a version without records, for a run that began no transaction."""
+    """Return the change of state that commits a version without records, for a run that has begun no transaction."""
     now = entry.transaction
     over = replace(
         now,
@@ -213,7 +214,7 @@ def empty_version(entry: TransactionEntry, request: EndRequested, *, now_ms: int
 
 
 def next_part(entry: TransactionEntry) -> set[int]:
-    """Return the participants whose markers are sent together next. The set is empty if no participants remain."""
+    """Return the participants whose markers are sent together next, or an empty set if no participants remain."""
     part: set[int] = set()
     seen: set[tuple[RegisteredTopic, ...]] = set()
     pairs = places = 0
@@ -230,7 +231,7 @@ def next_part(entry: TransactionEntry) -> set[int]:
 
 
 def completed(entry: TransactionEntry, *, now_ms: int) -> TransactionDraft:
-    """Return the change of state when all markers of the current part are written: it removes the part's participants.
+    """Return the change of state after all markers of the current part are written. It removes the part's participants.
 
     A part is a group of participants whose markers are sent together. After the last part the change also ends the
     transaction. If the coordinator crashes between two parts, the next coordinator sends the markers of the remaining
@@ -254,9 +255,10 @@ def _over(decided: Transaction, now_ms: int) -> Transaction:
 
 
 def send_part(entry: TransactionEntry) -> list[Effect]:
-    """Return the markers of the next part, for every partition that its participants registered.
+    """Begin the next part of a decision: a group of participants whose markers are sent together. Return the effects.
 
-    The first part also contains the offsets that a commit hands over.
+    The effects send markers to every partition that these participants registered. With the first part they also send
+    the offsets that a commit hands over.
     """
     now, part = entry.transaction, entry.parts
     effects: list[Effect] = []
@@ -306,7 +308,7 @@ def _merged(fates: list[_Fates]) -> tuple[_Ids, _Ids]:
 
 
 def with_offsets(known: _GroupOffsets, group: str, added: tuple[GroupOffset, ...]) -> _GroupOffsets:
-    """Return the known offsets with ``added``. For each partition the newest offset counts."""
+    """Return ``known`` with offsets added for ``group``. Of two offsets of the same partition the added one counts."""
     groups = dict(known)
     merged = {(found.topic, found.partition): found for found in (*groups.get(group, ()), *added)}
     groups[group] = tuple(merged.values())

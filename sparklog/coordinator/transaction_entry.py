@@ -27,7 +27,10 @@ from sparklog.coordinator.records import (
 
 @dataclass(slots=True)
 class TransactionDraft:
-    """A change of one key that is being appended to the log. It takes effect, and is responded to, after its commit."""
+    """A change of one key that is being appended to the log.
+
+    After its commit the coordinator applies it and responds to the requests that caused it.
+    """
 
     transaction: Transaction | None  #: None removes the key
     participants: dict[int, Participant | None] = field(default_factory=dict)
@@ -39,7 +42,7 @@ class TransactionDraft:
 
     @property
     def changes_nothing(self) -> bool:
-        """Return whether this is an empty change, which is written to prove that no other coordinator is active."""
+        """Return whether this is an empty change. The coordinator writes one to prove that it has not been replaced."""
         return NO_PRODUCER in self.participants
 
     def records(self, key: str, before: Transaction) -> list[Record]:
@@ -50,7 +53,10 @@ class TransactionDraft:
 
 
 class TransactionEntry:
-    """The state of a key. It is created by the first request or record with the key."""
+    """The state of one transactional key, with its change in flight and its waiting requests.
+
+    The first request or record with the key creates it.
+    """
 
     __slots__ = ("begins", "draft", "key", "marked", "missing", "missing_groups", "participants", "parts", "queue",
                  "touched_ms", "transaction", "waiting")  # fmt: skip
@@ -89,11 +95,11 @@ class TransactionEntry:
         return self.transaction.state != OPEN and not (self.ending or self.waiting or self.begins or self.draft)
 
     def record_keys(self) -> list[int | None]:
-        """Return the keys of all records: None for the transaction, and the producer id of each participant."""
+        """Return the keys of the entry's records: None for the transaction, the producer id for a participant."""
         return [None, *self.participants]
 
     def records_of(self, keys: Iterable[int | None]) -> list[Record]:
-        """Return the records with these keys of ``record_keys``. Participants that have been removed are left out."""
+        """Return the records with these keys of ``record_keys``. Participants removed since then are omitted."""
         return [
             transaction_record(self.key, self.transaction)
             if found is None

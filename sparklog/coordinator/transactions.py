@@ -72,7 +72,7 @@ class TransactionSettings:
 
 
 class Transactions(CoordinatorCore[TransactionEntry, TransactionDraft]):
-    """The transactional keys of one coordinator partition."""
+    """The state machine of the transactional keys of one coordinator partition."""
 
     def __init__(self, settings: TransactionSettings | None = None) -> None:
         super().__init__()
@@ -124,20 +124,21 @@ class Transactions(CoordinatorCore[TransactionEntry, TransactionDraft]):
     # --- queries ---------------------------------------------------------------------------------------------------
 
     def entries(self) -> Iterator[tuple[str, Transaction, dict[int, Participant], int]]:
-        """Yield each key with the result of ``entry`` for it."""
+        """Yield each key with its transaction, participants and keep-alive deadline, as ``entry`` returns them."""
         for key in self.names():
             found = self.entry(key)
             assert found is not None, key
             yield key, *found
 
     def names(self) -> list[str]:
-        """Return all keys, in order."""
+        """Return all transactional keys, in order."""
         return sorted(self._entries)
 
     def entry(self, key: str) -> tuple[Transaction, dict[int, Participant], int] | None:
         """Return a key's transaction, participants and keep-alive deadline, or None for an unknown key.
 
-        The deadline is in milliseconds. It is 0 if no transaction is open.
+        The deadline is the time, in milliseconds, at which the open transaction is aborted unless a request keeps it
+        alive. It is 0 if no transaction is open.
         """
         entry = self._entries.get(key)
         if entry is None:
