@@ -25,7 +25,10 @@ MIB = 1024 * 1024
 
 
 class Setting(NamedTuple):
-    """One setting: a row of a settings table. ``low`` and ``high`` are the inclusive bounds of a number."""
+    """One setting of topics or brokers, as described in a settings table.
+
+    ``low`` and ``high`` are the inclusive bounds of a number.
+    """
 
     field: str
     default: Any
@@ -489,7 +492,7 @@ BROKER_ALIASES = {
 
 
 class TopicConfig(msgspec.Struct, frozen=True):
-    """The effective settings of one topic. ``TOPIC_SETTINGS`` has their meanings and bounds."""
+    """The effective settings of one topic: its own settings and defaults. ``TOPIC_SETTINGS`` describes each."""
 
     cleanup_policy: str
     retention_ms: int
@@ -519,14 +522,14 @@ class TopicConfig(msgspec.Struct, frozen=True):
 
     @property
     def awaited_groups(self) -> tuple[str, ...]:
-        """Return the consumer groups that must have read a record before retention deletes it."""
+        """Return the consumer groups whose commits retention waits for before it deletes records."""
         return tuple(name.strip() for name in self.retention_wait_for_groups.split(",") if name.strip())
 
 
 class BrokerConfig(msgspec.Struct, frozen=True):
-    """The effective settings of one broker; see ``BROKER_SETTINGS``.
+    """The effective settings of one broker: its own settings and defaults. ``BROKER_SETTINGS`` describes each.
 
-    A topic's own settings override ``topic_defaults``.
+    ``topic_defaults`` are the cluster's topic settings. A topic's own settings override them.
     """
 
     default_replication_factor: int
@@ -618,7 +621,7 @@ class BrokerConfig(msgspec.Struct, frozen=True):
 
 
 def topic_config(overrides: Mapping[str, str], defaults: Mapping[str, str] | None = None) -> TopicConfig:
-    """Check a topic's settings and merge them with ``defaults`` (the broker's) and the built-in defaults.
+    """Check a topic's settings. Return them with the ``defaults`` of the broker and the built-in defaults.
 
     Raises:
         ConfigError: a key is unknown, or a value has the wrong type or is out of range.
@@ -627,10 +630,13 @@ def topic_config(overrides: Mapping[str, str], defaults: Mapping[str, str] | Non
 
 
 def broker_config(overrides: Mapping[str, str]) -> BrokerConfig:
-    """Check broker settings. Topic settings among them become the cluster's topic defaults.
+    """Check broker settings. Return them with their defaults.
+
+    Topic settings among them become the cluster's topic defaults.
 
     Raises:
-        ConfigError: as ``topic_config``.
+        ConfigError: a key is unknown, a setting is given by two names, or a value has the wrong type or is out of
+            range.
     """
     topic_defaults = {key: value for key, value in overrides.items() if key in TOPIC_SETTINGS}
     topic_config(topic_defaults)
@@ -647,7 +653,7 @@ def _by_main_names(settings: Mapping[str, str]) -> dict[str, str]:
 
 
 def in_force(config: BrokerConfig) -> dict[str, str]:
-    """Return all settings of a broker, and the topic defaults that were set, as text."""
+    """Return the effective settings of a broker as text, with the topic defaults that were set for the cluster."""
     own = {key: _text(getattr(config, setting.field)) for key, setting in BROKER_SETTINGS.items()}
     return own | config.topic_defaults
 
@@ -657,7 +663,7 @@ def default_text(setting: Setting) -> str:
 
 
 def allowed(setting: Setting) -> str:
-    """Return a description of a setting's allowed values."""
+    """Return a description of the values that are allowed for a setting."""
     if isinstance(setting.default, bool):
         return "true or false"
     if setting.choices:
@@ -672,7 +678,11 @@ def _text(value: Any) -> str:
 
 
 def check_topic_settings(names: Iterable[str]) -> None:
-    """Raise ConfigError for the first name that is not a topic setting; the error suggests the most similar one."""
+    """Check that all names are topic settings.
+
+    Raises:
+        ConfigError: a name is not a topic setting. The error suggests the most similar one.
+    """
     _check_names(TOPIC_SETTINGS, names)
 
 

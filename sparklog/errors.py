@@ -100,7 +100,7 @@ class ErrorCode(IntEnum):
 
 
 class ErrorTrait(NamedTuple):
-    """How clients react to an error code."""
+    """The properties of an error code: how clients react to it, and a sentence that explains it."""
 
     #: True if the same request may succeed later.
     retriable: bool
@@ -216,9 +216,9 @@ class SparklogError(Exception):
 
 
 class BrokerError(SparklogError):
-    """An error response of a broker.
+    """An error with a code of the protocol. Usually it is a broker's error response.
 
-    ``code`` is the error, and ``detail`` says what was found and what was expected.
+    ``code`` is the error code, and ``detail`` says what was found and what was expected.
     """
 
     def __init__(self, code: ErrorCode | int, detail: str = "") -> None:

@@ -11,19 +11,19 @@ from __future__ import annotations
 
 
 def escaped(text: str) -> str:
-    """Return ``text`` as one line of printable characters."""
+    """Return ``text`` as one line of printable characters. Each other character is replaced by its Python escape."""
     if text.isprintable():
         return text
     return "".join(char if char.isprintable() else char.encode("unicode_escape").decode() for char in text)
 
 
 def escaped_lines(text: str) -> str:
-    """Return ``text`` with its line ends kept and each line escaped as by ``escaped``."""
+    """Return ``text`` with its line ends, and with the text between them escaped by ``escaped``."""
     return "\n".join(map(escaped, text.split("\n")))
 
 
 def escaped_json(text: str) -> str:
-    """Return an equivalent JSON document that has only printable characters and line ends."""
+    """Return an equivalent JSON document in which all characters except line ends are printable."""
     if text.replace("\n", "").isprintable():
         return text
     return "".join(char if char == "\n" or char.isprintable() else _json_escape(char) for char in text)
@@ -40,6 +40,6 @@ def _json_escape(char: str) -> str:
 
 
 def shown_bytes(value: bytes) -> bytes:
-    """Return UTF-8 text escaped as by ``escaped``, except tabs. Bytes that are not UTF-8 become escapes too."""
+    """Return UTF-8 text with all unprintable characters escaped except tabs. Escape bytes that are not UTF-8, too."""
     text = value.decode(errors="backslashreplace")
     return "\t".join(map(escaped, text.split("\t"))).encode()

@@ -16,7 +16,7 @@ _OF_SPARK = {"pyspark", "py4j"}
 
 
 def spark_missing(what: str) -> ConfigError:
-    """Return the error that ``what`` needs Spark, which is not installed."""
+    """Return the error that says that ``what`` needs Spark and that Spark is not installed."""
     return ConfigError(f"{what} needs Spark, which is not installed: run pip install 'sparklog[spark]'")
 
 
@@ -39,24 +39,24 @@ def require_cryptography(what: str) -> None:
     """Check that the package ``cryptography`` is installed, without importing it.
 
     Raises:
-        ConfigError: it is not installed, so ``what`` cannot be done.
+        ConfigError: the package is not installed, so ``what`` cannot be done.
     """
     if find_spec("cryptography") is None:
         raise ConfigError(f"{what} needs the package cryptography: run pip install 'sparklog[certs]'")
 
 
 def require_jwt(what: str) -> None:
-    """Check that the package ``PyJWT`` is installed with ``cryptography``, without importing it.
+    """Check that the packages ``PyJWT`` and ``cryptography`` are installed, without importing them.
 
     Raises:
-        ConfigError: it is not installed, so ``what`` cannot be done.
+        ConfigError: a package is not installed, so ``what`` cannot be done.
     """
     if find_spec("jwt") is None or find_spec("cryptography") is None:
         raise ConfigError(f"{what} needs the package PyJWT: run pip install 'sparklog[oauth]'")
 
 
 def without_spark(name: str) -> type:
-    """Return a class that replaces the public ``name`` if Spark is not installed.
+    """Return a class that takes the place of sparklog's public class ``name`` if Spark is not installed.
 
     A program can import this class and use it in annotations. A call of the class raises ConfigError.
     """

@@ -55,18 +55,18 @@ class Principal(NamedTuple):
 
 
 def producer_id_floor(now_s: float) -> int:
-    """Return the lowest producer id that a block reserved at ``now_s`` (seconds since 1970) may begin with.
+    """Return the lowest producer id with which a block of ids reserved at ``now_s`` (seconds since 1970) may begin.
 
-    So a block reserved in a later second has higher ids, even if ZooKeeper's counter was lost and starts again.
+    A block that is reserved in a later second has higher ids, even if ZooKeeper's counter was lost and starts again.
     """
     return min(max(int(now_s), 0), _LAST_SECOND) * PRODUCER_IDS_PER_SECOND
 
 
 def believed_producer_ids(end: int, now_s: float) -> int:
-    """Return ``end``, or 0 if it is implausibly far above the floor of the time ``now_s``.
+    """Return ``end``, the end of a block of producer ids as reported by a broker, or 0 if it is implausibly high.
 
-    ``end`` is the end of a block of producer ids, as reported by a broker. A damaged number must not raise all later
-    ids above the range of a batch header.
+    It is implausible if it is far above the floor of the time ``now_s``. A damaged number must not raise all later ids
+    above the range of a batch header.
     """
     return end if end - producer_id_floor(now_s) <= _BELIEVED_LEAD else 0
 
@@ -89,7 +89,7 @@ class OffsetRange(NamedTuple):
 
 
 class Span(NamedTuple):
-    """A range of numbers ``[low, high)``; by default, all signed 64-bit integers."""
+    """A range of numbers ``[low, high)``. By default, it has all signed 64-bit integers except the greatest."""
 
     low: int = -(2**63)
     high: int = 2**63 - 1
@@ -99,7 +99,7 @@ class Span(NamedTuple):
 
 
 class EpochEnd(NamedTuple):
-    """The end of a leader epoch in a log.
+    """The end of a leader epoch in a log, in response to a request for an epoch.
 
     ``epoch`` is the largest epoch in the log that is at most the requested one. ``end_offset`` is exclusive.
     """
@@ -109,7 +109,7 @@ class EpochEnd(NamedTuple):
 
 
 def host_and_port(host: str, port: int) -> str:
-    """Return an address as clients accept it: ``host:port``, with an IPv6 host in brackets."""
+    """Return an address in the form that clients accept: ``host:port``, with an IPv6 host in brackets."""
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 
@@ -120,7 +120,7 @@ MAX_LISTENERS = 100
 
 
 class ListenerEndpoint(msgspec.Struct, frozen=True, array_like=True):
-    """The advertised address of one listener of a broker. ``protocol`` is its security protocol, as Kafka names it."""
+    """The advertised address of one listener of a broker. ``protocol`` is the Kafka name of its security protocol."""
 
     name: str
     protocol: str
@@ -129,7 +129,11 @@ class ListenerEndpoint(msgspec.Struct, frozen=True, array_like=True):
 
 
 class BrokerEndpoint(msgspec.Struct, frozen=True, array_like=True):
-    """The address of a live broker. ``incarnation`` is the version of the broker's incarnation node in ZooKeeper."""
+    """The address of a broker in one incarnation.
+
+    ``incarnation`` is the version of the broker's incarnation node in ZooKeeper. Each registration of the broker raises
+    it.
+    """
 
     broker_id: int
     host: str
@@ -144,7 +148,7 @@ class BrokerEndpoint(msgspec.Struct, frozen=True, array_like=True):
     endpoints: Annotated[tuple[ListenerEndpoint, ...], msgspec.Meta(max_length=MAX_LISTENERS)] = ()
 
     def at(self, listener: str) -> BrokerEndpoint | None:
-        """Return the broker with the address of this listener alone, or None if the broker has no such listener."""
+        """Return the broker with the address of this listener only. Return None if the broker has no such listener."""
         if not self.endpoints:
             return self if listener == DEFAULT_LISTENER else None
         for found in self.endpoints:
@@ -154,12 +158,12 @@ class BrokerEndpoint(msgspec.Struct, frozen=True, array_like=True):
 
 
 class SeenNumbers(msgspec.Struct, frozen=True):
-    """The highest epochs and producer ids that a broker's log directory has recorded; part of its registration.
+    """The highest epochs and producer ids recorded in a broker's log directory. A part of the broker's registration.
 
     ZooKeeper's counters are lower than these only if ZooKeeper was restored from an older copy. ``controller_id`` is
     the controller of ``controller_epoch``, ``producer_ids`` is the end of the highest block of producer ids, and
     ``leader_epoch`` is the highest leader epoch in any of the broker's logs. A broker of an earlier release does not
-    report them.
+    report these numbers.
     """
 
     controller_epoch: int = NO_EPOCH
@@ -234,7 +238,7 @@ class LeaderAndIsr(msgspec.Struct, frozen=True, array_like=True, gc=False):
 
 
 class VersionedState(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """A ``LeaderAndIsr`` and the version of its ZooKeeper node when the state was read or written.
+    """A ``LeaderAndIsr``, with the version of its ZooKeeper node when the state was read or written.
 
     ``leader_incarnation`` is the leader's incarnation when the state was written, or ``NO_EPOCH`` if unknown. If the
     leader is registered with another incarnation, the controller raises the leader epoch, because only one process may
@@ -247,7 +251,10 @@ class VersionedState(msgspec.Struct, frozen=True, array_like=True, gc=False):
 
 
 class TopicStates(msgspec.Struct, frozen=True, array_like=True):
-    """The states of some partitions of one topic, as their leader wrote them. There may be newer states."""
+    """The states of some partitions of one topic, as their leader wrote them to ZooKeeper.
+
+    By now ZooKeeper may have newer states.
+    """
 
     topic: str
     topic_id: str
@@ -255,7 +262,7 @@ class TopicStates(msgspec.Struct, frozen=True, array_like=True):
 
 
 class TopicSchema(msgspec.Struct, frozen=True, array_like=True):
-    """One schema of a topic.
+    """One of the schemas that a topic has had.
 
     ``message`` is the encapsulated Arrow IPC Schema message, which is stored and sent unchanged.
     """
@@ -330,9 +337,9 @@ class TopicNote(msgspec.Struct, frozen=True):
 
 
 class LogCopy(msgspec.Struct, frozen=True):
-    """One log on a broker's disk: its partition and its log end offset.
+    """One partition's log on a broker's disk, with its last leader epoch and its log end offset.
 
-    ``set_aside`` is the log's directory in ``set-aside/``, from which the broker serves no records.
+    If ``set_aside`` is not empty, it is the log's directory in ``set-aside/``, from which the broker serves no records.
     """
 
     broker_id: int
@@ -346,7 +353,7 @@ class LogCopy(msgspec.Struct, frozen=True):
 
 
 class DirectoryInventory(msgspec.Struct, frozen=True):
-    """What one log directory contains about its cluster.
+    """The data that one log directory contains about its cluster: its broker, logs and topics.
 
     ``incarnation`` is the broker's highest incarnation, registered or about to be registered. ``problems`` are the logs
     that cannot be read.
@@ -368,17 +375,17 @@ INTERNAL_PREFIX = "__"
 
 
 def is_internal(topic: str) -> bool:
-    """Return whether the topic is internal: clients cannot write to it, and lists omit it."""
+    """Return whether the topic is internal. Clients cannot write to internal topics, and lists omit them."""
     return topic.startswith(INTERNAL_PREFIX)
 
 
 def check_topic_name(name: str) -> str | None:
-    """Return why ``name`` is not a valid topic name; None if it is valid."""
+    """Return the reason why ``name`` is not a valid topic name, or None if it is valid."""
     if name in {".", ".."} or not TOPIC_NAME.match(name):
         return f"topic name {name[:60]!r} ({len(name)} characters) must match [a-zA-Z0-9._-]{{1,249}}, not '.' or '..'"
     return None
 
 
 def assert_never(value: NoReturn) -> NoReturn:
-    """Raise AssertionError as the last case of a ``match``: the type checker proves that no case is missing."""
+    """Raise AssertionError. Called in the last case of a ``match``, it lets the type checker find missing cases."""
     raise AssertionError(f"not a case: {value!r}")

@@ -53,9 +53,9 @@ _EXPIRY_S = 2.0
 
 
 class Generations:
-    """The sequence of generations. The driver owns it and calls ``start``, ``wait_ready`` and ``stop``.
+    """The submitter of barrier jobs: it keeps one job, called a generation, running until ``stop``.
 
-    A thread of this object submits the jobs.
+    A thread of this object submits the jobs. The driver calls ``start``, ``wait_ready`` and ``stop``.
     """
 
     def __init__(
@@ -84,14 +84,14 @@ class Generations:
 
     @property
     def brokers(self) -> tuple[ServingBroker, ...]:
-        """Return all brokers that have served under this driver, as last reported. Some may be down."""
+        """Return all brokers that have served under this driver, as they were last reported. Some may be down."""
         return tuple(broker for _, broker in sorted(self._known.items()))
 
     @property
     def failure(self) -> BaseException | None:
-        """Return the error after which no further generations are submitted, or None.
+        """Return the error that ended the submission of generations, or None.
 
-        The brokers then run without a supervisor.
+        After such an error the brokers run without a supervisor.
         """
         return self._failure
 
@@ -116,9 +116,9 @@ class Generations:
         return self._report
 
     def stop(self, *, timeout_s: float = 60.0) -> str:
-        """Stop all brokers cleanly and end the thread.
+        """Stop all brokers cleanly, and end the thread that submits generations.
 
-        If Spark is gone, the driver stops the brokers of this host itself.
+        If Spark has stopped, the driver itself stops the brokers of this host.
 
         Return a message for the user about brokers that keep running, or an empty string.
         """

@@ -65,7 +65,7 @@ class _TaskReport(msgspec.Struct, frozen=True):
 
 
 def run_task(spec: GenerationSpec, _rows: Iterator[object]) -> Iterator[str]:
-    """Run one task of the barrier stage and yield the result of ``supervise``."""
+    """Run one task of the barrier stage. Yield how it ended, as ``supervise`` returns it."""
     context = BarrierTaskContext.get()
     output = logging.StreamHandler(sys.stderr)
     output.setFormatter(LineFormatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))
@@ -79,15 +79,17 @@ def run_task(spec: GenerationSpec, _rows: Iterator[object]) -> Iterator[str]:
 
 
 async def alone(message: str) -> list[str]:
-    """Do what ``allGather`` does, for a single task outside Spark."""
+    """Return what ``allGather`` would return in a job with a single task. It is for a task that runs outside Spark."""
     return [message]
 
 
 async def supervise(spec: GenerationSpec, *, task: int, gather: Gather) -> str:
-    """Run one task of a generation. Return how it ended: a phase, ``STOPPED_IN_PART`` or "superseded".
+    """Run one task of a generation, that is, of one run of the barrier job. Return how it ended.
+
+    The result is the phase that the driver ordered (``Phase``), ``STOPPED_IN_PART`` or "superseded".
 
     Raises:
-        ClusterError: ZooKeeper is not available; the job then fails and is submitted again, while the brokers keep
+        ClusterError: ZooKeeper is not available. The job then fails, the driver submits it again, and the brokers keep
             serving.
     """
     session = await ZkSession.open(
@@ -117,7 +119,10 @@ async def supervise(spec: GenerationSpec, *, task: int, gather: Gather) -> str:
 
 
 def retire_through(store: ClusterStore) -> Retire:
-    """Return a function that retires a broker's registration. It retries until ZooKeeper has responded."""
+    """Return a function that deletes the registration of a broker whose process has ended, and marks it as retired.
+
+    The function retries until ZooKeeper has responded.
+    """
 
     async def retire(broker_id: int, process: ProcessIdentity) -> bool:
         return await store.session.patiently(

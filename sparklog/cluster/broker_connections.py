@@ -23,7 +23,10 @@ _ANSWER_TIMEOUT_S = 30.0
 
 
 class BrokerConnections:
-    """The connections to brokers. One controller term owns them, on its event loop. ``close`` closes all."""
+    """The pool of the connections of one controller term to brokers. ``close`` closes all of them.
+
+    Not thread-safe: use it only on the event loop of the term.
+    """
 
     def __init__(
         self,

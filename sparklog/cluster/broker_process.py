@@ -74,7 +74,10 @@ def spawn_broker(
 
 
 def reap(pid: int) -> int | None:
-    """Collect an ended child process; return its exit code (negative for a signal), or None if it is not our child."""
+    """Collect the exit code of an ended child process; it is negative for a signal.
+
+    Return None if ``pid`` is not a child of this process.
+    """
     try:
         _, status = os.waitpid(pid, 0)
     except ChildProcessError:
@@ -83,7 +86,10 @@ def reap(pid: int) -> int | None:
 
 
 def broker_environment(inherited: Mapping[str, str]) -> dict[str, str]:
-    """Return a worker's environment without Spark's variables. This package is importable in it."""
+    """Return the environment of a broker: that of the Python worker without Spark's variables.
+
+    The package sparklog can be imported in it.
+    """
     keep = {key: value for key, value in inherited.items() if not key.startswith(("PYSPARK_", "SPARK_", "_SPARK"))}
     paths = [str(Path(__file__).parents[2])]
     paths += [path for path in inherited.get("PYTHONPATH", "").split(os.pathsep) if path and not _is_sparks(path)]
@@ -97,9 +103,10 @@ def _is_sparks(path: str) -> bool:
 
 
 class LastWords:
-    """The explanation why a broker process of ``log_dir`` ended.
+    """The explanation why a broker process of ``log_dir`` ended. ``str`` returns it as one line.
 
-    This is its output on stderr, or else the most severe line that it has logged since this object was created.
+    This is the last line of its output, or else the last line of the most severe level that it has logged since this
+    object was created.
     """
 
     def __init__(self, log_dir: Path) -> None:

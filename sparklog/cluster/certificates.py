@@ -35,7 +35,7 @@ _CLOCK_SKEW = dt.timedelta(minutes=5)
 
 
 class CertificateFiles(NamedTuple):
-    """The files of one certificate."""
+    """The paths of a certificate and of its private key."""
 
     certificate: Path
     key: Path
@@ -63,7 +63,7 @@ def create_ca(directory: Path, *, name: str = "sparklog development CA", days: i
     """Create a CA in ``directory``, which is created with mode 0700 if it does not exist.
 
     Raises:
-        ConfigError: the directory has a CA.
+        ConfigError: the directory already has a CA.
     """
     files = files_of(directory, "ca")
     if files.key.exists() or files.certificate.exists():
@@ -83,10 +83,10 @@ def create_ca(directory: Path, *, name: str = "sparklog development CA", days: i
 
 
 def issue(directory: Path, subject: Subject, *, into: Path | None = None, days: int = 365) -> CertificateFiles:
-    """Issue a certificate with a new key, signed by the CA in ``directory``; write both files to ``into``.
+    """Issue a certificate with a new key, signed by the CA in ``directory``. Write both files to ``into``.
 
-    If files with these names exist, each is replaced atomically, the key first. Brokers load the new pair when both
-    files have changed.
+    If ``into`` is None, write them to ``directory``. If the files exist, each is replaced atomically, the key first.
+    Brokers load the new pair when both files have changed.
 
     Raises:
         ConfigError: there is no CA, or a part of the subject is not allowed.

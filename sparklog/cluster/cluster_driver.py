@@ -48,9 +48,9 @@ _AGAIN = "start the cluster again to adopt or stop them"
 
 
 class ClusterDriver:
-    """The driver of a cluster, owned by one thread.
+    """The driver of a cluster. It starts and stops ZooKeeper, the controller and the brokers.
 
-    The thread calls ``register`` (which does not need Spark), ``start_brokers``, and then ``stop``.
+    Not thread-safe: one thread calls ``register`` (which does not need Spark), ``start_brokers``, and then ``stop``.
     """
 
     def __init__(self, options: ClusterOptions) -> None:
@@ -85,7 +85,7 @@ class ClusterDriver:
     def register(self, *, zookeeper_host: str = LOOPBACK) -> None:
         """Start the embedded ZooKeeper, or take over a running one, and register as the cluster's driver.
 
-        If the options name a ZooKeeper, that one is used.
+        If the options name a ZooKeeper, the driver uses that ZooKeeper instead of the embedded one.
 
         Raises:
             ClusterError: ZooKeeper does not respond, or another driver runs the cluster.
@@ -122,7 +122,9 @@ class ClusterDriver:
             raise
 
     def start_brokers(self, context: SparkContext, *, given_up: Callable[[], bool] = never) -> GenerationReport | None:
-        """Start the brokers, or adopt running ones, and wait until all serve. Return None if ``given_up`` returns true.
+        """Start the brokers, or take over running ones, and wait until all of them serve.
+
+        Return None if ``given_up`` returns true meanwhile.
 
         Raises:
             ClusterError: there are too few task slots, or a broker does not start (with the reason). Call ``stop`` in
@@ -187,12 +189,15 @@ class ClusterDriver:
 
     @property
     def brokers(self) -> tuple[ServingBroker, ...]:
-        """Return the brokers that have served under this driver, as ``Generations.brokers`` does."""
+        """Return all brokers that have served under this driver, as they were last reported. Some may be down."""
         return self._generations.brokers if self._generations is not None else ()
 
     @property
     def failure(self) -> str:
-        """Return why this driver can no longer manage its brokers, or an empty string. The brokers keep running."""
+        """Return why this driver can no longer manage its brokers, or an empty string.
+
+        The brokers keep running after such a failure.
+        """
         if self._registration is not None and self._registration.lost.is_set():
             return "another driver has taken over the cluster"
         if self._controller is not None and (status := self._controller.status).state == "failed":
@@ -203,7 +208,7 @@ class ClusterDriver:
     def stop(self) -> str:
         """Stop the cluster cleanly. Idempotent.
 
-        If another driver has taken over the cluster, stop only this driver's part.
+        If another driver has taken over the cluster, stop only the threads and the registration of this driver.
 
         Return a message for the user about what keeps running and why, or an empty string. A later call does not retry,
         because another driver may manage these processes by then. It returns the same message until they have ended.
@@ -260,7 +265,7 @@ class ClusterDriver:
             return True
 
     def leave(self) -> None:
-        """End this driver's part. Brokers and ZooKeeper keep running, and the next driver takes them over."""
+        """End this driver's threads and registration. Brokers and ZooKeeper keep running for the next driver."""
         self._end_controller()
         self._generations = None
         self._end_registration()

@@ -27,11 +27,11 @@ def driver_secret_file(data_dir: Path) -> Path:
 
 
 def driver_keys(data_dir: Path) -> KeyRing:
-    """Return the driver's secret in ``data_dir``, and create it if there is none.
+    """Return the secret that is stored in the driver's ``data_dir``. Create a secret if there is none.
 
     Raises:
         ConfigError: the file cannot be read, or other users may read it.
-        OSError: it cannot be written.
+        OSError: the file cannot be written.
     """
     path = driver_secret_file(data_dir)
     if not path.exists():
@@ -44,9 +44,11 @@ def driver_keys(data_dir: Path) -> KeyRing:
 
 
 def keep_on_host(cluster_id: str, keys: KeyRing) -> Path:
-    """Write this host's copy of the secrets and return its path.
+    """Write this host's copy of the secrets, for the brokers of the host, and return its path.
 
-    Raises OSError, and ClusterError as ``runtime_directory``.
+    Raises:
+        OSError: the file cannot be written.
+        ClusterError: other users could enter the runtime directory of this user.
     """
     path = runtime_directory.secret_file(cluster_id)
     write_secret_file(path, keys)
@@ -54,6 +56,10 @@ def keep_on_host(cluster_id: str, keys: KeyRing) -> Path:
 
 
 def found_on_host(cluster_id: str) -> KeyRing:
-    """Return the secrets of this host's copy, or none if there is no copy. Raises ConfigError as ``driver_keys``."""
+    """Return the secrets in this host's copy. Return an empty ``KeyRing`` if there is no copy.
+
+    Raises:
+        ConfigError: the file cannot be read, or other users may read it.
+    """
     path = runtime_directory.secret_file(cluster_id)
     return read_secret_file(path) if path.exists() else KeyRing()

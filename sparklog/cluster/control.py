@@ -26,7 +26,7 @@ _LINE_BYTES = 1024 * 1024
 
 
 class BrokerStatus(msgspec.Struct, frozen=True):
-    """The response of a broker to its supervisor.
+    """The response of a broker to a command of its supervisor.
 
     The fields have defaults, because brokers of other releases may omit some.
     """
@@ -47,11 +47,11 @@ class BrokerStatus(msgspec.Struct, frozen=True):
 
 
 class Superseded(ClusterError):
-    """The error when a broker refuses a command because it has a newer supervisor."""
+    """The error for a command that a broker refuses because a newer supervisor controls the broker."""
 
 
 class ControlConnection:
-    """A connection to a broker's control socket, owned by one task of a supervisor's event loop.
+    """A connection from a supervisor to a broker's control socket. Not thread-safe: use it only on one event loop.
 
     ``peer`` is the process at the other end, as the kernel reports it.
     """
@@ -80,7 +80,8 @@ class ControlConnection:
 
         Raises:
             asyncio.TimeoutError: the broker did not respond in time. The connection can no longer be used.
-            ConnectionError: the broker closed the connection. Superseded: a newer generation supervises the broker.
+            ConnectionError: the broker closed the connection.
+            Superseded: a newer generation supervises the broker.
             ClusterError: the broker refused the command.
         """
         async with self._busy:
@@ -102,10 +103,10 @@ class ControlConnection:
 
 
 class ControlLink:
-    """The supervisor's lease on one broker, over one connection at a time. A ``BrokerSupervisor`` owns it.
+    """The supervisor's control of one broker, over one connection at a time. A part of ``BrokerSupervisor``.
 
-    The supervisor opens the first connection of a process and gives it to ``keep``. If that connection is lost, the
-    link opens the next one.
+    While the connection is open, the broker knows that it is supervised. The supervisor opens the first connection to a
+    process and passes it to ``keep``. If that connection is lost, the link opens the next one.
     """
 
     def __init__(self, slot: Slot, spec: GenerationSpec) -> None:
@@ -120,7 +121,7 @@ class ControlLink:
 
     @property
     def hung_after_s(self) -> float:
-        """Return the seconds without a response after which the broker counts as hung.
+        """Return the number of seconds without a response after which the broker counts as hung.
 
         This is over twice ZooKeeper's session time-out. By then other brokers lead its partitions, and the broker's own
         watchdog has failed.
@@ -129,15 +130,18 @@ class ControlLink:
 
     @property
     def peer(self) -> ProcessIdentity | None:
-        """Return the process at the other end, or None without a connection."""
+        """Return the broker's process at the other end of the connection, or None if there is no connection."""
         return self._connection.peer if self._connection is not None else None
 
     async def open(self) -> ControlConnection | None:
-        """Open a connection without sending ``hello``. Return None if the broker does not listen."""
+        """Open and return a connection, without sending ``hello``. Return None if the broker does not listen."""
         return await ControlConnection.open(runtime_directory.control_socket(self._slot.path))
 
     async def hello(self, connection: ControlConnection) -> BrokerStatus:
-        """Send ``hello`` over a connection and return the broker's status. Close the connection if that fails."""
+        """Send ``hello`` over a connection and return the broker's status. Close the connection if that fails.
+
+        By ``hello`` the broker learns who supervises it.
+        """
         try:
             return await connection.call(
                 "hello",
@@ -151,7 +155,10 @@ class ControlLink:
             raise
 
     async def keep(self, connection: ControlConnection, status: BrokerStatus) -> None:
-        """Keep the connection open, so that the broker, which already serves requests, knows that it is supervised."""
+        """Keep a connection open for further commands, so that the broker knows that it is supervised.
+
+        ``status`` is the last status of the broker, which already serves requests.
+        """
         async with self._reaching:
             if self._connection is None:
                 self._connection = connection
@@ -160,10 +167,10 @@ class ControlLink:
         self.status = status
 
     async def poll(self) -> None:
-        """Request the broker's status and keep it in ``status``.
+        """Request the broker's status and store it in ``status``.
 
         Raises:
-            asyncio.TimeoutError: the broker hangs; the connection is closed.
+            asyncio.TimeoutError: the broker hangs. The connection is then closed.
             Superseded: a newer generation supervises the broker.
             ClusterError: the broker refused the command.
         """
@@ -178,7 +185,7 @@ class ControlLink:
             await self.close()
 
     async def send(self, op: str) -> BrokerStatus | None:
-        """Send a command and return the response, or None if the broker does not respond or refuses the command."""
+        """Send a command and return the response. Return None if the broker does not respond or refuses the command."""
         try:
             connection = await self._reach()
             return await connection.call(op, timeout_s=self.hung_after_s) if connection is not None else None

@@ -47,7 +47,10 @@ class _OtherCluster(ClusterError):
 
 @dataclass(frozen=True, slots=True)
 class ControllerStatus:
-    """The state of this controller: connecting, standby, active, stopped or failed. ``detail`` has the reason."""
+    """The status of the controller in this process.
+
+    ``state`` is "connecting", "standby", "active", "stopped" or "failed". ``detail`` has the reason.
+    """
 
     state: str = "connecting"
     controller_epoch: int = -1
@@ -58,9 +61,9 @@ class ControllerStatus:
 
 
 class ControllerLoop:
-    """A controller in its own thread, with a thread-safe interface.
+    """A thread that takes part in elections of the controller and serves the terms that it wins. Thread-safe.
 
-    ``on_change`` is called in the controller's thread and must return quickly.
+    ``on_change`` is called in this thread and must return quickly.
     """
 
     def __init__(
@@ -116,16 +119,16 @@ class ControllerLoop:
         return self._status
 
     def start(self) -> None:
-        """Start the thread and return immediately."""
+        """Start the thread and return immediately, before a controller is active."""
         assert self._thread is None, "started twice"
         self._thread = threading.Thread(target=self._run, name="sparklog-controller", daemon=True)
         self._thread.start()
 
     def wait_ready(self, timeout_s: float = 30.0) -> ControllerStatus:
-        """Wait until a controller is active: this one, or another one for which this one stands by.
+        """Wait until the cluster has an active controller: this one, or another one for which this one stands by.
 
         Raises:
-            ClusterError: the controller failed, or the wait timed out.
+            ClusterError: this controller failed or was stopped, or the wait timed out.
         """
 
         def ready() -> bool:
@@ -142,7 +145,7 @@ class ControllerLoop:
         return status
 
     def stop(self) -> None:
-        """Resign and end the thread; another controller can be elected immediately. Idempotent."""
+        """Resign and end the thread. Another controller can then be elected immediately. Idempotent."""
         thread = self._thread
         if thread is None:
             return

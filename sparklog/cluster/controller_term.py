@@ -31,7 +31,7 @@ from sparklog.zk.session import SessionState
 
 
 class ControllerTerm:
-    """One term of the controller, owned by ``ControllerLoop``. ``run`` returns when the term is over."""
+    """One term of the active controller. ``run`` returns when the term is over. A part of ``ControllerLoop``."""
 
     def __init__(
         self,
@@ -78,15 +78,15 @@ class ControllerTerm:
 
     @property
     def counters(self) -> Counter[str]:
-        """Return the counters of this term, by metric name."""
+        """Return the counters of this term by metric name."""
         return self.runner.counters
 
     async def run(self, *, cautious: bool) -> str:
         """Read the cluster's state, then handle its changes until the term is over. Return the reason for the end.
 
         Raises:
-            ZkUnreachable: the connection to ZooKeeper was lost before the whole state was read. ZkError: a node that
-            every cluster has is missing, or ZooKeeper refused a request.
+            ZkUnreachable: the connection to ZooKeeper was lost before the whole state was read.
+            ZkError: a node that every cluster has is missing, or ZooKeeper refused a request.
         """
         unwatch: Callable[[], None] | None = None
         try:

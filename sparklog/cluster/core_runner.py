@@ -30,7 +30,10 @@ def _now_ms() -> int:
 
 
 class CoreRunner:
-    """The runner of the core of one term. A ``ControllerTerm`` owns it, on its event loop, until ``close``."""
+    """The runner of the ``Controller`` of one term, with the term's timer and tasks. A part of ``ControllerTerm``.
+
+    Not thread-safe: use it only on the event loop of the term, until ``close``.
+    """
 
     def __init__(
         self,
@@ -61,7 +64,7 @@ class CoreRunner:
         return frozenset(self._tasks)
 
     def step(self, event: Event) -> None:
-        """Pass ``event`` to the core; end the term if that fails.
+        """Pass ``event`` to the ``Controller`` and perform the resulting effects. End the term if that fails.
 
         The callers include timers and watches, which cannot handle an error. A new term is safer than one that
         continues with an incomplete state.
@@ -74,9 +77,9 @@ class CoreRunner:
             self.fail(type(event).__name__, error)
 
     def advance(self, event: Event) -> None:
-        """Pass ``event`` to the core and perform the resulting effects.
+        """Pass ``event`` to the ``Controller`` and perform the resulting effects.
 
-        Raises any error of the step or of an effect.
+        An error of the ``Controller`` or of an effect is raised to the caller.
         """
         for effect in self.core.step(event, _now_ms()):
             self._perform(effect)
@@ -92,19 +95,19 @@ class CoreRunner:
             self._timer = self._loop.call_later(max(0, deadline - _now_ms()) / 1000, self.step, Ticked())
 
     def report_change(self) -> None:
-        """Report that the state or the counters of the term may have changed."""
+        """Call ``on_change``, because the state or the counters of the term may have changed."""
         if self._unreadable.count:
             self.counters["controller.zookeeper.unreadable"] = self._unreadable.count
         self._on_change()
 
     def fail(self, what: str, error: BaseException) -> None:
-        """End the term with an unexpected error."""
+        """End the term because of an unexpected error. ``what`` names the event or task that failed."""
         log.error("%s failed", what, exc_info=error)
         self.failed = True
         self.finish(f"{what}: {type(error).__name__}: {error}")
 
     def finish(self, reason: str) -> None:
-        """End the term. Only the first reason counts."""
+        """End the term for this reason. If the term has already ended, do nothing."""
         if not self.over.done():
             self.over.set_result(reason)
 
@@ -120,7 +123,7 @@ class CoreRunner:
     # --- tasks -----------------------------------------------------------------------------------------------------
 
     def start(self, work: Coroutine[Any, Any, None], name: str) -> None:
-        """Start a task of the term. If the task fails, the term ends."""
+        """Start a task of the term. The term ends if the task fails."""
         if self.over.done():
             work.close()
             return

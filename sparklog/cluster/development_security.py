@@ -35,7 +35,7 @@ _PASSWORD_BYTES = 24
 
 
 class DevelopmentSecurity:
-    """The files and settings of one secure cluster on one machine."""
+    """The creator of the security files of a cluster on one machine, and the source of the settings that use them."""
 
     def __init__(self, data_dir: Path, *, advertised_host: str = "", embedded_zookeeper: bool = True) -> None:
         self._client_file = client_file(data_dir.resolve())
@@ -46,7 +46,7 @@ class DevelopmentSecurity:
         self._hosts = tuple(dict.fromkeys(host for host in named if host))
 
     def settings(self) -> dict[str, str]:
-        """Return the broker settings: listeners with TLS, the files, and the super user."""
+        """Return the broker settings that a secure cluster needs: listeners with TLS, files, and the super user."""
         broker, controller = self._files("broker"), self._files("controller")
         found = {
             "listeners": "CLIENT://:0,BROKER://:0",
@@ -70,7 +70,11 @@ class DevelopmentSecurity:
         return found
 
     def prepare(self) -> None:
-        """Create the CA and ZooKeeper's certificate, which ZooKeeper needs when it starts. Raises ConfigError."""
+        """Create the CA and ZooKeeper's certificate, which ZooKeeper needs when it starts.
+
+        Raises:
+            ConfigError: a file cannot be used.
+        """
         self._directory.mkdir(mode=0o700, parents=True, exist_ok=True)
         self._directory.chmod(0o700)
         if not self._files("ca").certificate.exists():
@@ -80,6 +84,8 @@ class DevelopmentSecurity:
 
     def complete(self, cluster_id: str) -> None:
         """Create the certificates of brokers and the controller, the admin's password, and the clients' settings file.
+
+        Call it when the cluster's id is known.
 
         Raises:
             ConfigError: a file cannot be used.

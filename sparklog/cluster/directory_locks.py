@@ -31,7 +31,7 @@ _PORTS_TRIED = 1000
 
 
 async def survey_host(spec: GenerationSpec, *, task: int, host: str) -> HostSurvey:
-    """Return the log directories of this host. ``problem`` describes directories that cannot be used."""
+    """Return a survey of this host's log directories. Its ``problem`` describes a directory that cannot be used."""
     found, empty, problem = [], [], ""
     existing, possible = candidates(spec)
     for path in existing:
@@ -48,7 +48,7 @@ async def survey_host(spec: GenerationSpec, *, task: int, host: str) -> HostSurv
 
 
 async def is_live(log_dir: Path) -> bool:
-    """Return whether a broker process uses this directory or is starting on it."""
+    """Return whether a broker process uses this directory or is starting with it."""
     connection = await ControlConnection.open(runtime_directory.control_socket(log_dir))
     if connection is not None:
         await connection.close()

@@ -25,7 +25,7 @@ class DriverPidfile(msgspec.Struct, frozen=True):
 
 
 def note_driver(data_dir: Path, bootstrap: str, zookeeper: str) -> None:
-    """Record this process in the data directory as the cluster's driver."""
+    """Write the file that names this process as the driver of the cluster of ``data_dir``."""
     own = identify(os.getpid())
     assert own is not None
     new = data_dir / f"{_NAME}.{os.getpid()}"
@@ -34,16 +34,16 @@ def note_driver(data_dir: Path, bootstrap: str, zookeeper: str) -> None:
 
 
 def forget_driver(data_dir: Path) -> None:
-    """Remove the file if this process wrote it."""
+    """Remove the file that names the cluster's driver, if this process wrote it."""
     found = _read(data_dir)
     if found is not None and found.process.pid == os.getpid():
         (data_dir / _NAME).unlink(missing_ok=True)
 
 
 def noted_driver(data_dir: Path) -> DriverPidfile | None:
-    """Return the driver that runs the cluster of this data directory on this host.
+    """Return the driver on this host that runs the cluster of ``data_dir``, as recorded in its file.
 
-    Return None if no driver runs or it is not ready yet.
+    Return None if no such driver is alive, or if it is not ready yet.
     """
     found = _read(data_dir)
     return found if found is not None and is_alive(found.process) else None

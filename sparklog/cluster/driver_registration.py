@@ -36,9 +36,10 @@ T = TypeVar("T")
 
 
 class DriverRegistration:
-    """The driver's registration. ``take`` creates it, and ``close`` deletes it.
+    """The registration of this process in ZooKeeper as the cluster's driver. Thread-safe.
 
-    The event ``lost`` is set when another driver has taken over the cluster.
+    ``take`` creates the registration, and ``close`` deletes it. The event ``lost`` is set when another driver has taken
+    over the cluster.
     """
 
     def __init__(
@@ -74,10 +75,11 @@ class DriverRegistration:
         owns_zookeeper: bool = False,
         security: ZooKeeperSecurity | None = None,
     ) -> DriverRegistration:
-        """Connect to ZooKeeper and become the driver.
+        """Connect to ZooKeeper and register as the cluster's driver.
 
-        ``keys`` are the cluster's secrets. If this driver owns the ZooKeeper, it protects it against writes by clients
-        without the secrets, unless brokers of release 0.1.0 may still use it. ``security`` is for its sessions.
+        ``keys`` are the cluster's secrets. ``owns_zookeeper`` means that the ZooKeeper is embedded. The driver then
+        protects it against writes by clients without the secrets, unless brokers of release 0.1.0 may still use it.
+        ``security`` has the TLS settings and credentials for the session with ZooKeeper.
 
         Raises:
             ClusterError: ZooKeeper does not respond, or another driver is alive. The error names its host.
@@ -97,7 +99,7 @@ class DriverRegistration:
         return registration
 
     def close(self) -> None:
-        """Delete the registration. Idempotent."""
+        """Delete the registration and end the thread of this object. Idempotent."""
         if self._loop.is_closed():
             return
         self._call(self._end())
@@ -106,14 +108,18 @@ class DriverRegistration:
         self._loop.close()
 
     def direct(self, directive: Directive) -> None:
-        """Write a directive for the tasks of its generation. Raises ZkError if ZooKeeper is not available."""
+        """Write an order to the tasks of a generation (a directive) to ZooKeeper.
+
+        Raises:
+            ZkError: ZooKeeper is not available.
+        """
         self._call(self._direct(directive))
 
     def live_brokers(self) -> tuple[BrokerRegistration, ...]:
         return self._call(self._store.live_brokers())
 
     def report(self, generation: int) -> GenerationReport | None:
-        """Return the report of this driver's ``generation``.
+        """Return the report of the tasks of this driver's ``generation``, as read from ZooKeeper.
 
         Return None if there is no report yet or ZooKeeper is not available.
         """

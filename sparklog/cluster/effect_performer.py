@@ -38,7 +38,7 @@ log = logging.getLogger(__name__)
 
 
 class EffectPerformer:
-    """The performer of the effects of one controller term. Its tasks end with the term."""
+    """The performer of the effects that the ``Controller`` of one term returns. Its tasks end with the term."""
 
     def __init__(
         self,
@@ -56,7 +56,7 @@ class EffectPerformer:
         self._connections = connections
 
     def perform(self, effect: Effect) -> None:
-        """Perform an effect, or start a task that performs it."""
+        """Perform an effect at once, or start a task of the term that performs it."""
         run, store = self._runner, self._store
         match effect:
             case WriteStates():

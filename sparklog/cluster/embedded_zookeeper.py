@@ -96,10 +96,10 @@ class _Note(msgspec.Struct, frozen=True):
 
 
 class EmbeddedZookeeper:
-    """A running server.
+    """The control of a running ZooKeeper server.
 
-    ``start`` starts it or takes over a running one. ``stop`` ends it, ``leave`` leaves it running, and ``start_again``
-    replaces a dead one.
+    ``start`` starts the server or takes over a running one. ``stop`` ends it, and ``leave`` leaves it running.
+    ``start_again`` replaces it after a crash.
     """
 
     def __init__(
@@ -131,11 +131,11 @@ class EmbeddedZookeeper:
         settings: Mapping[str, str] | None = None,
         security: ZooKeeperSecurity | None = None,
     ) -> EmbeddedZookeeper:
-        """Start the server of ``directory``, or take over the running one. Blocks until the server responds.
+        """Start the server of ``directory``, or take over the running one. Block until the server responds.
 
-        The server listens on ``host``, and clients connect to it there. If ``port`` is 0, the server uses the recorded
-        port, or any free port at the first start. ``settings`` are lines of zoo.cfg that override the defaults.
-        ``security`` is that of the clients. If they use TLS, the server does.
+        The server listens on ``host``, and clients connect to it there. If ``port`` is 0, the server uses the port of
+        its first start, or any free port at the first start. ``settings`` are lines of zoo.cfg that override the
+        defaults. ``security`` is that of the clients. The server uses TLS if and only if they do.
 
         Raises:
             ClusterError: Java is missing, another program uses the recorded port, the server did not start (with the
@@ -164,12 +164,13 @@ class EmbeddedZookeeper:
             return server
 
     def start_again(self) -> EmbeddedZookeeper | None:
-        """Start a server on the port and data of this one, which has ended, and return the new one.
+        """Start a new server on the port and data of this one, which has ended. Return the new one.
 
-        If another driver has already started one, return that. Return None if this server was stopped deliberately.
+        If another driver has already started one, return that server. Return None if this server was stopped
+        deliberately.
 
         Raises:
-            ClusterError: as ``start``.
+            ClusterError, ConfigError: the new server did not start, for one of the reasons that ``start`` names.
         """
         if not self.directory.is_dir():
             return None
@@ -269,7 +270,7 @@ class EmbeddedZookeeper:
             self._end(timeout_s=0.0)
 
     def leave(self) -> None:
-        """Leave the server running, without further control by this object."""
+        """Give up the control of the server, which keeps running."""
         if self._child is not None:
             # Otherwise Popen's finalizer would warn that the child still runs, which is intended here.
             self._child.returncode = 0
@@ -306,9 +307,10 @@ class EmbeddedZookeeper:
 
     @property
     def has_been_stopped(self) -> bool:
-        """Return whether the server was stopped deliberately, by any process, or its directory was deleted.
+        """Return whether the server was stopped deliberately, by any process.
 
-        Return False if the server crashed or another one has replaced it.
+        Return False if the server crashed or another one has replaced it. If its directory was deleted, return whether
+        the server has ended.
 
         Raises:
             ClusterError: ``server.json`` cannot be read.
@@ -328,7 +330,7 @@ class EmbeddedZookeeper:
 
 
 def find_java() -> str:
-    """Return the path of the java program, from JAVA_HOME or PATH.
+    """Return the path of the program java, in JAVA_HOME or else in PATH.
 
     Raises:
         ClusterError: Java was not found.
@@ -342,7 +344,7 @@ def find_java() -> str:
 
 
 def answers(host: str, port: int, *, context: ssl.SSLContext | None = None, timeout_s: float = 1.0) -> bool:
-    """Return whether a ZooKeeper server at this address serves requests. With ``context``, connect with TLS.
+    """Return whether a ZooKeeper server at this address serves requests. If ``context`` is given, connect with TLS.
 
     Raises:
         SSLCertVerificationError: the server's certificate is not trusted, or is for another host.

@@ -19,7 +19,7 @@ REPORT = paths.GENERATION
 
 
 class Phase(Enum):
-    """What a directive orders the tasks of a generation to do."""
+    """The orders that the driver can give to the tasks of a generation."""
 
     RUN = "run"
     #: End the job but not the brokers, because the next generation has another number of tasks.
@@ -29,9 +29,9 @@ class Phase(Enum):
 
 
 class Directive(msgspec.Struct, frozen=True):
-    """An order of the driver to the tasks of one generation, in a ZooKeeper node.
+    """An order of the driver to the tasks of one generation, stored in a ZooKeeper node.
 
-    When a task of an older generation reads it, the task ends.
+    A task of an older generation ends when it reads a directive for a newer one.
     """
 
     driver_epoch: int
@@ -41,7 +41,7 @@ class Directive(msgspec.Struct, frozen=True):
 
 
 class GenerationSpec(msgspec.Struct, frozen=True, kw_only=True):
-    """The settings with which the tasks of one generation start and supervise brokers."""
+    """The settings with which the tasks of one run of the barrier job (a generation) start and supervise brokers."""
 
     cluster_id: str
     zookeeper: str
@@ -72,7 +72,7 @@ class GenerationSpec(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ServingBroker(msgspec.Struct, frozen=True):
-    """A broker that has responded to its supervisor."""
+    """A broker that serves requests, with its address and process, as its supervisor knows it."""
 
     broker_id: int
     host: str
@@ -85,7 +85,7 @@ class ServingBroker(msgspec.Struct, frozen=True):
 
 
 class GenerationReport(msgspec.Struct, frozen=True):
-    """The report of a generation's tasks. They write it when each of their brokers serves or has failed."""
+    """The report of the tasks of one generation, written when each of their brokers serves or has failed."""
 
     driver_epoch: int
     generation: int

@@ -77,7 +77,7 @@ class LocalCluster:
         self._stop(is_ended_otherwise=error is not None)
 
     def start(self) -> LocalCluster:
-        """Start the cluster, and return once every broker serves.
+        """Start the cluster, and return it when every broker serves.
 
         Raises:
             ClusterError: there are too few task slots (the error says how many, and what to change), or a broker does
@@ -125,7 +125,7 @@ class LocalCluster:
 
     @property
     def bootstrap(self) -> str:
-        """Return the addresses for clients, ``host:port,host:port``."""
+        """Return the addresses of the brokers for clients, ``host:port,host:port``."""
         return self._driver.bootstrap
 
     @property
@@ -146,7 +146,9 @@ class LocalCluster:
         return found
 
     def kill_broker(self, broker_id: int) -> int:
-        """Kill a broker of this machine with SIGKILL, to simulate a crash. Return its pid. Its supervisor restarts it.
+        """Kill a broker of this machine with SIGKILL, to simulate a crash. Return the pid of its process.
+
+        The broker's supervisor then restarts the broker.
 
         Raises:
             ClusterError: the broker does not run on this machine.

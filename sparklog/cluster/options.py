@@ -33,7 +33,7 @@ DEFAULT_REPLICATION_FACTOR = 3
 
 
 class Sizing(NamedTuple):
-    """The number of tasks of the barrier job."""
+    """The number of tasks that the barrier job needs."""
 
     tasks: int
     #: The number of slots that the barrier job leaves for other jobs of the same application.
@@ -43,7 +43,7 @@ class Sizing(NamedTuple):
 
 
 class ClusterOptions(msgspec.Struct, frozen=True, kw_only=True):
-    """The options of a cluster. ``checked`` validates them."""
+    """The options with which a cluster is started. ``checked`` validates them."""
 
     data_dir: Path
     brokers: int = 3
@@ -66,10 +66,10 @@ class ClusterOptions(msgspec.Struct, frozen=True, kw_only=True):
     spare_slots: int = 0
 
     def checked(self) -> ClusterOptions:
-        """Return the options with derived settings. Idempotent.
+        """Check the options. Return them with the settings that follow from other options. Idempotent.
 
         Raises:
-            ConfigError: a value is out of range, or ``config.broker_config`` refuses the settings.
+            ConfigError: a value is out of range, or a setting is unknown or has an invalid value.
         """
         if self.brokers < 1:
             raise ConfigError(f"brokers={self.brokers}: expected at least 1")
@@ -102,7 +102,11 @@ class ClusterOptions(msgspec.Struct, frozen=True, kw_only=True):
         return merged(own, self.settings)
 
     def security(self) -> DevelopmentSecurity:
-        """Return what ``--secure`` sets up. Raises ConfigError if the package ``cryptography`` is not installed."""
+        """Return the creator of the files and settings of ``--secure``.
+
+        Raises:
+            ConfigError: the package ``cryptography`` is not installed.
+        """
         require_cryptography("--secure")
         from sparklog.cluster.development_security import DevelopmentSecurity
 
@@ -112,12 +116,16 @@ class ClusterOptions(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def is_one_machine(master: str) -> bool:
-    """Return whether every executor runs on the driver's machine: local, local[N], local-cluster[...]."""
+    """Return whether all executors run on the driver's machine: with local, local[N] or local-cluster[...]."""
     return master.startswith("local")
 
 
 def listen_host(options: ClusterOptions, master: str) -> str:
-    """Return the address on which brokers listen. A cluster on one machine must not be reachable from others."""
+    """Return the address on which brokers listen.
+
+    It is a loopback address if such an address is advertised, or if Spark runs on one machine and no address is
+    advertised. Other hosts then cannot reach the cluster.
+    """
     if is_loopback(options.advertised_host):
         return options.advertised_host
     return LOOPBACK if is_one_machine(master) and not options.advertised_host else "0.0.0.0"
@@ -129,10 +137,10 @@ def zookeeper_host(options: ClusterOptions, master: str) -> str:
 
 
 def check_network(options: ClusterOptions, master: str) -> None:
-    """Refuse a cluster that would listen on the network without TLS and authentication.
+    """Check that the cluster would not listen on the network without TLS and authentication.
 
     Raises:
-        ConfigError: the setting to change is in the message.
+        ConfigError: it would. The message names the setting to change.
     """
     if options.secure and not is_one_machine(master):
         raise ConfigError(
@@ -160,7 +168,7 @@ def brokers_per_task(options: ClusterOptions, master: str) -> int:
 
 
 def is_in_driver(master: str) -> bool:
-    """Return whether the master is local or local[N], so that the executor runs in the driver's JVM."""
+    """Return whether the driver's JVM is the executor, that is, whether the master is local or local[N]."""
     return is_one_machine(master) and not master.startswith("local-cluster")
 
 
@@ -172,7 +180,7 @@ def sizing(options: ClusterOptions, master: str) -> Sizing:
 
 
 def read_settings(path: Path) -> dict[str, str]:
-    """Read a file of ``key = value`` lines. Lines that begin with # are comments.
+    """Read a file with a setting ``key = value`` on each line. Lines that begin with # are comments.
 
     Raises:
         ConfigError: the file cannot be read, or a line has no value or repeats a key. The error has the line number.
@@ -191,7 +199,11 @@ def read_settings(path: Path) -> dict[str, str]:
 
 
 def add_setting(settings: dict[str, str], text: str, *, where: str) -> None:
-    """Add a setting. Raises ConfigError if ``text`` is not ``key=value`` or repeats a key."""
+    """Add the setting in ``text``, ``key=value``, to ``settings``. ``where`` says in errors where the text is from.
+
+    Raises:
+        ConfigError: the text is not ``key=value`` or repeats a key.
+    """
     key, equals, value = (part.strip() for part in text.partition("="))
     if not (key and equals and value):
         raise ConfigError(f"{where}: expected key = value, found {text!r}")

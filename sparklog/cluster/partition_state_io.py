@@ -28,7 +28,7 @@ _OUTCOMES_AT_ONCE = 2000
 
 
 class PartitionStateIo:
-    """The writes and reads of partition states of one controller term. Its tasks end with the term."""
+    """The reader and writer of partition states in ZooKeeper, for one controller term. Its tasks end with the term."""
 
     def __init__(self, runner: CoreRunner, store: ControllerStore) -> None:
         self._runner = runner
@@ -43,7 +43,7 @@ class PartitionStateIo:
     # --- writes ----------------------------------------------------------------------------------------------------
 
     def write(self, effect: WriteStates) -> None:
-        """Write states, in the order of the effects."""
+        """Begin to write states, after those of earlier calls. Pass the outcomes to the ``Controller`` later."""
         is_new = not self._to_write
         self._to_write.extend(effect.writes)
         if is_new:
@@ -142,7 +142,10 @@ class PartitionStateIo:
     # --- reads -----------------------------------------------------------------------------------------------------
 
     async def read(self, tps: Sequence[TopicPartition]) -> None:
-        """Read states for a ReadStates of the core. If the connection is lost, report the states as unknown."""
+        """Read states that the ``Controller`` requested with ReadStates, and pass them to it.
+
+        If the connection is lost, pass StatesUnknown.
+        """
         try:
             await self._store.session.connected()
             await self.read_changed(tps)
@@ -150,9 +153,9 @@ class PartitionStateIo:
             self._runner.step(StatesUnknown(tuple(tps)))
 
     async def read_changed(self, tps: Sequence[TopicPartition]) -> None:
-        """Read states and pass them to the core. Retry unreadable ones after pauses.
+        """Read states and pass them to the ``Controller``. Read those again later that cannot be read.
 
-        Until then the core makes no decisions about these partitions.
+        Until a state can be read, the ``Controller`` decides nothing about its partition.
 
         Raises:
             ZkUnreachable: the connection was lost.

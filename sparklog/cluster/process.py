@@ -18,7 +18,7 @@ import msgspec
 
 
 class ProcessIdentity(msgspec.Struct, frozen=True):
-    """The unique identity of one process."""
+    """The identity of one process, which no other process ever has."""
 
     pid: int
     #: The start time in clock ticks after boot. Source: proc_pid_stat(5), field 22.
@@ -31,7 +31,7 @@ def boot_id() -> str:
 
 
 def identify(pid: int) -> ProcessIdentity | None:
-    """Return the process that currently has ``pid``. Return None if there is none, or only a zombie."""
+    """Return the identity of the process that now has ``pid``. Return None if there is none, or only a zombie."""
     try:
         stat = Path(f"/proc/{pid}/stat").read_bytes()
     except (FileNotFoundError, ProcessLookupError):
@@ -50,7 +50,8 @@ def is_alive(identity: ProcessIdentity) -> bool:
 def send_signal(identity: ProcessIdentity, number: signal.Signals) -> bool:
     """Send a signal to exactly this process. Return False if the process has ended.
 
-    The pidfd is opened before the identity is compared. So if the pid has been reused, the comparison fails.
+    The pidfd is opened before the identity is compared. So if another process has the pid by then, the comparison
+    fails.
     """
     try:
         descriptor = os.pidfd_open(identity.pid)
@@ -68,7 +69,7 @@ def send_signal(identity: ProcessIdentity, number: signal.Signals) -> bool:
 
 
 async def exited(identity: ProcessIdentity) -> None:
-    """Wait until the process has ended. It need not be a child of this process."""
+    """Wait until the process has ended. It may be any process, not only a child of this one."""
     try:
         descriptor = os.pidfd_open(identity.pid)
     except ProcessLookupError:
@@ -93,7 +94,7 @@ def peer_of(connection: socket.socket) -> ProcessIdentity | None:
 
 
 def port_taken(host: str, port: int) -> bool:
-    """Return whether a process listens on ``port`` of the address ``host``."""
+    """Return whether a process already uses ``port`` of the address ``host``."""
     with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as probe:
         # Servers set this as well: a port whose connections are all in TIME_WAIT is free.
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -107,9 +108,10 @@ def port_taken(host: str, port: int) -> bool:
 
 
 def host_name() -> str:
-    """Return a name of this host for other hosts.
+    """Return a name by which other hosts can reach this host.
 
-    This is the fully qualified name, or else the host name, if it resolves. If neither does, it is ``localhost``.
+    This is the fully qualified name or else the host name, whichever can be resolved first. If neither can, it is
+    ``localhost``.
     """
     for name in (socket.getfqdn(), socket.gethostname()):
         if name.split(".")[0] == "localhost":

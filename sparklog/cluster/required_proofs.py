@@ -27,10 +27,10 @@ _NO_PROOF = "does not prove the cluster's secret"
 
 
 class RequiredProofs:
-    """The component that sets the mark and then ignores registrations without a proof, for one controller term.
+    """The filter of broker registrations for one controller term: it may require proofs that brokers know the secret.
 
-    If ``enabled`` is false, this controller knows no secret and does not require proofs. ``inter_broker`` is the
-    listener through which it connects to brokers.
+    ``settle`` sets the mark in ZooKeeper from which on proofs are required. If ``enabled`` is false, this controller
+    knows no secret and does not require proofs. ``inter_broker`` is the listener through which it connects to brokers.
     """
 
     def __init__(self, session: ZkSession, *, enabled: bool, inter_broker: InterBroker | None = None) -> None:
@@ -44,12 +44,16 @@ class RequiredProofs:
         self.required = self._certified
 
     async def load(self) -> None:
-        """Read the mark. Raises ZkError."""
+        """Read from ZooKeeper whether proofs are required.
+
+        Raises:
+            ZkError: ZooKeeper is not available or refused the request.
+        """
         if self._enabled:
             self.required = await self._session.exists(paths.PROOF_REQUIRED)
 
     def admitted(self, brokers: Iterable[BrokerRegistration]) -> tuple[BrokerRegistration, ...]:
-        """Return the registrations that the controller accepts."""
+        """Return those of the registrations that the controller accepts. The others are logged."""
         if not self.required:
             return tuple(brokers)
         counted = []
@@ -79,10 +83,13 @@ class RequiredProofs:
     async def settle(
         self, live: Collection[BrokerRegistration], *, retired: Collection[int], hosting: Callable[[], set[int]]
     ) -> None:
-        """Set the mark if no broker without a proof is left. Raises ZkError.
+        """Require proofs from now on, and set the mark in ZooKeeper, if no broker without a proof is left.
 
-        ``retired`` are brokers that are known to have ended. ``hosting`` returns the brokers that have replicas and so
-        may return.
+        ``retired`` are brokers that are known to have ended. ``hosting`` returns the brokers that have replicas,
+        because such a broker may return.
+
+        Raises:
+            ZkError: ZooKeeper is not available or refused the request.
         """
         if not self._enabled or self.required or not live:
             return

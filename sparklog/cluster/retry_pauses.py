@@ -9,7 +9,7 @@ LONGEST_S = 10.0
 
 
 def growing_pauses(first_s: float = FIRST_S) -> Iterator[float]:
-    """Yield pauses in seconds, without end. Each is twice the previous one, but at most ten seconds."""
+    """Yield pauses in seconds without end: each is twice the previous one, up to ten seconds."""
     pause_s = first_s
     while True:
         yield pause_s

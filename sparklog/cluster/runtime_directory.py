@@ -26,7 +26,11 @@ _BASE = Path("/tmp")
 
 
 def runtime_directory() -> Path:
-    """Return the directory, see ``user_directory``. Raises ClusterError."""
+    """Return the directory for the sockets and process files of this user's brokers. Create it if it does not exist.
+
+    Raises:
+        ClusterError: the path is not a directory that only this user can enter.
+    """
     return user_directory(_BASE)
 
 
@@ -40,7 +44,9 @@ def control_socket(log_dir: Path) -> Path:
 
 @contextlib.contextmanager
 def host_lock(*, timeout_s: float = 10.0) -> Iterator[None]:
-    """Hold the lock of this user on this host, so that only one new log directory at a time gets a port.
+    """Hold this user's lock on this host for a ``with`` block.
+
+    Otherwise two new log directories could get the same port.
 
     Raises:
         ClusterError: the lock is not available within ``timeout_s``.
@@ -50,7 +56,7 @@ def host_lock(*, timeout_s: float = 10.0) -> Iterator[None]:
 
 
 def note_process(log_dir: Path, identity: ProcessIdentity) -> None:
-    """Record the process that was started for ``log_dir``. Supervisors use it if the process has no socket."""
+    """Record the process that was started for ``log_dir``. Supervisors use the record if the process has no socket."""
     target = runtime_directory() / f"{_stem(log_dir)}.json"
     with tempfile.NamedTemporaryFile(dir=target.parent, delete=False) as file:
         file.write(msgspec.json.encode(identity))
@@ -65,7 +71,7 @@ def noted_process(log_dir: Path) -> ProcessIdentity | None:
 
 
 def process_config(log_dir: Path) -> Path:
-    """Return the configuration file of the broker process of ``log_dir``."""
+    """Return the path of the configuration file of the broker process of ``log_dir``."""
     return runtime_directory() / f"{_stem(log_dir)}.config.json"
 
 
@@ -76,15 +82,15 @@ def secret_file(cluster_id: str) -> Path:
 
 
 def forget(log_dir: Path) -> None:
-    """Remove the files of a process that has stopped cleanly."""
+    """Remove the configuration file and the process record of a broker process that has stopped cleanly."""
     process_config(log_dir).unlink(missing_ok=True)
     (runtime_directory() / f"{_stem(log_dir)}.json").unlink(missing_ok=True)
 
 
 def forget_vanished() -> None:
-    """Remove the files of processes whose log directories were deleted.
+    """Remove the files of ended processes whose log directories were deleted.
 
-    Files of existing directories are used again or overwritten by the next process.
+    The next process in an existing log directory uses or overwrites the files of the earlier one.
     """
     for config in runtime_directory().glob("*.config.json"):
         try:

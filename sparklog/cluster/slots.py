@@ -20,7 +20,10 @@ from sparklog.cluster.generation import GenerationSpec
 
 
 class FoundSlot(msgspec.Struct, frozen=True):
-    """A log directory of a host. ``broker_id`` and ``port`` are -1 if the directory has never belonged to a broker."""
+    """A log directory that was found on a host, or that could be created there.
+
+    ``broker_id`` and ``port`` are -1 if the directory has never belonged to a broker.
+    """
 
     path: str
     broker_id: int = -1
@@ -30,9 +33,9 @@ class FoundSlot(msgspec.Struct, frozen=True):
 
 
 class HostSurvey(msgspec.Struct, frozen=True):
-    """The log directories of a host, as one task found them.
+    """The log directories of a host, as listed by one task.
 
-    ``host`` is equal for tasks that see the same directories, and only for them.
+    Tasks that list the same directories have the same ``host``, and other tasks have another.
     """
 
     task: int
@@ -44,7 +47,7 @@ class HostSurvey(msgspec.Struct, frozen=True):
 
 
 class Slot(NamedTuple):
-    """The log directory of one broker, which this process has locked."""
+    """The log directory of one broker. This process holds its lock."""
 
     path: Path
     broker_id: int
@@ -52,18 +55,18 @@ class Slot(NamedTuple):
 
 
 class Share(msgspec.Struct, frozen=True):
-    """The directories whose brokers one task supervises."""
+    """The log directories whose brokers one task supervises."""
 
     slots: tuple[FoundSlot, ...]
 
 
 def share_slots(surveys: Sequence[HostSurvey], *, brokers: int, per_task: int) -> dict[int, Share]:
-    """Assign the directories to tasks. The result does not depend on the order of ``surveys``.
+    """Assign log directories to tasks. The result does not depend on the order of ``surveys``.
 
     Directories that have a broker come first: live brokers before others, lower ids before higher ones. So a running
     broker keeps a supervisor, and a broker with data restarts before a new one is created. A task may get more than
-    ``per_task`` of them, because there may be fewer executors than before. New directories are then assigned, the least
-    loaded task first, until tasks have ``per_task`` directories.
+    ``per_task`` of these directories, because there may be fewer executors than before. New directories are then
+    assigned, the least loaded task first, until tasks have ``per_task`` directories.
     """
     hosts: dict[str, list[HostSurvey]] = defaultdict(list)
     for survey in sorted(surveys, key=lambda survey: survey.task):
@@ -98,7 +101,7 @@ def _least_loaded(tasks: Sequence[HostSurvey], load: dict[int, list[FoundSlot]])
 
 
 def candidates(spec: GenerationSpec) -> tuple[list[Path], list[Path]]:
-    """Return the log directories of this host: those that exist, and those that could be created."""
+    """Return two lists of log directories of this host: those that exist, and those that could be created."""
     if spec.log_dirs:
         paths = [Path(path) for path in spec.log_dirs]
         return [path for path in paths if path.is_dir()], [path for path in paths if not path.is_dir()]

@@ -23,7 +23,7 @@ _SECRET_BYTES = 32
 
 
 def share_secret() -> None:
-    """Start Spark's JVM unless it runs, and set a new secret if the JVM needs one and has none.
+    """Start Spark's JVM unless it runs. If it needs a secret and has none, create one and set it there.
 
     Call this before the process creates its SparkContext or SparkSession.
     """
@@ -37,10 +37,10 @@ def share_secret() -> None:
 
 
 def exposure(context: SparkContext) -> str:
-    """Return a warning if other users or hosts can run programs over the ports of ``context``.
+    """Return a warning if other users or hosts can run programs over the ports of ``context``, or an empty string.
 
-    It names them, and the settings that prevent it. It is empty if only this user can, or if Spark also runs on other
-    machines.
+    The warning names these users or hosts, and the settings that keep them out. There is no warning if Spark also runs
+    on other machines.
     """
     assert context.master is not None and context._jvm is not None
     if not is_one_machine(context.master):

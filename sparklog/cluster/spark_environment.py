@@ -28,7 +28,7 @@ _SPARKS_OWN_MASTER = "local[*]"
 
 
 def submitted_master(environment: Mapping[str, str]) -> str | None:
-    """Return the master that the user set by option or in a configuration file, or None."""
+    """Return the Spark master that the user set by option or in a configuration file, or None."""
     found: str | None = None
     properties: str | None = None
     arguments = _options(shlex.split(environment.get("PYSPARK_SUBMIT_ARGS", "")))
@@ -71,7 +71,7 @@ def _options(words: list[str]) -> Iterator[tuple[str, str]]:
 
 
 def prepare(environment: dict[str, str] | os._Environ[str], *, brokers: int, data_dir: Path) -> str:
-    """Set the defaults of the cluster job in ``environment``, and return the master that Spark will use.
+    """Set the cluster job's default Spark settings in ``environment``. Return the master that Spark will use.
 
     If a JVM started this process, as with ``spark-submit`` and ``--deploy-mode cluster``, that JVM already has its
     settings, and this function sets nothing.
@@ -99,8 +99,8 @@ def prepare(environment: dict[str, str] | os._Environ[str], *, brokers: int, dat
 def close_to_others(environment: dict[str, str] | os._Environ[str]) -> None:
     """Set in ``environment`` the settings that close Spark's ports to other hosts and users.
 
-    It is for jobs that change no other Spark settings. It does nothing if Spark may use other machines, or if its JVM
-    already runs.
+    This function is for jobs that change no other Spark settings. It closes no ports if Spark may use other machines,
+    or if Spark's JVM already runs.
     """
     if _GATEWAY in environment:
         return
@@ -138,7 +138,7 @@ def _submit(environment: dict[str, str] | os._Environ[str], settings: Mapping[st
 
 
 def spark_home(directory: Path, real: str | None = None) -> Path:
-    """Create and return a Spark home with links to the real one, but with its own ``work`` directory.
+    """Create and return a Spark home that links to the real one, except for its own directory ``work``.
 
     The executors of local-cluster run in ``$SPARK_HOME/work``, and Spark has no setting for this path. With pyspark
     from pip this is in site-packages, which may not be writable and would grow. Each driver process has a Spark home
@@ -159,7 +159,7 @@ def spark_home(directory: Path, real: str | None = None) -> Path:
 
 
 def remove_spark_home(data_dir: Path) -> None:
-    """Remove this driver's Spark home with the files of its executors. Links are removed, but not their targets."""
+    """Remove this driver's Spark home with the files of its executors. Remove links, but not their targets."""
     shutil.rmtree(data_dir / "spark" / str(os.getpid()), ignore_errors=True)
 
 

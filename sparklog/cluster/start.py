@@ -127,7 +127,7 @@ def _start_spark() -> SparkContext:
 
 
 def active_here(spark: SparkSession) -> SparkSession:
-    """Make ``spark`` the active session of this thread as well, and return it.
+    """Make ``spark`` the active session of the calling thread, too, and return it.
 
     The JVM searches for data sources in the active session of the calling thread. By default only the thread that
     created a session has an active one.
@@ -137,7 +137,7 @@ def active_here(spark: SparkSession) -> SparkSession:
 
 
 def end_spark(context: SparkContext) -> None:
-    """Stop Spark and wait until its JVM has ended. Otherwise the JVM would end only after this process."""
+    """Stop Spark and wait until its JVM has ended. Without the wait the JVM would end only after this process."""
     with contextlib.suppress(OSError):  # The JVM has already ended.
         context.stop()
     jvm = getattr(SparkContext._gateway, "proc", None)

@@ -22,11 +22,11 @@ _PATIENCE_S = 60.0
 
 
 class StopRequest:
-    """An event that a signal handler may set.
+    """An event that, unlike ``threading.Event``, a signal handler may set.
 
-    A handler must not call ``set`` of a ``threading.Event``: Python runs handlers in the main thread, between any two
-    instructions, and that thread may hold the event's lock, for example in ``wait``. ``set`` would then wait for its
-    own thread. A handler may call ``SimpleQueue.put`` at any time. Source: Python's documentation of queue.
+    Python runs signal handlers in the main thread, between any two instructions. At that moment the main thread may
+    hold the lock of a ``threading.Event``, for example in ``wait``, and ``set`` of this event would wait for its own
+    thread. A handler may call ``SimpleQueue.put`` at any time. Source: Python's documentation of queue.
     """
 
     def __init__(self) -> None:
@@ -52,13 +52,13 @@ class StopRequest:
 
 
 def exit_on_first(*numbers: int, stop: StopRequest | None = None) -> None:
-    """Install a handler of these signals.
+    """Install a handler of these signals, which requests the end of this process.
 
     The first signal raises SystemExit(128 + its number) in the main thread, or sets ``stop`` if it is given.
 
-    Further signals have no effect for a minute, because they would interrupt the stop (``timeout`` sends two). After
-    that, a signal raises SystemExit, at most once a minute: a finalizer may have lost the exception, or the stop may
-    hang. Signals that the caller of this process ignores stay ignored.
+    Further signals have no effect for a minute, because they would interrupt the stop (the command ``timeout`` sends
+    two). After that, a signal raises SystemExit, at most once a minute: a finalizer may have lost the exception, or the
+    stop may hang. Signals that the caller of this process ignores stay ignored.
     """
     heeded = [number for number in numbers if signal.getsignal(number) is not signal.SIG_IGN]
     raised_at: list[float] = []
@@ -77,13 +77,14 @@ def exit_on_first(*numbers: int, stop: StopRequest | None = None) -> None:
 
 
 def unless_asked(stop: StopRequest, work: Callable[[], _Result]) -> _Result:
-    """Run ``work`` in a new thread; return its result or raise its exception.
+    """Run ``work`` in a new thread and wait for it. Return its result or raise its exception.
 
     In the main thread, a signal could raise an exception between a request to the JVM and the response. The next call
     would then receive the response of this one, or wait for a busy JVM thread.
 
     Raises:
-        SystemExit: 128 + SIGTERM, if ``stop`` is set. The work then continues until it fails or the process ends.
+        SystemExit: ``stop`` is set; the code is 128 + SIGTERM. The work then continues until it fails or the process
+            ends.
     """
     returned: list[_Result] = []
     raised: list[BaseException] = []

@@ -46,10 +46,10 @@ Retire = Callable[[int, ProcessIdentity], Awaitable[bool]]
 
 
 class BrokerSupervisor:
-    """The supervisor of a broker, on the event loop of one barrier task.
+    """The supervisor of one broker process. Not thread-safe: use it only on the event loop of one barrier task.
 
-    The task starts ``run``. ``settled`` is set when the broker serves or has failed once. To stop the cluster the task
-    then calls ``quiesce``, ``caught_up`` and ``finish``; to leave the broker to another supervisor it calls ``leave``.
+    The task starts ``run``. ``settled`` is set when the broker serves or has failed once. To stop the cluster, the task
+    then calls ``quiesce``, ``caught_up`` and ``finish``. To leave the broker to another supervisor, it calls ``leave``.
     """
 
     def __init__(
@@ -86,7 +86,7 @@ class BrokerSupervisor:
 
     @property
     def superseded(self) -> bool:
-        """Return whether the broker has a newer supervisor."""
+        """Return whether another, newer supervisor controls the broker."""
         return self._link.superseded
 
     @property
@@ -105,7 +105,7 @@ class BrokerSupervisor:
         )
 
     async def run(self) -> None:
-        """Supervise the broker until the generation ends or the broker has a newer supervisor."""
+        """Supervise the broker until the generation ends or a newer supervisor takes over the broker."""
         try:
             while not self._ending:
                 began = time.monotonic()
@@ -308,12 +308,15 @@ class BrokerSupervisor:
     # --- ending --------------------------------------------------------------------------------------------------
 
     async def quiesce(self) -> None:
-        """Make the broker refuse writes. A broker that does not respond is left out of this step."""
+        """Order the broker to refuse writes from now on. If it does not respond, log that and continue."""
         self._ending = True
         await self._link.send("quiesce")
 
     async def caught_up(self, *, timeout_s: float) -> bool:
-        """Wait until every in-sync follower has caught up with the partitions that this broker leads."""
+        """Wait until every in-sync follower has caught up with the partitions that this broker leads.
+
+        Return False if some have not within ``timeout_s``.
+        """
         deadline = time.monotonic() + timeout_s
         while (status := await self._link.send("status")) is not None and status.lagging > 0:
             if time.monotonic() > deadline:
@@ -323,9 +326,9 @@ class BrokerSupervisor:
         return True
 
     async def finish(self, *, timeout_s: float) -> None:
-        """Make the broker flush its logs, mark its directory as clean and exit. Kill it if it does not.
+        """Order the broker to flush its logs, mark its directory as clean and exit. Kill it after ``timeout_s``.
 
-        If the broker has a newer supervisor, do nothing.
+        Do nothing if the broker has a newer supervisor.
         """
         self._ending = True
         if self._spawning is not None:
@@ -356,7 +359,7 @@ class BrokerSupervisor:
                 await end
 
     async def leave(self, run: asyncio.Task[None]) -> None:
-        """End ``run``. The broker keeps running."""
+        """End the supervision, which is the task ``run``. The broker keeps running."""
         self._ending = True
         while not run.done():
             # Repeat the cancellation, because ``asyncio.wait_for`` loses one that arrives together with its result.

@@ -44,7 +44,7 @@ def master_of(context: SparkContext) -> str:
 def require_slots(
     context: SparkContext, sizing: Sizing, *, brokers: int, timeout_s: float, given_up: Callable[[], bool] = never
 ) -> None:
-    """Wait until enough executors have registered, or ``given_up`` returns true.
+    """Wait until the registered executors have enough task slots. Return early if ``given_up`` returns true.
 
     Raises:
         ClusterError: there are too few slots. The error has their number and says what to change.
@@ -62,7 +62,7 @@ def require_slots(
 
 
 def most_slots(master: str) -> int:
-    """Return the maximum number of slots if the name of ``master`` limits them; otherwise ``sys.maxsize``."""
+    """Return the number of task slots to which the master's name limits Spark, or ``sys.maxsize`` if it does not."""
     if cluster := re.fullmatch(r"local-cluster\[\s*(\d+)\s*,\s*(\d+)\s*,\s*\d+\s*\]", master):
         return int(cluster[1]) * int(cluster[2])
     if threads := re.fullmatch(r"local\[\s*(\d+)\s*(?:,\s*\d+\s*)?\]", master):
@@ -86,10 +86,10 @@ def too_few_slots(found: int, sizing: Sizing, *, brokers: int, master: str) -> s
 
 
 def cause_of(error: BaseException) -> str:
-    """Return one line of a Java error that explains it.
+    """Return the line of a Java error that best explains it.
 
-    This is the exception of a Python worker, or the reason why no worker started. Otherwise it is the first line that
-    names an exception, except py4j's own.
+    This is the exception of a Python worker, or the reason why no worker started. If there is neither, it is the first
+    line that names an exception, except py4j's own.
     """
     if raised := _RAISED_IN_PYTHON.search(str(error)):
         return str(raised["raised"] or raised["missing"]).strip()[:300]
@@ -99,7 +99,7 @@ def cause_of(error: BaseException) -> str:
 
 
 def require_fitting_python(error: BaseException) -> None:
-    """Raise ClusterError if a job failed because the workers' Python cannot run sparklog."""
+    """Raise ClusterError if ``error`` shows that a job failed because the workers' Python cannot run sparklog."""
     cause = cause_of(error)
     if _NO_FITTING_PYTHON.search(cause):
         raise ClusterError(

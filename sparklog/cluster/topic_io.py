@@ -29,7 +29,7 @@ from sparklog.zk.session import Node, ZkSession
 
 
 class TopicIo:
-    """The watches, reads and writes of topics of one controller term. Its tasks end with the term."""
+    """The reader, writer and watcher of topics in ZooKeeper, for one controller term. Its tasks end with the term."""
 
     def __init__(self, runner: CoreRunner, store: ControllerStore) -> None:
         self._runner = runner
@@ -37,7 +37,7 @@ class TopicIo:
         self._deleting: dict[str, str] = {}  # Topic id to name: a recreated topic may be deleted as well.
 
     def follow(self) -> Callable[[], None]:
-        """Report every topic, and then every change, to the core. Return a function that ends this."""
+        """Pass every topic, and from then on every change, to the ``Controller``. Return a function that ends this."""
         return TopicWatcher(self._store.session, found=self._found, gone=self._unlisted).close
 
     def _found(self, name: str, node: Node) -> None:
@@ -58,7 +58,7 @@ class TopicIo:
         self._runner.start(self.check_unlisted(name), f"check unlisted topic {name}")
 
     async def check_unlisted(self, name: str) -> None:
-        """Read a topic that is no longer listed, and report it as gone if it has no node.
+        """Read a topic that is no longer in the list of topics. If it has no node, report that it no longer exists.
 
         The node is read first because the topic may have been recreated, and brokers stop using the logs of a topic
         that is reported as gone. If this term itself deletes the topic, the task that deletes it makes the report.
@@ -92,7 +92,7 @@ class TopicIo:
         self._runner.step(TopicGone(name, deleted, topic_ids[0] if topic_ids else ""))
 
     async def read(self, name: str) -> None:
-        """Read a topic for the core. Retry until the read succeeds, because no other code retries."""
+        """Read a topic and pass it to the ``Controller``. Retry until that succeeds, because no other code does."""
         found: tuple[TopicRecord, int] | None = None
 
         async def read() -> None:
@@ -107,7 +107,7 @@ class TopicIo:
             self._runner.step(TopicRead(TopicSnapshot(found[0], {}, found[1])))
 
     async def write(self, effect: WriteTopic) -> None:
-        """Write a topic's record with states of its partitions, and report the outcome."""
+        """Write a topic's record with states of its partitions. Pass the outcome to the ``Controller``."""
         record = effect.record
         changes = [StateChange(w.tp, w.state, w.leader_incarnation, w.expected_version) for w in effect.writes]
         try:
@@ -123,7 +123,7 @@ class TopicIo:
             self._runner.step(TopicNotWritten(record.name, record.topic_id, detail))
 
     def delete(self, effect: DeleteTopicNodes) -> None:
-        """Start to delete a topic, unless its deletion is in progress."""
+        """Start a task that deletes a topic, unless the deletion of this topic is already in progress."""
         if effect.topic_id not in self._deleting:
             self._deleting[effect.topic_id] = effect.name
             self._runner.start(self._delete(effect.name, effect.topic_id), f"delete topic {effect.name}")
@@ -146,7 +146,7 @@ class TopicIo:
 
 
 class TopicWatcher:
-    """The watches of all topics of a term, until ``close``."""
+    """The watcher of all topics in ZooKeeper, until ``close``."""
 
     def __init__(self, session: ZkSession, *, found: Callable[[str, Node], None], gone: Callable[[str], None]) -> None:
         """Start the watches.

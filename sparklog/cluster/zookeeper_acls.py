@@ -35,14 +35,14 @@ _FORCE = "pass --force to do it anyway"
 
 
 async def secure(connect: str, security: ZooKeeperSecurity, *, force: bool, progress: Progress) -> TreeCount:
-    """Close the nodes of a cluster in the operator's ZooKeeper to sessions without the credentials of ``security``.
+    """Restrict a cluster's nodes in the operator's ZooKeeper by ACLs to sessions with the credentials of ``security``.
 
-    Without ``force``, refuse to do so while a process of the cluster runs without ``zookeeper.set.acl``.
+    If ``force`` is false, refuse to do so while a process of the cluster runs without ``zookeeper.set.acl``.
 
     Raises:
         ConfigError: ``security`` has no credentials, or the ZooKeeper is a cluster's embedded one.
-        ClusterError: there is no cluster; a process would lose access, or creates open nodes; or these credentials have
-            no access to some nodes.
+        ClusterError: there is no cluster; a process would lose access, or creates nodes without ACLs; or these
+            credentials have no access to some nodes.
     """
     if not security.has_identity:
         raise ConfigError(
@@ -68,13 +68,14 @@ async def secure(connect: str, security: ZooKeeperSecurity, *, force: bool, prog
 async def unsecure(
     connect: str, security: ZooKeeperSecurity, *, with_secrets: bool, force: bool, progress: Progress
 ) -> TreeCount:
-    """Open the nodes of a cluster in the operator's ZooKeeper to every session.
+    """Remove the ACLs of a cluster's nodes in the operator's ZooKeeper, so that every session may change them.
 
-    Open the secret nodes only if ``with_secrets`` is set. Without ``force``, refuse to do so while a process of the
-    cluster runs with ``zookeeper.set.acl``.
+    Nodes with secrets stay restricted unless ``with_secrets`` is true. If ``force`` is false, refuse to do so while a
+    process of the cluster runs with ``zookeeper.set.acl``.
 
     Raises:
-        ConfigError, ClusterError: as ``secure``.
+        ConfigError: the ZooKeeper is a cluster's embedded one.
+        ClusterError: there is no cluster, a process would create nodes with ACLs, or the credentials have no access.
     """
     async with _opened(connect, security) as session:
         if not force and (closing := await processes_with_closed_nodes(session)):
@@ -88,9 +89,9 @@ async def unsecure(
 async def secure_embedded(
     connect: str, keys: KeyRing, security: ZooKeeperSecurity, *, force: bool, progress: Progress
 ) -> TreeCount:
-    """Close the nodes of a cluster in its embedded ZooKeeper to sessions without the cluster's secret.
+    """Restrict a cluster's nodes in its embedded ZooKeeper by ACLs to sessions with the cluster's secret.
 
-    Without ``force``, refuse to do so while brokers without the secret run.
+    If ``force`` is false, refuse to do so while brokers without the secret run.
 
     Raises:
         ClusterError: brokers would lose access, or another secret protects the nodes.
@@ -112,11 +113,13 @@ async def secure_embedded(
 async def unsecure_embedded(
     connect: str, keys: KeyRing, security: ZooKeeperSecurity, *, with_secrets: bool, progress: Progress
 ) -> TreeCount:
-    """Open the nodes of a stopped cluster in its embedded ZooKeeper to every session.
+    """Remove the ACLs of a stopped cluster's nodes in its embedded ZooKeeper, so that every session may change them.
+
+    Nodes with secrets stay restricted unless ``with_secrets`` is true.
 
     Raises:
-        ClusterError: a process of the cluster runs. It would continue to create closed nodes, which a process that
-            starts later could not change.
+        ClusterError: a process of the cluster runs, or the secret in ``keys`` does not give access. A running process
+            would continue to create nodes with ACLs, which a process that starts later could not change.
     """
     session = await ZkSession.open(connect, keys=keys, security=security)
     try:

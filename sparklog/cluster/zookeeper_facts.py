@@ -37,7 +37,7 @@ log = logging.getLogger(__name__)
 
 
 class ZookeeperFacts:
-    """The reader and watcher of ZooKeeper for the core of one controller term.
+    """The reader and watcher of ZooKeeper for the ``Controller`` of one term.
 
     The term calls ``load``, then ``follow``, and at the end ``close``.
     """
@@ -61,7 +61,11 @@ class ZookeeperFacts:
         self._reading_brokers = asyncio.Lock()
 
     async def load(self, *, cautious: bool) -> Loaded:
-        """Return the cluster's complete state. Raises ZkError."""
+        """Return the cluster's complete state.
+
+        Raises:
+            ZkError: the connection was lost, a node is missing, or ZooKeeper refused a request.
+        """
         # Read the brokers first. Then every state is newer than the registrations, so the states contain each ISR
         # membership that an untrusted broker still has.
         await self._proofs.load()
@@ -107,7 +111,7 @@ class ZookeeperFacts:
         )
 
     def follow(self) -> None:
-        """Report every change to the core from this call on."""
+        """From now on pass every change in ZooKeeper to the ``Controller``."""
         self._unwatch.append(self._session.watch_data(paths.CONTROLLER, self._on_controller))
         self._unwatch.append(self._topics.follow())
         self._start(paths.BROKER_IDS, self._read_brokers, "live brokers")
@@ -121,7 +125,7 @@ class ZookeeperFacts:
         self._start(paths.ISR_CHANGES, self._read_isr_changes, "ISR changes")
 
     def close(self) -> None:
-        """End the watches. The runner ends the tasks."""
+        """End the watches. The tasks of this object end with those of the ``CoreRunner``."""
         for unwatch in self._unwatch:
             unwatch()
 
@@ -129,7 +133,7 @@ class ZookeeperFacts:
         self._runner.start(self.follow_level(path, read), name)
 
     async def follow_level(self, path: str, read: Callable[[], Awaitable[None]]) -> None:
-        """Call ``read`` first, then whenever a node's children change and after every reconnection."""
+        """Call ``read`` now, after each change of the children of the node ``path``, and after each reconnection."""
         while True:
             changed = asyncio.Event()
             try:
@@ -160,7 +164,7 @@ class ZookeeperFacts:
         return {broker for partition in self._runner.core.state.partitions() for broker in partition.replicas}
 
     async def read_stopping(self) -> None:
-        """Read the brokers that request a controlled shutdown."""
+        """Read which brokers request a controlled shutdown, and pass them to the ``Controller``."""
         stopping = await self._store.levels.stopping()
         if not self._runner.core.brokers.stopping <= stopping.keys():
             # A broker that no longer requests a shutdown may have ended. Read the registrations first. Otherwise the

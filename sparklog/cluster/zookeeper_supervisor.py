@@ -24,9 +24,9 @@ _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.2, 10.0
 
 
 class ZookeeperSupervisor:
-    """The supervisor thread of a server.
+    """The supervisor of an embedded ZooKeeper server, in a thread of its own.
 
-    It is created with a running server. One thread calls ``stop`` or ``leave`` at the end.
+    It is created with a running server. At the end, one thread calls ``stop`` or ``leave``.
     """
 
     def __init__(self, server: EmbeddedZookeeper) -> None:
@@ -37,7 +37,7 @@ class ZookeeperSupervisor:
 
     @property
     def server(self) -> EmbeddedZookeeper:
-        """Return the server that runs now, or the last one that ran."""
+        """Return the server that runs now. Between two servers, return the one that has ended."""
         return self._server
 
     def stop(self) -> None:
