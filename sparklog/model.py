@@ -178,15 +178,15 @@ NOTHING_SEEN = SeenNumbers()
 class BrokerRegistration(msgspec.Struct, frozen=True):
     """The registration of a live broker, in the ZooKeeper node ``/brokers/ids/<id>``.
 
-    ``trusted`` is false if the logs may have lost records since the last process, because the page cache was lost. Then
-    the broker does not count as in sync. If ``doubted`` names partitions, this holds only for these partitions. A
-    controller of an earlier release ignores ``doubted``, so that it holds for all partitions.
+    ``trusted`` is false if the logs may lack records that the broker's last process wrote, because the page cache was
+    lost. Then the broker does not count as in sync. If ``doubted`` names partitions, this holds only for these
+    partitions. A controller of an earlier release ignores ``doubted``, and treats all partitions like this.
 
-    The code that registers the broker sets ``incarnation`` and the identity of the process. ``pid`` is its number in
-    ``pid_namespace`` on the boot ``boot_id``. ``start_time``, in clock ticks after boot, distinguishes the process from
-    a later one with the same pid. A namespace or start time of 0 is unknown, because earlier releases do not set it.
-    ``proves`` and ``endpoints`` are as in ``BrokerEndpoint``. ``host`` and ``port`` are those of the first listener for
-    clients, for releases that do not know ``endpoints``.
+    The code that registers the broker sets ``incarnation`` and the identity of the process. ``pid`` is the process's
+    number in ``pid_namespace`` on the boot ``boot_id``. ``start_time``, in clock ticks after boot, distinguishes the
+    process from a later one with the same pid. A namespace or start time of 0 is unknown, because earlier releases do
+    not set it. ``proves`` and ``endpoints`` are as in ``BrokerEndpoint``. ``host`` and ``port`` are those of the first
+    listener for clients, for releases that do not know ``endpoints``.
     """
 
     broker_id: int
@@ -222,11 +222,11 @@ class LeaderAndIsr(msgspec.Struct, frozen=True, array_like=True, gc=False):
     ``isr`` is the committed in-sync set; new members are added at its end. The leader is a member unless ``leader`` is
     ``NO_LEADER``. Without a leader, ``isr`` is the last leader's ISR, whose members may still be elected.
 
-    ``lossy_epoch`` is the leader epoch of the last election that may have lost committed records. Such an election is
-    unclean, or all members of the ISR may have lost the ends of their logs. ``NO_LOSS`` means that there was no such
-    election since the topic was created, and ``UNKNOWN_LOSS`` that an earlier release wrote the state. ``disputed`` is
-    true if replicas have contradictory committed records. Then the partition has no leader until an operator requests
-    an unclean election.
+    ``lossy_epoch`` is the leader epoch of the last election that may have lost committed records: an unclean election,
+    or an election when all members of the ISR may have lost the ends of their logs. ``NO_LOSS`` means that there was no
+    such election since the topic was created, and ``UNKNOWN_LOSS`` that an earlier release wrote the state.
+    ``disputed`` is true if replicas have contradictory committed records. Then the partition has no leader until an
+    operator requests an unclean election.
     """
 
     leader: Int31

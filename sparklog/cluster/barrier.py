@@ -99,10 +99,10 @@ class Generations:
         self._thread.start()
 
     def wait_ready(self, *, timeout_s: float, given_up: Callable[[], bool] = never) -> GenerationReport | None:
-        """Wait for the first report and return it. Return None if the start was cancelled.
+        """Wait for the first report of a generation and return it. Return None if ``given_up`` returns true meanwhile.
 
         Raises:
-            ClusterError: no generation reported in time, or the thread ended.
+            ClusterError: no generation reported in time, or none can be submitted any more.
         """
         deadline = time.monotonic() + timeout_s
         while self._report is None:
@@ -349,7 +349,7 @@ class Generations:
 def in_loop(work: Coroutine[Any, Any, T]) -> T:
     """Run ``work`` in a new event loop and return its result.
 
-    In a notebook this thread already runs an event loop, so the new loop runs in another thread.
+    If this thread already runs an event loop, as in a notebook, the new loop runs in another thread.
     """
     try:
         asyncio.get_running_loop()

@@ -27,7 +27,9 @@ BROKER_PROGRAM = (sys.executable, "-m", "sparklog.broker")
 def spawn_broker(
     slot: Slot, spec: GenerationSpec, *, host: str, words: LastWords, program: tuple[str, ...] = BROKER_PROGRAM
 ) -> ProcessIdentity:
-    """Start a broker process for ``slot`` and record its identity. Blocks until the process is started.
+    """Start the process of a broker in the log directory of ``slot``, and record the identity of the process.
+
+    Return when the process is started. The broker does not serve yet.
 
     Raises:
         ClusterError: the process ended immediately.

@@ -60,7 +60,7 @@ async def is_live(log_dir: Path) -> bool:
 async def claim_slot(
     found: FoundSlot, spec: GenerationSpec, *, next_broker_id: Callable[[], Awaitable[int]]
 ) -> tuple[Slot, Claim]:
-    """Lock a directory for supervision, and assign it to a broker if it is new.
+    """Lock a log directory, so that only this process supervises its broker. Assign a new directory to a new broker.
 
     Raises:
         ClusterError: another process keeps the directory's lock for longer than an ending generation would, another

@@ -35,9 +35,9 @@ class LocalCluster:
     """A cluster of ``brokers`` brokers in the session ``spark``, on ``local[N]``, ``local-cluster`` or a Spark cluster.
 
     Without ``data_dir`` the data is in a temporary directory that is deleted at the end. Data in ``data_dir`` stays for
-    the next cluster there. ``zookeeper`` is an existing server; by default the cluster starts one. ``settings`` are
-    broker settings and topic defaults with Kafka's keys. Inside the block ``spark.read.format("sparklog")`` needs no
-    bootstrap servers.
+    the next cluster there. ``zookeeper`` is the address of an existing server; by default the cluster starts one.
+    ``settings`` are broker settings and topic defaults under Kafka's names. Inside the ``with`` block
+    ``spark.read.format("sparklog")`` needs no bootstrap servers.
 
     Only the thread that created the object may use it. It can be started once.
     """

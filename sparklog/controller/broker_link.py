@@ -80,7 +80,7 @@ class BrokerLink:
             self._topics.add(topic.record.name)
 
     def topic_gone(self, topic: ClusterTopic, *, deleted: bool) -> None:
-        """Notify the broker that a topic is gone.
+        """Notify the broker that a topic no longer exists.
 
         If the topic was ``deleted``, the next update names it as deleted. Otherwise a full update without the topic
         follows, and the broker moves the topic's logs aside.

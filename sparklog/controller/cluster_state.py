@@ -76,7 +76,10 @@ class ClusterPartition:
 
     @property
     def busy(self) -> bool:
-        """Return whether the controller must not decide now: a write, a read or the topic's deletion is in flight."""
+        """Return whether the controller must not decide about the partition now.
+
+        The reason is a write or a read in flight, or the deletion of the topic.
+        """
         return self.topic.deleting or self.pending is not None or self.rereading
 
     @property

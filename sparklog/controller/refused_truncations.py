@@ -42,7 +42,7 @@ class RefusedTruncations:
         return list(self._by_partition)
 
     def forget(self, partition: ClusterPartition) -> None:
-        """Drop the refusals of a partition whose topic is gone."""
+        """Remove the refusals of a partition whose topic no longer exists."""
         self._by_partition.pop(partition, None)
 
     def settle(self, partition: ClusterPartition, liveness: election.IsrLiveness) -> SettledRefusal | None:

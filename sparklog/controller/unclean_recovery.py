@@ -38,7 +38,7 @@ class UncleanRecovery:
         return self._request_at_ms
 
     def search(self, partition: ClusterPartition, members: tuple[int, ...], now_ms: int) -> None:
-        """Start or continue the search for the longest log among ``members``."""
+        """Start or continue the search for the longest log of the partition among ``members``."""
         found = self._searches.get(partition)
         if found is None:
             self._searches[partition] = _Search(members, now_ms + self._timeout_ms)
