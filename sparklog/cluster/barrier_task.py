@@ -133,7 +133,7 @@ def retire_through(store: ClusterStore) -> Retire:
 
 
 class _PhaseWatch:
-    """The watch of the driver's directive for this generation."""
+    """The watcher of the driver's directive, that is, of its order to the tasks of this generation."""
 
     def __init__(self, session: ZkSession, spec: GenerationSpec) -> None:
         self._own = (spec.driver_epoch, spec.generation)
@@ -178,7 +178,7 @@ class _PhaseWatch:
 
 
 class _TaskGroup:
-    """The supervisors of one task with their directory locks, and the steps that they take together."""
+    """The group of all broker supervisors of one task, with their directory locks. They take each step together."""
 
     def __init__(self, spec: GenerationSpec, store: ClusterStore, *, host: str) -> None:
         self._spec = spec

@@ -262,8 +262,8 @@ class BrokerSupervisor:
     async def _retire_ended(self) -> None:
         """Record in ZooKeeper that the broker is dead, so that its partitions get new leaders at once.
 
-        Otherwise they would get them only after its session expires. If ZooKeeper is not available, retry until it is,
-        or until another process of the broker serves.
+        Otherwise the partitions would get new leaders only after the broker's session expires. If ZooKeeper is not
+        available, retry until it is, or until another process of the broker serves.
         """
         status, process, self._link.status = self._link.status, self._process, None
         # An adopted process is not our child, so its exit code is unknown. The first restart has no pause anyway.

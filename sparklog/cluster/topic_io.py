@@ -75,9 +75,9 @@ class TopicIo:
                 await self._report_gone(name)
 
     async def _report_gone(self, name: str) -> None:
-        """Report the topic as gone, and whether ZooKeeper lists it as deleted.
+        """Report that the topic no longer exists, and whether ZooKeeper lists its id as deleted.
 
-        Only if ZooKeeper lists it may brokers delete its logs.
+        Brokers may delete its logs only if ZooKeeper lists it.
         """
         known = self._runner.core.state.topics.get(name)
         topic_ids = () if known is None else (known.record.topic_id,)

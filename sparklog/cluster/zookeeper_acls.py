@@ -135,7 +135,12 @@ async def unsecure_embedded(
 
 @asynccontextmanager
 async def _opened(connect: str, security: ZooKeeperSecurity) -> AsyncIterator[ZkSession]:
-    """Open a session to the operator's ZooKeeper for a ``with`` block. The errors are those of ``secure``."""
+    """Open a session to the operator's ZooKeeper for a ``with`` block.
+
+    Raises:
+        ConfigError: the ZooKeeper is a cluster's embedded one.
+        ClusterError: there is no cluster, or the credentials have no access to a node.
+    """
     session = await ZkSession.open(connect, security=security)
     try:
         await ClusterStore(session).cluster_id(create=False)

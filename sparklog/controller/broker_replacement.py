@@ -86,7 +86,7 @@ class BrokerReplacement:
         return ReplacementBegun(tuple(records), tuple(reports))
 
     def _note_absent(self, away: Collection[int], now_ms: int) -> None:
-        """Note the brokers that hold replicas and have failed; ``away`` has all of them."""
+        """Record which brokers with replicas have failed; ``away`` has all of them."""
         self._away_since = {broker_id: self._away_since.get(broker_id, now_ms) for broker_id in away}
         self._reported_stuck.intersection_update(away)
 

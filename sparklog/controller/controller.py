@@ -415,7 +415,7 @@ class Controller:
         return self._decisions.decide(partition, liveness, now_ms)
 
     def _forget(self, partition: ClusterPartition) -> None:
-        """Drop a partition whose topic is gone."""
+        """Remove a partition whose topic no longer exists."""
         self._unclean_recovery.give_up(partition)
         self._untrusted.forget(partition)
         self._leader_rebalance.forget(partition)

@@ -72,7 +72,7 @@ class PendingMoves:
         return chosen
 
     def _drop_sent(self, has_sent: Callable[[ClusterPartition], bool]) -> None:
-        """Drop the started moves that brokers have received, up to the first move that they have not."""
+        """Forget the started moves that brokers have received, up to the first move that they have not received."""
         done = []
         for partition in self._started:
             if partition.pending is not None or not has_sent(partition):

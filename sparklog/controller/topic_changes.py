@@ -143,7 +143,7 @@ class TopicChanges:
 
 
 class _Deletions:
-    """The requested deletions: for each topic name the id of the topic to delete.
+    """The tracker of the requested deletions: for each topic name the id of the topic to delete.
 
     A request is a node in ZooKeeper with the topic's name and id. Each read returns all requests.
     """
@@ -169,6 +169,6 @@ class _Deletions:
         return DeleteTopicNodes(name, topic_id)
 
     def done(self, name: str, topic_id: str) -> None:
-        """Drop a finished request, but not a later request for a recreated topic of this name."""
+        """Remove a finished request, but not a later request for a recreated topic of this name."""
         if self._requested.get(name) == topic_id:
             del self._requested[name]

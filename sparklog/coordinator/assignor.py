@@ -46,7 +46,7 @@ class Subscriber(NamedTuple):
 
 
 class _Class(NamedTuple):
-    """Topics with the same subscribers. Their partitions are interchangeable except for racks."""
+    """A group of topics with the same subscribers. Their partitions are interchangeable except for racks."""
 
     members: Sequence[str]
     parts: Sequence[Part]

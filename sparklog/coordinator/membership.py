@@ -277,7 +277,7 @@ class Membership:
         return messages
 
     def _settle_touched(self, now_ms: int) -> None:
-        """Assign partitions to the touched members and respond to those with a change, as many as one step may."""
+        """Assign partitions to members whose partitions changed, and respond to them, as many as one step may."""
         for member_id in sorted(self._touched):
             if self._examined >= PARTS_AT_ONCE:
                 return
@@ -470,7 +470,7 @@ class Membership:
             self._disown(member, unreported)
 
     def _disown(self, member: Member, parts: Collection[Part]) -> None:
-        """Remove partitions from the member that owns them, and note the members that may get them."""
+        """Remove partitions from the member that owns them, and record the members that may get them."""
         deque(map(self._owner.__delitem__, parts), maxlen=0)
         member.disown(parts)
         self._examined += len(parts)
@@ -493,9 +493,10 @@ class Membership:
             self._disown(self.members[member_id], owned)
 
     def _assign_free(self, member: Member, now_ms: int) -> None:
-        """Assign the free partitions of the member's target. A member that has to give up others gets none.
+        """Assign the free partitions of the member's target to it. A member that has to give up others gets none.
 
-        Only a part of a large target is assigned. The member then stays touched, and gets its response in a later step.
+        Only a part of a large target is assigned. The member then stays in ``_touched``, and gets its response in a
+        later step.
         """
         if member.giving_up:
             if member.give_up_ms == NEVER:
@@ -549,7 +550,7 @@ class Membership:
         self._assign_ms = now_ms + (len(self.members) + len(self._target_owner)) // _PER_MS
 
     def _outdate(self) -> None:
-        """Note a change that makes a target that is being computed unusable."""
+        """Record a change that makes a target that is being computed unusable."""
         self.dirty = True
         self._inputs = self._computing = None
 
@@ -590,7 +591,10 @@ class Membership:
         return Assigned(member.epoch, member.response(assigned))
 
     def _release(self, member: Member, assigned: frozenset[Part] | None = None) -> None:
-        """Respond to the member's waiting heartbeat, if there is one. ``assigned`` may give ``member.assigned``."""
+        """Respond to the member's waiting heartbeat, if there is one.
+
+        ``assigned`` is ``member.assigned`` if the caller has already computed it.
+        """
         if member.held is not None:
             ticket, member.held = member.held, None
             self._responded.add(member.member_id)

@@ -412,7 +412,7 @@ class Transactions(CoordinatorCore[TransactionEntry, TransactionDraft]):
         self._serve(entry, now_ms)
 
     def _drop(self, entry: TransactionEntry, now_ms: int) -> None:
-        """Drop an expired key. Requests that arrived meanwhile are handled as for an unknown key."""
+        """Remove an expired key. Requests that arrived meanwhile are handled as for an unknown key."""
         del self._entries[entry.key]
         self._active.pop(entry.key, None)
         for request in entry.queue:
