@@ -90,7 +90,7 @@ class Transaction(msgspec.Struct, frozen=True, array_like=True):
         return tuple(found for found in self.versions if found.used_ms > at_ms)
 
     def fencing(self, run_id: str) -> tuple[str, ...]:
-        """Return ``fenced`` with ``run_id`` added, without the oldest ids beyond ``FENCED_KEPT``."""
+        """Return the ids of the fenced runs, with ``run_id`` added. Only the newest ``FENCED_KEPT`` are kept."""
         if not run_id or run_id in self.fenced:
             return self.fenced
         return (*self.fenced, run_id)[-FENCED_KEPT:]

@@ -177,8 +177,8 @@ def _raised(entry: TransactionEntry, winners: tuple[int, ...], now_ms: int) -> t
 def fenced_early(entry: TransactionEntry, request: EndRequested, *, now_ms: int) -> TransactionDraft:
     """Return the change of state for an abort by a sink's run that has not begun a transaction yet.
 
-    The change fences the run, so tasks that start later are refused. A producer's run has nothing to abort, so its
-    change is an empty one.
+    A run is one start of a query, or one life of a producer. The change fences the run, so tasks that start later are
+    refused. A producer's run has nothing to abort, so its change is an empty one.
     """
     now = entry.transaction
     if request.version == UNNUMBERED:
