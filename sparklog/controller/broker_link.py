@@ -170,8 +170,8 @@ class BrokerLink:
     ) -> ControlUpdate:
         """Return the update to send now. Its content counts as received only after ``on_accepted``.
 
-        ``update_id`` rises with each update of the term. The broker orders updates by it, because an update that the
-        controller considers lost may arrive after its repetition.
+        ``update_id`` rises with each update of the controller term. The broker orders updates by this id, because an
+        update that the controller considers lost may arrive after its repetition.
         """
         if self._full:
             topics = [topic for topic in state.topics.values() if topic.announced]

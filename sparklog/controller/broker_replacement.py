@@ -3,7 +3,7 @@
 It is off unless ``broker.replace.after.ms`` is set, because copying all replicas of a broker costs more than waiting
 for its return. The time of an absence starts again with each controller term and each reconnection to ZooKeeper,
 because a controller that was disconnected itself does not know how long brokers were absent. If a broker returns before
-the moves finish, the moves continue. Mutable, owned by one ``Controller``.
+the moves finish, the moves continue. The objects of this module are not thread-safe: they are parts of ``Controller``.
 """
 
 from __future__ import annotations

@@ -1,12 +1,13 @@
 """The table of brokers: live ones, stopping ones, and ones that have disappeared but do not count as failed yet.
 
-Mutable, owned by one ``Controller``. A registration that disappears means a dead broker, except if many disappear
-together or if this process had lost ZooKeeper itself. Then ZooKeeper, or the network to it, is the more likely cause.
-Such brokers are *held* for one session timeout: no leadership moves away from them or to them. Meanwhile they stay in
-the table of brokers and receive updates: most of them are live and about to register again. A leader must not remove
-them from its ISRs, and clients must still find them. A new term takes their addresses from their last registrations.
-Brokers whose logs are untrusted are hidden instead. A *retired* broker is one whose process was seen to end by its
-supervisor. It is certainly dead, so it is never held, and it does not count among the brokers that disappear together.
+The objects of this module are not thread-safe: they are parts of ``Controller``. A registration that disappears means a
+dead broker, except if many disappear together or if this process had lost ZooKeeper itself. Then ZooKeeper, or the
+network to it, is the more likely cause. Such brokers are *held* for one session timeout: no leadership moves away from
+them or to them. Meanwhile they stay in the table of brokers and receive updates: most of them are live and about to
+register again. A leader must not remove them from its ISRs, and clients must still find them. A new term takes their
+addresses from their last registrations. Brokers whose logs are untrusted are hidden instead. A *retired* broker is one
+whose process was seen to end by its supervisor. It is certainly dead, so it is never held, and it does not count among
+the brokers that disappear together.
 
 If a term starts without any broker, the controller was probably started before the brokers. Until the first broker
 registers, no broker counts as failed, because there is no broker to elect. After that the others have one session
@@ -34,7 +35,7 @@ class BrokerChanges(NamedTuple):
 
 
 class BrokerTable:
-    """The table of the live, held and stopping brokers of a term.
+    """The table of the live, held and stopping brokers of a controller term.
 
     ``registrations`` has the live brokers. A held broker has disappeared, but does not count as failed before its
     deadline. ``held`` has the last registrations of held brokers.
@@ -97,7 +98,7 @@ class BrokerTable:
         retired: Collection[int] = (),
         absent: Iterable[BrokerRegistration] = (),
     ) -> BrokerChanges:
-        """Start a term with these live brokers.
+        """Start a controller term with these live brokers.
 
         ``expected`` are the members of all ISRs. ``absent`` are the last registrations of brokers that are not
         registered now.

@@ -1,7 +1,8 @@
 """The controller's table of topics and partitions, and of the brokers that host the partitions.
 
-Mutable, owned by one ``Controller``. The module decides nothing. It keeps its tables consistent: every partition of a
-known topic is listed under each of its replicas, and an update for it can be built at any time.
+The objects of this module are not thread-safe: they are parts of ``Controller``. The module decides nothing. It keeps
+its tables consistent: every partition of a known topic is listed under each of its replicas, and an update for it can
+be built at any time.
 """
 
 from __future__ import annotations

@@ -1,10 +1,10 @@
 """Requests for elections, and the partitions of each that have not been evaluated yet.
 
-Mutable, owned by one ``Controller``. A request is a node in ZooKeeper, and each read returns all requests. A request
-exists until the controller deletes it. The deletion notifies the requester that the controller has evaluated each
-partition of the request and that all resulting writes are durable. A partition with a write or read in flight is
-evaluated when the result arrives. A new controller handles an open request from its start; leaders that are already as
-requested stay.
+The objects of this module are not thread-safe: they are parts of ``Controller``. A request is a node in ZooKeeper, and
+each read returns all requests. A request exists until the controller deletes it. The deletion notifies the requester
+that the controller has evaluated each partition of the request and that all resulting writes are durable. A partition
+with a write or read in flight is evaluated when the result arrives. A new controller handles an open request from its
+start; leaders that are already as requested stay.
 """
 
 from __future__ import annotations

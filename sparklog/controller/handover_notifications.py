@@ -6,7 +6,8 @@
   the successor is ready. If the old leader received the state first, it would refuse records while no other broker
   leads, and followers would receive errors.
 
-A broker that does not respond delays the others by at most ``_PATIENCE_MS``. Mutable, owned by one ``Outbox``.
+A broker that does not respond delays the others by at most ``_PATIENCE_MS``. The objects of this module are not
+thread-safe: they are parts of ``Outbox``.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
 """Moves of leadership from live leaders: to preferred leaders, and on request.
 
 ``election.py`` has the elections after a leader fails. The elections here are not necessary: if one cannot be made now,
-a later evaluation of the partition makes it. Mutable, owned by one ``Controller``.
+a later evaluation of the partition makes it. The objects of this module are not thread-safe: they are parts of
+``Controller``.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """The changes that each broker has yet to receive, and the handling of the brokers' responses.
 
-Mutable, owned by one ``Controller``, with one ``BrokerLink`` per incarnation. A new topic is announced to brokers when
-none of its partitions has a write or read in flight any more.
+The objects of this module are not thread-safe: they are parts of ``Controller``, with one ``BrokerLink`` per broker
+incarnation. A new topic is announced to brokers when none of its partitions has a write or read in flight any more.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """The partition states in ZooKeeper: the controller's writes, newer states that it learns, and reads of unknown states.
 
 A write that fails because the node has another version returns the node's state. After a write without a response the
-controller reads the node. In both cases it evaluates the partition again. Mutable, owned by one ``Controller``; at most
-one write per partition is in flight.
+controller reads the node. In both cases it evaluates the partition again. The objects of this module are not
+thread-safe: they are parts of ``Controller``. At most one write per partition is in flight.
 """
 
 from __future__ import annotations

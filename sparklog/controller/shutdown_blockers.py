@@ -2,7 +2,8 @@
 
 The controller checks this in every step while brokers shut down, and the number of these partitions falls gradually.
 Each check therefore starts with the partitions that the last check found. It examines all partitions of a broker only
-when none of those blocks the shutdown any more. Mutable, owned by one ``Controller``.
+when none of those blocks the shutdown any more. The objects of this module are not thread-safe: they are parts of
+``Controller``.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """The controller's handling of topics: records that were read or written, and deletions.
 
-Mutable, owned by one ``Controller``. A topic's record has at most one write in flight. That write may also contain
-states of the topic's partitions.
+The objects of this module are not thread-safe: they are parts of ``Controller``. A topic's record has at most one write
+in flight. That write may also contain states of the topic's partitions.
 """
 
 from __future__ import annotations

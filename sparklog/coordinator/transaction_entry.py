@@ -1,6 +1,6 @@
 """One key of a transaction coordinator: its durable state, its change in flight, and its waiting requests.
 
-Mutable, owned by one ``Transactions``, which makes all decisions.
+The objects of this module are not thread-safe: they are parts of ``Transactions``, which makes all decisions.
 """
 
 from __future__ import annotations
