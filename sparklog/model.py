@@ -180,7 +180,8 @@ class BrokerRegistration(msgspec.Struct, frozen=True):
 
     ``trusted`` is false if the logs may lack records that the broker's last process wrote, because the page cache was
     lost. Then the broker does not count as in sync. If ``doubted`` names partitions, this holds only for these
-    partitions. A controller of an earlier release ignores ``doubted``, and treats all partitions like this.
+    partitions. A controller of an earlier release ignores ``doubted``, and counts none of the broker's replicas as in
+    sync.
 
     The code that registers the broker sets ``incarnation`` and the identity of the process. ``pid`` is the process's
     number in ``pid_namespace`` on the boot ``boot_id``. ``start_time``, in clock ticks after boot, distinguishes the

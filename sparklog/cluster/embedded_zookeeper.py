@@ -164,7 +164,7 @@ class EmbeddedZookeeper:
             return server
 
     def start_again(self) -> EmbeddedZookeeper | None:
-        """Start a new server on the port and data of this one, which has ended. Return the new one.
+        """Start a new server with the port and the data of this one, which has ended. Return the new server.
 
         If another driver has already started one, return that server. Return None if this server was stopped
         deliberately.

@@ -37,7 +37,7 @@ class TopicIo:
         self._deleting: dict[str, str] = {}  # Topic id to name: a recreated topic may be deleted as well.
 
     def follow(self) -> Callable[[], None]:
-        """Pass every topic, and from then on every change, to the ``Controller``. Return a function that ends this."""
+        """Pass every topic, and later every change, to the ``Controller``. Return a function that ends the watches."""
         return TopicWatcher(self._store.session, found=self._found, gone=self._unlisted).close
 
     def _found(self, name: str, node: Node) -> None:

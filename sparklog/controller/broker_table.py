@@ -145,7 +145,7 @@ class BrokerTable:
         return BrokerChanges(arrived, (*dead, *vanished), ())
 
     def read_stopping(self, stopping: Mapping[int, int]) -> set[int]:
-        """Replace the set of stopping brokers. Return the brokers that were added to the set or removed from it."""
+        """Replace the set of stopping brokers. Return the brokers that were added or removed."""
         before = self.stopping
         self._stopping_incarnations = stopping
         self._set_stopping()

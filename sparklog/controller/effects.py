@@ -33,7 +33,7 @@ class StateWrite:
 
 @dataclass(frozen=True, slots=True)
 class WriteStates:
-    """The order to send these writes in this order, each without waiting for the results of those before it.
+    """The order to send these writes one after the other, without waiting for the results.
 
     The result of each write is in a StatesWritten, StatesRefused or StatesUnknown, unless the controller is Fenced.
     """
