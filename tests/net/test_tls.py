@@ -438,7 +438,7 @@ def test_missing_and_broken_files_are_named(certificates: Certificates, tmp_path
     for files in (PemFiles(certificate=str(broken)), PemFiles(certificate=str(tmp_path / "broken.pem.missing"))):
         with pytest.raises(ConfigError, match=r"broken\.pem"):
             ServerTls(files)
-    with pytest.raises(ConfigError, match=r"ssl\.truststore\.location"):
+    with pytest.raises(ConfigError, match=r"ssl\.ca\.location"):
         ServerTls(PemFiles(certificate=certificates.issue("x")), ClientAuth.REQUIRED)
 
 
