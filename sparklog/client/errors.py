@@ -49,12 +49,13 @@ def closed_for(reason: BaseException) -> ProducerClosed:
 
 
 class LogTruncated(BrokerError):
-    """The error when an unclean election has lost records that this reader has read.
+    """The error that an unclean election has lost records that this reader has read.
 
     The code is OFFSET_OUT_OF_RANGE. Source: KIP-320.
 
-    The elected replica did not have these records, and their offsets may have other records now. The log diverged from
-    the records that were read at ``offset`` or earlier. The reader can continue at ``offset``.
+    The elected replica did not have these records, and their offsets may have other records now. The log differs from
+    the records that were read from ``offset`` on, and possibly from an earlier offset on. The reader can continue at
+    ``offset``.
     """
 
     def __init__(self, tp: TopicPartition, position: int, diverging: tuple[int, int]) -> None:

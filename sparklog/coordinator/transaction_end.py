@@ -175,10 +175,10 @@ def _raised(entry: TransactionEntry, winners: tuple[int, ...], now_ms: int) -> t
 
 
 def fenced_early(entry: TransactionEntry, request: EndRequested, *, now_ms: int) -> TransactionDraft:
-    """Return the change of state for an abort by a sink's run that has not begun a transaction yet.
+    """Return the change of state for an abort by a run that has not begun a transaction.
 
-    A run is one start of a query, or one life of a producer. The change fences the run, so tasks that start later are
-    refused. A producer's run has nothing to abort, so its change is an empty one.
+    For a run of a sink (one start of a query), the change fences the run, so that its later tasks are refused. For a
+    producer, whose request has no version, nothing changes.
     """
     now = entry.transaction
     if request.version == UNNUMBERED:

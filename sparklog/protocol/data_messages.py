@@ -293,8 +293,9 @@ class FetchedPartition(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """The result of Fetch for one partition.
 
     ``diverging`` (leader epoch, end offset) is set if the fetcher's last records are not in the leader's log. A
-    follower must truncate its log to this end offset or to its own end of that epoch, whichever is lower. A consumer
-    learns that the log no longer contains the records that it has read from this end offset on.
+    follower must truncate its log to this end offset or to its own end of that epoch, whichever is lower. For a
+    consumer it usually means that the records at and above this end offset, which it has read, are no longer in the
+    log.
 
     ``stored_bytes`` is 0 if the batches were sent as they are stored. If only some columns were sent, it is the size of
     these batches in the log. The header of a batch with only some columns has a flag.

@@ -53,7 +53,7 @@ class SelectedTopic:
 
 @dataclass(frozen=True, slots=True)
 class Selected:
-    """The topics of a read by name, and the partitions to read in ascending order."""
+    """The topics and partitions of a read. ``topics`` has the topics by name; ``partitions`` is in ascending order."""
 
     topics: Mapping[str, SelectedTopic]
     partitions: tuple[TopicPartition, ...]

@@ -28,9 +28,11 @@ _NOT_OURS = "/zookeeper"
 
 
 class TreeCount(NamedTuple):
-    """The result of a walk through the tree, as numbers of nodes.
+    """The result of ``close_tree`` or ``open_tree``: numbers of nodes.
 
-    It counts all nodes, the nodes whose ACL was set, and the nodes that the last walk still found open.
+    ``nodes`` is the number of visited nodes, and ``changed`` the number of changes of ACLs. ``found_open`` is the
+    number of nodes that sessions without credentials could still change when the last walk of ``close_tree`` came to
+    them. It is 0 after ``open_tree``.
     """
 
     nodes: int = 0

@@ -34,7 +34,7 @@ _CLOSE_S = 2.0
 
 
 class AuditedConnection(Protocol):
-    """The part of a connection that the audit log uses: whom a line about the connection names."""
+    """The part of a connection that the audit log uses: the principal, host and listener that each line has."""
 
     @property
     def principal(self) -> Principal: ...
