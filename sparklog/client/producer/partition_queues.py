@@ -419,6 +419,10 @@ class PartitionQueues:
 
     def succeeded(self, batch: ProducerBatch) -> None:
         """Remove a batch that is in the log."""
+        self.drop(batch)
+
+    def drop(self, batch: ProducerBatch) -> None:
+        """Remove a batch, which the caller fails. The batch is not retried."""
         partition = self._partitions[batch.tp]
         if batch.state is BatchState.QUEUED:
             partition.queued.remove(batch)
@@ -435,10 +439,6 @@ class PartitionQueues:
         others = self._busy_topics.pop(batch.tp.topic) - 1
         if others:
             self._busy_topics[batch.tp.topic] = others
-
-    def drop(self, batch: ProducerBatch) -> None:
-        """Remove a batch, which the caller fails. The batch is not retried."""
-        self.succeeded(batch)
 
     # --- queries ---
 
