@@ -140,7 +140,7 @@ TRAITS: dict[ErrorCode, ErrorTrait] = {
         False, False, "the session time-out is outside the range that the broker allows"
     ),
     ErrorCode.CLUSTER_AUTHORIZATION_FAILED: _T(
-        False, False, "the sender did not prove that it is a broker or the controller of this cluster"
+        False, False, "the sender may not do this to the cluster, or it did not prove its role in the cluster"
     ),
     ErrorCode.TOPIC_AUTHORIZATION_FAILED: _T(False, False, "the principal may not do this to the topic"),
     ErrorCode.GROUP_AUTHORIZATION_FAILED: _T(False, False, "the principal may not do this to the group"),
