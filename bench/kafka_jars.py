@@ -25,6 +25,7 @@ _COMPILE_TIMEOUT_S = 120
 #: With all dependencies.
 _BROKER = (
     ("org.apache.kafka", "kafka_2.13", KAFKA_VERSION),
+    ("org.apache.kafka", "kafka-tools", KAFKA_VERSION),
     ("org.apache.logging.log4j", "log4j-slf4j-impl", "2.24.3"),
 )
 #: Without dependencies: Spark has the others.
@@ -51,7 +52,7 @@ def folder() -> Path:
 
 
 def broker_jars(*, fetch: bool) -> Path:
-    """Return the folder with Kafka's own jars.
+    """Return the folder with Kafka's own jars: its broker, clients and command-line tools.
 
     Raises:
         ClusterError: the jars are missing, and may not or cannot be fetched.
@@ -69,14 +70,16 @@ def connector_jars(*, fetch: bool) -> list[Path]:
 
 def _folder_of(name: str, wanted: tuple[tuple[str, str, str], ...], *, transitive: bool, fetch: bool) -> Path:
     target = folder() / name
-    if any(target.glob("*.jar")):
+    missing = [f"{jar}-{version}.jar" for _, jar, version in wanted if not (target / f"{jar}-{version}.jar").exists()]
+    if not missing:
         return target
     if not fetch or os.environ.get("SPARKLOG_KAFKA_JARS"):
-        raise ClusterError(f"no jars in {target}")
+        raise ClusterError(f"{target} does not have {', '.join(missing)}")
     with tempfile.TemporaryDirectory() as scratch:
         _retrieve(wanted, Path(scratch), transitive=transitive)
         target.parent.mkdir(parents=True, exist_ok=True)
         shutil.copytree(Path(scratch) / "jars", target.with_name(f"{name}.new"), dirs_exist_ok=True)
+        shutil.rmtree(target, ignore_errors=True)  # the jars of an earlier list
         target.with_name(f"{name}.new").rename(target)  # an interrupted fetch leaves no partial folder
     return target
 
