@@ -111,6 +111,12 @@ TOPIC_SETTINGS: dict[str, Setting] = {
         "flush_messages", 0, "Number of records after which the log is fsynced; 0: left to the OS."
     ),
     "flush.ms": Setting("flush_ms", 0, "Interval at which the log is fsynced; 0: left to the OS."),
+    "kafka.value.format": Setting(
+        "kafka_value_format",
+        "none",
+        "How Kafka clients read and write the rows of a topic with a schema: as JSON documents, or not at all.",
+        choices=("none", "json"),
+    ),
     "restoring": Setting("restoring", False, "A restore is in progress: producers wait, and no records are deleted."),
     "restored.from": Setting(
         "restored_from", "", "Topic id, table and table version that the topic was restored from."
@@ -513,6 +519,7 @@ class TopicConfig(msgspec.Struct, frozen=True):
     timestamp_type: str
     flush_messages: int
     flush_ms: int
+    kafka_value_format: str
     restoring: bool
     restored_from: str
 

@@ -80,8 +80,7 @@ class TopicRequests:
         if self._context.cache.topic(request.name) is not None:
             raise BrokerError(ErrorCode.TOPIC_ALREADY_EXISTS, f"topic {request.name!r} exists")
         schema, key_columns, event_time = _checked_schema(request)
-        check_config(self._context.config, request.name, request.config, key_columns)
-        return TopicRecord(
+        record = TopicRecord(
             name=request.name,
             topic_id=uuid.uuid4().hex,
             assignment=(),
@@ -90,6 +89,8 @@ class TopicRequests:
             event_time=event_time,
             config=dict(request.config),
         )
+        check_config(self._context.config, record, record.config)
+        return record
 
     async def _placement(self, request: CreateTopic) -> Placement:
         live = self._context.cache.brokers

@@ -19,6 +19,7 @@ from sparklog.errors import BrokerError, ConfigError, ErrorCode
 from sparklog.model import TopicRecord
 from sparklog.net.server import ServerConnection
 from sparklog.protocol.messages import Ack, AlterTopic, Reply
+from sparklog.record.schema import DEFAULT_SCHEMA, parse_schema
 
 _log = logging.getLogger(__name__)
 
@@ -39,7 +40,7 @@ class AlterTopicRequests:
         def altered(record: TopicRecord) -> TopicRecord:
             kept = {key: value for key, value in record.config.items() if key not in request.unset}
             config = {**kept, **request.config}
-            check_config(self._context.config, record.name, config, record.key_columns)
+            check_config(self._context.config, record, config)
             if _is_restoring(config) and not _is_restoring(record.config):
                 detail = f"topic {record.name!r}: only a restore creates a topic with restoring=true"
                 raise BrokerError(ErrorCode.INVALID_CONFIG, detail)
@@ -69,14 +70,21 @@ def _is_restoring(config: Mapping[str, str]) -> bool:
     return topic_config(config).restoring
 
 
-def check_config(settings: BrokerConfig, name: str, config: Mapping[str, str], key_columns: Sequence[str]) -> None:
-    """Raise BrokerError INVALID_CONFIG if a setting is unknown, out of range or not possible for this topic."""
+def check_config(settings: BrokerConfig, record: TopicRecord, config: Mapping[str, str]) -> None:
+    """Check the settings ``config`` for the topic of ``record``.
+
+    Raises:
+        BrokerError: INVALID_CONFIG, a setting is unknown, out of range or not possible for this topic.
+    """
     try:
         effective = topic_config(config, settings.topic_defaults)
     except ConfigError as error:
         raise BrokerError(ErrorCode.INVALID_CONFIG, str(error)) from None
-    if effective.compacted and not key_columns:
-        detail = f"topic {name!r}: cleanup.policy={effective.cleanup_policy} needs key columns, none found"
+    if effective.compacted and not record.key_columns:
+        detail = f"topic {record.name!r}: cleanup.policy={effective.cleanup_policy} needs key columns, none found"
+        raise BrokerError(ErrorCode.INVALID_CONFIG, detail)
+    if config.get("kafka.value.format") == "json" and parse_schema(record.latest_schema.message) is DEFAULT_SCHEMA:
+        detail = f"topic {record.name!r}: kafka.value.format=json needs a topic with a schema of its own"
         raise BrokerError(ErrorCode.INVALID_CONFIG, detail)
 
 
