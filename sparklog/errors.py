@@ -39,6 +39,7 @@ class ErrorCode(IntEnum):
     TOPIC_AUTHORIZATION_FAILED = 29
     GROUP_AUTHORIZATION_FAILED = 30
     CLUSTER_AUTHORIZATION_FAILED = 31
+    INVALID_TIMESTAMP = 32
     UNSUPPORTED_SASL_MECHANISM = 33
     ILLEGAL_SASL_STATE = 34
     UNSUPPORTED_VERSION = 35
@@ -71,6 +72,7 @@ class ErrorCode(IntEnum):
     INVALID_FETCH_SESSION_EPOCH = 71
     FENCED_LEADER_EPOCH = 74
     UNKNOWN_LEADER_EPOCH = 75
+    UNSUPPORTED_COMPRESSION_TYPE = 76
     STALE_BROKER_EPOCH = 77
     OFFSET_NOT_AVAILABLE = 78
     PREFERRED_LEADER_NOT_AVAILABLE = 80
@@ -192,6 +194,8 @@ TRAITS: dict[ErrorCode, ErrorTrait] = {
     ErrorCode.ELIGIBLE_LEADERS_NOT_AVAILABLE: _T(True, True, "no replica that can be elected is alive"),
     ErrorCode.ELECTION_NOT_NEEDED: _T(True, True, "the partition already has the requested leader"),
     ErrorCode.NO_REASSIGNMENT_IN_PROGRESS: _T(False, False, "no reassignment of the partition is in progress"),
+    ErrorCode.INVALID_TIMESTAMP: _T(False, False, "a record's timestamp is not valid for the topic"),
+    ErrorCode.UNSUPPORTED_COMPRESSION_TYPE: _T(False, False, "the batch has an unknown compression codec"),
     ErrorCode.INVALID_RECORD: _T(False, False, "a record is not valid for the topic"),
     ErrorCode.THROTTLING_QUOTA_EXCEEDED: _T(True, False, "a quota is exhausted"),
     ErrorCode.UNKNOWN_TOPIC_ID: _T(True, True, "no topic with this id exists"),

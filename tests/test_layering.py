@@ -26,14 +26,14 @@ LAYERS = (
     ("delta",),
     ("broker", "client"),
     ("storage", "replica", "controller", "coordinator", "zk", "net"),
-    ("security",),
+    ("security", "kafka"),
     ("record", "protocol"),
 )
 #: Below all packages, in this order: each module may import those before it.
 FOUNDATION = ("escaping", "errors", "extras", "model", "config")
 DEPTH = {name: depth for depth, layer in enumerate(LAYERS) for name in layer}
 
-PURE = {"record", "protocol", "security", "replica", "controller", "coordinator", *FOUNDATION}
+PURE = {"record", "protocol", "security", "kafka", "replica", "controller", "coordinator", *FOUNDATION}
 IMPURE_MODULES = {"asyncio", "threading", "socket", "time", "random", "os", "logging"}
 #: The names of the package itself that any module may import.
 ABOUT_THE_PACKAGE = {"sparklog.__version__", "sparklog.__file__"}

@@ -1,0 +1,34 @@
+"""The error for record batches that Kafka's clients may not write."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from sparklog.errors import BrokerError, ErrorCode
+
+#: The most records that one error names.
+MOST_RECORD_ERRORS = 20
+
+
+class RecordError(NamedTuple):
+    """The error of one record: its position in the batch, from 0, and what is wrong with it.
+
+    A Produce response of version 8 or later has these pairs as ``record_errors``.
+    """
+
+    batch_index: int
+    message: str
+
+
+class InvalidRecords(BrokerError):
+    """The error for a produced batch that is refused as a whole.
+
+    ``code`` is the error code that the Produce response has for the partition. ``record_errors`` names at most
+    ``MOST_RECORD_ERRORS`` records if the fault is theirs; the other records of the batch are refused because of them.
+    """
+
+    def __init__(self, code: ErrorCode, detail: str, record_errors: Sequence[RecordError] = ()) -> None:
+        super().__init__(code, detail)
+        self.record_errors = tuple(record_errors)
+        self.args = (code, detail, self.record_errors)
