@@ -1,0 +1,220 @@
+"""The compiler of readers: it turns a declared message and a version into a function that decodes that version.
+
+A reader is straight Python code for one version, with all nested structs in place, so that it asks at run time neither
+for versions nor for types. It raises many kinds of exception for malformed bytes; :mod:`sparklog.kafka.wire.codec`
+turns them into one. Its bounds: a length is compared with the bytes that are left before anything is made, an array's
+length with the least size of that many elements. Nothing is recursive.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Callable
+from typing import Any
+
+from sparklog.kafka.wire.code import Code
+from sparklog.kafka.wire.fields import Array, Field, Primitive, fields_of
+from sparklog.kafka.wire.primitives import malformed, skip_tagged_fields, uvarint
+
+#: A function from a frame, a position in it and its length to a message and the position after it.
+Reader = Callable[[memoryview, int, int], tuple[Any, int]]
+
+
+def compile_reader(declared: type, version: int, *, flexible: bool) -> Reader:
+    """Return the function that decodes ``version`` of a declared message."""
+    return _ReadCompiler(declared.__name__, version, flexible).compile(declared)
+
+
+class _ReadCompiler:
+    def __init__(self, name: str, version: int, flexible: bool) -> None:
+        names = {
+            "uvarint": uvarint,
+            "skip_tagged_fields": skip_tagged_fields,
+            "malformed": malformed,
+            "unpack_array": struct.unpack_from,
+        }
+        self._code = Code(f"read_{name}_{version}(frame, p, end)", names)
+        self._version = version
+        self._flexible = flexible
+        #: Codes and variables of the fields of fixed size that no emitted line has read yet.
+        self._codes = ""
+        self._targets: list[str] = []
+
+    def compile(self, declared: type) -> Reader:
+        made = self._struct(declared, "end")
+        self._flush()
+        self._code.line(f"return {made}, p")
+        reader: Reader = self._code.function()
+        return reader
+
+    def _fixed(self, code: str, target: str) -> None:
+        self._codes += code
+        self._targets.append(target)
+
+    def _flush(self) -> None:
+        if self._codes:
+            unpack = self._code.struct_method("unpack_from", self._codes)
+            size = struct.calcsize(f">{self._codes}")
+            self._code.line(f"{', '.join(self._targets)}, = {unpack}(frame, p); p += {size}")
+            self._codes, self._targets = "", []
+
+    def _struct(self, declared: type, end: str) -> str:
+        """Emit the reading of a struct's fields; return the expression that makes the struct."""
+        values = {}
+        fields = fields_of(declared)
+        for field in fields:
+            if self._version in field.versions and self._version not in field.tagged:
+                values[field.name] = self._field(field, end)
+        if self._flexible:
+            values |= self._tagged_fields([field for field in fields if self._version in field.tagged], end)
+        arguments = [values.get(field.name) or self._code.constant(field.default) for field in fields]
+        while arguments and fields[len(arguments) - 1].name not in values:
+            arguments.pop()
+        self._code.names[declared.__name__] = declared
+        return f"{declared.__name__}({', '.join(arguments)})"
+
+    def _field(self, field: Field, end: str) -> str:
+        """Emit the reading of one field; return the variable that has its value."""
+        target = self._code.variable(field.name)
+        nullable = self._version in field.nullable
+        match field.type:
+            case Primitive() as primitive if primitive.code:
+                self._fixed(primitive.code, target)
+            case Primitive() as primitive:
+                self._sized(field, primitive, target, nullable, end)
+            case Array() as of:
+                self._array(field, of, target, nullable, end)
+            case declared if nullable:
+                present = self._code.variable("present")
+                self._fixed("b", present)
+                self._flush()
+                self._code.line(f"{target} = None")
+                self._code.block(f"if {present} >= 0:")
+                self._finish(target, self._struct(declared, end))
+                self._code.end()
+            case declared:
+                self._finish(target, self._struct(declared, end))
+        return target
+
+    def _finish(self, target: str, expression: str) -> None:
+        self._flush()
+        self._code.line(f"{target} = {expression}")
+
+    def _length(self, short: bool) -> str:
+        """Emit the reading of a length; return its variable. A negative length means null."""
+        length = self._code.variable("length")
+        if not self._flexible:
+            self._fixed("h" if short else "i", length)
+            self._flush()
+            return length
+        # A null value has length 0, and most lengths take one byte.
+        self._fixed("B", length)
+        self._flush()
+        self._code.line(f"if {length} > 127: {length}, p = uvarint(frame, p - 1)")
+        self._code.line(f"{length} -= 1")
+        return length
+
+    def _null(self, field: Field, target: str, length: str, nullable: bool) -> None:
+        """Emit the test of a null value, and enter the block of the other values if there are any."""
+        self._code.block(f"if {length} < 0:")
+        if nullable:
+            self._code.line(f"{target} = None")
+        else:
+            self._code.line(f"malformed({f'{field.name} is null'!r})")
+        self._code.end()
+        if nullable:
+            self._code.block("else:")
+
+    def _sized(self, field: Field, primitive: Primitive, target: str, nullable: bool, end: str) -> None:
+        """Emit the reading of a string, of bytes or of records."""
+        length = self._length(short=primitive.name == "string")
+        self._null(field, target, length, nullable)
+        after = self._code.variable("after")
+        self._code.line(f"{after} = p + {length}")
+        self._code.line(f"if {after} > {end}: malformed({f'{field.name} is longer than its message'!r})")
+        view = f"frame[p:{after}]"
+        made = {"string": f"str({view}, 'utf-8')", "bytes": f"bytes({view})", "records": view}[primitive.name]
+        self._code.line(f"{target} = {made}; p = {after}")
+        if nullable:
+            self._code.end()
+
+    def _array(self, field: Field, of: Array, target: str, nullable: bool, end: str) -> None:
+        length = self._length(short=False)
+        self._null(field, target, length, nullable)
+        least = self._least_size(of.element)
+        too_long = f"malformed({f'{field.name} has more elements than its message has room for'!r})"
+        self._code.line(f"if {length} * {least} > {end} - p: {too_long}")
+        element = of.element
+        if isinstance(element, Primitive) and element.code:
+            values = f"unpack_array(f'>{{{length}}}{element.code}', frame, p)"
+            if element.name == "uuid":
+                values = f"(bytes(frame[at:at + 16]) for at in range(p, p + 16 * {length}, 16))"
+            self._code.line(f"{target} = list({values}); p += {length} * {element.size}")
+        else:
+            self._code.line(f"{target} = []")
+            self._code.block(f"for _ in range({length}):")
+            if isinstance(element, Primitive):
+                value = self._code.variable("element")
+                self._sized(field, element, value, False, end)
+            else:
+                value = self._struct(element, end)
+                self._flush()
+            self._code.line(f"{target}.append({value})")
+            self._code.end()
+        if nullable:
+            self._code.end()
+
+    def _tagged_fields(self, fields: list[Field], end: str) -> dict[str, str]:
+        """Emit the reading of a struct's tagged fields; return the variables of those that are known, by name."""
+        count = self._code.variable("tags")
+        self._fixed("B", count)
+        self._flush()
+        values = {field.name: self._code.variable(field.name) for field in fields}
+        for field in fields:
+            self._code.line(f"{values[field.name]} = {self._code.constant(field.default)}")
+        self._code.block(f"if {count}:")
+        self._code.line(f"if {count} > 127: {count}, p = uvarint(frame, p - 1)")
+        if not fields:
+            self._code.line(f"p = skip_tagged_fields(frame, p, {count}, {end})")
+        else:
+            self._known_tags(fields, values, count, end)
+        self._code.end()
+        return values
+
+    def _known_tags(self, fields: list[Field], values: dict[str, str], count: str, end: str) -> None:
+        tag, after = self._code.variable("tag"), self._code.variable("after")
+        self._code.block(f"for _ in range({count}):")
+        self._code.line(f"{tag}, p = uvarint(frame, p)")
+        self._code.line(f"{after}, p = uvarint(frame, p)")
+        self._code.line(f"{after} += p")
+        self._code.line(f"if {after} > {end}: malformed('a tagged field is longer than its struct')")
+        word = "if"
+        for field in fields:
+            self._code.block(f"{word} {tag} == {field.tag}:")
+            value = self._field(field, after)
+            self._flush()
+            self._code.line(f"{values[field.name]} = {value}")
+            self._code.line(f"if p != {after}: malformed({f'the tagged field {field.name} has another length'!r})")
+            self._code.end()
+            word = "elif"
+        self._code.block("else:")
+        self._code.line(f"p = {after}")
+        self._code.end()
+        self._code.end()
+
+    def _least_size(self, element: Primitive | type) -> int:
+        """Return the least number of bytes of an array's element."""
+        if isinstance(element, Primitive):
+            return element.size or (1 if self._flexible else 2 if element.name == "string" else 4)
+        least = 1 if self._flexible else 0
+        for field in fields_of(element):
+            if self._version not in field.versions or self._version in field.tagged:
+                continue
+            if isinstance(field.type, Array):
+                least += 1 if self._flexible else 4
+            elif isinstance(field.type, Primitive):
+                least += self._least_size(field.type)
+            else:
+                least += 1 if self._version in field.nullable else self._least_size(field.type)
+        assert least, f"an array of empty {element.__name__}s has no bound"
+        return least
