@@ -11,18 +11,35 @@ import msgspec
 
 from sparklog.protocol.fields import Entries, Listed, Message, Name
 
-#: The maximum number of renewers of one token.
+#: The maximum number of renewers of one token, and of entries of its scope.
 MAX_RENEWERS = 100
+MAX_SCOPE = 1000
+#: The maximum number of entries of the scope in a description, which is part of a list of thousands of tokens.
+MAX_DESCRIBED = 3
 _T = TypeVar("_T")
 Renewers = Annotated[tuple[_T, ...], msgspec.Meta(max_length=MAX_RENEWERS)]
 #: A time span in milliseconds.
 Span = Annotated[int, msgspec.Meta(ge=-1, le=2**53)]
 
 
+class ScopeEntry(msgspec.Struct, frozen=True, array_like=True):
+    """An operation on resources that the scope of a token allows. The values are those of an ACL.
+
+    ``name`` is a name, a prefix, or ``*`` for all names, as ``pattern_type`` says.
+    """
+
+    operation: Name
+    resource_type: Name
+    name: Name
+    pattern_type: Name = "Literal"
+
+
 class TokenDescription(msgspec.Struct, frozen=True, array_like=True):
     """A delegation token without its secret.
 
-    Principals have the form ``User:anna``. Times are in ms since the Unix epoch.
+    Principals have the form ``User:anna``. Times are in ms since the Unix epoch. ``scope`` has the first entries of the
+    token's scope, and ``scope_size`` is the number of all entries; -1 means that the token has no scope, so that its
+    holder may do what its owner may do. The holder can renew the token for ``period_ms`` at a time.
     """
 
     token_id: str
@@ -31,17 +48,24 @@ class TokenDescription(msgspec.Struct, frozen=True, array_like=True):
     issue_ms: int
     expiry_ms: int
     max_ms: int
+    scope: Annotated[tuple[ScopeEntry, ...], msgspec.Meta(max_length=MAX_DESCRIBED)] = ()
+    scope_size: int = -1
+    period_ms: int = 0
 
 
 class CreateDelegationToken(Message, frozen=True, tag="create_delegation_token"):
     """A request to create a delegation token for the connection's principal.
 
     ``renewers`` are the principals that may renew or end the token. If ``max_lifetime_ms`` is -1, the broker's maximum
-    applies.
+    applies. The token expires after ``period_ms`` unless it is renewed; -1 means the broker's default, which is also
+    the maximum. A client that logs in with the token may do only what ``scope`` allows, and only what the owner may do.
+    If ``scope`` is None, the client may do everything that the owner may do.
     """
 
     renewers: Renewers[Name] = ()
     max_lifetime_ms: Span = -1
+    period_ms: Span = -1
+    scope: Annotated[tuple[ScopeEntry, ...], msgspec.Meta(max_length=MAX_SCOPE)] | None = None
 
 
 class CreateDelegationTokenReply(Message, frozen=True, tag="create_delegation_token_reply"):
@@ -58,7 +82,11 @@ class CreateDelegationTokenReply(Message, frozen=True, tag="create_delegation_to
 
 
 class RenewDelegationToken(Message, frozen=True, tag="renew_delegation_token"):
-    """A request to renew a token, so that it expires ``period_ms`` from now; -1 means the broker's default period."""
+    """A request to renew a token, so that it expires ``period_ms`` from now; -1 means the default period.
+
+    The default is the broker's. The token's holder always gets the token's own period instead, and at most the time
+    until the end of the token's maximum lifetime.
+    """
 
     token_id: Name
     period_ms: Span = -1
@@ -72,9 +100,14 @@ class ExpireDelegationToken(Message, frozen=True, tag="expire_delegation_token")
 
 
 class DelegationTokenExpiryReply(Message, frozen=True, tag="delegation_token_expiry_reply"):
-    """The reply to RenewDelegationToken and ExpireDelegationToken: the token's new expiry time."""
+    """The reply to RenewDelegationToken and ExpireDelegationToken: the token's new expiry time.
+
+    ``left_ms`` is the time until then, for clients whose clock differs from the broker's; -1 if a broker of an earlier
+    release replied.
+    """
 
     expiry_ms: int
+    left_ms: int = -1
 
 
 class DescribeDelegationTokens(Message, frozen=True, tag="describe_delegation_tokens"):

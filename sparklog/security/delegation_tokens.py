@@ -1,16 +1,28 @@
 """Delegation tokens: credentials for a limited time, which a process requests after its login for its helpers.
 
 Pure. A client that logs in with a token has the principal of the token's owner. The broker derives SCRAM credentials
-from the token's secret and stores only these credentials. A token expires unless its owner or a renewer renews it. It
-cannot be renewed beyond ``max_ms``. Source: KIP-48.
+from the token's secret and stores only these credentials. A token expires unless its owner, a renewer or its holder
+renews it. It cannot be renewed beyond ``max_ms``. The holder is each client that has logged in with the token.
+
+A token may have a scope, which lists the operations that the holder may do. The holder may do each of them only if the
+owner may do it too. Source: KIP-48, which has neither scopes nor the renewal by the holder.
 """
 
 from __future__ import annotations
+
+from collections.abc import Iterable
 
 import msgspec
 
 from sparklog.errors import BrokerError, ErrorCode
 from sparklog.model import Principal
+from sparklog.protocol.token_messages import ScopeEntry
+from sparklog.security.acls import AclBinding, AclTable, binding
+from sparklog.security.principals import EVERYONE
+
+#: The part of the period by which a renewal by the holder must extend the token. Otherwise the token does not change,
+#: so that a thousand holders that renew the token at the same time do not write it a thousand times.
+_LEAST_GAIN = 0.1
 
 
 class DelegationToken(msgspec.Struct, frozen=True):
@@ -22,6 +34,10 @@ class DelegationToken(msgspec.Struct, frozen=True):
     issue_ms: int
     expiry_ms: int
     max_ms: int
+    #: The time from now until which the holder can renew the token. 0 means that the holder cannot renew it.
+    period_ms: int = 0
+    #: What the holder may do. None means everything that the owner may do.
+    scope: tuple[ScopeEntry, ...] | None = None
 
     def check_valid(self, now_ms: int) -> None:
         """Check that the token has not expired. Raises BrokerError DELEGATION_TOKEN_EXPIRED."""
@@ -34,11 +50,41 @@ class DelegationToken(msgspec.Struct, frozen=True):
 
 
 def new_token(
-    token_id: str, owner: Principal, renewers: tuple[Principal, ...], now_ms: int, *, lifetime_ms: int, expiry_ms: int
+    token_id: str,
+    owner: Principal,
+    renewers: tuple[Principal, ...],
+    now_ms: int,
+    *,
+    lifetime_ms: int,
+    expiry_ms: int,
+    scope: tuple[ScopeEntry, ...] | None = None,
 ) -> DelegationToken:
     """Return a token that expires after ``expiry_ms``. It can be renewed until ``lifetime_ms`` from now."""
     max_ms = now_ms + lifetime_ms
-    return DelegationToken(token_id, owner, renewers, now_ms, min(now_ms + expiry_ms, max_ms), max_ms)
+    first_ms = min(now_ms + expiry_ms, max_ms)
+    return DelegationToken(token_id, owner, renewers, now_ms, first_ms, max_ms, expiry_ms, scope)
+
+
+def checked_scope(entries: Iterable[ScopeEntry]) -> tuple[ScopeEntry, ...]:
+    """Return the entries of a scope with the names of operations and types in the case of ``security.acls``.
+
+    Raises:
+        ConfigError: an entry is not valid, for the same reasons as an ACL.
+    """
+    found = []
+    for acl in dict.fromkeys(map(_acl, entries)):
+        kind, name, pattern_type = acl.pattern
+        found.append(ScopeEntry(acl.operation.value, kind.value, name, pattern_type.value))
+    return tuple(found)
+
+
+def scope_table(entries: Iterable[ScopeEntry]) -> AclTable:
+    """Return the table that decides what a scope allows, for each principal and host. Raises ConfigError."""
+    return AclTable(map(_acl, entries))
+
+
+def _acl(entry: ScopeEntry) -> AclBinding:
+    return binding(entry.resource_type, entry.name, str(EVERYONE), entry.operation, pattern_type=entry.pattern_type)
 
 
 def renewed(token: DelegationToken, principal: Principal, now_ms: int, *, period_ms: int) -> DelegationToken:
@@ -54,11 +100,29 @@ def renewed(token: DelegationToken, principal: Principal, now_ms: int, *, period
     return msgspec.structs.replace(token, expiry_ms=min(now_ms + period_ms, token.max_ms))
 
 
+def renewed_by_holder(token: DelegationToken, now_ms: int) -> DelegationToken:
+    """Return the token with an expiry one period from now, but not after the end of its maximum lifetime.
+
+    Return the same token if that would extend its life by less than a tenth of the period.
+
+    Raises:
+        BrokerError: DELEGATION_TOKEN_EXPIRED; DELEGATION_TOKEN_REQUEST_NOT_ALLOWED, the holder cannot renew the token.
+    """
+    token.check_valid(now_ms)
+    if token.period_ms <= 0:
+        detail = f"the holder of delegation token {token.token_id} cannot renew it"
+        raise BrokerError(ErrorCode.DELEGATION_TOKEN_REQUEST_NOT_ALLOWED, detail)
+    expiry_ms = min(now_ms + token.period_ms, token.max_ms)
+    if expiry_ms - token.expiry_ms < token.period_ms * _LEAST_GAIN:
+        return token
+    return msgspec.structs.replace(token, expiry_ms=expiry_ms)
+
+
 def ended(token: DelegationToken, principal: Principal, now_ms: int, *, after_ms: int) -> DelegationToken | None:
     """Return the token with an expiry ``after_ms`` from now, but not after the end of its maximum lifetime.
 
     If ``after_ms`` is negative, the token ends now: return None. ``principal`` requests this, and must be the owner or
-    a renewer.
+    a renewer. The token's holder cannot renew the token after that.
 
     Raises:
         BrokerError: DELEGATION_TOKEN_OWNER_MISMATCH, DELEGATION_TOKEN_EXPIRED.
@@ -67,7 +131,7 @@ def ended(token: DelegationToken, principal: Principal, now_ms: int, *, after_ms
     if after_ms < 0:
         return None
     token.check_valid(now_ms)
-    return msgspec.structs.replace(token, expiry_ms=min(now_ms + after_ms, token.max_ms))
+    return msgspec.structs.replace(token, expiry_ms=min(now_ms + after_ms, token.max_ms), period_ms=0)
 
 
 def _check_principal(token: DelegationToken, principal: Principal) -> None:

@@ -349,7 +349,7 @@ RULES: dict[type, RequestRule] = {
     AlterClientQuotas: of_cluster(Operation.ALTER_CONFIGS),
     DescribeClientQuotas: of_cluster(Operation.DESCRIBE_CONFIGS),
     CreateDelegationToken: everyone("none: every principal that has not logged in by a token may send it"),
-    RenewDelegationToken: everyone("none: the token's owner and renewers may send it"),
+    RenewDelegationToken: everyone("none: the token's owner, its renewers and its holder may send it"),
     ExpireDelegationToken: everyone("none: the token's owner and renewers may send it"),
     DescribeDelegationTokens: RequestRule(
         "Describe on each token of another owner; the reply leaves the others out", _no_clauses, hides=True

@@ -17,7 +17,7 @@ import msgspec
 
 from sparklog.errors import BrokerError, ConfigError, ErrorCode
 from sparklog.protocol.scram import ScramCredential
-from sparklog.security.delegation_tokens import DelegationToken
+from sparklog.security.delegation_tokens import DelegationToken, checked_scope
 from sparklog.zk import codecs, paths
 from sparklog.zk.errors import ZkBadVersion, ZkMultiFailed, ZkNodeExists, ZkNoNode
 from sparklog.zk.ops import Create, Delete, Op, SetData
@@ -111,25 +111,27 @@ class TokenStore:
     async def change(self, token_id: str, change: Callable[[DelegationToken], DelegationToken | None]) -> int:
         """Replace a token with the result of ``change``, or delete it if the result is None.
 
-        Return the new version of the index.
+        Return the new version of the index, or the current version if ``change`` returns the same token.
 
         Raises:
             BrokerError: DELEGATION_TOKEN_NOT_FOUND, or an error that ``change`` raises.
             ZkError: with ZkUnreachable the outcome may be unknown. The call may be repeated.
         """
 
-        def write(found: tuple[StoredToken, int] | None) -> Op:
+        def write(found: tuple[StoredToken, int] | None) -> Op | None:
             if found is None:
                 raise BrokerError(ErrorCode.DELEGATION_TOKEN_NOT_FOUND, f"delegation token {token_id[:100]!r}")
             stored, version = found
             wanted = change(stored.token)
+            if wanted == stored.token:
+                return None
             if wanted is None:
                 return Delete(_path(token_id), version)
             return SetData(_path(token_id), _encoded(StoredToken(wanted, stored.credentials)), version)
 
         return await self._write(token_id, write)
 
-    async def _write(self, token_id: str, write: Callable[[tuple[StoredToken, int] | None], Op]) -> int:
+    async def _write(self, token_id: str, write: Callable[[tuple[StoredToken, int] | None], Op | None]) -> int:
         while True:
             found: tuple[StoredToken, int] | None = None
             root = Node(b"", 0, 0)
@@ -138,6 +140,8 @@ class TokenStore:
                     root = await self._session.get(paths.TOKENS)
                     found = await self._read_node(_path(token_id))
             op = write(found)
+            if op is None:
+                return root.version
             index = decode_index(root)
             wanted = msgspec.structs.replace(index, changed=(*index.changed, token_id)[-_REMEMBERED:])
             try:
@@ -163,6 +167,8 @@ class TokenStore:
     async def _read_node(self, path: str) -> tuple[StoredToken, int]:
         node = await self._session.get(path)
         found = decode_secret(path, node.data, _TokenNode)
+        if found.token.scope is not None:
+            checked_scope(found.token.scope)  # A later release may have other operations.
         credentials = {name: decode_credential(name, text) for name, text in found.credentials.items()}
         return StoredToken(found.token, credentials), node.version
 

@@ -16,8 +16,8 @@ import pytest
 
 from sparklog.broker.requests.dispatch import ConnectionHandler, Handlers
 from sparklog.broker.requests.slices import Slices
-from sparklog.broker.security.authorized_requests import authorized_handlers
-from sparklog.broker.security.authorizer import Authorizer
+from sparklog.broker.security.authorized_requests import authorized_handlers, scoped_handlers
+from sparklog.broker.security.authorizer import Authorizer, scope_authorizer
 from sparklog.broker.security.forwarding_connections import MergingConnection, client_of
 from sparklog.errors import ErrorCode
 from sparklog.protocol import messages as m
@@ -25,7 +25,7 @@ from sparklog.protocol.messages import ErrorReply, Reply, Request, encode_messag
 from sparklog.protocol.proof import Identity
 from sparklog.protocol.senders import SenderKind
 from sparklog.security.acls import AclBinding, AclTable, binding
-from sparklog.security.principals import ANONYMOUS, Principal
+from sparklog.security.principals import ANONYMOUS, EVERYONE, Principal
 from sparklog.security.request_rules import REFUSALS, RULES
 from tests.broker.staged import Stage, until
 from tests.security.test_request_rules import EXPECTED, HANDSHAKE
@@ -113,19 +113,24 @@ class Connection:
 class Recorded:
     """Handlers that record what they are to serve, and the authorizer before them."""
 
-    def __init__(self, acls: list[AclBinding]) -> None:
+    def __init__(self, acls: list[AclBinding] | None, scope: list[AclBinding] | None = None) -> None:
+        """Create the handlers of a broker with these ACLs, or without ACLs. ``scope`` is that of the token ``t1``."""
         self.served: list[Request] = []
         self.denials = Denials()
-        self.authorizer = Authorizer(AclTable(super_users=frozenset({ADMIN})), self.denials)
-        self.authorizer.set_acls(self.authorizer.table.with_acls(acls))
+
+        def scope_of(token_id: str) -> AclTable | None:
+            return AclTable(scope) if scope is not None and token_id == "t1" else None
+
+        if acls is None:
+            self.authorizer = scope_authorizer(self.denials, scope_of)
+        else:
+            self.authorizer = Authorizer(AclTable(super_users=frozenset({ADMIN})), self.denials, scope_of)
+            self.authorizer.set_acls(self.authorizer.table.with_acls(acls))
         self.cache = Stage().context.cache
         self.slices = Slices()
-        self.handlers: Handlers = authorized_handlers(
-            self.authorizer,
-            dict.fromkeys((type(request) for request in REQUESTS), self._serve),
-            slices=self.slices,
-            cache=self.cache,
-        )
+        plain: Handlers = dict.fromkeys((type(request) for request in REQUESTS), self._serve)
+        with_checks = scoped_handlers if acls is None else authorized_handlers
+        self.handlers = with_checks(self.authorizer, plain, slices=self.slices, cache=self.cache)
 
     def _serve(self, connection: Any, request: Request, body: memoryview) -> None:
         self.served.append(request)
@@ -149,11 +154,16 @@ def needed(request: Request, who: Principal) -> list[AclBinding]:
     return acls
 
 
-def served(acls: list[AclBinding], connection: Connection, request: Request) -> list[Request]:
+def served(
+    acls: list[AclBinding] | None,
+    connection: Connection,
+    request: Request,
+    scope: list[AclBinding] | None = None,
+) -> list[Request]:
     """Return what the handler of the request is to serve."""
 
     async def run() -> list[Request]:
-        recorded = Recorded(acls)
+        recorded = Recorded(acls, scope)
         recorded.send(connection, request)
         return recorded.served
 
@@ -177,7 +187,21 @@ class TestEveryRequest:
         connection = Connection(who)
         # Write on any topic suffices for a producer id.
         own = [] if isinstance(request_, m.InitProducerId) else ELSEWHERE
-        found = served([*own, *needed(request_, ANNA)], connection, request_)
+        self._check_refused(request_, served([*own, *needed(request_, ANNA)], connection, request_), connection)
+
+    @pytest.mark.parametrize("acls", [[], None], ids=["super user", "no ACLs"])
+    def test_is_refused_to_a_token_with_another_scope(self, request_: Request, acls: list[AclBinding] | None) -> None:
+        connection = Connection(ADMIN, token_id="t1")
+        own = [] if isinstance(request_, m.InitProducerId) else [acl._replace(principal=EVERYONE) for acl in ELSEWHERE]
+        self._check_refused(request_, served(acls, connection, request_, own), connection)
+
+    @pytest.mark.parametrize("acls", [[], None], ids=["super user", "no ACLs"])
+    def test_is_served_to_a_token_with_the_right_scope(self, request_: Request, acls: list[AclBinding] | None) -> None:
+        found = served(acls, Connection(ADMIN, token_id="t1"), request_, needed(request_, EVERYONE))
+        everything = isinstance(request_, m.Metadata) and request_.topics is None
+        assert found == [m.Metadata(1, ()) if everything else request_]
+
+    def _check_refused(self, request_: Request, found: list[Request], connection: Connection) -> None:
         rule = RULES[type(request_)]
         if list(rule.clauses(request_)):
             assert found == []

@@ -7,7 +7,7 @@ from typing import NamedTuple
 import pytest
 
 from sparklog.broker.security import authorizer as module
-from sparklog.broker.security.authorizer import Authorizer, authorizer_of
+from sparklog.broker.security.authorizer import Authorizer, authorizer_of, scope_authorizer
 from sparklog.config import broker_config
 from sparklog.errors import BrokerError, ConfigError, ErrorCode
 from sparklog.protocol.messages import ListGroups
@@ -26,6 +26,7 @@ class Connection(NamedTuple):
     peer_host: str = "10.0.0.1"
     listener: str = "CLIENT"
     identity: Identity | None = None
+    token_id: str = ""
 
 
 class Denials:
@@ -99,6 +100,35 @@ def test_super_users_and_proved_peers_skip_the_acls() -> None:
     assert authorizer.skips(Connection(ADMIN))
     assert authorizer.skips(Connection(ANONYMOUS, identity=Identity(SenderKind.CONTROLLER, 1, 1)))
     assert not authorizer.skips(Connection())
+
+
+def test_a_scope_limits_what_its_owner_may_do() -> None:
+    scopes = {"t1": AclTable([binding("topic", "orders", "User:*", "write")]), "t2": None}
+    table = AclTable([binding("topic", "*", "User:anna", "write")], super_users=frozenset({ADMIN}))
+    authorizer = Authorizer(table, Denials(), scopes.get)
+    authorizer.set_acls(table)
+    for owner in (ANNA, ADMIN):
+        limited, free = Connection(owner, token_id="t1"), Connection(owner, token_id="t2")
+        assert authorizer.allows(limited, WRITE, TOPIC, "orders")
+        assert authorizer.allows(limited, Operation.DESCRIBE, TOPIC, "orders"), "Write implies Describe"
+        assert not authorizer.allows(limited, WRITE, TOPIC, "other")
+        assert not authorizer.allows(limited, Operation.READ, TOPIC, "orders")
+        assert authorizer.allows(free, WRITE, TOPIC, "other"), "a decision of one token is not used for another"
+        assert not authorizer.skips(limited)
+        assert authorizer.skips(free) is (owner == ADMIN)
+    assert not authorizer.allows(Connection(ANONYMOUS, token_id="t1"), WRITE, TOPIC, "orders"), "its owner may not"
+    rule = authorizer.decide(Connection(token_id="t1"), Need(WRITE, TOPIC, "other")).rule
+    assert rule == "the scope of delegation token t1 does not allow Write on Topic 'other'"
+
+
+def test_a_scope_counts_without_acls() -> None:
+    scope = AclTable([binding("topic", "orders", "User:*", "read")])
+    authorizer = scope_authorizer(Denials(), {"t1": scope}.get)
+    assert authorizer.has_scope(Connection(token_id="t1"))
+    assert not authorizer.has_scope(Connection())
+    assert authorizer.allows(Connection(token_id="t1"), Operation.READ, TOPIC, "orders")
+    assert not authorizer.allows(Connection(token_id="t1"), Operation.READ, TOPIC, "other")
+    assert not authorizer.allows(Connection(token_id="t1"), WRITE, TOPIC, None)
 
 
 def test_only_one_need_of_a_clause_must_be_allowed() -> None:

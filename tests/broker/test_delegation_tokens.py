@@ -11,11 +11,17 @@ import pytest
 
 from sparklog.client.admin.admin import Admin
 from sparklog.client.admin.delegation_tokens import CreatedToken
+from sparklog.client.cluster.blocking_cluster import BlockingCluster
+from sparklog.client.consumer.partition_reader import PartitionReader
+from sparklog.client.producer.producer import Producer
 from sparklog.errors import BrokerError, ErrorCode
+from sparklog.model import TopicPartition
+from sparklog.protocol.token_messages import ScopeEntry
 from sparklog.testing.process_cluster import ProcessCluster, wait_until
 from sparklog.zk.cluster_store import ClusterStore
 from sparklog.zk.token_store import TokenStore
 from sparklog.zk.unreadable import Unreadable
+from tests.broker.support import encoded, fetch, produce
 from tests.broker.test_user_logins import (
     LISTENERS,
     PASSWORD,
@@ -80,6 +86,47 @@ def test_a_delegation_token_acts_for_its_owner(users: dict[str, Admin], bootstra
     assert users["anna"].list_delegation_tokens() == users["otto"].list_delegation_tokens() == [created.token]
     assert users["olga"].list_delegation_tokens() == []
     assert not may_log_in(bootstrap, by_password(created.token.token_id, created.secret.reveal())), "no user"
+
+
+def test_a_token_may_do_only_what_its_scope_allows(users: dict[str, Admin], bootstrap: str) -> None:
+    for topic in ("orders", "hidden"):
+        users["anna"].create_topic(topic, partitions=1, replication_factor=1)
+    created = users["anna"].create_delegation_token(scope=[("read", "topic", "orders")])
+    assert (created.token.scope_size, created.token.scope) == (1, (ScopeEntry("Read", "Topic", "orders"),))
+    become(bootstrap, by_delegation(created))
+    with Producer(bootstrap, security=by_password("anna")) as producer:
+        for topic in ("orders", "hidden"):
+            producer.send(topic, b"value").result(30)
+    refused = ErrorCode.TOPIC_AUTHORIZATION_FAILED
+    with BlockingCluster(bootstrap, security=by_delegation(created)) as link:
+        assert [topic.name for topic in link.refresh(None).topics] == ["orders"]
+        with PartitionReader(link, TopicPartition("orders", 0), 0, 1) as reader:
+            assert sum(found.batch.num_rows for found in reader.fetched()) == 1
+        assert code_of(link.topic, "hidden") is refused
+        # A client that knows the leader need not ask for metadata.
+        with link.open_connection(link.leader(TopicPartition("orders", 0)).broker_id) as connection:
+            assert produce(connection, "orders", encoded(1)).code == refused
+            assert fetch(connection, "hidden", 0)[0].code == refused
+    with Admin(bootstrap, security=by_delegation(created)) as helper:
+        assert code_of(helper.create_topic, "own") is refused
+        assert code_of(helper.delete_topic, "orders") is refused
+        assert code_of(helper.delete_user, "anna") is ErrorCode.CLUSTER_AUTHORIZATION_FAILED
+
+
+def test_the_holder_of_a_token_renews_it(users: dict[str, Admin], bootstrap: str) -> None:
+    created = users["anna"].create_delegation_token(period_ms=60_000, scope=[])
+    other = users["anna"].create_delegation_token()
+    assert created.token.expiry_ms == created.token.issue_ms + 60_000
+    users["anna"].renew_delegation_token(created.token.token_id, period_ms=30_000)
+    become(bootstrap, by_delegation(created))
+    with Admin(bootstrap, security=by_delegation(created)) as helper:
+        renewed_ms = helper.renew_delegation_token(created.token.token_id, period_ms=10**9)
+        assert created.token.expiry_ms < renewed_ms < created.token.issue_ms + 120_000, "for its own period"
+        assert helper.renew_delegation_token(created.token.token_id) == renewed_ms, "it has changed just now"
+        not_allowed = ErrorCode.DELEGATION_TOKEN_REQUEST_NOT_ALLOWED
+        assert code_of(helper.renew_delegation_token, other.token.token_id) is not_allowed
+        assert code_of(helper.expire_delegation_token, created.token.token_id) is not_allowed
+        assert code_of(helper.create_delegation_token) is not_allowed
 
 
 def test_only_the_owner_and_renewers_change_a_token(users: dict[str, Admin], admin: Admin) -> None:

@@ -4,9 +4,19 @@ from __future__ import annotations
 
 import pytest
 
-from sparklog.errors import BrokerError, ErrorCode
+from sparklog.errors import BrokerError, ConfigError, ErrorCode
 from sparklog.model import USER, Principal
-from sparklog.security.delegation_tokens import DelegationToken, ended, new_token, renewed
+from sparklog.protocol.token_messages import ScopeEntry
+from sparklog.security.acls import Operation, ResourceType
+from sparklog.security.delegation_tokens import (
+    DelegationToken,
+    checked_scope,
+    ended,
+    new_token,
+    renewed,
+    renewed_by_holder,
+    scope_table,
+)
 
 ANNA, OTTO, OLGA = (Principal(USER, name) for name in ("anna", "otto", "olga"))
 DAY = 86_400_000
@@ -53,3 +63,43 @@ def test_it_ends_now_or_later() -> None:
     later = ended(token(), ANNA, 10, after_ms=500)
     assert later is not None and later.expiry_ms == 510
     assert ended(token(), ANNA, 2 * DAY, after_ms=-1) is None, "an expired token can be removed"
+
+
+def test_its_holder_renews_it_for_its_period_up_to_its_maximum_lifetime() -> None:
+    found = token()
+    for now_ms in range(DAY // 2, 20 * DAY, DAY // 2):
+        if now_ms >= found.expiry_ms:
+            break
+        found = renewed_by_holder(found, now_ms)
+        assert found.expiry_ms == min(now_ms + DAY, 7 * DAY)
+    assert found.expiry_ms == found.max_ms
+    assert code_of(renewed_by_holder, found, 7 * DAY) is ErrorCode.DELEGATION_TOKEN_EXPIRED
+
+
+def test_many_holders_that_renew_it_at_once_change_it_once() -> None:
+    first = renewed_by_holder(token(), DAY // 2)
+    assert renewed_by_holder(first, DAY // 2 + 1) == first
+    longer = renewed(token(), ANNA, 0, period_ms=5 * DAY)
+    assert renewed_by_holder(longer, DAY) == longer, "a holder never shortens a token"
+
+
+def test_its_holder_does_not_renew_a_token_that_its_owner_ends() -> None:
+    ending = ended(token(), ANNA, 0, after_ms=1000)
+    assert ending is not None
+    assert code_of(renewed_by_holder, ending, 10) is ErrorCode.DELEGATION_TOKEN_REQUEST_NOT_ALLOWED
+
+
+def test_a_scope_has_the_form_of_acls() -> None:
+    given = [ScopeEntry("read", "topic", "orders"), ScopeEntry("WRITE", "transactional_id", "query:", "prefixed")]
+    scope = checked_scope([*given, given[0]])
+    assert scope == (
+        ScopeEntry("Read", "Topic", "orders"),
+        ScopeEntry("Write", "TransactionalId", "query:", "Prefixed"),
+    )
+    table = scope_table(scope)
+    assert table.decide(ANNA, "10.0.0.1", Operation.WRITE, ResourceType.TRANSACTIONAL_ID, "query:7").allowed
+    assert not table.decide(ANNA, "10.0.0.1", Operation.WRITE, ResourceType.TOPIC, "orders").allowed
+    with pytest.raises(ConfigError, match="operation Read"):
+        checked_scope([ScopeEntry("Read", "Cluster", "kafka-cluster")])
+    with pytest.raises(ConfigError, match="expected one of"):
+        checked_scope([ScopeEntry("Steal", "Topic", "orders")])

@@ -141,7 +141,7 @@ def test_closed_connections_leave_no_address() -> None:
 
 def test_decisions_about_many_resources_are_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
     class Requester:
-        principal, peer_host, listener, identity = ANNA, "10.0.0.1", "CLIENT", None
+        principal, peer_host, listener, identity, token_id = ANNA, "10.0.0.1", "CLIENT", None, ""
 
     monkeypatch.setattr(authorizer, "MOST_CACHED", 100)
     decides = Authorizer(AclTable(), cast(Any, None))

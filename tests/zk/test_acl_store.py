@@ -40,6 +40,7 @@ class Connection(NamedTuple):
     peer_host: str = "10.0.0.1"
     listener: str = "CLIENT"
     identity: Identity | None = None
+    token_id: str = ""
 
 
 class Denials:

@@ -34,8 +34,8 @@ from sparklog.broker.requests.access import Access
 from sparklog.broker.requests.fetch import Fetches
 from sparklog.broker.requests.slices import Slices
 from sparklog.broker.security.acl_cache import AclCache
-from sparklog.broker.security.authorized_requests import AuthorizedFetch
-from sparklog.broker.security.authorizer import authorizer_of
+from sparklog.broker.security.authorized_requests import AuthorizedFetch, scoped_fetch
+from sparklog.broker.security.authorizer import authorizer_of, scope_authorizer
 from sparklog.broker.security.logins import Logins, sasl_mechanisms, token_validator
 from sparklog.broker.security.quota_manager import QuotaManager
 from sparklog.broker.security.quota_updates import QuotaUpdates
@@ -128,10 +128,18 @@ class Broker:
         )
 
     def _create_authorizer(self) -> None:
-        """Create the authorizer if the settings enable it. Without one, requests and fetches are not checked."""
-        self.authorizer = authorizer_of(self.context.config, self.context.audit)
+        """Create the authorizer if the settings enable it.
+
+        Without one, only requests of clients whose delegation token has a scope are checked.
+        """
+        audit, scope_of = self.context.audit, self.tokens.scope
+        self.authorizer = authorizer_of(self.context.config, audit, scope_of)
         self.acls: AclCache | None = None
-        if self.authorizer is not None:
+        #: Checks the scopes of delegation tokens if there is no authorizer.
+        self.scopes = scope_authorizer(audit, scope_of)
+        if self.authorizer is None:
+            self.fetches.open_fetch = scoped_fetch(self.scopes)
+        else:
             self.acls = AclCache(self.authorizer, self.context.counters)
             self.fetches.open_fetch = partial(AuthorizedFetch, self.authorizer)
             self.registry.session_listeners.append(self.acls.open)

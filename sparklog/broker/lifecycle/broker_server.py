@@ -7,7 +7,7 @@ from functools import partial
 
 from sparklog.broker.lifecycle.broker import Broker
 from sparklog.broker.lifecycle.process_config import ProcessConfig
-from sparklog.broker.lifecycle.request_table import request_handlers
+from sparklog.broker.lifecycle.request_table import handlers_of_tokens, request_handlers
 from sparklog.broker.requests.dispatch import ConnectionHandler
 from sparklog.broker.requests.local_reads import LocalReads, readers_socket
 from sparklog.model import ListenerEndpoint, Principal
@@ -84,11 +84,17 @@ class BrokerServer:
             self._local_reads = LocalReads(context, self._broker.partitions, self._broker.quotas, path)
             self._local_reads.open()
         broker = self._broker
-        handlers = broker.quotas.limited(request_handlers(broker), broker.fetches, broker.slices)
+        handlers = request_handlers(broker)
+        handlers, of_tokens = (
+            broker.quotas.limited(table, broker.fetches, broker.slices)
+            for table in (handlers, handlers_of_tokens(broker, handlers))
+        )
         max_connections = min(settings.max_connections, descriptors_for_clients())
         main = self._listeners.client
         self._server = server = await serve(
-            lambda connection: ConnectionHandler(handlers, context.counters, connection, broker.connection_lost),
+            lambda connection: ConnectionHandler(
+                handlers, context.counters, connection, broker.connection_lost, of_tokens
+            ),
             host=main.host,
             port=main.port,
             describe=self._describe,

@@ -22,7 +22,7 @@ from sparklog.broker.requests.reassignments import ReassignmentRequests
 from sparklog.broker.requests.restore_records import RestoreRecordsRequests
 from sparklog.broker.requests.set_aside import SetAsideRequests
 from sparklog.broker.security.acl_requests import AclRequests
-from sparklog.broker.security.authorized_requests import authorized_handlers
+from sparklog.broker.security.authorized_requests import authorized_handlers, scoped_handlers
 from sparklog.broker.security.token_requests import TokenRequests
 from sparklog.broker.security.user_requests import UserRequests
 from sparklog.broker.transactions.hanging_transactions import HangingTransactionRequests
@@ -101,6 +101,16 @@ def request_handlers(broker: Broker) -> Handlers:
     if broker.authorizer is None:
         return checked
     return authorized_handlers(broker.authorizer, checked, slices=broker.slices, cache=broker.context.cache)
+
+
+def handlers_of_tokens(broker: Broker, handlers: Handlers) -> Handlers:
+    """Return the handlers for clients that have logged in with a delegation token.
+
+    ``handlers`` are those of all other clients.
+    """
+    if broker.authorizer is not None:
+        return handlers  # They check the scopes of tokens too.
+    return scoped_handlers(broker.scopes, handlers, slices=broker.slices, cache=broker.context.cache)
 
 
 def _of_data(broker: Broker) -> Handlers:

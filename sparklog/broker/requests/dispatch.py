@@ -42,6 +42,7 @@ class ConnectionHandler:
     """The handler of all requests on one connection, which passes each request to the handler of its kind.
 
     A part of the server's connection. ``on_lost`` is called with the connection when the connection has ended.
+    ``of_tokens`` are the handlers while the client's login is that of a delegation token; None means ``handlers``.
     """
 
     def __init__(
@@ -50,8 +51,10 @@ class ConnectionHandler:
         counters: Counter[str],
         connection: ServerConnection,
         on_lost: Callable[[ServerConnection], None],
+        of_tokens: Handlers | None = None,
     ) -> None:
         self._handlers = handlers
+        self._of_tokens = handlers if of_tokens is None else of_tokens
         self._counters = counters
         self._connection = connection
         self._on_lost = on_lost
@@ -60,7 +63,8 @@ class ConnectionHandler:
     def request_received(self, request: Request, body: memoryview) -> None:
         connection = self._connection
         try:
-            self._handlers[type(request)](connection, request, body)
+            handlers = self._of_tokens if connection.token_id else self._handlers
+            handlers[type(request)](connection, request, body)
         except BrokerError as error:
             connection.reply(ErrorReply(request.cid, error.code, error.detail))
         except Exception as error:

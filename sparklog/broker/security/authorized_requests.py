@@ -18,7 +18,7 @@ from msgspec.structs import replace
 from sparklog.broker.groups.group_requests import check_offsets
 from sparklog.broker.metadata_cache import MetadataCache
 from sparklog.broker.requests.dispatch import HandleRequest, Handlers
-from sparklog.broker.requests.open_fetch import OpenFetch
+from sparklog.broker.requests.open_fetch import FetchHost, OpenFetch
 from sparklog.broker.requests.slices import Slices, Steps, answer_failure
 from sparklog.broker.security.authorizer import Authorizer
 from sparklog.broker.security.forwarding_connections import HidingConnection, MergingConnection, end_without_reply
@@ -43,7 +43,7 @@ from sparklog.protocol.messages import (
     Request,
     TopicMetadata,
 )
-from sparklog.replica.fetch_session import Key
+from sparklog.replica.fetch_session import FetchContext, Key
 from sparklog.security.acls import Operation, ResourceType
 from sparklog.security.partial_answers import REFUSED, Allows, Split, merged, without
 from sparklog.security.request_rules import RULES, Need, RequestRule
@@ -310,6 +310,41 @@ class _Checks:
             names = names[at:]  # the topic of ``start`` may have been deleted meanwhile
             start = start if names and names[0] == start[0] else None
         handle(connection, replace(request, topics=tuple(names), start=start), body)
+
+
+def scoped_handlers(authorizer: Authorizer, handlers: Handlers, *, slices: Slices, cache: MetadataCache) -> Handlers:
+    """Return handlers for a broker without ACLs. If the client's delegation token has a scope, they check it first.
+
+    Raises KeyError for a kind of request that has no rule.
+    """
+    authorized = authorized_handlers(authorizer, handlers, slices=slices, cache=cache)
+
+    def of(plain: HandleRequest, authorized: HandleRequest) -> HandleRequest:
+        def handle(connection: ServerConnection, request: Any, body: memoryview) -> None:
+            if authorizer.has_scope(connection):
+                authorized(connection, request, body)
+            else:
+                plain(connection, request, body)
+
+        return handle
+
+    return {kind: of(handle, authorized[kind]) for kind, handle in handlers.items()}
+
+
+def scoped_fetch(authorizer: Authorizer) -> Callable[..., OpenFetch]:
+    """Return a constructor of fetches for a broker without ACLs.
+
+    If the client's delegation token has a scope, the fetch checks each read.
+    """
+
+    def open_fetch(
+        host: FetchHost, connection: ServerConnection, number: int, *, request: Fetch, context: FetchContext
+    ) -> OpenFetch:
+        if connection.token_id and authorizer.has_scope(connection):
+            return AuthorizedFetch(authorizer, host, connection, number, request=request, context=context)
+        return OpenFetch(host, connection, number, request=request, context=context)
+
+    return open_fetch
 
 
 def _names(request: Request) -> int:

@@ -1,12 +1,13 @@
 """The authorizer of one broker, which applies the cluster's ACLs to requests.
 
-Super users may do everything, and so may brokers and controllers that have proved their identity. The authorizer
-caches all other decisions until the ACLs change.
+Super users may do everything, and so may brokers and controllers that have proved their identity. A client that has
+logged in with a delegation token may do only what the token's scope allows as well. The authorizer caches all decisions
+until the ACLs change.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Protocol
 
 from sparklog.broker.security.audit_log import AuditedConnection
@@ -24,6 +25,8 @@ MOST_CACHED = 100_000
 #: The maximum length of a resource name in the cache. No topic name is longer.
 _LONGEST_CACHED = 255
 
+#: Returns the table that decides what the holder of a delegation token may do, or None if the token has no scope.
+ScopeOf = Callable[[str], "AclTable | None"]
 _Known = dict[tuple[Operation, ResourceType, "str | None"], bool]
 
 
@@ -32,6 +35,9 @@ class Requester(AuditedConnection, Protocol):
 
     @property
     def identity(self) -> Identity | None: ...
+
+    @property
+    def token_id(self) -> str: ...
 
 
 class DenialLog(Protocol):
@@ -45,8 +51,15 @@ class DenialLog(Protocol):
     ) -> None: ...
 
 
-def authorizer_of(config: BrokerConfig, denials: DenialLog) -> Authorizer | None:
+def _unlimited(token_id: str) -> AclTable | None:
+    """Return None: no token has a scope."""
+    return None
+
+
+def authorizer_of(config: BrokerConfig, denials: DenialLog, scope_of: ScopeOf = _unlimited) -> Authorizer | None:
     """Return the authorizer if the settings enable it, otherwise None.
+
+    ``scope_of`` returns the scopes of delegation tokens.
 
     Raises:
         ConfigError: a super user is not a valid principal, or the authorizer is enabled but the setting ``super.users``
@@ -58,22 +71,48 @@ def authorizer_of(config: BrokerConfig, denials: DenialLog) -> Authorizer | None
     if not super_users:
         raise ConfigError("authorizer.enable=true: expected at least one principal in super.users, such as User:admin")
     everyone = config.allow_everyone_if_no_acl_found
-    return Authorizer(AclTable(super_users=super_users, allow_everyone_if_no_acl_found=everyone), denials)
+    return Authorizer(AclTable(super_users=super_users, allow_everyone_if_no_acl_found=everyone), denials, scope_of)
+
+
+class _NoAcls(AclTable):
+    """The table of a broker without ACLs, which allows everything."""
+
+    def decide(
+        self, principal: Principal, host: str, operation: Operation, resource_type: ResourceType, name: str
+    ) -> Decision:
+        return Decision(True, "the broker has no ACLs")
+
+    def decide_any(
+        self, principal: Principal, host: str, operation: Operation, resource_type: ResourceType
+    ) -> Decision:
+        return Decision(True, "the broker has no ACLs")
+
+
+def scope_authorizer(denials: DenialLog, scope_of: ScopeOf) -> Authorizer:
+    """Return an authorizer for a broker without ACLs, where only the scopes of delegation tokens limit clients.
+
+    It is only for connections for which ``has_scope`` is true.
+    """
+    found = Authorizer(_NoAcls(), denials, scope_of)
+    found.set_acls(_NoAcls())
+    return found
 
 
 class Authorizer:
     """The authorizer of one broker: it decides by the ACLs which requests are allowed, and caches its decisions.
 
     At first ``table`` has the super users and no ACLs. Until ``set_acls`` is called, requests of other principals get a
-    retriable error. Not thread-safe: use it only on the broker's event loop.
+    retriable error. ``scope_of`` returns the scope of a delegation token. Not thread-safe: use it only on the broker's
+    event loop.
     """
 
-    def __init__(self, table: AclTable, denials: DenialLog) -> None:
+    def __init__(self, table: AclTable, denials: DenialLog, scope_of: ScopeOf = _unlimited) -> None:
         self._table = table
         self._denials = denials
+        self._scope_of = scope_of
         self._loaded = False
-        #: The decisions by principal and host, then by operation and resource.
-        self._known: dict[tuple[Principal, str], _Known] = {}
+        #: The decisions by principal, host and delegation token, then by operation and resource.
+        self._known: dict[tuple[Principal, str, str], _Known] = {}
         self._cached = 0
 
     @property
@@ -92,16 +131,21 @@ class Authorizer:
         self._loaded = True
         self._clear()
 
+    def has_scope(self, connection: Requester) -> bool:
+        """Return whether the client has logged in with a delegation token that has a scope."""
+        return bool(connection.token_id) and self._scope_of(connection.token_id) is not None
+
     def skips(self, connection: Requester) -> bool:
         """Return whether all requests of the connection are allowed, so that the ACLs need not be checked.
 
-        This is true for a super user, and for a broker or controller that has proved its identity.
+        This is true for a super user, unless it has logged in with a token that has a scope. It is also true for a
+        broker or controller that has proved its identity.
 
         Raises:
             BrokerError: BROKER_NOT_AVAILABLE, the broker has not read the ACLs yet.
         """
         if connection.identity is not None or connection.principal in self._table.super_users:
-            return True
+            return not connection.token_id or not self.has_scope(connection)
         if not self._loaded:
             raise BrokerError(ErrorCode.BROKER_NOT_AVAILABLE, "the broker has not read the ACLs yet")
         return False
@@ -113,7 +157,7 @@ class Authorizer:
 
         If ``name`` is None, return whether it may do the operation on at least one resource of the type.
         """
-        known = self._known.get((connection.principal, connection.peer_host))
+        known = self._known.get((connection.principal, connection.peer_host, connection.token_id))
         if known is not None:
             allowed = known.get((operation, resource_type, name))
             if allowed is not None:
@@ -128,7 +172,8 @@ class Authorizer:
     ) -> None:
         if self._cached >= MOST_CACHED:
             self._clear()
-        self._known.setdefault((connection.principal, connection.peer_host), {})[key] = allowed
+        of = connection.principal, connection.peer_host, connection.token_id
+        self._known.setdefault(of, {})[key] = allowed
         self._cached += 1
 
     def _clear(self) -> None:
@@ -137,11 +182,11 @@ class Authorizer:
 
     def decide(self, connection: Requester, need: Need) -> Decision:
         """Decide without the cache whether ``need`` is allowed. The result has the rule that decided."""
-        operation, resource_type, name = need
-        principal, host = connection.principal, connection.peer_host
-        if name is None:
-            return self._table.decide_any(principal, host, operation, resource_type)
-        return self._table.decide(principal, host, operation, resource_type, name)
+        found = _decision(self._table, connection, need)
+        scope = self._scope_of(connection.token_id) if connection.token_id else None
+        if scope is None or not found.allowed or _decision(scope, connection, need).allowed:
+            return found
+        return Decision(False, f"the scope of delegation token {connection.token_id} does not allow {need}")
 
     def require(self, connection: Requester, request: Request, clauses: Iterable[Clause]) -> None:
         """Check that each clause is satisfied: that at least one of its needs is allowed.
@@ -163,3 +208,11 @@ class Authorizer:
         name = "*" if need.name is None else need.name
         self._denials.denied(connection, request, need.operation.value, f"{need.resource_type}:{name}", rule)
         return f"{connection.principal} may not {need.operation} on {need.resource_type} {name[:255]!r}"
+
+
+def _decision(table: AclTable, connection: Requester, need: Need) -> Decision:
+    operation, resource_type, name = need
+    principal, host = connection.principal, connection.peer_host
+    if name is None:
+        return table.decide_any(principal, host, operation, resource_type)
+    return table.decide(principal, host, operation, resource_type, name)

@@ -95,9 +95,8 @@ class QuotaManager:
             REQUEST_PERCENTAGE: QuotaBuckets(REQUEST_PERCENTAGE, window_s=window_s, unit=_PERCENT),
         }
         self._clients: dict[ServerConnection, _Client] = {}
-        self._plain: Handlers = {}
-        self._limited: Handlers = {}
-        self._in_use: dict[type, HandleRequest] = {}
+        #: The tables that the broker uses, each with its handlers without and with quotas.
+        self._tables: list[tuple[dict[type, HandleRequest], Handlers, Handlers]] = []
         self._fetching: Fetching | None = None
         self._slices: Slices | None = None
         #: Whether any quota of requests is set.
@@ -106,19 +105,23 @@ class QuotaManager:
     # --- the parts of the broker ---
 
     def limited(self, handlers: Handlers, fetching: Fetching, slices: Slices) -> Handlers:
-        """Return the table of handlers that the broker must use. ``apply`` replaces its entries when quotas change."""
-        self._plain = handlers
-        self._limited = {kind: self._wrapped(kind, handle) for kind, handle in handlers.items()}
-        self._in_use = dict(handlers)
+        """Return the table of handlers that the broker must use. ``apply`` replaces its entries when quotas change.
+
+        A broker calls this for each of its tables of handlers, before the first ``apply``.
+        """
+        limited = {kind: self._wrapped(kind, handle) for kind, handle in handlers.items()}
+        in_use = dict(handlers)
+        self._tables.append((in_use, handlers, limited))
         self._fetching = fetching
         self._slices = slices
-        return self._in_use
+        return in_use
 
     def apply(self, table: QuotaTable) -> None:
         """Enforce these quotas from now on. The connections that wait because of earlier quotas continue at once."""
         self._table = table
         self.active = table.limits_clients
-        self._in_use.update(self._limited if self.active else self._plain)
+        for in_use, plain, limited in self._tables:
+            in_use.update(limited if self.active else plain)
         if self._fetching is not None:
             self._fetching.consumer_sent = self._consumer_sent if table.has(CONSUMER_BYTE_RATE) else None
             self._fetching.time_used = self._time_used if table.has(REQUEST_PERCENTAGE) else None

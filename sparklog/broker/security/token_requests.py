@@ -25,9 +25,16 @@ from sparklog.protocol.messages import (
 )
 from sparklog.protocol.sasl import SCRAM_SHA_256, SCRAM_SHA_512
 from sparklog.protocol.scram import MIN_ITERATIONS, SALT_BYTES, ScramCredential
-from sparklog.protocol.token_messages import TokenDescription
+from sparklog.protocol.token_messages import MAX_DESCRIBED, ScopeEntry, TokenDescription
 from sparklog.security.acls import Operation, ResourceType
-from sparklog.security.delegation_tokens import DelegationToken, ended, new_token, renewed
+from sparklog.security.delegation_tokens import (
+    DelegationToken,
+    checked_scope,
+    ended,
+    new_token,
+    renewed,
+    renewed_by_holder,
+)
 from sparklog.security.principals import ANONYMOUS, parse_principal
 from sparklog.zk.token_store import StoredToken
 
@@ -58,22 +65,28 @@ class TokenRequests:
             raise BrokerError(ErrorCode.THROTTLING_QUOTA_EXCEEDED, detail)
         try:
             renewers = tuple(map(parse_principal, request.renewers))
+            scope = None if request.scope is None else checked_scope(request.scope)
         except ConfigError as error:
             raise BrokerError(ErrorCode.INVALID_REQUEST, str(error)) from None
-        reply_later(self._context, connection, request, self._create(connection, request, renewers))
+        reply_later(self._context, connection, request, self._create(connection, request, renewers, scope))
 
     async def _create(
-        self, connection: ServerConnection, request: CreateDelegationToken, renewers: tuple[Principal, ...]
+        self,
+        connection: ServerConnection,
+        request: CreateDelegationToken,
+        renewers: tuple[Principal, ...],
+        scope: tuple[ScopeEntry, ...] | None,
     ) -> Reply:
         config = self._context.config
-        longest_ms = config.delegation_token_max_lifetime_ms
+        longest_ms, period_ms = config.delegation_token_max_lifetime_ms, config.delegation_token_expiry_time_ms
         token = new_token(
             secrets.token_urlsafe(_ID_BYTES),
             connection.principal,
             renewers,
             self._context.wall_ms(),
             lifetime_ms=min(request.max_lifetime_ms, longest_ms) if request.max_lifetime_ms >= 0 else longest_ms,
-            expiry_ms=config.delegation_token_expiry_time_ms,
+            expiry_ms=min(request.period_ms, period_ms) if request.period_ms >= 0 else period_ms,
+            scope=scope,
         )
         secret = secrets.token_urlsafe(_SECRET_BYTES)
         credentials = await asyncio.to_thread(_credentials, secret)
@@ -83,13 +96,23 @@ class TokenRequests:
         return CreateDelegationTokenReply(request.cid, _described(token), secret)
 
     def renew(self, connection: ServerConnection, request: RenewDelegationToken, body: memoryview) -> None:
-        _require_own_login(connection)
+        by_holder = bool(connection.token_id) and connection.token_id == request.token_id
+        if not by_holder:
+            _require_own_login(connection)
         default_ms = self._context.config.delegation_token_expiry_time_ms
         period_ms = request.period_ms if request.period_ms >= 0 else default_ms
         principal, now_ms = connection.principal, self._context.wall_ms()
+        known = self._tokens.get(request.token_id)
+        if by_holder and known is not None and renewed_by_holder(known, now_ms) == known:
+            connection.reply(_expiry(request, known.expiry_ms, now_ms))
+            return
 
         def change(token: DelegationToken) -> DelegationToken:
-            return renewed(token, principal, now_ms, period_ms=period_ms)
+            return (
+                renewed_by_holder(token, now_ms)
+                if by_holder
+                else renewed(token, principal, now_ms, period_ms=period_ms)
+            )
 
         async def work() -> Reply:
             results: list[DelegationToken] = []
@@ -99,7 +122,7 @@ class TokenRequests:
                 return results[-1]
 
             await self._applied(await self._tokens.store.change(request.token_id, noted))
-            return DelegationTokenExpiryReply(request.cid, results[-1].expiry_ms)
+            return _expiry(request, results[-1].expiry_ms, self._context.wall_ms())
 
         reply_later(self._context, connection, request, work())
 
@@ -116,7 +139,7 @@ class TokenRequests:
 
             await self._applied(await self._tokens.store.change(request.token_id, noted))
             last = results[-1]
-            return DelegationTokenExpiryReply(request.cid, last.expiry_ms if last is not None else now_ms)
+            return _expiry(request, last.expiry_ms if last is not None else now_ms, self._context.wall_ms())
 
         reply_later(self._context, connection, request, work())
 
@@ -163,6 +186,12 @@ def _credentials(secret: str) -> dict[str, ScramCredential]:
     }
 
 
+def _expiry(
+    request: RenewDelegationToken | ExpireDelegationToken, expiry_ms: int, now_ms: int
+) -> DelegationTokenExpiryReply:
+    return DelegationTokenExpiryReply(request.cid, expiry_ms, max(0, expiry_ms - now_ms))
+
+
 def _described(token: DelegationToken) -> TokenDescription:
     return TokenDescription(
         token.token_id,
@@ -171,4 +200,7 @@ def _described(token: DelegationToken) -> TokenDescription:
         token.issue_ms,
         token.expiry_ms,
         token.max_ms,
+        () if token.scope is None else token.scope[:MAX_DESCRIBED],
+        -1 if token.scope is None else len(token.scope),
+        token.period_ms,
     )

@@ -11,13 +11,17 @@ from sparklog.broker.security.index_follower import IndexFollower
 from sparklog.errors import BrokerError, ErrorCode
 from sparklog.model import Principal
 from sparklog.protocol.scram import TokenCredential
-from sparklog.security.delegation_tokens import DelegationToken
+from sparklog.security.acls import AclTable
+from sparklog.security.delegation_tokens import DelegationToken, scope_table
 from sparklog.zk.errors import ZkError
 from sparklog.zk.session import Node, ZkSession
 from sparklog.zk.token_store import StoredToken, TokenStore, decode_index
 from sparklog.zk.unreadable import Unreadable
 
 _log = logging.getLogger(__name__)
+
+#: The scope of a token that does not exist any more. Its connections end within moments.
+_NOTHING = AclTable()
 
 
 class Tokens:
@@ -35,6 +39,8 @@ class Tokens:
         self._check_interval_ms = check_interval_ms
         self._store: TokenStore | None = None
         self._tokens: dict[str, StoredToken] = {}
+        #: The scopes of tokens that have logged in, by token id.
+        self._scopes: dict[str, AclTable] = {}
         self._task: asyncio.Task[None] | None = None
 
     def open(self, session: ZkSession) -> None:
@@ -69,6 +75,23 @@ class Tokens:
         now_ms = self._wall_ms()
         return [self._tokens[key].token for key in sorted(self._tokens) if self._tokens[key].token.expiry_ms > now_ms]
 
+    def get(self, token_id: str) -> DelegationToken | None:
+        """Return a token, which may have expired, or None if it does not exist."""
+        found = self._tokens.get(token_id)
+        return None if found is None else found.token
+
+    def scope(self, token_id: str) -> AclTable | None:
+        """Return the table that decides what the holder of a token may do, or None if its scope has no limit."""
+        found = self._tokens.get(token_id)
+        if found is None:
+            return _NOTHING
+        if found.token.scope is None:
+            return None
+        table = self._scopes.get(token_id)
+        if table is None:
+            table = self._scopes[token_id] = scope_table(found.token.scope)
+        return table
+
     async def end_tokens_of(self, owner: Principal) -> None:
         """Delete all tokens of a principal. Raises ZkError."""
         for token_id, stored in (await self.store.all_tokens()).items():
@@ -89,6 +112,7 @@ class Tokens:
                 self._tokens[token_id] = after
                 continue
             self._tokens.pop(token_id, None)
+            self._scopes.pop(token_id, None)
             if before is not None and before.token.expiry_ms > now_ms:
                 _log.info("delegation token %s of %s was ended: ending its connections", token_id, before.token.owner)
                 for listener in self.revoked_listeners:

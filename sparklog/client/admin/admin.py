@@ -23,7 +23,7 @@ from sparklog.client.admin import (
     users,
 )
 from sparklog.client.admin import quotas as quota_admin
-from sparklog.client.admin.delegation_tokens import CreatedToken, DelegationTokenDescription
+from sparklog.client.admin.delegation_tokens import CreatedToken, DelegationTokenDescription, ScopeText
 from sparklog.client.admin.descriptions import (
     BrokerDescription,
     ClusterDescription,
@@ -628,37 +628,58 @@ class Admin:
     # --- delegation tokens ---
 
     def create_delegation_token(
-        self, *, renewers: Iterable[str] = (), max_lifetime_ms: int | None = None
+        self,
+        *,
+        renewers: Iterable[str] = (),
+        max_lifetime_ms: int | None = None,
+        period_ms: int | None = None,
+        scope: Iterable[ScopeText] | None = None,
     ) -> CreatedToken:
         """Create a token with which helpers of this process log in as its principal, without its password.
 
-        ``renewers`` are principals, such as ``User:otto``, that may renew and end the token. The token expires after
-        the brokers' ``delegation.token.expiry.time.ms`` unless it is renewed, and at the latest after
-        ``max_lifetime_ms`` (default: the brokers' ``delegation.token.max.lifetime.ms``). A user that is deleted loses
-        its tokens.
+        Args:
+            renewers: principals, such as ``User:otto``, that may renew and end the token.
+            max_lifetime_ms: the token ends at the latest after this time (default: the brokers'
+                ``delegation.token.max.lifetime.ms``).
+            period_ms: the token expires after this time unless it is renewed. Default and maximum are the brokers'
+                ``delegation.token.expiry.time.ms``. A helper can renew its own token for the same time again.
+            scope: what a helper may do, for example ``[("Read", "Topic", "orders")]``: an operation, a type of
+                resource, its name, and perhaps ``Prefixed``, as in an ACL. The helper may do it only if this client's
+                principal may do it. By default the helper may do everything that the principal may do.
+
+        A user that is deleted loses its tokens.
 
         Raises:
             BrokerError: DELEGATION_TOKEN_REQUEST_NOT_ALLOWED if this client has not logged in, or has logged in with a
-                token.
+                token; INVALID_REQUEST if an entry of the scope is not valid.
         """
-        return delegation_tokens.create_token(self._cluster, renewers, max_lifetime_ms)
+        return delegation_tokens.create_token(
+            self._cluster, renewers, max_lifetime_ms=max_lifetime_ms, period_ms=period_ms, scope=scope
+        )
 
     def renew_delegation_token(self, token_id: str, *, period_ms: int | None = None) -> int:
         """Make a token expire ``period_ms`` from now. Return its expiry time in milliseconds since the Unix epoch.
 
-        The default period is the brokers' ``delegation.token.expiry.time.ms``.
+        The default period is the brokers' ``delegation.token.expiry.time.ms``. A client that has logged in with this
+        token renews it for the token's own period, whatever ``period_ms`` is.
 
         Raises:
-            BrokerError: DELEGATION_TOKEN_NOT_FOUND, DELEGATION_TOKEN_OWNER_MISMATCH, DELEGATION_TOKEN_EXPIRED.
+            BrokerError: DELEGATION_TOKEN_NOT_FOUND, DELEGATION_TOKEN_OWNER_MISMATCH, DELEGATION_TOKEN_EXPIRED;
+                DELEGATION_TOKEN_REQUEST_NOT_ALLOWED if this client has not logged in, or with another token.
         """
-        return delegation_tokens.renew_token(self._cluster, token_id, period_ms)
+        return delegation_tokens.renew_token(self._cluster, token_id, period_ms).expiry_ms
 
-    def expire_delegation_token(self, token_id: str, *, after_ms: int | None = None) -> int:
-        """End a token, now or ``after_ms`` from now. Return its expiry time in milliseconds since the Unix epoch.
+    def expire_delegation_token(
+        self, token_id: str, *, period_ms: int | None = None, after_ms: int | None = None
+    ) -> int:
+        """End a token, now or ``period_ms`` from now. Return its expiry time in milliseconds since the Unix epoch.
+
+        ``after_ms`` is an earlier name of ``period_ms``. Clients that have logged in with the token cannot renew it
+        after that.
 
         Raises the same errors as ``renew_delegation_token``.
         """
-        return delegation_tokens.expire_token(self._cluster, token_id, after_ms)
+        return delegation_tokens.expire_token(self._cluster, token_id, after_ms if period_ms is None else period_ms)
 
     def list_delegation_tokens(self, owners: Iterable[str] | None = None) -> list[DelegationTokenDescription]:
         """Return the tokens of ``owners`` (default: of all owners) that this client's principal may see."""

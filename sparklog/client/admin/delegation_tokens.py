@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
+from typing import TypeAlias
 
 from sparklog.client.cluster.blocking_cluster import BlockingCluster
 from sparklog.net.password import Password
@@ -16,12 +17,20 @@ from sparklog.protocol.messages import (
     ExpireDelegationToken,
     RenewDelegationToken,
 )
-from sparklog.protocol.token_messages import TokenDescription
+from sparklog.protocol.token_messages import ScopeEntry, TokenDescription
+
+#: An operation, a type of resource, a name, and perhaps the type of the pattern: ``("Read", "Topic", "orders")``.
+ScopeText: TypeAlias = "tuple[str, str, str] | tuple[str, str, str, str]"
 
 
 @dataclass(frozen=True, slots=True)
 class DelegationTokenDescription:
-    """A delegation token without its secret. Times are milliseconds since the Unix epoch."""
+    """A delegation token without its secret. Times are milliseconds since the Unix epoch.
+
+    ``scope_size`` is the number of entries of the token's scope, or None if the token has none, so that its holder may
+    do what its owner may do. ``scope`` has the first three entries. The holder can renew the token for ``period_ms`` at
+    a time; 0 means that it cannot.
+    """
 
     token_id: str
     owner: str
@@ -29,6 +38,9 @@ class DelegationTokenDescription:
     issue_ms: int
     expiry_ms: int
     max_ms: int
+    scope: tuple[ScopeEntry, ...] = ()
+    scope_size: int | None = None
+    period_ms: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,22 +54,35 @@ class CreatedToken:
     secret: Password
 
 
-def create_token(cluster: BlockingCluster, renewers: Iterable[str], max_lifetime_ms: int | None) -> CreatedToken:
+def create_token(
+    cluster: BlockingCluster,
+    renewers: Iterable[str],
+    *,
+    max_lifetime_ms: int | None,
+    period_ms: int | None,
+    scope: Iterable[ScopeText] | None,
+) -> CreatedToken:
     """Create a token. Arguments and errors are those of ``Admin.create_delegation_token``."""
-    request = CreateDelegationToken(0, tuple(renewers), -1 if max_lifetime_ms is None else max_lifetime_ms)
+    request = CreateDelegationToken(
+        0,
+        tuple(renewers),
+        -1 if max_lifetime_ms is None else max_lifetime_ms,
+        -1 if period_ms is None else period_ms,
+        None if scope is None else tuple(ScopeEntry(*entry) for entry in scope),
+    )
     reply = cluster.retrying("delegation token", lambda: cluster.ask_any(request, CreateDelegationTokenReply))
     return CreatedToken(_description(reply.token), Password(reply.secret, transferable=True))
 
 
-def renew_token(cluster: BlockingCluster, token_id: str, period_ms: int | None) -> int:
+def renew_token(cluster: BlockingCluster, token_id: str, period_ms: int | None) -> DelegationTokenExpiryReply:
     """Renew a token. Arguments and errors are those of ``Admin.renew_delegation_token``."""
     request = RenewDelegationToken(0, token_id, -1 if period_ms is None else period_ms)
-    return cluster.retrying("delegation token", lambda: cluster.ask_any(request, DelegationTokenExpiryReply)).expiry_ms
+    return cluster.retrying("delegation token", lambda: cluster.ask_any(request, DelegationTokenExpiryReply))
 
 
-def expire_token(cluster: BlockingCluster, token_id: str, after_ms: int | None) -> int:
+def expire_token(cluster: BlockingCluster, token_id: str, period_ms: int | None) -> int:
     """Set when a token expires, or end it. Arguments and errors are those of ``Admin.expire_delegation_token``."""
-    request = ExpireDelegationToken(0, token_id, -1 if after_ms is None else after_ms)
+    request = ExpireDelegationToken(0, token_id, -1 if period_ms is None else period_ms)
     return cluster.retrying("delegation token", lambda: cluster.ask_any(request, DelegationTokenExpiryReply)).expiry_ms
 
 
@@ -70,5 +95,13 @@ def list_tokens(cluster: BlockingCluster, owners: Iterable[str] | None) -> list[
 
 def _description(found: TokenDescription) -> DelegationTokenDescription:
     return DelegationTokenDescription(
-        found.token_id, found.owner, found.renewers, found.issue_ms, found.expiry_ms, found.max_ms
+        found.token_id,
+        found.owner,
+        found.renewers,
+        found.issue_ms,
+        found.expiry_ms,
+        found.max_ms,
+        found.scope,
+        None if found.scope_size < 0 else found.scope_size,
+        found.period_ms,
     )
