@@ -1,0 +1,14 @@
+"""The table of the APIs that the Kafka listener serves, and their handlers.
+
+Each family of APIs has a module that returns its handlers. ApiVersions names exactly the APIs of this table.
+"""
+
+from __future__ import annotations
+
+from sparklog.broker.kafka.call import Handler
+from sparklog.broker.lifecycle.broker import Broker
+
+
+def kafka_handlers(broker: Broker) -> dict[int, Handler]:
+    """Return the handler of each API, by its API key."""
+    return {}

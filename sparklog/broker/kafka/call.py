@@ -1,0 +1,96 @@
+"""One request in progress on a Kafka connection, as its handler sees it.
+
+A handler gets the call and the decoded request, and returns the response. It is one of two kinds of functions:
+
+- A coroutine function, which runs as a task. It is cancelled when the client's connection ends.
+- A plain function, which returns the response or a future of it. The handlers of Produce and Fetch should be of this
+  kind: the time of a plain function counts in the server's limit for one iteration of the event loop (``net.turn``).
+
+A handler that raises BrokerError gives the response with this error code (``api_table``), if the response has a
+top-level error code. Otherwise the handler itself adds the error to each topic or partition of its response. A handler
+returns None for a request without a response (Produce with acks=0).
+
+The requests of one connection are handled one after the other, as Kafka does it, and only Produce requests that follow
+each other are in progress at the same time. Responses have the order of the requests.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Any, cast
+
+from sparklog.broker.requests.dispatch import Handlers
+from sparklog.broker.security.forwarding_connections import ForwardingConnection
+from sparklog.net.server import ServerConnection
+from sparklog.protocol.connection import error_of_reply
+from sparklog.protocol.frames import Buffer
+from sparklog.protocol.messages import ErrorReply, Reply, Request
+
+#: A handler of one API: it gets the call and the decoded request, and returns the response. See the module's docstring.
+Handler = Callable[["KafkaCall", Any], "Awaitable[Any] | Any"]
+
+
+class KafkaCall:
+    """One request in progress on a Kafka connection.
+
+    The dispatcher creates it for each request, on the broker's event loop.
+    """
+
+    __slots__ = ("_natives", "client_id", "connection", "version")
+
+    def __init__(self, connection: ServerConnection, natives: Handlers, *, version: int, client_id: str) -> None:
+        #: The connection that sent the request. It has the principal, the listener and the address of the client.
+        self.connection = connection
+        #: The version of the API that the client chose for this request.
+        self.version = version
+        #: The client id in the request's header; empty without one.
+        self.client_id = client_id
+        self._natives = natives
+
+    async def native(self, request: Request, body: Sequence[Buffer] | memoryview = ()) -> Reply:
+        """Run the handler of a request of sparklog's own protocol in this connection's name, and return its reply.
+
+        ACLs, quotas and the audit log apply as to a request that a client of sparklog sends. The correlation id of
+        ``request`` has no meaning. The reply's body is dropped.
+
+        Raises:
+            BrokerError: the reply is an error.
+        """
+        whole = body if isinstance(body, memoryview) else memoryview(b"".join(body))
+        inner = NativeConnection(self.connection)
+        self._natives[type(request)](cast(ServerConnection, inner), request, whole)
+        reply = await inner.answer
+        if reply is None:
+            raise RuntimeError(f"{type(request).__name__} has no reply")
+        if isinstance(reply, ErrorReply):
+            raise error_of_reply(reply)
+        return reply
+
+
+class NativeConnection(ForwardingConnection):
+    """A substitute for a Kafka connection, which a handler of sparklog's own protocol gets.
+
+    The handler's reply becomes the result of ``answer``; None if the handler ends the request without a reply.
+    """
+
+    def __init__(self, connection: ServerConnection) -> None:
+        super().__init__(connection)
+        self.answer: asyncio.Future[Reply | None] = asyncio.get_running_loop().create_future()
+
+    @property
+    def closed(self) -> bool:
+        """Return whether the client's connection has ended, or the call no longer waits for the answer."""
+        return self.client.closed or self.answer.done()
+
+    @property
+    def writable(self) -> bool:
+        return self.client.writable
+
+    def reply(self, message: Reply, body: Sequence[Buffer] = (), body_bytes: int = -1) -> None:
+        if not self.answer.done():
+            self.answer.set_result(message)
+
+    def done(self, cid: int) -> None:
+        if not self.answer.done():
+            self.answer.set_result(None)
