@@ -20,7 +20,7 @@ from sparklog.config import MIB
 from sparklog.controller.placement import place
 from sparklog.errors import BrokerError, ErrorCode
 from sparklog.model import INTERNAL_PREFIX, TopicPartition, TopicRecord, TopicSchema, is_internal
-from sparklog.net.server import ServerConnection
+from sparklog.net.server_connection import ServerConnection
 from sparklog.protocol.messages import FindCoordinator, FindCoordinatorReply, Reply
 from sparklog.record.partitioner import partition_for_key
 from sparklog.record.schema import DEFAULT_EVENT_TIME, DEFAULT_KEY_COLUMNS, DEFAULT_SCHEMA, schema_message

@@ -16,7 +16,7 @@ from typing import NamedTuple
 from sparklog.model import Principal
 from sparklog.net.authentication import ListenerSecurity
 from sparklog.protocol import proof
-from sparklog.protocol.messages import Hello, HelloReply
+from sparklog.protocol.messages import Hello, HelloReply, UnixSocketReply
 from sparklog.protocol.proof import Authenticator, Identity, IdentityClaim, KeyRing, Secret
 from sparklog.protocol.senders import SenderKind
 from sparklog.security.peer_certificates import Certificate
@@ -94,6 +94,31 @@ class UnixTokens:
         now_s = time.monotonic()
         while self._tokens and self._tokens[first := next(iter(self._tokens))][2] <= now_s:
             del self._tokens[first]
+
+
+class TokenIssuer:
+    """The source of the tokens with which one TCP connection may continue on the Unix socket ``name``.
+
+    ``reached_at`` is the broker's address to which the client has connected.
+    """
+
+    def __init__(self, tokens: UnixTokens, name: str, reached_at: tuple[str, int]) -> None:
+        self._tokens = tokens
+        self._name = name
+        self._reached_at = reached_at
+        self._unused: Secret | None = None
+
+    def issue(self, cid: int, session: UnixSession) -> UnixSocketReply:
+        """Issue a token for ``session``, and return the reply with it. An earlier token becomes invalid."""
+        self.drop()
+        token = self._unused = self._tokens.issue(session)
+        return UnixSocketReply(cid, self._name, self._reached_at, bytes.fromhex(token.hex()))
+
+    def drop(self) -> None:
+        """Make the unused token invalid, because the connection ends."""
+        if self._unused is not None:
+            self._tokens.drop(self._unused)
+            self._unused = None
 
 
 class TokenAuthenticator:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import hmac
 from collections.abc import Callable, Sequence
-from typing import NamedTuple
+from typing import NamedTuple, TypeAlias
 
 import msgspec
 
@@ -56,13 +56,23 @@ _ANY_CID = 2**64 - 1
 _HANDSHAKE: frozenset[type] = frozenset({Hello, Prove, SaslAuthenticate, RequestUnixSocket})
 
 
+class EncodedReply(NamedTuple):
+    """An encoded reply of another protocol, which does not change the connection. It may have no buffers."""
+
+    cid: int
+    buffers: list[Buffer]
+
+
+ImmediateReply: TypeAlias = "HelloReply | Ack | SaslAuthenticateReply | UnixSocketReply | ErrorReply | EncodedReply"
+
+
 class ImmediateAnswer(NamedTuple):
-    """A reply that ``ServerEnd`` gives itself, without the broker.
+    """A reply that the server's end gives itself, without the broker.
 
     ``close`` means that the connection must be closed after this reply.
     """
 
-    reply: HelloReply | Ack | SaslAuthenticateReply | UnixSocketReply | ErrorReply
+    reply: ImmediateReply
     close: bool
 
 
@@ -252,6 +262,11 @@ class ServerEnd:
             if isinstance(event, ImmediateAnswer) and event.close:
                 break
         return events
+
+    def encode_answer(self, reply: ImmediateReply) -> list[Buffer]:
+        """Return the frame of a reply that this end has given itself."""
+        assert not isinstance(reply, EncodedReply), "only other protocols have encoded replies"
+        return encode_reply(reply)
 
     def _oversize(self, frame: OversizeFrame) -> ImmediateAnswer:
         detail = f"frame of {frame.frame_bytes} bytes, at most {frame.limit} accepted"

@@ -6,7 +6,7 @@ its annotation, must be declared in a module that is not compiled. So these type
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 import msgspec
 
@@ -39,10 +39,17 @@ class ReceivedReply(msgspec.Struct, frozen=True, gc=False):
     body: memoryview
 
 
+class NumberedRequest(Protocol):
+    """A request of any protocol, with a number that distinguishes it from the connection's other requests."""
+
+    @property
+    def cid(self) -> int: ...
+
+
 class ReceivedRequest(msgspec.Struct, frozen=True, gc=False):
     """A request that a server has received, and its body. ``frame_bytes`` is the size of both."""
 
-    request: Request
+    request: Request | NumberedRequest
     body: memoryview
     frame_bytes: int
 

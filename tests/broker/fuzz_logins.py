@@ -44,7 +44,15 @@ from sparklog.net.blocking import BlockingConnection
 from sparklog.net.client_login import advance, log_in
 from sparklog.net.client_security import ClientSecurity
 from sparklog.net.greeting import Credentials, Greeting
-from sparklog.protocol.connection import MAX_LOGIN_BYTES, ClientEnd, ImmediateAnswer, ServerEnd, encode_reply, hello
+from sparklog.protocol.connection import (
+    MAX_LOGIN_BYTES,
+    ClientEnd,
+    EncodedReply,
+    ImmediateAnswer,
+    ServerEnd,
+    encode_reply,
+    hello,
+)
 from sparklog.protocol.frames import encode_frame
 from sparklog.protocol.login import ServerLogin
 from sparklog.protocol.messages import (
@@ -275,7 +283,7 @@ class ServerTarget:
                         assert admitted, f"{event.request} is served before the login"
                         yield "served"
                         continue
-                    size = sum(len(part) for part in encode_reply(event.reply))
+                    size = sum(len(part) for part in end.encode_answer(event.reply))
                     assert size <= MAX_REPLY, f"reply of {size} bytes"
                     if isinstance(event.reply, SaslAuthenticateReply) and event.reply.complete:
                         assert login.principal is not None and lifetime_ms >= 0
@@ -495,6 +503,7 @@ class Hostile:
                     if isinstance(event, ReceivedRequest) or event.close:
                         writer.close()
                         return
+                    assert not isinstance(event.reply, EncodedReply)
                     self._reply(event.reply, dice, writer)
         writer.close()
 

@@ -23,7 +23,7 @@ from sparklog.broker.requests.fetch import Fetches
 from sparklog.broker.transactions.hosted_coordinators import HostedCoordinators
 from sparklog.config import broker_config
 from sparklog.net.blocking import BlockingConnection
-from sparklog.net.server import ServerConnection
+from sparklog.net.server_connection import ServerConnection
 from sparklog.protocol.messages import (
     ACKS_ALL,
     CONSUMER,

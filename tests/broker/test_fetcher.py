@@ -15,7 +15,8 @@ from sparklog.broker.context import BrokerContext
 from sparklog.broker.replication.fetcher import Fetchers
 from sparklog.broker.replication.partition import Partition
 from sparklog.model import BrokerEndpoint, TopicPartition
-from sparklog.net.server import ServerConnection, serve
+from sparklog.net.server import serve
+from sparklog.net.server_connection import ServerConnection
 from sparklog.protocol.messages import ControlUpdate, Fetch, FetchedPartition, FetchReply, HelloReply, Request
 from tests.broker.support import broker_context
 

@@ -17,7 +17,7 @@ from sparklog.broker.requests.fetch import Fetches
 from sparklog.broker.requests.fetch_read import follower_has_all, read_for_follower
 from sparklog.errors import ErrorCode
 from sparklog.model import BrokerEndpoint, LeaderAndIsr, TopicPartition, TopicSchema
-from sparklog.net.server import ServerConnection
+from sparklog.net.server_connection import ServerConnection
 from sparklog.protocol.messages import (
     CONSUMER,
     ControlUpdate,

@@ -24,7 +24,7 @@ from sparklog.broker.transactions.hosted_coordinators import HostedCoordinators
 from sparklog.broker.transactions.marker_append import MarkerAppend
 from sparklog.errors import ErrorCode
 from sparklog.model import BrokerEndpoint, LeaderAndIsr, TopicPartition, TopicSchema
-from sparklog.net.server import ServerConnection
+from sparklog.net.server_connection import ServerConnection
 from sparklog.protocol.messages import ControlUpdate, PartitionDecision, TopicChange
 from sparklog.record.codec import encode_batch
 from sparklog.record.marker import Marker, encode_marker

@@ -15,7 +15,7 @@ from sparklog.broker.replication.partition import Partition
 from sparklog.broker.replication.partitions import Partitions
 from sparklog.errors import BrokerError, ErrorCode, StorageError
 from sparklog.model import BrokerEndpoint, LeaderAndIsr, TopicPartition, TopicSchema
-from sparklog.net.server import ServerConnection
+from sparklog.net.server_connection import ServerConnection
 from sparklog.protocol.messages import ControlUpdate, ControlUpdateReply, PartitionDecision, TopicChange
 from sparklog.record.schema import DEFAULT_SCHEMA, schema_message
 from sparklog.replica.events import Event

@@ -18,7 +18,7 @@ from sparklog.broker.replication.partition import Partition
 from sparklog.broker.requests import open_fetch
 from sparklog.broker.requests.open_fetch import OpenFetch
 from sparklog.model import TopicPartition
-from sparklog.net.server import ServerConnection
+from sparklog.net.server_connection import ServerConnection
 from sparklog.protocol.messages import Fetch, FetchPartition
 from sparklog.replica.fetch_session import FULL, SessionCache
 from tests.broker.support import LocalReplicas

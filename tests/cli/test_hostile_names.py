@@ -15,7 +15,7 @@ import typer
 from sparklog.cli.main import app
 from sparklog.client.producer.producer import Producer
 from sparklog.errors import ErrorCode
-from sparklog.net.server import ServerConnection
+from sparklog.net.server_connection import ServerConnection
 from sparklog.protocol.messages import (
     DescribeBroker,
     DescribeBrokerReply,

@@ -16,7 +16,7 @@ from sparklog.cli.topic_output import PartitionFilter
 from sparklog.client.admin.descriptions import PartitionDescription, TopicDescription
 from sparklog.client.producer.producer import Producer
 from sparklog.errors import ConfigError
-from sparklog.net.server import ServerConnection
+from sparklog.net.server_connection import ServerConnection
 from sparklog.protocol.messages import AlterReassignments, Request
 from tests.cli.in_process import Cli, Result
 from tests.client.fake_cluster import FakeBroker, FakeCluster

@@ -19,7 +19,8 @@ from sparklog.config import broker_config, in_force
 from sparklog.errors import BrokerError, ErrorCode
 from sparklog.model import NO_EPOCH, NO_LEADER, BrokerEndpoint, TopicPartition
 from sparklog.net.authentication import ListenerSecurity
-from sparklog.net.server import Server, ServerConnection, serve
+from sparklog.net.server import Server, serve
+from sparklog.net.server_connection import ServerConnection
 from sparklog.protocol.messages import (
     EARLIEST,
     LATEST,

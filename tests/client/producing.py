@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from sparklog.errors import ErrorCode
-from sparklog.net.server import ServerConnection
+from sparklog.net.server_connection import ServerConnection
 from sparklog.protocol.messages import (
     Produce,
     ProduceReply,

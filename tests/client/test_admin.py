@@ -16,7 +16,7 @@ from sparklog.client.errors import ClientTimeout
 from sparklog.client.producer.producer import Producer
 from sparklog.errors import BrokerError, ConfigError, ErrorCode
 from sparklog.model import TopicPartition
-from sparklog.net.server import ServerConnection
+from sparklog.net.server_connection import ServerConnection
 from sparklog.protocol.messages import (
     AlterReassignments,
     CommitOffsets,

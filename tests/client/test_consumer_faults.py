@@ -12,7 +12,7 @@ from sparklog.client.consumer.consumer import Consumer
 from sparklog.client.errors import ClientTimeout, LogTruncated
 from sparklog.client.producer.producer import Producer
 from sparklog.errors import BrokerError, ErrorCode
-from sparklog.net.server import ServerConnection
+from sparklog.net.server_connection import ServerConnection
 from sparklog.protocol.messages import Fetch, FetchedPartition, FetchReply, Request
 from tests.client.fake_cluster import FakeBroker, FakeCluster
 from tests.client.reading import TP, TYPED, add, drained, fill, numbers, refuse

@@ -7,7 +7,7 @@ import pytest
 from sparklog.client.admin.admin import Admin
 from sparklog.errors import BrokerError, ErrorCode
 from sparklog.model import TopicPartition
-from sparklog.net.server import ServerConnection
+from sparklog.net.server_connection import ServerConnection
 from sparklog.protocol.messages import CommitOffsets, CommitOffsetsReply, PartitionResult, Request
 from tests.client.fake_cluster import FakeBroker, FakeCluster
 from tests.client.producing import times

@@ -14,7 +14,7 @@ from sparklog.client.cluster.loop_coordinator import Attempts, LoopCoordinator
 from sparklog.errors import BrokerError, ErrorCode
 from sparklog.model import BrokerEndpoint
 from sparklog.net.async_client import AsyncConnection
-from sparklog.net.server import ServerConnection
+from sparklog.net.server_connection import ServerConnection
 from sparklog.protocol.messages import Ack, Metadata, MetadataReply, Request, TouchTransaction
 from tests.client.fake_cluster import FakeBroker, FakeCluster
 from tests.client.producing import times

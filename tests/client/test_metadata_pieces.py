@@ -15,7 +15,7 @@ from sparklog.client.cluster.loop_cluster import LoopCluster
 from sparklog.client.cluster.metadata import MetadataPieces
 from sparklog.errors import BrokerError, ErrorCode
 from sparklog.model import BrokerEndpoint, LeaderAndIsr, TopicPartition, TopicSchema
-from sparklog.net.server import ServerConnection
+from sparklog.net.server_connection import ServerConnection
 from sparklog.protocol.connection import DEFAULT_MAX_FRAME_BYTES
 from sparklog.protocol.messages import (
     ControlUpdate,

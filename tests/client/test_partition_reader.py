@@ -9,7 +9,7 @@ from sparklog.client.consumer.partition_reader import PartitionReader
 from sparklog.client.errors import ClientTimeout, LogTruncated
 from sparklog.errors import BrokerError, ErrorCode
 from sparklog.model import TopicPartition
-from sparklog.net.server import ServerConnection
+from sparklog.net.server_connection import ServerConnection
 from sparklog.protocol.messages import Fetch, FetchedPartition, FetchReply, Request
 from sparklog.record.header import BatchHeader
 from tests.client.fake_cluster import FakeBroker, FakeCluster

@@ -25,7 +25,7 @@ from sparklog.client.producer.record_future import RecordFuture
 from sparklog.client.producer.results import BatchOutcome, RecordMetadata
 from sparklog.errors import BrokerError, ConfigError, ErrorCode
 from sparklog.model import OffsetRange, TopicSchema
-from sparklog.net.server import ServerConnection
+from sparklog.net.server_connection import ServerConnection
 from sparklog.protocol.messages import (
     ErrorReply,
     InitProducerId,

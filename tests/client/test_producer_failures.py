@@ -12,7 +12,7 @@ import pytest
 from sparklog.client.errors import BufferFull, ClientTimeout, ProducerClosed
 from sparklog.client.producer.producer import Producer
 from sparklog.errors import BrokerError, ErrorCode
-from sparklog.net.server import ServerConnection
+from sparklog.net.server_connection import ServerConnection
 from sparklog.protocol.messages import (
     Produce,
     ProduceReply,

@@ -10,7 +10,7 @@ from sparklog.client.consumer.consumer import Consumer
 from sparklog.client.consumer.partition_reader import PartitionReader
 from sparklog.client.producer.producer import Producer
 from sparklog.errors import BrokerError, ErrorCode
-from sparklog.net.server import ServerConnection
+from sparklog.net.server_connection import ServerConnection
 from sparklog.protocol.messages import Fetch, Request
 from tests.client.fake_cluster import FakeBroker, FakeCluster
 from tests.client.reading import TP, drained, numbers

@@ -18,7 +18,7 @@ from sparklog.client.cluster.quota_waits import MAX_WAIT_MS, QuotaWaits
 from sparklog.client.consumer.partition_reader import PartitionReader
 from sparklog.client.producer.producer import Producer
 from sparklog.model import OffsetRange, TopicPartition
-from sparklog.net.server import ServerConnection
+from sparklog.net.server_connection import ServerConnection
 from sparklog.protocol.messages import Fetch, Produce, Reply, Request
 from tests.client.fake_cluster import FakeBroker, FakeCluster
 from tests.client.producing import produce_requests

@@ -14,7 +14,7 @@ from sparklog.client.producer.producer import Producer
 from sparklog.client.producer.transaction_run import TransactionRun
 from sparklog.client.producer.transaction_session import OngoingTransaction
 from sparklog.model import TopicPartition
-from sparklog.net.server import ServerConnection
+from sparklog.net.server_connection import ServerConnection
 from sparklog.protocol.fields import IN_ONE_REQUEST, MAX_ENTRIES
 from sparklog.protocol.header_limits import MAX_HEADER_BYTES
 from sparklog.protocol.messages import (

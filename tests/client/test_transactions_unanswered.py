@@ -20,7 +20,7 @@ from sparklog.client.errors import (
 from sparklog.client.producer.producer import Producer
 from sparklog.errors import ErrorCode
 from sparklog.model import TopicPartition
-from sparklog.net.server import ServerConnection
+from sparklog.net.server_connection import ServerConnection
 from sparklog.protocol.messages import (
     AddToTransaction,
     BeginTransaction,

@@ -10,7 +10,7 @@ from sparklog.client.consumer.consumer import Consumer
 from sparklog.client.producer.producer import Producer
 from sparklog.errors import ErrorCode
 from sparklog.model import TopicPartition
-from sparklog.net.server import ServerConnection
+from sparklog.net.server_connection import ServerConnection
 from sparklog.protocol.messages import Metadata, MetadataReply, PartitionMetadata, Request, TopicMetadata
 from tests.client.fake_cluster import FakeBroker, FakeCluster
 

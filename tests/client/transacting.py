@@ -8,7 +8,7 @@ from typing import TypeVar
 from sparklog.client.cluster.isolation_level import Isolation
 from sparklog.client.consumer.consumer import Consumer
 from sparklog.errors import ErrorCode
-from sparklog.net.server import ServerConnection
+from sparklog.net.server_connection import ServerConnection
 from sparklog.protocol.messages import (
     AddToTransaction,
     ErrorReply,

@@ -13,7 +13,8 @@ import pytest
 
 from sparklog.net.async_client import AsyncConnection
 from sparklog.net.blocking import BlockingConnection
-from sparklog.net.server import Server, ServerConnection, serve
+from sparklog.net.server import Server, serve
+from sparklog.net.server_connection import ServerConnection
 from sparklog.protocol.messages import Ack, FetchReply, HelloReply, Produce, Request
 
 MAX_FRAME = 4_000_000

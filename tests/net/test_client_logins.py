@@ -18,7 +18,8 @@ from sparklog.net.async_client import AsyncConnection
 from sparklog.net.authentication import ListenerSecurity, LoginPeer
 from sparklog.net.blocking import BlockingConnection
 from sparklog.net.client_security import ClientSecurity
-from sparklog.net.server import Server, ServerConnection, serve
+from sparklog.net.server import Server, serve
+from sparklog.net.server_connection import ServerConnection
 from sparklog.protocol.messages import Ack, DescribeBroker, HelloReply, Metadata, Reply, Request
 from sparklog.protocol.sasl import SCRAM_SHA_256, SCRAM_SHA_512, SaslServer, ServerStep
 from sparklog.protocol.scram import ScramCredential, ScramServer

@@ -16,7 +16,8 @@ from sparklog.net.async_client import AsyncConnection
 from sparklog.net.connection_slots import ConnectionSlots, ConnectionStanding
 from sparklog.net.greeting import Credentials
 from sparklog.net.receiving import SLOWEST, Receiving
-from sparklog.net.server import Server, ServerConnection, serve
+from sparklog.net.server import Server, serve
+from sparklog.net.server_connection import ServerConnection
 from sparklog.protocol.connection import MAX_HELLO_BYTES, ClientEnd, hello
 from sparklog.protocol.frames import encode_frame
 from sparklog.protocol.messages import Ack, DescribeBroker, HelloReply, Metadata, Produce, Request, encode_message

@@ -18,7 +18,9 @@ from sparklog.errors import BrokerError, ErrorCode
 from sparklog.net.async_client import AsyncConnection
 from sparklog.net.blocking import BlockingConnection
 from sparklog.net.loop import new_event_loop
-from sparklog.net.server import HandlerFactory, Server, ServerConnection, serve
+from sparklog.net.native_protocol import HandlerFactory
+from sparklog.net.server import Server, serve
+from sparklog.net.server_connection import ServerConnection
 from sparklog.protocol.connection import hello
 from sparklog.protocol.frames import encode_frame
 from sparklog.protocol.messages import (

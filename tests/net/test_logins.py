@@ -15,7 +15,7 @@ import pytest
 from sparklog.errors import ErrorCode
 from sparklog.model import Principal
 from sparklog.net.authentication import ListenerSecurity, LoginDelays
-from sparklog.net.server import ServerConnection
+from sparklog.net.server_connection import ServerConnection
 from sparklog.protocol.connection import ClientEnd, hello
 from sparklog.protocol.frames import encode_frame
 from sparklog.protocol.messages import (

@@ -23,7 +23,8 @@ from sparklog.net.authentication import ListenerSecurity
 from sparklog.net.blocking import BlockingConnection
 from sparklog.net.certificate_expiry import not_after_s
 from sparklog.net.client_security import ClientSecurity
-from sparklog.net.server import Server, ServerConnection, serve
+from sparklog.net.server import Server, serve
+from sparklog.net.server_connection import ServerConnection
 from sparklog.net.tls import ClientTls, PemFiles, ServerTls
 from sparklog.protocol.connection import hello
 from sparklog.protocol.frames import encode_frame

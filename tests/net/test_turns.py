@@ -8,9 +8,9 @@ from collections.abc import Callable
 
 import pytest
 
-from sparklog.net import server as server_module
-from sparklog.net import turn
-from sparklog.net.server import ServerConnection, serve
+from sparklog.net import server_connection, turn
+from sparklog.net.server import serve
+from sparklog.net.server_connection import ServerConnection
 from sparklog.protocol.connection import ClientEnd, hello
 from sparklog.protocol.messages import Ack, HelloReply, Metadata, Request
 
@@ -20,7 +20,7 @@ CONNECTIONS, REQUESTS = 5, 20
 @pytest.fixture(autouse=True)
 def one_request_a_turn(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(turn, "_TURN_S", 0.0)
-    monkeypatch.setattr(server_module, "NOTED_S", 0.0)
+    monkeypatch.setattr(server_connection, "NOTED_S", 0.0)
 
 
 class Handler:

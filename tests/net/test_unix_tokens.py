@@ -20,7 +20,7 @@ from sparklog.net.async_client import AsyncConnection
 from sparklog.net.authentication import ListenerSecurity
 from sparklog.net.client_security import ClientSecurity
 from sparklog.net.greeting import Greeting
-from sparklog.net.server import ServerConnection
+from sparklog.net.server_connection import ServerConnection
 from sparklog.net.unix_tokens import UnixSession, UnixTokens
 from sparklog.protocol.connection import ClientEnd, hello
 from sparklog.protocol.messages import (
@@ -322,8 +322,9 @@ def test_a_connection_has_one_unused_token(server: Secure) -> None:
         connection = await AsyncConnection.open("127.0.0.1", server.port, client_id="test", security=anna())
         plain = server.connections[-2]
         assert not plain.within_host
-        first: Any = plain._issue_token(("", 0), 1)
-        second: Any = plain._issue_token(("", 0), 2)
+        assert plain._tokens is not None
+        first: Any = plain._tokens.issue(1, SESSION)
+        second: Any = plain._tokens.issue(2, SESSION)
         assert isinstance(first, UnixSocketReply) and first.secret != second.secret
         unused = len(server.server._limits.unix_tokens)
         assert isinstance((await connection.request(RequestUnixSocket(0)))[0], UnixSocketReply)

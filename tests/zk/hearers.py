@@ -9,7 +9,8 @@ from contextlib import asynccontextmanager
 from sparklog.cluster.controller_loop import ControllerLoop
 from sparklog.errors import ErrorCode
 from sparklog.model import LeaderAndIsr, TopicPartition, TopicRecord
-from sparklog.net.server import Server, ServerConnection, serve
+from sparklog.net.server import Server, serve
+from sparklog.net.server_connection import ServerConnection
 from sparklog.protocol.messages import (
     ControlUpdate,
     ControlUpdateReply,

@@ -26,7 +26,7 @@ from sparklog.coordinator.group_events import CommitRequested, DeleteRequested, 
 from sparklog.coordinator.group_records import About, CommittedOffset, GroupValue
 from sparklog.errors import BrokerError, ErrorCode
 from sparklog.model import TopicPartition
-from sparklog.net.server import ServerConnection
+from sparklog.net.server_connection import ServerConnection
 from sparklog.protocol.fields import MAX_ENTRIES, MAX_PLAIN
 from sparklog.protocol.messages import (
     Ack,

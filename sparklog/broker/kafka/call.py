@@ -22,7 +22,7 @@ from typing import Any, cast
 
 from sparklog.broker.requests.dispatch import Handlers
 from sparklog.broker.security.forwarding_connections import ForwardingConnection
-from sparklog.net.server import ServerConnection
+from sparklog.net.server_connection import ServerConnection
 from sparklog.protocol.connection import error_of_reply
 from sparklog.protocol.frames import Buffer
 from sparklog.protocol.messages import ErrorReply, Reply, Request

@@ -50,7 +50,7 @@ from sparklog.broker.transactions.marker_append import MarkerAppend
 from sparklog.broker.transactions.marker_sender import MarkerSender
 from sparklog.broker.transactions.transaction_host import TransactionHost
 from sparklog.broker.transactions.verification import TransactionVerification
-from sparklog.net.server import ServerConnection
+from sparklog.net.server_connection import ServerConnection
 from sparklog.protocol.messages import ControlUpdate
 from sparklog.replica.fetch_session import SessionCache
 from sparklog.security.connection_limits import ConnectionLimits

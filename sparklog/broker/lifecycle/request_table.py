@@ -29,7 +29,7 @@ from sparklog.broker.transactions.hanging_transactions import HangingTransaction
 from sparklog.broker.transactions.marker_append import MarkerRequests
 from sparklog.broker.transactions.transaction_requests import TransactionRequests
 from sparklog.errors import BrokerError, ErrorCode
-from sparklog.net.server import ServerConnection
+from sparklog.net.server_connection import ServerConnection
 from sparklog.protocol.messages import (
     AbortHanging,
     AbortTransaction,

@@ -28,7 +28,7 @@ from sparklog.broker.replication.replica_hosting import ReplicaHosting
 from sparklog.broker.requests.access import Access
 from sparklog.errors import BrokerError, ConfigError, ErrorCode, StorageError
 from sparklog.model import NO_EPOCH, TopicPartition, check_topic_name
-from sparklog.net.server import ServerConnection
+from sparklog.net.server_connection import ServerConnection
 from sparklog.protocol.messages import ControlUpdate, ControlUpdateReply, ErrorReply, PartitionDecision
 from sparklog.replica.events import BrokersChanged, Decided
 

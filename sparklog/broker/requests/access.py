@@ -20,7 +20,7 @@ from collections import Counter
 from sparklog.broker.metadata_cache import MetadataCache
 from sparklog.errors import BrokerError, ErrorCode
 from sparklog.net.greeting import Credentials
-from sparklog.net.server import ServerConnection
+from sparklog.net.server_connection import ServerConnection
 from sparklog.protocol.senders import SenderKind
 
 

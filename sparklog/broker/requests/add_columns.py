@@ -17,7 +17,7 @@ from sparklog.broker.lifecycle.zk_registration import ZkRegistration
 from sparklog.broker.requests.delayed_replies import reply_later, wait_for_metadata
 from sparklog.errors import BrokerError, ErrorCode
 from sparklog.model import TopicRecord, TopicSchema
-from sparklog.net.server import ServerConnection
+from sparklog.net.server_connection import ServerConnection
 from sparklog.protocol.messages import Ack, AddColumns, Reply
 from sparklog.record.schema import DEFAULT_SCHEMA, check_case, check_extension, parse_schema, schema_message
 

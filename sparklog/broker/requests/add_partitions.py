@@ -27,7 +27,7 @@ from sparklog.controller.placement import (
 )
 from sparklog.errors import BrokerError, ErrorCode
 from sparklog.model import BrokerEndpoint, TopicRecord
-from sparklog.net.server import ServerConnection
+from sparklog.net.server_connection import ServerConnection
 from sparklog.protocol.messages import CreatePartitions, CreateTopicReply, Reply
 
 _log = logging.getLogger(__name__)

@@ -24,7 +24,7 @@ from sparklog.broker.requests.delayed_replies import reply_later, wait_for_leade
 from sparklog.controller.placement import FEW_PARTITIONS, Placement, check_assignment, check_new, place
 from sparklog.errors import BrokerError, ErrorCode
 from sparklog.model import TopicRecord, TopicSchema, check_topic_name
-from sparklog.net.server import ServerConnection
+from sparklog.net.server_connection import ServerConnection
 from sparklog.protocol.messages import (
     Ack,
     CreateTopic,

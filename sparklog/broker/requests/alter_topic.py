@@ -17,7 +17,7 @@ from sparklog.broker.requests.delayed_replies import reply_later, wait_for_metad
 from sparklog.config import BrokerConfig, check_topic_settings, topic_config
 from sparklog.errors import BrokerError, ConfigError, ErrorCode
 from sparklog.model import TopicRecord
-from sparklog.net.server import ServerConnection
+from sparklog.net.server_connection import ServerConnection
 from sparklog.protocol.messages import Ack, AlterTopic, Reply
 from sparklog.record.schema import DEFAULT_SCHEMA, parse_schema
 

@@ -9,7 +9,7 @@ from typing import Any
 from sparklog.broker.context import BrokerContext
 from sparklog.errors import BrokerError, ClusterError, ErrorCode
 from sparklog.model import NO_LEADER, TopicRecord
-from sparklog.net.server import ServerConnection
+from sparklog.net.server_connection import ServerConnection
 from sparklog.protocol.messages import ErrorReply, Reply, Request
 
 _DEFAULT_TIMEOUT_MS = 30_000

@@ -19,7 +19,7 @@ from sparklog.broker.requests.delayed_replies import reply_later
 from sparklog.broker.requests.slices import Slices
 from sparklog.errors import BrokerError, ErrorCode, StorageError
 from sparklog.model import TopicPartition
-from sparklog.net.server import ServerConnection
+from sparklog.net.server_connection import ServerConnection
 from sparklog.protocol.messages import DeletedRecords, DeleteRecords, DeleteRecordsPartition, DeleteRecordsReply, Reply
 
 _log = logging.getLogger(__name__)

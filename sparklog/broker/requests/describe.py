@@ -12,7 +12,7 @@ from sparklog.broker.replication.partitions import Partitions
 from sparklog.broker.requests.slices import Slices, answer_in_slices
 from sparklog.config import in_force
 from sparklog.model import NO_EPOCH
-from sparklog.net.server import ServerConnection
+from sparklog.net.server_connection import ServerConnection
 from sparklog.protocol.messages import DescribeBroker, DescribeBrokerReply, ReplicaDescription, Reply
 from sparklog.storage.log import Log
 

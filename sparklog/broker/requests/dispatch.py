@@ -13,7 +13,7 @@ from typing import Any
 
 from sparklog.broker.requests.access import Access
 from sparklog.errors import BrokerError, ErrorCode
-from sparklog.net.server import ServerConnection
+from sparklog.net.server_connection import ServerConnection
 from sparklog.protocol.messages import ErrorReply, Request
 from sparklog.protocol.senders import SENDERS, SenderKind
 

@@ -16,7 +16,7 @@ from sparklog.broker.requests.delayed_replies import limit_s, reply_later, wait_
 from sparklog.broker.requests.slices import Slices
 from sparklog.errors import BrokerError, ErrorCode
 from sparklog.model import NO_LEADER, LeaderAndIsr, TopicPartition, VersionedState
-from sparklog.net.server import ServerConnection
+from sparklog.net.server_connection import ServerConnection
 from sparklog.protocol.messages import ElectLeaders, ElectLeadersReply, PartitionDecision, PartitionResult, Reply
 from sparklog.zk.codecs import ElectionRequest
 

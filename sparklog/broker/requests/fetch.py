@@ -26,7 +26,7 @@ from sparklog.broker.requests.fetch_read import PartitionRead, read_for_follower
 from sparklog.broker.requests.open_fetch import OpenFetch
 from sparklog.errors import BrokerError, ErrorCode
 from sparklog.model import NO_EPOCH
-from sparklog.net.server import ServerConnection
+from sparklog.net.server_connection import ServerConnection
 from sparklog.protocol.messages import CONSUMER, MAX_ENTRIES, Fetch, FetchPartition, FetchReply
 from sparklog.replica.effects import ServeFetch
 from sparklog.replica.events import FollowerFetched

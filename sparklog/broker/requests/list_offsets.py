@@ -13,7 +13,7 @@ from sparklog.broker.replication.partition import Partition
 from sparklog.broker.replication.partitions import Partitions
 from sparklog.broker.requests.slices import Slices, answer_in_slices
 from sparklog.errors import BrokerError, ErrorCode, StorageError
-from sparklog.net.server import ServerConnection
+from sparklog.net.server_connection import ServerConnection
 from sparklog.protocol.messages import (
     EARLIEST,
     LATEST,

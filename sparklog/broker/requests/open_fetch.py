@@ -19,7 +19,7 @@ from sparklog.broker.replication.partition import FetchVerdict, Partition
 from sparklog.broker.replication.partitions import Partitions
 from sparklog.broker.requests.fetch_read import PartitionRead, follower_has_all, read_for_consumer
 from sparklog.errors import ErrorCode
-from sparklog.net.server import ServerConnection
+from sparklog.net.server_connection import ServerConnection
 from sparklog.protocol.frames import Buffer
 from sparklog.protocol.messages import CONSUMER, ErrorReply, Fetch, FetchedPartition, FetchPartition, FetchReply
 from sparklog.replica.fetch_session import FULL, FetchContext, Key

@@ -21,7 +21,7 @@ from sparklog.broker.requests.slices import Slices, Steps
 from sparklog.broker.transactions.verification import TransactionVerification
 from sparklog.errors import BrokerError, ErrorCode
 from sparklog.model import INTERNAL_PREFIX, NO_EPOCH, NO_LEADER
-from sparklog.net.server import ServerConnection
+from sparklog.net.server_connection import ServerConnection
 from sparklog.protocol.messages import ACKS_ALL, ErrorReply, Produce, ProducePartition, ProduceReply, ProduceResult
 from sparklog.record.header import HEADER_BYTES, Flag, unpack_header
 

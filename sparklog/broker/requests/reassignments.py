@@ -22,7 +22,7 @@ from sparklog.broker.requests.slices import Slices, answer_in_slices
 from sparklog.controller.placement import shared_hosts
 from sparklog.errors import BrokerError, ErrorCode
 from sparklog.model import Reassignment, TopicPartition, TopicRecord
-from sparklog.net.server import ServerConnection
+from sparklog.net.server_connection import ServerConnection
 from sparklog.protocol.messages import (
     AlterReassignments,
     AlterReassignmentsReply,

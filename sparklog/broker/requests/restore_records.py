@@ -16,7 +16,7 @@ from sparklog.broker.requests.batch_checks import check_batches
 from sparklog.broker.requests.slices import Slices, Steps, answer_failure
 from sparklog.errors import BrokerError, ErrorCode
 from sparklog.model import TopicPartition
-from sparklog.net.server import ServerConnection
+from sparklog.net.server_connection import ServerConnection
 from sparklog.protocol.messages import ACKS_ALL, RestoreRecords, RestoreRecordsReply
 from sparklog.record.header import HEADER_BYTES, unpack_headers
 

@@ -19,7 +19,7 @@ from sparklog.broker.requests.delayed_replies import reply_later, wait_for_leade
 from sparklog.controller.rebuild import rebuild_topics
 from sparklog.errors import BrokerError, ErrorCode
 from sparklog.model import LogCopy, TopicNote
-from sparklog.net.server import ServerConnection
+from sparklog.net.server_connection import ServerConnection
 from sparklog.protocol.messages import (
     Ack,
     DescribeBroker,

@@ -19,7 +19,7 @@ from collections.abc import Callable, Generator
 from typing import Any, NamedTuple, Protocol, TypeVar
 
 from sparklog.errors import BrokerError, ErrorCode
-from sparklog.net.server import ServerConnection
+from sparklog.net.server_connection import ServerConnection
 from sparklog.protocol.messages import ErrorReply, Reply, Request
 
 _log = logging.getLogger(__name__)

@@ -14,7 +14,7 @@ from sparklog.broker.requests.delayed_replies import reply_later
 from sparklog.broker.security.acl_cache import AclCache
 from sparklog.broker.security.authorizer import Authorizer
 from sparklog.errors import BrokerError, ConfigError, ErrorCode
-from sparklog.net.server import ServerConnection
+from sparklog.net.server_connection import ServerConnection
 from sparklog.protocol.messages import (
     Ack,
     AclCondition,

@@ -24,7 +24,7 @@ from sparklog.broker.security.authorizer import Authorizer
 from sparklog.broker.security.forwarding_connections import HidingConnection, MergingConnection, end_without_reply
 from sparklog.errors import BrokerError
 from sparklog.model import is_internal
-from sparklog.net.server import ServerConnection
+from sparklog.net.server_connection import ServerConnection
 from sparklog.protocol.messages import (
     CommitOffsets,
     CommitOffsetsReply,

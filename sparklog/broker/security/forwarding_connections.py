@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Generator, Sequence
 
 from sparklog.broker.requests.slices import Slices, answer_failure
-from sparklog.net.server import ServerConnection
+from sparklog.net.server_connection import ServerConnection
 from sparklog.protocol.frames import Buffer
 from sparklog.protocol.messages import Reply, Request
 from sparklog.security.partial_answers import Allows, shown

@@ -25,7 +25,7 @@ from sparklog.broker.requests.slices import Slices, answer_failure
 from sparklog.broker.security.forwarding_connections import client_of
 from sparklog.errors import BrokerError, ErrorCode
 from sparklog.net.connection_slots import ConnectionStanding
-from sparklog.net.server import ServerConnection
+from sparklog.net.server_connection import ServerConnection
 from sparklog.protocol.messages import Fetch, Produce
 from sparklog.security.connection_limits import ConnectionLimits
 from sparklog.security.quotas import (

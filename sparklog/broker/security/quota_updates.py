@@ -11,7 +11,7 @@ from sparklog.broker.lifecycle.zk_registration import ZkRegistration
 from sparklog.broker.requests.delayed_replies import limit_s, reply_later
 from sparklog.broker.security.quota_manager import QuotaManager
 from sparklog.errors import BrokerError, ErrorCode
-from sparklog.net.server import ServerConnection
+from sparklog.net.server_connection import ServerConnection
 from sparklog.protocol.messages import (
     AlterClientQuotas,
     AlterClientQuotasReply,

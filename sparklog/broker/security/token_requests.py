@@ -12,7 +12,7 @@ from sparklog.broker.security.authorizer import Authorizer
 from sparklog.broker.security.tokens import Tokens
 from sparklog.errors import BrokerError, ConfigError, ErrorCode
 from sparklog.model import Principal
-from sparklog.net.server import ServerConnection
+from sparklog.net.server_connection import ServerConnection
 from sparklog.protocol.messages import (
     CreateDelegationToken,
     CreateDelegationTokenReply,

@@ -11,7 +11,7 @@ from sparklog.broker.security.tokens import Tokens
 from sparklog.broker.security.users import Users
 from sparklog.errors import BrokerError, ConfigError, ErrorCode
 from sparklog.model import USER, Principal
-from sparklog.net.server import ServerConnection
+from sparklog.net.server_connection import ServerConnection
 from sparklog.protocol.messages import (
     AlterUserScramCredentials,
     AlterUserScramCredentialsReply,

@@ -30,7 +30,7 @@ from sparklog.broker.transactions.marker_append import MarkerAppend
 from sparklog.broker.transactions.transaction_host import TransactionHost
 from sparklog.errors import BrokerError, ErrorCode, StorageError
 from sparklog.model import NO_EPOCH, TopicPartition
-from sparklog.net.server import ServerConnection
+from sparklog.net.server_connection import ServerConnection
 from sparklog.protocol.messages import (
     MAX_ENTRIES,
     AbortHanging,

@@ -23,7 +23,7 @@ from sparklog.broker.transactions.fenced_producers import FencedProducers
 from sparklog.broker.transactions.verification import TransactionVerification
 from sparklog.errors import BrokerError, ErrorCode
 from sparklog.model import TopicPartition
-from sparklog.net.server import ServerConnection
+from sparklog.net.server_connection import ServerConnection
 from sparklog.protocol.messages import (
     ACKS_ALL,
     PartitionResult,

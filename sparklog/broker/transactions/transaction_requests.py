@@ -22,7 +22,7 @@ from sparklog.coordinator.effects import Assigned, Begun, Done, Ended, Outcome, 
 from sparklog.coordinator.records import PartitionPlace
 from sparklog.errors import BrokerError, ClusterError, ErrorCode
 from sparklog.model import TopicPartition, is_internal
-from sparklog.net.server import ServerConnection
+from sparklog.net.server_connection import ServerConnection
 from sparklog.protocol.messages import (
     AbortTransaction,
     Ack,

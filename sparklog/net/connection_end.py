@@ -1,0 +1,88 @@
+"""The parts of a server's connection that depend on the wire protocol of its listener.
+
+``ServerConnection`` has everything that does not depend on the bytes: the limits, the back-pressure, TLS and logins.
+The protocol of its listener has the rest: the decoding of bytes into requests (``ConnectionEnd``) and their handling
+(``Handler``). sparklog's own protocol is in ``native_protocol``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Protocol
+
+from sparklog.protocol.connection import ImmediateAnswer, ImmediateReply
+from sparklog.protocol.frames import Buffer
+from sparklog.protocol.login import ServerLogin
+from sparklog.protocol.proof import Identity
+from sparklog.protocol.received import ReceivedRequest
+
+
+class Handler(Protocol):
+    """The part of the broker that handles the requests of one connection."""
+
+    def request_received(self, request: Any, body: memoryview) -> None:
+        """Handle a request.
+
+        The handler must end every request with one call of the connection's ``reply``, ``send`` or ``done``, at once or
+        later.
+        """
+
+    def connection_lost(self) -> None:
+        """Handle the end of the connection. The connection discards later replies."""
+
+
+class ConnectionEnd(Protocol):
+    """The server's side of one connection without I/O: it decodes bytes into requests, and performs the logins.
+
+    ``protocol.connection.ServerEnd`` is the one of sparklog's own protocol.
+    """
+
+    #: The state of the logins on a listener that requires them, otherwise None.
+    login: ServerLogin | None
+    #: The identity that the peer has proved, which is a broker or the controller. None for a client.
+    identity: Identity | None
+    #: The session of another connection that a token has proved, and that this connection is to continue.
+    session: object
+    #: Whether requests are served: the greeting and, if the listener requires one, the login are complete.
+    admitted: bool
+    client_id: str
+
+    @property
+    def may_prove(self) -> bool:
+        """Return whether the peer has offered to prove its identity and has not sent the proof yet."""
+
+    @property
+    def claimed_session(self) -> object:
+        """Return the session (of another connection) that the peer continues, or offers to prove by a token."""
+
+    @property
+    def is_body_in_progress(self) -> bool:
+        """Return whether a large request with a body is being received."""
+
+    @property
+    def receiving(self) -> tuple[int, int]:
+        """Return the size of the large request that is being received and its received bytes; (0, 0) without one."""
+
+    def get_buffer(self) -> memoryview:
+        """Return the buffer into which to receive the next bytes."""
+
+    def decode_single(self, count: int) -> ReceivedRequest | ImmediateAnswer | None:
+        """Return the request, or this end's own reply to it, if the received bytes are exactly one frame.
+
+        Return None otherwise. Then the caller must call ``buffer_updated``.
+        """
+
+    def buffer_updated(self, count: int) -> Sequence[ReceivedRequest | ImmediateAnswer]:
+        """Return what is complete after ``count`` more received bytes, in order.
+
+        An answer with ``close`` is the last item.
+        """
+
+    def session_expired(self) -> None:
+        """Record that the session has expired, so that no further request is served before the next login."""
+
+    def encode_answer(self, reply: ImmediateReply) -> list[Buffer]:
+        """Return the bytes of a reply that this end has given itself, or of an error that ends the connection.
+
+        Return nothing if the protocol has no bytes for it.
+        """
