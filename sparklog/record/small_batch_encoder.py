@@ -74,7 +74,18 @@ def encode_small_batch(records: Sequence[SmallBatchRecord], *, schema_id: int, t
 
 def _several_records_body(records: Sequence[SmallBatchRecord]) -> bytes:
     keys, values, _, times = zip(*records, strict=True)
-    count = len(records)
+    return several_records_body(keys, values, times)
+
+
+def several_records_body(
+    keys: Sequence[bytes | str | None], values: Sequence[bytes | str | None], times: Sequence[int]
+) -> bytes:
+    """Return the body of a batch of records without headers, from their keys, values and timestamps.
+
+    Raises:
+        OverflowError: a timestamp has more than 64 bits.
+    """
+    count = len(times)
     try:
         packed_times = struct.pack(f"<{count}q", *times)
     except struct.error as error:

@@ -38,7 +38,7 @@ _MAGIC_AT = 16
 #: The position of the first byte that the CRC covers.
 CRC_FROM = 21
 #: The bytes before ``leader_epoch``. ``batch_length`` does not count them.
-_LENGTH_END = 12
+LENGTH_END = 12
 _FRAME = struct.Struct(">qi")
 HEADER = struct.Struct(">qiibIhiqqqhii")
 #: ``base_offset``, ``batch_length`` and ``leader_epoch``.
@@ -112,11 +112,11 @@ def read_batches(records: memoryview) -> list[BatchView]:
             raise InvalidRecords(
                 ErrorCode.INVALID_RECORD, f"records of message format version {magic} found, only {MAGIC} is accepted"
             )
-        end = at + _LENGTH_END + length
-        if length < HEADER_BYTES - _LENGTH_END or end > size:
+        end = at + LENGTH_END + length
+        if length < HEADER_BYTES - LENGTH_END or end > size:
             raise InvalidRecords(
                 ErrorCode.CORRUPT_MESSAGE,
-                f"a batch of {length} bytes found, {HEADER_BYTES - _LENGTH_END} to {size - at - _LENGTH_END} expected",
+                f"a batch of {length} bytes found, {HEADER_BYTES - LENGTH_END} to {size - at - LENGTH_END} expected",
             )
         found.append(BatchView._make((*HEADER.unpack_from(records, at), records[at:end])))
         at = end
@@ -141,4 +141,4 @@ def placed_batch(data: memoryview, *, base_offset: int, leader_epoch: int) -> li
 
     The CRC covers neither field. The records are not copied, and stay compressed as the producer sent them.
     """
-    return [_PLACE.pack(base_offset, len(data) - _LENGTH_END, leader_epoch), data[_PLACE.size :]]
+    return [_PLACE.pack(base_offset, len(data) - LENGTH_END, leader_epoch), data[_PLACE.size :]]

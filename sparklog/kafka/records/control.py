@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import struct
 
-from sparklog.kafka.records.batch_view import CONTROL, CRC_FROM, HEADER, HEADER_BYTES, MAGIC, TRANSACTIONAL
+from sparklog.kafka.records.batch_view import CONTROL, CRC_FROM, HEADER, HEADER_BYTES, LENGTH_END, MAGIC, TRANSACTIONAL
 from sparklog.record.checksum import crc32c
 
 _ABORT, _COMMIT = 0, 1
@@ -39,6 +39,6 @@ def encode_control_batch(
         + bytes([2 * len(record)])
         + record
     )
-    length = CRC_FROM + len(body) - 12
+    length = CRC_FROM - LENGTH_END + len(body)
     head = HEADER.pack(offset, length, leader_epoch, MAGIC, crc32c(body), *(0,) * 8)[:CRC_FROM]
     return head + body

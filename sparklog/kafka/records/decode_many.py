@@ -1,0 +1,310 @@
+"""Decoding of the records of a large batch, a field of all records at a time, with numpy and Arrow.
+
+The only loop over records finds their ends, and it is skipped where records of equal size follow each other. Each
+varint is then read from all records at once. Keys and values come out of one Arrow array over the received bytes, whose
+elements are in turn a value and the bytes up to the next value.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from sparklog.kafka.records.decode_few import decode_few, header_places, record_ends
+from sparklog.kafka.records.invalid import InvalidRecords
+from sparklog.record.arrays import array_of
+
+Integers = npt.NDArray[np.int64]
+Octets = npt.NDArray[np.uint8]
+
+#: The records that are read one after the other until equal ones are tried again.
+_CHUNK = 256
+#: A run of fewer equal records is not faster than the loop.
+_SHORTEST_RUN = 16
+#: Headers are read one of each record at a time, while at least this number of records have one more.
+_FEWEST_AT_ONCE = 32
+_U32 = 2**32 - 1
+_MOST_U32_BYTES, _MOST_U64_BYTES = 5, 10
+
+
+class Columns:
+    """The decoded columns of a batch. ``deltas_ms`` are the records' timestamps after the batch's base timestamp."""
+
+    __slots__ = ("deltas_ms", "headers", "keys", "values")
+
+    def __init__(self, keys: pa.Array, values: pa.Array, headers: pa.Array | None, deltas_ms: Integers) -> None:
+        self.keys = keys
+        self.values = values
+        self.headers = headers  #: None: no record has any
+        self.deltas_ms = deltas_ms
+
+
+class _Fault(Exception):
+    """A field of some record is not valid. ``decode_few`` then finds the first such record and says what is wrong."""
+
+
+def decode_many(data: bytes, count: int, header_type: pa.DataType) -> Columns:
+    """Return the columns of the ``count`` records in ``data``.
+
+    Raises:
+        InvalidRecords: INVALID_RECORD, with the first invalid record.
+    """
+    try:
+        return _Decoder(data, count).columns(header_type)
+    except _Fault:
+        decode_few(data, count, 0)
+        raise AssertionError("both decoders refuse the same records") from None
+
+
+class _Decoder:
+    """The decoding of one batch. ``at`` is the position in each record up to which its fields have been read."""
+
+    def __init__(self, data: bytes, count: int) -> None:
+        self.data = data
+        self.octets: Octets = np.frombuffer(data, np.uint8)
+        self.count = count
+        ends, self.at = _bounds(self.octets, data, count)
+        self.ends = ends
+        if ends[-1] != len(data):
+            raise _Fault
+
+    def columns(self, header_type: pa.DataType) -> Columns:
+        self.at = self.at + 1  # attributes: none are defined
+        deltas = _zigzag(self._varints(_MOST_U64_BYTES))
+        offset_deltas = self._varints(_MOST_U32_BYTES)
+        if not np.array_equal(offset_deltas, np.arange(0, 2 * self.count, 2)):
+            raise _Fault
+        keys = self._binary(pa.binary())
+        values = self._binary(pa.binary())
+        return Columns(keys, values, self._headers(header_type), deltas)
+
+    def _varints(self, most_bytes: int) -> Integers:
+        """Read a varint of each record, still in zigzag, as an unsigned number."""
+        found, self.at = _varints_at(self.octets, self.at, self.ends, most_bytes)
+        return found
+
+    def _binary(self, kind: pa.DataType) -> pa.Array:
+        """Read a length and then as many bytes of each record. The length -1 is null."""
+        lengths = _zigzag(self._varints(_MOST_U32_BYTES))
+        array, self.at = _binary_at(self.data, lengths, self.at, self.ends, kind, nulls=True)
+        return array
+
+    def _headers(self, kind: pa.DataType) -> pa.Array | None:
+        if not np.any(self.octets[np.minimum(self.at, len(self.data) - 1)]):
+            self.at = self.at + 1
+            self._check_end()
+            return None
+        raw = self._varints(_MOST_U32_BYTES)
+        numbers = raw >> 1
+        if np.any(raw & 1) or np.any(2 * numbers > self.ends - self.at):
+            raise _Fault
+        if not np.any(numbers):
+            self._check_end()
+            return None
+        places, self.at = _header_places(self.data, numbers, self.at, self.ends)
+        self._check_end()
+        return _header_array(self.data, numbers, places, kind)
+
+    def _check_end(self) -> None:
+        if not np.array_equal(self.at, self.ends):
+            raise _Fault
+
+
+# --- records ---
+
+
+def _bounds(octets: Octets, data: bytes, count: int) -> tuple[Integers, Integers]:
+    """Return the end of each record, and the position after the varint of its length.
+
+    Records of equal size that follow each other have the same bytes of length, one size apart. Conversely, if the bytes
+    are the same one size apart, the records have that size: each begins where the one before it ends.
+    """
+    pieces: list[Integers] = []
+    at = done = 0
+    while done < count:
+        run, size = _run(octets, at, count - done)
+        if run >= _SHORTEST_RUN:
+            ends = at + size * np.arange(1, run + 1, dtype=np.int64)
+        else:
+            run = min(_CHUNK, count - done)
+            ends = np.array(record_ends(data, at, done, run), np.int64)
+        pieces.append(ends)
+        at = int(ends[-1])
+        done += run
+    ends = pieces[0] if len(pieces) == 1 else np.concatenate(pieces)
+    starts = np.empty_like(ends)
+    starts[0] = 0
+    starts[1:] = ends[:-1]
+    _, after = _varints_at(octets, starts, ends, _MOST_U32_BYTES)
+    return ends, after
+
+
+def _run(octets: Octets, at: int, most: int) -> tuple[int, int]:
+    """Return the number of equal records from ``at`` on, at most ``most``, and their size with the length."""
+    raw = 0
+    head = octets[at : at + 3].tolist()
+    for width, byte in enumerate(head, 1):
+        raw |= (byte & 127) << 7 * (width - 1)
+        if byte < 128:
+            break
+    else:
+        return 0, 0
+    if raw & 1:
+        return 0, 0
+    size = width + (raw >> 1)
+    run = min(most, (len(octets) - at) // size)
+    for place in range(width):
+        if run < _SHORTEST_RUN:
+            return 0, 0
+        differs = octets[at + place : at + size * run : size] != head[place]
+        first = int(differs.argmax())
+        if differs[first]:
+            run = first
+    return run, size
+
+
+# --- fields ---
+
+
+def _zigzag(raw: Integers) -> Integers:
+    """Return the signed numbers that varints encode: 0, -1, 1, -2 for 0, 1, 2, 3."""
+    half: Integers = (raw.view(np.uint64) >> np.uint64(1)).view(np.int64)
+    return half ^ -(raw & 1)
+
+
+def _varints_at(octets: Octets, at: Integers, ends: Integers, most_bytes: int) -> tuple[Integers, Integers]:
+    """Return the varint at each position, still in zigzag, and the position after it.
+
+    A varint of 64 bits is an unsigned number in the bits of an int64.
+    """
+    if np.any(at >= ends):
+        raise _Fault
+    found = octets[at].astype(np.int64)
+    if not np.any(found >= 128):
+        return found, at + 1
+    after = at + 1
+    longer = np.flatnonzero(found >= 128)
+    found[longer] &= 127
+    for place in range(1, most_bytes + 1):
+        where = after[longer]
+        if place == most_bytes or np.any(where >= ends[longer]):
+            raise _Fault
+        byte = octets[where]
+        if place == _MOST_U64_BYTES - 1 and np.any(byte > 1):
+            raise _Fault
+        found[longer] |= (byte & 127).astype(np.int64) << 7 * place
+        after[longer] += 1
+        longer = longer[byte >= 128]
+        if not len(longer):
+            break
+    if most_bytes == _MOST_U32_BYTES and np.any(found > _U32):
+        raise _Fault
+    return found, after
+
+
+def _binary_at(
+    data: bytes, lengths: Integers, at: Integers, ends: Integers, kind: pa.DataType, *, nulls: bool
+) -> tuple[pa.Array, Integers]:
+    """Return the bytes from each position on as an array, and the positions after them. The length -1 is null."""
+    least, greatest = int(lengths.min()), int(lengths.max())
+    if least < (-1 if nulls else 0):
+        raise _Fault
+    count = len(lengths)
+    if greatest <= 0 and least == greatest:
+        validity = pa.py_buffer(bytes(-(-count // 8))) if least < 0 else None
+        return pa.Array.from_buffers(kind, count, [validity, pa.py_buffer(bytes(4 * (count + 1))), _EMPTY]), at
+    after = at + (np.maximum(lengths, 0) if least < 0 else lengths)
+    if np.any(after > ends):
+        raise _Fault
+    # Element 2 i is the value of record i, and element 2 i + 1 is what follows it up to the next value.
+    borders = np.empty(2 * count, np.int32)
+    borders[0::2] = at
+    borders[1::2] = after
+    parts = pa.Array.from_buffers(kind, 2 * count - 1, [None, pa.py_buffer(borders), pa.py_buffer(data)])
+    array = parts.take(array_of(np.arange(0, 2 * count, 2, dtype=np.int32), pa.int32()))
+    if least < 0:
+        validity = pa.py_buffer(np.packbits(lengths >= 0, bitorder="little"))
+        array = pa.Array.from_buffers(kind, count, [validity, *array.buffers()[1:]])
+    return array, after
+
+
+_EMPTY = pa.py_buffer(b"")
+
+
+# --- headers ---
+
+
+class _Places:
+    """The positions and lengths of the keys and values of all headers, in the order of the records."""
+
+    __slots__ = ("key_at", "key_length", "value_at", "value_length")
+
+    def __init__(self, total: int) -> None:
+        self.key_at = np.empty(total, np.int64)
+        self.key_length = np.empty(total, np.int64)
+        self.value_at = np.empty(total, np.int64)
+        self.value_length = np.empty(total, np.int64)
+
+    def set(self, headers: slice, found: list[int]) -> None:
+        """Set the places of consecutive headers. ``found`` has four numbers for each."""
+        fields = self.key_at, self.key_length, self.value_at, self.value_length
+        for number, field in enumerate(fields):
+            field[headers] = found[number::4]
+
+
+def _header_places(data: bytes, numbers: Integers, at: Integers, ends: Integers) -> tuple[_Places, Integers]:
+    """Find all headers. ``numbers`` has the number of headers of each record. The result's positions follow them."""
+    octets = np.frombuffer(data, np.uint8)
+    places = _Places(int(numbers.sum()))
+    first = np.cumsum(numbers) - numbers
+    at = at.copy()
+    records = np.flatnonzero(numbers)
+    done = 0
+    while len(records) >= _FEWEST_AT_ONCE:
+        header = first[records] + done
+        at[records] = _read_headers(octets, places, header, at[records], ends[records])
+        done += 1
+        records = records[numbers[records] > done]
+    for record in records.tolist():
+        try:
+            found, at[record] = header_places(
+                data, int(at[record]), int(ends[record]), int(numbers[record]) - done, record
+            )
+        except (IndexError, InvalidRecords):
+            raise _Fault from None
+        places.set(slice(int(first[record]) + done, int(first[record] + numbers[record])), found)
+    return places, at
+
+
+def _read_headers(octets: Octets, places: _Places, header: Integers, at: Integers, ends: Integers) -> Integers:
+    """Find one header of each of some records, and return the positions after them."""
+    raw, at = _varints_at(octets, at, ends, _MOST_U32_BYTES)
+    length = _zigzag(raw)
+    places.key_at[header], places.key_length[header] = at, length
+    at = at + length
+    if np.any(length < 0) or np.any(at > ends):
+        raise _Fault
+    raw, at = _varints_at(octets, at, ends, _MOST_U32_BYTES)
+    length = _zigzag(raw)
+    places.value_at[header], places.value_length[header] = at, length
+    at = at + np.maximum(length, 0)
+    if np.any(length < -1) or np.any(at > ends):
+        raise _Fault
+    return at
+
+
+def _header_array(data: bytes, numbers: Integers, places: _Places, kind: pa.DataType) -> pa.Array:
+    """Return the headers of each record as a list. A record without headers has a null."""
+    no_limit = np.full(len(places.key_at), len(data), np.int64)
+    keys, _ = _binary_at(data, places.key_length, places.key_at, no_limit, pa.string(), nulls=False)
+    try:
+        keys.validate(full=True)
+    except pa.ArrowInvalid:
+        raise _Fault from None
+    values, _ = _binary_at(data, places.value_length, places.value_at, no_limit, pa.binary(), nulls=True)
+    pairs = pa.Array.from_buffers(kind.value_type, len(keys), [None], children=[keys, values])
+    borders = np.zeros(len(numbers) + 1, np.int32)
+    np.cumsum(numbers, out=borders[1:])
+    validity = pa.py_buffer(np.packbits(numbers > 0, bitorder="little"))
+    return pa.Array.from_buffers(kind, len(numbers), [validity, pa.py_buffer(borders)], children=[pairs])
