@@ -49,9 +49,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument(
         "--set", action="append", default=[], metavar="KEY=VALUE", help="setting that overrides the file"
     )
-    parser.add_argument(
-        "--secure", action="store_true", help="set up TLS, a login and ACLs on this machine; prints the client file"
-    )
+    parser.add_argument("--secure", action="store_true", help="set up TLS, a login and ACLs; prints the client file")
     parser.add_argument(
         "--trusted-network", action="store_true", help="listen on the network without TLS and authentication"
     )

@@ -25,3 +25,4 @@ class FirstPort(enum.IntEnum):
     SPARK_ACCESS = 30_192
     TUTORIAL = 30_292
     SECURE_CLUSTER = 30_392
+    SECURE_STANDALONE = 30_492

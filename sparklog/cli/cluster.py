@@ -75,7 +75,7 @@ def start(
     ] = False,
     secure: Annotated[
         bool,
-        typer.Option("--secure", help="Set up TLS, a login and ACLs on this machine; prints the client file."),
+        typer.Option("--secure", help="Set up TLS, a login and ACLs; prints the client file."),
     ] = False,
     detach: Annotated[
         bool, typer.Option("--detach", help="Return once the cluster is ready, and leave it running.")

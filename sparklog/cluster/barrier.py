@@ -24,6 +24,7 @@ from pyspark import SparkContext
 
 from sparklog.cluster.barrier_task import STOPPED_IN_PART, alone, run_task, supervise
 from sparklog.cluster.driver_registration import DriverRegistration
+from sparklog.cluster.enrolment import CHECK_INTERVAL_S, CertificateSigner, has_ended_for_certificates
 from sparklog.cluster.generation import Directive, GenerationReport, GenerationSpec, Phase, ServingBroker
 from sparklog.cluster.options import Sizing
 from sparklog.cluster.process import boot_id, identify
@@ -59,12 +60,20 @@ class Generations:
     """
 
     def __init__(
-        self, context: SparkContext, registration: DriverRegistration, spec: GenerationSpec, *, sizing: Sizing
+        self,
+        context: SparkContext,
+        registration: DriverRegistration,
+        spec: GenerationSpec,
+        *,
+        sizing: Sizing,
+        signer: CertificateSigner | None = None,
     ) -> None:
         self._context = context
         self._registration = registration
         self._spec = spec
         self._sizing = sizing
+        #: The signer of the hosts' certificates, with ``--secure`` on several hosts.
+        self._signer = signer
         self._stopping = threading.Event()
         self._thread = threading.Thread(target=self._run, name="sparklog-generations", daemon=True)
         self._report: GenerationReport | None = None
@@ -252,9 +261,10 @@ class Generations:
         sent = Phase.STOP if self._stopping.is_set() else Phase.RUN
         if not self._send_phase(sent):
             return True
-        job = _Job(self._context, self._next_spec(adopt_only=sent is Phase.STOP), tasks)
+        spec = self._next_spec(adopt_only=sent is Phase.STOP)
+        job = _Job(self._context, self._signer.completed(spec) if self._signer is not None else spec, tasks)
         job.start()
-        alive_at = time.monotonic()
+        began = alive_at = time.monotonic()
         while job.is_alive():
             job.join(_TICK_S)
             if self._spark_is_alive():
@@ -263,7 +273,7 @@ class Generations:
                 log.warning("generation %d: Spark has stopped without ending the job", self.generation)
                 return True
             self._read_report()
-            wanted = self._wanted(tasks, sent)
+            wanted = self._wanted(tasks, sent, age_s=time.monotonic() - began)
             if wanted is not sent and self._send_phase(wanted):
                 sent = wanted
         if job.error is not None:
@@ -272,6 +282,8 @@ class Generations:
             if self._spark_is_alive() and not self._stopping.is_set():
                 log.warning("generation %d ended: %s", self.generation, cause_of(job.error))
             return True
+        if self._signer is not None and has_ended_for_certificates(job.endings):
+            return not self._signed(self._signer, job.endings)
         if STOPPED_IN_PART in job.endings:
             log.warning("generation %d did not stop all brokers", self.generation)
             return True
@@ -279,7 +291,22 @@ class Generations:
             self._stopped_in_order = True
         return False
 
-    def _wanted(self, tasks: int, sent: Phase) -> Phase:
+    def _signed(self, signer: CertificateSigner, endings: list[str]) -> bool:
+        """Sign what the tasks of a generation have requested. Return whether all of it could be signed.
+
+        Raises:
+            ClusterError: it could not, and no generation has reported yet.
+        """
+        try:
+            signer.sign(endings)
+        except ClusterError as error:
+            if self._report is None:
+                raise
+            log.warning("generation %d: %s", self.generation, error)
+            return False
+        return True
+
+    def _wanted(self, tasks: int, sent: Phase, *, age_s: float) -> Phase:
         if self._stopping.is_set() and sent is not Phase.REGROUP:
             return Phase.STOP
         if sent is Phase.RUN and self._should_grow(tasks):
@@ -288,6 +315,8 @@ class Generations:
                 self.generation,
                 self._missing,
             )
+            return Phase.REGROUP
+        if sent is Phase.RUN and self._signer is not None and age_s > CHECK_INTERVAL_S:
             return Phase.REGROUP
         return sent  # Let a generation that was ordered to regroup end. The stop then needs another generation.
 

@@ -24,6 +24,7 @@ from pyspark import BarrierTaskContext
 
 from sparklog.broker.lifecycle.logging_setup import LineFormatter
 from sparklog.cluster.directory_locks import claim_slot, is_live, survey_host
+from sparklog.cluster.enrolment import enrol, no_request
 from sparklog.cluster.generation import (
     DIRECTIVE,
     REPORT,
@@ -86,12 +87,18 @@ async def alone(message: str) -> list[str]:
 async def supervise(spec: GenerationSpec, *, task: int, gather: Gather) -> str:
     """Run one task of a generation, that is, of one run of the barrier job. Return how it ended.
 
-    The result is the phase that the driver ordered (``Phase``), ``STOPPED_IN_PART`` or "superseded".
+    The result is the phase that the driver ordered (``Phase``), ``STOPPED_IN_PART``, "superseded", or an ending of
+    ``enrolment`` if a host needs a new certificate.
 
     Raises:
         ClusterError: ZooKeeper is not available. The job then fails, the driver submits it again, and the brokers keep
             serving.
     """
+    host = spec.advertised_host or host_name()
+    if spec.enrolment is not None:
+        own = enrol(spec.enrolment, host)
+        if any(await gather(own)):
+            return own or no_request()
     session = await ZkSession.open(
         spec.zookeeper,
         session_timeout_ms=spec.session_timeout_ms,
@@ -99,7 +106,7 @@ async def supervise(spec: GenerationSpec, *, task: int, gather: Gather) -> str:
         security=security_of(spec.settings),
     )
     phases = _PhaseWatch(session, spec)
-    group = _TaskGroup(spec, ClusterStore(session), host=spec.advertised_host or host_name())
+    group = _TaskGroup(spec, ClusterStore(session), host=host)
     try:
         await group.form(task=task, gather=gather)
         await group.settle(phases)

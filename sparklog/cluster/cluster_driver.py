@@ -18,6 +18,7 @@ from sparklog.cluster.cluster_secret import driver_keys, keep_on_host
 from sparklog.cluster.controller_loop import ControllerLoop
 from sparklog.cluster.driver_registration import DriverRegistration
 from sparklog.cluster.embedded_zookeeper import EmbeddedZookeeper
+from sparklog.cluster.enrolment import CertificateSigner
 from sparklog.cluster.generation import GenerationReport, GenerationSpec, ServingBroker
 from sparklog.cluster.options import (
     LOOPBACK,
@@ -28,6 +29,7 @@ from sparklog.cluster.options import (
     listen_host,
     sizing,
 )
+from sparklog.cluster.spark_access import executor_hosts, require_private_channel
 from sparklog.cluster.task_slots import master_of, never, require_slots
 from sparklog.cluster.zookeeper_supervisor import ZookeeperSupervisor
 from sparklog.config import broker_config
@@ -129,10 +131,12 @@ class ClusterDriver:
         Raises:
             ClusterError: there are too few task slots, or a broker does not start (with the reason). Call ``stop`` in
                 this case as well.
-            ConfigError: brokers would listen on the network without TLS and authentication.
+            ConfigError: brokers would listen on the network without TLS and authentication, or ``secure`` is set and
+                Spark would send the cluster's secrets between hosts without encryption.
         """
         options, master = self._options, master_of(context)
         check_network(options, master)
+        signer = self._signer(context, master) if options.secure else None
         choose_worker_python(context)
         # A standby controller on this host reads this copy.
         keep_on_host(self.registration.cluster_id, self._keys)
@@ -147,7 +151,7 @@ class ClusterDriver:
             keys=self._keys,
         )
         self._controller.start()
-        self._generations = Generations(context, self.registration, spec, sizing=size)
+        self._generations = Generations(context, self.registration, spec, sizing=size, signer=signer)
         self._generations.start()
         report = self._generations.wait_ready(timeout_s=READY_TIMEOUT_S, given_up=given_up)
         if report is None:
@@ -161,6 +165,19 @@ class ClusterDriver:
                 " add log directories, or request fewer brokers"
             )
         return report
+
+    def _signer(self, context: SparkContext, master: str) -> CertificateSigner | None:
+        """Issue the certificate of this machine's brokers, or return the signer of the certificates of several hosts.
+
+        Raises:
+            ConfigError: a file cannot be used, or Spark does not encrypt and authenticate what its processes send.
+        """
+        secured, cluster_id = self._options.security(), self.registration.cluster_id
+        if is_one_machine(master):
+            secured.issue_brokers(cluster_id)
+            return None
+        require_private_channel(context)
+        return secured.signer(cluster_id, self._options.settings, executor_hosts=lambda: executor_hosts(context))
 
     def _spec(self, master: str) -> GenerationSpec:
         options = self._options

@@ -1,4 +1,4 @@
-"""The security of a cluster on one machine: ``sparklog cluster --secure``. The driver creates all files.
+"""The security of a cluster that ``sparklog cluster --secure`` starts. The driver creates the files.
 
 The files are in the directory ``security`` in the data directory, which only the user that runs the cluster can read:
 
@@ -9,15 +9,18 @@ The files are in the directory ``security`` in the data directory, which only th
 
 The driver creates the files at the first start and keeps them. At a later start it replaces a certificate that expires
 within thirty days, or whose host or cluster has changed.
+
+If Spark may use several hosts, each host makes its own key for the brokers and the driver signs: see ``enrolment``.
 """
 
 from __future__ import annotations
 
 import os
 import secrets
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
-from sparklog.cluster import certificates
+from sparklog.cluster import certificates, enrolment
 from sparklog.cluster.certificates import Subject
 from sparklog.cluster.client_file import SECURITY_DIRECTORY, client_file
 from sparklog.cluster.process import host_name
@@ -35,19 +38,20 @@ _PASSWORD_BYTES = 24
 
 
 class DevelopmentSecurity:
-    """The creator of the security files of a cluster on one machine, and the source of the settings that use them."""
+    """The creator of the security files of a cluster, and the source of the settings that use them."""
 
     def __init__(self, data_dir: Path, *, advertised_host: str = "", embedded_zookeeper: bool = True) -> None:
         self._client_file = client_file(data_dir.resolve())
         self._password_file = self._client_file.with_name("admin.password")
         self._directory = data_dir.resolve() / SECURITY_DIRECTORY
         self._embedded_zookeeper = embedded_zookeeper
+        self._advertised_host = advertised_host
         named = ("localhost", "127.0.0.1", "::1", host_name(), advertised_host)
         self._hosts = tuple(dict.fromkeys(host for host in named if host))
 
     def settings(self) -> dict[str, str]:
         """Return the broker settings that a secure cluster needs: listeners with TLS, files, and the super user."""
-        broker, controller = self._files("broker"), self._files("controller")
+        broker, controller = self._files(enrolment.NAME), self._files("controller")
         found = {
             "listeners": "CLIENT://:0,BROKER://:0",
             "listener.security.protocol.map": "CLIENT:SASL_SSL,BROKER:SSL",
@@ -69,6 +73,27 @@ class DevelopmentSecurity:
             }
         return found
 
+    def host_settings(self, settings: Mapping[str, str]) -> dict[str, str]:
+        """Return the broker ``settings`` of hosts that have only the files of brokers, none of the driver's."""
+        found = {key: value for key, value in settings.items() if not key.startswith("controller.ssl.")}
+        if self._embedded_zookeeper:
+            broker = self._files(enrolment.NAME)
+            found["zookeeper.ssl.keystore.location"] = str(broker.certificate)
+            found["zookeeper.ssl.key.location"] = str(broker.key)
+        return found
+
+    def signer(
+        self, cluster_id: str, settings: Mapping[str, str], *, executor_hosts: Callable[[], Sequence[str]]
+    ) -> enrolment.CertificateSigner:
+        """Return the signer of the certificates of several hosts. ``settings`` are those of the driver."""
+        return enrolment.CertificateSigner(
+            self._directory,
+            cluster_id,
+            settings=self.host_settings(settings),
+            executor_hosts=executor_hosts,
+            alias=self._advertised_host,
+        )
+
     def prepare(self) -> None:
         """Create the CA and ZooKeeper's certificate, which ZooKeeper needs when it starts.
 
@@ -83,14 +108,13 @@ class DevelopmentSecurity:
             self._issue(Subject("zookeeper", self._hosts))
 
     def complete(self, cluster_id: str) -> None:
-        """Create the certificates of brokers and the controller, the admin's password, and the clients' settings file.
+        """Create the certificate of the controller, the admin's password, and the clients' settings file.
 
         Call it when the cluster's id is known.
 
         Raises:
             ConfigError: a file cannot be used.
         """
-        self._issue(Subject("broker", self._hosts, "broker", cluster_id))
         self._issue(Subject("controller", (), "controller", cluster_id))
         if not self._password_file.exists():
             _write_private(self._password_file, f"{secrets.token_urlsafe(_PASSWORD_BYTES)}\n")
@@ -103,6 +127,14 @@ class DevelopmentSecurity:
             f"sasl.username = {ADMIN}\n"
             f"sasl.password = ${{file:{self._password_file}}}\n",
         )
+
+    def issue_brokers(self, cluster_id: str) -> None:
+        """Create the certificate of the brokers of this machine.
+
+        Raises:
+            ConfigError: a file cannot be used.
+        """
+        self._issue(Subject(enrolment.NAME, self._hosts, "broker", cluster_id))
 
     async def make_admin(self, zookeeper: str, *, keys: KeyRing, security: ZooKeeperSecurity) -> None:
         """Store credentials for the user ``admin`` in ZooKeeper, unless the stored ones match the password file.

@@ -40,6 +40,18 @@ class Directive(msgspec.Struct, frozen=True):
     version: int = 1
 
 
+class Enrolment(msgspec.Struct, frozen=True):
+    """The part of a generation's spec from which the tasks get the certificates of their hosts; see ``enrolment``."""
+
+    cluster_id: str
+    #: The directory of these files on every host.
+    directory: str
+    #: The certificate of the CA (PEM).
+    ca: str
+    #: The certificates that the driver has signed after the previous generation (PEM). Each fits the key of one host.
+    certificates: tuple[str, ...]
+
+
 class GenerationSpec(msgspec.Struct, frozen=True, kw_only=True):
     """The settings with which the tasks of one run of the barrier job (a generation) start and supervise brokers."""
 
@@ -67,6 +79,8 @@ class GenerationSpec(msgspec.Struct, frozen=True, kw_only=True):
     session_timeout_ms: int
     #: The cluster's secrets, the newest first; see ``cluster_secret``. They are never logged or printed.
     secrets: tuple[Secret, ...] = ()
+    #: How hosts get certificates, with ``--secure`` on several hosts.
+    enrolment: Enrolment | None = None
     #: Whether to start no broker, but only adopt running ones in order to stop them.
     adopt_only: bool = False
 

@@ -142,12 +142,13 @@ def check_network(options: ClusterOptions, master: str) -> None:
     Raises:
         ConfigError: it would. The message names the setting to change.
     """
-    if options.secure and not is_one_machine(master):
-        raise ConfigError(
-            "--secure is for clusters on one machine: on several hosts set the listeners, and give each host its own"
-            " certificate (docs/security.md)"
-        )
     config = broker_config(options.settings)
+    has_open_zookeeper = options.zookeeper and not config.zookeeper_ssl and not config.network_trusted
+    if options.secure and has_open_zookeeper and not is_one_machine(master):
+        raise ConfigError(
+            "--secure on several hosts needs a ZooKeeper with TLS, because users and ACLs are in it: set"
+            " zookeeper.ssl.client.enable and its PEM files, or leave out --zookeeper for the embedded one"
+        )
     advertised, bound = options.advertised_host or host_name(), listen_host(options, master)
     listeners = broker_listeners(config, host=advertised, port=options.port, bind_host=bound)
     check_exposure(listeners, trusted=config.network_trusted, who="a broker")

@@ -1,4 +1,4 @@
-"""The protection of the ports of a Spark that runs on one machine: its secret, and a warning about open ports.
+"""The protection of Spark's ports: the secret and the addresses on one machine, encryption between several hosts.
 
 A client that Spark accepts can run programs over the ports of the driver, Master, Workers and executors.
 ``spark_environment`` binds these ports to loopback before Spark's JVM starts, and authentication excludes other users
@@ -17,6 +17,8 @@ import secrets
 from pyspark import SparkContext
 
 from sparklog.cluster.options import LOOPBACK, is_one_machine
+from sparklog.cluster.spark_environment import PRIVATE_CHANNEL
+from sparklog.errors import ConfigError
 
 _SECRET = "spark.authenticate.secret"
 _SECRET_BYTES = 32
@@ -34,6 +36,35 @@ def share_secret() -> None:
         return
     if properties.getProperty("spark.authenticate") == "true" and not properties.getProperty(_SECRET):
         properties.setProperty(_SECRET, secrets.token_hex(_SECRET_BYTES))
+
+
+def require_private_channel(context: SparkContext) -> None:
+    """Check that Spark's processes authenticate each other, and encrypt what they send.
+
+    Raises:
+        ConfigError: they do not. The message names the settings.
+    """
+    settings = context.getConf()
+    by_tls = settings.get("spark.ssl.rpc.enabled") == "true"
+    by_spark = all(
+        settings.get(name) == PRIVATE_CHANNEL[name] for name in PRIVATE_CHANNEL if name.startswith("spark.network.")
+    )
+    if settings.get("spark.authenticate") != "true" or not (by_tls or by_spark):
+        wanted = ", ".join(
+            f"{name}={PRIVATE_CHANNEL[name]}"
+            for name in PRIVATE_CHANNEL
+            if not name.startswith(("spark.io", "spark.ui"))
+        )
+        raise ConfigError(
+            f"--secure on several hosts needs a Spark that authenticates its processes and encrypts what they send:"
+            f" set {wanted}, and the same spark.authenticate.secret on the Master, the Workers and the driver"
+        )
+
+
+def executor_hosts(context: SparkContext) -> list[str]:
+    """Return the hosts of the driver and of the executors, as Spark knows them."""
+    found = context._jsc.sc().statusTracker().getExecutorInfos()
+    return [str(executor.host()) for executor in found]
 
 
 def exposure(context: SparkContext) -> str:

@@ -23,6 +23,17 @@ from sparklog.errors import ClusterError
 _QUICK_JVM = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
 #: The environment variable with the port of the JVM that started this process. spark-submit sets it.
 _GATEWAY = "PYSPARK_GATEWAY_PORT"
+#: The settings with which Spark's processes on several hosts authenticate each other and encrypt what they send. The
+#: default cipher does not notice changed bytes, and the fallback would permit a login without encryption. Spark writes
+#: the closures of tasks, which have the cluster's secret, to local disks; so these files are encrypted too.
+PRIVATE_CHANNEL = {
+    "spark.authenticate": "true",
+    "spark.network.crypto.enabled": "true",
+    "spark.network.crypto.cipher": "AES/GCM/NoPadding",
+    "spark.network.crypto.saslFallback": "false",
+    "spark.io.encryption.enabled": "true",
+    "spark.ui.killEnabled": "false",
+}
 #: Spark's default master.
 _SPARKS_OWN_MASTER = "local[*]"
 
@@ -70,8 +81,12 @@ def _options(words: list[str]) -> Iterator[tuple[str, str]]:
             yield (option, value) if equals else (word, next(following, ""))
 
 
-def prepare(environment: dict[str, str] | os._Environ[str], *, brokers: int, data_dir: Path) -> str:
+def prepare(
+    environment: dict[str, str] | os._Environ[str], *, brokers: int, data_dir: Path, secure: bool = False
+) -> str:
     """Set the cluster job's default Spark settings in ``environment``. Return the master that Spark will use.
+
+    With ``secure``, Spark's processes on several hosts authenticate each other and encrypt what they send.
 
     If a JVM started this process, as with ``spark-submit`` and ``--deploy-mode cluster``, that JVM already has its
     settings, and this function sets nothing.
@@ -92,6 +107,8 @@ def prepare(environment: dict[str, str] | os._Environ[str], *, brokers: int, dat
         settings["spark.master"] = master
     if master.startswith("local-cluster"):
         environment["SPARK_HOME"] = str(spark_home(data_dir / "spark", environment.get("SPARK_HOME")))
+    if secure and not is_one_machine(master):
+        settings |= PRIVATE_CHANNEL
     _submit(environment, settings | _closed_to_others(environment, master))
     return master
 

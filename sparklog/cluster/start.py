@@ -73,7 +73,8 @@ def _run(
 ) -> int:
     """Start the cluster, wait for its end, and return the exit code. Call ``registered`` after the registration."""
     cluster = ClusterDriver(options)
-    master = prepare(os.environ, brokers=options.brokers, data_dir=options.data_dir.resolve())
+    data_dir = options.data_dir.resolve()
+    master = prepare(os.environ, brokers=options.brokers, data_dir=data_dir, secure=options.secure)
     check_network(options, master)
     registering = _Registration(cluster, host=zookeeper_host(options, master), registered=registered)
     context: SparkContext | None = None

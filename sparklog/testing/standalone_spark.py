@@ -14,7 +14,7 @@ import subprocess
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from importlib.util import find_spec
 from pathlib import Path
 from types import TracebackType
@@ -22,6 +22,7 @@ from typing import Any
 
 from sparklog.cluster.process import ProcessIdentity, identify, send_signal
 from sparklog.errors import ClusterError
+from sparklog.storage.disk import private_opener
 
 _HOST = "127.0.0.1"
 _START_TIMEOUT_S = 60.0
@@ -34,7 +35,8 @@ class StandaloneSpark:
 
     Not thread-safe. Workers are numbered from 0. ``hosts`` are the addresses that Workers get in turn. Spark treats
     them as hosts, and does not start the second attempt of a task on the host of the first. Without ``keep_state``
-    (Spark's default), a restarted Master has no state, and the executors of earlier applications end.
+    (Spark's default), a restarted Master has no state, and the executors of earlier applications end. ``settings`` are
+    Spark's settings of the Master and the Workers.
     """
 
     def __init__(
@@ -46,6 +48,7 @@ class StandaloneSpark:
         memory: str = "640m",
         keep_state: bool = True,
         hosts: Sequence[str] = (_HOST,),
+        settings: Mapping[str, str] | None = None,
     ) -> None:
         self.directory = directory
         self._count = workers
@@ -53,6 +56,7 @@ class StandaloneSpark:
         self._memory = memory
         self._keep_state = keep_state
         self._hosts = hosts
+        self._settings = settings or {}
         self._port, self._ui_port = _free_ports(2)
         self._master: subprocess.Popen[bytes] | None = None
         self._workers: dict[int, subprocess.Popen[bytes]] = {}
@@ -89,14 +93,14 @@ class StandaloneSpark:
         if self._keep_state:
             options += ["-Dspark.deploy.recoveryMode=FILESYSTEM"]
             options += [f"-Dspark.deploy.recoveryDirectory={self._made('recovery')}"]
-        words = ["--host", _HOST, "--port", str(self._port), "--webui-port", str(self._ui_port)]
+        words = ["--host", _HOST, "--port", str(self._port), "--webui-port", str(self._ui_port), *self._properties()]
         self._master = self._launch("master", ["org.apache.spark.deploy.master.Master", *words], options)
         self.wait_until(bool, "Master")
 
     def start_worker(self, number: int) -> None:
         host = self._hosts[number % len(self._hosts)]
         words = ["--host", host, "--webui-port", "0", "--cores", str(self._cores), "--memory", self._memory]
-        words += ["--work-dir", str(self._made(f"worker-{number}") / "work"), self.url]
+        words += ["--work-dir", str(self._made(f"worker-{number}") / "work"), *self._properties(), self.url]
         self._workers[number] = self._launch(
             f"worker-{number}", ["org.apache.spark.deploy.worker.Worker", *words], [], host
         )
@@ -183,6 +187,15 @@ class StandaloneSpark:
                 env=environment,
                 start_new_session=True,
             )
+
+    def _properties(self) -> list[str]:
+        """Return the option with the file of the settings. A secret must not be in a command line."""
+        if not self._settings:
+            return []
+        path = self.directory / "daemons.conf"
+        with open(path, "w", opener=private_opener) as file:
+            file.writelines(f"{name} {text}\n" for name, text in self._settings.items())
+        return ["--properties-file", str(path)]
 
     def _made(self, name: str) -> Path:
         path = self.directory / name

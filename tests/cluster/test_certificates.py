@@ -10,6 +10,9 @@ from pathlib import Path
 
 import pytest
 from cryptography import x509
+from cryptography.hazmat.primitives import hashes
+from cryptography.hazmat.primitives.asymmetric import ec, rsa
+from cryptography.hazmat.primitives.serialization import Encoding
 
 from sparklog.cluster import certificates
 from sparklog.cluster.certificates import CertificateFiles, Subject
@@ -129,3 +132,67 @@ def test_an_unreadable_ca_is_named_in_the_error(tmp_path: Path) -> None:
         (tmp_path / name).write_text("no PEM")
     with pytest.raises(ConfigError, match="not a PEM file"):
         certificates.issue(tmp_path, Subject("anna"))
+
+
+def test_a_host_asks_for_a_certificate_and_keeps_its_key(directory: Path, tmp_path: Path) -> None:
+    host = tmp_path / "host"
+    host.mkdir()
+    subject = Subject("broker", ("host-1.example", "10.0.0.1"), "broker", "some-id")
+    request = certificates.request(host, subject)
+    assert certificates.request(host, subject) != "" and certificates.requested_hosts(request) == subject.hosts
+    signed = certificates.sign(directory, request, subject)
+    assert certificates.accept(host, "broker", signed)
+    certificates.trust(host, certificates.ca_certificate(directory))
+    assert certificates.is_current(host, subject)
+    assert not (host / "broker-next-key.pem").exists() and not (host / "ca-key.pem").exists()
+    assert stat.S_IMODE((host / "broker-key.pem").stat().st_mode) == 0o600
+    broker, anna = certificates.files_of(host, "broker"), certificates.issue(directory, Subject("anna"))
+    assert handshake(directory, broker, anna, "host-1.example") == ("", "")
+
+
+def test_a_certificate_for_another_hosts_key_is_not_accepted(directory: Path, tmp_path: Path) -> None:
+    subject = Subject("broker", ("host",), "broker", "some-id")
+    for name in ("one", "two"):
+        (tmp_path / name).mkdir()
+    signed = certificates.sign(directory, certificates.request(tmp_path / "one", subject), subject)
+    assert not certificates.accept(tmp_path / "two", "broker", signed), "this host has no key yet"
+    certificates.request(tmp_path / "two", subject)
+    assert not certificates.accept(tmp_path / "two", "broker", signed)
+    assert not (tmp_path / "two" / "broker.pem").exists()
+
+
+def test_a_certificate_beside_another_key_is_not_current(directory: Path) -> None:
+    subject = Subject("broker", ("host",), "broker", "some-id")
+    files = certificates.issue(directory, subject)
+    assert certificates.is_current(directory, subject)
+    files.key.write_bytes(certificates.issue(directory, Subject("other")).key.read_bytes())
+    assert not certificates.is_current(directory, subject)
+
+
+def test_a_damaged_or_unusual_request_is_refused(directory: Path, tmp_path: Path) -> None:
+    subject = Subject("broker", ("host",), "broker", "some-id")
+    request = certificates.request(tmp_path, subject)
+    lines = request.splitlines()
+    changed = lines[-3][:-2] + ("A" if lines[-3][-2] != "A" else "B") + lines[-3][-1]
+    refused = {
+        "damaged|not signed with its own key": "\n".join([*lines[:-3], changed, *lines[-2:]]),
+        "at most": request + "x" * 10_000,
+        "damaged": "no request",
+        "another kind of key": _request_of(rsa.generate_private_key(65537, 2048), x509.DNSName("host")),
+        "not a host": _request_of(
+            ec.generate_private_key(ec.SECP256R1()), x509.UniformResourceIdentifier("sparklog:some-id/controller")
+        ),
+        "names no host": _request_of(ec.generate_private_key(ec.SECP256R1())),
+    }
+    for error, text in refused.items():
+        with pytest.raises(ConfigError, match=error):
+            certificates.requested_hosts(text)
+    with pytest.raises(ConfigError, match="is for"):
+        certificates.sign(directory, request, subject._replace(hosts=("other",)))
+
+
+def _request_of(key: ec.EllipticCurvePrivateKey | rsa.RSAPrivateKey, *names: x509.GeneralName) -> str:
+    builder = x509.CertificateSigningRequestBuilder().subject_name(x509.Name([]))
+    if names:
+        builder = builder.add_extension(x509.SubjectAlternativeName(names), critical=False)
+    return builder.sign(key, hashes.SHA256()).public_bytes(Encoding.PEM).decode()

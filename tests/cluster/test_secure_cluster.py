@@ -4,20 +4,26 @@ from __future__ import annotations
 
 import datetime as dt
 import os
+import re
 import stat
 import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from cryptography import x509
+from msgspec import structs
 
 from sparklog import Admin, Producer
 from sparklog.cluster import certificates
 from sparklog.cluster.certificates import Subject
 from sparklog.cluster.client_file import client_file
-from sparklog.cluster.options import ClusterOptions, check_network
+from sparklog.cluster.options import TRUSTED_NETWORK, ClusterOptions, check_network
+from sparklog.cluster.spark_access import require_private_channel
+from sparklog.cluster.spark_environment import PRIVATE_CHANNEL
 from sparklog.config import broker_config
 from sparklog.errors import BrokerError, ConfigError, ErrorCode
 from sparklog.security.listeners import SecurityProtocol, broker_listeners
@@ -49,9 +55,40 @@ def test_secure_refuses_settings_that_it_sets_itself(tmp_path: Path) -> None:
         options(tmp_path, settings={"listeners": "PLAINTEXT://127.0.0.1:9092"}).checked()
 
 
-def test_secure_refuses_a_cluster_of_several_hosts(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="one machine"):
-        check_network(options(tmp_path).checked(), "spark://host:7077")
+def test_several_hosts_need_a_zookeeper_with_tls(tmp_path: Path) -> None:
+    given = options(tmp_path, zookeeper="zk1:2181/log")
+    with pytest.raises(ConfigError, match="needs a ZooKeeper with TLS"):
+        check_network(given.checked(), "spark://host:7077")
+    check_network(given.checked(), "local[2]")
+    check_network(structs.replace(given, settings=TRUSTED_NETWORK).checked(), "spark://host:7077")
+    check_network(options(tmp_path).checked(), "spark://host:7077")
+
+
+def context_of(settings: dict[str, str]) -> Any:
+    """Return a stand-in for a Spark context, with a configuration only."""
+    return SimpleNamespace(getConf=lambda: settings)
+
+
+@pytest.mark.parametrize("missing", [name for name in PRIVATE_CHANNEL if not name.startswith(("spark.io", "spark.ui"))])
+def test_several_hosts_need_an_encrypted_spark(missing: str) -> None:
+    require_private_channel(context_of(PRIVATE_CHANNEL))
+    open_channel = context_of({name: text for name, text in PRIVATE_CHANNEL.items() if name != missing})
+    with pytest.raises(ConfigError, match=re.escape(missing)):
+        require_private_channel(open_channel)
+
+
+def test_tls_of_spark_replaces_its_own_encryption() -> None:
+    require_private_channel(context_of({"spark.authenticate": "true", "spark.ssl.rpc.enabled": "true"}))
+    without_login = context_of({"spark.ssl.rpc.enabled": "true"})
+    with pytest.raises(ConfigError, match=r"spark\.authenticate"):
+        require_private_channel(without_login)
+
+
+def test_hosts_get_no_paths_of_the_drivers_own_files(tmp_path: Path) -> None:
+    chosen = options(tmp_path).checked()
+    found = chosen.security().host_settings(chosen.settings)
+    names = {Path(text).name for text in found.values() if text.endswith(".pem")}
+    assert names == {"ca.pem", "broker.pem", "broker-key.pem"}
 
 
 def test_a_directory_of_secrets_is_for_its_user_alone(tmp_path: Path) -> None:

@@ -1,0 +1,171 @@
+"""The certificates of hosts with ``--secure`` on several hosts: each host makes its own key, and the driver signs.
+
+Spark carries both directions, over a channel that it authenticates and encrypts:
+
+1. A barrier task that finds no current certificate on its host makes a key there, and ends with a signing request. All
+   tasks of the generation end with it. Running brokers keep running.
+2. The driver checks that the requested names are those of the executors' hosts, and signs.
+3. The tasks of the next generation receive the certificates with their closure, and write them beside the keys.
+
+A private key never leaves its host. ``spark_access`` checks the channel before the first generation. Nothing of this
+needs ZooKeeper, because a task needs its certificate before it may open a session to ZooKeeper.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import socket
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+
+import msgspec
+from msgspec import structs
+
+from sparklog.cluster import runtime_directory
+from sparklog.cluster.generation import Enrolment, GenerationSpec
+from sparklog.errors import ClusterError, ConfigError, SparklogError
+from sparklog.extras import require_cryptography
+
+log = logging.getLogger(__name__)
+
+#: The name of a host's certificate among the files of its directory.
+NAME = "broker"
+#: The prefix of the ending of a task whose generation ends for new certificates.
+_ENDING = "certificates "
+#: The age at which the driver ends a generation so that the tasks of the next one check their certificates. It is
+#: shorter than the time before its expiry in which a certificate is replaced.
+CHECK_INTERVAL_S = 20 * 86_400.0
+
+
+class _Ending(msgspec.Struct, frozen=True):
+    """The result of a task that ends for new certificates. Both texts are empty if its host has a certificate."""
+
+    request: str = ""
+    problem: str = ""
+
+
+def enrol(enrolment: Enrolment, host: str) -> str:
+    """Install the certificate that the driver has signed for this host. Run in a task, on the host.
+
+    Return an empty string if the host has a current certificate, and otherwise the ending of the task, which has a
+    signing request or the reason why there is none.
+    """
+    try:
+        request = _request(enrolment, host)
+    except (SparklogError, OSError) as error:
+        return _ending(_Ending(problem=f"{host}: {error}"))
+    return _ending(_Ending(request=request)) if request else ""
+
+
+def no_request() -> str:
+    """Return the ending of a task whose host needs no new certificate, in a generation that ends for others."""
+    return _ending(_Ending())
+
+
+def has_ended_for_certificates(endings: Iterable[str]) -> bool:
+    """Return whether a generation with these endings of its tasks ended for new certificates."""
+    return any(ending.startswith(_ENDING) for ending in endings)
+
+
+class CertificateSigner:
+    """The driver's part: it signs the requests of tasks, and gives the certificates to the next generation.
+
+    ``directory`` has the CA. ``executor_hosts`` returns the hosts of the application's executors, as Spark knows them.
+    ``settings`` are the broker settings with the paths of a host's files. ``alias`` is the advertised host of all
+    brokers, if the operator has set one.
+    """
+
+    def __init__(
+        self,
+        directory: Path,
+        cluster_id: str,
+        *,
+        settings: dict[str, str],
+        executor_hosts: Callable[[], Sequence[str]],
+        alias: str = "",
+    ) -> None:
+        self._directory = directory
+        self._cluster_id = cluster_id
+        self._settings = settings
+        self._executor_hosts = executor_hosts
+        self._alias = alias
+        self._certificates: tuple[str, ...] = ()
+
+    def completed(self, spec: GenerationSpec) -> GenerationSpec:
+        """Return ``spec`` with the CA's certificate, the signed certificates, and the settings of hosts."""
+        from sparklog.cluster import certificates
+
+        ca = certificates.ca_certificate(self._directory)
+        enrolment = Enrolment(self._cluster_id, str(self._directory), ca, self._certificates)
+        return structs.replace(spec, settings=self._settings, enrolment=enrolment)
+
+    def sign(self, endings: Iterable[str]) -> None:
+        """Sign the requests in the endings of a generation's tasks.
+
+        Raises:
+            ClusterError: a host could not make a request, or asks for a name that is not its own.
+        """
+        parsed = [msgspec.json.decode(text.removeprefix(_ENDING), type=_Ending) for text in endings]
+        if problems := [ending.problem for ending in parsed if ending.problem]:
+            raise ClusterError(f"no certificate for {'; '.join(dict.fromkeys(problems))}")
+        requests = dict.fromkeys(ending.request for ending in parsed if ending.request)
+        try:
+            self._certificates = tuple(self._signed(request) for request in requests)
+        except ConfigError as error:
+            raise ClusterError(f"a host's certificate was not signed: {error}") from None
+
+    def _signed(self, request: str) -> str:
+        from sparklog.cluster import certificates
+
+        hosts = certificates.requested_hosts(request)
+        known = [*self._executor_hosts(), *([self._alias] if self._alias else [])]
+        for host in hosts:
+            if not _is_one_of(host, known):
+                raise ConfigError(
+                    f"a task asks for the name {host}, but Spark has no executor there (executors:"
+                    f" {', '.join(sorted(set(known)))}): make the names of hosts resolve on the driver's host"
+                )
+        log.info("signed the certificate of host %s", ", ".join(hosts))
+        subject = certificates.Subject(NAME, hosts, "broker", self._cluster_id)
+        return certificates.sign(self._directory, request, subject)
+
+
+def _request(enrolment: Enrolment, host: str) -> str:
+    """Return the signing request of this host, or an empty string if it has a current certificate.
+
+    Tasks of the same host share its key. Raises SparklogError or OSError if a file cannot be used.
+    """
+    require_cryptography("--secure")
+    from sparklog.cluster import certificates
+
+    directory = Path(enrolment.directory)
+    directory.mkdir(0o700, parents=True, exist_ok=True)
+    if directory.stat().st_uid != os.geteuid():
+        raise ConfigError(f"{directory} belongs to another user than the executors, {os.geteuid()}")
+    directory.chmod(0o700)
+    with runtime_directory.host_lock():
+        certificates.trust(directory, enrolment.ca)
+        subject = certificates.Subject(NAME, (host,), "broker", enrolment.cluster_id)
+        for certificate in enrolment.certificates:
+            certificates.accept(directory, NAME, certificate)
+        return "" if certificates.is_current(directory, subject) else certificates.request(directory, subject)
+
+
+def _is_one_of(host: str, known: Sequence[str]) -> bool:
+    """Return whether ``host`` is one of the ``known`` names, or has an address of one of them."""
+    if host in known:
+        return True
+    addresses = _addresses(host)
+    return any(addresses & _addresses(name) for name in known)
+
+
+def _addresses(host: str) -> frozenset[str]:
+    try:
+        return frozenset(str(found[4][0]) for found in socket.getaddrinfo(host, None, type=socket.SOCK_STREAM))
+    except OSError:
+        return frozenset()
+
+
+def _ending(ending: _Ending) -> str:
+    return _ENDING + msgspec.json.encode(ending).decode()
