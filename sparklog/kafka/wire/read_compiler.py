@@ -3,7 +3,8 @@
 A reader is straight Python code for one version, with all nested structs in place, so that it asks at run time neither
 for versions nor for types. It raises many kinds of exception for malformed bytes; :mod:`sparklog.kafka.wire.codec`
 turns them into one. Its bounds: a length is compared with the bytes that are left before anything is made, an array's
-length with the least size of that many elements. Nothing is recursive.
+length with the least size of that many elements. A request's arrays have a maximum number of elements together,
+because an element of two bytes takes a hundred bytes of memory. Nothing is recursive.
 """
 
 from __future__ import annotations
@@ -20,13 +21,16 @@ from sparklog.kafka.wire.primitives import malformed, skip_tagged_fields, uvarin
 Reader = Callable[[memoryview, int, int], tuple[Any, int]]
 
 
-def compile_reader(declared: type, version: int, *, flexible: bool) -> Reader:
-    """Return the function that decodes ``version`` of a declared message."""
-    return _ReadCompiler(declared.__name__, version, flexible).compile(declared)
+def compile_reader(declared: type, version: int, *, flexible: bool, max_elements: int | None = None) -> Reader:
+    """Return the function that decodes ``version`` of a declared message.
+
+    ``max_elements`` is the maximum number of elements of all its arrays together.
+    """
+    return _ReadCompiler(declared.__name__, version, flexible, max_elements).compile(declared)
 
 
 class _ReadCompiler:
-    def __init__(self, name: str, version: int, flexible: bool) -> None:
+    def __init__(self, name: str, version: int, flexible: bool, max_elements: int | None) -> None:
         names = {
             "uvarint": uvarint,
             "skip_tagged_fields": skip_tagged_fields,
@@ -36,11 +40,14 @@ class _ReadCompiler:
         self._code = Code(f"read_{name}_{version}(frame, p, end)", names)
         self._version = version
         self._flexible = flexible
+        self._max_elements = max_elements
         #: Codes and variables of the fields of fixed size that no emitted line has read yet.
         self._codes = ""
         self._targets: list[str] = []
 
     def compile(self, declared: type) -> Reader:
+        if self._max_elements is not None:
+            self._code.line(f"elements = {self._max_elements}")
         made = self._struct(declared, "end")
         self._flush()
         self._code.line(f"return {made}, p")
@@ -144,6 +151,9 @@ class _ReadCompiler:
         least = self._least_size(of.element)
         too_long = f"malformed({f'{field.name} has more elements than its message has room for'!r})"
         self._code.line(f"if {length} * {least} > {end} - p: {too_long}")
+        if self._max_elements is not None:
+            self._code.line(f"elements -= {length}")
+            self._code.line(f"if elements < 0: malformed('more than {self._max_elements} elements in one request')")
         element = of.element
         if isinstance(element, Primitive) and element.code:
             values = f"unpack_array(f'>{{{length}}}{element.code}', frame, p)"

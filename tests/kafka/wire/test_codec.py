@@ -20,6 +20,7 @@ from sparklog.kafka.wire import (
     request_frame,
     response_frame,
 )
+from sparklog.kafka.wire.codec import MAX_ELEMENTS
 from sparklog.kafka.wire.data import (
     FetchableTopicResponse,
     FetchResponse,
@@ -150,6 +151,17 @@ def test_a_message_that_ends_early_or_is_no_text_is_malformed(body: str) -> None
 def test_compact_lengths_and_tags_are_bounded(body: str) -> None:
     with pytest.raises(MalformedMessage):
         decode_request(ApiKey.METADATA, 9, memoryview(bytes.fromhex(body)))
+
+
+def test_the_elements_of_a_request_are_limited_together() -> None:
+    most = MAX_ELEMENTS // 2
+    topic = "0001 61" + f"{most:08x}" + "00000000" * most
+    body = bytes.fromhex("00000002" + topic + topic)
+    with pytest.raises(MalformedMessage, match="more than 200000 elements in one request"):
+        decode_request(ApiKey.ELECT_LEADERS, 0, memoryview(body))
+    smaller = bytes.fromhex("00000001" + topic + "00000001")
+    decoded = decode_request(ApiKey.ELECT_LEADERS, 0, memoryview(smaller))
+    assert decoded.topic_partitions[0].partitions == [0] * most
 
 
 def test_unknown_tagged_fields_are_ignored() -> None:
