@@ -1,11 +1,12 @@
 """The security rules of one listener: its name, its TLS, and its logins.
 
-A listener without ``authentication`` and TLS is Kafka's PLAINTEXT. The server delays the replies to failed logins. The
-delay grows with the failures of the same address, which makes guessing passwords slow.
+A listener without ``authentication`` and TLS is Kafka's PLAINTEXT. After a failed login the server delays the results
+of all logins of the same address, and the delay grows with the failures. That makes guessing passwords slow.
 """
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
@@ -89,33 +90,77 @@ class ListenerSecurity(NamedTuple):
 
 
 class LoginDelays:
-    """A tracker of failed logins by address, from which the delay of the reply to a failed login follows.
+    """A tracker of failed logins by address. It decides when the broker tells a client the result of its login.
 
-    Not thread-safe: use it only on the server's event loop.
+    Each failed login takes a time in which its address learns no other result, of right and wrong passwords alike. So
+    an address that has many connections, or ends them early, still tests one password after the other. The results of
+    other addresses do not wait. A user that has logged in from an address lately does not wait there either, until a
+    login with this name fails. Not thread-safe: use it only on the server's event loop.
     """
 
     def __init__(
-        self, *, first_s: float = 0.1, longest_s: float = 3.0, memory_s: float = 60.0, max_addresses: int = 10_000
+        self,
+        *,
+        first_s: float = 0.1,
+        longest_s: float = 3.0,
+        memory_s: float = 60.0,
+        longest_wait_s: float = 5.0,
+        max_addresses: int = 10_000,
+        user_memory_s: float = 3600.0,
     ) -> None:
-        """Set the delay after the first failure of an address. Each further failure within ``memory_s`` doubles it.
+        """Set the time that the first failure of an address takes.
 
-        At most ``max_addresses`` addresses are stored. A further address replaces the one with the oldest failure.
+        Each further one within ``memory_s`` takes twice as long, up to ``longest_s``. A login that would wait for
+        longer than ``longest_wait_s`` is refused without its result. At most ``max_addresses`` addresses, and as many
+        users at their addresses, are stored. A further one replaces the one with the oldest failure or login.
         """
         self._first_s, self._longest_s, self._memory_s = first_s, longest_s, memory_s
+        self._longest_wait_s = longest_wait_s
+        self._user_memory_s = user_memory_s
         self._max_addresses = max_addresses
-        #: The number of failures and the time of the last one, by origin; the oldest last failure first.
-        self._failures: dict[str, tuple[int, float]] = {}
+        #: The number of failures, the time of the last one, and the time from which the next result may be sent, by
+        #: origin; the oldest last failure first.
+        self._failures: dict[str, tuple[int, float, float]] = {}
+        #: The time of the last login of users, by origin and name; the oldest first.
+        self._users: dict[tuple[str, str], float] = {}
 
     def __len__(self) -> int:
-        return len(self._failures)
+        return len(self._failures) + len(self._users)
 
-    def failed(self, address: str, now_s: float) -> float:
-        """Count a failed login from this address. Return the time in seconds by which to delay the reply."""
+    def failed(self, address: str, now_s: float, name: str = "") -> float:
+        """Count a failed login with this name. Return the time in seconds by which to delay the reply.
+
+        The time is infinite if the reply must not say whether the password was right. Such a login does not count.
+        """
         origin = origin_of(address)
-        count, last_s = self._failures.pop(origin, (0, now_s))
+        self._users.pop((origin, name), None)
+        count, last_s, free_s = self._failures.get(origin, (0, now_s, now_s))
+        if free_s - now_s > self._longest_wait_s:
+            return math.inf
         if now_s - last_s > self._memory_s:
             count = 0
-        self._failures[origin] = count + 1, now_s
+        free_s = max(now_s, free_s) + min(self._longest_s, self._first_s * 2.0 ** min(count, 30))
+        self._failures.pop(origin, None)
+        self._failures[origin] = count + 1, now_s, free_s
         if len(self._failures) > self._max_addresses:
             del self._failures[next(iter(self._failures))]
-        return min(self._longest_s, self._first_s * 2.0 ** min(count, 30))
+        return free_s - now_s
+
+    def wait_s(self, address: str, now_s: float, name: str = "") -> float:
+        """Return the time in seconds by which to delay the reply to a login that was right.
+
+        The time is infinite if the reply must not say that.
+        """
+        origin = origin_of(address)
+        if now_s - self._users.get((origin, name), -math.inf) <= self._user_memory_s:
+            return 0.0
+        wait_s = self._failures[origin][2] - now_s if origin in self._failures else 0.0
+        return math.inf if wait_s > self._longest_wait_s else max(0.0, wait_s)
+
+    def succeeded(self, address: str, now_s: float, name: str) -> None:
+        """Remember the login of a user at this address."""
+        key = origin_of(address), name
+        self._users.pop(key, None)
+        self._users[key] = now_s
+        if len(self._users) > self._max_addresses:
+            del self._users[next(iter(self._users))]

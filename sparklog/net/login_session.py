@@ -1,12 +1,15 @@
 """The logins of one connection, and the session that they give.
 
 A listener may require a login. It serves a connection only after the login. The client must log in again before its
-session ends. The reply to a failed login comes after a delay, and then the connection is closed.
+session ends. The reply to a failed login comes after a delay, and then the connection is closed. After failures of the
+same address the reply to a complete login waits as well, so that a client cannot tell a wrong password from a right one
+before.
 """
 
 from __future__ import annotations
 
 import asyncio
+import math
 import time
 from collections.abc import Callable, Iterator
 from typing import Protocol
@@ -16,9 +19,14 @@ from sparklog.model import Principal
 from sparklog.net.authentication import ListenerSecurity, LoginDelays, LoginPeer
 from sparklog.net.unix_tokens import UnixSession
 from sparklog.protocol.login import ServerLogin
+from sparklog.security.principals import ANONYMOUS
 
 #: The errors of a failed login.
 LOGIN_ERRORS = frozenset({ErrorCode.SASL_AUTHENTICATION_FAILED, ErrorCode.UNSUPPORTED_SASL_MECHANISM})
+#: The reply to a login whose result the address must not learn yet. The client may try again.
+_THROTTLED = BrokerError(
+    ErrorCode.THROTTLING_QUOTA_EXCEEDED, "too many logins of this address have failed: this one was not checked"
+)
 
 
 class SessionPeer(LoginPeer, Protocol):
@@ -48,6 +56,8 @@ class LoginSession:
         self.expires_s: float | None = None
         #: The timer of the end of the session or of the reply to a failed login, or None.
         self._timer: asyncio.TimerHandle | None = None
+        #: Whether the reply to the complete login has waited for the failures of its address.
+        self._has_waited = False
 
     def _new_login(self) -> ServerLogin | None:
         authentication = self._security.authentication
@@ -65,10 +75,50 @@ class LoginSession:
         if self.login is not None and self.login.principal is not None:
             yield self.login.principal, self.login.token_id
 
+    def waits(self, pause: Callable[[], None], resume: Callable[[], None]) -> bool:
+        """Return whether the reply to a complete login must wait.
+
+        The first call calls ``pause``. ``resume`` is called when the wait is over.
+        """
+        if self._has_waited or self._is_known:
+            return False
+        if self._timer is not None:
+            return True
+        wait_s = self._delays.wait_s(self._connection.peer_host, time.monotonic(), self._claimed)
+        if wait_s in {0.0, math.inf}:
+            return False
+
+        def waited() -> None:
+            self._timer, self._has_waited = None, True
+            resume()
+
+        pause()
+        self._timer = asyncio.get_running_loop().call_later(wait_s, waited)
+        return True
+
+    @property
+    def is_throttled(self) -> bool:
+        """Return whether a complete login must be refused, because too many logins of its address have failed."""
+        if self._has_waited or self._is_known:
+            return False
+        return self._delays.wait_s(self._connection.peer_host, time.monotonic(), self._claimed) == math.inf
+
+    @property
+    def _is_known(self) -> bool:
+        """Return whether the connection has logged in before, and logs in again."""
+        return self._connection.principal != ANONYMOUS
+
+    @property
+    def _claimed(self) -> str:
+        """Return the name that the client claims in its last login."""
+        return self.login.claimed if self.login is not None else ""
+
     def logged_in(self, session_lifetime_ms: int) -> None:
         """Begin the session of a complete login. A lifetime of 0 means no limit."""
         login, authentication = self.login, self._security.authentication
         assert login is not None and login.principal is not None and authentication is not None
+        self._delays.succeeded(self._connection.peer_host, time.monotonic(), login.claimed)
+        self._has_waited = False
         self._connection.principal, self._connection.token_id = login.principal, login.token_id
         self._expire_at(time.monotonic() + session_lifetime_ms / 1000 if session_lifetime_ms else None)
         authentication.succeeded(self._connection, login.mechanism)
@@ -82,15 +132,31 @@ class LoginSession:
             login.principal, login.token_id = session.principal, session.token_id
         self._expire_at(session.expires_s)
 
-    def fail(self, error: BrokerError, reply: Callable[[], None]) -> None:
-        """Report a failed login, and call ``reply`` after the delay of its address."""
-        login, authentication = self.login, self._security.authentication
-        mechanism = login.mechanism if login is not None else ""
+    def fail(self, error: BrokerError, reply: Callable[[BrokerError], None]) -> None:
+        """Report a failed login, and call ``reply`` with its error after the delay of its address.
+
+        If too many logins of the address have failed, the error does not say whether the password was right.
+        """
+        delay_s = self._delays.failed(self._connection.peer_host, time.monotonic(), self._claimed)
+        if delay_s == math.inf:
+            self.refuse(reply)
+        else:
+            self._report(error)
+            self._reply_later(delay_s, error, reply)
+
+    def refuse(self, reply: Callable[[BrokerError], None]) -> None:
+        """Report a login that was refused without its result, and call ``reply`` with the error."""
+        self._report(_THROTTLED)
+        self._reply_later(0.0, _THROTTLED, reply)
+
+    def _reply_later(self, delay_s: float, error: BrokerError, reply: Callable[[BrokerError], None]) -> None:
         self._cancel_timer()
-        delay_s = self._delays.failed(self._connection.peer_host, time.monotonic())
-        self._timer = asyncio.get_running_loop().call_later(delay_s, reply)
-        if authentication is not None:
-            authentication.failed(self._connection, mechanism, error)
+        self._timer = asyncio.get_running_loop().call_later(delay_s, reply, error)
+
+    def _report(self, error: BrokerError) -> None:
+        if self._security.authentication is not None:
+            mechanism = self.login.mechanism if self.login is not None else ""
+            self._security.authentication.failed(self._connection, mechanism, error)
 
     def end(self, *, report: bool) -> None:
         """End the session, because the connection has ended.
@@ -98,12 +164,10 @@ class LoginSession:
         With ``report``, report a login that the peer has not completed. Otherwise a peer could avoid the report of a
         failed login.
         """
-        login, authentication = self.login, self._security.authentication
-        if report and login is not None and authentication is not None and login.in_progress:
-            self._delays.failed(self._connection.peer_host, time.monotonic())
+        if report and self.login is not None and self.login.in_progress:
+            self._delays.failed(self._connection.peer_host, time.monotonic(), self._claimed)
             detail = "the connection ended before the login was complete"
-            error = BrokerError(ErrorCode.SASL_AUTHENTICATION_FAILED, detail)
-            authentication.failed(self._connection, login.mechanism, error)
+            self._report(BrokerError(ErrorCode.SASL_AUTHENTICATION_FAILED, detail))
         self._cancel_timer()
         # The connection and its session refer to each other. Without this, the receive buffer would stay until the next
         # garbage collection.

@@ -16,7 +16,8 @@ import logging
 import socket
 import time
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Protocol, cast
 
 from sparklog.errors import BrokerError, ErrorCode
@@ -396,6 +397,8 @@ class ServerConnection(asyncio.BufferedProtocol):
                 # A hello needs no budget, so that a client that must wait knows that the broker is alive.
                 if not self._writable or (self._in_hand and self._protocol.answers_in_order):
                     break
+                if _completes_login(event) and self.session.waits(self.pause_requests, self.resume_requests):
+                    break
                 queue.popleft()
                 self._send_immediate(event)
         if not self.closed and self._may_read() is not self._reading:
@@ -403,6 +406,9 @@ class ServerConnection(asyncio.BufferedProtocol):
 
     def _send_immediate(self, event: ImmediateAnswer) -> None:
         assert self._transport is not None
+        if _completes_login(event) and self.session.is_throttled:
+            self._end_login(self.session.refuse, event.reply.cid)
+            return
         if not event.close and not isinstance(event.reply, ErrorReply) and not self._limits.places.greeted(self):
             self._queue.clear()
             self._refuse(event.reply.cid, _too_many(self._limits.places.client_limit))
@@ -411,7 +417,8 @@ class ServerConnection(asyncio.BufferedProtocol):
             if event.reply.complete:
                 self.session.logged_in(event.reply.session_lifetime_ms)
         elif isinstance(event.reply, ErrorReply) and event.reply.code in LOGIN_ERRORS:
-            self._login_failed(event.reply)
+            error = BrokerError(ErrorCode(event.reply.code), event.reply.detail)
+            self._end_login(partial(self.session.fail, error), event.reply.cid)
             return
         elif isinstance(event.reply, UnixSocketReply) and self._tokens is not None:
             event = ImmediateAnswer(self._tokens.issue(event.reply.cid, self._this_session()), close=False)
@@ -468,13 +475,12 @@ class ServerConnection(asyncio.BufferedProtocol):
             self.token_id,
         )
 
-    def _login_failed(self, reply: ErrorReply) -> None:
-        """Send the reply to a failed login after a delay, and close the connection."""
+    def _end_login(self, fail: Callable[[Callable[[BrokerError], None]], None], cid: int) -> None:
+        """End a failed login. ``fail`` calls its argument with the error for the client, at once or later."""
         self._queue.clear()
         self._end_handler()
         self._set_reading(False)
-        error = BrokerError(ErrorCode(reply.code), reply.detail)
-        self.session.fail(error, lambda: self._end_failed_login(reply))
+        fail(lambda error: self._end_failed_login(ErrorReply(cid, error.code, error.detail)))
 
     def _end_failed_login(self, reply: ErrorReply) -> None:
         if self._transport is not None and not self.closed:
@@ -533,6 +539,10 @@ class ServerConnection(asyncio.BufferedProtocol):
                 self._transport.resume_reading()
             else:
                 self._transport.pause_reading()
+
+
+def _completes_login(answer: ImmediateAnswer) -> bool:
+    return isinstance(answer.reply, SaslAuthenticateReply) and answer.reply.complete
 
 
 def _too_many(limit: int) -> str:

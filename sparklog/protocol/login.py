@@ -39,6 +39,8 @@ class ServerLogin:
         self.token_id = ""
         #: The mechanism of the last login that the client started.
         self.mechanism = ""
+        #: The name that the client has claimed in its last login, or an empty string.
+        self.claimed = ""
         self._begin = begin
         self._session_lifetime_ms = session_lifetime_ms
         self._exchange: SaslServer | None = None
@@ -59,6 +61,7 @@ class ServerLogin:
         exchange = self._exchange
         if exchange is None:
             self.mechanism = request.mechanism[:64]
+            self.claimed = ""
             exchange = self._exchange = self._begin(request.mechanism)
             self._steps = 0
         elif request.mechanism != exchange.mechanism:
@@ -67,7 +70,10 @@ class ServerLogin:
         self._steps += 1
         if self._steps > _MAX_STEPS:
             raise BrokerError(ErrorCode.SASL_AUTHENTICATION_FAILED, f"a login has at most {_MAX_STEPS} messages")
-        step = exchange.step(request.data)
+        try:
+            step = exchange.step(request.data)
+        finally:
+            self.claimed = exchange.username
         if step.principal is None:
             return SaslAuthenticateReply(request.cid, step.data, False)
         if self.principal not in {None, step.principal}:

@@ -35,6 +35,8 @@ class SaslServer(Protocol):
     """The interface of a mechanism for the server's side of one login."""
 
     mechanism: str
+    #: The name that the client claims; empty before its first message. It may be wrong until the login is complete.
+    username: str
 
     def step(self, data: bytes) -> ServerStep:
         """Return the reply to the client's next message.

@@ -5,8 +5,8 @@ client proves that it knows the password, and then the server proves that it kno
 both nonces and all earlier messages.
 
 A client cannot find out whether a user exists. For an unknown user the server sends the same replies and does the same
-work as for a wrong password. There is one exception: the replies reveal a user whose credential has another number of
-iterations than ``DEFAULT_ITERATIONS``, or another length of salt than ``SALT_BYTES``.
+work as for a wrong password. The invented credential of an unknown user has the usual number of iterations and length
+of salt. So the replies still reveal a user whose credential has an unusual number or length.
 
 There is no channel binding. Source: RFC 5802, RFC 7677; KIP-84 (Kafka's use), KIP-48 (the extension ``tokenauth``).
 """
@@ -75,6 +75,19 @@ class ScramCredential:
 
     def __repr__(self) -> str:
         return f"ScramCredential(iterations={self.iterations})"
+
+
+class CredentialForm(NamedTuple):
+    """The properties of a credential that the server tells a client before the login."""
+
+    iterations: int
+    salt_bytes: int
+
+
+#: The form of the credentials that this release makes for passwords, and for delegation tokens. The secret of a token
+#: is random, so that few iterations are enough.
+NEW_FORM = CredentialForm(DEFAULT_ITERATIONS, SALT_BYTES)
+TOKEN_FORM = CredentialForm(MIN_ITERATIONS, SALT_BYTES)
 
 
 class TokenCredential(NamedTuple):
@@ -155,7 +168,7 @@ class ScramServer:
     delegation token, or None; without ``tokens`` every token is unknown. ``nonce`` is the server's part of the nonce,
     and must be new for each login. ``dummy`` is a secret of the cluster, from which the server derives the credentials
     of unknown users. It must be the same on all brokers and never change, because a salt that differs between two
-    logins would reveal that the user does not exist.
+    logins would reveal that the user does not exist. ``usual`` is the form of most credentials of users.
     """
 
     def __init__(
@@ -166,8 +179,10 @@ class ScramServer:
         dummy: bytes,
         *,
         tokens: Callable[[str], TokenCredential | None] | None = None,
+        usual: CredentialForm = NEW_FORM,
     ) -> None:
         self.mechanism = mechanism
+        self._usual = usual
         self._hash = _HASHES[mechanism]
         self._lookup = lookup
         self._tokens = tokens
@@ -217,7 +232,7 @@ class ScramServer:
 
     def _credential(self, name: str, *, token: bool) -> ScramCredential:
         """Return the credential with which to check the client's proof, and record whether it is a dummy."""
-        dummy = dummy_credential(self.mechanism, name, self._dummy)
+        dummy = dummy_credential(self.mechanism, name, self._dummy, TOKEN_FORM if token else self._usual)
         found: ScramCredential | None
         self._principal = Principal(USER, name)
         if token:
@@ -250,12 +265,17 @@ class ScramServer:
         return ServerStep(reply, self._principal, self._expires_at_ms, self.token_id)
 
 
-def dummy_credential(mechanism: str, name: str, dummy: bytes) -> ScramCredential:
-    """Return a dummy credential for a user that does not exist. The same name always gets the same credential."""
+def dummy_credential(mechanism: str, name: str, dummy: bytes, form: CredentialForm = NEW_FORM) -> ScramCredential:
+    """Return a dummy credential of this form for a user that does not exist.
+
+    The same name always gets the same credential.
+    """
     said = f"{mechanism}\0{name}".encode()
-    salt = hmac.digest(dummy, b"salt\0" + said, "sha256")[:SALT_BYTES]
+    salt = hmac.digest(dummy, b"salt\0" + said, "sha256")
+    while len(salt) < form.salt_bytes:
+        salt += hmac.digest(dummy, salt + said, "sha256")
     key = hmac.digest(dummy, b"key\0" + said, _HASHES[mechanism])
-    return ScramCredential(salt, DEFAULT_ITERATIONS, key, key)
+    return ScramCredential(salt[: form.salt_bytes], form.iterations, key, key)
 
 
 class ScramClient:

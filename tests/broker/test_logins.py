@@ -19,7 +19,7 @@ from sparklog.net.authentication import ListenerSecurity
 from sparklog.protocol.connection import hello
 from sparklog.protocol.messages import Ack, ErrorReply, Metadata, Reply, SaslAuthenticate, SaslAuthenticateReply
 from sparklog.protocol.sasl import SCRAM_SHA_256, SCRAM_SHA_512, ServerStep
-from sparklog.protocol.scram import SaltedPasswords, ScramClient, ScramCredential
+from sparklog.protocol.scram import NEW_FORM, CredentialForm, SaltedPasswords, ScramClient, ScramCredential
 from tests.net.test_connection_slots import Scene, closed, served
 from tests.net.test_logins import Client
 
@@ -115,6 +115,21 @@ def test_wrong_passwords_and_unknown_users_get_the_same_reply() -> None:
             assert [(line[0], line[3]) for line in audit] == [("User:anna", "False"), ("User:nemo", "False")]
 
     play(test)
+
+
+def test_an_unknown_user_has_the_form_of_most_credentials() -> None:
+    def made(iterations: int) -> dict[str, ScramCredential]:
+        return {SCRAM_SHA_256: ScramCredential(b"s" * 16, iterations, b"k" * 32, b"k" * 32)}
+
+    users = Known(one=made(8192), two=made(8192), three=made(20_000))
+    assert users.usual_form(SCRAM_SHA_256) == CredentialForm(8192, 16)
+    assert users.usual_form(SCRAM_SHA_512) == NEW_FORM, "no user has a credential for this mechanism"
+    users._use({"one": None, "two": made(20_000)})
+    assert users.usual_form(SCRAM_SHA_256) == CredentialForm(20_000, 16)
+    challenge = logins_of(users)._server(SCRAM_SHA_256).step(b"n,,n=nemo,r=client-nonce").data
+    assert challenge.endswith(b"i=20000")
+    users._use({"two": None, "three": None})
+    assert users.usual_form(SCRAM_SHA_256) == NEW_FORM
 
 
 def test_another_mechanism_is_refused() -> None:

@@ -234,7 +234,7 @@ def test_a_broker_that_does_not_know_the_password_is_refused(kind: str, client: 
 
             class Forged:
                 def __init__(self) -> None:
-                    self.mechanism = mechanism
+                    self.mechanism, self.username = mechanism, ""
 
                 def step(self, data: bytes) -> ServerStep:
                     step = genuine.step(data)

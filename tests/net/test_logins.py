@@ -6,9 +6,11 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import gc
+import math
 import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from functools import partial
 
 import pytest
 
@@ -217,7 +219,7 @@ def test_a_login_that_the_client_abandons_counts_as_failed() -> None:
             client.writer.close()
             await scene.until(0)
             assert logins.events == [f"SASL_AUTHENTICATION_FAILED by {MECHANISM} from 127.0.0.1"]
-            assert scene.server._limits.login_delays.failed("127.0.0.1", time.monotonic()) == 0.2
+            assert scene.server._limits.login_delays.failed("127.0.0.1", time.monotonic()) >= 0.2
 
     asyncio.run(test())
 
@@ -374,17 +376,131 @@ def test_a_login_leaves_no_cycle_of_references() -> None:
         gc.enable()
 
 
+def test_parallel_guesses_get_one_result_after_the_other() -> None:
+    async def test() -> None:
+        logins = TwoStepLogins()
+        async with protected(logins) as scene:
+            guesses = [await greeted(scene) for _ in range(5)]
+            for guess in guesses:
+                await guess.ask(SaslAuthenticate(1, MECHANISM, b"anna"))
+            began_s = time.monotonic()
+            for number, guess in enumerate(guesses[:4], 1):
+                guess.send(SaslAuthenticate(2, MECHANISM, b"wrong"))
+                await until(partial(logins.has_events, number))
+            guesses[4].send(SaslAuthenticate(2, MECHANISM, PASSWORDS["anna"]))
+            replies = [await guess.reply() for guess in guesses]
+            assert all(isinstance(reply, ErrorReply) for reply in replies[:4])
+            assert isinstance(replies[4], SaslAuthenticateReply) and replies[4].complete
+            assert time.monotonic() - began_s >= 0.1 + 0.2 + 0.4 + 0.8, "the right password waits for the wrong ones"
+
+    asyncio.run(test())
+
+
+def test_a_client_that_leaves_early_learns_no_result() -> None:
+    async def test() -> None:
+        logins = TwoStepLogins()
+        async with protected(logins) as scene:
+            for number in range(1, 4):
+                guess = await greeted(scene)
+                await guess.ask(SaslAuthenticate(1, MECHANISM, b"anna"))
+                guess.send(SaslAuthenticate(2, MECHANISM, b"wrong"))
+                await until(partial(logins.has_events, number))
+                guess.writer.close()
+            began_s = time.monotonic()
+            right = await logged_in(scene)
+            assert time.monotonic() - began_s >= 0.5
+            assert isinstance(await right.ask(Metadata(3)), Ack)
+
+    asyncio.run(test())
+
+
+def test_beyond_the_limit_right_and_wrong_passwords_get_one_reply() -> None:
+    async def test() -> None:
+        logins = TwoStepLogins()
+        async with protected(logins) as scene:
+            delays = scene.server._limits.login_delays
+            while delays.failed("127.0.0.1", time.monotonic()) < 60:
+                pass
+            replies = [await (await greeted(scene)).log_in("anna", password) for password in (None, b"wrong")]
+            assert replies[0] == replies[1]
+            refused = replies[0]
+            assert isinstance(refused, ErrorReply) and refused.code == ErrorCode.THROTTLING_QUOTA_EXCEEDED
+            assert logins.events == [f"THROTTLING_QUOTA_EXCEEDED by {MECHANISM} from 127.0.0.1"] * 2
+            assert not connections(scene) or all(str(one.principal) == "User:ANONYMOUS" for one in connections(scene))
+
+    asyncio.run(test())
+
+
+def test_a_user_that_has_logged_in_lately_does_not_wait() -> None:
+    async def test() -> None:
+        async with protected() as scene:
+            await logged_in(scene, "anna")
+            delays = scene.server._limits.login_delays
+            while delays.failed("127.0.0.1", time.monotonic(), "bert") < 60:
+                pass
+            await logged_in(scene, "anna")
+            refused = await (await greeted(scene)).log_in("bert")
+            assert isinstance(refused, ErrorReply) and refused.code == ErrorCode.THROTTLING_QUOTA_EXCEEDED
+
+    asyncio.run(test())
+
+
+def test_a_connection_that_logs_in_again_does_not_wait() -> None:
+    async def test() -> None:
+        async with protected(TwoStepLogins(lifetime_ms=60_000)) as scene:
+            client = await logged_in(scene)
+            delays = scene.server._limits.login_delays
+            while delays.failed("127.0.0.1", time.monotonic(), "anna") < 60:
+                pass
+            again = await client.log_in("anna")
+            assert isinstance(again, SaslAuthenticateReply) and again.complete
+
+    asyncio.run(test())
+
+
 def test_delays_grow_by_address_and_are_forgotten() -> None:
     delays = LoginDelays(first_s=0.1, longest_s=3.0, memory_s=60.0, max_addresses=2)
-    assert [round(delays.failed("a", 1.0), 3) for _ in range(7)] == [0.1, 0.2, 0.4, 0.8, 1.6, 3.0, 3.0]
-    assert delays.failed("b", 1.0) == 0.1
-    assert delays.failed("a", 61.5) == 0.1
-    delays.failed("c", 62.0)
-    assert delays.failed("a", 62.0) == 0.2
-    assert delays.failed("b", 62.0) == 0.1
+    now_s, found = 1.0, []
+    for _ in range(7):
+        found.append(round(delays.failed("a", now_s), 3))
+        now_s += found[-1]
+    assert found == [0.1, 0.2, 0.4, 0.8, 1.6, 3.0, 3.0]
+    assert delays.failed("b", now_s) == pytest.approx(0.1)
+    assert delays.failed("a", now_s + 60.5) == pytest.approx(0.1)
+    delays.failed("c", now_s + 62.0)
+    assert delays.failed("a", now_s + 62.0) == pytest.approx(0.2)
+    assert delays.failed("b", now_s + 62.0) == pytest.approx(0.1)
+
+
+def test_an_address_learns_one_result_in_three_seconds() -> None:
+    delays = LoginDelays()
+    now_s, results = 0.0, 0
+    while now_s < 600.0:  # A thousand guesses per second, of which only some get a result.
+        results += delays.failed("a", now_s) != math.inf
+        now_s += 0.001
+    assert results <= 600 / 3 + 10
+    assert delays.wait_s("a", now_s) == math.inf or delays.wait_s("a", now_s) > 1.0
+    assert delays.wait_s("b", now_s) == 0.0, "another address does not wait"
+    assert delays.wait_s("a", now_s + 9.0) == 0.0, "the address itself waits for some seconds at most"
+
+
+def test_a_failed_guess_ends_the_priority_of_a_user() -> None:
+    delays = LoginDelays(user_memory_s=10.0, max_addresses=2)
+    delays.succeeded("a", 0.0, "anna")
+    delays.failed("a", 1.0, "bert")
+    assert delays.wait_s("a", 1.0, "anna") == 0.0
+    assert delays.wait_s("a", 1.0, "bert") == pytest.approx(0.1)
+    delays.failed("a", 1.0, "anna")
+    assert delays.wait_s("a", 1.0, "anna") == pytest.approx(0.3)
+    for name in ("one", "two", "three"):
+        delays.succeeded("a", 1.0, name)
+    assert [delays.wait_s("a", 1.0, name) > 0 for name in ("one", "two", "three")] == [True, False, False]
+    delays.failed("a", 12.0)
+    assert delays.wait_s("a", 12.0, "three") > 0, "the login of this user is too old"
 
 
 def test_addresses_of_one_ipv6_network_share_their_failures() -> None:
     delays = LoginDelays(first_s=0.1)
-    assert [delays.failed(f"2001:db8:1:2::{part}", 1.0) for part in ("1", "ffff")] == [0.1, 0.2]
-    assert delays.failed("2001:db8:1:3::1", 1.0) == 0.1
+    assert delays.failed("2001:db8:1:2::1", 1.0) == pytest.approx(0.1)
+    assert delays.wait_s("2001:db8:1:2::ffff", 1.0) == pytest.approx(0.1)
+    assert delays.wait_s("2001:db8:1:3::1", 1.0) == 0.0

@@ -16,10 +16,11 @@ class TwoStepServer:
     def __init__(self, passwords: dict[bytes, bytes]) -> None:
         self._passwords = passwords
         self._user: bytes | None = None
+        self.username = ""
 
     def step(self, data: bytes) -> ServerStep:
         if self._user is None:
-            self._user = data
+            self._user, self.username = data, data.decode()
             return ServerStep(b"password?")
         if self._passwords.get(self._user) != data:
             raise BrokerError(ErrorCode.SASL_AUTHENTICATION_FAILED, "wrong user or password")
@@ -34,6 +35,9 @@ class TwoStepLogins:
     def __init__(self, lifetime_ms: int = 0) -> None:
         self.lifetime_ms = lifetime_ms
         self.events: list[str] = []
+
+    def has_events(self, count: int) -> bool:
+        return len(self.events) == count
 
     def begin(self, mechanism: str, connection: LoginPeer) -> SaslServer:
         if mechanism != MECHANISM:

@@ -191,6 +191,7 @@ def test_another_mechanism_in_the_middle_of_a_login_is_refused() -> None:
 def test_a_login_has_a_bounded_number_of_messages() -> None:
     class Endless:
         mechanism = MECHANISM
+        username = ""
 
         def step(self, data: bytes) -> ServerStep:
             return ServerStep(b"more")

@@ -19,13 +19,19 @@ from sparklog.protocol.saslprep import saslprep
 from sparklog.protocol.scram import (
     DEFAULT_ITERATIONS,
     MAX_ITERATIONS,
+    MAX_SALT_BYTES,
+    MIN_ITERATIONS,
+    MIN_SALT_BYTES,
     SALT_BYTES,
+    TOKEN_FORM,
+    CredentialForm,
     SaltedPasswords,
     ScramClient,
     ScramCredential,
     ScramServer,
     TokenCredential,
     check_credential,
+    dummy_credential,
 )
 
 DUMMY = b"d" * 32
@@ -186,6 +192,25 @@ def test_an_unknown_user_gets_the_replies_of_a_wrong_password() -> None:
     assert salt is not None and len(base64.b64decode(salt[1])) == SALT_BYTES
     assert unknown.endswith(f"i={DEFAULT_ITERATIONS}".encode())
     assert _until_refused("olga", "wrong")[0] != unknown
+
+
+def test_an_unknown_name_has_the_usual_form_of_credentials() -> None:
+    usual = CredentialForm(8192, 40)
+    for _ in range(2):
+        other = ScramServer(SCRAM_SHA_256, lambda name: None, SERVER_NONCE, DUMMY, usual=usual)
+        challenge = other.step(client("otto").first()).data
+        salt = re.search(rb"s=([^,]+)", challenge)
+        assert salt is not None and len(base64.b64decode(salt[1])) == 40 and challenge.endswith(b"i=8192")
+    token = server().step(client("no-such-token", "hmac", token=True).first()).data
+    assert token.endswith(f"i={TOKEN_FORM.iterations}".encode())
+
+
+@given(salt_bytes=st.integers(MIN_SALT_BYTES, MAX_SALT_BYTES), name=st.text(max_size=20))
+def test_an_invented_credential_is_the_same_each_time(salt_bytes: int, name: str) -> None:
+    form = CredentialForm(MIN_ITERATIONS, salt_bytes)
+    made = dummy_credential(SCRAM_SHA_512, name, DUMMY, form)
+    assert check_credential(SCRAM_SHA_512, made) == dummy_credential(SCRAM_SHA_512, name, DUMMY, form)
+    assert made.salt != dummy_credential(SCRAM_SHA_512, name + "x", DUMMY, form).salt
 
 
 def test_a_user_without_this_mechanism_is_refused_as_unknown() -> None:

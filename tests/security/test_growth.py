@@ -82,7 +82,8 @@ def test_failed_logins_of_many_addresses_are_forgotten() -> None:
     delays = LoginDelays(max_addresses=100)
     for number in range(1000):
         delays.failed(f"10.0.{number // 250}.{number % 250}", 1.0)
-    assert len(delays) == 100
+        delays.succeeded("10.0.0.1", 1.0, f"user-{number}")
+    assert len(delays) == 2 * 100
 
 
 def test_lines_of_many_kinds_are_counted_together() -> None:

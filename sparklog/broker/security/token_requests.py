@@ -24,7 +24,7 @@ from sparklog.protocol.messages import (
     Reply,
 )
 from sparklog.protocol.sasl import SCRAM_SHA_256, SCRAM_SHA_512
-from sparklog.protocol.scram import MIN_ITERATIONS, SALT_BYTES, ScramCredential
+from sparklog.protocol.scram import TOKEN_FORM, ScramCredential
 from sparklog.protocol.token_messages import MAX_DESCRIBED, ScopeEntry, TokenDescription
 from sparklog.security.acls import Operation, ResourceType
 from sparklog.security.delegation_tokens import (
@@ -181,7 +181,7 @@ def _require_own_login(connection: ServerConnection) -> None:
 def _credentials(secret: str) -> dict[str, ScramCredential]:
     """Return the SCRAM credentials of a token's secret. The secret is random, so few iterations are enough."""
     return {
-        mechanism: ScramCredential.derive(mechanism, secret, os.urandom(SALT_BYTES), MIN_ITERATIONS)
+        mechanism: ScramCredential.derive(mechanism, secret, os.urandom(TOKEN_FORM.salt_bytes), TOKEN_FORM.iterations)
         for mechanism in (SCRAM_SHA_256, SCRAM_SHA_512)
     }
 

@@ -7,12 +7,13 @@ from __future__ import annotations
 
 import logging
 import os
+from collections import Counter
 from collections.abc import Callable
 
 from sparklog.broker.security.index_follower import IndexFollower
 from sparklog.errors import BrokerError, ErrorCode
 from sparklog.model import USER, Principal
-from sparklog.protocol.scram import ScramCredential
+from sparklog.protocol.scram import NEW_FORM, CredentialForm, ScramCredential
 from sparklog.zk.session import Node, ZkSession
 from sparklog.zk.unreadable import Unreadable
 from sparklog.zk.user_store import KEY_BYTES, Credentials, UserStore, decode_index
@@ -33,6 +34,9 @@ class Users:
         self.follower = IndexFollower("users", lambda node: decode_index(node).changed, self._apply)
         self._store: UserStore | None = None
         self._users: dict[str, Credentials] = {}
+        #: The number of credentials of each form, by mechanism, and the form of most of them.
+        self._forms: dict[str, Counter[CredentialForm]] = {}
+        self._usual: dict[str, CredentialForm] = {}
         # As long as there is no user, no broker has another key.
         self._unknown_users_key = os.urandom(KEY_BYTES)
 
@@ -73,6 +77,10 @@ class Users:
         found = self._users.get(name)
         return None if found is None else found.get(mechanism)
 
+    def usual_form(self, mechanism: str) -> CredentialForm:
+        """Return the form of most credentials for the mechanism. Invented ones of unknown users have it too."""
+        return self._usual.get(mechanism, NEW_FORM)
+
     async def _apply(self, node: Node | None, names: set[str] | None) -> None:
         """Read the users with these names, or all users if ``names`` is None."""
         if names is None:
@@ -88,6 +96,8 @@ class Users:
         """Apply these changes, and report the users that have lost a credential."""
         for name, credentials in changes.items():
             before, after = self._users.get(name, {}), credentials or {}
+            self._count(before, -1)
+            self._count(after, 1)
             if after:
                 self._users[name] = after
             else:
@@ -96,3 +106,17 @@ class Users:
                 _log.info("a credential of user %r was changed or deleted: ending its connections", name)
                 for listener in self.revoked_listeners:
                     listener(Principal(USER, name))
+        # Brokers that know the same users choose the same form.
+        self._usual = {
+            mechanism: max(forms, key=lambda form: (forms[form], form))
+            for mechanism, forms in self._forms.items()
+            if forms
+        }
+
+    def _count(self, credentials: Credentials, change: int) -> None:
+        for mechanism, credential in credentials.items():
+            forms = self._forms.setdefault(mechanism, Counter())
+            form = CredentialForm(credential.iterations, len(credential.salt))
+            forms[form] += change
+            if not forms[form]:
+                del forms[form]
