@@ -78,6 +78,8 @@ class MetadataCache:
         self._shown: dict[str, dict[int, BrokerEndpoint]] = {}
         self._topic_defaults = topic_defaults
         self._topics: dict[str, CachedTopic] = {}
+        #: The names of the topics by topic id.
+        self._names: dict[str, str] = {}
         #: The ids of deleted topics, the newest last; at most ``_FORGOTTEN_KEPT``.
         self.forgotten: dict[str, None] = {}
         #: Partitions with a reassignment in progress.
@@ -96,6 +98,10 @@ class MetadataCache:
 
     def topics(self) -> Iterable[str]:
         return self._topics
+
+    def name_of(self, topic_id: str) -> str | None:
+        """Return the name of the topic with this id; None if there is no such topic."""
+        return self._names.get(topic_id)
 
     def partition(self, tp: TopicPartition) -> PartitionDecision | None:
         topic = self._topics.get(tp.topic)
@@ -255,9 +261,11 @@ class MetadataCache:
         same = known is not None and known.change.topic_id == change.topic_id
         if known is not None and not same:
             self._note_deleted(known)
+        self._names[change.topic_id] = change.name
         self._topics[change.name] = CachedTopic(change, config, known.partitions if known and same else {})
 
     def _note_deleted(self, topic: CachedTopic) -> None:
+        self._names.pop(topic.change.topic_id, None)
         self.forgotten[topic.change.topic_id] = None
         if len(self.forgotten) > _FORGOTTEN_KEPT:
             del self.forgotten[next(iter(self.forgotten))]

@@ -352,19 +352,21 @@ class Log:
             return BrokerError(ErrorCode.KAFKA_STORAGE_ERROR, detail)
         return services.offline(f"appending to {self.tp}: {failure}")
 
-    def known(self, batches: Sequence[tuple[BatchHeader, Buffer]]) -> list[OffsetRange]:
+    def known(
+        self, batches: Sequence[tuple[BatchHeader, Buffer]], *, begins_anywhere: bool = False
+    ) -> list[OffsetRange]:
         """Return the offset ranges of the batches that are already in the log, because the producer has retried them.
 
         They are the first batches of the list, because a retry begins with the oldest batch. The broker answers a retry
         with these offsets before it checks the batches against the schema, which may have changed since the first
-        attempt.
+        attempt. With ``begins_anywhere`` the first batch of an unknown producer id may have any sequence, as in Kafka.
 
         Raises:
             BrokerError: INVALID_PRODUCER_EPOCH, OUT_OF_ORDER_SEQUENCE_NUMBER or DUPLICATE_SEQUENCE_NUMBER for a wrong
                 sequence; INVALID_REQUEST if a known batch follows a new one; THROTTLING_QUOTA_EXCEEDED for a new
                 producer id if there is no room for it.
         """
-        return self._tail.producers.known(batches, self.tp)
+        return self._tail.producers.known(batches, self.tp, begins_anywhere=begins_anywhere)
 
     # --- read ---------------------------------------------------------------------------------------------------
 
@@ -445,10 +447,27 @@ class Log:
             self._offsets.served(found.next_offset)
         return found
 
-    def offset_for_time(self, timestamp_us: int, *, end_offset: int) -> tuple[int, int] | None:
+    def offset_for_time(self, timestamp_us: int, *, end_offset: int, start_offset: int = 0) -> tuple[int, int] | None:
         """Return the base offset and greatest timestamp of the first batch with a record at or after ``timestamp_us``.
 
-        Only batches below ``end_offset`` count. Return None if no batch has such a record. If the batch begins below
+        Only batches that begin below ``end_offset`` and end above ``start_offset`` count. Return None if no batch has
+        such a record. If the batch begins below ``start_offset`` or below the log start offset, the greater of these
+        two offsets is returned instead of the base offset.
+
+        Raises:
+            StorageError: the log directory must go offline.
+        """
+        self._files.check_open()
+        with self._files.offline_on_error("reading"):
+            start = max(start_offset, self.log_start_offset)
+            return log_reads.offset_for_time(
+                self._files.chain, timestamp_us, log_start_offset=start, end_offset=end_offset
+            )
+
+    def greatest_time(self, *, end_offset: int) -> tuple[int, int] | None:
+        """Return the base offset and greatest timestamp of the first batch with the greatest timestamp of the log.
+
+        Only batches that end at or below ``end_offset`` count. Return None if there are none. If the batch begins below
         the log start offset, the log start offset is returned instead of the base offset.
 
         Raises:
@@ -456,8 +475,8 @@ class Log:
         """
         self._files.check_open()
         with self._files.offline_on_error("reading"):
-            return log_reads.offset_for_time(
-                self._files.chain, timestamp_us, log_start_offset=self.log_start_offset, end_offset=end_offset
+            return log_reads.greatest_time(
+                self._files.chain, log_start_offset=self.log_start_offset, end_offset=end_offset
             )
 
     def schema(self, schema_id: int) -> pa.Schema:

@@ -9,6 +9,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import NamedTuple
 
+import numpy as np
+
 from sparklog.storage.batch_cache import HotLog
 from sparklog.storage.disk import Buffer
 from sparklog.storage.segment import Segment
@@ -127,6 +129,30 @@ def offset_for_time(
             offset = max(header.base_offset, log_start_offset)
             return (offset, header.max_timestamp) if offset < end_offset else None
     return None
+
+
+def greatest_time(chain: SegmentChain, *, log_start_offset: int, end_offset: int) -> tuple[int, int] | None:
+    """Return the base offset and greatest timestamp of the first batch with the greatest timestamp.
+
+    Only batches in ``[log_start_offset, end_offset)`` count. Return None if there are none. If the batch begins below
+    ``log_start_offset``, that offset is returned instead of the base offset.
+    """
+    found: tuple[int, int] | None = None
+    for segment in chain.segments:
+        if segment.base_offset >= end_offset:
+            break
+        if segment.end_offset <= log_start_offset or (found is not None and segment.running_max <= found[1]):
+            continue
+        headers = segment.headers()
+        ends = headers["base_offset"] + headers["offset_span"]
+        inside = np.flatnonzero((ends > log_start_offset) & (ends <= end_offset))
+        if not len(inside):
+            continue
+        latest = inside[np.argmax(headers["max_timestamp"][inside])]
+        time_us = int(headers["max_timestamp"][latest])
+        if found is None or time_us > found[1]:
+            found = max(int(headers["base_offset"][latest]), log_start_offset), time_us
+    return found
 
 
 def _offset_of(segment: Segment, number: int) -> int:

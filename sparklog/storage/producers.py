@@ -7,8 +7,11 @@ most five batches in flight. Entries are immutable, so a copy of the table is a 
 ``ProducerTable.transactions`` has the log's transactions. They are derived from the same batches and stored in the same
 snapshots. The id of a transactional producer is used for one transaction only. Its marker removes it from the table.
 
-The first batch of an unknown producer id must have sequence 0. Kafka accepts any sequence then. But if the first of two
-pipelined batches were refused, the second would be accepted, and the records of the first could never be appended.
+The first batch of an unknown producer id must have sequence 0. Otherwise, if the first of two pipelined batches were
+refused, the second would be accepted, and the records of the first could never be appended. Kafka accepts any sequence
+then, and its clients rely on this, because their ids live longer than the entries here. So the batches of Kafka clients
+may begin at any sequence. If the first of two pipelined batches was refused, its retry gets
+OUT_OF_ORDER_SEQUENCE_NUMBER, and the client sends its records again in a new epoch.
 """
 
 from __future__ import annotations
@@ -80,8 +83,12 @@ class ProducerState(NamedTuple):
     transactions: TransactionState
 
 
-def check_sequence(entry: ProducerEntry | None, header: BatchHeader) -> OffsetRange | None:
+def check_sequence(
+    entry: ProducerEntry | None, header: BatchHeader, *, begins_anywhere: bool = False
+) -> OffsetRange | None:
     """Check the sequence of one batch of an idempotent producer.
+
+    With ``begins_anywhere`` the first batch of an unknown producer id may have any sequence.
 
     Returns:
         None if the sequence is the next one. If the batch is an exact duplicate of one of the last five batches, the
@@ -98,7 +105,7 @@ def check_sequence(entry: ProducerEntry | None, header: BatchHeader) -> OffsetRa
             f"producer {header.producer_id}: epoch {epoch} found, {entry.epoch} is the newest",
         )
     if entry is None or epoch > entry.epoch or not entry.batches:
-        if first != 0:
+        if first != 0 and not (begins_anywhere and entry is None):
             what = "unknown here" if entry is None else f"in its new epoch {epoch}"
             raise BrokerError(
                 ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER,
@@ -112,7 +119,8 @@ def check_sequence(entry: ProducerEntry | None, header: BatchHeader) -> OffsetRa
     for batch in reversed(entry.batches):
         if batch.first_sequence == first and batch.last_sequence == last:
             return OffsetRange(batch.base_offset, batch.end_offset)
-    if (expected - 1 - last) % _SEQUENCES < _SEQUENCES // 2:
+    is_older = (expected - 1 - last) % _SEQUENCES < _SEQUENCES // 2
+    if is_older and not (begins_anywhere and _is_before_first(entry, last)):
         raise BrokerError(
             ErrorCode.DUPLICATE_SEQUENCE_NUMBER,
             f"producer {header.producer_id}: sequences {first} to {last} are older than the last five batches, "
@@ -122,6 +130,16 @@ def check_sequence(entry: ProducerEntry | None, header: BatchHeader) -> OffsetRa
         ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER,
         f"producer {header.producer_id}: sequence {first} found, {expected} expected",
     )
+
+
+def _is_before_first(entry: ProducerEntry, last: int) -> bool:
+    """Return whether a batch that ends at sequence ``last`` is older than the first batch of the entry's epoch.
+
+    Then the batch is not in the log: the producer began at a later sequence. This is unknown if the entry has five
+    batches, because it may have had earlier ones.
+    """
+    begun = entry.batches[0].first_sequence
+    return begun > 0 and len(entry.batches) < KEPT_BATCHES and (begun - 1 - last) % _SEQUENCES < _SEQUENCES // 2
 
 
 def with_batch(entry: ProducerEntry | None, header: BatchHeader) -> ProducerEntry:
@@ -172,11 +190,13 @@ class ProducerTable:
     def entries(self) -> Iterable[ProducerEntry]:
         return self._entries.values()
 
-    def known(self, batches: Sequence[tuple[BatchHeader, object]], tp: TopicPartition) -> list[OffsetRange]:
+    def known(
+        self, batches: Sequence[tuple[BatchHeader, object]], tp: TopicPartition, *, begins_anywhere: bool = False
+    ) -> list[OffsetRange]:
         """Return the offset ranges of the batches that are already in the log, because the producer has retried them.
 
         They are the first batches of the list, because a retry begins with the oldest batch. ``tp`` is for error
-        messages.
+        messages. With ``begins_anywhere`` the first batch of an unknown producer id may have any sequence.
 
         Raises:
             BrokerError: INVALID_PRODUCER_EPOCH, OUT_OF_ORDER_SEQUENCE_NUMBER or DUPLICATE_SEQUENCE_NUMBER, see
@@ -184,11 +204,11 @@ class ProducerTable:
                 new producer id if there is no room for it.
         """
         if len(batches) == 1:
-            earlier = self._earlier(batches[0][0])
+            earlier = self._earlier(batches[0][0], begins_anywhere=begins_anywhere)
             return [] if earlier is None else [earlier]
-        return self._known_of_several(batches, tp)
+        return self._known_of_several(batches, tp, begins_anywhere=begins_anywhere)
 
-    def _earlier(self, header: BatchHeader) -> OffsetRange | None:
+    def _earlier(self, header: BatchHeader, *, begins_anywhere: bool) -> OffsetRange | None:
         producer_id, first = header.producer_id, header.first_sequence
         if producer_id < 0 or first < 0:
             return None
@@ -197,12 +217,14 @@ class ProducerTable:
             next_in_line = (entry.batches[-1].last_sequence + 1) % _SEQUENCES
             if first == next_in_line:  # the usual case
                 return None
-        earlier = check_sequence(entry, header)
+        earlier = check_sequence(entry, header, begins_anywhere=begins_anywhere)
         if entry is None and self._count is not None:
             self._count.require_room()
         return earlier
 
-    def _known_of_several(self, batches: Sequence[tuple[BatchHeader, object]], tp: TopicPartition) -> list[OffsetRange]:
+    def _known_of_several(
+        self, batches: Sequence[tuple[BatchHeader, object]], tp: TopicPartition, *, begins_anywhere: bool = False
+    ) -> list[OffsetRange]:
         """Check each batch as if the batches before it were in the log."""
         known: list[OffsetRange] = []
         staged: dict[int, ProducerEntry] = {}
@@ -211,7 +233,7 @@ class ProducerTable:
             if producer_id < 0 or header.first_sequence < 0:
                 continue
             entry = staged.get(producer_id) or self._entries.get(producer_id)
-            earlier = check_sequence(entry, header)
+            earlier = check_sequence(entry, header, begins_anywhere=begins_anywhere)
             if entry is None and self._count is not None:
                 self._count.require_room()
             if earlier is None:

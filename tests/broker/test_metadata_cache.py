@@ -225,6 +225,15 @@ def test_deleted_topics_are_remembered_by_id(cache: MetadataCache) -> None:
     assert list(cache.forgotten) == ["id-1", "id-2", "id-3"]
 
 
+def test_topics_are_found_by_id(cache: MetadataCache) -> None:
+    cache.apply(update(topics=(topic("u", "id-2"), topic("v", "id-4"))))
+    cache.apply(update(topics=(topic("t", "id-3"),), deleted=(("v", "id-4"),)))
+    names = {topic_id: cache.name_of(topic_id) for topic_id in ("id-1", "id-2", "id-3", "id-4")}
+    assert names == {"id-1": None, "id-2": "u", "id-3": "t", "id-4": None}
+    cache.apply(update(full=True))
+    assert cache.name_of("id-2") is None
+
+
 def test_a_client_gets_the_addresses_of_its_own_listener() -> None:
     cache = MetadataCache("cluster", {}, "BROKER")
     named = BrokerEndpoint(0, "main", 9092, 1, endpoints=LISTENERS)

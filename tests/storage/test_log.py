@@ -168,6 +168,27 @@ def test_unordered_timestamps_are_searchable(log: Log) -> None:
     assert log.offset_for_time(60, end_offset=5) == (4, 60)
 
 
+def test_a_search_by_time_continues_after_a_batch(log: Log) -> None:
+    for stamp in (10, 50, 20, 60):
+        append(log, batch(1, timestamp=stamp))
+    assert log.offset_for_time(20, end_offset=4, start_offset=2) == (2, 20)
+    assert log.offset_for_time(21, end_offset=4, start_offset=2) == (3, 60)
+    assert log.offset_for_time(70, end_offset=4, start_offset=1) is None
+
+
+def test_the_batch_with_the_greatest_timestamp_is_the_first_of_equals(log: Log) -> None:
+    assert log.greatest_time(end_offset=0) is None
+    for stamp in (10, 60, 20, 60, 70, 5):
+        append(log, batch(2, timestamp=stamp))
+    assert len(log.segments) > 1
+    expected = ((0, None), (2, (0, 10)), (3, (0, 10)), (4, (2, 60)), (8, (2, 60)), (10, (8, 70)), (12, (8, 70)))
+    for end_offset, found in expected:
+        assert log.greatest_time(end_offset=end_offset) == found
+    log.set_high_watermark(12)
+    log.advance_log_start(9)
+    assert log.greatest_time(end_offset=12) == (9, 70)
+
+
 def test_timestamps_are_searched_above_the_log_start(directory: LogDirectory) -> None:
     log = create_log(directory)
     for stamp in (100, 10, 20, 30):

@@ -78,6 +78,28 @@ def test_epochs_fence_and_restart_sequences() -> None:
     assert with_batch(entry, header(0, epoch=4, base_offset=7)) == ProducerEntry(4, (AppendedBatch(0, 9, 7, 17),), 7)
 
 
+def test_an_unknown_kafka_producer_begins_at_any_sequence() -> None:
+    assert check_sequence(None, header(70), begins_anywhere=True) is None
+    with refused(ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER):
+        check_sequence(entry_after(0), header(70, epoch=1), begins_anywhere=True)
+    table = ProducerTable()
+    assert table.known([(header(70), b""), (header(80), b"")], TP, begins_anywhere=True) == []
+    with refused(ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER):
+        table.known([(header(70), b"")], TP)
+
+
+def test_a_batch_before_the_first_of_a_kafka_producer_is_no_duplicate() -> None:
+    entry = entry_after(70, 80)
+    assert check_sequence(entry, header(70), begins_anywhere=True) == OffsetRange(0, 10)
+    with refused(ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER):
+        check_sequence(entry, header(60), begins_anywhere=True)
+    with refused(ErrorCode.DUPLICATE_SEQUENCE_NUMBER):
+        check_sequence(entry, header(60))
+    for known in (entry_after(0, 10), entry_after(*range(70, 130, 10))):
+        with refused(ErrorCode.DUPLICATE_SEQUENCE_NUMBER):
+            check_sequence(known, header(0, count=5), begins_anywhere=True)
+
+
 def test_sequences_wrap_around() -> None:
     entry = ProducerEntry(0, (AppendedBatch(2**31 - 10, 2**31 - 1, 0, 10),), 0)
     assert check_sequence(entry, header(0)) is None

@@ -110,7 +110,8 @@ class PendingProduce(msgspec.Struct):
     """A produce to one partition: its batches, and the callback for the result.
 
     ``own`` is true if this broker created the batches (a marker). ``placed`` is true if the batches come from a restore
-    and keep their offsets. ``roll`` is true if the batches begin a new segment.
+    and keep their offsets. ``roll`` is true if the batches begin a new segment. ``begins_anywhere`` is true for the
+    batches of a Kafka client: the first batch of an unknown producer id may have any sequence.
 
     The partition drops the batches once they are appended. Otherwise a request that waits for the high watermark would
     keep their memory after its connection was closed. The connection's memory limit would no longer count this memory.
@@ -123,6 +124,7 @@ class PendingProduce(msgspec.Struct):
     roll: bool = False
     append_time_us: int = -1  #: the time of the append
     checked: CheckedBatches | None = None  #: None: they are checked when they are appended
+    begins_anywhere: bool = False
 
 
 class PartitionHost(Protocol):
@@ -411,7 +413,7 @@ class Partition:
             if not pending.own:
                 if placed or log.config.restoring:
                     self._check_restoring(placed=placed)
-                known = log.known(batches)
+                known = log.known(batches, begins_anywhere=pending.begins_anywhere)
                 if pending.checked is not None and pending.checked.rules is self.rules:
                     _raise_refusal(pending.checked, len(known), len(batches))
                 else:
