@@ -19,14 +19,14 @@ from sparklog.record.arrays import binary_of
 def pattern_error(pattern: str) -> str:
     """Return why ``pattern`` is not a valid regular expression, or an empty string."""
     try:
-        _matches(pattern, [""])
+        matching_names(pattern, [""])
     except pa.ArrowInvalid as error:
         return f"pattern {pattern!r}: {error}"
     return ""
 
 
-def _matches(pattern: str, names: list[str]) -> frozenset[str]:
-    """Return the names that ``pattern`` matches as a whole. Raises ArrowInvalid for an invalid pattern."""
+def matching_names(pattern: str, names: list[str]) -> frozenset[str]:
+    """Return the names that ``pattern`` (RE2) matches as a whole. Raises ArrowInvalid for an invalid pattern."""
     found = pc.match_substring_regex(
         binary_of([name.encode() for name in names], pa.string()), pattern=f"^(?:{pattern})$"
     )
@@ -78,4 +78,4 @@ class Topics:
     @staticmethod
     def among(pattern: str, names: Iterable[str]) -> frozenset[str]:
         """Return the ``names`` that match ``pattern``, without internal topics."""
-        return _matches(pattern, [name for name in names if not is_internal(name)])
+        return matching_names(pattern, [name for name in names if not is_internal(name)])

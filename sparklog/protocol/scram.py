@@ -70,6 +70,18 @@ class ScramCredential:
             ConfigError: the password has characters that are not allowed, or another argument is out of bounds.
         """
         salted = salted_password(mechanism, saslprep(password, stored=True), salt, iterations)
+        return cls.of_salted_password(mechanism, salted, salt, iterations)
+
+    @classmethod
+    def of_salted_password(cls, mechanism: str, salted: bytes, salt: bytes, iterations: int) -> ScramCredential:
+        """Return the credential for the salted form of a password.
+
+        Raises:
+            ConfigError: the mechanism is unknown, or another argument is out of bounds.
+        """
+        if mechanism not in _HASHES or len(salted) != _SIZES[mechanism]:
+            detail = f"mechanism {mechanism[:100]!r}: a salted password of {len(salted)} bytes found"
+            raise ConfigError(f"{detail}, one of {' or '.join(map(str, _SIZES.values()))} expected")
         stored_key, server_key = _keys(_HASHES[mechanism], salted)
         return check_credential(mechanism, cls(salt, iterations, stored_key, server_key))
 

@@ -10,6 +10,7 @@ owner may do it too. Source: KIP-48, which has neither scopes nor the renewal by
 
 from __future__ import annotations
 
+import base64
 from collections.abc import Iterable
 
 import msgspec
@@ -23,6 +24,8 @@ from sparklog.security.principals import EVERYONE
 #: The part of the period by which a renewal by the holder must extend the token. Otherwise the token does not change,
 #: so that a thousand holders that renew the token at the same time do not write it a thousand times.
 _LEAST_GAIN = 0.1
+#: The number of random bytes in a token's id, with which its secret begins.
+ID_BYTES = 16
 
 
 class DelegationToken(msgspec.Struct, frozen=True):
@@ -138,3 +141,40 @@ def _check_principal(token: DelegationToken, principal: Principal) -> None:
     if not token.may_change(principal):
         detail = f"{principal} is neither the owner nor a renewer of delegation token {token.token_id}"
         raise BrokerError(ErrorCode.DELEGATION_TOKEN_OWNER_MISMATCH, detail)
+
+
+def token_id_of(id_bytes: bytes) -> str:
+    """Return the id of a token, as text without padding."""
+    return base64.urlsafe_b64encode(id_bytes).rstrip(b"=").decode()
+
+
+def secret_of(id_bytes: bytes, random_bytes: bytes) -> str:
+    """Return the secret of a token: the Base64 form of what Kafka calls the token's HMAC.
+
+    It begins with the id, because Kafka's clients name a token by its HMAC.
+    """
+    return base64.b64encode(id_bytes + random_bytes).decode()
+
+
+def hmac_of_secret(secret: str) -> bytes:
+    """Return the HMAC of a new token, as Kafka's clients know it."""
+    return base64.b64decode(secret)
+
+
+def hmac_of_id(token_id: str) -> bytes:
+    """Return the first bytes of a token's HMAC. They identify the token, but no client can log in with them."""
+    try:
+        return base64.urlsafe_b64decode(token_id + "=" * (-len(token_id) % 4))
+    except ValueError:
+        return token_id.encode()
+
+
+def id_of_hmac(hmac: bytes) -> str:
+    """Return the id of the token with this HMAC, or with these first bytes of an HMAC. The token may not exist.
+
+    Raises:
+        BrokerError: DELEGATION_TOKEN_NOT_FOUND, there are too few bytes.
+    """
+    if len(hmac) < ID_BYTES:
+        raise BrokerError(ErrorCode.DELEGATION_TOKEN_NOT_FOUND, f"no delegation token has an HMAC of {len(hmac)} bytes")
+    return token_id_of(hmac[:ID_BYTES])

@@ -45,6 +45,7 @@ from sparklog.storage.log_reads import LogSlice as LogSlice  # what ``read`` giv
 from sparklog.storage.log_retention import LogRetention
 from sparklog.storage.log_tail import LogTail
 from sparklog.storage.log_truncation import LogTruncation
+from sparklog.storage.producers import ProducerState
 from sparklog.storage.recovery import recover_log
 from sparklog.storage.segment import Segment
 from sparklog.storage.transactions import TransactionTable
@@ -495,6 +496,10 @@ class Log:
     def transactions(self) -> TransactionTable:
         """Return the table of the open and the aborted transactions. The caller must not change it."""
         return self._tail.producers.transactions
+
+    def producer_state(self) -> ProducerState:
+        """Return a copy of the producers that have written to the log, and of their transactions."""
+        return self._tail.producers.state()
 
     def _check_readable(self, offset: int, start: int) -> None:
         self._files.check_open()

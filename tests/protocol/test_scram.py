@@ -32,6 +32,7 @@ from sparklog.protocol.scram import (
     TokenCredential,
     check_credential,
     dummy_credential,
+    salted_password,
 )
 
 DUMMY = b"d" * 32
@@ -502,3 +503,15 @@ def _login_with(number: int, changed: bytes) -> None:
 
 
 _SALTED = SaltedPasswords()
+
+
+@pytest.mark.parametrize("mechanism", [SCRAM_SHA_256, SCRAM_SHA_512])
+def test_a_salted_password_gives_the_credential_of_the_password(mechanism: str) -> None:
+    salt = b"0123456789abcdef"
+    derived = ScramCredential.derive(mechanism, "secret", salt, 4096)
+    salted = salted_password(mechanism, "secret", salt, 4096)
+    assert ScramCredential.of_salted_password(mechanism, salted, salt, 4096) == derived
+    with pytest.raises(ConfigError, match="salted password"):
+        ScramCredential.of_salted_password(mechanism, salted[1:], salt, 4096)
+    with pytest.raises(ConfigError, match="iterations"):
+        ScramCredential.of_salted_password(mechanism, salted, salt, 4095)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import base64
+
 import pytest
 
 from sparklog.errors import BrokerError, ConfigError, ErrorCode
@@ -12,10 +14,15 @@ from sparklog.security.delegation_tokens import (
     DelegationToken,
     checked_scope,
     ended,
+    hmac_of_id,
+    hmac_of_secret,
+    id_of_hmac,
     new_token,
     renewed,
     renewed_by_holder,
     scope_table,
+    secret_of,
+    token_id_of,
 )
 
 ANNA, OTTO, OLGA = (Principal(USER, name) for name in ("anna", "otto", "olga"))
@@ -103,3 +110,21 @@ def test_a_scope_has_the_form_of_acls() -> None:
         checked_scope([ScopeEntry("Read", "Cluster", "kafka-cluster")])
     with pytest.raises(ConfigError, match="expected one of"):
         checked_scope([ScopeEntry("Steal", "Topic", "orders")])
+
+
+def test_a_secret_names_its_token() -> None:
+    id_bytes, random_bytes = bytes(range(240, 256)), bytes(32)
+    token_id, secret = token_id_of(id_bytes), secret_of(id_bytes, random_bytes)
+    assert id_of_hmac(hmac_of_secret(secret)) == token_id
+    assert base64.b64encode(hmac_of_secret(secret)).decode() == secret, "the password of Kafka's clients"
+
+
+def test_a_token_can_be_named_without_its_secret() -> None:
+    token_id = token_id_of(bytes(range(240, 256)))
+    assert id_of_hmac(hmac_of_id(token_id)) == token_id
+    assert len(hmac_of_id(token_id)) == 16
+
+
+def test_too_few_bytes_name_no_token() -> None:
+    assert code_of(id_of_hmac, bytes(15)) is ErrorCode.DELEGATION_TOKEN_NOT_FOUND
+    assert hmac_of_id("not base64: \u00e9"), "the id of a token that another program has stored"

@@ -5,10 +5,11 @@ Each family of APIs has a module that returns its handlers. ApiVersions names ex
 
 from __future__ import annotations
 
+from sparklog.broker.kafka.admin.handlers import admin_handlers
 from sparklog.broker.kafka.call import Handler
 from sparklog.broker.lifecycle.broker import Broker
 
 
 def kafka_handlers(broker: Broker) -> dict[int, Handler]:
     """Return the handler of each API, by its API key."""
-    return {}
+    return {**admin_handlers(broker)}

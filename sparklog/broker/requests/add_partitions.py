@@ -71,6 +71,20 @@ class CreatePartitionsRequests:
             )
         return CreateTopicReply(request.cid, record.topic_id, placed.warning)
 
+    async def check(self, request: CreatePartitions) -> None:
+        """Raise the BrokerError with which the request would be refused, and change nothing."""
+        refuse_internal(request.topic, "not extended")
+        carried = load(self._context.cache)
+
+        def checked(record: TopicRecord) -> TopicRecord:
+            _placement(self._context.cache.brokers, request, record, carried)
+            return record
+
+        known = self._context.cache.topic(request.topic)
+        added = request.partitions - len(known.partitions) if known is not None else request.partitions
+        if await self._registry.change_topic(request.topic, checked, in_thread=added > FEW_PARTITIONS) is None:
+            raise BrokerError(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, f"topic {request.topic!r} does not exist")
+
 
 def _placement(
     brokers: Sequence[BrokerEndpoint], request: CreatePartitions, record: TopicRecord, carried: Load

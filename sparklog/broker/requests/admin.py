@@ -50,6 +50,23 @@ class TopicRequests:
         reply_later(self._context, connection, request, self._create_topic(request))
 
     async def _create_topic(self, request: CreateTopic) -> Reply:
+        record, warning = await self.planned(request)
+        await self._registry.create_topic(record)
+        _log.info("topic %s (%s) created with %d partitions", record.name, record.topic_id, len(record.assignment))
+
+        if not await wait_for_leaders(self._context, record, request.timeout_ms):
+            raise BrokerError(
+                ErrorCode.REQUEST_TIMED_OUT,
+                f"topic {record.name!r} was created, but some partitions have no leader yet",
+            )
+        return CreateTopicReply(request.cid, record.topic_id, warning)
+
+    async def planned(self, request: CreateTopic) -> tuple[TopicRecord, str]:
+        """Return the record that the topic would get, and the warning of its placement. Create nothing.
+
+        Raises:
+            BrokerError: the request is refused.
+        """
         # Before its first update from the controller, a broker that has just started knows no live broker, not even
         # itself.
         if not await wait_for_metadata(self._context, lambda: bool(self._context.cache.brokers), request.timeout_ms):
@@ -60,16 +77,7 @@ class TopicRequests:
             )
         unplaced = self._checked_topic(request)
         placement = await self._placement(request)
-        record = msgspec.structs.replace(unplaced, assignment=placement.assignment)
-        await self._registry.create_topic(record)
-        _log.info("topic %s (%s) created with %d partitions", record.name, record.topic_id, len(record.assignment))
-
-        if not await wait_for_leaders(self._context, record, request.timeout_ms):
-            raise BrokerError(
-                ErrorCode.REQUEST_TIMED_OUT,
-                f"topic {record.name!r} was created, but some partitions have no leader yet",
-            )
-        return CreateTopicReply(request.cid, record.topic_id, placement.warning)
+        return msgspec.structs.replace(unplaced, assignment=placement.assignment), placement.warning
 
     def _checked_topic(self, request: CreateTopic) -> TopicRecord:
         """Check the request, and return the topic's record without replicas."""

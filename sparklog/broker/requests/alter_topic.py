@@ -6,7 +6,7 @@ All settings of a request are checked together. They take effect on all brokers 
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import msgspec
 
@@ -35,21 +35,7 @@ class AlterTopicRequests:
         reply_later(self._context, connection, request, self._alter_topic(request))
 
     async def _alter_topic(self, request: AlterTopic) -> Reply:
-        refuse_internal(request.topic, "not altered")
-
-        def altered(record: TopicRecord) -> TopicRecord:
-            kept = {key: value for key, value in record.config.items() if key not in request.unset}
-            config = {**kept, **request.config}
-            check_config(self._context.config, record, config)
-            if _is_restoring(config) and not _is_restoring(record.config):
-                detail = f"topic {record.name!r}: only a restore creates a topic with restoring=true"
-                raise BrokerError(ErrorCode.INVALID_CONFIG, detail)
-            return msgspec.structs.replace(record, config=config)
-
-        _check_unset(request.unset)
-        record = await self._registry.change_topic(request.topic, altered)
-        if record is None:
-            raise BrokerError(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, f"topic {request.topic!r} does not exist")
+        record = await self._changed(request, self._altered(request))
         _log.info("topic %s now has the settings %s", record.name, record.config)
 
         def is_updated() -> bool:
@@ -64,6 +50,38 @@ class AlterTopicRequests:
                 f"topic {record.name!r} has the settings, but brokers do not know of them yet",
             )
         return Ack(request.cid)
+
+    async def check(self, request: AlterTopic) -> None:
+        """Raise the BrokerError with which the request would be refused, and change nothing."""
+        altered = self._altered(request)
+
+        def checked(record: TopicRecord) -> TopicRecord:
+            altered(record)
+            return record
+
+        await self._changed(request, checked)
+
+    def _altered(self, request: AlterTopic) -> Callable[[TopicRecord], TopicRecord]:
+        """Return the function that applies the request to the topic's record. It raises BrokerError."""
+
+        def altered(record: TopicRecord) -> TopicRecord:
+            kept = {key: value for key, value in record.config.items() if key not in request.unset}
+            config = {**kept, **request.config}
+            check_config(self._context.config, record, config)
+            if _is_restoring(config) and not _is_restoring(record.config):
+                detail = f"topic {record.name!r}: only a restore creates a topic with restoring=true"
+                raise BrokerError(ErrorCode.INVALID_CONFIG, detail)
+            return msgspec.structs.replace(record, config=config)
+
+        return altered
+
+    async def _changed(self, request: AlterTopic, change: Callable[[TopicRecord], TopicRecord]) -> TopicRecord:
+        refuse_internal(request.topic, "not altered")
+        _check_unset(request.unset)
+        record = await self._registry.change_topic(request.topic, change)
+        if record is None:
+            raise BrokerError(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, f"topic {request.topic!r} does not exist")
+        return record
 
 
 def _is_restoring(config: Mapping[str, str]) -> bool:

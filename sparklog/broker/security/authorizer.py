@@ -202,7 +202,7 @@ class Authorizer:
                 detail = self.deny(connection, request, clause[-1])
                 raise BrokerError(REFUSALS[clause[-1].resource_type], detail)
 
-    def deny(self, connection: Requester, request: Request, need: Need) -> str:
+    def deny(self, connection: Requester, request: Request | str, need: Need) -> str:
         """Write the denial and its rule to the audit log. Return an error text for the client, without the rule."""
         rule = self.decide(connection, need).rule
         name = "*" if need.name is None else need.name

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import os
-import secrets
 
 from sparklog.broker.context import BrokerContext
 from sparklog.broker.requests.delayed_replies import reply_later
@@ -28,12 +27,15 @@ from sparklog.protocol.scram import TOKEN_FORM, ScramCredential
 from sparklog.protocol.token_messages import MAX_DESCRIBED, ScopeEntry, TokenDescription
 from sparklog.security.acls import Operation, ResourceType
 from sparklog.security.delegation_tokens import (
+    ID_BYTES,
     DelegationToken,
     checked_scope,
     ended,
     new_token,
     renewed,
     renewed_by_holder,
+    secret_of,
+    token_id_of,
 )
 from sparklog.security.principals import ANONYMOUS, parse_principal
 from sparklog.zk.token_store import StoredToken
@@ -42,7 +44,6 @@ from sparklog.zk.token_store import StoredToken
 _APPLIED_S = 5.0
 #: The maximum number of valid tokens of one owner, so that one user cannot use up the cluster's maximum.
 MOST_OF_OWNER = 1000
-_ID_BYTES = 16
 _SECRET_BYTES = 32
 
 
@@ -79,8 +80,9 @@ class TokenRequests:
     ) -> Reply:
         config = self._context.config
         longest_ms, period_ms = config.delegation_token_max_lifetime_ms, config.delegation_token_expiry_time_ms
+        id_bytes = os.urandom(ID_BYTES)
         token = new_token(
-            secrets.token_urlsafe(_ID_BYTES),
+            token_id_of(id_bytes),
             connection.principal,
             renewers,
             self._context.wall_ms(),
@@ -88,7 +90,7 @@ class TokenRequests:
             expiry_ms=min(request.period_ms, period_ms) if request.period_ms >= 0 else period_ms,
             scope=scope,
         )
-        secret = secrets.token_urlsafe(_SECRET_BYTES)
+        secret = secret_of(id_bytes, os.urandom(_SECRET_BYTES))
         credentials = await asyncio.to_thread(_credentials, secret)
         await self._applied(await self._tokens.store.create(StoredToken(token, credentials)))
         if connection.closed:  # Perhaps its user was deleted. No client knows the token.

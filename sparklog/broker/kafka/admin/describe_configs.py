@@ -1,0 +1,236 @@
+"""DescribeConfigs requests of Kafka clients: the settings of topics and of brokers.
+
+A topic has sparklog's settings, which have Kafka's names where they have Kafka's meaning. Settings that only Kafka has
+are left out. A broker has its own settings, and the defaults of topics under the names that Kafka's brokers have for
+them. Settings of brokers are read-only, because they are fixed when the broker starts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from enum import IntEnum
+from typing import NamedTuple
+
+from sparklog.broker.kafka.admin.config_names import LISTS, READ_ONLY, kafka_value
+from sparklog.broker.kafka.admin.item_errors import FAILURES, item_error
+from sparklog.broker.kafka.call import KafkaCall
+from sparklog.broker.kafka.permissions import Permissions
+from sparklog.broker.lifecycle.broker import Broker
+from sparklog.config import BROKER_SETTINGS, TOPIC_SETTINGS, Setting, TopicConfig, default_text, in_force
+from sparklog.errors import BrokerError, ErrorCode
+from sparklog.kafka.wire.admin import (
+    DescribeConfigsRequest,
+    DescribeConfigsResource,
+    DescribeConfigsResourceResult,
+    DescribeConfigsResponse,
+    DescribeConfigsResult,
+    DescribeConfigsSynonym,
+)
+from sparklog.model import check_topic_name
+from sparklog.security.acls import CLUSTER_NAME, Operation, ResourceType
+
+
+class ConfigResource(IntEnum):
+    """The types of resources that have settings. Source: Kafka's ``ConfigResource.Type``."""
+
+    TOPIC = 2
+    BROKER = 4
+    BROKER_LOGGER = 8
+    CLIENT_METRICS = 16
+    GROUP = 32
+
+
+class ConfigSource(IntEnum):
+    """Where the value of a setting comes from. Source: Kafka's ``DescribeConfigsResponse.ConfigSource``."""
+
+    TOPIC = 1
+    STATIC_BROKER = 4
+    DEFAULT = 5
+
+
+class ConfigType(IntEnum):
+    """The type of a setting's value. Source: Kafka's ``DescribeConfigsResponse.ConfigType``."""
+
+    BOOLEAN = 1
+    STRING = 2
+    INT = 3
+    LONG = 5
+    DOUBLE = 6
+    LIST = 7
+
+
+class ConfigEntry(NamedTuple):
+    """One setting of a resource as Kafka clients see it. ``origins`` has all values that it has, the winner first."""
+
+    name: str
+    value: str
+    source: ConfigSource
+    read_only: bool
+    config_type: ConfigType
+    doc: str
+    origins: Sequence[tuple[str, str, ConfigSource]]
+
+
+#: The names that Kafka's brokers have for the defaults of topics, where they differ from the names for topics.
+_BROKER_NAMES = {
+    "cleanup.policy": "log.cleanup.policy",
+    "delete.retention.ms": "log.cleaner.delete.retention.ms",
+    "flush.messages": "log.flush.interval.messages",
+    "flush.ms": "log.flush.interval.ms",
+    "max.compaction.lag.ms": "log.cleaner.max.compaction.lag.ms",
+    "max.message.bytes": "message.max.bytes",
+    "message.timestamp.type": "log.message.timestamp.type",
+    "min.cleanable.dirty.ratio": "log.cleaner.min.cleanable.ratio",
+    "min.compaction.lag.ms": "log.cleaner.min.compaction.lag.ms",
+    "retention.bytes": "log.retention.bytes",
+    "retention.ms": "log.retention.ms",
+    "segment.bytes": "log.segment.bytes",
+    "segment.ms": "log.roll.ms",
+}
+#: Settings whose type is INT in Kafka. Other numbers are LONG or DOUBLE.
+_INTS = frozenset({"max.message.bytes", "min.insync.replicas", "segment.bytes"})
+
+
+def topic_configs(
+    own: Mapping[str, str], effective: TopicConfig, cluster_defaults: Mapping[str, str]
+) -> Iterator[ConfigEntry]:
+    """Return the settings of a topic. ``own`` are its own settings, ``effective`` those with all defaults."""
+    for name, setting in TOPIC_SETTINGS.items():
+        origins = [(name, kafka_value(name, default_text(setting)), ConfigSource.DEFAULT)]
+        if name in cluster_defaults:
+            origins.insert(0, (name, kafka_value(name, cluster_defaults[name]), ConfigSource.STATIC_BROKER))
+        if name in own:
+            origins.insert(0, (name, kafka_value(name, own[name]), ConfigSource.TOPIC))
+        value = kafka_value(name, _text(getattr(effective, setting.field)))
+        yield ConfigEntry(
+            name,
+            value,
+            origins[0][2],
+            read_only=name in READ_ONLY,
+            config_type=_type(name, setting),
+            doc=setting.doc,
+            origins=origins,
+        )
+
+
+def _broker_configs(
+    settings: Mapping[str, str], topic_defaults: Mapping[str, str], broker_id: int, log_dir: str
+) -> Iterator[ConfigEntry]:
+    """Return the settings of a broker. ``settings`` are those in effect, by sparklog's names."""
+    for name in ("broker.id", "node.id"):
+        yield _fixed(name, str(broker_id), ConfigType.INT, "The id of this broker.")
+    yield _fixed("log.dirs", log_dir, ConfigType.STRING, "The directory of the broker's logs.")
+    yield _fixed("delete.topic.enable", "true", ConfigType.BOOLEAN, "Topics can be deleted.")
+    for name, setting in BROKER_SETTINGS.items():
+        yield _broker_config(name, setting, settings[name], default_text(setting))
+    for name, setting in TOPIC_SETTINGS.items():
+        if name not in READ_ONLY:
+            default = kafka_value(name, default_text(setting))
+            value = kafka_value(name, topic_defaults[name]) if name in topic_defaults else default
+            yield _broker_config(_BROKER_NAMES.get(name, name), setting, value, default)
+
+
+def _fixed(name: str, value: str, config_type: ConfigType, doc: str) -> ConfigEntry:
+    origins = [(name, value, ConfigSource.STATIC_BROKER)]
+    return ConfigEntry(name, value, ConfigSource.STATIC_BROKER, True, config_type, doc, origins)
+
+
+def _broker_config(name: str, setting: Setting, value: str, default: str) -> ConfigEntry:
+    origins = [(name, default, ConfigSource.DEFAULT)]
+    if value != default:
+        origins.insert(0, (name, value, ConfigSource.STATIC_BROKER))
+    return ConfigEntry(name, value, origins[0][2], True, _type(name, setting), setting.doc, origins)
+
+
+def _type(name: str, setting: Setting) -> ConfigType:
+    if name in LISTS or name == "log.cleanup.policy":
+        return ConfigType.LIST
+    if isinstance(setting.default, bool):
+        return ConfigType.BOOLEAN
+    if isinstance(setting.default, str):
+        return ConfigType.STRING
+    if isinstance(setting.default, float):
+        return ConfigType.DOUBLE
+    return ConfigType.INT if name in _INTS else ConfigType.LONG
+
+
+def _text(value: object) -> str:
+    return str(value).lower() if isinstance(value, bool) else str(value)
+
+
+class DescribeConfigsHandler:
+    """The handler of DescribeConfigs."""
+
+    def __init__(self, broker: Broker, permissions: Permissions) -> None:
+        self._context = broker.context
+        self._permissions = permissions
+
+    async def handle(self, call: KafkaCall, request: DescribeConfigsRequest) -> DescribeConfigsResponse:
+        return DescribeConfigsResponse(results=[self._describe(call, request, one) for one in request.resources])
+
+    def _describe(
+        self, call: KafkaCall, request: DescribeConfigsRequest, resource: DescribeConfigsResource
+    ) -> DescribeConfigsResult:
+        kind, name = resource.resource_type, resource.resource_name
+        try:
+            entries = list(self._entries(call, kind, name))
+        except FAILURES as failure:
+            error = item_error(failure)
+            return DescribeConfigsResult(
+                error_code=error.code, error_message=error.message, resource_type=kind, resource_name=name
+            )
+        keys = None if resource.configuration_keys is None else frozenset(resource.configuration_keys)
+        return DescribeConfigsResult(
+            error_message=None,
+            resource_type=kind,
+            resource_name=name,
+            configs=[_result(request, entry) for entry in entries if keys is None or entry.name in keys],
+        )
+
+    def _entries(self, call: KafkaCall, kind: int, name: str) -> Iterable[ConfigEntry]:
+        """Return the settings of one resource. Raises BrokerError."""
+        if kind == ConfigResource.TOPIC:
+            return self._of_topic(call, name)
+        if kind == ConfigResource.BROKER:
+            return self._of_broker(call, name)
+        raise BrokerError(ErrorCode.INVALID_REQUEST, f"resources of type {kind} have no settings here")
+
+    def _of_topic(self, call: KafkaCall, name: str) -> Iterable[ConfigEntry]:
+        self._permissions.require(call, "DescribeConfigs", Operation.DESCRIBE_CONFIGS, ResourceType.TOPIC, name)
+        topic = self._context.cache.topic(name)
+        if topic is None:
+            bad = check_topic_name(name)
+            if bad:
+                raise BrokerError(ErrorCode.INVALID_TOPIC_EXCEPTION, bad)
+            raise BrokerError(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, f"this broker does not know topic {name!r}")
+        return topic_configs(topic.change.config, topic.config, self._context.config.topic_defaults)
+
+    def _of_broker(self, call: KafkaCall, name: str) -> Iterable[ConfigEntry]:
+        self._permissions.require(
+            call, "DescribeConfigs", Operation.DESCRIBE_CONFIGS, ResourceType.CLUSTER, CLUSTER_NAME
+        )
+        if not name:  # the defaults that Kafka's clients can set for all brokers
+            return ()
+        context = self._context
+        if name != str(context.broker_id):
+            detail = f"this is broker {context.broker_id}, and broker {name[:20]!r} has its own settings"
+            raise BrokerError(ErrorCode.INVALID_REQUEST, detail)
+        return _broker_configs(
+            in_force(context.config), context.config.topic_defaults, context.broker_id, context.log_dir
+        )
+
+
+def _result(request: DescribeConfigsRequest, entry: ConfigEntry) -> DescribeConfigsResourceResult:
+    return DescribeConfigsResourceResult(
+        name=entry.name,
+        value=entry.value,
+        read_only=entry.read_only,
+        config_source=entry.source,
+        synonyms=[
+            DescribeConfigsSynonym(name=name, value=value, source=source) for name, value, source in entry.origins
+        ]
+        if request.include_synonyms
+        else [],
+        config_type=entry.config_type,
+        documentation=entry.doc if request.include_documentation else None,
+    )
