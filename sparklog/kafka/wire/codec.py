@@ -14,6 +14,7 @@ import functools
 import struct
 from typing import Any, NamedTuple
 
+# The import of these modules declares all messages.
 from sparklog.kafka.wire import admin, data, groups, metadata, offsets, security, transactions  # noqa: F401
 from sparklog.kafka.wire.api_keys import ApiKey
 from sparklog.kafka.wire.fields import REQUESTS, RESPONSES, Message

@@ -82,15 +82,18 @@ class _ReadCompiler:
 
     def _field(self, field: Field, end: str) -> str:
         """Emit the reading of one field; return the variable that has its value."""
-        target = self._code.variable(field.name)
-        nullable = self._version in field.nullable
-        match field.type:
-            case Primitive() as primitive if primitive.code:
-                self._fixed(primitive.code, target)
-            case Primitive() as primitive:
-                self._sized(field, primitive, target, nullable, end)
-            case Array() as of:
-                self._array(field, of, target, nullable, end)
+        return self._value(field.type, field.name, end, nullable=self._version in field.nullable)
+
+    def _value(self, kind: Primitive | Array | type, name: str, end: str, *, nullable: bool) -> str:
+        """Emit the reading of a value of any type; return the variable that has it. ``name`` is its field's name."""
+        target = self._code.variable(name)
+        match kind:
+            case Primitive() if kind.code:
+                self._fixed(kind.code, target)
+            case Primitive():
+                self._sized(kind, name, target, nullable, end)
+            case Array():
+                self._array(kind, name, target, nullable, end)
             case declared if nullable:
                 present = self._code.variable("present")
                 self._fixed("b", present)
@@ -121,35 +124,35 @@ class _ReadCompiler:
         self._code.line(f"{length} -= 1")
         return length
 
-    def _null(self, field: Field, target: str, length: str, nullable: bool) -> None:
+    def _null(self, name: str, target: str, length: str, nullable: bool) -> None:
         """Emit the test of a null value, and enter the block of the other values if there are any."""
         self._code.block(f"if {length} < 0:")
         if nullable:
             self._code.line(f"{target} = None")
         else:
-            self._code.line(f"malformed({f'{field.name} is null'!r})")
+            self._code.line(f"malformed({f'{name} is null'!r})")
         self._code.end()
         if nullable:
             self._code.block("else:")
 
-    def _sized(self, field: Field, primitive: Primitive, target: str, nullable: bool, end: str) -> None:
+    def _sized(self, primitive: Primitive, name: str, target: str, nullable: bool, end: str) -> None:
         """Emit the reading of a string, of bytes or of records."""
         length = self._length(short=primitive.name == "string")
-        self._null(field, target, length, nullable)
+        self._null(name, target, length, nullable)
         after = self._code.variable("after")
         self._code.line(f"{after} = p + {length}")
-        self._code.line(f"if {after} > {end}: malformed({f'{field.name} is longer than its message'!r})")
+        self._code.line(f"if {after} > {end}: malformed({f'{name} is longer than its message'!r})")
         view = f"frame[p:{after}]"
         made = {"string": f"str({view}, 'utf-8')", "bytes": f"bytes({view})", "records": view}[primitive.name]
         self._code.line(f"{target} = {made}; p = {after}")
         if nullable:
             self._code.end()
 
-    def _array(self, field: Field, of: Array, target: str, nullable: bool, end: str) -> None:
+    def _array(self, of: Array, name: str, target: str, nullable: bool, end: str) -> None:
         length = self._length(short=False)
-        self._null(field, target, length, nullable)
+        self._null(name, target, length, nullable)
         least = self._least_size(of.element)
-        too_long = f"malformed({f'{field.name} has more elements than its message has room for'!r})"
+        too_long = f"malformed({f'{name} has more elements than its message has room for'!r})"
         self._code.line(f"if {length} * {least} > {end} - p: {too_long}")
         if self._max_elements is not None:
             self._code.line(f"elements -= {length}")
@@ -164,8 +167,7 @@ class _ReadCompiler:
             self._code.line(f"{target} = []")
             self._code.block(f"for _ in range({length}):")
             if isinstance(element, Primitive):
-                value = self._code.variable("element")
-                self._sized(field, element, value, False, end)
+                value = self._value(element, name, end, nullable=False)
             else:
                 value = self._struct(element, end)
                 self._flush()

@@ -58,22 +58,22 @@ class _WriteCompiler:
         fields = fields_of(declared)
         for field in fields:
             if self._version in field.versions and self._version not in field.tagged:
-                self._field(field, f"{value}.{field.name}")
+                self._value(field.type, f"{value}.{field.name}", nullable=self._version in field.nullable)
         if self._flexible:
             self._tagged_fields([field for field in fields if self._version in field.tagged], value)
 
-    def _field(self, field: Field, value: str) -> None:
-        nullable = self._version in field.nullable
-        match field.type:
-            case Primitive() as primitive if primitive.code:
-                self._fixed(primitive.code, value)
-            case Primitive() as primitive if primitive.name == "records":
+    def _value(self, kind: Primitive | Array | type, value: str, *, nullable: bool) -> None:
+        """Emit the writing of a value of any type. ``value`` is the expression for it."""
+        match kind:
+            case Primitive() if kind.code:
+                self._fixed(kind.code, value)
+            case Primitive(name="records"):
                 self._flush()
                 self._code.line(f"out = write_records(parts, {value}, compact={self._flexible})")
-            case Primitive() as primitive:
-                self._sized(primitive, value, nullable)
-            case Array() as of:
-                self._array(of, value, nullable)
+            case Primitive():
+                self._sized(kind, value, nullable)
+            case Array():
+                self._array(kind, value, nullable)
             case declared if nullable:
                 struct = self._null(value, nullable, b"\xff")
                 self._fixed("b", "1")
@@ -141,10 +141,7 @@ class _WriteCompiler:
             self._flush()
             each = self._code.variable("each")
             self._code.block(f"for {each} in {variable}:")
-            if isinstance(element, Primitive):
-                self._field(Field("", element, *_ALWAYS), each)
-            else:
-                self._struct(element, each)
+            self._value(element, each, nullable=False)
             self._flush()
             self._code.end()
         self._end_null(nullable)
@@ -165,18 +162,9 @@ class _WriteCompiler:
             self._code.block(f"if {test}{variable} != {default}:")
             outer = self._code.variable("outer")
             self._code.line(f"{outer} = out; out = bytearray()")
-            self._field(field, variable)
+            self._value(field.type, variable, nullable=self._version in field.nullable)
             self._flush()
             self._code.line(f"{tags}.append(({field.tag}, out)); out = {outer}")
             self._code.end()
         self._code.line(f"if {tags}: write_tags(out, {tags})")
         self._code.line("else: out.append(0)")
-
-
-def _always() -> tuple[Any, ...]:
-    from sparklog.kafka.wire.fields import NO_VERSIONS, versions
-
-    return versions("0+"), NO_VERSIONS, None, NO_VERSIONS, None
-
-
-_ALWAYS = _always()

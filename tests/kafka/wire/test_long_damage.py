@@ -1,6 +1,6 @@
 """Every truncation and every changed byte of every message: what is no message raises one kind of error.
 
-The test takes about five minutes. ``test_random_messages`` makes random changes in a second.
+The tests take half a minute. ``test_random_messages`` makes random changes in a second.
 """
 
 from __future__ import annotations
