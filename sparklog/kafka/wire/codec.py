@@ -27,8 +27,8 @@ from sparklog.kafka.wire.write_compiler import Writer, compile_writer
 PARSED_VERSIONS: dict[ApiKey, tuple[int, int]] = {
     key: (request.versions.first, request.versions.last) for key, request in sorted(REQUESTS.items())
 }
-#: The versions to advertise. librdkafka before 2.6 sends compressed batches uncompressed unless Produce starts at 0, so
-#: Kafka advertises that, although it reads 3 and later only. Source: KAFKA-18659.
+#: The versions to advertise. Releases of librdkafka send batches uncompressed unless Produce starts at 0, so Kafka
+#: advertises that, although it reads 3 and later only. Source: KAFKA-18659.
 API_VERSIONS: dict[ApiKey, tuple[int, int]] = PARSED_VERSIONS | {
     ApiKey.PRODUCE: (0, PARSED_VERSIONS[ApiKey.PRODUCE][1])
 }
