@@ -325,6 +325,13 @@ BROKER_SETTINGS: dict[str, Setting] = {
     "group.max.heartbeat.interval.ms": Setting(
         "group_max_heartbeat_interval_ms", 60_000, "Maximum heartbeat.interval.ms of a group member.", 100, 600_000
     ),
+    "group.initial.rebalance.delay.ms": Setting(
+        "group_initial_rebalance_delay_ms",
+        3000,
+        "How long the first rebalance of an empty group of Kafka's classic protocol waits for more members.",
+        0,
+        600_000,
+    ),
     "group.max.size": Setting("group_max_size", 10_000, "Maximum members of a group.", 1, 100_000),
     "broker.orphan.timeout.ms": Setting(
         "orphan_timeout_ms",
@@ -588,6 +595,7 @@ class BrokerConfig(msgspec.Struct, frozen=True):
     group_max_session_timeout_ms: int
     group_min_heartbeat_interval_ms: int
     group_max_heartbeat_interval_ms: int
+    group_initial_rebalance_delay_ms: int
     group_max_size: int
     orphan_timeout_ms: int
     orphan_max_ms: int

@@ -34,8 +34,11 @@ class ErrorCode(IntEnum):
     NOT_ENOUGH_REPLICAS = 19
     NOT_ENOUGH_REPLICAS_AFTER_APPEND = 20
     INVALID_REQUIRED_ACKS = 21
+    ILLEGAL_GENERATION = 22
+    INCONSISTENT_GROUP_PROTOCOL = 23
     UNKNOWN_MEMBER_ID = 25
     INVALID_SESSION_TIMEOUT = 26
+    REBALANCE_IN_PROGRESS = 27
     TOPIC_AUTHORIZATION_FAILED = 29
     GROUP_AUTHORIZATION_FAILED = 30
     CLUSTER_AUTHORIZATION_FAILED = 31
@@ -137,6 +140,11 @@ TRAITS: dict[ErrorCode, ErrorTrait] = {
         True, False, "the batch was appended, but the ISR then shrank below min.insync.replicas"
     ),
     ErrorCode.INVALID_REQUIRED_ACKS: _T(False, False, "acks must be 0, 1 or all"),
+    ErrorCode.ILLEGAL_GENERATION: _T(False, False, "the generation is not the group's current one"),
+    ErrorCode.INCONSISTENT_GROUP_PROTOCOL: _T(
+        False, False, "the group has members of the other protocol, or members that support no protocol in common"
+    ),
+    ErrorCode.REBALANCE_IN_PROGRESS: _T(False, False, "the group is rebalancing, so its members must join again"),
     ErrorCode.UNKNOWN_MEMBER_ID: _T(False, False, "the group does not have this member"),
     ErrorCode.INVALID_SESSION_TIMEOUT: _T(
         False, False, "the session time-out is outside the range that the broker allows"

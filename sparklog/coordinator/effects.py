@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from sparklog.coordinator.classic_events import Joined, Left, MemberIdGiven, Synced
+from sparklog.coordinator.group_records import ClassicState
 from sparklog.coordinator.group_target import TargetInputs
 from sparklog.coordinator.log_records import Record
 from sparklog.errors import ErrorCode
@@ -65,6 +67,18 @@ class Resume:
 
 
 @dataclass(frozen=True, slots=True)
+class StoreClassic:
+    """The order of a classic group to commit its generation and members to the log.
+
+    ``Groups`` does it with an ``Append``. The responses that follow this order are sent after the commit. If the append
+    is refused, ``Groups`` passes StoreRefused to the group.
+    """
+
+    generation: int
+    state: ClassicState
+
+
+@dataclass(frozen=True, slots=True)
 class Begun:
     """The outcome of a BeginTransaction request.
 
@@ -114,7 +128,14 @@ class Assigned:
     assigned: tuple[TopicPartitions, ...] = ()
 
 
-Outcome = Begun | Settled | Done | Ended | Assigned | Refused
+@dataclass(frozen=True, slots=True)
+class OffsetsDeleted:
+    """The outcome of a request to delete offsets. The offsets of the topics ``subscribed`` have been kept."""
+
+    subscribed: frozenset[str] = frozenset()
+
+
+Outcome = Begun | Settled | Done | Ended | Assigned | Joined | MemberIdGiven | Synced | Left | OffsetsDeleted | Refused
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from sparklog.coordinator.assignor import TopicView
+from sparklog.coordinator.classic_events import ClassicRequest
 from sparklog.coordinator.group_records import About
 from sparklog.coordinator.group_target import Target, TargetInputs
 from sparklog.protocol.messages import GroupOffset, TopicPartitions
@@ -26,7 +27,10 @@ class HeartbeatRequested:
 
 @dataclass(frozen=True, slots=True)
 class CommitRequested:
-    """A ``messages.CommitOffsets`` request to commit offsets of a group."""
+    """A request to commit offsets of a group: ``messages.CommitOffsets``, or Kafka's OffsetCommit.
+
+    Members of a classic group have a generation instead of an epoch, and may have an instance id.
+    """
 
     ticket: int
     group: str
@@ -34,6 +38,7 @@ class CommitRequested:
     transaction: tuple[str, int] | None = None
     member_id: str = ""
     member_epoch: int = -1
+    instance_id: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,6 +56,19 @@ class HoldRequested:
     offsets: tuple[GroupOffset, ...]
     member_id: str
     member_epoch: int
+    instance_id: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class OffsetsDeleteRequested:
+    """Kafka's OffsetDelete request: delete the offsets of some partitions (topic, number).
+
+    The outcome is ``OffsetsDeleted``. The offsets of topics to which a member subscribes stay.
+    """
+
+    ticket: int
+    group: str
+    partitions: tuple[tuple[str, int], ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,5 +124,7 @@ class Resumed:
     group: str
 
 
-GroupRequest = CommitRequested | HoldRequested | HeartbeatRequested | DeleteRequested
+GroupRequest = (
+    CommitRequested | HoldRequested | HeartbeatRequested | DeleteRequested | OffsetsDeleteRequested | ClassicRequest
+)
 GroupEvent = GroupRequest | HoldEnded | TopicsSeen | TopicsGone | TargetComputed | Resumed

@@ -1,7 +1,11 @@
 """The group coordinator of one partition: the members of groups and their committed offsets.
 
-The module is pure: events in, effects out. ``membership`` decides about members. This module writes its changes
-together with offsets in one append, and sends the responses after the commit.
+The module is pure: events in, effects out. ``membership`` decides about members, and ``classic_group`` about the
+members of classic groups. This module writes their changes together with offsets in one append, and sends the responses
+after the commit.
+
+A group with members is a classic group or one of KIP-848, never both. A group without members may become either. The
+generation of a classic group and the epoch of the other kind count on from each other.
 
 An offset becomes visible, and is acknowledged, when its record is committed in the coordinator's log. At most one
 append is in flight per group. The requests that arrive meanwhile share the next append, so offsets take effect in the
@@ -24,8 +28,32 @@ from collections.abc import Collection, Generator, Iterable, Iterator, Mapping, 
 from dataclasses import dataclass, field
 from typing import Any
 
+from sparklog.coordinator.classic_description import classic_condition, classic_topics, describe_classic
+from sparklog.coordinator.classic_events import (
+    BeatRequested,
+    ClassicRequest,
+    Delayed,
+    GroupEnded,
+    JoinRequested,
+    LeaveRequested,
+    StoreRefused,
+    SyncRequested,
+)
+from sparklog.coordinator.classic_group import ClassicGroup, ClassicSettings
+from sparklog.coordinator.classic_group import Event as ClassicEvent
 from sparklog.coordinator.core import CoordinatorCore
-from sparklog.coordinator.effects import ComputeTarget, CoordinatorReport, Done, Effect, Refused, Respond, Resume
+from sparklog.coordinator.effects import (
+    ComputeTarget,
+    CoordinatorReport,
+    Done,
+    Effect,
+    OffsetsDeleted,
+    Refused,
+    Respond,
+    Resume,
+    StoreClassic,
+)
+from sparklog.coordinator.events import Ticked
 from sparklog.coordinator.group_events import (
     CommitRequested,
     DeleteRequested,
@@ -34,6 +62,7 @@ from sparklog.coordinator.group_events import (
     HeartbeatRequested,
     HoldEnded,
     HoldRequested,
+    OffsetsDeleteRequested,
     Resumed,
     TargetComputed,
     TopicsGone,
@@ -91,6 +120,13 @@ class GroupSettings:
     max_groups: int = 1_000_000
     #: The time after which no transaction can be open any more.
     hold_ms: int = 2 * 86_400_000
+    #: The time for which the first rebalance of a classic group waits for further members.
+    initial_delay_ms: int = 3000
+
+    @property
+    def classic(self) -> ClassicSettings:
+        """Return the settings of classic groups."""
+        return ClassicSettings(initial_delay_ms=self.initial_delay_ms, max_size=self.max_size)
 
 
 @dataclass(slots=True)
@@ -115,6 +151,8 @@ class _Group:
     #: The group's name.
     key: str
     membership: Membership
+    #: The members of a classic group. It is None unless the group is one.
+    classic: ClassicGroup | None = None
     #: The state that is committed in the log.
     state: dict[GroupKey, GroupValue] = field(default_factory=dict)
     draft: _GroupDraft | None = None
@@ -124,6 +162,29 @@ class _Group:
     #: Deletions of topics whose append was refused. They are applied again after another append succeeds, or with the
     #: check for expired groups.
     again: list[TopicsGone] = field(default_factory=list)
+
+    @property
+    def has_members(self) -> bool:
+        """Return whether the group has members, or a classic group has given an id to a new member."""
+        return bool(self.membership.members) or (self.classic is not None and not self.classic.is_idle)
+
+    @property
+    def member_count(self) -> int:
+        return len(self.membership.members if self.classic is None else self.classic.members)
+
+    @property
+    def due_ms(self) -> int:
+        """Return the time at which the members' deadlines must be checked."""
+        if self.classic is None:
+            return self.membership.due_ms if self.membership.members else NEVER
+        return self.classic.deadline_ms
+
+    def postpone(self, late_ms: int, now_ms: int, informed: Set[str] | None = None) -> None:
+        """Extend the members' deadlines after the coordinator was unavailable for ``late_ms``."""
+        if self.classic is not None:
+            self.classic.step(Delayed(late_ms), now_ms)
+        else:
+            self.membership.postpone(late_ms, informed)
 
     @property
     def last_commit_ms(self) -> int:
@@ -169,13 +230,18 @@ class Groups(CoordinatorCore[_Group, _GroupDraft]):
     def _started(self, now_ms: int) -> None:
         for group in self._entries.values():
             group.membership.restore(group.state, now_ms)
+            record = group.state.get(EpochKey(FORMAT_VERSION, group.key))
+            if isinstance(record, GroupEpoch) and record.classic is not None and not group.membership.members:
+                group.classic = ClassicGroup.restored(
+                    group.key, self._settings.classic, record.classic, generation=record.epoch, now_ms=now_ms
+                )
             self._note_members(group)
 
     def step(self, event: Any, now_ms: int) -> list[Effect]:
         late_ms = now_ms - self._due_ms
         if late_ms > _LATE_MS:
             for group in self._active.values():
-                group.membership.postpone(late_ms)
+                group.postpone(late_ms, now_ms)
             self._schedule()
             self._due_ms = max(self._due_ms, now_ms)  # further events before the check are not late again
         return super().step(event, now_ms)
@@ -188,6 +254,10 @@ class Groups(CoordinatorCore[_Group, _GroupDraft]):
     def _handle(self, event: GroupEvent, now_ms: int) -> None:
         match event:
             case CommitRequested() | HoldRequested() | HeartbeatRequested() | DeleteRequested():
+                self._enqueue(event, now_ms)
+            case OffsetsDeleteRequested():
+                self._enqueue(event, now_ms)
+            case JoinRequested() | SyncRequested() | BeatRequested() | LeaveRequested():
                 self._enqueue(event, now_ms)
             case HoldEnded() | TargetComputed():
                 known = self._entries.get(event.group)
@@ -217,7 +287,7 @@ class Groups(CoordinatorCore[_Group, _GroupDraft]):
 
     def names(self) -> list[str]:
         """Return the names of the groups that have committed offsets or members."""
-        return sorted(name for name, group in self._entries.items() if group.state)
+        return sorted(name for name, group in self._entries.items() if group.state or group.has_members)
 
     def describe(self, group: str) -> Generator[None, None, DescribedGroup | None]:
         """Return a description of a group, or None if it does not exist.
@@ -225,12 +295,27 @@ class Groups(CoordinatorCore[_Group, _GroupDraft]):
         This is a generator, because the description is made in steps (``Membership.describe``).
         """
         known = self._entries.get(group)
-        return (yield from known.membership.describe()) if known is not None and known.state else None
+        if known is None or not (known.state or known.has_members):
+            return None
+        return (yield from known.membership.describe() if known.classic is None else describe_classic(known.classic))
+
+    def classic(self, group: str) -> ClassicGroup | None:
+        """Return the classic group with this name, or None if there is none. The caller must not change it."""
+        known = self._entries.get(group)
+        return known.classic if known is not None else None
+
+    def exists(self, group: str) -> bool:
+        """Return whether the group has committed offsets or members."""
+        known = self._entries.get(group)
+        return known is not None and (bool(known.state) or known.has_members)
 
     def summary(self, group: str) -> tuple[str, int]:
         """Return the group's state and its number of members."""
         known = self._entries.get(group)
-        return (known.membership.condition, len(known.membership.members)) if known is not None else ("empty", 0)
+        if known is None:
+            return "empty", 0
+        condition = known.membership.condition if known.classic is None else classic_condition(known.classic)
+        return condition, known.member_count
 
     def refuses_fetch(self, group: str, member_id: str, epoch: int, partitions: Collection[tuple[str, int]]) -> str:
         """Return why a member may not fetch the offsets of these partitions from this coordinator, or an empty string.
@@ -324,6 +409,8 @@ class Groups(CoordinatorCore[_Group, _GroupDraft]):
         """Return whether the request's group exists or may be created. A handover may always create it."""
         if request.group in self._entries or len(self._entries) < self._settings.max_groups:
             return True
+        if isinstance(request, SyncRequested | BeatRequested | LeaveRequested):
+            return True  # A group that does not exist answers at once.
         return isinstance(request, CommitRequested) and request.transaction is not None
 
     def _enqueue(self, request: GroupRequest, now_ms: int) -> None:
@@ -355,9 +442,13 @@ class Groups(CoordinatorCore[_Group, _GroupDraft]):
                 case TopicsGone():
                     self._drop_topics(group, event, draft)
                 case HeartbeatRequested():
-                    group.membership.heartbeat(event, now_ms)
+                    self._heartbeat(group, event, draft, now_ms)
+                case JoinRequested() | SyncRequested() | BeatRequested() | LeaveRequested():
+                    self._classic_request(group, event, draft, now_ms)
                 case DeleteRequested():
                     self._delete(group, event, draft, now_ms)
+                case OffsetsDeleteRequested():
+                    self._delete_offsets(group, event, draft)
                 case CommitRequested():
                     self._commit(group, event, draft, now_ms)
                 case HoldRequested():
@@ -366,9 +457,11 @@ class Groups(CoordinatorCore[_Group, _GroupDraft]):
                     self._end_hold(group, event, draft)
                 case TargetComputed():
                     group.membership.target_computed(event.inputs, event.target, now_ms)
+        if group.classic is not None and now_ms >= group.classic.deadline_ms:
+            self._step_classic(group, group.classic, Ticked(), draft, now_ms)
         for detail in group.membership.settle(self._topics, now_ms):
             self._effects.append(CoordinatorReport("groups.members.removed", detail))
-        draft.changes.update(group.membership.pop_changes(now_ms))
+        draft.changes.update(self._membership_changes(group, now_ms))
         draft.answers += group.membership.pop_answers()
         draft.responded = group.membership.pop_responded()
         self._note_members(group)
@@ -384,14 +477,99 @@ class Groups(CoordinatorCore[_Group, _GroupDraft]):
             self._effects.append(Resume(group.key))
         self._drop_if_empty(group)
 
-    def _delete(self, group: _Group, request: DeleteRequested, draft: _GroupDraft, now_ms: int) -> None:
+    def _heartbeat(self, group: _Group, request: HeartbeatRequested, draft: _GroupDraft, now_ms: int) -> None:
+        if group.classic is not None:
+            if group.classic.members:
+                detail = f"group {group.key!r} has {len(group.classic.members)} members of Kafka's classic protocol"
+                refusal = Refused(ErrorCode.INCONSISTENT_GROUP_PROTOCOL, detail)
+                draft.answers.append(Respond(request.ticket, refusal))
+                return
+            self._end_classic(group, draft, now_ms)
+        group.membership.heartbeat(request, now_ms)
+
+    def _membership_changes(self, group: _Group, now_ms: int) -> dict[GroupKey, GroupValue | None]:
+        """Return the changes of the members. With the first member, the group's record says that it is not classic."""
+        changes = group.membership.pop_changes(now_ms)
+        key = EpochKey(FORMAT_VERSION, group.key)
+        record = group.state.get(key)
+        if changes and key not in changes and isinstance(record, GroupEpoch) and record.classic is not None:
+            changes[key] = GroupEpoch(FORMAT_VERSION, group.membership.epoch, now_ms)
+        return changes
+
+    def _classic_request(self, group: _Group, request: ClassicRequest, draft: _GroupDraft, now_ms: int) -> None:
+        """Handle a request of a member of a classic group. A group without members becomes a classic group."""
         if group.membership.members:
-            detail = f"group {group.key!r} has {len(group.membership.members)} members"
+            detail = f"group {group.key!r} has {len(group.membership.members)} members of the protocol of KIP-848"
+            joins = isinstance(request, JoinRequested)
+            code = ErrorCode.INCONSISTENT_GROUP_PROTOCOL if joins else ErrorCode.UNKNOWN_MEMBER_ID
+            draft.answers.append(Respond(request.ticket, Refused(code, detail)))
+            return
+        classic = group.classic
+        if classic is None:
+            classic = ClassicGroup(group.key, self._settings.classic, generation=group.membership.epoch)
+        group.classic = classic
+        self._step_classic(group, classic, request, draft, now_ms)
+        record = draft.changes.get(key := EpochKey(FORMAT_VERSION, group.key), group.state.get(key))
+        if classic.is_idle and not (isinstance(record, GroupEpoch) and record.classic is not None):
+            group.classic = None
+
+    def _step_classic(
+        self, group: _Group, classic: ClassicGroup, event: ClassicEvent, draft: _GroupDraft, now_ms: int
+    ) -> None:
+        for effect in classic.step(event, now_ms):
+            match effect:
+                case Respond():
+                    draft.answers.append(effect)
+                case StoreClassic():
+                    draft.changes[EpochKey(FORMAT_VERSION, group.key)] = GroupEpoch(
+                        FORMAT_VERSION, effect.generation, now_ms, effect.state
+                    )
+                case CoordinatorReport():
+                    self._effects.append(effect)
+
+    def _end_classic(self, group: _Group, draft: _GroupDraft, now_ms: int) -> None:
+        """End the classic protocol of a group without members."""
+        classic, group.classic = group.classic, None
+        if classic is not None:
+            self._step_classic(group, classic, GroupEnded(), draft, now_ms)
+            group.membership.epoch = max(group.membership.epoch, classic.generation)
+
+    def _refuses_commit(self, group: _Group, request: CommitRequested | HoldRequested) -> Refused | None:
+        member_id, epoch, instance_id = request.member_id, request.member_epoch, request.instance_id
+        if group.classic is not None:
+            transactional = isinstance(request, HoldRequested)
+            return group.classic.refuses_commit(member_id, epoch, instance_id, transactional=transactional)
+        return group.membership.refuses_commit(member_id, epoch, request.offsets)
+
+    def _delete_offsets(self, group: _Group, request: OffsetsDeleteRequested, draft: _GroupDraft) -> None:
+        if not (group.state or draft.changes or group.has_members):
+            detail = f"there is no group {group.key!r}"
+            draft.answers.append(Respond(request.ticket, Refused(ErrorCode.GROUP_ID_NOT_FOUND, detail)))
+            return
+        wanted = {topic for topic, _ in request.partitions}
+        kept = frozenset(group.membership.subscribed(wanted, self._topics))
+        if group.classic is not None and group.classic.members:
+            subscribed = classic_topics(group.classic)
+            if subscribed is None:
+                detail = f"group {group.key!r} has {len(group.classic.members)} members, which are not consumers"
+                draft.answers.append(Respond(request.ticket, Refused(ErrorCode.NON_EMPTY_GROUP, detail)))
+                return
+            kept = subscribed & wanted
+        for topic, number in request.partitions:
+            key = OffsetKey(FORMAT_VERSION, group.key, topic, number)
+            if topic not in kept and (key in group.state or key in draft.changes):
+                draft.changes[key] = None
+        draft.answers.append(Respond(request.ticket, OffsetsDeleted(kept)))
+
+    def _delete(self, group: _Group, request: DeleteRequested, draft: _GroupDraft, now_ms: int) -> None:
+        if group.member_count:
+            detail = f"group {group.key!r} has {group.member_count} members"
             draft.answers.append(Respond(request.ticket, Refused(ErrorCode.NON_EMPTY_GROUP, detail)))
         elif not (group.state or draft.changes):
             detail = f"there is no group {group.key!r}"
             draft.answers.append(Respond(request.ticket, Refused(ErrorCode.GROUP_ID_NOT_FOUND, detail)))
         else:
+            self._end_classic(group, draft, now_ms)
             draft.changes.update(group.membership.pop_changes(now_ms))
             draft.changes.update(dict.fromkeys([*group.state, *draft.changes]))
             draft.answers += group.membership.pop_answers()  # Responses to members that left in this step.
@@ -415,7 +593,7 @@ class Groups(CoordinatorCore[_Group, _GroupDraft]):
             if hold in group.state or hold in draft.changes:
                 draft.changes[hold] = None
         else:
-            refusal = group.membership.refuses_commit(request.member_id, request.member_epoch, request.offsets)
+            refusal = self._refuses_commit(group, request)
             if refusal is not None:
                 draft.answers.append(Respond(request.ticket, refusal))
                 return
@@ -425,7 +603,7 @@ class Groups(CoordinatorCore[_Group, _GroupDraft]):
         draft.answers.append(Respond(request.ticket, Done()))
 
     def _hold(self, group: _Group, request: HoldRequested, draft: _GroupDraft, now_ms: int) -> None:
-        refusal = group.membership.refuses_commit(request.member_id, request.member_epoch, request.offsets)
+        refusal = self._refuses_commit(group, request)
         if refusal is not None:
             draft.answers.append(Respond(request.ticket, refusal))
             return
@@ -478,7 +656,7 @@ class Groups(CoordinatorCore[_Group, _GroupDraft]):
             else:
                 entry.state[key] = value
         if now_ms > draft.began_ms + _LATE_MS:  # The members had to wait.
-            entry.membership.postpone(now_ms - draft.began_ms, draft.responded)
+            entry.postpone(now_ms - draft.began_ms, now_ms, draft.responded)
         self._effects += draft.answers
         self._serve_again(entry, now_ms)
         self._drop_if_empty(entry)
@@ -492,6 +670,10 @@ class Groups(CoordinatorCore[_Group, _GroupDraft]):
         entry.again += [TopicsGone(topics) for topics in named if topics]
         if draft.changes:
             entry.membership.restore(entry.state, now_ms, delay_ms=_AGAIN_MS)
+        if entry.classic is not None and EpochKey(FORMAT_VERSION, entry.key) in draft.changes:
+            for effect in entry.classic.step(StoreRefused(), now_ms):
+                assert not isinstance(effect, StoreClassic), entry.key
+                self._effects.append(effect)
         self._serve(entry, now_ms)
         self._drop_if_empty(entry)
 
@@ -500,7 +682,7 @@ class Groups(CoordinatorCore[_Group, _GroupDraft]):
         self._serve(group, now_ms)
 
     def _drop_if_empty(self, group: _Group) -> None:
-        if not group.state and group.draft is None and not group.queue:
+        if not group.state and group.draft is None and not group.queue and not group.has_members:
             self._entries.pop(group.key, None)
 
     # --- time ------------------------------------------------------------------------------------------------------
@@ -509,7 +691,7 @@ class Groups(CoordinatorCore[_Group, _GroupDraft]):
         super()._time_passed(now_ms)
         if now_ms >= self._due_ms:
             for group in list(self._active.values()):
-                if now_ms >= group.membership.due_ms:
+                if now_ms >= group.due_ms:
                     self._serve(group, now_ms)
             self._schedule()
 
@@ -520,12 +702,12 @@ class Groups(CoordinatorCore[_Group, _GroupDraft]):
         Resumed.
         """
         ready = (group for group in self._active.values() if group.draft is None and not group.resuming)
-        self._due_ms = min((group.membership.due_ms for group in ready), default=NEVER)
+        self._due_ms = min((group.due_ms for group in ready), default=NEVER)
 
     def _note_members(self, group: _Group) -> None:
-        if group.membership.members:
+        if group.has_members:
             self._active[group.key] = group
-            self._due_ms = min(self._due_ms, group.membership.due_ms)
+            self._due_ms = min(self._due_ms, group.due_ms)
         else:
             self._active.pop(group.key, None)
 
@@ -534,7 +716,7 @@ class Groups(CoordinatorCore[_Group, _GroupDraft]):
         if entry.again:
             self._serve_again(entry, now_ms)
             return
-        over = not entry.membership.members and now_ms >= entry.last_commit_ms + self._settings.retention_ms
+        over = not entry.has_members and now_ms >= entry.last_commit_ms + self._settings.retention_ms
         gone = [
             key
             for key, value in entry.state.items()

@@ -80,12 +80,42 @@ class EpochKey(msgspec.Struct, frozen=True, array_like=True, tag="epoch"):
     group: str
 
 
+class ClassicMemberState(msgspec.Struct, frozen=True, array_like=True):
+    """A member of a classic group in the group's record.
+
+    ``metadata`` is the member's metadata for the group's protocol.
+    """
+
+    member_id: str
+    instance_id: str
+    client_id: str
+    host: str
+    session_timeout_ms: int
+    rebalance_timeout_ms: int
+    metadata: bytes
+    assignment: bytes
+
+
+class ClassicState(msgspec.Struct, frozen=True, array_like=True):
+    """The members of a classic group in one generation, with their assignments."""
+
+    protocol_type: str = ""
+    protocol: str = ""
+    leader: str = ""
+    members: tuple[ClassicMemberState, ...] = ()
+
+
 class GroupEpoch(msgspec.Struct, frozen=True, array_like=True):
-    """The record of a group's epoch. ``commit_ms`` is the time at which the epoch started."""
+    """The record of a group's epoch. ``commit_ms`` is the time at which the epoch started.
+
+    A classic group has ``classic``, and its epoch is the generation. So the last record of this key also decides the
+    group's protocol. Releases before the Kafka listener ignore ``classic``: they see a group without members.
+    """
 
     version: int
     epoch: int
     commit_ms: int
+    classic: ClassicState | None = None
 
 
 class MemberKey(msgspec.Struct, frozen=True, array_like=True, tag="member"):

@@ -354,6 +354,14 @@ class Membership:
                 return Refused(ErrorCode.STALE_MEMBER_EPOCH, f"group {self.group!r}: {detail}")
         return None
 
+    def subscribed(self, names: Iterable[str], topics: Topics) -> set[str]:
+        """Return those of the topics ``names`` to which a member subscribes."""
+        wanted = set(names)
+        found = {name for member in self.members.values() for name in member.about.topics if name in wanted}
+        for pattern in {member.about.pattern for member in self.members.values()} - {""}:
+            found |= topics.among(pattern, wanted)
+        return found
+
     def describe(self) -> Generator[None, None, DescribedGroup]:
         """Return a description of the group. This is a generator that yields before each member.
 

@@ -166,13 +166,16 @@ class MemberDescription(msgspec.Struct, frozen=True, array_like=True):
 class DescribedGroup(msgspec.Struct, frozen=True, array_like=True):
     """A group with its members, in the reply to DescribeGroup.
 
-    ``state`` is "empty" (no members), "reconciling" (partitions change their owners) or "stable".
+    ``state`` is "empty" (no members), "reconciling" (partitions change their owners) or "stable". ``protocol`` is empty
+    for a group of KIP-848. For a group of Kafka's classic protocol, it is the name of the assignment protocol, or
+    "classic" while there is none, and ``group_epoch`` is the generation.
     """
 
     group: str
     state: str
     group_epoch: int
     members: Listed[MemberDescription] = ()
+    protocol: str = ""
 
 
 class DescribeGroup(Message, frozen=True, tag="describe_group"):

@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING
 from sparklog.coordinator import events
 from sparklog.coordinator.effects import (
     Append,
-    Assigned,
     Begun,
     Done,
     Ended,
@@ -242,5 +241,5 @@ def _reply(cid: int, outcome: Outcome) -> Reply:
             return Ack(cid)
         case Refused():
             return ErrorReply(cid, outcome.code, outcome.detail)
-        case Assigned():
+        case _:
             raise AssertionError(f"the outcome is not one of a transaction: {outcome!r}")

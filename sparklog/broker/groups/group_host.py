@@ -236,6 +236,7 @@ def _settings(config: BrokerConfig) -> GroupSettings:
     return GroupSettings(
         retention_ms=config.offsets_retention_ms,
         max_size=config.group_max_size,
+        initial_delay_ms=config.group_initial_rebalance_delay_ms,
         max_groups=max(1, config.groups_max // config.offsets_partitions),
         hold_ms=2 * config.transaction_max_timeout_ms,
         handover_ms=min(86_400_000, config.transactional_id_expiration_ms // 2, config.sink_id_expiration_ms // 2),

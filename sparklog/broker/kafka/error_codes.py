@@ -33,10 +33,7 @@ class KafkaCode(IntEnum):
     Source: Kafka protocol guide, "Error codes".
     """
 
-    ILLEGAL_GENERATION = 22
-    INCONSISTENT_GROUP_PROTOCOL = 23
     INVALID_GROUP_ID = 24
-    REBALANCE_IN_PROGRESS = 27
     INVALID_COMMIT_OFFSET_SIZE = 28
     INVALID_TIMESTAMP = 32
     UNSUPPORTED_FOR_MESSAGE_FORMAT = 43

@@ -18,7 +18,7 @@ from sparklog.broker.requests.slices import Slices, answer_in_slices
 from sparklog.broker.transactions.hosted_coordinators import HostedCoordinators
 from sparklog.broker.transactions.transaction_host import TransactionHost
 from sparklog.coordinator import events
-from sparklog.coordinator.effects import Assigned, Begun, Done, Ended, Outcome, Refused, Settled
+from sparklog.coordinator.effects import Begun, Done, Ended, Outcome, Refused, Settled
 from sparklog.coordinator.records import PartitionPlace
 from sparklog.errors import BrokerError, ClusterError, ErrorCode
 from sparklog.model import TopicPartition, is_internal
@@ -294,5 +294,5 @@ def _reply(cid: int, outcome: Outcome) -> Reply:
             return Ack(cid)
         case Refused():
             return ErrorReply(cid, outcome.code, outcome.detail)
-        case Assigned():
+        case _:
             raise AssertionError(f"not about a transaction: {outcome!r}")
