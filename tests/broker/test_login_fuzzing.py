@@ -41,7 +41,9 @@ def fuzz(target: str, seed: int, seconds: float, *cases: int) -> dict[str, int]:
     return tally
 
 
-@pytest.mark.parametrize("target", OUTCOMES)
+@pytest.mark.parametrize(
+    "target", [pytest.param(name, marks=pytest.mark.extended) if name == "tls" else name for name in OUTCOMES]
+)
 def test_bytes_before_a_login_give_typed_errors(target: str) -> None:
     tally = fuzz(target, 1, 240, CASES[target])
     assert tally["cases"] == CASES[target]

@@ -201,6 +201,7 @@ def test_clients_ask_one_broker_for_all_pieces(fake: FakeCluster) -> None:
     assert len(set(asked[before:])) == 1, "all pieces must be of one state"
 
 
+@pytest.mark.extended
 def test_a_response_about_many_partitions_stays_small_and_fast() -> None:
     """There are 100 brokers, and one topic has a quarter of the partitions."""
     cache = told({"large": 50_000} | {f"t{number}": 100 for number in range(1_500)}, brokers=100)

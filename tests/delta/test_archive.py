@@ -112,6 +112,7 @@ def test_a_default_topic_is_archived_once(
     )
 
 
+@pytest.mark.extended
 def test_a_typed_topic_whose_schema_grows_during_the_archive(
     spark: SparkSession, admin: Admin, brokers: ProcessCluster, topic: str, lake: str
 ) -> None:

@@ -131,6 +131,7 @@ def seen_by_all(spark: SparkSession, table: str, schema: pa.Schema) -> dict[str,
     return {engine: plain(by_place(rows), schema) for engine, rows in found.items()}
 
 
+@pytest.mark.extended
 def test_every_engine_and_the_restored_log_have_the_same_rows(
     spark: SparkSession, admin: Admin, brokers: ProcessCluster, topic: str, lake: str
 ) -> None:

@@ -177,6 +177,7 @@ def fold(found: dict[str, tuple[Any, ...]], record: tuple[Any, ...]) -> None:
         found[key] = (key, value, partition, offset, when)
 
 
+@pytest.mark.extended
 def test_any_history_equals_a_dictionary(spark: SparkSession, lake: str, topic: str) -> None:
     """Most keys are in one partition, and times are often equal. Batches have random bounds, and some are repeated."""
     seed = random.randrange(2**32)

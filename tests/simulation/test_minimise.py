@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import shlex
 
+import pytest
+
 from sparklog.testing.sim_case import Case, Found, format_actions, parse_actions
 from sparklog.testing.sim_minimise import Minimiser
 from sparklog.testing.simulate import main
@@ -15,6 +17,7 @@ SHORTER = 4
 LONG = 450
 
 
+@pytest.mark.extended
 def test_a_mutants_failure_is_minimized_and_fails_in_the_same_way() -> None:
     case, found = _long_way_to_failure()
     minimiser = Minimiser(case, found, budget=400)

@@ -10,7 +10,7 @@ from sparklog.testing.sim_case import Case
 from sparklog.testing.simulate import main
 
 
-@pytest.mark.parametrize("seeds", ["0..50", pytest.param("50..500", marks=pytest.mark.extended)])
+@pytest.mark.parametrize("seeds", ["0..20", pytest.param("20..500", marks=pytest.mark.extended)])
 def test_five_hundred_seeds_pass(seeds: str, capsys: pytest.CaptureFixture[str]) -> None:
     """A failure prints the smallest case that it finds."""
     code = main(["--seeds", seeds, "--partitions", "2", "--jobs", "2", "--budget", "200"])
@@ -27,12 +27,14 @@ def test_twenty_thousand_seeds_pass(brokers: str, capsys: pytest.CaptureFixture[
     assert code == 0, capsys.readouterr().out
 
 
+@pytest.mark.extended
 def test_brokers_without_their_driver_continue_to_serve(capsys: pytest.CaptureFixture[str]) -> None:
     """The driver disappears repeatedly, with all controllers and supervisors."""
     code = main(["--seeds", "0..20", "--partitions", "2", "--mutant", "sound, without its driver at times"])
     assert code == 0, capsys.readouterr().out
 
 
+@pytest.mark.extended
 def test_brokers_with_lost_or_swapped_logs_copy_them(capsys: pytest.CaptureFixture[str]) -> None:
     """At their start they find single directories missing or exchanged."""
     code = main(["--seeds", "0..20", "--partitions", "3", "--mutant", "sound, losing logs at times"])

@@ -489,6 +489,7 @@ def test_a_process_with_an_expired_registration_is_known_dead(connect: str) -> N
     asyncio.run(scenario())
 
 
+@pytest.mark.extended
 def test_a_process_end_is_reported_after_zookeeper_returns(tmp_path: Path) -> None:
     server = EmbeddedZookeeper.start(tmp_path)
 

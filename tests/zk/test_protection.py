@@ -167,6 +167,7 @@ def test_a_secret_is_changed_while_both_are_valid(server: EmbeddedZookeeper) -> 
     play(second, server, KeyRing([OTHER]), KeyRing([ONE]))
 
 
+@pytest.mark.extended
 def test_a_driver_with_another_secret_gets_working_advice(server: EmbeddedZookeeper, tmp_path: Path) -> None:
     async def closed(own: ZkSession) -> None:
         await protect(own, KeyRing([ONE]))
