@@ -377,6 +377,21 @@ BROKER_SETTINGS: dict[str, Setting] = {
     "inter.broker.listener.name": Setting(
         "inter_broker_listener_name", "", "Listener through which brokers and the controller connect to brokers."
     ),
+    "kafka.listeners": Setting(
+        "kafka_listeners",
+        "",
+        "Listeners of each broker for Kafka clients, such as SASL_SSL://0.0.0.0:29092. Empty: none.",
+        longest=_LONGEST_LIST,
+    ),
+    "kafka.advertised.listeners": Setting(
+        "kafka_advertised_listeners",
+        "",
+        "Addresses of the listeners for Kafka clients. Empty: the listener's host, or the broker's host.",
+        longest=_LONGEST_LIST,
+    ),
+    "kafka.auto.create.topics.enable": Setting(
+        "kafka_auto_create_topics", False, "Create a topic that a Kafka client names in a request for metadata."
+    ),
     "inter.broker.principals": Setting(
         "inter_broker_principals",
         "",
@@ -609,6 +624,9 @@ class BrokerConfig(msgspec.Struct, frozen=True):
     advertised_listeners: str
     listener_security_protocol_map: str
     inter_broker_listener_name: str
+    kafka_listeners: str
+    kafka_advertised_listeners: str
+    kafka_auto_create_topics: bool
     inter_broker_principals: str
     network_trusted: bool
     ssl_certificate_location: str

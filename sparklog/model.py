@@ -117,6 +117,9 @@ def host_and_port(host: str, port: int) -> str:
 DEFAULT_LISTENER = "PLAINTEXT"
 #: The maximum number of listeners of one broker.
 MAX_LISTENERS = 100
+#: The beginning of the internal name of a listener of Kafka's protocol, which distinguishes it from a listener of
+#: sparklog's own protocol with the same name.
+KAFKA_LISTENER = "kafka:"
 
 
 class ListenerEndpoint(msgspec.Struct, frozen=True, array_like=True):
@@ -146,14 +149,25 @@ class BrokerEndpoint(msgspec.Struct, frozen=True, array_like=True):
     #: The broker's listeners. It is empty for a broker with one listener, at ``host`` and ``port``, and in replies to
     #: clients.
     endpoints: Annotated[tuple[ListenerEndpoint, ...], msgspec.Meta(max_length=MAX_LISTENERS)] = ()
+    #: The broker's listeners of Kafka's protocol. It is empty in replies to clients.
+    kafka_endpoints: Annotated[tuple[ListenerEndpoint, ...], msgspec.Meta(max_length=MAX_LISTENERS)] = ()
 
     def at(self, listener: str) -> BrokerEndpoint | None:
-        """Return the broker with the address of this listener only. Return None if the broker has no such listener."""
-        if not self.endpoints:
-            return self if listener == DEFAULT_LISTENER else None
-        for found in self.endpoints:
-            if found.name == listener:
-                return msgspec.structs.replace(self, host=found.host, port=found.port, endpoints=())
+        """Return the broker with the address of this listener only. Return None if the broker has no such listener.
+
+        The name of a listener of Kafka's protocol begins with ``KAFKA_LISTENER``.
+        """
+        if listener.startswith(KAFKA_LISTENER):
+            name, endpoints = listener.removeprefix(KAFKA_LISTENER), self.kafka_endpoints
+        elif not self.endpoints:
+            if listener != DEFAULT_LISTENER:
+                return None
+            return msgspec.structs.replace(self, kafka_endpoints=()) if self.kafka_endpoints else self
+        else:
+            name, endpoints = listener, self.endpoints
+        for found in endpoints:
+            if found.name == name:
+                return msgspec.structs.replace(self, host=found.host, port=found.port, endpoints=(), kafka_endpoints=())
         return None
 
 
@@ -186,8 +200,8 @@ class BrokerRegistration(msgspec.Struct, frozen=True):
     The code that registers the broker sets ``incarnation`` and the identity of the process. ``pid`` is the process's
     number in ``pid_namespace`` on the boot ``boot_id``. ``start_time``, in clock ticks after boot, distinguishes the
     process from a later one with the same pid. A namespace or start time of 0 is unknown, because earlier releases do
-    not set it. ``proves`` and ``endpoints`` are as in ``BrokerEndpoint``. ``host`` and ``port`` are those of the first
-    listener for clients, for releases that do not know ``endpoints``.
+    not set it. ``proves``, ``endpoints`` and ``kafka_endpoints`` are as in ``BrokerEndpoint``. ``host`` and ``port``
+    are those of the first listener for clients, for releases that do not know ``endpoints``.
     """
 
     broker_id: int
@@ -205,6 +219,7 @@ class BrokerRegistration(msgspec.Struct, frozen=True):
     doubted: tuple[TopicPartition, ...] = ()
     start_time: int = 0
     endpoints: tuple[ListenerEndpoint, ...] = ()
+    kafka_endpoints: tuple[ListenerEndpoint, ...] = ()
 
     def doubts(self, tp: TopicPartition) -> bool:
         """Return whether this broker must not count as in sync for ``tp``, because its log may lack records."""
@@ -213,7 +228,14 @@ class BrokerRegistration(msgspec.Struct, frozen=True):
     @property
     def endpoint(self) -> BrokerEndpoint:
         return BrokerEndpoint(
-            self.broker_id, self.host, self.port, self.incarnation, self.rack, self.proves, self.endpoints
+            self.broker_id,
+            self.host,
+            self.port,
+            self.incarnation,
+            self.rack,
+            self.proves,
+            self.endpoints,
+            self.kafka_endpoints,
         )
 
 

@@ -29,10 +29,10 @@ PREFIX_BYTES = PREFIX.size
 #: A frame that is too large is skipped. Its header is kept if it is not larger than this, so that the error reply has
 #: the request's correlation id.
 OVERSIZE_HEADER_BYTES = 64 * 1024
-_SCRATCH_BYTES = 256 * 1024
+SCRATCH_BYTES = 256 * 1024
 #: Frames larger than this are received directly into their own memory. For smaller frames a copy costs less than
 #: another system call.
-_OWN_MEMORY_BYTES = _SCRATCH_BYTES // 2
+OWN_MEMORY_BYTES = SCRATCH_BYTES // 2
 _JOIN_BYTES = 32 * 1024
 #: The padding after a header, by the header's length modulo 8. The prefix has eight bytes, so it needs no padding.
 _PADDING = [bytes(-length % 8) for length in range(8)]
@@ -90,7 +90,7 @@ class FrameDecoder:
         self._limit = max_frame_bytes
         #: The limit of small frames, which applies to the next frame, and the one that applies after this frame.
         self._small_limit, self._next_small_limit = first_max_bytes, login_max_bytes
-        self._scratch = memoryview(bytearray(_SCRATCH_BYTES))
+        self._scratch = memoryview(bytearray(SCRATCH_BYTES))
         self._end = 0
         self._large: memoryview | None = None
         self._filled = 0
@@ -194,8 +194,8 @@ class FrameDecoder:
                 self._small_limit = self._next_small_limit
                 if start == end:
                     break
-            elif total > _OWN_MEMORY_BYTES:
-                self._large = _memory(total)
+            elif total > OWN_MEMORY_BYTES:
+                self._large = uninitialized_memory(total)
                 self._filled = end - start
                 self._large[: self._filled] = scratch[start:end]
                 start = end
@@ -215,7 +215,7 @@ class FrameDecoder:
         self._at_start = not self._end
 
 
-def _memory(size: int) -> memoryview:
+def uninitialized_memory(size: int) -> memoryview:
     """Return uninitialized memory. A bytearray would be slower, because it sets every byte to zero."""
     # Imported here because numpy takes long to load, and programs with only small frames do not need it.
     import numpy as np

@@ -7,6 +7,9 @@ addresses to which clients and other brokers connect. ``listener.security.protoc
 Brokers and the controller connect to each other through the listener ``inter.broker.listener.name``. Without these
 settings a broker has one PLAINTEXT listener at the address that its supervisor chooses.
 
+``kafka.listeners`` and ``kafka.advertised.listeners`` have the listeners of Kafka's protocol. They share the map of
+security protocols and the rules below. Only Kafka clients use them.
+
 A listener that other machines can reach must have TLS and authentication, unless ``network.trusted`` is set.
 """
 
@@ -20,7 +23,7 @@ from typing import NamedTuple
 
 from sparklog.config import BrokerConfig
 from sparklog.errors import ConfigError
-from sparklog.model import DEFAULT_LISTENER, MAX_LISTENERS, ListenerEndpoint, host_and_port
+from sparklog.model import DEFAULT_LISTENER, KAFKA_LISTENER, MAX_LISTENERS, ListenerEndpoint, host_and_port
 
 _NAME = re.compile(r"[A-Z0-9_-]{1,100}\Z")
 _LISTENER = re.compile(r"(?P<name>[^:/]*)://(?:\[(?P<ipv6>[^\]]*)\]|(?P<host>[^:\[\]]*)):(?P<port>[0-9]{1,5})\Z")
@@ -75,6 +78,10 @@ class Listener(NamedTuple):
             self.protocol is SecurityProtocol.SSL and self.client_auth is ClientAuth.REQUIRED
         )
 
+    def endpoint(self, port: int) -> ListenerEndpoint:
+        """Return the advertised address. ``port`` is the port that the socket is bound to."""
+        return ListenerEndpoint(self.name, self.protocol.value, self.advertised_host, self.advertised_port or port)
+
 
 class Listeners(NamedTuple):
     """All listeners of one broker, and the one that other brokers and the controller use."""
@@ -83,6 +90,8 @@ class Listeners(NamedTuple):
     inter_broker: Listener
     #: Whether the setting ``listeners`` defines these listeners.
     named: bool
+    #: The listeners of Kafka's protocol.
+    kafka: tuple[Listener, ...] = ()
 
     @property
     def client(self) -> Listener:
@@ -96,15 +105,11 @@ class Listeners(NamedTuple):
         """
         if not self.named:
             return ()
-        return tuple(
-            ListenerEndpoint(
-                listener.name,
-                listener.protocol.value,
-                listener.advertised_host,
-                listener.advertised_port or ports[listener.name],
-            )
-            for listener in self.all
-        )
+        return tuple(listener.endpoint(ports[listener.name]) for listener in self.all)
+
+    def kafka_endpoints(self, ports: Mapping[str, int]) -> tuple[ListenerEndpoint, ...]:
+        """Return the advertised addresses of the listeners of Kafka's protocol. ``ports`` is as in ``endpoints``."""
+        return tuple(listener.endpoint(ports[KAFKA_LISTENER + listener.name]) for listener in self.kafka)
 
 
 def is_loopback(host: str) -> bool:
@@ -137,7 +142,7 @@ def broker_listeners(config: BrokerConfig, *, host: str, port: int, bind_host: s
         if given:
             raise ConfigError(f"{given} is set, but listeners is not: set listeners")
         only = Listener(DEFAULT_LISTENER, SecurityProtocol.PLAINTEXT, bind_host or host, port, host, 0)
-        return Listeners((only,), only, named=False)
+        return Listeners((only,), only, named=False, kafka=_kafka_listeners(config, host=host, bind_host=bind_host))
     if unknown := [name for name in advertised if name not in bound]:
         raise ConfigError(f"advertised.listeners: {unknown[0]} is not one of the listeners {', '.join(bound)}")
     inter_broker = _inter_broker_name(config.inter_broker_listener_name, tuple(bound))
@@ -158,8 +163,35 @@ def broker_listeners(config: BrokerConfig, *, host: str, port: int, bind_host: s
             )
         )
     chosen = next(listener for listener in found if listener.name == inter_broker)
-    _check(found, chosen, config)
-    return Listeners(tuple(found), chosen, named=True)
+    if chosen.protocol.uses_sasl:
+        raise ConfigError(
+            f"listener {chosen.name}: brokers do not log in by SASL: set inter.broker.listener.name to a"
+            " listener with SSL"
+        )
+    _check(found, config)
+    kafka = _kafka_listeners(config, host=host, bind_host=bind_host)
+    return Listeners(tuple(found), chosen, named=True, kafka=kafka)
+
+
+def _kafka_listeners(config: BrokerConfig, *, host: str, bind_host: str) -> tuple[Listener, ...]:
+    """Return the listeners of Kafka's protocol. Raises ConfigError."""
+    protocols = _protocols(config.listener_security_protocol_map)
+    bound = _parse("kafka.listeners", config.kafka_listeners)
+    advertised = _parse("kafka.advertised.listeners", config.kafka_advertised_listeners)
+    if len(bound) > MAX_LISTENERS:
+        raise ConfigError(f"kafka.listeners: expected at most {MAX_LISTENERS}, found {len(bound)}")
+    if unknown := [name for name in advertised if name not in bound]:
+        found = f"one of the listeners {', '.join(bound)}" if bound else "set, because kafka.listeners is empty"
+        raise ConfigError(f"kafka.advertised.listeners: {unknown[0]} is not {found}")
+    listeners = []
+    for name, (own_host, port) in bound.items():
+        protocol = _protocol(name, protocols)
+        shown_host, shown_port = advertised.get(name, ("", 0))
+        client_auth = _client_auth(config, protocol, is_inter_broker=False, alone=False)
+        shown = shown_host or (host if own_host in _WILDCARDS else own_host)
+        listeners.append(Listener(name, protocol, own_host or bind_host or host, port, shown, shown_port, client_auth))
+    _check(listeners, config)
+    return tuple(listeners)
 
 
 class InterBroker(NamedTuple):
@@ -197,12 +229,14 @@ def check_exposure(listeners: Listeners, *, trusted: bool, who: str) -> None:
     Raises:
         ConfigError: there is such a listener. The message names the settings to change.
     """
-    for listener in listeners.all:
+    named = [("listeners", listener) for listener in listeners.all]
+    named += [("kafka.listeners", listener) for listener in listeners.kafka]
+    for setting, listener in named:
         if trusted or listener.authenticates or is_loopback(listener.host):
             continue
         address = host_and_port(listener.host or "0.0.0.0", listener.port)
         raise ConfigError(
-            f"{who} would listen at {address} without TLS and authentication: {_TRUST}, or set listeners to SSL with"
+            f"{who} would listen at {address} without TLS and authentication: {_TRUST}, or set {setting} to SSL with"
             " ssl.client.auth=required or to SASL_SSL"
         )
 
@@ -234,7 +268,7 @@ def _parse(setting: str, text: str) -> dict[str, tuple[str, int]]:
         port = int(match["port"])
         if name in found:
             raise ConfigError(f"{setting}: listener {name} is named twice")
-        if port in ports and setting == "listeners":
+        if port in ports and setting in {"listeners", "kafka.listeners"}:
             raise ConfigError(f"{setting}: {ports[port]} and {name} have the same port {port}")
         found[name] = (match["ipv6"] or match["host"] or "", port)
         if port:
@@ -290,13 +324,8 @@ def _client_auth(config: BrokerConfig, protocol: SecurityProtocol, *, is_inter_b
     return ClientAuth.REQUESTED if is_inter_broker and chosen is ClientAuth.NONE else chosen
 
 
-def _check(listeners: list[Listener], inter_broker: Listener, config: BrokerConfig) -> None:
+def _check(listeners: list[Listener], config: BrokerConfig) -> None:
     """Check that the settings do not contradict each other. Raises ConfigError."""
-    if inter_broker.protocol.uses_sasl:
-        raise ConfigError(
-            f"listener {inter_broker.name}: brokers do not log in by SASL: set inter.broker.listener.name to a"
-            " listener with SSL"
-        )
     for listener in listeners:
         if listener.protocol is SecurityProtocol.SASL_PLAINTEXT and not is_loopback(listener.host):
             raise ConfigError(

@@ -32,6 +32,7 @@ from sparklog.cluster.controller_loop import ControllerLoop
 from sparklog.cluster.embedded_zookeeper import EmbeddedZookeeper
 from sparklog.cluster.process import boot_id, send_signal
 from sparklog.errors import ClusterError
+from sparklog.model import host_and_port
 from sparklog.net.blocking import BlockingConnection
 from sparklog.net.client_security import ClientSecurity
 from sparklog.net.greeting import Credentials
@@ -69,6 +70,8 @@ class BrokerSlot:
         self.host = "127.0.0.1"
         self.bind_host = ""
         self.port = 0
+        #: The address for Kafka clients; empty until the broker has started, and if it has no listener for them.
+        self.kafka_address = ""
         #: The ZooKeeper address of this broker; if empty, the address of the cluster is used.
         self.zookeeper = ""
         #: The directory with the source code that this broker runs; if empty, the source code of this process.
@@ -121,6 +124,7 @@ class ProcessCluster:
     creates a temporary directory, and removes it at the end. All connections use ``network``, which is closed with the
     cluster. ``controller_processes`` starts two controller processes instead of a thread of this process. Without
     ``with_secret``, the cluster has no secret, and a broker accepts every connection as one of a broker or controller.
+    With ``kafka``, each broker has a listener for Kafka clients, whose addresses are ``kafka_bootstrap``.
     """
 
     def __init__(
@@ -132,12 +136,15 @@ class ProcessCluster:
         network: Network | None = None,
         controller_processes: bool = False,
         with_secret: bool = True,
+        kafka: bool = False,
     ) -> None:
         self._temporary = tempfile.mkdtemp(prefix="sparklog-")
         self.base_dir = base_dir or Path(self._temporary) / "data"
         # Test records have arbitrary timestamps. So only topics with their own retention setting delete records.
         kept = {"internal.topic.replication.factor": str(min(3, brokers)), "retention.ms": "-1"}
         self.settings = {**kept, **(settings or {})}
+        if kafka:
+            self.settings.setdefault("kafka.listeners", "PLAINTEXT://127.0.0.1:0")
         self.cluster_id = ""
         #: The security of connections of clients.
         self.client_security = ClientSecurity()
@@ -179,6 +186,11 @@ class ProcessCluster:
     def bootstrap(self) -> str:
         return ",".join(f"{slot.host}:{slot.port}" for slot in self.slots.values() if slot.port)
 
+    @property
+    def kafka_bootstrap(self) -> str:
+        """Return the addresses of the brokers for Kafka clients. They stay the same when a broker starts again."""
+        return ",".join(slot.kafka_address for slot in self.slots.values() if slot.kafka_address)
+
     def start(self) -> None:
         """Start ZooKeeper, the controller and all brokers; return when every broker has the cluster's metadata."""
         self.base_dir.mkdir(parents=True, exist_ok=True)
@@ -213,6 +225,13 @@ class ProcessCluster:
         for slot, ready_fd in [(slot, self._launch(slot)) for slot in down]:
             self._await_ready(slot, ready_fd)
         self.wait_ready()
+        if self.settings.get("kafka.listeners"):
+            self._note_kafka_addresses()
+
+    def _note_kafka_addresses(self) -> None:
+        for broker in self.ask_zookeeper(lambda store: store.live_brokers()):
+            for endpoint in broker.kafka_endpoints[:1]:
+                self.slots[broker.broker_id].kafka_address = host_and_port(endpoint.host, endpoint.port)
 
     def stop(self) -> None:
         """Stop the whole cluster: cleanly where brokers still respond, and otherwise with SIGKILL."""
@@ -482,7 +501,11 @@ class ProcessCluster:
     def _settings_of(self, slot: BrokerSlot) -> dict[str, str]:
         """Return the settings of one broker. A network of the test with other addresses than loopback is trusted."""
         trusted = {} if slot.sources or is_loopback(slot.bind_host or slot.host) else {"network.trusted": "true"}
-        return {**trusted, **self.settings}
+        _, _, kafka_port = slot.kafka_address.rpartition(":")
+        listeners = self.settings.get("kafka.listeners", "")
+        # A broker that starts again has the address that its clients know.
+        kept = {"kafka.listeners": listeners.replace(":0", f":{kafka_port}", 1)} if kafka_port else {}
+        return {**trusted, **self.settings, **kept}
 
     def _launch_controller(self, slot: ControllerSlot) -> None:
         command = [sys.executable, "-m", "sparklog.testing.controller_process", slot.zookeeper or self.zookeeper]

@@ -109,6 +109,7 @@ class _BrokerNode(msgspec.Struct, frozen=True):
     doubted: tuple[tuple[str, int], ...] = ()
     start_time: int = 0
     endpoints: tuple[ListenerEndpoint, ...] = ()
+    kafka_endpoints: tuple[ListenerEndpoint, ...] = ()
 
 
 class _IsrChanges(msgspec.Struct, frozen=True):
@@ -357,6 +358,7 @@ def encode_broker(registration: BrokerRegistration) -> bytes:
             tuple((tp.topic, tp.partition) for tp in registration.doubted),
             registration.start_time,
             registration.endpoints,
+            registration.kafka_endpoints,
         )
     )
 
@@ -379,6 +381,7 @@ def decode_broker(path: str, data: bytes, broker_id: int) -> BrokerRegistration:
         doubted=tuple(TopicPartition(*pair) for pair in found.doubted),
         start_time=found.start_time,
         endpoints=found.endpoints,
+        kafka_endpoints=found.kafka_endpoints,
     )
 
 

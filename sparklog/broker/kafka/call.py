@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
-from typing import Any, cast
+from typing import Any, NamedTuple, cast
 
 from sparklog.broker.requests.dispatch import Handlers
 from sparklog.broker.security.forwarding_connections import ForwardingConnection
@@ -31,6 +31,17 @@ from sparklog.protocol.messages import ErrorReply, Reply, Request
 Handler = Callable[["KafkaCall", Any], "Awaitable[Any] | Any"]
 
 
+class NativeHandlers(NamedTuple):
+    """The handlers of sparklog's own requests, for users and for logins by delegation tokens."""
+
+    of_users: Handlers
+    of_tokens: Handlers
+
+    def of(self, connection: ServerConnection) -> Handlers:
+        """Return the handlers for the login of this connection."""
+        return self.of_tokens if connection.token_id else self.of_users
+
+
 class KafkaCall:
     """One request in progress on a Kafka connection.
 
@@ -39,7 +50,7 @@ class KafkaCall:
 
     __slots__ = ("_natives", "client_id", "connection", "version")
 
-    def __init__(self, connection: ServerConnection, natives: Handlers, *, version: int, client_id: str) -> None:
+    def __init__(self, connection: ServerConnection, natives: NativeHandlers, *, version: int, client_id: str) -> None:
         #: The connection that sent the request. It has the principal, the listener and the address of the client.
         self.connection = connection
         #: The version of the API that the client chose for this request.
@@ -59,7 +70,7 @@ class KafkaCall:
         """
         whole = body if isinstance(body, memoryview) else memoryview(b"".join(body))
         inner = NativeConnection(self.connection)
-        self._natives[type(request)](cast(ServerConnection, inner), request, whole)
+        self._natives.of(self.connection)[type(request)](cast(ServerConnection, inner), request, whole)
         reply = await inner.answer
         if reply is None:
             raise RuntimeError(f"{type(request).__name__} has no reply")

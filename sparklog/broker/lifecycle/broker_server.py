@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 import asyncio
+import errno
+import logging
 from functools import partial
 
+from sparklog.broker.kafka.api_table import kafka_handlers
+from sparklog.broker.kafka.call import NativeHandlers
+from sparklog.broker.kafka.kafka_protocol import KafkaProtocol
 from sparklog.broker.lifecycle.broker import Broker
 from sparklog.broker.lifecycle.process_config import ProcessConfig
 from sparklog.broker.lifecycle.request_table import handlers_of_tokens, request_handlers
 from sparklog.broker.requests.dispatch import ConnectionHandler
 from sparklog.broker.requests.local_reads import LocalReads, readers_socket
-from sparklog.model import ListenerEndpoint, Principal
+from sparklog.model import KAFKA_LISTENER, ListenerEndpoint, Principal
 from sparklog.net.authentication import ListenerSecurity
 from sparklog.net.descriptors import boot_id
 from sparklog.net.peer_security import listener_tls
@@ -20,12 +25,18 @@ from sparklog.security.delegation_tokens import DelegationToken
 from sparklog.security.listeners import Listener, SecurityProtocol
 from sparklog.storage.open_files import descriptors_for_clients
 
+_log = logging.getLogger(__name__)
+
 #: A tenth of the connections, but at most 1,000, is reserved for brokers and the controller. In a cluster of a hundred
 #: brokers, each broker opens about four connections to each other broker.
 _KEPT_PART, _MOST_KEPT = 10, 1000
 #: The time between the revocation of a credential and the end of its connections. In this time a user gets the reply to
 #: a change of its own password.
 _REVOKED_S = 0.2
+#: The number of ports that are tried for a Kafka listener, from the configured one on. Brokers of one host share the
+#: settings of the cluster, so each of them takes the first free port.
+_KAFKA_PORTS = 100
+_LAST_PORT = 65_535
 
 
 class BrokerServer:
@@ -66,6 +77,11 @@ class BrokerServer:
         The result is empty if the settings name no listeners.
         """
         return self._listeners.endpoints(self._ports)
+
+    @property
+    def kafka_endpoints(self) -> tuple[ListenerEndpoint, ...]:
+        """Return the advertised addresses for Kafka clients. Call this only while the server listens."""
+        return self._listeners.kafka_endpoints(self._ports)
 
     async def open(self) -> None:
         """Listen for clients, for other brokers and for the controller.
@@ -115,6 +131,33 @@ class BrokerServer:
         for listener in listeners:
             if listener is not main:
                 self._ports[listener.name] = await server.listen(listener.host, listener.port, self._security(listener))
+        if self._listeners.kafka:
+            await self._listen_for_kafka(server, NativeHandlers(handlers, of_tokens))
+
+    async def _listen_for_kafka(self, server: Server, natives: NativeHandlers) -> None:
+        """Listen for Kafka clients. Raises as ``open`` does."""
+        context, broker = self._context, self._broker
+        protocol = KafkaProtocol(
+            kafka_handlers(broker),
+            natives,
+            max_frame_bytes=context.config.max_frame_bytes,
+            counters=context.counters,
+            on_lost=broker.connection_lost,
+        )
+        for listener in self._listeners.kafka:
+            name = KAFKA_LISTENER + listener.name
+            security = self._security(listener)._replace(name=name)
+            # Clients that connect to an advertised port must find the broker there.
+            fixed = listener.advertised_port or not listener.port
+            last = listener.port if fixed else min(listener.port + _KAFKA_PORTS - 1, _LAST_PORT)
+            for port in range(listener.port, last + 1):
+                try:
+                    self._ports[name] = await server.listen(listener.host, port, security, protocol)
+                    break
+                except OSError as error:
+                    if error.errno != errno.EADDRINUSE or port == last:
+                        raise
+            _log.info("Kafka clients: listener %s at %s:%d", listener.name, listener.host, self._ports[name])
 
     def _describe(self, cid: int, version: int) -> HelloReply:
         context = self._context

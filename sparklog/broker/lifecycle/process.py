@@ -185,6 +185,7 @@ class BrokerProcess:
             rack=config.rack,
             proves=self._context.credentials.required,
             endpoints=server.endpoints,
+            kafka_endpoints=server.kafka_endpoints,
         )
 
     def _registered(self) -> Broker | None:

@@ -1,0 +1,163 @@
+"""The dispatch of Kafka requests to their handlers, and the order of the responses.
+
+The requests of one connection are handled one after the other, as Kafka does it. Only Produce requests that follow each
+other are in progress at the same time, because each of them waits for the followers. Responses have the order of the
+requests. A request that waits for its turn counts in the limits of the connection (``net.server_connection``), as every
+request without a response.
+
+If the client's connection ends, the handlers that still run are cancelled.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import Counter, deque
+from collections.abc import Callable, Coroutine, Mapping
+from functools import partial
+from typing import Any
+
+from sparklog.broker.kafka.call import Handler, KafkaCall, NativeHandlers
+from sparklog.broker.kafka.error_codes import KafkaError, kafka_error
+from sparklog.broker.kafka.error_responses import error_response
+from sparklog.errors import BrokerError, ErrorCode
+from sparklog.kafka.connection import KafkaRequest
+from sparklog.kafka.wire import ApiKey, MalformedMessage, decode_request, response_frame
+from sparklog.net.server_connection import ServerConnection
+from sparklog.protocol.frames import Buffer
+
+_log = logging.getLogger(__name__)
+
+
+class _Slot:
+    """A request in progress, at its place in the order of the responses."""
+
+    __slots__ = ("buffers", "done", "request", "work")
+
+    def __init__(self, request: KafkaRequest) -> None:
+        self.request = request
+        self.work: asyncio.Future[Any] | None = None
+        self.done = False
+        #: The bytes of the response when the request is done; None for a request without a response.
+        self.buffers: list[Buffer] | None = None
+
+
+class KafkaHandler:
+    """The handler of all requests on one Kafka connection.
+
+    A part of the server's connection. ``on_lost`` is called with the connection when the connection has ended.
+    """
+
+    def __init__(
+        self,
+        handlers: Mapping[int, Handler],
+        natives: NativeHandlers,
+        counters: Counter[str],
+        connection: ServerConnection,
+        on_lost: Callable[[ServerConnection], None],
+    ) -> None:
+        self._handlers = handlers
+        self._natives = natives
+        self._counters = counters
+        self._connection = connection
+        self._on_lost = on_lost
+        self._waiting: deque[KafkaRequest] = deque()
+        self._in_progress: deque[_Slot] = deque()
+        self._starting = False
+        counters["kafka.connections.opened"] += 1
+
+    def request_received(self, request: KafkaRequest, body: memoryview) -> None:
+        self._waiting.append(request)
+        self._start()
+
+    def connection_lost(self) -> None:
+        self._counters["kafka.connections.closed"] += 1
+        self._waiting.clear()
+        slots, self._in_progress = self._in_progress, deque()
+        for slot in slots:
+            if slot.work is not None:
+                slot.work.cancel()
+        self._on_lost(self._connection)
+
+    def _start(self) -> None:
+        """Start the requests whose turn has come."""
+        if self._starting:
+            return
+        self._starting = True
+        try:
+            while self._waiting and self._may_start(self._waiting[0]):
+                slot = _Slot(self._waiting.popleft())
+                self._in_progress.append(slot)
+                self._begin(slot)
+        finally:
+            self._starting = False
+
+    def _may_start(self, request: KafkaRequest) -> bool:
+        if not self._in_progress:
+            return True
+        last = self._in_progress[-1].request
+        return request.header.api_key == ApiKey.PRODUCE == last.header.api_key
+
+    def _begin(self, slot: _Slot) -> None:
+        header = slot.request.header
+        try:
+            request = decode_request(header.api_key, header.api_version, slot.request.message)
+            call = KafkaCall(
+                self._connection, self._natives, version=header.api_version, client_id=header.client_id or ""
+            )
+            result = self._handlers[header.api_key](call, request)
+            if isinstance(result, Coroutine):
+                name = f"Kafka API {header.api_key}"
+                result = asyncio.get_running_loop().create_task(result, name=name)
+            if isinstance(result, asyncio.Future):
+                slot.work = result
+                result.add_done_callback(partial(self._completed, slot))
+                return
+            self._end(slot, response_frame(header, result) if result is not None else None)
+        except MalformedMessage as error:
+            _log.warning("closed the connection of %s: %s", self._connection.peer, error)
+            self._connection.abort()
+        except Exception as error:
+            self._fail(slot, error)
+
+    def _completed(self, slot: _Slot, work: asyncio.Future[Any]) -> None:
+        if work.cancelled():
+            if not self._connection.closed:  # The broker is closing.
+                self._connection.close()
+            return
+        error = work.exception()
+        if error is not None:
+            self._fail(slot, error)
+            return
+        try:
+            response = work.result()
+            self._end(slot, response_frame(slot.request.header, response) if response is not None else None)
+        except Exception as failure:
+            self._fail(slot, failure)
+
+    def _fail(self, slot: _Slot, error: BaseException) -> None:
+        """Respond with an error. Close the connection if the API has no error for the whole request."""
+        header = slot.request.header
+        if isinstance(error, (BrokerError, KafkaError)):
+            code, detail = kafka_error(error)
+        else:
+            self._counters["requests.failed"] += 1
+            _log.error("Kafka API %d from %s failed", header.api_key, self._connection.peer, exc_info=error)
+            code, detail = int(ErrorCode.UNKNOWN_SERVER_ERROR), f"{type(error).__name__}: {error}"
+        response = error_response(header.api_key, header.api_version, code, detail)
+        if response is None:
+            reason = f"API {header.api_key} failed, and its response has no error for the whole request: {detail}"
+            _log.warning("closed the connection of %s: %s", self._connection.peer, reason)
+            self._connection.abort()
+            return
+        self._end(slot, response_frame(header, response))
+
+    def _end(self, slot: _Slot, buffers: list[Buffer] | None) -> None:
+        slot.buffers, slot.done, slot.work = buffers, True, None
+        while self._in_progress and self._in_progress[0].done:
+            first = self._in_progress.popleft()
+            if first.buffers is None:
+                self._connection.done(first.request.cid)
+            else:
+                self._connection.send(first.request.cid, first.buffers)
+        self._start()
