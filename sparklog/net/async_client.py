@@ -18,7 +18,13 @@ from sparklog.net.client_security import ClientSecurity
 from sparklog.net.greeting import Credentials, Greeting
 from sparklog.net.loop import tune
 from sparklog.net.tls import client_context, connect_failure
-from sparklog.protocol.connection import DEFAULT_MAX_FRAME_BYTES, ClientEnd, PreparedRequest, error_of_reply
+from sparklog.protocol.connection import (
+    DEFAULT_MAX_FRAME_BYTES,
+    MAX_GREETING_REPLY_BYTES,
+    ClientEnd,
+    PreparedRequest,
+    error_of_reply,
+)
 from sparklog.protocol.frames import Buffer
 from sparklog.protocol.messages import (
     ErrorReply,
@@ -66,7 +72,7 @@ class AsyncConnection(asyncio.BufferedProtocol):
         self.hello: HelloReply | None = None
         self._prove: Prove | None = None
         self.on_lost: Callable[[], None] | None = None
-        self._end = ClientEnd(max_frame_bytes)
+        self._end = ClientEnd(max_frame_bytes, MAX_GREETING_REPLY_BYTES)
         self._waiting: dict[int, OnOutcome] = {}
         self._transport: asyncio.Transport | None = None
         self._loop = asyncio.get_running_loop()
@@ -178,6 +184,7 @@ class AsyncConnection(asyncio.BufferedProtocol):
         chosen: list[AsyncConnection] = []
         try:
             chosen.append(await asyncio.wait_for(greet(), connect_timeout_s))
+            chosen[0]._end.end_greeting()
         except (ssl.SSLError, ConfigError) as error:
             raise connect_failure(address, error) from None
         # UnicodeError means that the host name is invalid.

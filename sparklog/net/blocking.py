@@ -18,6 +18,7 @@ from sparklog.net.greeting import Credentials, Greeting
 from sparklog.net.tls import client_context, connect_failure
 from sparklog.protocol.connection import (
     DEFAULT_MAX_FRAME_BYTES,
+    MAX_GREETING_REPLY_BYTES,
     ClientEnd,
     raise_for_error,
 )
@@ -66,7 +67,7 @@ class BlockingConnection:
         self._login_at_s = 0.0
         self._prove: Prove | None = None
         self.address = host_and_port(host, port)
-        self._end = ClientEnd(max_frame_bytes)
+        self._end = ClientEnd(max_frame_bytes, MAX_GREETING_REPLY_BYTES)
         self._received: deque[ReceivedReply] = deque()
         self.closed = False
         #: True if the connection was closed because the broker did not send its reply in time.
@@ -89,12 +90,13 @@ class BlockingConnection:
                 by_unix = unix_socket.connect(self.hello, self._socket.getpeername())
                 if by_unix is not None:
                     by_unix.settimeout(unix_socket.greeting_s(connect_timeout_s))
-                    self._change_to(by_unix, greeting, ClientEnd(max_frame_bytes))
+                    self._change_to(by_unix, greeting, ClientEnd(max_frame_bytes, MAX_GREETING_REPLY_BYTES))
             if must_log_in(self.hello, security, has_proof=self._prove is not None):
                 self._log_in()
             self._prove_itself()
             if security.protocol is not SecurityProtocol.PLAINTEXT:
                 self._change_with_token(client_id, cluster_id, connect_timeout_s, max_frame_bytes)
+            self._end.end_greeting()
             self._socket.settimeout(timeout_s)
         except OSError as error:  # For a connection that was reset meanwhile, not even the peer's address is available.
             raise self._fail(error) from None
@@ -127,9 +129,8 @@ class BlockingConnection:
         by_unix = unix_socket.connect(given, self._socket.getpeername())
         if by_unix is not None:
             by_unix.settimeout(unix_socket.greeting_s(connect_timeout_s))
-            self._change_to(
-                by_unix, Greeting.with_token(client_id, cluster_id, given.secret), ClientEnd(max_frame_bytes)
-            )
+            token = Greeting.with_token(client_id, cluster_id, given.secret)
+            self._change_to(by_unix, token, ClientEnd(max_frame_bytes, MAX_GREETING_REPLY_BYTES))
 
     def _change_to(self, by_unix: socket.socket, greeting: Greeting, end: ClientEnd) -> None:
         """Continue on the Unix socket, unless the broker refuses that (for example, no connection slot is free)."""

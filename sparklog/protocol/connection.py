@@ -46,6 +46,9 @@ DEFAULT_MAX_FRAME_BYTES = 128 * 1024 * 1024
 MAX_HELLO_BYTES = 4096
 #: The largest frame between a hello and the end of the login, if the listener requires one.
 MAX_LOGIN_BYTES = MAX_SASL_BYTES + 1024
+#: The largest reply to a client before its hello and its login are complete, that is, before the broker has proved
+#: everything that the client requires.
+MAX_GREETING_REPLY_BYTES = 64 * 1024
 #: The maximum length of an error's detail. A detail may quote the peer's bytes, which may be a megabyte.
 _MAX_DETAIL = 1000
 #: A placeholder for the correlation id in a prepared frame. The bytes before it, lengths and the message's tag, never
@@ -92,13 +95,16 @@ class PreparedRequest:
 class ClientEnd:
     """The client side of one connection, without I/O: it encodes requests and decodes replies.
 
-    Not thread-safe: only the thread of the connection uses it.
+    Until ``end_greeting``, it accepts only replies of at most ``greeting_max_bytes``; 0 means no such limit. Not
+    thread-safe: only the thread of the connection uses it.
     """
 
-    def __init__(self, max_frame_bytes: int = DEFAULT_MAX_FRAME_BYTES) -> None:
-        self._decoder = FrameDecoder(max_frame_bytes)
+    def __init__(self, max_frame_bytes: int = DEFAULT_MAX_FRAME_BYTES, greeting_max_bytes: int = 0) -> None:
+        self._decoder = FrameDecoder(max_frame_bytes, greeting_max_bytes, greeting_max_bytes)
         self._next_cid = 1
         self.get_buffer = self._decoder.get_buffer
+        #: Accepts larger replies from now on, because the hello and the login are complete.
+        self.end_greeting = self._decoder.end_login
 
     def encode(self, message: Request, body: Sequence[Buffer] = ()) -> tuple[int, list[Buffer]]:
         """Encode a request with the next correlation id. Return this id and the buffers to send.
