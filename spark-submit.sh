@@ -311,7 +311,12 @@ fi
 # because they choose the master.
 if [ "$script" != "$root/jobs/$job.py" ] && [[ $master = local || $master = local\[* ]]; then
     export SPARK_LOCAL_IP=${SPARK_LOCAL_IP:-127.0.0.1}
+    # Spark asks for no secret on the sockets to its Python workers, so no other user may enter their directory.
+    sockets=/tmp/sparklog-$EUID
+    mkdir -m 700 "$sockets" 2>/dev/null || true
+    [ -d "$sockets" ] && [ ! -L "$sockets" ] && [ -O "$sockets" ] || fail "$sockets must be a directory of your own"
     spark_args=(
+        --conf "spark.python.unix.domain.socket.dir=$sockets"
         --conf "spark.driver.host=$SPARK_LOCAL_IP" --conf "spark.driver.bindAddress=$SPARK_LOCAL_IP"
         --conf spark.authenticate=true --conf spark.ui.killEnabled=false "${spark_args[@]}"
     )

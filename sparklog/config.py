@@ -244,6 +244,11 @@ BROKER_SETTINGS: dict[str, Setting] = {
         "Minimum time to keep the log of an unknown topic, at least until the leader has its records; -1: forever.",
         -1,
     ),
+    "log.dir.group": Setting(
+        "log_dir_group",
+        "",
+        "Group whose members may read the files of log directories. Empty: only the broker's user may.",
+    ),
     "log.cleaner.enable": Setting("cleaner_enable", True, "Compact topics whose cleanup.policy includes compact."),
     "log.cleaner.backoff.ms": Setting(
         "cleaner_backoff_ms", 15_000, "Interval of checks for logs to clean.", 10, 86_400_000
@@ -590,6 +595,7 @@ class BrokerConfig(msgspec.Struct, frozen=True):
     checkpoint_interval_ms: int
     retention_check_interval_ms: int
     set_aside_retention_ms: int
+    log_dir_group: str
     cleaner_enable: bool
     cleaner_backoff_ms: int
     cleaner_io_bytes: int

@@ -22,6 +22,7 @@ from sparklog.broker.security.audit_log import AUDIT_FILE, open_audit_log
 from sparklog.errors import ConfigError
 from sparklog.net.loop import new_event_loop
 from sparklog.protocol.proof import KeyRing
+from sparklog.storage.group_access import group_id
 from sparklog.storage.open_files import raise_descriptor_limit
 
 EXIT_CONFIG = 64
@@ -34,6 +35,10 @@ EXIT_CONFIG = 64
 _COLLECTOR = (5_000, 10, 20)
 
 
+#: The rights that new files never get if a group may read the log directory. An inherited mask could refuse the group.
+_GROUP_MASK = 0o027
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m sparklog.broker", description="One sparklog broker.")
     parser.add_argument(
@@ -44,6 +49,9 @@ def main() -> int:
         config = load_process_config(path)
         config.listeners()
         keys = config.keys()
+        if group := config.broker_settings().log_dir_group:
+            group_id(group)
+            os.umask(_GROUP_MASK)
         configure_logging(config.log_file)
         open_audit_log((Path(config.log_file).parent if config.log_file else Path(config.log_dir)) / AUDIT_FILE)
     except (ConfigError, OSError) as error:

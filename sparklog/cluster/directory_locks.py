@@ -83,7 +83,8 @@ async def claim_slot(
 
 async def _claim(path: Path, spec: GenerationSpec) -> Claim:
     deadline = time.monotonic() + LOCK_TIMEOUT_S
-    while (claim := claim_directory([path], cluster_id=spec.cluster_id)) is None:
+    for_group = bool(spec.settings.get("log.dir.group"))
+    while (claim := claim_directory([path], cluster_id=spec.cluster_id, for_group=for_group)) is None:
         if time.monotonic() > deadline:
             raise ClusterError(f"{path} has been supervised by another process for over {LOCK_TIMEOUT_S:g} s")
         await asyncio.sleep(0.1)

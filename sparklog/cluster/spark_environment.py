@@ -16,6 +16,7 @@ from pathlib import Path
 from sparklog.cluster.options import LOOPBACK, is_in_driver, is_one_machine
 from sparklog.cluster.process import identify
 from sparklog.errors import ClusterError
+from sparklog.net.user_directory import user_directory
 
 #: Options that make JVMs start fast. In the cluster job the JVMs only start brokers, which are separate processes, so
 #: the speed of the JVMs after their start does not matter. The options would slow down Spark SQL, so only the cluster
@@ -108,7 +109,7 @@ def prepare(
     if master.startswith("local-cluster"):
         environment["SPARK_HOME"] = str(spark_home(data_dir / "spark", environment.get("SPARK_HOME")))
     if secure and not is_one_machine(master):
-        settings |= PRIVATE_CHANNEL
+        settings |= PRIVATE_CHANNEL | _private_sockets()
     _submit(environment, settings | _closed_to_others(environment, master))
     return master
 
@@ -143,9 +144,18 @@ def _closed_to_others(environment: dict[str, str] | os._Environ[str], master: st
         "spark.driver.bindAddress": address,
         "spark.authenticate": "true",
         "spark.ui.killEnabled": "false",
+        **_private_sockets(),
         # By default, any user of the Master's host may decommission its Workers.
         **({} if is_in_driver(master) else {"spark.master.ui.decommission.allow.mode": "DENY"}),
     }
+
+
+def _private_sockets() -> dict[str, str]:
+    """Return the setting of the directory for the sockets between JVMs and Python, which only this user can enter.
+
+    Over these sockets Spark asks for no secret. On other hosts ``spark.worker_daemon`` creates the directory.
+    """
+    return {"spark.python.unix.domain.socket.dir": str(user_directory())}
 
 
 def _submit(environment: dict[str, str] | os._Environ[str], settings: Mapping[str, str]) -> None:

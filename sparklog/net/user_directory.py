@@ -13,6 +13,8 @@ from pathlib import Path
 from sparklog.errors import ClusterError
 
 _BASE = Path("/tmp")
+#: The prefix of the directories' names.
+PREFIX = "sparklog-"
 
 
 def user_directory(base: Path = _BASE) -> Path:
@@ -21,7 +23,15 @@ def user_directory(base: Path = _BASE) -> Path:
     Raises:
         ClusterError: the path is not a directory that only this user can enter, so its files may be another user's.
     """
-    path = base / f"sparklog-{os.geteuid()}"
+    return private_directory(base / f"{PREFIX}{os.geteuid()}")
+
+
+def private_directory(path: Path) -> Path:
+    """Return ``path`` as a directory of this user. Create it if it does not exist.
+
+    Raises:
+        ClusterError: the path is not a directory that only this user can enter, so its files may be another user's.
+    """
     with contextlib.suppress(FileExistsError):
         path.mkdir(mode=0o700)
     found = path.lstat()

@@ -42,6 +42,8 @@ from pathlib import Path
 
 from pyspark import daemon
 
+from sparklog.net.user_directory import PREFIX, private_directory
+
 _LOADED = (
     "encodings.idna",  # The lookup of a broker's address loads it.
     "pyspark.worker",
@@ -75,6 +77,9 @@ _TRIM_THRESHOLD = (-1, 64 << 20)
 #: Environment variables with which the user sets such values. They disable glibc's own adaptation.
 _MALLOC_IS_TOLD = ("MALLOC_TRIM_THRESHOLD_", "MALLOC_MMAP_THRESHOLD_", "MALLOC_TOP_PAD_", "MALLOC_MMAP_MAX_")
 _GLIBC_IS_TOLD = "GLIBC_TUNABLES"
+
+#: The environment variable with the directory of Spark's sockets (``spark.python.unix.domain.socket.dir``).
+_SOCKET_DIRECTORY = "PYTHON_WORKER_FACTORY_SOCK_DIR"
 
 _worker = daemon.worker
 #: The archives, each with its state before the first import.
@@ -164,7 +169,18 @@ def _draw_other_numbers() -> None:
         sys.modules["numpy.random"].seed()
 
 
+def make_socket_directory() -> None:
+    """Create the directory of Spark's sockets on this host, if it is one that sparklog has named.
+
+    The driver has named it, and has created it on its own host only. Raises ClusterError if other users can enter it.
+    """
+    path = Path(os.environ.get(_SOCKET_DIRECTORY, ""))
+    if path.name.startswith(PREFIX):
+        private_directory(path)
+
+
 if __name__ == "__main__":
+    make_socket_directory()
     load()
     keep_memory()
     daemon.worker = worker

@@ -83,10 +83,13 @@ class Claim:
             self._handle = -1
 
 
-def claim_directory(log_dirs: Sequence[Path], *, cluster_id: str, disk: Disk | None = None) -> Claim | None:
+def claim_directory(
+    log_dirs: Sequence[Path], *, cluster_id: str, disk: Disk | None = None, for_group: bool = False
+) -> Claim | None:
     """Claim one of ``log_dirs`` that no supervisor has claimed. Prefer a directory that already has a broker id.
 
-    Create the directories that do not exist. Return None if other supervisors have claimed all directories.
+    Create the directories that do not exist. Return None if other supervisors have claimed all directories. With
+    ``for_group`` the broker, and not its supervisor, sets the rights of other users (``log.dir.group``).
 
     Raises:
         StorageError: a directory belongs to another cluster, has a newer format, is on NFS or FUSE, or is not writable.
@@ -94,7 +97,7 @@ def claim_directory(log_dirs: Sequence[Path], *, cluster_id: str, disk: Disk | N
     disk = disk or RealDisk()
     new: Claim | None = None
     for path in log_dirs:
-        claim = _try_claim(disk, path, cluster_id=cluster_id)
+        claim = _try_claim(disk, path, cluster_id=cluster_id, for_group=for_group)
         if claim is None:
             continue
         if claim.meta is not None:
@@ -108,11 +111,12 @@ def claim_directory(log_dirs: Sequence[Path], *, cluster_id: str, disk: Disk | N
     return new
 
 
-def _try_claim(disk: Disk, path: Path, *, cluster_id: str) -> Claim | None:
+def _try_claim(disk: Disk, path: Path, *, cluster_id: str, for_group: bool) -> Claim | None:
     refuse_remote(path)
     try:
         disk.make_directory(path)
-        _make_private(disk, path)
+        if not for_group:
+            _make_private(disk, path)
         handle = disk.lock(path / SUPERVISOR_LOCK)
     except OSError as failure:
         raise _unusable(path, failure) from failure
@@ -150,10 +154,10 @@ def write_meta(disk: Disk, path: Path, meta: DirectoryMeta) -> None:
     replace_file(disk, path / META_FILE, encode_state(meta))
 
 
-def lock_for_broker(disk: Disk, path: Path) -> int:
+def lock_for_broker(disk: Disk, path: Path, *, for_group: bool = False) -> int:
     """Lock the directory for this broker process, remove other users' rights on it, and return the lock's handle.
 
-    Closing the handle frees the lock.
+    Closing the handle frees the lock. With ``for_group`` the caller sets the rights (``group_access``).
 
     Raises:
         StorageError: another process has the lock, or the directory is on NFS, CIFS or FUSE, or is not writable.
@@ -161,9 +165,10 @@ def lock_for_broker(disk: Disk, path: Path) -> int:
     refuse_remote(path)
     try:
         disk.make_directory(path)
-        _make_private(disk, path)
+        if not for_group:
+            _make_private(disk, path)
         handle = disk.lock(path / BROKER_LOCK)
-        if handle is not None:
+        if handle is not None and not for_group:
             _make_content_private(disk, path)
     except OSError as failure:
         raise _unusable(path, failure) from failure

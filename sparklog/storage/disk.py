@@ -37,6 +37,10 @@ _READ_AHEAD_BYTES = 128 * 1024
 #: also hold the lock.
 PRIVATE_FILE = 0o600
 PRIVATE_DIRECTORY = 0o700
+#: Modes of new files and directories in a directory that a group may read (``group_access``). The kernel adds the
+#: set-group-id bit of the parent to a directory.
+_GROUP_FILE = 0o640
+_GROUP_DIRECTORY = 0o750
 
 #: Source: fallocate(2), FALLOC_FL_KEEP_SIZE.
 _KEEP_SIZE = 1
@@ -169,13 +173,18 @@ def read_ahead(view: Buffer, position: int, length: int) -> None:
 
 
 class RealDisk:
-    """The implementation of ``Disk`` that uses the machine's file system."""
+    """The implementation of ``Disk`` that uses the machine's file system.
 
-    def __init__(self) -> None:
+    With ``for_group`` the group of a directory may read the files in it, except lock files.
+    """
+
+    def __init__(self, *, for_group: bool = False) -> None:
         self.on_sync_failed: Callable[[OSError], None] = lambda _: None
+        self._file_mode = _GROUP_FILE if for_group else PRIVATE_FILE
+        self._directory_mode = _GROUP_DIRECTORY if for_group else PRIVATE_DIRECTORY
 
     def open(self, path: Path, *, create: bool = False) -> int:
-        return os.open(path, os.O_RDWR | os.O_CLOEXEC | (os.O_CREAT if create else 0), PRIVATE_FILE)
+        return os.open(path, os.O_RDWR | os.O_CLOEXEC | (os.O_CREAT if create else 0), self._file_mode)
 
     def close(self, handle: int) -> None:
         os.close(handle)
@@ -242,7 +251,7 @@ class RealDisk:
 
     def copy(self, source: Path, target: Path, length: int, *, start: int = 0) -> None:
         writing = os.O_WRONLY | os.O_CLOEXEC | (0 if start else os.O_CREAT | os.O_TRUNC)
-        with source.open("rb") as reader, os.fdopen(os.open(target, writing, PRIVATE_FILE), "wb", 0) as writer:
+        with source.open("rb") as reader, os.fdopen(os.open(target, writing, self._file_mode), "wb", 0) as writer:
             done = writer.seek(start)
             while done < length:
                 moved = os.sendfile(writer.fileno(), reader.fileno(), done, length - done)
@@ -257,7 +266,7 @@ class RealDisk:
         return path.exists()
 
     def make_directory(self, path: Path) -> None:
-        path.mkdir(PRIVATE_DIRECTORY, parents=True, exist_ok=True)
+        path.mkdir(self._directory_mode, parents=True, exist_ok=True)
 
     def make_private(self, path: Path, *, tree: bool = False) -> bool:
         taken = _take_rights(path)

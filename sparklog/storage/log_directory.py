@@ -33,6 +33,7 @@ from sparklog.storage.directory_meta import DirectoryMeta, lock_for_broker, read
 from sparklog.storage.directory_trust import DirectoryTrust, begin_running, read_boot_id
 from sparklog.storage.disk import Disk, RealDisk
 from sparklog.storage.file_removal import FileRemoval
+from sparklog.storage.group_access import group_id, share_with_group
 from sparklog.storage.log import Log
 from sparklog.storage.log_context import LogContext
 from sparklog.storage.log_loader import LogLoader
@@ -128,12 +129,17 @@ class LogDirectory:
 
         Raises:
             StorageError: another process uses the directory; or the directory belongs to another cluster or broker, has
-                a newer format, is on NFS or FUSE, or is not writable.
+                a newer format, is on NFS or FUSE, or is not writable; or the group of ``log.dir.group`` cannot get
+                rights.
+            ConfigError: the host does not have that group.
         """
-        disk = disk or RealDisk()
+        group = config.log_dir_group if config is not None else ""
+        disk = disk or RealDisk(for_group=bool(group))
         boot_id = boot_id or read_boot_id()
-        lock = lock_for_broker(disk, path)
+        lock = lock_for_broker(disk, path, for_group=bool(group))
         try:
+            if group:
+                share_with_group(path, group_id(group))
             meta = read_meta(disk, path, cluster_id=cluster_id)
             if meta is not None and meta.broker_id != broker_id:
                 raise StorageError(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import secrets
 import shlex
 import signal
@@ -16,6 +17,7 @@ from sparklog import Admin, Producer
 from sparklog.cluster.client_file import client_file
 from sparklog.cluster.spark_environment import PRIVATE_CHANNEL
 from sparklog.testing.standalone_spark import StandaloneSpark
+from tests.conftest import ROOT
 from tests.integration.cluster_job import ClusterJob
 from tests.ports import FirstPort
 
@@ -29,10 +31,12 @@ class SecureStandalone:
         settings = {**PRIVATE_CHANNEL, "spark.authenticate.secret": secrets.token_hex(32)}
         self.spark = StandaloneSpark(directory / "spark", workers=2, settings=settings)
         self.data_dir = directory / "data"
-        #: What an operator writes to conf/spark-defaults.conf: the secret only.
+        #: What an operator adds to conf/spark-defaults.conf: the secret only.
         self.properties = directory / "spark.conf"
         self.properties.touch(0o600)
-        self.properties.write_text(f"spark.authenticate.secret {settings['spark.authenticate.secret']}\n")
+        shipped = (ROOT / "conf" / "spark-defaults.conf").read_text()
+        secret = settings["spark.authenticate.secret"]
+        self.properties.write_text(f"{shipped}\nspark.authenticate.secret {secret}\n")
         self.jobs: list[ClusterJob] = []
 
     def submit(self, *more: str) -> ClusterJob:
@@ -68,6 +72,8 @@ def test_a_host_gets_its_certificate_over_sparks_channel(standalone: SecureStand
         assert all(len(part.isr) == 2 for part in admin.describe_topic("events").partitions)
     with Producer(bootstrap, security=clients, acks="all") as producer:
         assert producer.send("events", b"hello").result().offset == 0
+    sockets = f"/tmp/sparklog-{os.geteuid()}/."
+    assert sockets in Path("/proc/net/unix").read_text(), "the sockets of Spark's Python workers"
     directory = clients.parent
     certificate = x509.load_pem_x509_certificate((directory / "broker.pem").read_bytes())
     names = certificate.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
