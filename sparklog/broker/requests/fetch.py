@@ -30,7 +30,7 @@ from sparklog.net.server_connection import ServerConnection
 from sparklog.protocol.messages import CONSUMER, MAX_ENTRIES, Fetch, FetchPartition, FetchReply
 from sparklog.replica.effects import ServeFetch
 from sparklog.replica.events import FollowerFetched
-from sparklog.replica.fetch_session import Key, SessionCache
+from sparklog.replica.fetch_session import FetchContext, Key, SessionCache
 
 _log = logging.getLogger(__name__)
 
@@ -242,6 +242,18 @@ class Fetches:
         if served is not None and fetch.park_at_end(served):
             self._waiting[number] = fetch
             return
+        fetch.begin()
+        if not fetch.done:
+            self._hold(fetch)
+
+    def serve(self, connection: ServerConnection, request: Fetch, open_fetch: Callable[..., OpenFetch]) -> None:
+        """Serve a fetch without a session, which a client of another protocol has sent.
+
+        ``open_fetch`` creates the fetch, and decides how it responds.
+        """
+        context = FetchContext(None, request.partitions)
+        fetch = open_fetch(self, connection, next(self._numbers), request=request, context=context)
+        self.counters["fetch.consumer.requests"] += 1
         fetch.begin()
         if not fetch.done:
             self._hold(fetch)

@@ -14,9 +14,9 @@ import asyncio
 import math
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sized
 from dataclasses import dataclass, field
-from typing import Any, Protocol, cast
+from typing import Any, Protocol, TypeVar, cast
 
 from msgspec.structs import replace
 
@@ -44,6 +44,21 @@ _EARLY_S = 0.002
 _PERCENT = 0.01
 #: The quota of the bytes of a request or its reply.
 _QUOTA_OF: dict[type, str] = {Produce: PRODUCER_BYTE_RATE, Fetch: CONSUMER_BYTE_RATE}
+
+
+_R = TypeVar("_R")
+
+
+class _Size:
+    """A substitute for the body of a request, of which only the size is known here."""
+
+    __slots__ = ("_size",)
+
+    def __init__(self, size: int) -> None:
+        self._size = size
+
+    def __len__(self) -> int:
+        return self._size
 
 
 class Fetching(Protocol):
@@ -163,7 +178,27 @@ class QuotaManager:
 
     # --- requests ---
 
-    def _wrapped(self, kind: type, handle: HandleRequest) -> HandleRequest:
+    def begin(
+        self,
+        connection: ServerConnection,
+        kind: type,
+        request: _R,
+        size: int,
+        handle: Callable[[ServerConnection, _R, Sized], None],
+    ) -> None:
+        """Handle a request of another protocol, and enforce the quotas as for a request of this ``kind``.
+
+        ``size`` is the size of its records. A fetch gets a smaller ``max_bytes`` if a quota limits it.
+
+        Raises:
+            BrokerError: THROTTLING_QUOTA_EXCEEDED, too many bytes of requests wait.
+        """
+        if self.active:
+            self._wrapped(kind, handle)(connection, request, cast(memoryview, _Size(size)))
+        else:
+            handle(connection, request, _Size(size))
+
+    def _wrapped(self, kind: type, handle: Callable[[ServerConnection, Any, Any], None]) -> HandleRequest:
         quota = _QUOTA_OF.get(kind, "")
 
         def limited(connection: ServerConnection, request: Any, body: memoryview) -> None:

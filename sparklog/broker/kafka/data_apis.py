@@ -1,0 +1,37 @@
+"""The handlers of Kafka's APIs that write, read and locate records."""
+
+from __future__ import annotations
+
+from sparklog.broker.kafka.call import Handler
+from sparklog.broker.kafka.data_topics import DataTopics
+from sparklog.broker.kafka.fetch import KafkaFetches
+from sparklog.broker.kafka.list_offsets import KafkaListOffsets
+from sparklog.broker.kafka.permissions import Permissions
+from sparklog.broker.kafka.produce import KafkaProduce
+from sparklog.broker.kafka.producer_ids import init_producer_id
+from sparklog.broker.kafka.sent_batches import SentBatches
+from sparklog.broker.lifecycle.broker import Broker
+from sparklog.kafka.wire import ApiKey
+
+#: The most bytes of producers' batches that a broker keeps for Kafka consumers.
+_SENT_BYTES = 64 * 1024 * 1024
+
+
+def data_handlers(broker: Broker) -> dict[int, Handler]:
+    """Return the handlers of Produce, Fetch, ListOffsets, OffsetForLeaderEpoch and InitProducerId."""
+    context, partitions, slices = broker.context, broker.partitions, broker.slices
+    topics = DataTopics(context, partitions, Permissions(broker))
+    sent = SentBatches(_SENT_BYTES)
+    produce = KafkaProduce(context, topics, slices=slices, fetches=broker.fetches, quotas=broker.quotas)
+    produce.on_appended = sent.add
+    fetch = KafkaFetches(
+        context, topics, partitions, sent=sent, slices=slices, fetches=broker.fetches, quotas=broker.quotas
+    )
+    offsets = KafkaListOffsets(topics, slices)
+    return {
+        ApiKey.PRODUCE: produce.handle,
+        ApiKey.FETCH: fetch.handle,
+        ApiKey.LIST_OFFSETS: offsets.list_offsets,
+        ApiKey.OFFSET_FOR_LEADER_EPOCH: offsets.end_offsets,
+        ApiKey.INIT_PRODUCER_ID: init_producer_id,
+    }

@@ -1,0 +1,99 @@
+"""What the data APIs of Kafka clients need to know about topics: names and ids, access, the format, and the leaders."""
+
+from __future__ import annotations
+
+import pyarrow as pa
+
+from sparklog.broker.context import BrokerContext
+from sparklog.broker.internal_topics import refuse_internal
+from sparklog.broker.kafka.call import KafkaCall
+from sparklog.broker.kafka.permissions import Permissions
+from sparklog.broker.replication.partition import Partition
+from sparklog.broker.replication.partitions import Partitions
+from sparklog.errors import BrokerError, ErrorCode
+from sparklog.kafka.wire import ZERO_UUID
+from sparklog.model import INTERNAL_PREFIX, NO_EPOCH, NO_LEADER, BrokerEndpoint, TopicPartition
+from sparklog.record.schema import DEFAULT_SCHEMA
+from sparklog.security.acls import Operation, ResourceType
+
+
+class DataTopics:
+    """The topics of the cluster as the data APIs of Kafka clients see them.
+
+    Not thread-safe: use it only on the broker's event loop.
+    """
+
+    def __init__(self, context: BrokerContext, partitions: Partitions, permissions: Permissions) -> None:
+        self._context = context
+        self._partitions = partitions
+        self._permissions = permissions
+
+    def name(self, name: str, topic_id: bytes) -> str:
+        """Return the name of a topic that a request names, or whose id it has.
+
+        Raises:
+            BrokerError: UNKNOWN_TOPIC_ID.
+        """
+        if name or topic_id == ZERO_UUID:
+            return name
+        found = self._context.cache.name_of(topic_id.hex())
+        if found is None:
+            raise BrokerError(ErrorCode.UNKNOWN_TOPIC_ID, f"this broker knows no topic with the id {topic_id.hex()}")
+        return found
+
+    def require_access(self, call: KafkaCall, operation: Operation, topic: str, *, api: str) -> None:
+        """Check that the client may do the operation on the topic. ``api`` names the request in the audit log.
+
+        Raises:
+            BrokerError: TOPIC_AUTHORIZATION_FAILED; BROKER_NOT_AVAILABLE if the broker has not read the ACLs yet.
+        """
+        self._permissions.require(call, api, operation, ResourceType.TOPIC, topic)
+
+    def require(self, topic: str, partition: int, topic_id: bytes = ZERO_UUID) -> Partition:
+        """Return the hosted replica of a partition. See ``Partitions.require`` for the errors."""
+        return self._partitions.require((topic, partition), "" if topic_id == ZERO_UUID else topic_id.hex())
+
+    def leader(self, tp: TopicPartition, listener: str) -> tuple[int, int, BrokerEndpoint | None]:
+        """Return the id and epoch of the partition's leader as far as known, and its address at the listener.
+
+        Without a known leader the result is (-1, -1, None).
+        """
+        known = self._context.cache.partition(tp)
+        leader, epoch = (known.state.leader, known.state.leader_epoch) if known else (NO_LEADER, NO_EPOCH)
+        hosted = self._partitions.get(tp)
+        if hosted is not None and hosted.replica.leader_epoch > epoch:
+            leader, epoch = hosted.replica.leader, hosted.replica.leader_epoch
+        if leader == NO_LEADER:
+            return NO_LEADER, NO_EPOCH, None
+        return leader, epoch, self._context.cache.shown(listener).get(leader)
+
+
+def refuse_internal_topic(topic: str, what: str) -> None:
+    """Raise BrokerError if the topic is internal. ``what`` says what is not done to such a topic."""
+    if topic.startswith(INTERNAL_PREFIX):
+        refuse_internal(topic, what)
+
+
+def has_kafka_columns(schema: pa.Schema) -> bool:
+    """Return whether the first columns of a topic are those of Kafka's records, and all further columns are nullable.
+
+    Kafka clients write nulls to the further columns, and do not read them.
+    """
+    if schema is DEFAULT_SCHEMA:
+        return True
+    count = len(DEFAULT_SCHEMA)
+    return (
+        len(schema) >= count
+        and all(schema.field(index).equals(DEFAULT_SCHEMA.field(index)) for index in range(count))
+        and all(schema.field(index).nullable for index in range(count, len(schema)))
+    )
+
+
+def require_kafka_columns(topic: str, schema: pa.Schema) -> None:
+    """Raise BrokerError INVALID_TOPIC_EXCEPTION if Kafka clients cannot use a topic with this schema."""
+    if not has_kafka_columns(schema):
+        detail = (
+            f"topic {topic!r} has the columns {', '.join(schema.names[:20])}: Kafka clients can use it only with the "
+            "topic setting kafka.value.format=json"
+        )
+        raise BrokerError(ErrorCode.INVALID_TOPIC_EXCEPTION, detail)

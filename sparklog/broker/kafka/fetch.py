@@ -1,0 +1,357 @@
+"""Fetch requests of Kafka clients: they wait and read as those of sparklog's consumers, and get Kafka's record batches.
+
+Only the leader of a partition serves it. There are no fetch sessions (KIP-227): a response with session id 0 tells the
+client to name all its partitions in each request.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Generator, Mapping
+from functools import partial
+from typing import Any, NamedTuple
+
+import pyarrow as pa
+
+from sparklog.broker.context import BrokerContext
+from sparklog.broker.kafka.call import KafkaCall
+from sparklog.broker.kafka.data_topics import DataTopics, refuse_internal_topic, require_kafka_columns
+from sparklog.broker.kafka.error_codes import kafka_code
+from sparklog.broker.kafka.fetched_records import DecodedBatches, FetchedRecords, Rows, encode_fetched
+from sparklog.broker.kafka.sent_batches import SentBatches
+from sparklog.broker.replication.partition import Partition
+from sparklog.broker.replication.partitions import Partitions
+from sparklog.broker.requests.fetch import Fetches
+from sparklog.broker.requests.fetch_read import PartitionRead, read_for_consumer
+from sparklog.broker.requests.open_fetch import OpenFetch
+from sparklog.broker.requests.slices import Slices, Steps
+from sparklog.broker.security.quota_manager import QuotaManager
+from sparklog.errors import BrokerError, ErrorCode
+from sparklog.kafka.wire import ZERO_UUID
+from sparklog.kafka.wire.data import (
+    DivergingEpoch,
+    FetchableTopicResponse,
+    FetchRequest,
+    FetchResponse,
+    FetchTopic,
+    LeaderIdAndEpoch,
+    NodeEndpoint,
+    PartitionData,
+)
+from sparklog.model import TopicPartition
+from sparklog.net.server_connection import ServerConnection
+from sparklog.protocol.messages import CONSUMER, MAX_ENTRIES, Fetch, FetchedPartition, FetchPartition
+from sparklog.record.header import BatchHeader
+from sparklog.replica.fetch_session import Key
+from sparklog.security.acls import Operation
+
+_log = logging.getLogger(__name__)
+
+_NO_SESSION, _SESSIONLESS, _FULL = 0, -1, 0
+#: The most bytes of batches that are encoded without a pause for other work.
+_AT_ONCE_BYTES = 256 * 1024
+#: The limit of the decoded batches that are kept because only a part of them was sent.
+_DECODED_BYTES = 32 * 1024 * 1024
+#: The first version whose clients can decompress zstd. Source: KIP-110.
+_ZSTD_FROM = 10
+#: The first version whose responses name the leader of a partition. Source: KIP-951.
+_LEADERS_FROM = 12
+_LEADER_ERRORS = frozenset({ErrorCode.NOT_LEADER_OR_FOLLOWER, ErrorCode.FENCED_LEADER_EPOCH})
+
+
+class KafkaFetches:
+    """The handler of Fetch requests of Kafka clients.
+
+    Not thread-safe: use it only on the broker's event loop.
+    """
+
+    def __init__(
+        self,
+        context: BrokerContext,
+        topics: DataTopics,
+        partitions: Partitions,
+        *,
+        sent: SentBatches,
+        slices: Slices,
+        fetches: Fetches,
+        quotas: QuotaManager,
+    ) -> None:
+        self.context = context
+        self.topics = topics
+        self.partitions = partitions
+        self.sent = sent
+        self.slices = slices
+        self.fetches = fetches
+        self.quotas = quotas
+        self.decoded = DecodedBatches(_DECODED_BYTES)
+
+    def handle(self, call: KafkaCall, request: FetchRequest) -> asyncio.Future[FetchResponse] | FetchResponse:
+        """Return the response or its future: records, errors, or nothing new after the time that the client waits."""
+        refused = _refusal(request)
+        if refused is not None:
+            return FetchResponse(error_code=refused)
+        opened = _FetchCall(self, call, request)
+        self.quotas.begin(call.connection, Fetch, request, 0, opened.begin)
+        return opened.answer
+
+    def check_readable(self, call: KafkaCall, wanted: FetchPartition) -> None:
+        """Raise BrokerError if the client may not read the partition, or if another broker leads it."""
+        self.topics.require_access(call, Operation.READ, wanted.topic, api="Fetch")
+        refuse_internal_topic(wanted.topic, "not read")
+        partition = self.partitions.require((wanted.topic, wanted.partition), wanted.topic_id)
+        partition.require_leader(wanted.leader_epoch)
+        require_kafka_columns(wanted.topic, partition.rules.schema)
+
+
+def _refusal(request: FetchRequest) -> int | None:
+    """Return the error of the whole request, or None."""
+    if request.session_id != _NO_SESSION:
+        return ErrorCode.FETCH_SESSION_ID_NOT_FOUND
+    if request.session_epoch not in {_SESSIONLESS, _FULL}:
+        return ErrorCode.INVALID_FETCH_SESSION_EPOCH
+    if request.replica_id >= 0 or request.replica_state.replica_id >= 0 or request.isolation_level not in {0, 1}:
+        return ErrorCode.INVALID_REQUEST
+    if sum(len(topic.partitions) for topic in request.topics) > MAX_ENTRIES:
+        return ErrorCode.INVALID_REQUEST
+    return None
+
+
+class _FetchCall:
+    """One Fetch request of a Kafka client, from its arrival to its response."""
+
+    def __init__(self, of: KafkaFetches, call: KafkaCall, request: FetchRequest) -> None:
+        self._of = of
+        self._call = call
+        self._request = request
+        #: The error of each topic whose id this broker does not know, by the topic's number in the request.
+        self._unknown: dict[int, BrokerError] = {}
+        #: The requested partitions by topic and partition; ``_names`` has the topics' names by number.
+        self._wanted: dict[Key, FetchPartition] = {}
+        self._names: list[str] = []
+        self._max_bytes = 0
+        self._nodes: dict[int, NodeEndpoint] = {}
+        self.answer: asyncio.Future[FetchResponse] = asyncio.get_running_loop().create_future()
+
+    def begin(self, connection: ServerConnection, request: FetchRequest, size: object) -> None:
+        """Read the partitions, and respond now or later. ``request`` may have a smaller limit because of a quota."""
+        if self.answer.done():  # the client's connection has ended
+            return
+        self._max_bytes = max(1, min(request.max_bytes, self._of.fetches.consumer_max_bytes))
+        for number, topic in enumerate(request.topics):
+            self._add(number, topic)
+        wait_ms = 0 if self._unknown or request.min_bytes <= 0 else max(request.max_wait_ms, 0)
+        native = Fetch(
+            0,
+            CONSUMER,
+            -1,
+            wait_ms,
+            request.min_bytes,
+            self._max_bytes,
+            request.isolation_level,
+            _NO_SESSION,
+            _SESSIONLESS,
+            tuple(self._wanted.values()),
+        )
+        self._of.fetches.serve(connection, native, partial(KafkaFetch, self))
+
+    def _add(self, number: int, topic: FetchTopic) -> None:
+        """Add the partitions of one topic of the request."""
+        try:
+            name = self._of.topics.name(topic.topic, topic.topic_id)
+        except BrokerError as error:
+            self._unknown[number] = error
+            self._names.append("")
+            return
+        self._names.append(name)
+        topic_id = "" if topic.topic_id == ZERO_UUID else topic.topic_id.hex()
+        for wanted in topic.partitions:
+            self._wanted[name, wanted.partition] = FetchPartition(
+                name,
+                wanted.partition,
+                topic_id,
+                wanted.current_leader_epoch,
+                wanted.fetch_offset,
+                max(wanted.partition_max_bytes, 1),
+                wanted.last_fetched_epoch,
+            )
+
+    def check_readable(self, wanted: FetchPartition) -> None:
+        """Raise BrokerError if the client may not read the partition, or if another broker leads it."""
+        self._of.check_readable(self._call, wanted)
+
+    # --- the response ---
+
+    def respond(self, reads: Mapping[Key, PartitionRead]) -> None:
+        """Encode the records that were read, and respond. Much work is done in slices."""
+        steps = self._respond(reads)
+        if sum(read.size for read in reads.values()) > _AT_ONCE_BYTES:
+            self._of.slices.start(steps, self.fail)
+            return
+        try:
+            for _ in steps:
+                pass
+        except Exception as error:
+            self.fail(error)
+
+    def fail(self, error: Exception) -> None:
+        if not self.answer.done():
+            self.answer.set_exception(error)
+
+    def _respond(self, reads: Mapping[Key, PartitionRead]) -> Steps:
+        left, responses, size = self._max_bytes, [], 0
+        for number, topic in enumerate(self._request.topics):
+            if number in self._unknown:
+                code = kafka_code(self._unknown[number].code)
+                partitions = [_unread(wanted.partition, code) for wanted in topic.partitions]
+                responses.append(
+                    FetchableTopicResponse(topic=topic.topic, topic_id=topic.topic_id, partitions=partitions)
+                )
+                continue
+            partitions = []
+            for index in dict.fromkeys(wanted.partition for wanted in topic.partitions):
+                if self.answer.done():
+                    return
+                wanted = self._wanted[self._names[number], index]
+                read = reads.get((wanted.topic, index)) or self._unread_partition(wanted)
+                data, records_size = yield from self._partition(wanted, read, left)
+                left -= records_size
+                size += records_size
+                partitions.append(data)
+            responses.append(FetchableTopicResponse(topic=topic.topic, topic_id=topic.topic_id, partitions=partitions))
+        self._finish(responses, size)
+
+    def _unread_partition(self, wanted: FetchPartition) -> PartitionRead:
+        """Return the offsets of a partition whose records did not fit into the response, without records."""
+        return read_for_consumer(
+            self._of.partitions, wanted, verdict=None, max_bytes=0, isolation=self._request.isolation_level
+        )
+
+    def _partition(
+        self, wanted: FetchPartition, read: PartitionRead, left: int
+    ) -> Generator[None, None, tuple[PartitionData, int]]:
+        result, records = read.result, FetchedRecords([], 0)
+        code = kafka_code(result.code)
+        if read.body and left > 0:
+            try:
+                records = yield from self._records(wanted, read, min(wanted.max_bytes, left))
+            except BrokerError as error:
+                code = kafka_code(error.code)
+                _log.error("%s-%d at offset %d: %s", wanted.topic, wanted.partition, wanted.fetch_offset, error.detail)
+        diverging = DivergingEpoch()
+        if result.diverging is not None:
+            diverging = DivergingEpoch(epoch=result.diverging[0], end_offset=result.diverging[1])
+        return (
+            PartitionData(
+                partition_index=wanted.partition,
+                error_code=code,
+                high_watermark=result.high_watermark,
+                last_stable_offset=result.last_stable_offset,
+                log_start_offset=result.log_start_offset,
+                diverging_epoch=diverging,
+                current_leader=self._leader(wanted) if code in _LEADER_ERRORS else LeaderIdAndEpoch(),
+                records=records.buffers,
+            ),
+            records.size,
+        )
+
+    def _records(
+        self, wanted: FetchPartition, read: PartitionRead, max_bytes: int
+    ) -> Generator[None, None, FetchedRecords]:
+        partition = self._of.partitions.require((wanted.topic, wanted.partition), wanted.topic_id)
+        source = _Source(self._of, partition, zstd=self._call.version >= _ZSTD_FROM)
+        work = encode_fetched(read.body, wanted.fetch_offset, source, max_bytes=max_bytes, aborted=read.result.aborted)
+        over = self._of.slices.over
+        while True:
+            try:
+                next(work)
+            except StopIteration as end:
+                found: FetchedRecords = end.value
+                return found
+            if over():
+                yield
+
+    def _leader(self, wanted: FetchPartition) -> LeaderIdAndEpoch:
+        """Return the leader of a partition that this broker does not lead, and add its address to the response."""
+        if self._call.version < _LEADERS_FROM:
+            return LeaderIdAndEpoch()
+        tp = TopicPartition(wanted.topic, wanted.partition)
+        leader, epoch, endpoint = self._of.topics.leader(tp, self._call.connection.listener)
+        if endpoint is None:
+            return LeaderIdAndEpoch()
+        self._nodes[leader] = NodeEndpoint(node_id=leader, host=endpoint.host, port=endpoint.port)
+        return LeaderIdAndEpoch(leader_id=leader, leader_epoch=epoch)
+
+    def _finish(self, responses: list[FetchableTopicResponse], size: int) -> None:
+        fetches, throttle_ms = self._of.fetches, 0
+        fetches.counters["fetch.consumer.bytes"] += size
+        if fetches.consumer_sent is not None:
+            throttle_ms = fetches.consumer_sent(self._call.connection, size)
+        if not self.answer.done():
+            self.answer.set_result(
+                FetchResponse(
+                    throttle_time_ms=throttle_ms,
+                    session_id=_NO_SESSION,
+                    responses=responses,
+                    node_endpoints=list(self._nodes.values()),
+                )
+            )
+
+
+def _unread(partition: int, code: int) -> PartitionData:
+    return PartitionData(partition_index=partition, error_code=code, high_watermark=-1, records=[])
+
+
+class KafkaFetch(OpenFetch):
+    """A fetch of a Kafka client, which checks before each read what a Kafka client may read, and answers the call."""
+
+    __slots__ = ("_of_call",)
+
+    def __init__(self, of_call: _FetchCall, *args: Any, **named: Any) -> None:
+        super().__init__(*args, **named)
+        self._of_call = of_call
+
+    def read_one(self, key: Key, wanted: FetchPartition, max_bytes: int) -> int:
+        try:
+            self._of_call.check_readable(wanted)
+        except BrokerError as error:
+            refusal = FetchedPartition(wanted.topic, wanted.partition, error.code, -1, -1, -1, -1, detail=error.detail)
+            return self.refuse_one(key, refusal)
+        return super().read_one(key, wanted, max_bytes)
+
+    def _answer(self) -> None:
+        self.abandon()
+        self._of_call.respond(self._reads)
+
+    def _failed(self, error: Exception) -> None:
+        self.abandon()
+        self._of_call.fail(error)
+
+
+class _Source(NamedTuple):
+    """A partition as the source of records for one response."""
+
+    of: KafkaFetches
+    partition: Partition
+    #: Whether the client can decompress zstd.
+    zstd: bool
+
+    @property
+    def stamped(self) -> bool:
+        return self.partition.rules.stamped_by_log
+
+    def schema(self, schema_id: int) -> pa.Schema:
+        return self.partition.log.schema(schema_id)
+
+    def sent(self, header: BatchHeader) -> memoryview | None:
+        return self.of.sent.get(self.partition, header, zstd=self.zstd)
+
+    def decoded(self, header: BatchHeader) -> Rows | None:
+        return self.of.decoded.get(self._key(header))
+
+    def keep_decoded(self, header: BatchHeader, rows: Rows) -> None:
+        self.of.decoded.add(self._key(header), rows)
+
+    def _key(self, header: BatchHeader) -> tuple[str, int, int, int]:
+        partition = self.partition
+        return partition.topic_id, partition.tp.partition, header.base_offset, header.body_crc

@@ -1,0 +1,323 @@
+"""The records of a Fetch response: batches of the log, encoded as record batches of Kafka with the original offsets.
+
+A batch of the log may be larger than the client's limit, so its rows are encoded in pieces, from the requested offset
+on. Offsets without records need no batch: consumers accept gaps between batches. But a response that ends with such
+offsets needs a batch that moves the consumer on, and a control batch does this for every client. These offsets are:
+
+- records of an aborted transaction, which a consumer of committed records does not get;
+- records that compaction has removed, if they are the last ones of their batch and the requested offset is after all
+  others.
+
+A response lists no aborted transactions, because it has no batches of them.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Generator, Iterator, Sequence
+from typing import NamedTuple, Protocol
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from sparklog.kafka.records.batch_view import placed_batch
+from sparklog.kafka.records.control import encode_control_batch
+from sparklog.kafka.records.encode import encode_batch, rows_that_fit
+from sparklog.protocol.frames import Buffer
+from sparklog.protocol.messages import AbortedRange
+from sparklog.record.codec import decode_batch
+from sparklog.record.compacted_batch import offsets_of
+from sparklog.record.header import BatchHeader, Flag, unpack_headers
+from sparklog.record.marker import decode_marker
+from sparklog.record.schema import DEFAULT_SCHEMA
+
+_CONTROL, _TRANSACTIONAL, _ARRAY = int(Flag.CONTROL), int(Flag.TRANSACTIONAL), int(Flag.OFFSET_ARRAY)
+_SEQUENCES = 2**31
+#: The most bytes of one record batch in a response, so that the encoding of one takes a few milliseconds.
+_PIECE_BYTES = 1024 * 1024
+#: A response with records gets no further piece if less than this part of its limit is left.
+_LEAST_PART = 16
+_COLUMNS = DEFAULT_SCHEMA.names
+
+
+class Rows(NamedTuple):
+    """The records of one batch of the log, in the columns of ``DEFAULT_SCHEMA``, and their offsets."""
+
+    rows: pa.RecordBatch
+    #: None: the offsets follow each other from the batch's base offset on.
+    offsets: npt.NDArray[np.int64] | None
+
+
+class DecodedBatches:
+    """The newest batches that were sent in part, decoded, so that the next fetch need not decode them again.
+
+    Not thread-safe: use it only on the broker's event loop.
+    """
+
+    def __init__(self, limit_bytes: int) -> None:
+        self._limit_bytes = limit_bytes
+        self._size_bytes = 0
+        self._known: OrderedDict[tuple[str, int, int, int], Rows] = OrderedDict()
+
+    def get(self, key: tuple[str, int, int, int]) -> Rows | None:
+        return self._known.get(key)
+
+    def add(self, key: tuple[str, int, int, int], rows: Rows) -> None:
+        """Add a batch, and remove the oldest ones while the limit is exceeded. The newest one always stays."""
+        if key in self._known:
+            self._known.move_to_end(key)
+            return
+        self._known[key] = rows
+        self._size_bytes += _size(rows)
+        while self._size_bytes > self._limit_bytes and len(self._known) > 1:
+            _, oldest = self._known.popitem(last=False)
+            self._size_bytes -= _size(oldest)
+
+
+def _size(rows: Rows) -> int:
+    return int(rows.rows.get_total_buffer_size())
+
+
+class RecordSource(Protocol):
+    """The part of a partition from which ``encode_fetched`` gets what a batch alone does not tell."""
+
+    @property
+    def stamped(self) -> bool:
+        """Return whether the topic has timestamp type LogAppendTime."""
+
+    def schema(self, schema_id: int) -> pa.Schema:
+        """Return the schema with this id."""
+
+    def sent(self, header: BatchHeader) -> memoryview | None:
+        """Return the batch as a Kafka client has sent it, or None if that is unknown."""
+
+    def decoded(self, header: BatchHeader) -> Rows | None:
+        """Return the batch's rows if an earlier fetch decoded them, or None."""
+
+    def keep_decoded(self, header: BatchHeader, rows: Rows) -> None:
+        """Keep the rows of a batch of which only a part was sent."""
+
+
+class FetchedRecords(NamedTuple):
+    """The record batches for one partition in a response: buffers to be sent one after the other, and their size."""
+
+    buffers: list[Buffer]
+    size: int
+
+
+def encode_fetched(
+    body: Sequence[Buffer], offset: int, source: RecordSource, *, max_bytes: int, aborted: Sequence[AbortedRange]
+) -> Generator[None, None, FetchedRecords]:
+    """Encode the records from ``offset`` on. Yield after each piece, so that the event loop may run other work.
+
+    ``body`` has the headers of the batches, then their bodies, as a partition's log has them. ``aborted`` are the
+    aborted transactions whose records are left out. The result has at least one record if there is one, and otherwise
+    about ``max_bytes`` at most.
+
+    Raises:
+        BrokerError: CORRUPT_MESSAGE for a damaged batch at ``offset``.
+    """
+    encoder = _Encoder(offset, source, max_bytes)
+    for header, stored in _batches(body):
+        if header.flags & _CONTROL:
+            encoder.add_marker(header, stored)
+        elif header.flags & _TRANSACTIONAL and _is_aborted(header, aborted):
+            encoder.skip(header.next_offset)
+        elif encoder.add_sent(header):
+            pass
+        else:
+            yield from encoder.add_rows(header, stored)
+        if encoder.full:
+            break
+    encoder.fill_gap()
+    return FetchedRecords(encoder.buffers, encoder.size)
+
+
+def _batches(body: Sequence[Buffer]) -> Iterator[tuple[BatchHeader, memoryview]]:
+    """Return each header with the stored bytes of its batch. A buffer after the first has one or several batches."""
+    if not body:
+        return
+    buffers = (memoryview(buffer) for buffer in body[1:])
+    rest = memoryview(b"")
+    for header in unpack_headers(memoryview(body[0])):
+        while not rest.nbytes:
+            rest = next(buffers)
+        size = header.stored_bytes
+        yield header, rest[:size]
+        rest = rest[size:]
+
+
+def _is_aborted(header: BatchHeader, aborted: Sequence[AbortedRange]) -> bool:
+    return any(
+        found.producer_id == header.producer_id and found.first_offset <= header.base_offset <= found.last_offset
+        for found in aborted
+    )
+
+
+class _Encoder:
+    """The state of the encoding of one partition's records."""
+
+    def __init__(self, offset: int, source: RecordSource, max_bytes: int) -> None:
+        self._offset = offset
+        self._source = source
+        self._max_bytes = max_bytes
+        #: The offset after the last one that a consumer of ``buffers`` reaches, and after the last one looked at.
+        self._reached = self._seen = offset
+        self._epoch = -1
+        self._time_ms = -1
+        self.buffers: list[Buffer] = []
+        self.size = 0
+        #: Whether no further batch fits.
+        self.full = False
+
+    def _add(self, buffers: Sequence[Buffer], header: BatchHeader, next_offset: int) -> None:
+        self.buffers += buffers
+        self.size += sum(map(len, buffers))
+        self._reached = self._seen = next_offset
+        self._note(header)
+
+    def _note(self, header: BatchHeader) -> None:
+        self._epoch, self._time_ms = header.leader_epoch, header.max_timestamp // 1000
+
+    def _has_room(self, size: int) -> bool:
+        return not self.size or self.size + size <= self._max_bytes
+
+    def skip(self, next_offset: int) -> None:
+        """Pass offsets without records."""
+        self._seen = next_offset
+
+    def add_marker(self, header: BatchHeader, stored: memoryview) -> None:
+        """Add the end of a transaction. One marker of the log may end several transactions; a consumer needs one."""
+        marker = decode_marker(header, stored)
+        committed = bool(marker.committed)
+        ended = marker.committed or marker.aborted or ((-1, -1),)
+        producer_id, producer_epoch = ended[0]
+        batch = encode_control_batch(
+            offset=header.base_offset,
+            leader_epoch=header.leader_epoch,
+            committed=committed,
+            timestamp_ms=header.max_timestamp // 1000,
+            producer_id=producer_id,
+            producer_epoch=producer_epoch,
+        )
+        if self._has_room(len(batch)):
+            self._add((batch,), header, header.next_offset)
+        else:
+            self.full = True
+
+    def add_sent(self, header: BatchHeader) -> bool:
+        """Add the batch as its producer has sent it. Return False if these bytes are unknown, or do not fit."""
+        if header.base_offset < self._offset:
+            return False
+        sent = self._source.sent(header)
+        if sent is None:
+            return False
+        if not self._has_room(len(sent)):
+            self.full = True
+            return True
+        if not self.size and len(sent) > self._max_bytes:
+            return False
+        placed = placed_batch(sent, base_offset=header.base_offset, leader_epoch=header.leader_epoch)
+        self._add(placed, header, header.next_offset)
+        return True
+
+    def add_rows(self, header: BatchHeader, stored: memoryview) -> Generator[None, None, None]:
+        """Add the rows of a batch from the offset on, in pieces, until the limit is reached."""
+        try:
+            found = self._source.decoded(header)
+            rows, offsets = found = found or _decode(header, stored, self._source)
+        except Exception:
+            if self.buffers:  # The client gets the records before the damaged batch now, and the error next.
+                self.full = True
+                return
+            raise
+        first, count = _first_row(header, offsets, self._offset), rows.num_rows
+        self._note(header)
+        if first >= count:
+            self.skip(header.next_offset)
+            return
+        while first < count:
+            left = self._max_bytes - self.size
+            if self.size and left < max(self._max_bytes // _LEAST_PART, 1):
+                self.full = True
+                break
+            part = rows.slice(first)
+            taken = rows_that_fit(part, min(max(left, 1), _PIECE_BYTES))
+            buffers, next_offset = self._piece(
+                header, part.slice(0, taken), offsets, first, last=first + taken == count
+            )
+            if taken == 1 and not self._has_room(sum(map(len, buffers))):
+                self.full = True
+                break
+            self._add(buffers, header, next_offset)
+            first += taken
+            yield
+        if first < count:
+            self._source.keep_decoded(header, found)
+
+    def _piece(
+        self,
+        header: BatchHeader,
+        rows: pa.RecordBatch,
+        offsets: npt.NDArray[np.int64] | None,
+        first: int,
+        *,
+        last: bool,
+    ) -> tuple[Sequence[Buffer], int]:
+        """Encode rows of a batch, whose first one is number ``first``. Return the piece and the offset after it.
+
+        ``last`` means that the last row of the batch is included.
+        """
+        sequence, base_offset = header.first_sequence, header.base_offset
+        part = None
+        if offsets is not None:
+            part = offsets[first : first + rows.num_rows]
+            if first:
+                base_offset = int(part[0])
+            next_offset = header.next_offset if last else int(part[-1]) + 1
+        else:
+            base_offset += first
+            next_offset = header.next_offset if last else base_offset + rows.num_rows
+        if sequence >= 0:
+            sequence = (sequence + base_offset - header.base_offset) % _SEQUENCES
+        buffers = encode_batch(
+            rows,
+            base_offset=base_offset,
+            offsets=part,
+            last_offset=next_offset - 1,
+            leader_epoch=header.leader_epoch,
+            append_time_ms=header.max_timestamp // 1000 if self._source.stamped else None,
+            producer_id=header.producer_id,
+            producer_epoch=header.producer_epoch,
+            base_sequence=sequence,
+            transactional=bool(header.flags & _TRANSACTIONAL),
+        )
+        return buffers, next_offset
+
+    def fill_gap(self) -> None:
+        """Add a control batch if the response ends with offsets without records."""
+        if self._seen <= self._reached:
+            return
+        filler = encode_control_batch(
+            offset=self._seen - 1, leader_epoch=self._epoch, committed=True, timestamp_ms=self._time_ms
+        )
+        self.buffers.append(filler)
+        self.size += len(filler)
+        self._reached = self._seen
+
+
+def _first_row(header: BatchHeader, offsets: npt.NDArray[np.int64] | None, offset: int) -> int:
+    """Return the number of the first row at or after ``offset``."""
+    if offset <= header.base_offset:
+        return 0
+    if offsets is None:
+        return offset - header.base_offset
+    return int(np.searchsorted(offsets, offset))
+
+
+def _decode(header: BatchHeader, stored: memoryview, source: RecordSource) -> Rows:
+    rows = decode_batch(header, stored[: header.length + header.offset_array_length], source.schema(header.schema_id))
+    if rows.num_columns > len(_COLUMNS):
+        rows = rows.select(_COLUMNS)
+    return Rows(rows, offsets_of(header, stored) if header.flags & _ARRAY else None)

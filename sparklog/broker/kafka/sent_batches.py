@@ -1,0 +1,82 @@
+"""The newest batches of Kafka producers as these have sent them, for Kafka consumers at the end of a partition.
+
+A consumer then gets the producer's bytes, still compressed, with the base offset and leader epoch of the log. The
+decoding and encoding of the records are not needed.
+
+A batch is recognised by the place in the log and by the checksum of its stored bytes. So a batch that a truncation or
+the cleaner has replaced does not match. Batches of topics with timestamp type LogAppendTime are not kept.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from typing import NamedTuple
+
+from sparklog.broker.replication.partition import Partition
+from sparklog.kafka.records.batch_view import BatchView
+from sparklog.record.header import BatchHeader
+
+_ZSTD = 4
+#: The approximate overhead of a batch, in bytes.
+_OVERHEAD = 400
+#: A smaller batch is copied, because it may be a part of a large network frame with other batches.
+_COPIED_BYTES = 64 * 1024
+
+_Key = tuple[str, int, int]
+
+
+class _SentBatch(NamedTuple):
+    body_crc: int
+    data: memoryview
+    codec: int
+
+
+class SentBatches:
+    """A cache of the newest batches of Kafka producers, with a limit of bytes for all partitions of a broker.
+
+    Not thread-safe: use it only on the broker's event loop.
+    """
+
+    def __init__(self, limit_bytes: int) -> None:
+        self.limit_bytes = limit_bytes
+        self.size_bytes = 0
+        self._batches: OrderedDict[_Key, _SentBatch] = OrderedDict()
+
+    def add(self, partition: Partition, body_crc: int, base_offset: int, view: BatchView) -> None:
+        """Add a batch that was appended at ``base_offset``. ``body_crc`` is the checksum of its stored bytes.
+
+        Remove the oldest batches while the limit is exceeded.
+        """
+        if not self.limit_bytes:
+            return
+        data = view.data
+        if len(data) < _COPIED_BYTES:
+            data = memoryview(bytes(data))
+        key = (partition.topic_id, partition.tp.partition, base_offset)
+        replaced = self._batches.pop(key, None)
+        if replaced is not None:
+            self._forget(replaced)
+        self._batches[key] = _SentBatch(body_crc, data, view.codec)
+        self.size_bytes += len(data) + _OVERHEAD
+        while self.size_bytes > self.limit_bytes:
+            _, oldest = self._batches.popitem(last=False)
+            self._forget(oldest)
+
+    def get(self, partition: Partition, header: BatchHeader, *, zstd: bool) -> memoryview | None:
+        """Return the batch as its producer has sent it, or None.
+
+        ``header`` is the batch's header in the log. Without ``zstd`` the consumer cannot decompress this codec.
+        """
+        found = self._batches.get((partition.topic_id, partition.tp.partition, header.base_offset))
+        if found is None or found.body_crc != header.body_crc or (found.codec == _ZSTD and not zstd):
+            return None
+        return found.data if not partition.rules.stamped_by_log else None
+
+    def drop(self, partition: Partition) -> None:
+        """Remove the batches of a partition whose role has changed, because its log may have been truncated."""
+        place = (partition.topic_id, partition.tp.partition)
+        for key in [key for key in self._batches if key[:2] == place]:
+            self._forget(self._batches.pop(key))
+
+    def _forget(self, batch: _SentBatch) -> None:
+        self.size_bytes -= len(batch.data) + _OVERHEAD
