@@ -46,6 +46,7 @@ class NativeProtocol:
             end = ServerEnd(describe, limits.max_frame_bytes, authenticator, only_proved=not is_plain)
         else:
             end = ServerEnd(describe, limits.max_frame_bytes, limits.authenticator, connection.session.login)
+        end.kafka_addresses = limits.kafka_addresses
         if limits.authenticator is not None:
             end.roles = limits.authenticator.roles(transport.get_extra_info("peercert"))
         return end

@@ -60,6 +60,10 @@ class Server:
         """Return the total size in bytes of the large frames that are being received."""
         return self._limits.receiving.used
 
+    def offer_to_kafka_clients(self, addresses: str) -> None:
+        """Name these addresses in the log when a Kafka client connects to a listener of sparklog's own protocol."""
+        self._limits.kafka_addresses = addresses
+
     @property
     def unix_socket(self) -> str:
         """Return the name of the Unix socket that clients get, or an empty string if there is no Unix socket."""
@@ -91,6 +95,7 @@ class Server:
                 places=self._limits.places,
                 handshake_s=self._limits.places.hello_s,
                 on_refused=partial(_certificate_refused, security),
+                refuses_aloud=protocol is self._native,
             )
             self._limits.tls.append(security.tls)
         self._servers.append(server)

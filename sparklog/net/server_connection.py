@@ -224,7 +224,8 @@ class ServerConnection(asyncio.BufferedProtocol):
                 _log.warning("refused a connection of %s: %s", self.peer, error.detail)
                 if reports is not None:
                     reports.failed(self, CERTIFICATE, error)
-                self._transport.writelines(self._end.encode_answer(ErrorReply(-1, error.code, error.detail)))
+                if buffers := self._end.encode_answer(ErrorReply(-1, error.code, error.detail)):
+                    self._transport.writelines(buffers)
                 self.close()
                 return False
         return True
@@ -310,7 +311,8 @@ class ServerConnection(asyncio.BufferedProtocol):
             _log.warning("refused a connection of %s: %s", self.peer, detail)
         reply = ErrorReply(cid, ErrorCode.THROTTLING_QUOTA_EXCEEDED, detail)
         assert self._transport is not None
-        self._transport.writelines(self._end.encode_answer(reply))
+        if buffers := self._end.encode_answer(reply):
+            self._transport.writelines(buffers)
         self.close()
 
     # --- the broker's side ---
@@ -429,8 +431,12 @@ class ServerConnection(asyncio.BufferedProtocol):
             self._queue.clear()
             self._refuse(event.reply.cid, refusal)
             return
-        self._transport.writelines(self._end.encode_answer(event.reply))
+        buffers = self._end.encode_answer(event.reply)
+        if buffers:
+            self._transport.writelines(buffers)
         if event.close:
+            if not buffers and isinstance(event.reply, ErrorReply):  # The reason is only in the log.
+                self._limits.refusals.warn(f"closed the connection of {self.peer}: {event.reply.detail}")
             self._queue.clear()
             self.close()
 

@@ -10,6 +10,7 @@ from typing import Protocol
 from sparklog.net.authentication import LoginDelays
 from sparklog.net.connection_slots import ConnectionSlots
 from sparklog.net.receiving import Receiving
+from sparklog.net.refusal_log import RefusalLog
 from sparklog.net.tls import ServerTls
 from sparklog.net.turn import Turn
 from sparklog.net.unix_tokens import UnixTokens
@@ -85,6 +86,10 @@ class Limits:
         self.unix_tokens = UnixTokens()
         #: The delays of the replies to failed logins.
         self.login_delays = LoginDelays()
+        #: The refused connections to which the protocol has no reply.
+        self.refusals = RefusalLog()
+        #: The addresses for Kafka clients; empty if there are none.
+        self.kafka_addresses = ""
         #: Adds the broker's proof to the reply to a hello; None if the broker has no credentials.
         self.authenticator = authenticator
 

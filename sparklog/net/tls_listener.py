@@ -21,6 +21,7 @@ from typing import Any
 from sparklog.errors import ErrorCode
 from sparklog.model import host_and_port
 from sparklog.net.connection_slots import ConnectionSlots, ConnectionStanding
+from sparklog.net.refusal_log import RefusalLog
 from sparklog.net.tls import ServerTls, unsent_alert
 from sparklog.net.unix_socket import ip_address
 from sparklog.protocol.connection import MAX_HELLO_BYTES, encode_reply
@@ -36,8 +37,6 @@ _AT_ONCE = 64
 #: OpenSSL's reason code when the listener requires a certificate and the client has none.
 _NO_CERTIFICATE = "PEER_DID_NOT_RETURN_A_CERTIFICATE"
 _CLOSE_S = 1.0
-#: The shortest time between two log lines about failed handshakes.
-_LOG_INTERVAL_S = 1.0
 _PLAIN_BYTES = "this listener uses TLS, and plain bytes arrived: set security.protocol to SSL or SASL_SSL"
 
 
@@ -88,9 +87,11 @@ class TlsListener:
         places: ConnectionSlots,
         handshake_s: float,
         on_refused: Callable[[Handshake, str], None],
+        refuses_aloud: bool = True,
     ) -> None:
         """Start to accept connections. ``make`` returns the protocol of a connection, which gets the handshake's slot.
 
+        With ``refuses_aloud`` a peer that does not use TLS gets an error reply of sparklog's own protocol.
         ``on_refused`` is called with the reason if a client's certificate is missing or not accepted.
         """
         self._on_refused = on_refused
@@ -101,8 +102,8 @@ class TlsListener:
         self._options = TlsOptions(handshake_s).arguments
         self._loop = asyncio.get_running_loop()
         self._tasks: set[asyncio.Task[None]] = set()
-        self._log_at_s = 0.0
-        self._unlogged = 0
+        self._refusals = RefusalLog()
+        self._refuses_aloud = refuses_aloud
         for listening in sockets:
             self._loop.add_reader(listening.fileno(), self._accept, listening)
 
@@ -181,8 +182,9 @@ class TlsListener:
         with contextlib.suppress(OSError):
             # If bytes were left unread, the close would reset the connection, and the peer might lose the reply.
             handshake.accepted.recv(MAX_HELLO_BYTES)
-            reply = ErrorReply(-1, ErrorCode.INVALID_REQUEST, _PLAIN_BYTES)
-            handshake.accepted.send(b"".join(encode_reply(reply)))
+            if self._refuses_aloud:
+                reply = ErrorReply(-1, ErrorCode.INVALID_REQUEST, _PLAIN_BYTES)
+                handshake.accepted.send(b"".join(encode_reply(reply)))
         self._end(handshake)
 
     # --- the handshake ---
@@ -225,13 +227,7 @@ class TlsListener:
                 return
 
     def _failed(self, handshake: Handshake, reason: str) -> None:
-        now_s = time.monotonic()
-        if now_s < self._log_at_s:
-            self._unlogged += 1
-            return
-        more = f" ({self._unlogged} more since the last message)" if self._unlogged else ""
-        _log.warning("the TLS handshake of %s failed: %s%s", handshake.peer, reason, more)
-        self._log_at_s, self._unlogged = now_s + _LOG_INTERVAL_S, 0
+        self._refusals.warn(f"the TLS handshake of {handshake.peer} failed: {reason}")
 
 
 async def bind(host: str, port: int, backlog: int) -> list[socket.socket]:

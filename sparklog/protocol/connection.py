@@ -16,6 +16,7 @@ import msgspec
 from sparklog.errors import BrokerError, ErrorCode, ProtocolError
 from sparklog.protocol.frames import Buffer, FrameDecoder, before_body, encode_frame
 from sparklog.protocol.header_limits import MAX_HEADER_BYTES, beginning_of, header_limit
+from sparklog.protocol.kafka_clients import is_kafka_request
 from sparklog.protocol.login import ServerLogin
 from sparklog.protocol.messages import (
     PROTOCOL_MAX_VERSION,
@@ -215,6 +216,10 @@ class ServerEnd:
         self.identity: Identity | None = None
         self.client_id = ""
         self.version = 0
+        #: The addresses for Kafka clients, which the refusal of such a client names; empty if there are none.
+        self.kafka_addresses = ""
+        #: Whether the peer is a Kafka client. A reply of this protocol would mean nothing to it.
+        self._is_kafka_client = False
         self.get_buffer = self._decoder.get_buffer
 
     @property
@@ -260,7 +265,7 @@ class ServerEnd:
         try:
             frames = self._decoder.buffer_updated(count)
         except ProtocolError as error:
-            return [ImmediateAnswer(ErrorReply(-1, error.code, error.detail), close=True)]
+            return [self._no_frame(error)]
         events: list[ReceivedRequest | ImmediateAnswer] = []
         for frame in frames:
             event = self._understand(frame) if isinstance(frame, Frame) else self._oversize(frame)
@@ -270,9 +275,19 @@ class ServerEnd:
         return events
 
     def encode_answer(self, reply: ImmediateReply) -> list[Buffer]:
-        """Return the frame of a reply that this end has given itself."""
+        """Return the frame of a reply that this end has given itself. A Kafka client gets none."""
         assert not isinstance(reply, EncodedReply), "only other protocols have encoded replies"
-        return encode_reply(reply)
+        return [] if self._is_kafka_client else encode_reply(reply)
+
+    def _no_frame(self, error: ProtocolError) -> ImmediateAnswer:
+        """Return the error for bytes that are no frame."""
+        code, detail = error.code, error.detail
+        if not self.version and is_kafka_request(self._decoder.beginning):
+            self._is_kafka_client = True
+            there = f"connect to {self.kafka_addresses}" if self.kafka_addresses else "need the setting kafka.listeners"
+            detail = f"a Kafka client has connected to a port of sparklog's own protocol; Kafka clients {there}"
+            code = ErrorCode.INVALID_REQUEST
+        return ImmediateAnswer(ErrorReply(-1, code, detail), close=True)
 
     def _oversize(self, frame: OversizeFrame) -> ImmediateAnswer:
         detail = f"frame of {frame.frame_bytes} bytes, at most {frame.limit} accepted"

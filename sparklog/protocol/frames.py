@@ -106,6 +106,11 @@ class FrameDecoder:
         return self._scratch[self._end :] if self._end else self._scratch
 
     @property
+    def beginning(self) -> memoryview:
+        """Return the received bytes that are not decoded yet. They are no frame if ``buffer_updated`` has failed."""
+        return self._scratch[: self._end]
+
+    @property
     def is_body_in_progress(self) -> bool:
         """Return whether a large frame with a body is being received."""
         if self._large is None:

@@ -15,7 +15,7 @@ from sparklog.broker.lifecycle.process_config import ProcessConfig
 from sparklog.broker.lifecycle.request_table import handlers_of_tokens, request_handlers
 from sparklog.broker.requests.dispatch import ConnectionHandler
 from sparklog.broker.requests.local_reads import LocalReads, readers_socket
-from sparklog.model import KAFKA_LISTENER, ListenerEndpoint, Principal
+from sparklog.model import KAFKA_LISTENER, ListenerEndpoint, Principal, host_and_port
 from sparklog.net.authentication import ListenerSecurity
 from sparklog.net.descriptors import boot_id
 from sparklog.net.peer_security import listener_tls
@@ -158,6 +158,8 @@ class BrokerServer:
                     if error.errno != errno.EADDRINUSE or port == last:
                         raise
             _log.info("Kafka clients: listener %s at %s:%d", listener.name, listener.host, self._ports[name])
+        addresses = [host_and_port(endpoint.host, endpoint.port) for endpoint in self.kafka_endpoints]
+        server.offer_to_kafka_clients(", ".join(addresses))
 
     def _describe(self, cid: int, version: int) -> HelloReply:
         context = self._context

@@ -110,5 +110,7 @@ def end_without_reply(connection: ServerConnection, cid: int) -> None:
 
 
 def client_of(connection: object) -> object:
-    """Return the client's own connection: the wrapped one if ``connection`` is a wrapper."""
-    return connection.client if isinstance(connection, ForwardingConnection) else connection
+    """Return the client's own connection: the innermost one if ``connection`` is a wrapper."""
+    while isinstance(connection, ForwardingConnection):
+        connection = connection.client
+    return connection

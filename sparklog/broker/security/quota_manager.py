@@ -82,8 +82,9 @@ class _Client:
     #: The monotonic time until which the connection waits; 0 if it does not wait.
     until_s: float = 0.0
     timer: asyncio.TimerHandle | None = None
-    #: The size of the request that waits, and the function that handles it.
-    held: tuple[int, Callable[[], None]] | None = None
+    #: The size of each request that waits, and the function that handles it. Only a connection with several requests
+    #: in progress, as of a Kafka client, can have more than one.
+    held: list[tuple[int, Callable[[], None]]] = field(default_factory=list)
 
 
 _EXEMPT = _Client({})
@@ -173,8 +174,7 @@ class QuotaManager:
         if client is not None:
             if client.timer is not None:
                 client.timer.cancel()
-            if client.held is not None:
-                self._held_bytes -= client.held[0]
+            self._held_bytes -= sum(size for size, _ in client.held)
 
     # --- requests ---
 
@@ -202,7 +202,8 @@ class QuotaManager:
         quota = _QUOTA_OF.get(kind, "")
 
         def limited(connection: ServerConnection, request: Any, body: memoryview) -> None:
-            client = self._clients.get(connection) or self._new_client(connection)
+            owner = cast(ServerConnection, client_of(connection))
+            client = self._clients.get(owner) or self._new_client(owner)
             if client is _EXEMPT:
                 handle(connection, request, body)
                 return
@@ -214,7 +215,7 @@ class QuotaManager:
             began_s = time.monotonic()
             if quota and (bucket := client.buckets.get(quota)) is not None:
                 if quota == PRODUCER_BYTE_RATE:
-                    self._wait(connection, client, bucket.charge(len(body), began_s))
+                    self._wait(owner, client, bucket.charge(len(body), began_s))
                 else:
                     # A reply of at most one window's bytes keeps the wait short.
                     request = replace(request, max_bytes=min(request.max_bytes, max(1, int(bucket.burst))))
@@ -223,7 +224,7 @@ class QuotaManager:
             finally:
                 if (bucket := client.buckets.get(REQUEST_PERCENTAGE)) is not None:
                     now_s = time.monotonic()
-                    self._wait(connection, client, bucket.charge(now_s - began_s, now_s))
+                    self._wait(owner, client, bucket.charge(now_s - began_s, now_s))
 
         return limited
 
@@ -279,11 +280,12 @@ class QuotaManager:
                 answer_failure(connection, request, error)
 
         self._held_bytes += len(body)
-        client.held = len(body), handle
-        self._wait(connection, client, wait_s)
+        client.held.append((len(body), handle))
+        self._wait(cast(ServerConnection, client_of(connection)), client, wait_s)
 
     def _consumer_sent(self, connection: ServerConnection, size: int) -> int:
         """Charge the bytes of a reply to a consumer, and return the time that the reply has to contain."""
+        connection = cast(ServerConnection, client_of(connection))
         client = self._clients.get(connection)
         bucket = client.buckets.get(CONSUMER_BYTE_RATE) if client is not None else None
         if client is None or bucket is None:
@@ -325,9 +327,8 @@ class QuotaManager:
         if client.timer is not None:
             client.timer.cancel()
             client.timer = None
-        held, client.held = client.held, None
-        if held is not None:
-            size, handle = held
+        held, client.held = client.held, []
+        for size, handle in held:
             self._held_bytes -= size
             handle()  # before ``resume_requests``, so that no later request overtakes it
         connection.resume_requests()
