@@ -89,7 +89,7 @@ from sparklog.coordinator.group_records import (
 from sparklog.coordinator.group_topics import Topics
 from sparklog.coordinator.log_records import Record
 from sparklog.coordinator.membership import Membership
-from sparklog.errors import ErrorCode
+from sparklog.errors import BrokerError, ErrorCode
 from sparklog.model import assert_never
 from sparklog.protocol.messages import DescribedGroup, GroupOffset
 
@@ -303,6 +303,28 @@ class Groups(CoordinatorCore[_Group, _GroupDraft]):
         """Return the classic group with this name, or None if there is none. The caller must not change it."""
         known = self._entries.get(group)
         return known.classic if known is not None else None
+
+    def is_consumer_group(self, group: str) -> bool:
+        """Return whether the group is one of KIP-848. A group that has only offsets is none."""
+        known = self._entries.get(group)
+        if known is None or known.classic is not None:
+            return False
+        return bool(known.membership.members) or EpochKey(FORMAT_VERSION, group) in known.state
+
+    def check_fetch(self, group: str, member_id: str, epoch: int) -> None:
+        """Check the member in a Kafka client's request for offsets of a group of KIP-848.
+
+        Raises:
+            BrokerError: UNKNOWN_MEMBER_ID, or STALE_MEMBER_EPOCH if the group has not reached this epoch.
+        """
+        known = self._entries.get(group)
+        if not member_id or epoch < 0 or known is None or known.classic is not None:
+            return
+        if member_id not in known.membership.members:
+            raise BrokerError(ErrorCode.UNKNOWN_MEMBER_ID, f"group {group!r} has no member {member_id}")
+        if epoch > known.membership.epoch:
+            detail = f"group {group!r}: epoch {epoch} found, the group is in {known.membership.epoch}"
+            raise BrokerError(ErrorCode.STALE_MEMBER_EPOCH, detail)
 
     def exists(self, group: str) -> bool:
         """Return whether the group has committed offsets or members."""

@@ -33,6 +33,7 @@ class KafkaCode(IntEnum):
     Source: Kafka protocol guide, "Error codes".
     """
 
+    OFFSET_METADATA_TOO_LARGE = 12
     INVALID_GROUP_ID = 24
     INVALID_COMMIT_OFFSET_SIZE = 28
     INVALID_TIMESTAMP = 32

@@ -1,0 +1,65 @@
+"""The coordinators of groups and the permissions of clients, for the handlers of Kafka's requests about groups."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+
+from sparklog.broker.groups.group_host import GroupHost
+from sparklog.broker.kafka.call import KafkaCall
+from sparklog.broker.kafka.error_codes import KafkaCode, KafkaError, kafka_code
+from sparklog.broker.kafka.permissions import Permissions
+from sparklog.broker.lifecycle.broker import Broker
+from sparklog.coordinator.effects import Outcome, Refused
+from sparklog.errors import BrokerError, ErrorCode
+from sparklog.security.acls import Operation, ResourceType
+
+#: The maximum length of a group's name, as in sparklog's own requests.
+MAX_NAME = 255
+#: The errors that a response about groups reports.
+FAILURES = (BrokerError, KafkaError)
+
+
+class GroupAccess:
+    """The groups that this broker coordinates, with checks of names and permissions."""
+
+    def __init__(self, broker: Broker) -> None:
+        self._groups = broker.groups
+        self.permissions = Permissions(broker)
+
+    def require(self, call: KafkaCall, request: str, operation: Operation, group: str) -> None:
+        """Check the group's name, and that the client may do the operation on the group.
+
+        Raises BrokerError or KafkaError.
+        """
+        if not group or len(group) > MAX_NAME:
+            raise KafkaError(KafkaCode.INVALID_GROUP_ID, f"a name of 1 to {MAX_NAME} characters expected")
+        self.permissions.require(call, request, operation, ResourceType.GROUP, group)
+
+    def host(self, group: str) -> GroupHost:
+        """Return the group's coordinator on this broker. Raises BrokerError if there is none that is ready."""
+        try:
+            return self._groups.of(group)
+        except BrokerError as error:
+            if error.code is ErrorCode.BROKER_STOPPING:
+                raise BrokerError(ErrorCode.NOT_COORDINATOR, error.detail) from None
+            raise
+
+    async def ask(self, group: str, event_of: Callable[[int], object]) -> Outcome:
+        """Pass a request to the group's coordinator, and return the outcome. Raises BrokerError if it is refused."""
+        done: asyncio.Future[Outcome] = asyncio.get_running_loop().create_future()
+
+        def on_result(result: Outcome) -> None:
+            if not done.done():  # The client's connection may have ended meanwhile.
+                done.set_result(result)
+
+        self.host(group).ask(event_of, on_result)
+        outcome = await done
+        if isinstance(outcome, Refused):
+            raise BrokerError(outcome.code, outcome.detail)
+        return outcome
+
+
+def group_code(error: BrokerError | KafkaError) -> int:
+    """Return Kafka's code of an error of a request about a group."""
+    return kafka_code(error.code)
