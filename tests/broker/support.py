@@ -66,7 +66,7 @@ class LocalReplicas:
     ) -> None:
         self.context = context
         self.partitions = Partitions(context, directory)
-        self.access = Access(context.credentials, context.cache, context.counters)
+        self.access = Access(context.credentials, context.cache, context.counters, context.audit)
         self.fetches = Fetches(context, self.access, self.partitions, SessionCache(slots=10))
         self.replicas = ReplicaHosting(
             context,
@@ -85,7 +85,7 @@ def control_updates(context: BrokerContext, partitions: object, hosting: object)
     """Return the object that applies updates to these replicas, in a broker whose registration is trusted."""
     return ControlUpdates(
         context,
-        Access(context.credentials, context.cache, context.counters),
+        Access(context.credentials, context.cache, context.counters, context.audit),
         cast(Partitions, partitions),
         hosting=cast(ReplicaHosting, hosting),
         registry=cast(ZkRegistration, SimpleNamespace(mark_trusted=lambda: None)),

@@ -96,7 +96,7 @@ class Broker:
             queued_max_bytes=config.queued_max_bytes,
         )
         self.quota_updates = QuotaUpdates(context, registry, self.quotas)
-        self.access = Access(context.credentials, context.cache, context.counters)
+        self.access = Access(context.credentials, context.cache, context.counters, context.audit)
         self._create_logins()
         #: The work on long requests, which runs in slices so that the event loop also serves others.
         self.slices = Slices()

@@ -18,19 +18,24 @@ from __future__ import annotations
 from collections import Counter
 
 from sparklog.broker.metadata_cache import MetadataCache
+from sparklog.broker.security.authorizer import DenialLog
 from sparklog.errors import BrokerError, ErrorCode
 from sparklog.net.greeting import Credentials
 from sparklog.net.server_connection import ServerConnection
 from sparklog.protocol.senders import SenderKind
+from sparklog.security.acls import CLUSTER_NAME, Operation, ResourceType
 
 
 class Access:
     """The component that checks which connection may send which request to one broker.
 
-    Not thread-safe: use it only on the broker's event loop.
+    It reports refusals to ``denials``. Not thread-safe: use it only on the broker's event loop.
     """
 
-    def __init__(self, credentials: Credentials, cache: MetadataCache, counters: Counter[str]) -> None:
+    def __init__(
+        self, credentials: Credentials, cache: MetadataCache, counters: Counter[str], denials: DenialLog
+    ) -> None:
+        self._denials = denials
         self._credentials = credentials
         self._cache = cache
         self._counters = counters
@@ -62,9 +67,10 @@ class Access:
         identity = connection.identity
         if identity is None or identity.incarnation != controller_epoch:
             proved = identity.incarnation if identity is not None else None
-            raise BrokerError(
-                ErrorCode.CLUSTER_AUTHORIZATION_FAILED,
-                f"control update of controller epoch {controller_epoch}: but its connection has proved epoch {proved}",
+            raise self._refused(
+                connection,
+                f"a control update of controller epoch {controller_epoch}",
+                f"its connection has proved epoch {proved}",
             )
 
     def require_follower(self, connection: ServerConnection, broker_id: int) -> None:
@@ -104,10 +110,17 @@ class Access:
         return identity is not None and identity.role is sender
 
     def _refusal(self, connection: ServerConnection, sender: SenderKind, what: str) -> BrokerError:
-        self._counters["requests.unauthorized"] += 1
         identity = connection.identity
         found = "no proof" if identity is None else f"a proof of {identity.role.value} {identity.number}"
-        return BrokerError(
-            ErrorCode.CLUSTER_AUTHORIZATION_FAILED,
-            f"{what} requires a connection that is proved to be of a {sender.value} of this cluster; found {found}",
+        return self._refused(
+            connection,
+            what,
+            f"it requires a connection that is proved to be of a {sender.value} of this cluster; found {found}",
         )
+
+    def _refused(self, connection: ServerConnection, what: str, reason: str) -> BrokerError:
+        """Count and report a refused request, and return its error."""
+        self._counters["requests.unauthorized"] += 1
+        resource = f"{ResourceType.CLUSTER}:{CLUSTER_NAME}"
+        self._denials.denied(connection, what, Operation.CLUSTER_ACTION.value, resource, reason)
+        return BrokerError(ErrorCode.CLUSTER_AUTHORIZATION_FAILED, f"{what}: {reason}")
