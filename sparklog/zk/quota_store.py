@@ -13,9 +13,9 @@ reads only the nodes that have changed. Each write is a compare-and-set on the i
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Set
 from contextlib import suppress
-from typing import Annotated, Any, NamedTuple
+from typing import Annotated, Any
 from urllib.parse import quote
 
 import msgspec
@@ -54,21 +54,6 @@ class QuotaIndex(msgspec.Struct, frozen=True):
 class _ConfigNode(msgspec.Struct, frozen=True):
     config: dict[str, Any] = {}
     version: int = codecs.VERSION
-
-
-class Quotas(NamedTuple):
-    """All quotas as read from ZooKeeper.
-
-    ``version`` is the version of the index when it was read, and ``generation`` is the number of the ZooKeeper session
-    that read it.
-    """
-
-    version: int
-    values: Mapping[QuotaEntity, QuotaValues]
-    generation: int = 0
-
-
-NO_QUOTAS = Quotas(-1, {})
 
 
 def quota_path(entity: QuotaEntity) -> str:
@@ -113,34 +98,36 @@ class QuotaStore:
         """
         return self._session.watch_data(paths.QUOTAS, on_index)
 
-    async def read(self, node: Node | None, known: Quotas = NO_QUOTAS) -> Quotas:
+    async def read(
+        self,
+        node: Node | None,
+        known: Mapping[QuotaEntity, QuotaValues] | None = None,
+        changed: Set[QuotaEntity] | None = None,
+    ) -> dict[QuotaEntity, QuotaValues]:
         """Return all quotas. ``node`` is the index node ``/config/quotas`` as read, or None if it does not exist.
 
-        Read only the nodes that have changed since ``known``. Raises ZkError.
+        With ``changed`` read only the quotas of these entities, and take the others from ``known``. Raises ZkError.
         """
-        index = decode_index(node)
-        if node is None:
-            return NO_QUOTAS
-        missed, generation = node.version - known.version, self._session.generation
-        entities = frozenset(index.entities)
-        # A later session may see a ZooKeeper that was restored from an older copy.
-        if known.version < 0 or known.generation != generation or not 0 <= missed <= len(index.changed):
-            return Quotas(node.version, await self._values(entities), generation)
-        changed = frozenset(index.changed[len(index.changed) - missed :])
-        kept = {entity: values for entity, values in known.values.items() if entity in entities - changed}
-        return Quotas(node.version, {**kept, **await self._values(entities & changed)}, generation)
+        entities = frozenset(decode_index(node).entities)
+        if known is None or changed is None:
+            return await self._values(entities)
+        kept = {entity: values for entity, values in known.items() if entity in entities - changed}
+        return {**kept, **await self._values(entities & changed)}
 
-    async def current(self, known: Quotas = NO_QUOTAS) -> Quotas:
-        """Return all quotas, including all writes that completed before the call.
+    async def index(self) -> Node | None:
+        """Return the index node with all writes that completed before the call, or None if there is none.
 
-        Read only the nodes that have changed since ``known``. Raises ZkError.
+        Raises ZkError.
         """
         await self._session.sync(paths.CONFIG)
         try:
-            node = await self._session.get(paths.QUOTAS)
+            return await self._session.get(paths.QUOTAS)
         except ZkNoNode:
-            return NO_QUOTAS
-        return await self.read(node, known)
+            return None
+
+    async def current(self) -> dict[QuotaEntity, QuotaValues]:
+        """Return all quotas, including all writes that completed before the call. Raises ZkError."""
+        return await self.read(await self.index())
 
     async def alter(self, entity: QuotaEntity, changes: Mapping[str, float | None]) -> int:
         """Change quotas of one entity. Return the new version of the index.

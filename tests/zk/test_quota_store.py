@@ -11,7 +11,7 @@ from sparklog.errors import BrokerError, ErrorCode
 from sparklog.security.quotas import CONSUMER_BYTE_RATE, DEFAULT, PRODUCER_BYTE_RATE, QuotaEntity
 from sparklog.zk import paths, quota_store
 from sparklog.zk.cluster_store import ClusterStore
-from sparklog.zk.quota_store import NO_QUOTAS, QuotaStore, quota_path
+from sparklog.zk.quota_store import QuotaStore, decode_index, quota_path
 from sparklog.zk.session import Node
 from sparklog.zk.unreadable import Unreadable
 
@@ -38,16 +38,16 @@ def test_quotas_are_written_read_and_removed(connect: str) -> None:
     async def scenario() -> None:
         async with opened(connect) as store:
             quotas = quotas_of(store)
-            assert await quotas.current() == NO_QUOTAS
+            assert await quotas.current() == {}
             both = QuotaEntity("anna", "app")
             await quotas.alter(ANNA, {PRODUCER_BYTE_RATE: 1024.0, CONSUMER_BYTE_RATE: 0.5})
             await quotas.alter(both, {PRODUCER_BYTE_RATE: 2048.0})
             await quotas.alter(ANNA, {CONSUMER_BYTE_RATE: None})
             found = await quotas.current()
-            assert found.values == {ANNA: {PRODUCER_BYTE_RATE: 1024.0}, both: {PRODUCER_BYTE_RATE: 2048.0}}
+            assert found == {ANNA: {PRODUCER_BYTE_RATE: 1024.0}, both: {PRODUCER_BYTE_RATE: 2048.0}}
             await quotas.alter(both, {PRODUCER_BYTE_RATE: None})
             await quotas.alter(ANNA, {PRODUCER_BYTE_RATE: None})
-            assert (await quotas.current()).values == {}
+            assert await quotas.current() == {}
             assert not await store.session.exists(quota_path(both))
 
     asyncio.run(scenario())
@@ -63,7 +63,7 @@ def test_other_keys_of_a_users_node_are_kept(connect: str) -> None:
             await quotas.alter(ANNA, {PRODUCER_BYTE_RATE: 1024.0})
             node = json.loads((await store.session.get(quota_path(ANNA))).data)
             assert node["config"] == {"SCRAM-SHA-256": "salt=1", PRODUCER_BYTE_RATE: "1024"}
-            assert (await quotas.current()).values == {ANNA: {PRODUCER_BYTE_RATE: 1024.0}}
+            assert await quotas.current() == {ANNA: {PRODUCER_BYTE_RATE: 1024.0}}
             await quotas.alter(ANNA, {PRODUCER_BYTE_RATE: None})
             assert json.loads((await store.session.get(quota_path(ANNA))).data) == stored
 
@@ -99,8 +99,9 @@ def test_simultaneous_changes_are_all_kept(connect: str) -> None:
             ]
             versions = await asyncio.gather(*changes)
             found = await quotas_of(store).current()
-            assert len(found.values) == 20
-            assert sorted(versions) == list(range(1, 21)) and found.version == 20
+            assert len(found) == 20
+            index = await quotas_of(store).index()
+            assert sorted(versions) == list(range(1, 21)) and index is not None and index.version == 20
 
     asyncio.run(scenario())
 
@@ -128,10 +129,11 @@ def test_a_watcher_reads_only_what_has_changed(connect: str, monkeypatch: pytest
             await quotas_of(admin).alter(ANNA, {PRODUCER_BYTE_RATE: 1.0})
             await quotas_of(admin).alter(QuotaEntity("user 3"), {PRODUCER_BYTE_RATE: None})
             await until(lambda: nodes[-1] is not None and nodes[-1].version == 7, "the index")
-            after = await quotas.read(nodes[-1], known)
+            changed = frozenset(decode_index(nodes[-1]).changed[-2:])
+            after = await quotas.read(nodes[-1], known, changed)
             assert read == [ANNA]
-            assert after == await quotas.current() and after.version == 7
-            assert ANNA in after.values and QuotaEntity("user 3") not in after.values
+            assert after == await quotas.current()
+            assert ANNA in after and QuotaEntity("user 3") not in after
             stop()
 
     asyncio.run(scenario())
@@ -144,9 +146,9 @@ def test_unreadable_values_are_skipped(connect: str) -> None:
             await quotas.alter(ANNA, {PRODUCER_BYTE_RATE: 1024.0, CONSUMER_BYTE_RATE: 5.0})
             broken = {"version": 1, "config": {PRODUCER_BYTE_RATE: "-3", CONSUMER_BYTE_RATE: "7"}}
             await store.session.set(quota_path(ANNA), json.dumps(broken).encode())
-            assert (await quotas.current()).values == {ANNA: {CONSUMER_BYTE_RATE: 7.0}}
+            assert await quotas.current() == {ANNA: {CONSUMER_BYTE_RATE: 7.0}}
             await store.session.set(quota_path(ANNA), b"{")
-            assert (await quotas.current()).values == {}
+            assert await quotas.current() == {}
 
     asyncio.run(scenario())
 
@@ -163,6 +165,6 @@ def test_the_number_of_entities_is_bounded(connect: str, monkeypatch: pytest.Mon
                 await quotas.alter(QuotaEntity("c"), {PRODUCER_BYTE_RATE: 1.0})
             assert refused.value.code is ErrorCode.INVALID_CONFIG
             await quotas.alter(QuotaEntity("b"), {PRODUCER_BYTE_RATE: 2.0})
-            assert len((await quotas.current()).values) == 2
+            assert len(await quotas.current()) == 2
 
     asyncio.run(scenario())

@@ -37,8 +37,9 @@ from sparklog.broker.security.acl_cache import AclCache
 from sparklog.broker.security.authorized_requests import AuthorizedFetch, scoped_fetch
 from sparklog.broker.security.authorizer import authorizer_of, scope_authorizer
 from sparklog.broker.security.logins import Logins, sasl_mechanisms, token_validator
+from sparklog.broker.security.quota_cache import QuotaCache
 from sparklog.broker.security.quota_manager import QuotaManager
-from sparklog.broker.security.quota_updates import QuotaUpdates
+from sparklog.broker.security.quota_requests import QuotaRequests
 from sparklog.broker.security.tokens import Tokens
 from sparklog.broker.security.users import Users
 from sparklog.broker.transactions.coordinator_epochs import CoordinatorEpochs
@@ -95,7 +96,9 @@ class Broker:
             window_s=config.quota_window_seconds,
             queued_max_bytes=config.queued_max_bytes,
         )
-        self.quota_updates = QuotaUpdates(context, registry, self.quotas)
+        self._quota_cache = QuotaCache(self.quotas)
+        registry.session_listeners.append(self._quota_cache.open)
+        self.quota_requests = QuotaRequests(context, registry, self._quota_cache)
         self.access = Access(context.credentials, context.cache, context.counters, context.audit)
         self._create_logins()
         #: The work on long requests, which runs in slices so that the event loop also serves others.
@@ -250,7 +253,6 @@ class Broker:
         self._cleaner.start()
         self.set_aside.start()
         self._topic_notes.start()
-        self.quota_updates.start()
         self.hanging.start()
 
     async def stop_replication(self) -> None:
@@ -272,6 +274,7 @@ class Broker:
         self.hanging.close()
         if self.acls is not None:
             self.acls.close()
+        self._quota_cache.close()
         self.users.close()
         self.tokens.close()
         await self.registry.close()

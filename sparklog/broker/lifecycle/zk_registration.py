@@ -36,7 +36,6 @@ from sparklog.zk.broker_registry import BrokerRegistry
 from sparklog.zk.cluster_store import BarrierJob, ClusterStore
 from sparklog.zk.codecs import ElectionRequest, TruncationRefusal, ZkFormatError, encode
 from sparklog.zk.errors import BrokerIdTaken, ZkError, ZkNodeExists, ZkNoNode, ZkUnreachable
-from sparklog.zk.quota_store import QuotaStore
 from sparklog.zk.security import zookeeper_security
 from sparklog.zk.session import PAUSE_S, ZkSession
 from sparklog.zk.state_store import FateUnknown, NodeGone, WriteRefused
@@ -448,11 +447,6 @@ class ZkRegistration:
             await changed.wait()
 
     # --- security ---
-
-    @property
-    def quotas(self) -> QuotaStore:
-        """Return the store of quotas in ZooKeeper. Raises BrokerError BROKER_NOT_AVAILABLE before the registration."""
-        return QuotaStore(self._session, self._store.unreadable)
 
     async def connected(self) -> None:
         """Wait for a connection to ZooKeeper. Raises ZkUnreachable if there is none for a session timeout."""

@@ -12,6 +12,7 @@ import asyncio
 import logging
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
+from typing import Generic, TypeVar
 
 from sparklog.zk.codecs import ZkFormatError
 from sparklog.zk.errors import ZkError, ZkUnreachable
@@ -19,19 +20,22 @@ from sparklog.zk.session import PAUSE_S, Node, ZkSession
 
 _log = logging.getLogger(__name__)
 
+Name = TypeVar("Name")
 
-class IndexFollower:
+
+class IndexFollower(Generic[Name]):
     """A follower of one index in ZooKeeper, which reads the nodes that have changed.
 
     ``changed_of`` returns the names of nodes in an index, the newest last. ``apply`` reads the nodes with these names,
-    or all nodes if the names are None. Not thread-safe: use it on the broker's event loop, from ``open`` to ``close``.
+    or all nodes if the names are None. A name is a text, or another value that identifies a node. Not thread-safe: use
+    it on the broker's event loop, from ``open`` to ``close``.
     """
 
     def __init__(
         self,
         what: str,
-        changed_of: Callable[[Node | None], tuple[str, ...]],
-        apply: Callable[[Node | None, set[str] | None], Awaitable[None]],
+        changed_of: Callable[[Node | None], tuple[Name, ...]],
+        apply: Callable[[Node | None, set[Name] | None], Awaitable[None]],
     ) -> None:
         self._what = what
         self._changed_of = changed_of
@@ -73,8 +77,8 @@ class IndexFollower:
         """Wait until the task has read all nodes at least once."""
         await self._loaded.wait()
 
-    async def applied(self, version: int, *, timeout_s: float) -> None:
-        """Wait until the broker uses this version of the index, for at most ``timeout_s``."""
+    async def applied(self, version: int, *, timeout_s: float) -> bool:
+        """Wait until the broker uses this version of the index, for at most ``timeout_s``. Return whether it does."""
 
         async def reached() -> None:
             while self._version < version:
@@ -82,6 +86,7 @@ class IndexFollower:
 
         with suppress(asyncio.TimeoutError):
             await asyncio.wait_for(reached(), timeout_s)
+        return self._version >= version
 
     def _on_index(self, node: Node | None) -> None:
         self._index = node
