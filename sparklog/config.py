@@ -394,6 +394,13 @@ BROKER_SETTINGS: dict[str, Setting] = {
         "Addresses of the listeners for Kafka clients. Empty: the listener's host, or the broker's host.",
         longest=_LONGEST_LIST,
     ),
+    "kafka.batch.cache.bytes": Setting(
+        "kafka_batch_cache_bytes",
+        64 * MIB,
+        "Newest batches of Kafka producers that a broker keeps as they were sent, for Kafka consumers; 0: none.",
+        0,
+        2**40,
+    ),
     "kafka.auto.create.topics.enable": Setting(
         "kafka_auto_create_topics", False, "Create a topic that a Kafka client names in a request for metadata."
     ),
@@ -632,6 +639,7 @@ class BrokerConfig(msgspec.Struct, frozen=True):
     inter_broker_listener_name: str
     kafka_listeners: str
     kafka_advertised_listeners: str
+    kafka_batch_cache_bytes: int
     kafka_auto_create_topics: bool
     inter_broker_principals: str
     network_trusted: bool

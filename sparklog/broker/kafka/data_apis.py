@@ -13,15 +13,13 @@ from sparklog.broker.kafka.sent_batches import SentBatches
 from sparklog.broker.lifecycle.broker import Broker
 from sparklog.kafka.wire import ApiKey
 
-#: The most bytes of producers' batches that a broker keeps for Kafka consumers.
-_SENT_BYTES = 64 * 1024 * 1024
-
 
 def data_handlers(broker: Broker) -> dict[int, Handler]:
     """Return the handlers of Produce, Fetch, ListOffsets, OffsetForLeaderEpoch and InitProducerId."""
     context, partitions, slices = broker.context, broker.partitions, broker.slices
     topics = DataTopics(context, partitions, Permissions(broker))
-    sent = SentBatches(_SENT_BYTES)
+    sent = SentBatches(context.config.kafka_batch_cache_bytes)
+    broker.effects.role_listeners.append(sent.drop)
     produce = KafkaProduce(context, topics, slices=slices, fetches=broker.fetches, quotas=broker.quotas)
     produce.on_appended = sent.add
     fetch = KafkaFetches(

@@ -22,7 +22,8 @@ _OVERHEAD = 400
 #: A smaller batch is copied, because it may be a part of a large network frame with other batches.
 _COPIED_BYTES = 64 * 1024
 
-_Key = tuple[str, int, int]
+#: A topic id and a partition.
+_Place = tuple[str, int]
 
 
 class _SentBatch(NamedTuple):
@@ -40,7 +41,9 @@ class SentBatches:
     def __init__(self, limit_bytes: int) -> None:
         self.limit_bytes = limit_bytes
         self.size_bytes = 0
-        self._batches: OrderedDict[_Key, _SentBatch] = OrderedDict()
+        #: The batches by place and base offset, the oldest first.
+        self._batches: OrderedDict[tuple[_Place, int], _SentBatch] = OrderedDict()
+        self._offsets: dict[_Place, set[int]] = {}
 
     def add(self, partition: Partition, body_crc: int, base_offset: int, view: BatchView) -> None:
         """Add a batch that was appended at ``base_offset``. ``body_crc`` is the checksum of its stored bytes.
@@ -52,22 +55,21 @@ class SentBatches:
         data = view.data
         if len(data) < _COPIED_BYTES:
             data = memoryview(bytes(data))
-        key = (partition.topic_id, partition.tp.partition, base_offset)
-        replaced = self._batches.pop(key, None)
-        if replaced is not None:
-            self._forget(replaced)
+        key = ((partition.topic_id, partition.tp.partition), base_offset)
+        if key in self._batches:
+            self._remove(key)
         self._batches[key] = _SentBatch(body_crc, data, view.codec)
+        self._offsets.setdefault(key[0], set()).add(base_offset)
         self.size_bytes += len(data) + _OVERHEAD
         while self.size_bytes > self.limit_bytes:
-            _, oldest = self._batches.popitem(last=False)
-            self._forget(oldest)
+            self._remove(next(iter(self._batches)))
 
     def get(self, partition: Partition, header: BatchHeader, *, zstd: bool) -> memoryview | None:
         """Return the batch as its producer has sent it, or None.
 
         ``header`` is the batch's header in the log. Without ``zstd`` the consumer cannot decompress this codec.
         """
-        found = self._batches.get((partition.topic_id, partition.tp.partition, header.base_offset))
+        found = self._batches.get(((partition.topic_id, partition.tp.partition), header.base_offset))
         if found is None or found.body_crc != header.body_crc or (found.codec == _ZSTD and not zstd):
             return None
         return found.data if not partition.rules.stamped_by_log else None
@@ -75,8 +77,13 @@ class SentBatches:
     def drop(self, partition: Partition) -> None:
         """Remove the batches of a partition whose role has changed, because its log may have been truncated."""
         place = (partition.topic_id, partition.tp.partition)
-        for key in [key for key in self._batches if key[:2] == place]:
-            self._forget(self._batches.pop(key))
+        for offset in tuple(self._offsets.get(place, ())):
+            self._remove((place, offset))
 
-    def _forget(self, batch: _SentBatch) -> None:
-        self.size_bytes -= len(batch.data) + _OVERHEAD
+    def _remove(self, key: tuple[_Place, int]) -> None:
+        self.size_bytes -= len(self._batches.pop(key).data) + _OVERHEAD
+        place, offset = key
+        offsets = self._offsets[place]
+        offsets.remove(offset)
+        if not offsets:
+            del self._offsets[place]

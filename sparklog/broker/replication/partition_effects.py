@@ -52,6 +52,8 @@ class PartitionEffects:
         #: The ISR writes that were postponed because the cluster was stopping. They are performed if this broker
         #: continues to serve.
         self._postponed: list[Callable[[], None]] = []
+        #: Called with each partition whose role or leader epoch has changed.
+        self.role_listeners: list[Callable[[Partition], None]] = []
         self.now_ms = context.now_ms
         self.log_end_moved = fetches.log_end_moved
 
@@ -103,6 +105,8 @@ class PartitionEffects:
         self._fetches.changed(partition)
         self._markers.role_changed(partition)
         self._coordinators.role_changed(partition)
+        for listener in self.role_listeners:
+            listener(partition)
         self._context.roles_changed()
 
     def high_watermark_moved(self, partition: Partition) -> None:
