@@ -9,6 +9,7 @@ from typing import Annotated, TypeVar
 
 import msgspec
 
+from sparklog.protocol.acl_messages import LongName
 from sparklog.protocol.fields import Entries, Listed, Message, Name
 
 #: The maximum number of renewers of one token, and of entries of its scope.
@@ -30,7 +31,7 @@ class ScopeEntry(msgspec.Struct, frozen=True, array_like=True):
 
     operation: Name
     resource_type: Name
-    name: Name
+    name: LongName
     pattern_type: Name = "Literal"
 
 

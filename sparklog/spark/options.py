@@ -71,6 +71,7 @@ COMMON_OPTIONS: dict[str, str] = {
     "kafka.bootstrap.servers": "alias of bootstrap.servers, for the Kafka source",
     "kafka.isolation.level": "alias of isolation.level, for the Kafka source",
     "kafka.acks": "alias of acks, for the Kafka source",
+    "token.lifetime.ms": "ms after which the token of tasks expires unless they renew it; at most the brokers'",
 }
 #: The options for TLS and the login. Each may also have the prefix ``kafka.``, as for the Kafka source.
 SECURITY_OPTIONS: dict[str, str] = {
@@ -96,6 +97,8 @@ SECURITY_OPTIONS: dict[str, str] = {
 COMMON_OPTIONS |= SECURITY_OPTIONS
 OPTIONS: dict[str, str] = {**COMMON_OPTIONS, **READ_OPTIONS, **WRITE_OPTIONS}
 
+#: The maximum of ``token.lifetime.ms``: a year, as for the brokers' setting.
+MAX_LIFETIME_MS = 366 * 86_400_000
 #: The options that select the topics of a read. Exactly one must be set.
 SELECTIONS = ("subscribe", "subscribePattern", "assign")
 BOOTSTRAP_OPTIONS = ("bootstrap.servers", "kafka.bootstrap.servers")
@@ -154,9 +157,11 @@ def find_security(given: Mapping[str, str]) -> ClientSecurity | None:
 
     If the result is None, each process uses the file that the environment variable ``SPARKLOG_CLIENT_CONFIG`` names.
 
+    A password may be a reference or the password itself, because tasks get a token instead of it. The password of a key
+    has to be a reference, because tasks need the key.
+
     Raises:
-        ConfigError: a value is not valid, an option and its alias differ, or a secret is not a reference. A secret
-            itself would be in Spark's plans, and would have to be sent to the tasks.
+        ConfigError: a value is not valid, an option and its alias differ, or the password of a key is not a reference.
     """
     settings: dict[str, str] = {}
     for name in SECURITY_OPTIONS:
@@ -171,13 +176,26 @@ def find_security(given: Mapping[str, str]) -> ClientSecurity | None:
     from sparklog.net.client_security import ClientSecurity
 
     found = ClientSecurity.parse(settings)
-    if any(secret and not secret.is_reference for secret in (found.password, found.key_password)):
-        raise ConfigError(
-            "a password in sasl.password, sasl.jaas.config or ssl.key.password is not a reference, and options are"
-            " shown in Spark's UI:"
-            " pass ${file:/path} or ${env:NAME}"
-        )
+    if found.key_password and not found.key_password.is_reference:
+        raise ConfigError("ssl.key.password is not a reference, and tasks would need it: pass ${file:/path}")
     return found
+
+
+def check_stored(security: ClientSecurity | None) -> None:
+    """Check that options can be stored in Spark's catalog.
+
+    Raises:
+        ConfigError: the password is not a reference, so that it would be in the metadata of a table.
+    """
+    if security is not None and security.password and not security.password.is_reference:
+        raise ConfigError(
+            "a password in the options of a table is stored in Spark's catalog: pass ${file:/path} or ${env:NAME}"
+        )
+
+
+def without_security(options: Mapping[str, str]) -> dict[str, str]:
+    """Return the options without those of TLS and the login."""
+    return {name: text for name, text in options.items() if name.lower().removeprefix("kafka.") not in SECURITY_OPTIONS}
 
 
 def find_bootstrap(given: Mapping[str, str], defaults: Mapping[str, str]) -> str:

@@ -17,6 +17,7 @@ from sparklog.spark.columns import ColumnPlan
 
 if TYPE_CHECKING:
     from sparklog.net.client_security import ClientSecurity
+    from sparklog.spark.token_renewal import TokenRenewal
 
 _LOG = logging.getLogger(__name__)
 
@@ -67,3 +68,5 @@ class RangeRead(InputPartition):
     local: LocalReadMode = "auto"
     archive: ArchivePlace | None = None
     security: ClientSecurity | None = None
+    #: When the task renews the token in ``security``; None if it need not.
+    renewal: TokenRenewal | None = None

@@ -19,6 +19,7 @@ from sparklog.model import TopicPartition
 from sparklog.spark.limits import TriggerLimits
 from sparklog.spark.offsets import EARLIEST, LATEST, ByOffset, StartPlace, parse_by_offset, parse_by_time
 from sparklog.spark.options import (
+    MAX_LIFETIME_MS,
     check_topic,
     either,
     find_bootstrap,
@@ -87,6 +88,8 @@ class ReadOptions:
     limits: TriggerLimits = _UNLIMITED
     group_id: str | None = None
     security: ClientSecurity | None = None
+    #: The time after which the token of tasks expires unless they renew it; None means that of the brokers.
+    token_lifetime_ms: int | None = None
 
     @property
     def is_cut(self) -> bool:
@@ -124,6 +127,7 @@ def parse_read_options(
         group_id=_group(given),
         history=_history(given),
         security=find_security(given),
+        token_lifetime_ms=parse_positive(given, "token.lifetime.ms", at_most=MAX_LIFETIME_MS),
     )
 
 

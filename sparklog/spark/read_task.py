@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING
 
 import pyarrow as pa
-from pyspark.sql.datasource import InputPartition
+from pyspark.sql.datasource import DataSourceReader, InputPartition
 
 from sparklog.client.cluster.blocking_cluster import BlockingCluster
 from sparklog.client.cluster.offsets import list_offsets
@@ -26,6 +26,7 @@ from sparklog.spark.columns import offset_run, plan_timestamps
 from sparklog.spark.gc_freeze import freeze_worker
 from sparklog.spark.options import CLIENT_ID
 from sparklog.spark.range_read import DataLoss, RangeRead
+from sparklog.spark.token_renewal import renewing
 
 if TYPE_CHECKING:
     from sparklog.client.consumer.fetched_batches import FetchedBatch
@@ -37,6 +38,18 @@ _GONE = {ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, ErrorCode.INCONSISTENT_TOPIC_ID}
 _LOSSES = {*_GONE, ErrorCode.OFFSET_OUT_OF_RANGE}
 #: The bytes that make a batch for Spark large enough. In larger batches the fixed time per batch does not matter.
 _ENOUGH_BYTES = 256 * 1024
+
+
+class TaskReader(DataSourceReader):
+    """The reader that tasks get: it has only ``read``.
+
+    The readers of the planning process become this one when Spark pickles them. So no option of the read, such as a
+    reference to a password, reaches an executor.
+    """
+
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        """Yield the records of a task as batches of the declared columns. Raises the same errors as ``read_task``."""
+        return read_task(partition)
 
 
 def read_task(partition: InputPartition) -> Iterator[pa.RecordBatch]:
@@ -74,7 +87,10 @@ def _assembled(wanted: RangeRead) -> Iterator[pa.RecordBatch]:
     """Yield one batch per stored batch. Raises the same errors as ``read_range``."""
     position, end, epoch = wanted.start, wanted.end, wanted.last_epoch
     assembler = _Assembler(wanted)
-    with BlockingCluster(wanted.bootstrap, client_id=CLIENT_ID, security=wanted.security) as link:
+    with (
+        renewing(wanted.bootstrap, wanted.security, wanted.renewal),
+        BlockingCluster(wanted.bootstrap, client_id=CLIENT_ID, security=wanted.security) as link,
+    ):
         while position < end:
             try:
                 for found in _fetched(link, wanted, position, end=end, last_epoch=epoch, keep=assembler.keep):

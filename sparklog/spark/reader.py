@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 from pyspark.sql.datasource import DataSourceReader, InputPartition
@@ -25,9 +25,11 @@ from sparklog.spark.offsets import (
 )
 from sparklog.spark.range_read import RangeRead, report_losses
 from sparklog.spark.read_options import ReadOptions
-from sparklog.spark.read_task import read_task
+from sparklog.spark.read_task import TaskReader, read_task
 from sparklog.spark.schema import CAST_ERROR_COLUMN, TopicShape, check_projection, topic_columns
 from sparklog.spark.task_login import TaskLogin
+from sparklog.spark.task_scope import read_scope
+from sparklog.spark.token_renewal import LoginOfTasks
 from sparklog.spark.topics import Selected, SourceTopic, TopicLogEnds
 
 if TYPE_CHECKING:
@@ -79,14 +81,17 @@ def project(topic: str, shape: TopicShape, schema: StructType) -> ColumnPlan:
 class BatchReader(DataSourceReader):
     """The reader of a batch read.
 
-    The driver creates it and calls ``partitions`` once per ``load()``. Tasks call ``read`` on copies. The class
+    The driver creates it and calls ``partitions`` once per ``load()``. Tasks get a ``TaskReader``. The class
     deliberately has no method ``pushFilters``; the module ``source`` explains why.
     """
 
     def __init__(self, plan: ReadPlan) -> None:
         self._plan = plan
-        #: The login of the tasks. Tasks do not use it, because each has its own copy in its plan.
-        self._security = plan.options.security
+        #: The login of the tasks. Each task has its own copy in its plan.
+        self._login = LoginOfTasks(plan.options.security)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return TaskReader, ()
 
     def partitions(self) -> list[InputPartition]:
         """Return the tasks of the read. They cover ranges of the logs as they are now.
@@ -97,7 +102,8 @@ class BatchReader(DataSourceReader):
             DataLoss: some of the records are neither in the log nor in the archive.
         """
         options, selected = self._plan.options, self._plan.selected
-        self._security = TaskLogin(options.bootstrap, options.security).security()
+        login = TaskLogin(options.bootstrap, options.security, lifetime_ms=options.token_lifetime_ms)
+        self._login = login.of(read_scope(selected.topics))
         with SourceTopic(options.bootstrap, options.security) as view:
             if options.history is not None:
                 return self._tasks_of_both(view, options.history)
@@ -137,7 +143,8 @@ class BatchReader(DataSourceReader):
             fail_on_data_loss=options.fail_on_data_loss,
             times=options.where.timestamp if options.where.by_time else None,
             local=options.local_reads,
-            security=self._security,
+            security=self._login.security,
+            renewal=self._login.renewal,
         )
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:

@@ -43,6 +43,8 @@ _BATCH_ID = "streaming.sql.batchId"
 #: elections.
 _PATIENCE_S = 120.0
 _ABORT_PATIENCE_S = 10.0
+#: The beginnings of the transactional ids of writes: unnamed and named batch writes, and streaming queries.
+BATCH_PREFIX, NAMED_PREFIX, STREAM_PREFIX = "write:", "app:", "query:"
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,12 +110,13 @@ def batch_run(run_id: str, named: NamedWrite | None = None, *, topic_id: str = "
     Lake, where names are per table.
     """
     if named is None:
-        return SinkRun(f"write:{run_id}", 0, run_id)
-    return SinkRun(_named_key(named.app_id, topic_id), named.version, run_id, named.app_id, topic_id)
+        return SinkRun(f"{BATCH_PREFIX}{run_id}", 0, run_id)
+    return SinkRun(named_key(named.app_id, topic_id), named.version, run_id, named.app_id, topic_id)
 
 
-def _named_key(app_id: str, topic_id: str = "") -> str:
-    return f"app:{topic_id}:{app_id}"
+def named_key(app_id: str, topic_id: str = "") -> str:
+    """Return the transactional id of a named write. ``topic_id`` is empty if its rows name their topics."""
+    return f"{NAMED_PREFIX}{topic_id}:{app_id}"
 
 
 def stream_run(run_id: str) -> SinkRun:
@@ -123,7 +126,7 @@ def stream_run(run_id: str) -> SinkRun:
     batch_id = context.getLocalProperty(_BATCH_ID) if context is not None else None
     if not query_id or not batch_id:
         raise ClusterError(f"a streaming write outside of a query: {_QUERY_ID}={query_id!r}, {_BATCH_ID}={batch_id!r}")
-    return SinkRun(f"query:{query_id}", int(batch_id), run_id)
+    return SinkRun(f"{STREAM_PREFIX}{query_id}", int(batch_id), run_id)
 
 
 def join_run(bootstrap: str, run: SinkRun, *, timeout_s: float, security: Security = None) -> Joined | None:
@@ -154,9 +157,9 @@ def is_known(bootstrap: str, run: SinkRun, topic_id: str, *, security: Security 
     It does not matter whether an option or the rows named the topic in the earlier write. Call this after joining
     ``run``. All tasks of the run get the same result. Raises the same errors as ``join_run``.
     """
-    asked = [(_named_key(run.app_id), topic_id)]
+    asked = [(named_key(run.app_id), topic_id)]
     if run.is_by_topic:
-        asked.append((_named_key(run.app_id, topic_id), ""))
+        asked.append((named_key(run.app_id, topic_id), ""))
     return any(
         run.version
         <= settled_version(

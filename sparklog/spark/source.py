@@ -9,7 +9,7 @@ out would be missing from the other scans.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from pyspark.sql.datasource import (
     DataSource,
@@ -23,6 +23,7 @@ from pyspark.sql.types import StructType
 from sparklog.errors import ConfigError
 from sparklog.spark.catalog import is_creation, read_options_of, table_columns, write_options_of
 from sparklog.spark.gc_freeze import freeze_planner
+from sparklog.spark.options import check_stored, without_security
 
 
 class SparklogSource(DataSource):
@@ -36,7 +37,15 @@ class SparklogSource(DataSource):
 
     def __init__(self, options: dict[str, str]) -> None:
         super().__init__(options)
+        #: Whether this process plans a read, and pickles this object only for the tasks.
+        self._is_planned = False
         freeze_planner()
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Return the state for the next planning process, or for tasks, which get no option of TLS and the login."""
+        if not self._is_planned:
+            return self.__dict__
+        return {**self.__dict__, "options": without_security(self.options)}
 
     @classmethod
     def name(cls) -> str:
@@ -48,6 +57,8 @@ class SparklogSource(DataSource):
         from sparklog.spark.topics import SourceTopic
 
         options = parse_schema_options(self.options, self.defaults)
+        if is_creation(self.options):
+            check_stored(options.security)
         with SourceTopic(options.bootstrap, options.security) as view:
             selected = view.select(options.selection)
         columns = selected.columns(
@@ -62,6 +73,7 @@ class SparklogSource(DataSource):
         from sparklog.spark.topics import SourceTopic
 
         options = parse_read_options(read_options_of(self.options, schema), self.defaults)
+        self._is_planned = True
         with SourceTopic(options.bootstrap, options.security) as view:
             return BatchReader(plan_read(view, options, schema=schema))
 
@@ -75,13 +87,13 @@ class SparklogSource(DataSource):
         from sparklog.spark.stream import StreamReader
 
         options = parse_read_options(read_options_of(self.options, schema), self.defaults, streaming=True)
+        self._is_planned = True
         return StreamReader(options, schema)
 
     def writer(self, schema: StructType, overwrite: bool) -> DataSourceWriter:
         """Return a batch writer for rows of ``schema``, which is checked against the topic before any task starts."""
-        from dataclasses import replace
-
         from sparklog.spark.task_login import TaskLogin
+        from sparklog.spark.task_scope import write_scope
         from sparklog.spark.write_options import parse_write_options
         from sparklog.spark.write_plan import plan_write
         from sparklog.spark.writer import BatchWriter
@@ -93,8 +105,8 @@ class SparklogSource(DataSource):
         options = parse_write_options(write_options_of(self.options, schema), self.defaults)
         plan = plan_write(options, schema=schema, now=True)
         # The plan, which tasks get, has a token instead of the password.
-        security = TaskLogin(options.bootstrap, options.security).security()
-        return BatchWriter(replace(plan, options=replace(options, security=security)))
+        login = TaskLogin(options.bootstrap, options.security, lifetime_ms=options.token_lifetime_ms)
+        return BatchWriter(plan.with_login(login.of(write_scope(plan, streaming=False))))
 
     def streamWriter(self, schema: StructType, overwrite: bool) -> DataSourceStreamWriter:  # noqa: N802
         """Return a writer of one micro-batch.

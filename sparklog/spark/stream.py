@@ -36,10 +36,11 @@ from sparklog.spark.offsets import PartitionRange, asked_offsets, cut_ranges
 from sparklog.spark.progress import GroupProgress
 from sparklog.spark.range_read import DataLoss, RangeRead
 from sparklog.spark.read_options import Assign, ReadOptions
-from sparklog.spark.read_task import read_task
+from sparklog.spark.read_task import TaskReader, read_task
 from sparklog.spark.reader import project, settle_place
 from sparklog.spark.stream_offset import MARKER, Position, StreamOffset, is_marker, parse_stream_offset
 from sparklog.spark.task_login import TaskLogin
+from sparklog.spark.task_scope import read_scope
 from sparklog.spark.topics import Selected, SourceTopic, TopicLogEnds
 
 if TYPE_CHECKING:
@@ -55,7 +56,7 @@ _ATTEMPTS = 5
 class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     """The reader of one run of a streaming query.
 
-    One thread of Spark's planning process uses it. Tasks have copies, on which they only call ``read``.
+    One thread of Spark's planning process uses it. Tasks get a ``TaskReader``.
     """
 
     def __init__(self, options: ReadOptions, schema: StructType) -> None:
@@ -63,7 +64,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._schema = schema
         #: Created on demand, because the reader that serves tasks is pickled.
         self._open_view: SourceTopic | None = None
-        self._login = TaskLogin(options.bootstrap, options.security)
+        self._login = TaskLogin(options.bootstrap, options.security, lifetime_ms=options.token_lifetime_ms)
         self._clock = TriggerClock()
         self._progress = GroupProgress(options.group_id) if options.group_id else None
         self._selected = Selected({}, ())
@@ -79,6 +80,9 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._available_now = False
         self._latest: dict[str, Any] | None = None
         self._reported: set[str] = set()
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return TaskReader, ()
 
     # --- offsets ---
 
@@ -306,6 +310,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def _task(self, part: BatchRange, *, start: int, end: int) -> RangeRead:
         plan = self._plan_of(part.partition.topic, part.begin.topic_id)
         assert plan is not None, "looked up before"
+        login = self._login.of(read_scope(self._selected.topics))
         return RangeRead(
             self._options.bootstrap,
             part.partition,
@@ -317,7 +322,8 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             fail_on_data_loss=self._options.fail_on_data_loss,
             last_epoch=part.begin.epoch if start == part.begin.offset else -1,
             local=self._options.local_reads,
-            security=self._login.security(),
+            security=login.security,
+            renewal=login.renewal,
         )
 
     def _report_losses(self, losses: tuple[str, ...]) -> None:

@@ -1,8 +1,8 @@
 """The delegation tokens that the planning processes of this user share on this host.
 
 Each query has a planning process of its own. If each asked for a token, a program with many short queries would soon
-have as many tokens as a user may have. So they keep one token for each cluster and login in a file that only this user
-can read, until half of its lifetime is over.
+have as many tokens as a user may have. So they keep one token for each cluster, login and scope in a file that only
+this user can read, until half of its period is over.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from __future__ import annotations
 import hashlib
 import os
 import secrets
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -21,27 +22,38 @@ from sparklog.protocol.sasl import OAUTHBEARER
 
 if TYPE_CHECKING:
     from sparklog.net.client_security import ClientSecurity
+    from sparklog.spark.task_scope import Scope
+
+#: The time for which a token that a broker has accepted need not be checked again.
+_CHECKED_S = 10.0
 
 
 class CachedToken(msgspec.Struct, frozen=True):
-    """A delegation token with its secret. Tasks that start before ``until_ms`` (since 1970) may get it."""
+    """A delegation token with its secret. Tasks that start before ``until_ms`` (since 1970) may get it.
+
+    Tasks can renew it for ``period_ms``, or not if that is 0.
+    """
 
     token_id: str
     secret: str
     until_ms: int
+    period_ms: int = 0
 
     def __repr__(self) -> str:
         return f"CachedToken({self.token_id})"
 
 
 class TokenCache:
-    """A file that stores the token for one cluster and login."""
+    """A file that stores the token for one cluster, login, scope and lifetime."""
 
-    def __init__(self, bootstrap: str, security: ClientSecurity) -> None:
+    def __init__(
+        self, bootstrap: str, security: ClientSecurity, scope: Scope = (), lifetime_ms: int | None = None
+    ) -> None:
         # With OAUTHBEARER only the token distinguishes users. It is random, so its hash reveals nothing.
         user = security.password.reveal() if security.mechanism == OAUTHBEARER else security.username
         login = (bootstrap, security.protocol.value, security.ca, security.mechanism, user)
-        self._name = f"{hashlib.sha256(chr(0).join(login).encode()).hexdigest()[:32]}.token"
+        key = msgspec.json.encode((login, scope, lifetime_ms))
+        self._name = f"{hashlib.sha256(key).hexdigest()[:32]}.token"
 
     def load(self, now_ms: int) -> CachedToken | None:
         """Return the token in the file, or None if the file has no token that tasks can still get."""
@@ -66,6 +78,18 @@ class TokenCache:
             new.replace(path)
         except (OSError, ClusterError):
             return
+
+    def is_checked(self, now_ms: int) -> bool:
+        """Return whether a broker has accepted the token within the last ten seconds."""
+        try:
+            return abs(now_ms / 1000 - self._path().stat().st_mtime) < _CHECKED_S
+        except (OSError, ClusterError):
+            return False
+
+    def set_checked(self, *, accepted: bool) -> None:
+        """Note that a broker has accepted the token, or that it must be checked before its next use."""
+        with suppress(OSError, ClusterError):
+            os.utime(self._path(), None if accepted else (0, 0))
 
     def _path(self) -> Path:
         return user_directory() / self._name

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 from sparklog.client.producer.transaction_run import MAX_ID_BYTES
 from sparklog.errors import ConfigError
 from sparklog.spark.options import (
+    MAX_LIFETIME_MS,
     check_topic,
     either,
     find_bootstrap,
@@ -68,6 +69,8 @@ class WriteOptions:
     key_columns: tuple[str, ...] | None = None
     merge_schema: bool = False
     security: ClientSecurity | None = None
+    #: The time after which the token of tasks expires unless they renew it; None means that of the brokers.
+    token_lifetime_ms: int | None = None
 
 
 def parse_write_options(
@@ -101,6 +104,7 @@ def parse_write_options(
         key_columns=_key_columns(given),
         merge_schema=parse_boolean(given, "mergeSchema", default=False),
         security=find_security(given),
+        token_lifetime_ms=parse_positive(given, "token.lifetime.ms", at_most=MAX_LIFETIME_MS),
     )
 
 

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
 
 from pyspark.sql.types import StructType
 
@@ -11,6 +12,9 @@ from sparklog.errors import ConfigError
 from sparklog.spark.route import TopicRoute, find_topic_column
 from sparklog.spark.sink import SinkRun, batch_run
 from sparklog.spark.write_options import WriteOptions
+
+if TYPE_CHECKING:
+    from sparklog.spark.token_renewal import LoginOfTasks, TokenRenewal
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,6 +28,8 @@ class WritePlan:
     columns: StructType
     routes: Mapping[str, TopicRoute]
     topic_column: str | None
+    #: When tasks renew the token in the options; None if they need not.
+    renewal: TokenRenewal | None = None
 
     def run(self, run_id: str) -> SinkRun:
         """Return the ``SinkRun`` of a batch write.
@@ -32,6 +38,10 @@ class WritePlan:
         """
         topic = self.options.topic
         return batch_run(run_id, self.options.named, topic_id=self.routes[topic].topic_id if topic is not None else "")
+
+    def with_login(self, login: LoginOfTasks) -> WritePlan:
+        """Return the plan with this login instead of that of the options."""
+        return replace(self, options=replace(self.options, security=login.security), renewal=login.renewal)
 
 
 def plan_write(options: WriteOptions, *, schema: StructType, now: bool) -> WritePlan:

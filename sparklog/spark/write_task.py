@@ -21,6 +21,7 @@ from sparklog.spark.gc_freeze import freeze_worker
 from sparklog.spark.options import CLIENT_ID
 from sparklog.spark.route import TopicRoute, rows_by_value
 from sparklog.spark.sink import SinkRun, WrittenRows, is_known, join_run
+from sparklog.spark.token_renewal import renewing
 
 if TYPE_CHECKING:
     from sparklog.client.producer.results import WriteResult
@@ -43,7 +44,8 @@ def write_rows(plan: WritePlan, run: SinkRun | None, batches: Iterator[pa.Record
         BrokerError: an error persists after retries, such as ProducerFenced.
         ClientTimeout: no coordinator responded.
     """
-    written = _written(plan, run, batches)
+    with renewing(plan.options.bootstrap, plan.options.security, plan.renewal):
+        written = _written(plan, run, batches)
     freeze_worker()
     return written
 

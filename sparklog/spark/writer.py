@@ -10,7 +10,7 @@ with other types than the topic's can be cast.)
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from pyspark.sql.datasource import DataSourceArrowWriter, DataSourceStreamArrowWriter, WriterCommitMessage
 
@@ -20,6 +20,8 @@ from sparklog.spark.write_plan import WritePlan
 
 if TYPE_CHECKING:
     import pyarrow as pa
+
+    from sparklog.spark.task_login import TaskLogin
 
 
 class BatchWriter(DataSourceArrowWriter):
@@ -58,13 +60,32 @@ class StreamWriter(DataSourceStreamArrowWriter):
     """The writer of one micro-batch.
 
     Spark creates one object for the tasks and another one for the commit, so the two share only the messages of the
-    tasks.
+    tasks. The object for the tasks gets their token when Spark pickles it: the constructor must not use the network,
+    because Spark also calls it for the commit.
     """
 
     def __init__(self, plan: WritePlan) -> None:
         self._plan = plan
         #: The run id of the tasks that get this writer.
         self._run_id = new_run_id()
+        #: The plan for the tasks, with their token; None until Spark pickles this object.
+        self._plan_of_tasks: WritePlan | None = None
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Return the state for the tasks, with a token instead of the login of the options. Raises BrokerError."""
+        from sparklog.spark.task_scope import write_scope
+
+        if self._plan_of_tasks is None:
+            login = self._login().of(write_scope(self._plan, streaming=True))
+            self._plan_of_tasks = self._plan.with_login(login)
+        return {**self.__dict__, "_plan": self._plan_of_tasks}
+
+    def _login(self) -> TaskLogin:
+        from sparklog.spark.task_login import TaskLogin
+
+        options = self._plan.options
+        lifetime_ms = options.token_lifetime_ms
+        return TaskLogin(options.bootstrap, options.security, lifetime_ms=lifetime_ms, checks_rarely=True)
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
         """Append all rows of a task, as ``BatchWriter.write`` does. Raises the same errors.
@@ -86,4 +107,7 @@ class StreamWriter(DataSourceStreamArrowWriter):
 
         If no task sent a message, the next run of the query aborts their rows.
         """
+        from sparklog.spark.task_scope import write_scope
+
         abort_run(self._plan.options.bootstrap, known_run(messages), security=self._plan.options.security)
+        self._login().doubt(write_scope(self._plan, streaming=True))

@@ -121,6 +121,24 @@ def test_a_scope_limits_what_its_owner_may_do() -> None:
     assert rule == "the scope of delegation token t1 does not allow Write on Topic 'other'"
 
 
+def test_acls_and_scope_may_allow_different_needs_of_a_clause() -> None:
+    scope = AclTable([binding("topic", "orders", "User:*", "create")])
+    authorizer = Authorizer(AclTable(), Denials(), {"t1": scope}.get)
+    authorizer.set_acls(AclTable([binding("cluster", "kafka-cluster", "User:anna", "create")]))
+
+    def allows(topic: str, who: Principal = ANNA) -> bool:
+        clause = (on_cluster(Operation.CREATE), Need(Operation.CREATE, TOPIC, topic))
+        try:
+            authorizer.require(Connection(who, token_id="t1"), ListGroups(1), [clause])
+        except BrokerError:
+            return False
+        return True
+
+    assert allows("orders")
+    assert not allows("other"), "not in the scope"
+    assert not allows("orders", ANONYMOUS), "the owner may not"
+
+
 def test_a_scope_counts_without_acls() -> None:
     scope = AclTable([binding("topic", "orders", "User:*", "read")])
     authorizer = scope_authorizer(Denials(), {"t1": scope}.get)

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import datetime as dt
+import json
 import os
 import re
 import stat
 import subprocess
 import sys
+import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -26,8 +29,10 @@ from sparklog.cluster.spark_access import require_private_channel
 from sparklog.cluster.spark_environment import PRIVATE_CHANNEL
 from sparklog.config import broker_config
 from sparklog.errors import BrokerError, ConfigError, ErrorCode
+from sparklog.security.acls import binding
 from sparklog.security.listeners import SecurityProtocol, broker_listeners
 from tests.ports import FirstPort
+from tests.waiting import wait_until
 
 ROOT = Path(__file__).resolve().parents[2]
 COMMAND = [sys.executable, "-m", "sparklog.cli.main"]
@@ -220,68 +225,190 @@ def test_the_admins_password_is_in_its_file_only(cluster: SecureCluster) -> None
                 assert password not in text, f"{name} of process {process.name}"
 
 
+# --- Spark jobs -------------------------------------------------------------------------------------------------------
+
+CANARY = "canary-password-of-anna"
+#: A job whose executors are processes of their own. When its queries are done, it waits for a line.
 SPARK_JOB = """
-import sys
+import json, sys
 from pyspark.sql import SparkSession
 
-bootstrap, ca, password, log_dir, checkpoint = sys.argv[1:]
-module = "org.apache.kafka.common.security.scram.ScramLoginModule"
-secure = {
-    "kafka.bootstrap.servers": bootstrap,
-    "kafka.security.protocol": "SASL_SSL",
-    "kafka.sasl.mechanism": "SCRAM-SHA-512",
-    "kafka.sasl.jaas.config": f'{module} required username="admin" password="${{file:{password}}}";',
-    "kafka.ssl.truststore.location": ca,
-    "kafka.ssl.truststore.type": "PEM",
-}
-session = SparkSession.builder.master("local[2]").config("spark.eventLog.enabled", "true")
-spark = session.config("spark.eventLog.dir", log_dir).config("spark.ui.enabled", "false").getOrCreate()
+options, master, events, checkpoint = json.loads(sys.argv[1]), *sys.argv[2:]
+options["kafka.sasl.jaas.config"] = sys.stdin.readline().strip()
+session = SparkSession.builder.master(master).config("spark.ui.port", "0")
+session = session.config("spark.eventLog.enabled", "true").config("spark.eventLog.dir", events)
+spark = session.config("spark.python.authenticate.socketTimeout", "60s").getOrCreate()
+
+
+def read(topic):
+    return spark.read.format("sparklog").options(**options, subscribe=topic).load()
+
+
+new = {**options, "createTopic": "true", "replicationFactor": "1"}
 rows = spark.range(1000).selectExpr("cast(cast(id as string) as binary) as value")
-rows.write.format("sparklog").options(**secure).option(
-    "topic", "numbers").option("createTopic", "true").option("partitions", "2").mode("append").save()
-source = spark.read.format("sparklog").options(**secure).option("subscribe", "numbers").load()
-print("read", source.count())
-stream = spark.readStream.format("sparklog").options(**secure).option("subscribe", "numbers").option(
-    "startingOffsets", "earliest").load()
-query = stream.select("value").writeStream.format("sparklog").options(**secure).option("topic", "copies").option(
-    "createTopic", "true").option("checkpointLocation", checkpoint).trigger(availableNow=True).start()
+rows.write.format("sparklog").options(**new, topic="anna-numbers", partitions="2").mode("append").save()
+print("read", read("anna-numbers").count())
+read("anna-numbers").createOrReplaceTempView("numbers")
+spark.sql("select count(*) from numbers where partition = 1").collect()
+stream = spark.readStream.format("sparklog").options(**options, subscribe="anna-numbers")
+copies = stream.option("startingOffsets", "earliest").load().select("value").writeStream.format("sparklog")
+copies = copies.options(**new, topic="anna-copies", checkpointLocation=checkpoint)
+query = copies.trigger(availableNow=True).start()
 query.awaitTermination()
-copies = spark.read.format("sparklog").options(**secure).option("subscribe", "copies").load()
-print("copied", copies.count())
+print("copied", read("anna-copies").count())
+print(query.lastProgress, read("anna-copies")._jdf.queryExecution().toString())
+try:
+    spark.read.format("sparklog").options(**options, subscribe="hidden").load().count()
+except Exception as error:
+    print("refused", error)
+print("ui", spark.sparkContext.uiWebUrl, spark.sparkContext.applicationId, flush=True)
+sys.stdin.readline()
 spark.stop()
 """
+UI_PAGES = ("jobs", "stages", "storage", "environment", "executors", "SQL", "StreamingQuery")
+
+
+def children_of(pid: int) -> dict[int, bytes]:
+    """Return the processes that descend from a process, with their command lines."""
+    parents: dict[int, int] = {}
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdecimal():
+            with contextlib.suppress(OSError):
+                parents[int(entry.name)] = int((entry / "stat").read_text().rpartition(")")[2].split()[1])
+    found: dict[int, bytes] = {}
+    known = {pid}
+    while grown := {child for child, parent in parents.items() if parent in known} - known:
+        known |= grown
+        for child in grown:
+            with contextlib.suppress(OSError):
+                found[child] = Path(f"/proc/{child}/cmdline").read_bytes()
+    return found
+
+
+def executors_of(pid: int) -> set[int]:
+    """Return the executors of a job and their Python workers."""
+    jvms = [child for child, line in children_of(pid).items() if b"CoarseGrainedExecutorBackend" in line]
+    return {*jvms, *(worker for jvm in jvms for worker in children_of(jvm))}
+
+
+def has_in_memory(pid: int, texts: list[bytes]) -> set[bytes]:
+    """Return the texts that are in the environment, the command line or the memory of a process."""
+    found = {
+        text for name in ("environ", "cmdline") for text in texts if text in Path(f"/proc/{pid}/{name}").read_bytes()
+    }
+    with Path(f"/proc/{pid}/maps").open() as maps, Path(f"/proc/{pid}/mem").open("rb", 0) as memory:
+        for line in maps:
+            span, rights = line.split()[:2]
+            if not rights.startswith("rw") or "[v" in line:
+                continue
+            start, end = (int(part, 16) for part in span.split("-"))
+            for at in range(start, end, 1 << 24):
+                try:
+                    memory.seek(at)
+                    chunk = memory.read(min(end - at, (1 << 24) + 200))
+                except (OSError, ValueError, OverflowError):
+                    break
+                found |= {text for text in texts if text in chunk}
+    return found
+
+
+def ui_of(url: str, application: str) -> str:
+    """Return the pages of Spark's UI and the replies of its REST API."""
+
+    def page(path: str) -> str:
+        with urllib.request.urlopen(f"{url}/{path}", timeout=60) as reply:
+            text: str = reply.read().decode()
+        return text
+
+    api = f"api/v1/applications/{application}"
+    executions = json.loads(page(f"{api}/sql?details=true&planDescription=true&length=1000"))
+    assert len(executions) > 5
+    pages = [f"{name}/" for name in UI_PAGES] + [f"SQL/execution/?id={one['id']}" for one in executions]
+    pages += [f"{api}/{name}" for name in ("environment", "jobs", "stages?details=true", "sql?planDescription=true")]
+    return json.dumps(executions) + "".join(map(page, pages))
+
+
+@pytest.fixture
+def anna(cluster: SecureCluster) -> Iterator[Admin]:
+    """Return a client that is logged in as anna, who may only read, write and create her topics."""
+    allowed = [("topic", "anna-", name) for name in ("read", "write", "create")]
+    allowed += [("transactionalid", prefix, "write") for prefix in ("write:", "query:")]
+    with Admin(cluster.bootstrap, security=cluster.client_file) as admin:
+        admin.create_topic("hidden", partitions=1, replication_factor=1)
+        admin.set_password("anna", CANARY)
+        admin.create_acls(
+            [binding(kind, name, "User:anna", what, pattern_type="prefixed") for kind, name, what in allowed]
+        )
+        login = {
+            "security.protocol": "SASL_SSL",
+            "ssl.ca.location": str(cluster.data_dir / "security" / "ca.pem"),
+            "sasl.username": "anna",
+            "sasl.password": CANARY,
+        }
+        with Admin(cluster.bootstrap, security=login) as found:
+            yield found
+        admin.delete_user("anna")
+        for topic in ("anna-numbers", "anna-copies", "hidden"):
+            admin.delete_topic(topic)
 
 
 @pytest.mark.integration
 @pytest.mark.extended
-@pytest.mark.timeout(240)
-def test_spark_reads_and_writes_with_the_kafka_sources_options(cluster: SecureCluster, tmp_path: Path) -> None:
-    secret = cluster.data_dir / "security" / "admin.password"
+@pytest.mark.timeout(400)
+@pytest.mark.parametrize("given", ["password", "reference"])
+def test_no_output_of_a_spark_job_and_no_executor_has_the_password(
+    cluster: SecureCluster, anna: Admin, tmp_path: Path, given: str
+) -> None:
+    secret = tmp_path / "anna.password"
+    secret.write_text(CANARY)
+    password = CANARY if given == "password" else f"${{file:{secret}}}"
     (tmp_path / "job.py").write_text(SPARK_JOB)
     (tmp_path / "events").mkdir()
-    words = (
-        cluster.bootstrap,
-        cluster.data_dir / "security" / "ca.pem",
-        secret,
-        tmp_path / "events",
-        tmp_path / "check",
-    )
-    done = subprocess.run(
-        [sys.executable, str(tmp_path / "job.py"), *map(str, words)],
-        capture_output=True,
-        text=True,
-        timeout=200,
-        check=False,
-        env={**cluster.environment, "SPARK_CONF_DIR": str(ROOT / "conf")},
-    )
-    assert done.returncode == 0, done.stderr[-3000:]
-    assert "read 1000" in done.stdout and "copied 1000" in done.stdout
-    with Admin(cluster.bootstrap, security=cluster.client_file) as admin:
-        owners = [token.owner for token in admin.list_delegation_tokens()]
-    assert owners == ["User:admin"], "two reads, a batch write and a stream have shared a token for their tasks"
-    password = secret.read_text().strip()
-    written = "".join(path.read_text(errors="replace") for path in tmp_path.rglob("*") if path.is_file())
-    assert password not in written + done.stdout + done.stderr
-    assert "ScramLoginModule" not in "".join(
-        path.read_text(errors="replace") for path in (tmp_path / "events").rglob("*") if path.is_file()
-    ), "the event log masks the option"
+    options = {
+        "kafka.bootstrap.servers": cluster.bootstrap,
+        "kafka.security.protocol": "SASL_SSL",
+        "kafka.sasl.mechanism": "SCRAM-SHA-512",
+        "kafka.ssl.truststore.location": str(cluster.data_dir / "security" / "ca.pem"),
+        "kafka.ssl.truststore.type": "PEM",
+    }
+    words = (json.dumps(options), "local-cluster[1,2,1024]", tmp_path / "events", tmp_path / "check")
+    # Spark's own redaction is enough for the password itself.
+    conf = ROOT / "conf" if given == "reference" else tmp_path
+    with (tmp_path / "stdout").open("w") as stdout, (tmp_path / "stderr").open("w") as stderr:
+        job = subprocess.Popen(
+            [sys.executable, str(tmp_path / "job.py"), *map(str, words)],
+            stdin=subprocess.PIPE,
+            stdout=stdout,
+            stderr=stderr,
+            text=True,
+            env={**cluster.environment, "SPARK_CONF_DIR": str(conf)},
+        )
+    assert job.stdin is not None
+    module = "org.apache.kafka.common.security.scram.ScramLoginModule"
+    job.stdin.write(f'{module} required username="anna" password="{password}";\n')
+    job.stdin.flush()
+    try:
+        output = tmp_path / "stdout"
+        wait_until(lambda: job.poll() is not None or "\nui " in output.read_text(), "the queries", timeout_s=300)
+        printed = output.read_text()
+        assert "read 1000" in printed and "copied 1000" in printed, (tmp_path / "stderr").read_text()[-3000:]
+        assert "refused" in printed and "TOPIC_AUTHORIZATION_FAILED" in printed
+        tokens = anna.list_delegation_tokens()
+        scopes = {frozenset((entry.operation, entry.name) for entry in token.scope) for token in tokens}
+        of_write = {("Create", "anna-numbers"), ("Write", "anna-numbers"), ("Write", "write:")}
+        of_stream = {("Create", "anna-copies"), ("Write", "anna-copies"), ("Write", "query:")}
+        of_reads = ({("Read", "anna-numbers")}, {("Read", "anna-copies")})
+        assert scopes == set(map(frozenset, (of_write, of_stream, *of_reads)))
+        executors = executors_of(job.pid)
+        assert len(executors) >= 3, "an executor and its Python workers"
+        texts = [CANARY.encode(), str(secret).encode(), *(one.token_id.encode() for one in tokens)]
+        found = set().union(*(has_in_memory(pid, texts) for pid in executors))
+        assert found and found <= set(texts[2:]), "executors have tokens and nothing else"
+        url, application = printed.split("\nui ")[1].split()
+        seen = ui_of(url, application)
+        assert "sparklog" in seen and CANARY not in seen and "ScramLoginModule" not in seen
+    finally:
+        job.communicate("\n", timeout=60)
+    secret.unlink()
+    written = [path for path in (*tmp_path.rglob("*"), *cluster.data_dir.rglob("*")) if path.is_file()]
+    assert not [path for path in written if CANARY.encode() in path.read_bytes()]

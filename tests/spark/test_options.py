@@ -11,7 +11,7 @@ from sparklog.errors import ConfigError
 from sparklog.model import Span, TopicPartition
 from sparklog.spark.limits import TriggerLimits
 from sparklog.spark.offsets import EARLIEST, LATEST, ByOffset, ByTime
-from sparklog.spark.options import BOOTSTRAP_VARIABLE
+from sparklog.spark.options import BOOTSTRAP_VARIABLE, check_stored, without_security
 from sparklog.spark.read_filter import Bounds
 from sparklog.spark.read_options import (
     Assign,
@@ -263,11 +263,21 @@ def test_options_of_the_kafka_source_set_tls_and_the_login(tmp_path: Path) -> No
     assert sent.password.reveal() == "a-secret" and b"a-secret" not in pickle.dumps(by_jaas)
 
 
-def test_a_password_in_an_option_is_refused() -> None:
-    for more in ({"kafka.sasl.jaas.config": JAAS % "a-secret"}, {"sasl.username": "anna", "sasl.password": "a-secret"}):
-        with pytest.raises(ConfigError, match="not a reference") as caught:
-            parse_read_options(secured(**more), BOOTSTRAP)
-        assert "a-secret" not in str(caught.value)
+@pytest.mark.parametrize(
+    "more",
+    [{"kafka.sasl.jaas.config": JAAS % "a-secret"}, {"sasl.username": "anna", "sasl.password": "a-secret"}],
+    ids=["jaas", "password"],
+)
+def test_a_password_in_an_option_is_neither_pickled_nor_stored(more: dict[str, str]) -> None:
+    found = parse_read_options(secured(**more), BOOTSTRAP)
+    assert found.security is not None and found.security.password.reveal() == "a-secret"
+    assert "a-secret" not in repr(found)
+    with pytest.raises(TypeError, match="a password is not pickled"):
+        pickle.dumps(found)
+    with pytest.raises(ConfigError, match="stored in Spark's catalog") as caught:
+        check_stored(found.security)
+    assert "a-secret" not in str(caught.value)
+    assert without_security({"subscribe": "a", **secured(**more)}) == {"subscribe": "a"}
 
 
 def test_options_of_java_keystores_do_not_stop_a_job() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import stat
+import time
 from dataclasses import replace
 from pathlib import Path
 
@@ -64,3 +65,24 @@ def test_a_directory_that_others_may_enter_is_not_used(directory: Path) -> None:
     cache.store(TOKEN)
     assert not list(directory.iterdir())
     assert cache.load(0) is None
+
+
+def test_each_scope_and_lifetime_has_its_own_token(directory: Path) -> None:
+    orders = (("Read", "Topic", "orders", "Literal"),)
+    TokenCache("one:9092", ANNA, orders).store(TOKEN)
+    assert TokenCache("one:9092", ANNA, orders).load(0) == TOKEN
+    assert TokenCache("one:9092", ANNA, (("Read", "Topic", "other", "Literal"),)).load(0) is None
+    assert TokenCache("one:9092", ANNA, orders, 5000).load(0) is None
+    assert TokenCache("one:9092", ANNA).load(0) is None
+
+
+def test_a_doubted_token_is_checked_before_its_next_use(directory: Path) -> None:
+    cache = TokenCache("one:9092", ANNA)
+    assert not cache.is_checked(0)
+    cache.store(TOKEN)
+    now_ms = int(time.time() * 1000)
+    assert cache.is_checked(now_ms) and not cache.is_checked(now_ms + 60_000)
+    cache.set_checked(accepted=False)
+    assert not cache.is_checked(now_ms)
+    cache.set_checked(accepted=True)
+    assert cache.is_checked(now_ms)

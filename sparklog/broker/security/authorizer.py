@@ -199,8 +199,20 @@ class Authorizer:
                 if self.allows(connection, *need):
                     break
             else:
+                if self._is_within_scope(connection, clause):
+                    continue
                 detail = self.deny(connection, request, clause[-1])
                 raise BrokerError(REFUSALS[clause[-1].resource_type], detail)
+
+    def _is_within_scope(self, connection: Requester, clause: Clause) -> bool:
+        """Return whether the ACLs and the scope of the client's token allow different needs of the clause.
+
+        An example is a principal that may create all topics, with a token for the creation of one topic.
+        """
+        scope = self._scope_of(connection.token_id) if connection.token_id and len(clause) > 1 else None
+        return scope is not None and all(
+            any(_decision(table, connection, need).allowed for need in clause) for table in (self._table, scope)
+        )
 
     def deny(self, connection: Requester, request: Request | str, need: Need) -> str:
         """Write the denial and its rule to the audit log. Return an error text for the client, without the rule."""

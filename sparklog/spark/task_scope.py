@@ -1,0 +1,58 @@
+"""The scopes of the delegation tokens of Spark tasks: what the tasks of one read or write may do.
+
+Pure.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from sparklog.protocol.token_messages import MAX_SCOPE
+from sparklog.spark.sink import BATCH_PREFIX, NAMED_PREFIX, STREAM_PREFIX, named_key
+from sparklog.spark.write_plan import WritePlan
+
+#: The entries of a scope, as ``Admin.create_delegation_token`` accepts them. Sorted, so that equal scopes are equal.
+Scope = tuple["tuple[str, str, str, str]", ...]
+_EVERY_TOPIC = "*"
+_LITERAL, _PREFIXED = "Literal", "Prefixed"
+
+
+def read_scope(topics: Iterable[str]) -> Scope:
+    """Return the scope of tasks that read these topics. With too many topics it is that of all topics."""
+    names = sorted(set(topics))
+    return _on_topics("Read", names if len(names) <= MAX_SCOPE else [_EVERY_TOPIC])
+
+
+def write_scope(plan: WritePlan, *, streaming: bool) -> Scope:
+    """Return the scope of the tasks and of the commit of a write.
+
+    If rows name the topics, it is that of all topics. A transaction of the write has an id of its own, which only named
+    writes know in advance. The scope of other writes has the prefix of all such ids.
+    """
+    options = plan.options
+    topics = [_EVERY_TOPIC if options.topic is None else options.topic]
+    scope = [*_on_topics("Write", topics)]
+    if options.new_topic is not None:
+        scope += _on_topics("Create", topics)
+    if options.merge_schema:
+        scope += _on_topics("Alter", topics)
+    if options.exactly_once:
+        scope += [("Write", "TransactionalId", name, kind) for name, kind in _transactional_ids(plan, streaming)]
+    return tuple(sorted(scope))
+
+
+def _on_topics(operation: str, topics: Iterable[str]) -> Scope:
+    return tuple((operation, "Topic", topic, _LITERAL) for topic in topics)
+
+
+def _transactional_ids(plan: WritePlan, streaming: bool) -> list[tuple[str, str]]:
+    """Return the transactional ids of a write, or a prefix of them, each with the type of the pattern."""
+    options = plan.options
+    if streaming:
+        return [(STREAM_PREFIX, _PREFIXED)]
+    if options.named is None:
+        return [(BATCH_PREFIX, _PREFIXED)]
+    if options.topic is None:
+        return [(NAMED_PREFIX, _PREFIXED)]  # The ids have the ids of the topics.
+    topic_id = plan.routes[options.topic].topic_id
+    return [(named_key(options.named.app_id, found), _LITERAL) for found in (topic_id, "")]
