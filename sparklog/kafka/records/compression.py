@@ -15,6 +15,8 @@ Sources: RFC 1952, RFC 8878, the descriptions of snappy's and lz4's formats, and
 from __future__ import annotations
 
 import struct
+from collections.abc import Callable
+from functools import partial
 
 import pyarrow as pa
 
@@ -60,39 +62,60 @@ def decompressed(records: memoryview, codec: int, *, max_bytes: int) -> bytes | 
         if len(records) > max_bytes:
             raise _too_large(len(records), max_bytes)
         return records
+    if codec == SNAPPY:
+        decompress: Callable[[memoryview, int], bytes | memoryview | None] = _unsnappy
+    elif codec == ZSTD:
+        decompress = _unzstd
+    elif codec in _STREAMS:
+        decompress = partial(_read_stream, _STREAMS[codec])
+    else:
+        raise InvalidRecords(
+            ErrorCode.UNSUPPORTED_COMPRESSION_TYPE, f"compression codec {codec} found, expected 0 to 4"
+        )
     try:
-        if codec == SNAPPY:
-            return _unsnappy(records, max_bytes)
-        if codec in _STREAMS:
-            source = _with_small_windows(records, max_bytes) if codec == ZSTD else records
-            return _read_stream(source, _STREAMS[codec], max_bytes)
+        found = decompress(records, max_bytes)
     except (pa.ArrowException, OSError, ValueError) as error:
-        reason = str(error).partition("\n")[0][:200]
-        raise InvalidRecords(ErrorCode.INVALID_RECORD, f"the records cannot be decompressed: {reason}") from None
-    raise InvalidRecords(ErrorCode.UNSUPPORTED_COMPRESSION_TYPE, f"compression codec {codec} found, expected 0 to 4")
+        found, reason = b"", str(error).partition("\n")[0][:200] or "no reason given"
+    else:
+        reason = ""
+    # The errors are raised here, so that they do not keep frames alive in which decompressors still have their memory.
+    if reason:
+        raise InvalidRecords(ErrorCode.INVALID_RECORD, f"the records cannot be decompressed: {reason}")
+    if found is None:
+        raise _too_large(max_bytes + 1, max_bytes)
+    return found
 
 
-def _read_stream(source: bytes | memoryview, codec: str, max_bytes: int) -> bytes:
+def _read_stream(codec: str, source: bytes | memoryview, max_bytes: int) -> bytes | memoryview | None:
+    """Return what the stream has, or None if that is more than ``max_bytes``."""
     stream = pa.CompressedInputStream(pa.BufferReader(pa.py_buffer(source)), codec)
+    try:
+        return _read_at_most(stream, max_bytes, max(_USUAL_FACTOR * len(source), _LEAST_READ))
+    finally:
+        del stream
+
+
+def _read_at_most(stream: pa.CompressedInputStream, max_bytes: int, first_read: int) -> bytes | memoryview | None:
     room = max_bytes + 1
-    size = min(room, max(_USUAL_FACTOR * len(source), _LEAST_READ))
-    parts = [stream.read(size)]
+    size = min(room, first_read)
+    # Not ``read``: in pyarrow 26 it never frees the memory of a read that fails.
+    parts = [memoryview(stream.read_buffer(size))]
     room -= len(parts[0])
     while room > 0 and len(parts[-1]) == size:  # a short read is the end
         size = min(room, 2 * size)
-        parts.append(stream.read(size))
+        parts.append(memoryview(stream.read_buffer(size)))
         room -= len(parts[-1])
     if room <= 0:
-        raise _too_large(max_bytes + 1, max_bytes, at_least=True)
+        return None
     return parts[0] if len(parts) == 1 else b"".join(parts)
 
 
 # --- snappy ---
 
 
-def _unsnappy(source: memoryview, max_bytes: int) -> bytes | memoryview:
+def _unsnappy(source: memoryview, max_bytes: int) -> bytes | memoryview | None:
     if len(source) < _XERIAL_HEADER_BYTES or source[: len(_XERIAL)] != _XERIAL:
-        return _snappy_block(source, max_bytes, max_bytes)
+        return _snappy_block(source, max_bytes)
     parts: list[memoryview] = []
     at, room, most_blocks = _XERIAL_HEADER_BYTES, max_bytes, _most_blocks(source)
     while at < len(source):
@@ -104,9 +127,12 @@ def _unsnappy(source: memoryview, max_bytes: int) -> bytes | memoryview:
         at += _I32.size
         if not 0 < size <= len(source) - at:
             raise ValueError(f"a snappy block of {size} bytes, 1 to {len(source) - at} expected")
-        parts.append(_snappy_block(source[at : at + size], room, max_bytes))
+        part = _snappy_block(source[at : at + size], room)
+        if part is None:
+            return None
+        parts.append(part)
         at += size
-        room -= len(parts[-1])
+        room -= len(part)
     return parts[0] if len(parts) == 1 else b"".join(parts)
 
 
@@ -115,8 +141,8 @@ def _most_blocks(source: memoryview) -> int:
     return 1024 + len(source) // 64
 
 
-def _snappy_block(source: memoryview, room: int, max_bytes: int) -> memoryview:
-    """Decompress one raw block, if it declares at most ``room`` bytes."""
+def _snappy_block(source: memoryview, room: int) -> memoryview | None:
+    """Decompress one raw block, or return None if it declares more than ``room`` bytes."""
     size = shift = 0
     for byte in source[:5]:
         size |= (byte & 0x7F) << shift
@@ -126,15 +152,20 @@ def _snappy_block(source: memoryview, room: int, max_bytes: int) -> memoryview:
     else:
         raise ValueError("a snappy block has no length")
     if size > room:
-        raise _too_large(max_bytes - room + size, max_bytes)
+        return None
     return memoryview(_SNAPPY.decompress(pa.py_buffer(source), size)) if size else memoryview(b"")
 
 
 # --- zstd ---
 
 
-def _with_small_windows(source: memoryview, max_bytes: int) -> bytes | memoryview:
-    """Return the frames with windows that have at most about ``max_bytes``."""
+def _unzstd(source: memoryview, max_bytes: int) -> bytes | memoryview | None:
+    small = _with_small_windows(source, max_bytes)
+    return None if small is None else _read_stream(_STREAMS[ZSTD], small, max_bytes)
+
+
+def _with_small_windows(source: memoryview, max_bytes: int) -> bytes | memoryview | None:
+    """Return the frames with windows that have at most about ``max_bytes``, or None if a frame declares more bytes."""
     limit_log = max(max_bytes.bit_length(), _LEAST_WINDOW_LOG)
     most_blocks = _most_blocks(source) + (max_bytes >> _LEAST_WINDOW_LOG)
     patched: bytearray | None = None
@@ -147,9 +178,8 @@ def _with_small_windows(source: memoryview, max_bytes: int) -> bytes | memoryvie
             break  # the decompressor refuses it
         descriptor = source[at + 4]
         if descriptor & _SINGLE_SEGMENT:  # the window is as large as the content
-            content = _content_bytes(source, at)
-            if content > max_bytes:
-                raise _too_large(content, max_bytes)
+            if _content_bytes(source, at) > max_bytes:
+                return None
         elif 10 + (source[at + 5] >> 3) >= limit_log:
             patched = patched or bytearray(source)
             patched[at + 5] = limit_log - 10 << 3
@@ -182,8 +212,7 @@ def _after_frame(source: memoryview, at: int, most_blocks: int) -> tuple[int, in
     return at + (4 if descriptor & _CHECKSUM else 0), blocks
 
 
-def _too_large(found: int, limit: int, *, at_least: bool = False) -> InvalidRecords:
-    more = "at least " if at_least else ""
+def _too_large(least: int, limit: int) -> InvalidRecords:
     return InvalidRecords(
-        ErrorCode.MESSAGE_TOO_LARGE, f"records of {more}{found} bytes uncompressed found, at most {limit} expected"
+        ErrorCode.MESSAGE_TOO_LARGE, f"records of at least {least} bytes uncompressed found, at most {limit} expected"
     )

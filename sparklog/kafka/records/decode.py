@@ -23,7 +23,7 @@ from sparklog.record.checksum import crc32c
 from sparklog.record.codec import NO_TIMESTAMP, EncodedBatch, encode_batch, header_times
 from sparklog.record.header import BatchHeader, Flag
 from sparklog.record.schema import DEFAULT_EVENT_TIME, DEFAULT_SCHEMA
-from sparklog.record.small_batch_encoder import several_records_body
+from sparklog.record.small_batch_encoder import several_records_body, single_record_body
 
 #: With more records than this, numpy and Arrow are faster than a loop.
 FEW_RECORDS = 250
@@ -110,10 +110,14 @@ class DecodedBatch:
                 first_sequence=self.base_sequence,
                 transactional=self.transactional,
             )
-        body = several_records_body(few.keys, few.values, few.times_us)
+        times = few.times_us
+        if self.count == 1:
+            body = single_record_body(few.keys[0], few.values[0], times[0])
+        else:
+            body = several_records_body(few.keys, few.values, times)
         earliest = latest = NO_TIMESTAMP
         if timed:
-            earliest, latest = header_times(min(few.times_us), max(few.times_us))
+            earliest, latest = header_times(min(times), max(times))
         header = BatchHeader(
             base_offset=0,
             position=0,

@@ -128,7 +128,10 @@ def _bounds(octets: Octets, data: bytes, count: int) -> tuple[Integers, Integers
             ends = at + size * np.arange(1, run + 1, dtype=np.int64)
         else:
             run = min(_CHUNK, count - done)
-            ends = np.array(record_ends(data, at, done, run), np.int64)
+            try:
+                ends = np.array(record_ends(data, at, done, run), np.int64)
+            except InvalidRecords:
+                raise _Fault from None
         pieces.append(ends)
         at = int(ends[-1])
         done += run

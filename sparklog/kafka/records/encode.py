@@ -60,40 +60,60 @@ def encode_batch(
     """
     count = rows.num_rows
     assert count > 0, "a batch without records is a control batch"
-    offset_deltas: Integers = np.arange(count, dtype=np.int64) if offsets is None else offsets - base_offset
-    if append_time_ms is None:
-        times = _times_ms(rows.column(3))
-        base_time, latest = int(times[0]), int(times.max())
-        time_deltas = times - base_time
-    else:
-        base_time = latest = append_time_ms
-        time_deltas = np.zeros(count, np.int64)
-    keys, values, headers = rows.column(0), rows.column(1), rows.column(2)
-    if count <= FEW_RECORDS:
-        found: Buffer = encode_few(
-            _binary_values(keys),
-            _binary_values(values),
-            _header_values(headers),
-            time_deltas.tolist(),
-            offset_deltas.tolist(),
-        )
-    else:
-        has_headers = headers.null_count < count and bool(len(headers.flatten()))
-        found = memoryview(encode_many(keys, values, headers if has_headers else None, time_deltas, offset_deltas))
+    encode = _encoded_few if count <= FEW_RECORDS else _encoded_many
+    found, base_time, latest = encode(rows, None if offsets is None else offsets - base_offset, append_time_ms)
     attributes = (TRANSACTIONAL if transactional else 0) | (0 if append_time_ms is None else LOG_APPEND_TIME)
-    last_delta = int(offset_deltas[-1]) if last_offset is None else last_offset - base_offset
+    if last_offset is None:
+        last_offset = base_offset + count - 1 if offsets is None else int(offsets[-1])
     head = batch_head(
         found,
         base_offset=base_offset,
         leader_epoch=leader_epoch,
         attributes=attributes,
-        last_offset_delta=last_delta,
+        last_offset_delta=last_offset - base_offset,
         base_timestamp_ms=base_time,
         max_timestamp_ms=latest,
         producer=(producer_id, producer_epoch, base_sequence),
         count=count,
     )
     return [head, found]
+
+
+def _encoded_few(
+    rows: pa.RecordBatch, offset_deltas: Integers | None, append_time_ms: int | None
+) -> tuple[bytes, int, int]:
+    """Return the records, the base timestamp and the greatest timestamp, without numpy."""
+    keys, values, headers, times = rows.columns
+    count = len(times)
+    if append_time_ms is None:
+        times_ms = _times_of_few(times)
+        base_time, latest = times_ms[0], max(times_ms)
+        time_deltas = [time - base_time for time in times_ms]
+    else:
+        base_time = latest = append_time_ms
+        time_deltas = [0] * count
+    deltas = range(count) if offset_deltas is None else offset_deltas.tolist()
+    found = encode_few(_binary_values(keys), _binary_values(values), _header_values(headers), time_deltas, deltas)
+    return found, base_time, latest
+
+
+def _encoded_many(
+    rows: pa.RecordBatch, offset_deltas: Integers | None, append_time_ms: int | None
+) -> tuple[memoryview, int, int]:
+    """Return the records, the base timestamp and the greatest timestamp, with numpy."""
+    keys, values, headers, times = rows.columns
+    count = len(times)
+    if append_time_ms is None:
+        times_ms = _times_ms(times)
+        base_time, latest = int(times_ms[0]), int(times_ms.max())
+        time_deltas = times_ms - base_time
+    else:
+        base_time = latest = append_time_ms
+        time_deltas = np.zeros(count, np.int64)
+    deltas = np.arange(count, dtype=np.int64) if offset_deltas is None else offset_deltas
+    has_headers = headers.null_count < count and bool(len(headers.flatten()))
+    found = encode_many(keys, values, headers if has_headers else None, time_deltas, deltas)
+    return memoryview(found), base_time, latest
 
 
 def batch_head(
@@ -143,16 +163,29 @@ def _times_ms(column: pa.Array) -> Integers:
     return times
 
 
+def _times_of_few(column: pa.Array) -> list[int]:
+    """Return what ``_times_ms`` returns, as a list."""
+    first, count = column.offset, len(column)
+    times: list[int] = memoryview(column.buffers()[1]).cast("q")[first : first + count].tolist()
+    times = [time // 1000 for time in times]
+    if column.null_count:
+        for index in np.flatnonzero(~valid_of(column)).tolist():
+            times[index] = _NO_TIME_MS
+    return times
+
+
 def _binary_values(column: pa.Array) -> list[bytes | None]:
     """Return the values of a column of binary. This is faster than ``to_pylist``."""
     count, nulls = len(column), column.null_count
     if nulls == count:
         return [None] * count
     _, borders_buffer, data = column.buffers()
-    borders = np.frombuffer(borders_buffer, np.int32)[column.offset : column.offset + count + 1].tolist()
+    borders = memoryview(borders_buffer).cast("i")[column.offset : column.offset + count + 1].tolist()
     first = borders[0]
     whole = b"" if data is None else data.slice(first, borders[-1] - first).to_pybytes()
-    found: list[bytes | None] = [whole[start - first : end - first] for start, end in pairwise(borders)]
+    if first:
+        borders = [border - first for border in borders]
+    found: list[bytes | None] = [whole[start:end] for start, end in pairwise(borders)]
     if nulls:
         for index in np.flatnonzero(~valid_of(column)).tolist():
             found[index] = None

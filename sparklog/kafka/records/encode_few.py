@@ -26,7 +26,6 @@ def encode_few(
 ) -> bytes:
     """Return the records with these fields. ``headers`` is None if no record has any."""
     parts: list[bytes] = []
-    append = parts.append
     varints, null, short = _VARINTS, _NULL, _SHORT
     number = 0
     for key, value, time_delta, offset_delta in zip(keys, values, time_deltas, offset_deltas, strict=True):
@@ -54,15 +53,8 @@ def encode_few(
                 tail = _headers(found)
             number += 1
         size += len(tail)
-        append(varints[size] if size < short else varint(size))
-        append(b"\0")
-        append(time)
-        append(offset)
-        append(key_head)
-        append(key)
-        append(value_head)
-        append(value)
-        append(tail)
+        head = varints[size] if size < short else varint(size)
+        parts += (head, b"\0", time, offset, key_head, key, value_head, value, tail)
     return b"".join(parts)
 
 
