@@ -465,11 +465,12 @@ class Log:
                 self._files.chain, timestamp_us, log_start_offset=start, end_offset=end_offset
             )
 
-    def greatest_time(self, *, end_offset: int) -> tuple[int, int] | None:
+    def greatest_time(self, *, end_offset: int, below_us: int = 2**63 - 1) -> tuple[int, int] | None:
         """Return the base offset and greatest timestamp of the first batch with the greatest timestamp of the log.
 
-        Only batches that end at or below ``end_offset`` count. Return None if there are none. If the batch begins below
-        the log start offset, the log start offset is returned instead of the base offset.
+        Only batches that end at or below ``end_offset``, and whose greatest timestamp is below ``below_us``, count.
+        Return None if there are none. If the batch begins below the log start offset, the log start offset is returned
+        instead of the base offset.
 
         Raises:
             StorageError: the log directory must go offline.
@@ -477,7 +478,7 @@ class Log:
         self._files.check_open()
         with self._files.offline_on_error("reading"):
             return log_reads.greatest_time(
-                self._files.chain, log_start_offset=self.log_start_offset, end_offset=end_offset
+                self._files.chain, log_start_offset=self.log_start_offset, end_offset=end_offset, below_us=below_us
             )
 
     def schema(self, schema_id: int) -> pa.Schema:

@@ -131,11 +131,13 @@ def offset_for_time(
     return None
 
 
-def greatest_time(chain: SegmentChain, *, log_start_offset: int, end_offset: int) -> tuple[int, int] | None:
+def greatest_time(
+    chain: SegmentChain, *, log_start_offset: int, end_offset: int, below_us: int
+) -> tuple[int, int] | None:
     """Return the base offset and greatest timestamp of the first batch with the greatest timestamp.
 
-    Only batches in ``[log_start_offset, end_offset)`` count. Return None if there are none. If the batch begins below
-    ``log_start_offset``, that offset is returned instead of the base offset.
+    Only batches in ``[log_start_offset, end_offset)`` with a timestamp below ``below_us`` count. Return None if there
+    are none. If the batch begins below ``log_start_offset``, that offset is returned instead of the base offset.
     """
     found: tuple[int, int] | None = None
     for segment in chain.segments:
@@ -145,7 +147,8 @@ def greatest_time(chain: SegmentChain, *, log_start_offset: int, end_offset: int
             continue
         headers = segment.headers()
         ends = headers["base_offset"] + headers["offset_span"]
-        inside = np.flatnonzero((ends > log_start_offset) & (ends <= end_offset))
+        in_range = (ends > log_start_offset) & (ends <= end_offset)
+        inside = np.flatnonzero(in_range & (headers["max_timestamp"] < below_us))
         if not len(inside):
             continue
         latest = inside[np.argmax(headers["max_timestamp"][inside])]

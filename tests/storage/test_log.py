@@ -184,6 +184,8 @@ def test_the_batch_with_the_greatest_timestamp_is_the_first_of_equals(log: Log) 
     expected = ((0, None), (2, (0, 10)), (3, (0, 10)), (4, (2, 60)), (8, (2, 60)), (10, (8, 70)), (12, (8, 70)))
     for end_offset, found in expected:
         assert log.greatest_time(end_offset=end_offset) == found
+    assert log.greatest_time(end_offset=12, below_us=70) == (2, 60)
+    assert log.greatest_time(end_offset=12, below_us=5) is None
     log.set_high_watermark(12)
     log.advance_log_start(9)
     assert log.greatest_time(end_offset=12) == (9, 70)

@@ -116,7 +116,7 @@ class KafkaListOffsets:
         require_kafka_columns(partition.tp.topic, partition.rules.schema)
         try:
             if timestamp == GREATEST_TIME:
-                return _greatest_time(partition, end_offset)
+                return (yield from self._greatest_time(partition, end_offset))
             return (yield from self._at_or_after(partition, timestamp, end_offset))
         except StorageError as error:
             raise partition.storage_failed(error) from error
@@ -131,6 +131,25 @@ class KafkaListOffsets:
             if found is None:
                 return _NOTHING
             record, start = _search(partition, found[0], end_offset, at_least_ms=timestamp)
+            if record is not None:
+                return record
+            if self._slices.over():
+                yield
+        return _NOTHING
+
+    def _greatest_time(self, partition: Partition, end_offset: int) -> Generator[None, None, _Found]:
+        """Find the first record with the greatest time.
+
+        The header of a batch whose records have no times has the time of the append. No record has this time, so the
+        search continues below it.
+        """
+        below_us = 2**63 - 1
+        for _ in range(_MOST_DECODED):
+            found = partition.log.greatest_time(end_offset=end_offset, below_us=below_us)
+            if found is None:
+                return _NOTHING
+            offset, below_us = found
+            record, _end = _search(partition, offset, end_offset, at_least_ms=below_us // 1000)
             if record is not None:
                 return record
             if self._slices.over():
@@ -168,16 +187,6 @@ class KafkaListOffsets:
         else:
             epoch = -1
         return EpochEndOffset(partition=wanted.partition, leader_epoch=epoch, end_offset=end_offset)
-
-
-def _greatest_time(partition: Partition, end_offset: int) -> _Found:
-    """Find the first record with the greatest time."""
-    found = partition.log.greatest_time(end_offset=end_offset)
-    if found is None:
-        return _NOTHING
-    offset, time_us = found
-    record, _ = _search(partition, offset, end_offset, at_least_ms=time_us // 1000)
-    return record or _NOTHING
 
 
 def _search(partition: Partition, offset: int, end_offset: int, *, at_least_ms: int) -> tuple[_Found | None, int]:
