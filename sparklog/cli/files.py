@@ -23,10 +23,10 @@ import pyarrow.csv
 import pyarrow.parquet
 
 from sparklog.cli.json_documents import JsonDocuments
-from sparklog.cli.parse_values import from_csv, from_json
 from sparklog.client.producer.partitioning import PARTITION_COLUMN
 from sparklog.errors import BrokerError, ConfigError, ErrorCode
 from sparklog.record.exact_values import ValueRefusedError
+from sparklog.record.parse_values import from_csv, from_json
 from sparklog.record.required_columns import misplaced_null
 from sparklog.record.schema import plain_schema
 

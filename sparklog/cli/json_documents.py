@@ -10,7 +10,7 @@ from typing import Any
 
 import msgspec
 
-from sparklog.cli.parse_values import DECODER
+from sparklog.record.parse_values import DECODER
 
 #: The maximum size of a JSON object that spans several lines.
 _MAX_JSON_BYTES = 64 << 20

@@ -10,10 +10,10 @@ from typing import Annotated, Any
 import pyarrow as pa
 import typer
 
-from sparklog.cli.format_values import as_json, json_values, text_values
 from sparklog.cli.output import human_bytes, print_json, print_json_line, print_line, print_table
 from sparklog.errors import ConfigError, StorageError
 from sparklog.model import TopicPartition
+from sparklog.record.format_values import as_json, json_values, text_values
 from sparklog.record.header import Flag
 from sparklog.storage.checkpoints import read_checkpoint
 from sparklog.storage.disk import RealDisk

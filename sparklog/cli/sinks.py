@@ -20,11 +20,11 @@ import pyarrow as pa
 import pyarrow.parquet
 
 from sparklog.cli import files
-from sparklog.cli.format_values import csv_values, json_values, text_values
 from sparklog.cli.output import on_terminal
 from sparklog.cli.template import Show, Template
 from sparklog.errors import ConfigError
 from sparklog.escaping import escaped_json, shown_bytes
+from sparklog.record.format_values import csv_values, json_values, text_values
 
 #: The number of rows, and the approximate size, at which a row group of a Parquet file is written.
 _GROUP_ROWS, _GROUP_BYTES = 1 << 20, 64 << 20

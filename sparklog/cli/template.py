@@ -16,10 +16,10 @@ from collections.abc import Callable, Iterator, Sequence
 import pyarrow as pa
 from pyarrow import types
 
-from sparklog.cli.format_values import as_json, json_values, text_values
 from sparklog.client.consumer.log_columns import LOG_COLUMNS
 from sparklog.errors import ConfigError
 from sparklog.record.exact_values import UNIT_NS
+from sparklog.record.format_values import as_json, json_values, text_values
 from sparklog.record.schema import DEFAULT_SCHEMA
 
 _PARTS = re.compile(rb"%\{([^}]*)\}|%(.)|\\x([0-9a-fA-F]{2})|\\(.)|([^%\\]+)|(.)", re.DOTALL)

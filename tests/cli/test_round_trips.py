@@ -11,10 +11,10 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from sparklog.cli import files
-from sparklog.cli.format_values import _stored, stored_type
 from sparklog.cli.sinks import OutputFormat, format_of, open_sink
 from sparklog.client.producer.producer import Producer
 from sparklog.errors import ConfigError
+from sparklog.record.format_values import _stored, stored_type
 from sparklog.record.rows import ColumnOfValues
 from sparklog.record.schema import DEFAULT_SCHEMA
 from sparklog.record.schema_cast import fit_table

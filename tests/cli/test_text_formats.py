@@ -15,10 +15,10 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from sparklog.cli.files import InputFormat, open_input
-from sparklog.cli.format_values import _stored, json_values
 from sparklog.cli.json_documents import flat_objects
-from sparklog.cli.parse_values import _from_cells, from_csv, from_json, parse_json
 from sparklog.record.exact_values import ValueRefusedError
+from sparklog.record.format_values import _stored, json_values
+from sparklog.record.parse_values import _from_cells, from_csv, from_json, parse_json
 from tests.cli.in_process import Cli
 from tests.cli.rows import TYPED, table_of
 from tests.client.fake_cluster import FakeCluster

@@ -21,8 +21,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from pyarrow import types
 
-from sparklog.cli.format_values import has_time, is_bytes, is_time, stored_type
 from sparklog.record.exact_values import UNIT_NS, ValueRefusedError
+from sparklog.record.format_values import has_time, is_bytes, is_time, stored_type
 from sparklog.record.layout import children_of, is_list
 from sparklog.record.rows import ColumnOfValues
 
