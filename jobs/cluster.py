@@ -9,7 +9,15 @@ import os
 import sys
 from pathlib import Path
 
-from sparklog.cluster.options import DEFAULT_PORT, TRUSTED_NETWORK, ClusterOptions, add_setting, merged, read_settings
+from sparklog.cluster.options import (
+    DEFAULT_KAFKA_PORT,
+    DEFAULT_PORT,
+    TRUSTED_NETWORK,
+    ClusterOptions,
+    add_setting,
+    merged,
+    read_settings,
+)
 from sparklog.cluster.start import run_cluster
 from sparklog.errors import ConfigError
 
@@ -40,6 +48,12 @@ def arguments() -> argparse.Namespace:
         "--port", type=int, default=DEFAULT_PORT, help=f"first port assigned to new log directories ({DEFAULT_PORT})"
     )
     parser.add_argument(
+        "--kafka-port",
+        type=int,
+        default=DEFAULT_KAFKA_PORT,
+        help=f"first port for Kafka clients on this machine; 0: none ({DEFAULT_KAFKA_PORT})",
+    )
+    parser.add_argument(
         "--advertised-host", default="", metavar="HOST", help="address that brokers advertise to clients"
     )
     parser.add_argument("--zookeeper", default="", metavar="HOST:PORT/CHROOT", help="existing ZooKeeper (embedded)")
@@ -66,6 +80,7 @@ def options(given: argparse.Namespace) -> ClusterOptions:
         brokers_per_executor=given.brokers_per_executor,
         log_dirs=given.log_dirs,
         port=given.port,
+        kafka_port=given.kafka_port,
         advertised_host=given.advertised_host,
         zookeeper=given.zookeeper,
         settings=merged(read_settings(given.broker_conf) if given.broker_conf else shipped("broker.conf"), over),

@@ -19,6 +19,7 @@ from sparklog.client.errors import ClientTimeout
 from sparklog.cluster.client_file import client_file
 from sparklog.cluster.driver_pidfile import DriverPidfile, noted_driver
 from sparklog.cluster.options import (
+    DEFAULT_KAFKA_PORT,
     DEFAULT_PORT,
     TRUSTED_NETWORK,
     ClusterOptions,
@@ -46,6 +47,9 @@ def start(
     brokers: Annotated[int, typer.Option("--brokers", min=1, help="Number of brokers.")] = 3,
     data_dir: DataDir = Path("data"),
     port: Annotated[int, typer.Option("--port", help="First port assigned to new log directories.")] = DEFAULT_PORT,
+    kafka_port: Annotated[
+        int, typer.Option("--kafka-port", help="First port for Kafka clients on this machine; 0: none.")
+    ] = DEFAULT_KAFKA_PORT,
     master: Annotated[
         str | None, typer.Option(metavar="URL", help="Spark master. Default: local-cluster, one executor per broker.")
     ] = None,
@@ -93,6 +97,7 @@ def start(
         data_dir=data_dir,
         brokers=brokers,
         port=port,
+        kafka_port=kafka_port,
         log_dirs=tuple(Path(path) for path in (log_dirs or "").split(",") if path),
         zookeeper=zookeeper,
         advertised_host=advertised_host,
@@ -145,6 +150,8 @@ def _detach(data_dir: Path, timeout_s: float) -> None:
             raise ClusterError(f"the cluster is not ready after {timeout_s:g} s; it is still starting, see {log}")
         time.sleep(0.1)
     print_line(f"running as process {found.process.pid}; brokers at {found.bootstrap}")
+    if found.kafka:
+        print_line(f"Kafka clients connect to {found.kafka}")
     if (clients := client_file(data_dir)).exists():
         print_line(f"clients log in with --client-config {clients}")
 
@@ -235,6 +242,7 @@ def _status(admin: Admin, driver: DriverPidfile | None) -> dict[str, Any]:
         "driver": driver.process.pid if driver is not None else None,
         "controller_epoch": described.controller_epoch,
         "brokers": [broker.address.broker_id for broker in brokers],
+        "kafka_bootstrap": ",".join(broker.kafka for broker in brokers if broker.kafka) or None,
         "not_answering": [broker.address.broker_id for broker in brokers if broker.error],
         "topics": len(topics),
         "partitions": len(partitions),

@@ -28,6 +28,7 @@ from sparklog.cluster.options import (
     is_one_machine,
     listen_host,
     sizing,
+    with_kafka,
 )
 from sparklog.cluster.spark_access import executor_hosts, require_private_channel
 from sparklog.cluster.task_slots import master_of, never, require_slots
@@ -194,7 +195,7 @@ class ClusterDriver:
             port=options.port,
             advertised_host=LOOPBACK if here else options.advertised_host,
             bind_host=listen_host(options, master),
-            settings=options.settings,
+            settings=with_kafka(options, master),
             session_timeout_ms=self._session_timeout_ms,
             secrets=self._keys.secrets,
         )
@@ -203,6 +204,11 @@ class ClusterDriver:
     def bootstrap(self) -> str:
         """Return the addresses of the brokers for clients."""
         return ",".join(host_and_port(broker.host, broker.port) for broker in self.brokers)
+
+    @property
+    def kafka_bootstrap(self) -> str:
+        """Return the addresses of the brokers for Kafka clients; empty if they have no listener for them."""
+        return ",".join(broker.kafka for broker in self.brokers if broker.kafka)
 
     @property
     def brokers(self) -> tuple[ServingBroker, ...]:

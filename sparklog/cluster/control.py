@@ -38,6 +38,8 @@ class BrokerStatus(msgspec.Struct, frozen=True):
     #: The broker's main address, the one of the first listener for clients. Release 0.1.0 does not report its host.
     host: str = ""
     port: int = -1
+    #: The addresses for Kafka clients, separated by commas.
+    kafka: str = ""
     state: str = ""
     #: The number of partitions that the broker leads and whose in-sync followers have not caught up yet.
     lagging: int = 0

@@ -22,14 +22,16 @@ class DriverPidfile(msgspec.Struct, frozen=True):
     bootstrap: str
     zookeeper: str
     version: int = 1
+    #: The addresses of the brokers for Kafka clients; empty if there are none.
+    kafka: str = ""
 
 
-def note_driver(data_dir: Path, bootstrap: str, zookeeper: str) -> None:
+def note_driver(data_dir: Path, bootstrap: str, zookeeper: str, kafka: str = "") -> None:
     """Write the file that names this process as the driver of the cluster of ``data_dir``."""
     own = identify(os.getpid())
     assert own is not None
     new = data_dir / f"{_NAME}.{os.getpid()}"
-    new.write_bytes(msgspec.json.encode(DriverPidfile(own, bootstrap, zookeeper)))
+    new.write_bytes(msgspec.json.encode(DriverPidfile(own, bootstrap, zookeeper, kafka=kafka)))
     new.replace(data_dir / _NAME)
 
 

@@ -96,6 +96,8 @@ class ServingBroker(msgspec.Struct, frozen=True):
     log_dir: str
     #: Whether the broker was already running when this generation began.
     adopted: bool
+    #: The addresses for Kafka clients, separated by commas.
+    kafka: str = ""
 
 
 class GenerationReport(msgspec.Struct, frozen=True):

@@ -21,7 +21,7 @@ from pyspark.sql import SparkSession
 
 from sparklog.client.admin.admin import Admin
 from sparklog.cluster.cluster_driver import ClusterDriver
-from sparklog.cluster.options import DEFAULT_PORT, ClusterOptions
+from sparklog.cluster.options import DEFAULT_KAFKA_PORT, DEFAULT_PORT, ClusterOptions
 from sparklog.cluster.process import is_alive, send_signal
 from sparklog.cluster.runtime_directory import noted_process
 from sparklog.cluster.spark_access import exposure
@@ -36,7 +36,8 @@ class LocalCluster:
 
     Without ``data_dir`` the data is in a temporary directory that is deleted at the end. Data in ``data_dir`` stays for
     the next cluster there. ``zookeeper`` is the address of an existing server; by default the cluster starts one.
-    ``settings`` are broker settings and topic defaults under Kafka's names. Inside the ``with`` block
+    ``settings`` are broker settings and topic defaults under Kafka's names. With ``kafka`` the brokers also have a
+    listener for Kafka clients on this machine, at ``kafka_bootstrap``. Inside the ``with`` block
     ``spark.read.format("sparklog")`` needs no bootstrap servers.
 
     Only the thread that created the object may use it. It can be started once.
@@ -52,6 +53,7 @@ class LocalCluster:
         settings: Mapping[str, str] | None = None,
         port: int = DEFAULT_PORT,
         advertised_host: str | None = None,
+        kafka: bool = False,
     ) -> None:
         self._spark = spark
         self._temporary = data_dir is None
@@ -61,6 +63,7 @@ class LocalCluster:
                 data_dir=self.data_dir,
                 brokers=brokers,
                 port=port,
+                kafka_port=DEFAULT_KAFKA_PORT if kafka else 0,
                 advertised_host=advertised_host or "",
                 zookeeper=zookeeper or "",
                 settings=dict(settings or {}),
@@ -127,6 +130,11 @@ class LocalCluster:
     def bootstrap(self) -> str:
         """Return the addresses of the brokers for clients, ``host:port,host:port``."""
         return self._driver.bootstrap
+
+    @property
+    def kafka_bootstrap(self) -> str:
+        """Return the addresses of the brokers for Kafka clients; empty if there is no listener for them."""
+        return self._driver.kafka_bootstrap
 
     @property
     def zookeeper(self) -> str:

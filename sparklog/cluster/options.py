@@ -21,6 +21,8 @@ if TYPE_CHECKING:
     from sparklog.cluster.development_security import DevelopmentSecurity
 
 DEFAULT_PORT = 9092
+#: The first port for Kafka clients, of the commands that start a cluster.
+DEFAULT_KAFKA_PORT = 29_092
 #: The listen address of services that only this machine needs.
 LOOPBACK = "127.0.0.1"
 #: The setting with which an operator says that only trusted programs reach the cluster's ports.
@@ -53,6 +55,8 @@ class ClusterOptions(msgspec.Struct, frozen=True, kw_only=True):
     log_dirs: tuple[Path, ...] = ()
     #: The first port to try for a new log directory.
     port: int = DEFAULT_PORT
+    #: The first port to try for Kafka clients; 0 for no listener of Kafka's protocol, unless the settings have one.
+    kafka_port: int = 0
     #: The advertised address. If empty, it is loopback with a local master, otherwise the name of each host.
     advertised_host: str = ""
     #: The ZooKeeper to use, ``host:port[,host:port][/chroot]``. If empty, the embedded ZooKeeper is used.
@@ -77,6 +81,8 @@ class ClusterOptions(msgspec.Struct, frozen=True, kw_only=True):
             raise ConfigError(f"brokers per executor={self.brokers_per_executor}: expected at least 1")
         if not 1 <= self.port <= 65_535:
             raise ConfigError(f"port={self.port}: expected 1 to 65535")
+        if not 0 <= self.kafka_port <= 65_535:
+            raise ConfigError(f"Kafka port={self.kafka_port}: expected 0 to 65535")
         if len({path.resolve() for path in self.log_dirs}) != len(self.log_dirs):
             raise ConfigError(f"log directories must differ: {', '.join(str(path) for path in self.log_dirs)}")
         settings = self._secured()
@@ -131,6 +137,24 @@ def listen_host(options: ClusterOptions, master: str) -> str:
     return LOOPBACK if is_one_machine(master) and not options.advertised_host else "0.0.0.0"
 
 
+def with_kafka(options: ClusterOptions, master: str) -> dict[str, str]:
+    """Return the broker settings, with the listener for Kafka clients at ``kafka_port``.
+
+    The listener is only for clients on this machine, except with ``--secure``. So it is left out if the brokers are on
+    several hosts without ``--secure``. It is also left out if the settings have listeners of their own.
+    """
+    settings = options.settings
+    if not options.kafka_port or "kafka.listeners" in settings:
+        return settings
+    if options.secure:
+        listener = f"SASL_SSL://:{options.kafka_port}"
+    elif is_one_machine(master) and "listeners" not in settings:
+        listener = f"PLAINTEXT://{LOOPBACK}:{options.kafka_port}"
+    else:
+        return settings
+    return merged(settings, {"kafka.listeners": listener})
+
+
 def zookeeper_host(options: ClusterOptions, master: str) -> str:
     """Return the address on which the embedded ZooKeeper listens, and at which brokers connect to it."""
     return LOOPBACK if is_one_machine(master) or is_loopback(options.advertised_host) else host_name()
@@ -142,7 +166,7 @@ def check_network(options: ClusterOptions, master: str) -> None:
     Raises:
         ConfigError: it would. The message names the setting to change.
     """
-    config = broker_config(options.settings)
+    config = broker_config(with_kafka(options, master))
     has_open_zookeeper = options.zookeeper and not config.zookeeper_ssl and not config.network_trusted
     if options.secure and has_open_zookeeper and not is_one_machine(master):
         raise ConfigError(

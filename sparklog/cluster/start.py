@@ -91,7 +91,7 @@ def _run(
             return 0
         if cluster.start_brokers(context, given_up=stop.asked.is_set) is None:
             return 0
-        note_driver(options.data_dir, cluster.bootstrap, cluster.zookeeper)
+        note_driver(options.data_dir, cluster.bootstrap, cluster.zookeeper, cluster.kafka_bootstrap)
         tell(_ready(cluster, options))
         while not stop.asked.wait(1.0):
             if cluster.failure:
@@ -213,6 +213,7 @@ def _ready(cluster: ClusterDriver, options: ClusterOptions) -> str:
         + (f" ({adopted} of {len(report.brokers)} brokers were already running)" if adopted else ""),
         "",
         f"  bootstrap servers  {cluster.bootstrap}",
+        *([f"  for Kafka clients  {cluster.kafka_bootstrap}"] if cluster.kafka_bootstrap else ()),
         f"  ZooKeeper          {cluster.zookeeper}",
         f"  data directory     {options.data_dir.resolve()}",
         *([f"  client file        {client_file(options.data_dir.resolve())}"] if options.secure else ()),

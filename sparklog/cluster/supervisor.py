@@ -102,6 +102,7 @@ class BrokerSupervisor:
             incarnation=status.incarnation,
             log_dir=str(self._slot.path),
             adopted=self._adopted,
+            kafka=status.kafka,
         )
 
     async def run(self) -> None:

@@ -272,3 +272,5 @@ class DescribeBrokerReply(Message, frozen=True, tag="describe_broker_reply"):
     counters: Annotated[dict[str, int], msgspec.Meta(max_length=MAX_LISTED)]
     #: The settings in effect. Of the defaults for topics, only those that were set.
     settings: Settings = msgspec.field(default_factory=dict)
+    #: The broker's addresses for Kafka clients, separated by commas.
+    kafka: str = ""

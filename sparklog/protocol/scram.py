@@ -236,7 +236,7 @@ class ScramServer:
         self._gs2_header = f"{flag},{authorization},"
         self.username = name
         credential = self._credential(name, token=_TOKEN_EXTENSION in parts[2:])
-        self._nonces = client_nonce + self._nonce
+        self._client_nonce, self._nonces = client_nonce, client_nonce + self._nonce
         salt = base64.b64encode(credential.salt).decode()
         reply = f"r={self._nonces},s={salt},i={credential.iterations}"
         self._said = f"{bare},{reply}"
@@ -261,8 +261,10 @@ class ScramServer:
 
     def _on_final(self, text: str) -> ServerStep:
         without_proof, found, proof_text = text.rpartition(",p=")
-        expected = f"c={base64.b64encode(self._gs2_header.encode()).decode()},r={self._nonces}"
-        if not found or (without_proof != expected and not without_proof.startswith(f"{expected},")):
+        binding = f"c={base64.b64encode(self._gs2_header.encode()).decode()}"
+        # librdkafka before 2.6.1 sends its own nonce twice, and Kafka accepts it. The proof covers what was sent.
+        expected = tuple(f"{binding},r={nonces}," for nonces in (self._nonces, self._client_nonce + self._nonces))
+        if not found or not f"{without_proof},".startswith(expected):
             raise _malformed("the final message does not belong to the first one")
         proof = _decoded(proof_text)
         if len(proof) != _SIZES[self.mechanism]:

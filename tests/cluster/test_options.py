@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from sparklog.cluster.options import (
+    DEFAULT_KAFKA_PORT,
     TRUSTED_NETWORK,
     ClusterOptions,
     Sizing,
@@ -17,6 +18,7 @@ from sparklog.cluster.options import (
     merged,
     read_settings,
     sizing,
+    with_kafka,
 )
 from sparklog.cluster.spark_environment import prepare, remove_spark_home, submitted_master
 from sparklog.cluster.task_slots import most_slots, too_few_slots
@@ -55,6 +57,7 @@ def test_tasks_follow_from_brokers_and_master(
     [
         ({"brokers": 0}, "brokers=0"),
         ({"port": 70_000}, "port=70000"),
+        ({"kafka_port": -1}, "Kafka port=-1"),
         ({"log_dirs": (Path("a"), Path("./a"))}, "must differ"),
         ({"settings": {"num.partition": "1"}}, "did you mean 'num.partitions'"),
     ],
@@ -84,6 +87,25 @@ def test_a_cluster_on_an_untrusted_network_is_refused(changes: dict[str, object]
     with pytest.raises(ConfigError, match=re.escape(refused)) as caught:
         check_network(options(**changes), master)
     assert "set network.trusted=true (--trusted-network)" in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("changes", "master", "listener"),
+    [
+        ({}, "local-cluster[3,2,1024]", "PLAINTEXT://127.0.0.1:29092"),
+        ({"advertised_host": "host-1"}, "local[4]", "PLAINTEXT://127.0.0.1:29092"),
+        ({"kafka_port": 0}, "local[4]", None),
+        ({"settings": TRUSTED_NETWORK}, "yarn", None),
+        ({"settings": {"listeners": "PLAINTEXT://127.0.0.1:9092"}}, "local[4]", None),
+        ({"settings": {"kafka.listeners": "PLAINTEXT://127.0.0.1:1"}}, "yarn", "PLAINTEXT://127.0.0.1:1"),
+        ({"secure": True}, "yarn", "SASL_SSL://:29092"),
+    ],
+)
+def test_kafka_clients_of_one_machine_or_with_a_login_are_served(
+    changes: dict[str, object], master: str, listener: str | None
+) -> None:
+    chosen = options(**{"kafka_port": DEFAULT_KAFKA_PORT, **changes})
+    assert with_kafka(chosen, master).get("kafka.listeners") == listener
 
 
 def test_only_an_embedded_zookeeper_gets_short_sessions() -> None:

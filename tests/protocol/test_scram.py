@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import base64
+import hashlib
+import hmac
 import pickle
 import re
 from typing import Any
@@ -515,3 +517,24 @@ def test_a_salted_password_gives_the_credential_of_the_password(mechanism: str) 
         ScramCredential.of_salted_password(mechanism, salted[1:], salt, 4096)
     with pytest.raises(ConfigError, match="iterations"):
         ScramCredential.of_salted_password(mechanism, salted, salt, 4095)
+
+
+def test_a_nonce_of_the_client_may_be_repeated() -> None:
+    """librdkafka before 2.6.1 puts its nonce in front of both nonces, and proves this message."""
+    other = server()
+    bare = f"n=anna,r={CLIENT_NONCE}"
+    challenge = other.step(f"n,,{bare}".encode()).data.decode()
+    without_proof = f"c=biws,r={CLIENT_NONCE}{CLIENT_NONCE}{SERVER_NONCE}"
+    said = f"{bare},{challenge},{without_proof}".encode()
+    salted = hashlib.pbkdf2_hmac("sha256", b"pencil", SALT, 4096)
+    key = hmac.digest(salted, b"Client Key", "sha256")
+    signature = hmac.digest(hashlib.sha256(key).digest(), said, "sha256")
+    proof = base64.b64encode(bytes(a ^ b for a, b in zip(key, signature, strict=True))).decode()
+    assert other.step(f"{without_proof},p={proof}".encode()).principal == Principal(USER, "anna")
+
+
+@pytest.mark.parametrize("nonces", [SERVER_NONCE, "x" + CLIENT_NONCE + SERVER_NONCE, CLIENT_NONCE * 3 + SERVER_NONCE])
+def test_other_nonces_are_refused(nonces: str) -> None:
+    other = server()
+    other.step(f"n,,n=anna,r={CLIENT_NONCE}".encode())
+    assert "does not belong" in str(refused(other.step, f"c=biws,r={nonces},p=AAAA".encode()))

@@ -113,12 +113,40 @@ def test_a_listener_between_brokers_requires_certificates() -> None:
         ({"ssl.certificate.location": ""}, "set ssl.certificate.location"),
         ({"ssl.ca.location": ""}, "set ssl.ca.location"),
         ({"listeners": ""}, "inter.broker.listener.name is set, but listeners is not"),
+        ({"kafka.listeners": "K:29092"}, "kafka.listeners: expected NAME://host:port"),
+        ({"kafka.listeners": "K://a:29092"}, "listener K has no security protocol"),
+        ({"kafka.listeners": "SASL_PLAINTEXT://a:29092"}, "SASL_PLAINTEXT is for loopback only"),
+        ({"kafka.advertised.listeners": "K://a:1"}, "K is not set, because kafka.listeners is empty"),
+        (
+            {"kafka.listeners": "SSL://a:1", "kafka.advertised.listeners": "K://a:1"},
+            "K is not one of the listeners SSL",
+        ),
     ],
 )
 def test_settings_that_do_not_fit_are_refused(changed: dict[str, str], reason: str) -> None:
     with pytest.raises(ConfigError) as caught:
         listeners_of({**TWO, **changed})
     assert reason in str(caught.value)
+
+
+def test_kafka_listeners_have_addresses_of_their_own() -> None:
+    found = listeners_of(
+        {
+            **TWO,
+            "listener.security.protocol.map": "CLIENT:SASL_SSL,BROKER:SSL,APPS:SASL_SSL",
+            "kafka.listeners": "APPS://0.0.0.0:29092,SSL://:0",
+            "kafka.advertised.listeners": "APPS://kafka.example:443",
+        }
+    )
+    apps, ssl = found.kafka
+    assert (apps.protocol, apps.host, apps.port) == (SecurityProtocol.SASL_SSL, "0.0.0.0", 29092)
+    assert (ssl.protocol, ssl.host, ssl.port) == (SecurityProtocol.SSL, "broker-1", 0)
+    assert found.kafka_endpoints({"kafka:APPS": 29092, "kafka:SSL": 5000}) == (
+        ListenerEndpoint("APPS", "SASL_SSL", "kafka.example", 443),
+        ListenerEndpoint("SSL", "SSL", "broker-1", 5000),
+    )
+    assert [listener.name for listener in found.all] == ["CLIENT", "BROKER"]
+    assert listeners_of({}).kafka == ()
 
 
 @pytest.mark.parametrize(
@@ -141,6 +169,10 @@ def test_loopback_is_recognised(host: str, expected: bool) -> None:
         ({"listeners": "SSL://10.0.0.1:9092", "ssl.client.auth": "required", **TLS}, False),
         (TWO, False),
         ({**TWO, "listener.security.protocol.map": "CLIENT:PLAINTEXT,BROKER:SSL"}, True),
+        ({**TWO, "kafka.listeners": "SASL_SSL://0.0.0.0:29092"}, False),
+        ({**TWO, "kafka.listeners": "PLAINTEXT://127.0.0.1:29092"}, False),
+        ({**TWO, "kafka.listeners": "PLAINTEXT://0.0.0.0:29092"}, True),
+        ({**TWO, "kafka.listeners": "PLAINTEXT://0.0.0.0:29092", "network.trusted": "true"}, False),
     ],
 )
 def test_only_protected_listeners_leave_the_machine(settings: dict[str, str], is_refused: bool) -> None:

@@ -83,6 +83,11 @@ class BrokerServer:
         """Return the advertised addresses for Kafka clients. Call this only while the server listens."""
         return self._listeners.kafka_endpoints(self._ports)
 
+    @property
+    def kafka_addresses(self) -> str:
+        """Return the advertised addresses for Kafka clients, separated by commas. Call this as ``kafka_endpoints``."""
+        return ",".join(host_and_port(endpoint.host, endpoint.port) for endpoint in self.kafka_endpoints)
+
     async def open(self) -> None:
         """Listen for clients, for other brokers and for the controller.
 
@@ -158,8 +163,7 @@ class BrokerServer:
                     if error.errno != errno.EADDRINUSE or port == last:
                         raise
             _log.info("Kafka clients: listener %s at %s:%d", listener.name, listener.host, self._ports[name])
-        addresses = [host_and_port(endpoint.host, endpoint.port) for endpoint in self.kafka_endpoints]
-        server.offer_to_kafka_clients(", ".join(addresses))
+        server.offer_to_kafka_clients(self.kafka_addresses)
 
     def _describe(self, cid: int, version: int) -> HelloReply:
         context = self._context

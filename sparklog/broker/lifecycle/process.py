@@ -280,6 +280,7 @@ class BrokerProcess:
             "pid": os.getpid(),
             "host": self._server.host if self._server is not None else "",
             "port": self._server.advertised_port if self._server is not None else -1,
+            "kafka": self._server.kafka_addresses if self._server is not None and broker is not None else "",
             "state": context.state if broker is not None else "starting",
             "quiesced": context.quiesced,
             "leading": broker.partitions.led if broker is not None else 0,

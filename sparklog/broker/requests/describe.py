@@ -11,7 +11,7 @@ from sparklog.broker.replication.partition import Partition
 from sparklog.broker.replication.partitions import Partitions
 from sparklog.broker.requests.slices import Slices, answer_in_slices
 from sparklog.config import in_force
-from sparklog.model import NO_EPOCH
+from sparklog.model import NO_EPOCH, host_and_port
 from sparklog.net.server_connection import ServerConnection
 from sparklog.protocol.messages import DescribeBroker, DescribeBrokerReply, ReplicaDescription, Reply
 from sparklog.storage.log import Log
@@ -65,7 +65,13 @@ class DescribeBrokerRequests:
                 **({} if expire_in_s is None else {"ssl.certificate.expires.s": expire_in_s}),
             },
             in_force(self._context.config),
+            self._kafka_addresses(),
         )
+
+    def _kafka_addresses(self) -> str:
+        own = self._context.cache.endpoint(self._context.broker_id)
+        endpoints = own.kafka_endpoints if own is not None else ()
+        return ",".join(host_and_port(endpoint.host, endpoint.port) for endpoint in endpoints)
 
 
 def _describe(partition: Partition) -> ReplicaDescription:

@@ -172,6 +172,8 @@ class BrokerDescription:
     #: The broker's settings in effect, and the topic defaults that were set; empty if the broker does not return them.
     settings: Mapping[str, str] = field(default_factory=dict)
     error: str = ""
+    #: The broker's addresses for Kafka clients, separated by commas; empty if there are none.
+    kafka: str = ""
 
     @property
     def leaders(self) -> int:
@@ -226,6 +228,7 @@ def describe_broker(address: BrokerAddress, reply: DescribeBrokerReply) -> Broke
         replicas=tuple(reply.replicas),
         counters=dict(reply.counters),
         settings=dict(reply.settings),
+        kafka=reply.kafka,
     )
 
 
