@@ -31,6 +31,7 @@ from sparklog.cli.produce import produce
 from sparklog.cli.quotas import quotas
 from sparklog.cli.salvage import salvage
 from sparklog.cli.segments import segments
+from sparklog.cli.tokens import tokens
 from sparklog.cli.top import top
 from sparklog.cli.topics import topics
 from sparklog.cli.transactions import transactions
@@ -80,6 +81,7 @@ zookeeper.command("open")(open_tree)
 app.add_typer(zookeeper, name="zookeeper")
 app.add_typer(certs, name="certs")
 app.add_typer(users, name="users")
+app.add_typer(tokens, name="tokens")
 app.add_typer(acls, name="acls")
 app.add_typer(quotas, name="quotas")
 app.command("controller")(controller)

@@ -100,6 +100,14 @@ def byte_count(text: str | None, *, what: str) -> int:
     return count
 
 
+def span_ms(text: str, *, what: str) -> int:
+    """Return the milliseconds that a text such as ``"90s"`` or ``"7d"`` means. Raises ConfigError for other texts."""
+    span = re.fullmatch(r"([0-9]{1,9})([smhd])", text.strip())
+    if span is None:
+        raise ConfigError(f"{what} {text!r}: expected a time such as 90s, 15m, 12h, 7d")
+    return int(span[1]) * _SPAN_S[span[2]] * 1000
+
+
 def servers(bootstrap: str | None) -> str:
     """Return the bootstrap servers. Raises ConfigError if the option is not given."""
     if not bootstrap:

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import contextlib
+import re
+import stat
 import threading
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -30,6 +33,7 @@ from tests.broker.test_user_logins import (
     by_password,
     may_log_in,
 )
+from tests.cli.test_page import lines_of, run_line
 
 pytestmark = pytest.mark.integration
 
@@ -184,3 +188,29 @@ def test_expired_tokens_are_removed_from_zookeeper(users: dict[str, Admin], clus
 
     wait_until(lambda: expired not in cluster.ask_zookeeper(stored), 30, "the removal of the expired token")
     assert lasting in cluster.ask_zookeeper(stored)
+
+
+def test_the_commands_about_tokens_run_as_printed(
+    users: dict[str, Admin], bootstrap: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("SPARKLOG_BOOTSTRAP", bootstrap)
+    monkeypatch.setenv("SPARKLOG_CLIENT_CONFIG", "anna.conf")
+    Path("anna.conf").write_text("".join(f"{name} = {value}\n" for name, value in by_password("anna").items()))
+    lines = lines_of("Tokens")
+    [printed] = set(re.findall(r"\b[\w-]{22}\b", " ".join(lines)))
+    assert len(lines) == 10
+    token_id = secret = "none yet"
+    for line in lines:
+        result = run_line(line.replace(printed, token_id))
+        assert result.code == (1 if "exits with 1" in line else 0), f"{line}\n{result.text}\n{result.err}"
+        if "--client-file" in line:
+            token_id = result.text.split()[2].rstrip(",")
+            reader = Path("reader.conf")
+            assert stat.S_IMODE(reader.stat().st_mode) == 0o600
+            secret = reader.read_text().split("sasl.password = ")[1].strip()
+            become(bootstrap, dict(line.split(" = ") for line in reader.read_text().splitlines()))
+        if "tokens list" in line and result.code == 0:
+            assert token_id in result.text and "orders" in result.text
+        assert secret not in result.text + result.err
+    assert token_id not in {token.token_id for token in users["anna"].list_delegation_tokens()}

@@ -114,7 +114,8 @@ def test_every_command_of_the_page_runs_as_printed(tmp_path: Path, monkeypatch: 
             Path(f"broker-{number}").mkdir()
             Path(f"broker-{number}/logs").symlink_to(tmp_path / f"slot-{number}")
         archive_clicks(tmp_path / "lake")
-        for line in lines_of("-A cluster"):
+        # The commands about tokens need a login: see tests/broker/test_delegation_tokens.py.
+        for line in lines_of("-A cluster", "-Tokens"):
             result = run_line(line)
             expected = 1 if FAILS in line else 0
             assert result.code == expected, f"{line}\n{result.text}\n{result.err}"
