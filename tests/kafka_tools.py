@@ -55,7 +55,8 @@ class _ExitProcedure:
     def execute(self, code: int, message: str | None) -> None:
         if self.code is None:
             self.code = code
-        raise RuntimeError(f"exit code {code}: {message}")
+        if code:
+            raise RuntimeError(f"exit code {code}: {message}")
 
     class Java:
         implements = ("org.apache.kafka.common.utils.Exit$Procedure",)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from sparklog.broker.kafka.admin import acls, quotas, tokens, users
 from sparklog.broker.kafka.admin.alter_configs import AlterConfigsHandlers
+from sparklog.broker.kafka.admin.config_resources import ListConfigResourcesHandler
 from sparklog.broker.kafka.admin.describe_configs import DescribeConfigsHandler
 from sparklog.broker.kafka.admin.describe_topics import DescribeTopicsHandler
 from sparklog.broker.kafka.admin.elections import elect_leaders
@@ -33,6 +34,7 @@ def _of_topics(broker: Broker, permissions: Permissions) -> dict[int, Handler]:
         ApiKey.DELETE_RECORDS: delete_records,
         ApiKey.DESCRIBE_TOPIC_PARTITIONS: DescribeTopicsHandler(broker, permissions).handle,
         ApiKey.DESCRIBE_CONFIGS: DescribeConfigsHandler(broker, permissions).handle,
+        ApiKey.LIST_CONFIG_RESOURCES: ListConfigResourcesHandler(broker, permissions).handle,
         ApiKey.INCREMENTAL_ALTER_CONFIGS: alterations.alter_incrementally,
         ApiKey.ALTER_CONFIGS: alterations.alter,
     }

@@ -143,7 +143,6 @@ class TopicHandlers:
     async def delete(self, call: KafkaCall, request: DeleteTopicsRequest) -> DeleteTopicsResponse:
         wanted = [*request.topics, *(DeleteTopicState(name=name) for name in request.topic_names)]
         named = Counter((topic.name, topic.topic_id) for topic in wanted)
-        names_of = _names_by_id(self._cache) if any(topic.name is None for topic in wanted) else {}
         deadline = _Deadline(request.timeout_ms)
 
         async def delete_one(topic: DeleteTopicState) -> DeletableTopicResult:
@@ -154,7 +153,7 @@ class TopicHandlers:
                 if named[name, topic_id] > 1:
                     raise BrokerError(ErrorCode.INVALID_REQUEST, "The topic is named more than once.")
                 if name is None:
-                    name = self._name_of(call, topic_id, names_of)
+                    name = self._name_of(call, topic_id)
                 else:
                     topic_id = _id_of(self._cache, name)
                 await call.native(DeleteTopic(0, name, deadline.left_ms()))
@@ -170,13 +169,13 @@ class TopicHandlers:
         unique = {(topic.name, topic.topic_id): topic for topic in wanted}.values()
         return DeleteTopicsResponse(responses=await _a_few_at_once(delete_one, unique))
 
-    def _name_of(self, call: KafkaCall, topic_id: bytes, names: dict[bytes, str]) -> str:
+    def _name_of(self, call: KafkaCall, topic_id: bytes) -> str:
         """Return the name of the topic with this id.
 
         Raises:
             BrokerError: UNKNOWN_TOPIC_ID, there is no such topic, or the client may not know of it.
         """
-        name = names.get(topic_id)
+        name = self._cache.name_of(topic_id.hex())
         if name is None or not self._permissions.allows(call, Operation.DESCRIBE, _TOPIC, name):
             raise BrokerError(ErrorCode.UNKNOWN_TOPIC_ID, f"this broker does not know topic id {topic_id.hex()}")
         return name
@@ -249,11 +248,6 @@ def _checked_assignment(assignment: Sequence[Sequence[int]]) -> tuple[tuple[int,
         detail = f"found replicas for {len(assignment)} partitions; expected at most {MAX_ENTRIES}"
         raise BrokerError(ErrorCode.INVALID_PARTITIONS, detail)
     return tuple(map(tuple, assignment))
-
-
-def _names_by_id(cache: MetadataCache) -> dict[bytes, str]:
-    known = ((name, cache.topic(name)) for name in cache.topics())
-    return {bytes.fromhex(topic.change.topic_id): name for name, topic in known if topic is not None}
 
 
 def _id_of(cache: MetadataCache, name: str) -> bytes:
