@@ -16,9 +16,10 @@ from sparklog.broker.lifecycle.secret_file import read_secret_file
 from sparklog.cli.options import AsJson, Bootstrap, Timeout, Yes, confirm, open_admin
 from sparklog.cli.output import done, note, print_json, print_table
 from sparklog.cli.zookeeper_options import ZookeeperConfig, security_in
-from sparklog.client.admin.users import SCRAM_MECHANISMS, checked_name, new_credentials
+from sparklog.client.admin.users import checked_name, new_credentials
 from sparklog.errors import BrokerError, ConfigError, ErrorCode
 from sparklog.protocol.proof import KeyRing
+from sparklog.protocol.sasl import SCRAM_MECHANISMS
 from sparklog.protocol.scram import DEFAULT_ITERATIONS, ScramCredential
 from sparklog.zk.security import ZooKeeperSecurity
 from sparklog.zk.session import ZkSession

@@ -26,7 +26,7 @@ from sparklog.cluster.client_file import SECURITY_DIRECTORY, client_file
 from sparklog.cluster.process import host_name
 from sparklog.errors import ConfigError
 from sparklog.protocol.proof import KeyRing
-from sparklog.protocol.sasl import SCRAM_SHA_256, SCRAM_SHA_512
+from sparklog.protocol.sasl import SCRAM_MECHANISMS, SCRAM_SHA_512
 from sparklog.protocol.scram import SALT_BYTES, ScramCredential
 from sparklog.zk.security import ZooKeeperSecurity
 from sparklog.zk.session import ZkSession
@@ -152,7 +152,7 @@ class DevelopmentSecurity:
             stored = (await store.users([ADMIN])).get(ADMIN, {})
             made = {
                 mechanism: ScramCredential.derive(mechanism, password, secrets.token_bytes(SALT_BYTES))
-                for mechanism in (SCRAM_SHA_256, SCRAM_SHA_512)
+                for mechanism in SCRAM_MECHANISMS
                 if not _has_password(stored.get(mechanism), mechanism, password)
             }
             if made:

@@ -13,6 +13,8 @@ from sparklog.model import Principal
 SCRAM_SHA_256 = "SCRAM-SHA-256"
 SCRAM_SHA_512 = "SCRAM-SHA-512"
 OAUTHBEARER = "OAUTHBEARER"
+#: The names of the mechanisms with a password or a delegation token.
+SCRAM_MECHANISMS = (SCRAM_SHA_256, SCRAM_SHA_512)
 #: The names of all mechanisms, the preferred one first.
 MECHANISMS = (SCRAM_SHA_512, SCRAM_SHA_256, OAUTHBEARER)
 

@@ -1,9 +1,14 @@
-"""The permissions that each kind of request needs.
+"""The sender and the permissions that each kind of request needs.
 
 Pure. A request that Kafka has too needs the same permissions as in Kafka. ``RULES`` has one line for each kind of
 request, and a test fails if a kind is missing.
 
-A rule has up to three parts:
+A rule names the *sender*. A client request may arrive on any connection. A request of a broker or of the controller
+decides which records are acknowledged, which replica leads and what is deleted. So a broker accepts such a request only
+on a connection whose peer has proved its identity (``protocol.proof``). Both clients and brokers send Fetch and
+CommitOffsets; ``sender_of`` distinguishes the two by the request's content.
+
+Besides, a rule has up to three parts:
 
 - ``clauses``: conditions for the whole request. If one is not satisfied, the broker refuses the request.
 - ``entries``: an operation, and the topic of each entry of the request. The broker refuses the entries on whose topic
@@ -66,6 +71,7 @@ from sparklog.protocol.messages import (
     Prove,
     RemoveSetAside,
     RenewDelegationToken,
+    Request,
     RequestUnixSocket,
     RestartBroker,
     RestoreRecords,
@@ -76,6 +82,7 @@ from sparklog.protocol.messages import (
     VerifyTransaction,
     WriteMarkers,
 )
+from sparklog.protocol.senders import SenderKind
 from sparklog.security.acls import CLUSTER_NAME, Operation, ResourceType
 
 #: The error of a refused operation, by the type of its resource.
@@ -119,6 +126,8 @@ class RequestRule(NamedTuple):
     entries: tuple[Operation, Callable[[Any], Iterable[str]]] | None = None
     #: Whether the broker removes parts of the reply.
     hides: bool = False
+    #: The sender that the request needs. Brokers and controllers may also send all requests of clients.
+    sender: SenderKind = SenderKind.CLIENT
 
 
 _TOPIC, _GROUP, _CLUSTER = ResourceType.TOPIC, ResourceType.GROUP, ResourceType.CLUSTER
@@ -154,6 +163,11 @@ def of_cluster(operation: Operation) -> RequestRule:
     """Return the rule of a request that needs permission for this operation on the cluster."""
     clauses: Clauses = ((on_cluster(operation),),)
     return RequestRule(f"{operation} on the cluster", lambda request: clauses)
+
+
+def of_sender(sender: SenderKind) -> RequestRule:
+    """Return the rule of a request that only a broker, or only the controller, may send."""
+    return of_cluster(Operation.CLUSTER_ACTION)._replace(sender=sender)
 
 
 def _of_topic(operation: Operation, name: Callable[[Any], str]) -> RequestRule:
@@ -293,11 +307,11 @@ RULES: dict[type, RequestRule] = {
         "the reply has only transactional ids with Describe, and their topics with Describe", _no_clauses, hides=True
     ),
     AbortTransaction: _of_transaction(Operation.WRITE),
-    VerifyTransaction: of_cluster(Operation.CLUSTER_ACTION),
-    ListParticipants: of_cluster(Operation.CLUSTER_ACTION),
+    VerifyTransaction: of_sender(SenderKind.BROKER),
+    ListParticipants: of_sender(SenderKind.BROKER),
     FindHanging: RequestRule("the reply has only topics with Read", _no_clauses, hides=True),
     AbortHanging: of_cluster(Operation.ALTER),
-    WriteMarkers: of_cluster(Operation.CLUSTER_ACTION),
+    WriteMarkers: of_sender(SenderKind.BROKER),
     CommitOffsets: RequestRule(
         "Read on the group and on each topic; of a coordinator ClusterAction on the cluster",
         _commit_offsets,
@@ -356,5 +370,17 @@ RULES: dict[type, RequestRule] = {
     ),
     DescribeUserScramCredentials: of_cluster(Operation.DESCRIBE),
     AlterUserScramCredentials: of_cluster(Operation.ALTER),
-    ControlUpdate: of_cluster(Operation.CLUSTER_ACTION),
+    ControlUpdate: of_sender(SenderKind.CONTROLLER),
 }
+
+
+def sender_of(request: Request) -> SenderKind:
+    """Return which kind of process may send this request. A broker and a controller may also send client requests.
+
+    The type of the request decides, and for Fetch and CommitOffsets the content.
+    """
+    if isinstance(request, Fetch):
+        return SenderKind.CLIENT if request.replica_id == CONSUMER else SenderKind.BROKER
+    if isinstance(request, CommitOffsets):
+        return SenderKind.CLIENT if request.transaction is None else SenderKind.BROKER
+    return RULES[type(request)].sender

@@ -23,7 +23,7 @@ from urllib.parse import quote, unquote
 import msgspec
 
 from sparklog.errors import BrokerError, ConfigError, ErrorCode
-from sparklog.protocol.sasl import SCRAM_SHA_256, SCRAM_SHA_512
+from sparklog.protocol.sasl import SCRAM_MECHANISMS
 from sparklog.protocol.scram import ScramCredential, check_credential
 from sparklog.zk import codecs, paths
 from sparklog.zk.errors import ZkBadVersion, ZkMultiFailed, ZkNodeExists, ZkNoNode
@@ -205,7 +205,7 @@ class UserStore:
             self._unreadable.skip(path, error)
             return {}
         found: dict[str, ScramCredential] = {}
-        for mechanism in (SCRAM_SHA_256, SCRAM_SHA_512):
+        for mechanism in SCRAM_MECHANISMS:
             if mechanism not in config:
                 continue
             try:

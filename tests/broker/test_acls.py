@@ -24,12 +24,12 @@ from sparklog.protocol.messages import Reply, Request, encode_message
 from sparklog.protocol.proof import Identity
 from sparklog.protocol.sasl import SCRAM_SHA_256
 from sparklog.protocol.scram import ScramCredential
-from sparklog.protocol.senders import SenderKind, sender_of
+from sparklog.protocol.senders import SenderKind
 from sparklog.protocol.user_messages import ScramCredentialUpsertion
 from sparklog.security.acl_entries import entry_of
 from sparklog.security.acls import AclFilter, Operation, ResourceType, binding
 from sparklog.security.principals import Principal
-from sparklog.security.request_rules import REFUSALS
+from sparklog.security.request_rules import REFUSALS, sender_of
 from sparklog.testing.process_cluster import ProcessCluster
 from tests.broker.support import encoded, fetch, produce
 from tests.broker.test_authorized_requests import needed

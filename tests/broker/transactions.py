@@ -33,11 +33,12 @@ from sparklog.protocol.messages import (
     Request,
 )
 from sparklog.protocol.proof import Identity
-from sparklog.protocol.senders import SenderKind, sender_of
+from sparklog.protocol.senders import SenderKind
 from sparklog.record.codec import EncodedBatch, decode_batch, encode_batch
 from sparklog.record.header import HEADER_BYTES, Flag, unpack_headers
 from sparklog.record.marker import Marker, decode_marker
 from sparklog.record.schema import DEFAULT_SCHEMA
+from sparklog.security.request_rules import sender_of
 from sparklog.testing.process_cluster import ProcessCluster
 from tests.broker.support import rows
 from tests.broker.topics import PATIENCE_S, leader, running

@@ -250,3 +250,11 @@ def test_a_large_update_is_decoded_only_after_authentication() -> None:
 @pytest.mark.parametrize("header", [b"", b"\x90", b"\x93\xa5hello", b"\xdd\x00\x00\x00\x02\xa1\xff\x01", b"\xff" * 100])
 def test_a_header_that_does_not_begin_as_a_message_is_refused(header: bytes) -> None:
     assert beginning_of(header).cid == -1
+
+
+@pytest.mark.parametrize("number", [2**31, 2**62, -2])
+def test_an_impossible_zookeeper_number_is_not_decoded(number: int) -> None:
+    marker = TransactionMarker("t", 0, (), (), "", 0, number)
+    for request in (Fetch(0, 1, number, 0, 1, 1, 0, 0, -1, ()), WriteMarkers(0, (marker,))):
+        with pytest.raises(msgspec.ValidationError):
+            decode_request(encode_message(request))

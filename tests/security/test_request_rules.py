@@ -1,4 +1,5 @@
-"""Tests of the rules of requests: every kind of request has one, and it names the operations that Kafka asks for."""
+"""Tests of the rules of requests: every kind of request has one, which names its sender and the operations that Kafka
+asks for."""
 
 from __future__ import annotations
 
@@ -8,9 +9,9 @@ import pytest
 
 from sparklog.protocol import messages as m
 from sparklog.protocol.messages import GroupOffset, Request
-from sparklog.protocol.senders import SENDERS, SenderKind
+from sparklog.protocol.senders import SenderKind
 from sparklog.security.acls import OPERATIONS, Operation, ResourceType
-from sparklog.security.request_rules import CLUSTER_ACTION, REFUSALS, RULES, Need
+from sparklog.security.request_rules import CLUSTER_ACTION, REFUSALS, RULES, Need, sender_of
 
 #: The requests that a connection handles itself, before and during a login.
 HANDSHAKE = {m.Hello, m.Prove, m.SaslAuthenticate, m.RequestUnixSocket}
@@ -125,8 +126,31 @@ def test_only_requests_of_the_handshake_need_nothing() -> None:
 
 def test_requests_of_brokers_need_the_cluster_action() -> None:
     for request, _ in EXPECTED:
-        if SENDERS[type(request)] is not SenderKind.CLIENT:
+        if sender_of(request) is not SenderKind.CLIENT:
             assert list(RULES[type(request)].clauses(request)) == [CLUSTER_ACTION]
+
+
+def test_only_these_requests_need_an_authenticated_sender() -> None:
+    by_type = {kind.__name__: rule.sender for kind, rule in RULES.items() if rule.sender is not SenderKind.CLIENT}
+    assert by_type == {
+        "VerifyTransaction": SenderKind.BROKER,
+        "ListParticipants": SenderKind.BROKER,
+        "WriteMarkers": SenderKind.BROKER,
+        "ControlUpdate": SenderKind.CONTROLLER,
+    }
+
+
+def test_the_content_distinguishes_followers_from_consumers() -> None:
+    def fetch(replica_id: int) -> m.Fetch:
+        return m.Fetch(0, replica_id, -1, 0, 1, 1, 0, 0, -1, ())
+
+    assert [sender_of(fetch(replica_id)) for replica_id in (m.CONSUMER, 0, -2)] == [
+        SenderKind.CLIENT,
+        SenderKind.BROKER,
+        SenderKind.BROKER,
+    ]
+    assert sender_of(m.CommitOffsets(0, "group", ())) is SenderKind.CLIENT
+    assert sender_of(m.CommitOffsets(0, "group", (), ("key", 1))) is SenderKind.BROKER
 
 
 def test_acls_can_give_every_operation_that_a_rule_needs() -> None:

@@ -15,7 +15,8 @@ from sparklog.broker.requests.access import Access
 from sparklog.errors import BrokerError, ErrorCode
 from sparklog.net.server_connection import ServerConnection
 from sparklog.protocol.messages import ErrorReply, Request
-from sparklog.protocol.senders import SENDERS, SenderKind
+from sparklog.protocol.senders import SenderKind
+from sparklog.security.request_rules import RULES
 
 _log = logging.getLogger(__name__)
 
@@ -34,7 +35,8 @@ def checked_handlers(access: Access, handlers: Handlers) -> Handlers:
         return checked
 
     return {
-        kind: of_brokers(handle) if SENDERS[kind] is SenderKind.BROKER else handle for kind, handle in handlers.items()
+        kind: of_brokers(handle) if RULES[kind].sender is SenderKind.BROKER else handle
+        for kind, handle in handlers.items()
     }
 
 

@@ -20,12 +20,10 @@ from sparklog.extras import require_jwt
 from sparklog.model import USER, Principal
 from sparklog.net.authentication import LoginPeer
 from sparklog.protocol.oauthbearer import OAuthBearerServer, ValidToken
-from sparklog.protocol.sasl import OAUTHBEARER, SCRAM_SHA_256, SCRAM_SHA_512, SaslServer, ServerStep
+from sparklog.protocol.sasl import MECHANISMS, OAUTHBEARER, SaslServer, ServerStep
 from sparklog.protocol.scram import ScramServer
 
 _NONCE_BYTES = 24
-#: The SASL mechanisms that this release supports.
-_KNOWN = (SCRAM_SHA_512, SCRAM_SHA_256, OAUTHBEARER)
 #: Checks the token of an OAUTHBEARER login. Raises BrokerError.
 ValidateToken = Callable[[str], ValidToken]
 
@@ -45,9 +43,9 @@ def sasl_mechanisms(text: str) -> tuple[str, ...]:
         ConfigError: the setting is empty or names an unknown mechanism.
     """
     found = tuple(dict.fromkeys(part.strip().upper() for part in text.split(",") if part.strip()))
-    unknown = [name for name in found if name not in _KNOWN]
+    unknown = [name for name in found if name not in MECHANISMS]
     if unknown or not found:
-        raise ConfigError(f"sasl.enabled.mechanisms={text!r}: expected a list of {', '.join(_KNOWN)}")
+        raise ConfigError(f"sasl.enabled.mechanisms={text!r}: expected a list of {', '.join(MECHANISMS)}")
     return found
 
 

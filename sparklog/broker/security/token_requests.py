@@ -22,7 +22,7 @@ from sparklog.protocol.messages import (
     RenewDelegationToken,
     Reply,
 )
-from sparklog.protocol.sasl import SCRAM_SHA_256, SCRAM_SHA_512
+from sparklog.protocol.sasl import SCRAM_MECHANISMS
 from sparklog.protocol.scram import TOKEN_FORM, ScramCredential
 from sparklog.protocol.token_messages import MAX_DESCRIBED, ScopeEntry, TokenDescription
 from sparklog.security.acls import Operation, ResourceType
@@ -184,7 +184,7 @@ def _credentials(secret: str) -> dict[str, ScramCredential]:
     """Return the SCRAM credentials of a token's secret. The secret is random, so few iterations are enough."""
     return {
         mechanism: ScramCredential.derive(mechanism, secret, os.urandom(TOKEN_FORM.salt_bytes), TOKEN_FORM.iterations)
-        for mechanism in (SCRAM_SHA_256, SCRAM_SHA_512)
+        for mechanism in SCRAM_MECHANISMS
     }
 
 

@@ -19,7 +19,7 @@ from sparklog.protocol.messages import (
     DescribeUserScramCredentialsReply,
     Reply,
 )
-from sparklog.protocol.sasl import SCRAM_SHA_256, SCRAM_SHA_512
+from sparklog.protocol.sasl import SCRAM_MECHANISMS
 from sparklog.protocol.saslprep import saslprep
 from sparklog.protocol.scram import ScramCredential, check_credential
 from sparklog.protocol.user_messages import MAX_ALTERATIONS, AlteredUser, DescribedUser, ScramCredentialInfo
@@ -29,7 +29,6 @@ from sparklog.zk.user_store import KEY_BYTES, Credentials
 MOST_USERS = 50_000
 #: The longest time that a reply waits until this broker uses the change for logins.
 _APPLIED_S = 5.0
-_MECHANISMS = frozenset({SCRAM_SHA_256, SCRAM_SHA_512})
 #: The changes of one user: by mechanism the new credential, or None for a deletion.
 Changes = dict[str, ScramCredential | None]
 
@@ -133,8 +132,8 @@ def _check(name: str, mechanism: str, credential: ScramCredential | None, others
     if mechanism in others:
         detail = f"user {name!r}: two changes for {mechanism} found"
         raise BrokerError(ErrorCode.DUPLICATE_RESOURCE, detail)
-    if mechanism not in _MECHANISMS:
-        detail = f"mechanism {mechanism!r}: expected {' or '.join(sorted(_MECHANISMS))}"
+    if mechanism not in SCRAM_MECHANISMS:
+        detail = f"mechanism {mechanism!r}: expected {' or '.join(SCRAM_MECHANISMS)}"
         raise BrokerError(ErrorCode.UNSUPPORTED_SASL_MECHANISM, detail)
     if credential is None:
         return

@@ -37,7 +37,7 @@ from sparklog.client.admin.descriptions import (
     describe_topic,
 )
 from sparklog.client.admin.set_aside import RestoredTopic, SetAsideDescription
-from sparklog.client.admin.users import SCRAM_MECHANISMS, UserDescription
+from sparklog.client.admin.users import UserDescription
 from sparklog.client.cluster import forks
 from sparklog.client.cluster.blocking_cluster import BlockingCluster
 from sparklog.client.cluster.isolation_level import Isolation, wire_isolation
@@ -59,6 +59,7 @@ from sparklog.protocol.messages import (
     MetadataReply,
     QuotaKey,
 )
+from sparklog.protocol.sasl import SCRAM_MECHANISMS
 from sparklog.protocol.scram import DEFAULT_ITERATIONS
 from sparklog.security.acls import (
     ANY,

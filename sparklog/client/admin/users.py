@@ -17,13 +17,10 @@ from sparklog.protocol.messages import (
     DescribeUserScramCredentials,
     DescribeUserScramCredentialsReply,
 )
-from sparklog.protocol.sasl import SCRAM_SHA_256, SCRAM_SHA_512
+from sparklog.protocol.sasl import SCRAM_MECHANISMS
 from sparklog.protocol.saslprep import saslprep
 from sparklog.protocol.scram import DEFAULT_ITERATIONS, MAX_NAME, SALT_BYTES, ScramCredential
 from sparklog.protocol.user_messages import ScramCredentialDeletion, ScramCredentialUpsertion
-
-#: The mechanisms for which a new password gets credentials.
-SCRAM_MECHANISMS = (SCRAM_SHA_256, SCRAM_SHA_512)
 
 
 @dataclass(frozen=True, slots=True)
