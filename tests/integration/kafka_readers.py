@@ -1,0 +1,195 @@
+"""Members of Kafka groups that read in threads, with the real clients, and note which record each of them has read."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+from abc import ABC, abstractmethod
+from collections import Counter
+from collections.abc import Callable
+from typing import Any
+
+Partition = tuple[str, int]
+
+
+class Readings:
+    """The records that the members of one group have read, and the number of times for each."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self.counts: Counter[bytes] = Counter()
+        #: The errors of members.
+        self.errors: list[BaseException] = []
+
+    def add(self, values: list[bytes]) -> None:
+        with self._lock:
+            self.counts.update(values)
+
+    def wait_for(self, count: int, timeout_s: float = 60.0) -> None:
+        """Wait until ``count`` different records have been read."""
+        until = time.monotonic() + timeout_s
+        while len(self.counts) < count:
+            assert not self.errors, self.errors
+            assert time.monotonic() < until, f"{len(self.counts)} of {count} records read in {timeout_s} s"
+            time.sleep(0.05)
+
+
+class Reader(ABC):
+    """A member of a group, in a thread of its own. ``stop`` lets it leave the group after a last commit."""
+
+    def __init__(self, bootstrap: str, group: str, topic: str, readings: Readings) -> None:
+        self.bootstrap, self.group, self.topic, self.readings = bootstrap, group, topic, readings
+        self.owned: set[int] = set()
+        self.assignments = 0
+        self.error: BaseException | None = None
+        self._ends = threading.Event()
+        self._thread = threading.Thread(target=self._guarded, daemon=True)
+
+    def start(self) -> Reader:
+        self._thread.start()
+        return self
+
+    def stop(self) -> None:
+        self._ends.set()
+        self._thread.join(60)
+        assert not self._thread.is_alive(), "the reader does not end"
+        if self.error is not None:
+            raise self.error
+
+    def _guarded(self) -> None:
+        try:
+            self.run()
+        except BaseException as error:
+            self.error = error
+            self.readings.errors.append(error)
+
+    @abstractmethod
+    def run(self) -> None:
+        """Read until ``stop`` is called."""
+
+
+class ConfluentReader(Reader):
+    """A member with confluent-kafka. ``settings`` are those of librdkafka."""
+
+    def __init__(
+        self, bootstrap: str, group: str, topic: str, readings: Readings, settings: dict[str, Any] | None = None
+    ) -> None:
+        super().__init__(bootstrap, group, topic, readings)
+        self.settings = settings or {}
+
+    def run(self) -> None:
+        from confluent_kafka import Consumer, KafkaError, KafkaException
+
+        named = {"group.id": self.group, "bootstrap.servers": self.bootstrap, "auto.offset.reset": "earliest"}
+        consumer = Consumer({**named, "enable.auto.commit": False, **self.settings})
+
+        def commit() -> None:
+            try:
+                consumer.commit(asynchronous=False)
+            except KafkaException as error:
+                if error.args[0].code() != KafkaError._NO_OFFSET:
+                    raise
+
+        def assigned(_: Any, partitions: list[Any]) -> None:
+            self.owned |= {one.partition for one in partitions}
+            self.assignments += 1
+
+        def revoked(_: Any, partitions: list[Any]) -> None:
+            commit()
+            self.owned -= {one.partition for one in partitions}
+
+        consumer.subscribe([self.topic], on_assign=assigned, on_revoke=revoked)
+        try:
+            while not self._ends.is_set():
+                messages = consumer.consume(500, timeout=0.1)
+                failed = [found.error() for found in messages if found.error() is not None]
+                assert all(error.retriable() or not error.fatal() for error in failed), failed
+                self.readings.add([found.value() for found in messages if found.error() is None])
+            commit()
+        finally:
+            consumer.close()
+
+
+class KafkaPythonReader(Reader):
+    """A member with kafka-python."""
+
+    def run(self) -> None:
+        from kafka import AsyncConsumerRebalanceListener, KafkaConsumer
+
+        reader = self
+        consumer = KafkaConsumer(
+            bootstrap_servers=self.bootstrap.split(","),
+            group_id=self.group,
+            auto_offset_reset="earliest",
+            enable_auto_commit=False,
+            session_timeout_ms=10_000,
+            heartbeat_interval_ms=300,
+        )
+
+        class Listener(AsyncConsumerRebalanceListener):  # type: ignore[misc]
+            async def on_partitions_assigned(self, assigned: Any) -> None:
+                reader.owned = {one.partition for one in assigned}
+                reader.assignments += 1
+
+            async def on_partitions_revoked(self, revoked: Any) -> None:
+                if revoked:
+                    await consumer.commit_async()
+                reader.owned = set()
+
+        consumer.subscribe([self.topic], listener=Listener())
+        try:
+            while not self._ends.is_set():
+                found = consumer.poll(timeout_ms=100, max_records=500)
+                self.readings.add([record.value for records in found.values() for record in records])
+            consumer.commit()
+        finally:
+            consumer.close()
+
+
+class AiokafkaReader(Reader):
+    """A member with aiokafka."""
+
+    def run(self) -> None:
+        asyncio.run(self._read())
+
+    async def _read(self) -> None:
+        from aiokafka import AIOKafkaConsumer, ConsumerRebalanceListener
+
+        reader = self
+        consumer = AIOKafkaConsumer(
+            bootstrap_servers=self.bootstrap,
+            group_id=self.group,
+            auto_offset_reset="earliest",
+            enable_auto_commit=False,
+            session_timeout_ms=10_000,
+            heartbeat_interval_ms=300,
+        )
+
+        class Listener(ConsumerRebalanceListener):  # type: ignore[misc]
+            async def on_partitions_assigned(self, assigned: Any) -> None:
+                reader.owned = {one.partition for one in assigned}
+                reader.assignments += 1
+
+            async def on_partitions_revoked(self, revoked: Any) -> None:
+                if revoked:
+                    await consumer.commit()
+                reader.owned = set()
+
+        consumer.subscribe([self.topic], listener=Listener())
+        await consumer.start()
+        try:
+            while not self._ends.is_set():
+                found = await consumer.getmany(timeout_ms=100, max_records=500)
+                self.readings.add([record.value for records in found.values() for record in records])
+            if consumer.assignment():
+                await consumer.commit()
+        finally:
+            await consumer.stop()
+
+
+def wait_until(condition: Callable[[], bool], what: str, timeout_s: float = 60.0) -> None:
+    until = time.monotonic() + timeout_s
+    while not condition():
+        assert time.monotonic() < until, f"{what}: not within {timeout_s} s"
+        time.sleep(0.05)
