@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import shutil
+import socket
 import subprocess
 from collections.abc import Iterator
 
 import pytest
 
 from sparklog.client.admin.admin import Admin
+from sparklog.kafka.wire import ApiKey, RequestHeader, decode_response, decode_response_header, request_frame
+from sparklog.kafka.wire.metadata import ApiVersionsRequest
 from sparklog.testing.process_cluster import ProcessCluster
+from tests.conftest import ROOT
 
 pytestmark = pytest.mark.integration
 
@@ -20,6 +24,40 @@ def cluster() -> Iterator[ProcessCluster]:
         with Admin(running.bootstrap) as admin:
             admin.create_topic("flights", partitions=6, replication_factor=3)
         yield running
+
+
+def versions(cluster: ProcessCluster) -> list[str]:
+    """Return the APIs and versions that a broker serves, as the lines of the table in docs/kafka.md."""
+    header = RequestHeader(ApiKey.API_VERSIONS, 4, 1, "test")
+    host, _, port = cluster.kafka_bootstrap.split(",")[0].rpartition(":")
+    with socket.create_connection((host, int(port)), timeout=60) as connection, connection.makefile("rb") as replies:
+        connection.sendall(b"".join(map(bytes, request_frame(header, ApiVersionsRequest()))))
+        frame = memoryview(replies.read(int.from_bytes(replies.read(4), "big")))
+    _, message = decode_response_header(ApiKey.API_VERSIONS, 4, frame)
+    lines = []
+    for found in decode_response(ApiKey.API_VERSIONS, 4, message).api_keys:
+        name = "".join(word.capitalize() for word in ApiKey(found.api_key).name.split("_"))
+        last = f" to {found.max_version}" if found.max_version > found.min_version else ""
+        lines.append(f"| {name} ({found.api_key}) | {found.min_version}{last} |")
+    return lines
+
+
+def test_the_page_has_the_served_apis(cluster: ProcessCluster) -> None:
+    page = (ROOT / "docs" / "kafka.md").read_text("utf-8")
+    _, _, table = page.partition("| API | versions |\n|---|---|\n")
+    assert table.partition("\n\n")[0].splitlines() == versions(cluster)
+
+
+def test_an_unknown_topic_is_created_only_if_allowed(cluster: ProcessCluster) -> None:
+    confluent = pytest.importorskip("confluent_kafka.admin")
+    client = confluent.AdminClient({"bootstrap.servers": cluster.kafka_bootstrap, "allow.auto.create.topics": True})
+    assert client.list_topics("nowhere", timeout=60).topics["nowhere"].error is not None
+    assert "nowhere" not in client.list_topics(timeout=60).topics
+    allowed = {"kafka.auto.create.topics.enable": "true", "default.replication.factor": "1"}
+    with ProcessCluster(1, settings=allowed, kafka=True) as other:
+        settings = {"bootstrap.servers": other.kafka_bootstrap, "allow.auto.create.topics": True}
+        found = confluent.AdminClient(settings).list_topics("somewhere", timeout=60).topics["somewhere"]
+        assert found.error is None and len(found.partitions) == 1
 
 
 def addresses(cluster: ProcessCluster) -> set[str]:
