@@ -26,3 +26,4 @@ class FirstPort(enum.IntEnum):
     TUTORIAL = 30_292
     SECURE_CLUSTER = 30_392
     SECURE_STANDALONE = 30_492
+    SECURE_HOSTS = 30_592
