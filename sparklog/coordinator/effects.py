@@ -105,13 +105,33 @@ class Settled:
 
 @dataclass(frozen=True, slots=True)
 class Done:
-    """The outcome of a request that succeeded. Its changes, if any, are durable."""
+    """The outcome of a request that succeeded. Its changes, if any, are durable.
+
+    For a verification of a Kafka producer, ``decision`` is the number of the key's decisions so far.
+    """
+
+    decision: int = -1
 
 
 @dataclass(frozen=True, slots=True)
 class Ended:
+    """The outcome of an EndTransaction request.
+
+    For a Kafka producer it has the producer id and epoch of the next transaction.
+    """
+
     complete: bool
     replayed: bool = False
+    producer_id: int = -1
+    producer_epoch: int = -1
+
+
+@dataclass(frozen=True, slots=True)
+class KafkaProducerGiven:
+    """The outcome of a Kafka producer's request for a producer id and epoch."""
+
+    producer_id: int
+    producer_epoch: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,7 +155,20 @@ class OffsetsDeleted:
     subscribed: frozenset[str] = frozenset()
 
 
-Outcome = Begun | Settled | Done | Ended | Assigned | Joined | MemberIdGiven | Synced | Left | OffsetsDeleted | Refused
+Outcome = (
+    Begun
+    | Settled
+    | Done
+    | Ended
+    | KafkaProducerGiven
+    | Assigned
+    | Joined
+    | MemberIdGiven
+    | Synced
+    | Left
+    | OffsetsDeleted
+    | Refused
+)
 
 
 @dataclass(frozen=True, slots=True)

@@ -103,6 +103,61 @@ class AbortRequested:
 
 
 @dataclass(frozen=True, slots=True)
+class KafkaInitRequested:
+    """Kafka's InitProducerId request: a Kafka producer takes the transactional id, or raises its own epoch.
+
+    ``producer_id`` and ``producer_epoch`` are -1, or those that the producer has (KIP-360). ``fresh_id`` is an unused
+    producer id.
+    """
+
+    ticket: int
+    key: str
+    timeout_ms: int
+    fresh_id: int
+    producer_id: int = -1
+    producer_epoch: int = -1
+
+
+@dataclass(frozen=True, slots=True)
+class KafkaAddRequested:
+    """A Kafka producer adds partitions or offsets to its transaction. The first addition begins the transaction.
+
+    Kafka's AddPartitionsToTxn, AddOffsetsToTxn and TxnOffsetCommit, and the first Produce of a partition in version 12
+    and later.
+    """
+
+    ticket: int
+    key: str
+    producer_id: int
+    producer_epoch: int
+    places: tuple[PartitionPlace, ...] = ()
+    group: str = ""
+    offsets: tuple[GroupOffset, ...] = ()
+    #: Whether the request may begin the transaction. Otherwise an earlier one must have added the group.
+    begins: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class KafkaEndRequested:
+    """Kafka's EndTxn request. With ``raises_epoch`` (version 5 and later) the producer gets its next epoch.
+
+    ``fresh_id`` is an unused producer id, or -1 if the epochs are not used up.
+    """
+
+    ticket: int
+    key: str
+    producer_id: int
+    producer_epoch: int
+    commit: bool
+    deadline_ms: int
+    raises_epoch: bool = False
+    fresh_id: int = -1
+
+
+KafkaRequest = KafkaInitRequested | KafkaAddRequested | KafkaEndRequested
+
+
+@dataclass(frozen=True, slots=True)
 class Appended:
     """The event that the records of an ``Append`` are committed."""
 
@@ -153,7 +208,14 @@ class Ticked:
 
 
 TransactionRequest = (
-    BeginRequested | SettleRequested | AddRequested | TouchRequested | EndRequested | VerifyRequested | AbortRequested
+    BeginRequested
+    | SettleRequested
+    | AddRequested
+    | TouchRequested
+    | EndRequested
+    | VerifyRequested
+    | AbortRequested
+    | KafkaRequest
 )
 TransactionEvent = TransactionRequest | MarkersWritten | OffsetsWritten
 Event = TransactionEvent | Appended | AppendRefused | RewriteRequested | Ticked

@@ -380,7 +380,8 @@ class Groups(CoordinatorCore[_Group, _GroupDraft]):
         given = _given(state.get(MemberKey(FORMAT_VERSION, group, member_id)), {topic for topic, _ in wanted})
         for key, value in holds:
             if isinstance(key, HoldKey):
-                others = value.member_id != member_id
+                # An empty member id is that of any Kafka client.
+                others = value.member_id != member_id or not member_id
                 found = wanted.intersection(value.partitions)
                 found = {at for at in found if others or given.get(at, value.member_epoch) > value.member_epoch}
                 if found:
@@ -555,6 +556,14 @@ class Groups(CoordinatorCore[_Group, _GroupDraft]):
         if classic is not None:
             self._step_classic(group, classic, GroupEnded(), draft, now_ms)
             group.membership.epoch = max(group.membership.epoch, classic.generation)
+
+    def refuses_hold(self, request: HoldRequested) -> Refused | None:
+        """Return why the sender may not send offsets of the group with a transaction, or None if it may.
+
+        The answer is without effect. ``HoldRequested`` checks it again.
+        """
+        group = self._entries.get(request.group)
+        return self._refuses_commit(group, request) if group is not None else None
 
     def _refuses_commit(self, group: _Group, request: CommitRequested | HoldRequested) -> Refused | None:
         member_id, epoch, instance_id = request.member_id, request.member_epoch, request.instance_id

@@ -29,6 +29,8 @@ NO_PRODUCER = -1
 #: returns after this many others counts as new. It then fences the current run, but cannot commit its earlier records,
 #: because they were aborted.
 FENCED_KEPT = 32
+#: The first epoch of a Kafka producer, and the one after which it gets another producer id. An epoch has 16 bits.
+FIRST_EPOCH, LAST_EPOCH = 1, 32_700
 #: A key with this prefix is used for a single write, and never again.
 ONCE_PREFIX = "write:"
 
@@ -39,6 +41,53 @@ class TopicVersion(msgspec.Struct, frozen=True, array_like=True):
     topic_id: str
     version: int
     used_ms: int
+
+
+class KafkaProducer(msgspec.Struct, frozen=True, array_like=True):
+    """The Kafka producer that has a transactional id: its producer id and epoch.
+
+    One producer id serves many transactions. Its epochs begin at 1 (see ``storage.producers``).
+    """
+
+    producer_id: int
+    epoch: int
+    timeout_ms: int
+    #: The producer id and epoch that a request of the same producer has replaced. -1 if the producer was fenced or is
+    #: new. A repetition of that request still has them.
+    last_producer_id: int = -1
+    last_epoch: int = -1
+    #: The producer id and epoch of the last transaction that was decided, and whether it was committed.
+    decided_producer_id: int = -1
+    decided_epoch: int = -1
+    committed: bool = False
+
+    def decided(self, *, commit: bool) -> KafkaProducer:
+        return msgspec.structs.replace(
+            self, decided_producer_id=self.producer_id, decided_epoch=self.epoch, committed=commit
+        )
+
+    def raised(self, fresh_id: int = -1) -> KafkaProducer | None:
+        """Return the producer in its next epoch, after a request of its own.
+
+        ``fresh_id`` is an unused producer id, which replaces the present one if the epochs are used up. Return None if
+        a fresh id is needed and missing.
+        """
+        producer_id, epoch = self.producer_id, self.epoch + 1
+        if self.epoch >= LAST_EPOCH:
+            if fresh_id < 0:
+                return None
+            producer_id, epoch = fresh_id, FIRST_EPOCH
+        return msgspec.structs.replace(
+            self, producer_id=producer_id, epoch=epoch, last_producer_id=self.producer_id, last_epoch=self.epoch
+        )
+
+    def fenced(self) -> KafkaProducer | None:
+        """Return the producer in the epoch that fences it. Return None if the epochs are used up."""
+        found = self.raised()
+        return None if found is None else msgspec.structs.replace(found, last_producer_id=-1, last_epoch=-1)
+
+    def is_last(self, producer_id: int, epoch: int) -> bool:
+        return epoch >= 0 and (producer_id, epoch) == (self.last_producer_id, self.last_epoch)
 
 
 class Transaction(msgspec.Struct, frozen=True, array_like=True):
@@ -65,6 +114,7 @@ class Transaction(msgspec.Struct, frozen=True, array_like=True):
     producer_id: int = -1  #: of a producer's transaction; -1 for a sink, whose tasks have one each
     by_topic: bool = False  #: whether ``versions`` counts per topic; ``last_version`` is then -1
     versions: tuple[TopicVersion, ...] = ()  #: the last version of each topic, if ``by_topic``
+    kafka: KafkaProducer | None = None  #: the Kafka producer that has the key; None for a producer of sparklog
 
     @property
     def numbered(self) -> bool:

@@ -18,6 +18,7 @@ from sparklog.coordinator.records import (
     EMPTY,
     NO_PRODUCER,
     UNNUMBERED,
+    KafkaProducer,
     PartitionPlace,
     RegisteredTopic,
     TopicVersion,
@@ -154,11 +155,19 @@ def decide(
         versions=_raised(entry, winners, now_ms) if commit and now.by_topic else now.versions,
         fenced=now.fencing(now.run_id) if fence else now.fenced,
         used_ms=now_ms,
+        kafka=_kafka_decided(now.kafka, commit=commit, fence=fence),
     )
     many = len(entry.participants) > PARTICIPANTS_AT_ONCE
     if many or decided.offsets or any(participant.topics for participant in entry.participants.values()):
         return TransactionDraft(decided)
     return TransactionDraft(_over(decided, now_ms), dict.fromkeys(entry.participants))
+
+
+def _kafka_decided(kafka: KafkaProducer | None, *, commit: bool, fence: bool) -> KafkaProducer | None:
+    if kafka is None:
+        return None
+    decided = kafka.decided(commit=commit)
+    return decided.fenced() if fence else decided
 
 
 def _raised(entry: TransactionEntry, winners: tuple[int, ...], now_ms: int) -> tuple[TopicVersion, ...]:

@@ -10,7 +10,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from sparklog.coordinator.effects import Respond
-from sparklog.coordinator.events import BeginRequested, SettleRequested, TransactionRequest
+from sparklog.coordinator.events import BeginRequested, KafkaInitRequested, SettleRequested, TransactionRequest
 from sparklog.coordinator.log_records import Record
 from sparklog.coordinator.records import (
     ABORTING,
@@ -69,8 +69,9 @@ class TransactionEntry:
         self.draft: TransactionDraft | None = None
         #: Requests that have not been examined yet.
         self.queue: deque[TransactionRequest] = deque()
-        #: BeginTransaction and SettleVersion requests that wait until the previous transaction has ended completely.
-        self.begins: list[BeginRequested | SettleRequested] = []
+        #: BeginTransaction, SettleVersion and InitProducerId requests that wait until the previous transaction has
+        #: ended completely.
+        self.begins: list[BeginRequested | SettleRequested | KafkaInitRequested] = []
         #: EndTransaction requests that wait until all markers are written: ticket to deadline.
         self.waiting: dict[int, int] = {}
         #: The participants of the current part of a decision. Their markers have been sent, but they are not removed

@@ -19,14 +19,17 @@ from dataclasses import dataclass
 
 from msgspec.structs import replace
 
-from sparklog.coordinator import transaction_end
+from sparklog.coordinator import kafka_transactions, transaction_end
 from sparklog.coordinator.core import CoordinatorCore
-from sparklog.coordinator.effects import Begun, CoordinatorReport, Done, Ended, Outcome, Refused, Respond, Settled
+from sparklog.coordinator.effects import Begun, CoordinatorReport, Done, Outcome, Refused, Respond, Settled
 from sparklog.coordinator.events import (
     AbortRequested,
     AddRequested,
     BeginRequested,
     EndRequested,
+    KafkaAddRequested,
+    KafkaEndRequested,
+    KafkaInitRequested,
     MarkersWritten,
     OffsetsWritten,
     SettleRequested,
@@ -57,8 +60,12 @@ MAX_QUEUED = 10_000
 #: The ``TransactionDraft.work`` above which waiting requests are left to the next append.
 _WORK_AT_ONCE = 10_000
 
-#: Each producer id is used by one attempt only, so its epoch never changes.
+#: The id of a producer of sparklog is used by one attempt only, so its epoch never changes.
 EPOCH = 0
+
+
+#: The requests that may be the first one of a key.
+_FIRST_REQUESTS = (BeginRequested, SettleRequested, EndRequested, KafkaInitRequested)
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,6 +116,8 @@ class Transactions(CoordinatorCore[TransactionEntry, TransactionDraft]):
     def _handle(self, event: TransactionEvent, now_ms: int) -> None:
         match event:
             case BeginRequested() | SettleRequested() | AddRequested() | EndRequested() | AbortRequested():
+                self._enqueue(event, now_ms)
+            case KafkaInitRequested() | KafkaAddRequested() | KafkaEndRequested():
                 self._enqueue(event, now_ms)
             case TouchRequested():
                 self._touch(event, now_ms)
@@ -162,7 +171,11 @@ class Transactions(CoordinatorCore[TransactionEntry, TransactionDraft]):
 
     def _enqueue(self, request: TransactionRequest, now_ms: int) -> None:
         known = self._entries.get(request.key)
-        if known is None and not isinstance(request, BeginRequested | SettleRequested | EndRequested):
+        if known is None and isinstance(request, KafkaAddRequested | KafkaEndRequested):
+            detail = f"{request.key}: producer {request.producer_id} does not have this transactional id"
+            self._answer(request.ticket, Refused(ErrorCode.UNKNOWN_PRODUCER_ID, detail))
+            return
+        if known is None and not isinstance(request, _FIRST_REQUESTS):
             self._answer(request.ticket, Refused(ErrorCode.INVALID_TXN_STATE, f"{request.key}: nothing is open"))
             return
         if known is None and len(self._entries) >= self._settings.max_keys:
@@ -173,7 +186,8 @@ class Transactions(CoordinatorCore[TransactionEntry, TransactionDraft]):
             self._answer(request.ticket, Refused(ErrorCode.THROTTLING_QUOTA_EXCEEDED, detail))
             return
         entry = known or self._entry(request.key, now_ms)
-        begins = len(entry.begins) if isinstance(request, BeginRequested | SettleRequested) else 0
+        waits = isinstance(request, BeginRequested | SettleRequested | KafkaInitRequested)
+        begins = len(entry.begins) if waits else 0
         if len(entry.queue) + begins >= MAX_QUEUED:
             detail = f"{request.key}: {MAX_QUEUED} requests are waiting"
             self._answer(request.ticket, Refused(ErrorCode.CONCURRENT_TRANSACTIONS, detail))
@@ -205,9 +219,16 @@ class Transactions(CoordinatorCore[TransactionEntry, TransactionDraft]):
                     draft = self._end(entry, request, now_ms)
                 case AbortRequested():
                     draft = self._abort(entry, request, now_ms)
+                case KafkaInitRequested():
+                    draft = self._kafka_init(entry, request, now_ms)
+                case KafkaAddRequested():
+                    draft = self._kafka_add(entry, request, draft, now_ms)
+                case KafkaEndRequested():
+                    draft = self._kafka_end(entry, request, now_ms)
                 case _:
                     raise AssertionError(f"not queued: {request!r}")
-            if draft is not None and not (draft.changes_nothing or isinstance(request, AddRequested)):
+            adds = isinstance(request, AddRequested | KafkaAddRequested)
+            if draft is not None and not (draft.changes_nothing or adds):
                 break
         if draft is not None:
             self._change(entry, draft)
@@ -254,6 +275,7 @@ class Transactions(CoordinatorCore[TransactionEntry, TransactionDraft]):
             producer_id=request.producer_id if request.version == UNNUMBERED else -1,
             by_topic=request.by_topic,
             versions=now.versions_used_since(now_ms - self._settings.sink_expiration_ms),
+            kafka=None,
         )
         entry.touched_ms = now_ms
         begun = Begun(False, now.last_version, request.producer_id, EPOCH, fresh.run)
@@ -339,6 +361,38 @@ class Transactions(CoordinatorCore[TransactionEntry, TransactionDraft]):
         draft.ended = (request.ticket, request.deadline_ms)
         return draft
 
+    def _kafka_init(self, entry: TransactionEntry, request: KafkaInitRequested, now_ms: int) -> TransactionDraft | None:
+        if entry.ending:
+            entry.begins.append(request)
+            return None
+        opened = entry.transaction.state == OPEN
+        found = kafka_transactions.init(entry, request, now_ms=now_ms)
+        if isinstance(found, Refused):
+            self._answer(request.ticket, found)
+            return None
+        if opened:
+            entry.begins.append(request)
+        return found
+
+    def _kafka_add(
+        self, entry: TransactionEntry, request: KafkaAddRequested, draft: TransactionDraft | None, now_ms: int
+    ) -> TransactionDraft | None:
+        found = kafka_transactions.add(entry, request, draft, now_ms=now_ms)
+        if isinstance(found, TransactionDraft):
+            entry.touched_ms = now_ms
+            return found
+        self._answer(request.ticket, found)
+        return draft
+
+    def _kafka_end(self, entry: TransactionEntry, request: KafkaEndRequested, now_ms: int) -> TransactionDraft | None:
+        found = kafka_transactions.end(entry, request, now_ms=now_ms)
+        if isinstance(found, Refused):
+            self._answer(request.ticket, found)
+            return None
+        if found is None:
+            entry.waiting[request.ticket] = request.deadline_ms
+        return found
+
     def _abort(self, entry: TransactionEntry, request: AbortRequested, now_ms: int) -> TransactionDraft | None:
         if entry.transaction.state != OPEN:
             detail = f"{entry.key}: nothing is open, it is {entry.transaction.state}"
@@ -374,7 +428,7 @@ class Transactions(CoordinatorCore[TransactionEntry, TransactionDraft]):
             return Refused(ErrorCode.INVALID_TXN_STATE, detail)
         if request.producer_epoch != participant.epoch:
             return _fenced(request.key, f"producer epoch {request.producer_epoch}")
-        return Done()
+        return Done(entry.transaction.decision if entry.transaction.kafka is not None else -1)
 
     # --- durability ------------------------------------------------------------------------------------------------
 
@@ -392,7 +446,7 @@ class Transactions(CoordinatorCore[TransactionEntry, TransactionDraft]):
             if entry.ending:
                 entry.waiting[ticket] = deadline_ms
             else:
-                self._answer(ticket, Ended(True))
+                self._answer(ticket, kafka_transactions.ended(entry.transaction, complete=True))
         if draft.transaction is None:
             self._drop(entry, now_ms)
             return
@@ -458,7 +512,7 @@ class Transactions(CoordinatorCore[TransactionEntry, TransactionDraft]):
             return
         if len(entry.marked) == len(entry.participants):
             for ticket in entry.waiting:
-                self._answer(ticket, Ended(True))
+                self._answer(ticket, kafka_transactions.ended(entry.transaction, complete=True))
             entry.waiting.clear()
         self._change(entry, transaction_end.completed(entry, now_ms=now_ms))
 
@@ -478,6 +532,8 @@ class Transactions(CoordinatorCore[TransactionEntry, TransactionDraft]):
 
     def _due_ms(self, entry: TransactionEntry) -> int:
         now = entry.transaction
+        if now.kafka is not None:  # Kafka's producers send no keep-alive.
+            return now.began_ms + min(now.timeout_ms, self._settings.max_timeout_ms)
         return min(entry.touched_ms + now.timeout_ms, now.began_ms + self._settings.max_timeout_ms)
 
     def _watches(self) -> bool:
@@ -490,7 +546,7 @@ class Transactions(CoordinatorCore[TransactionEntry, TransactionDraft]):
     def _check_deadlines(self, entry: TransactionEntry, now_ms: int) -> None:
         for ticket in [ticket for ticket, deadline_ms in entry.waiting.items() if now_ms >= deadline_ms]:
             del entry.waiting[ticket]
-            self._answer(ticket, Ended(False))
+            self._answer(ticket, kafka_transactions.ended(entry.transaction, complete=False))
         if entry.draft is not None:
             return
         if entry.transaction.state == OPEN and now_ms >= self._due_ms(entry):
@@ -543,7 +599,8 @@ def _joins(draft: TransactionDraft, request: TransactionRequest, now: Transactio
         return False
     if draft.changes_nothing:
         return isinstance(request, SettleRequested) and not _blocks(now, request)
-    return isinstance(request, AddRequested)
+    # A key has a producer of one kind only, so its waiting additions are of one kind, or some of them are refused.
+    return isinstance(request, AddRequested | KafkaAddRequested)
 
 
 def _is_late(now: Transaction, request: BeginRequested) -> bool:

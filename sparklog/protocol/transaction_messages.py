@@ -195,7 +195,9 @@ class AbortTransaction(Message, frozen=True, tag="abort_transaction"):
 class VerifyTransaction(Message, frozen=True, tag="verify_transaction"):
     """A leader's question to the coordinator: may this producer append to this partition in this transaction?
 
-    Source: KIP-890.
+    With ``adds`` the coordinator first adds the partition to the transaction of a Kafka producer, and begins the
+    transaction if none is open. With a ``group`` it instead adds these offsets of the group, and without ``adds`` the
+    group must be part of the open transaction already. Source: KIP-890.
     """
 
     key: Name
@@ -204,16 +206,21 @@ class VerifyTransaction(Message, frozen=True, tag="verify_transaction"):
     topic: str
     partition: int
     topic_id: str = ""
+    adds: bool = False
+    group: Name = ""
+    offsets: Entries[GroupOffset] = ()
 
 
 class VerifyTransactionReply(Message, frozen=True, tag="verify_transaction_reply"):
     """The reply to VerifyTransaction if the producer may append. Otherwise the reply is an ErrorReply.
 
     ``coordinator_epoch`` is the leader epoch of the coordinator's partition of the internal topic. A leader that knows
-    a later epoch ignores the reply.
+    a later epoch ignores the reply. ``decision`` is the number of decisions about transactions of the key so far, for
+    a Kafka producer, and -1 for others.
     """
 
     coordinator_epoch: Int31
+    decision: int = -1
 
 
 class TransactionMarker(msgspec.Struct, frozen=True, array_like=True):
@@ -225,6 +232,7 @@ class TransactionMarker(msgspec.Struct, frozen=True, array_like=True):
     ``topic_id`` is the id of the topic that the transaction has written to. If it is empty, the marker is valid for any
     topic with this name. ``coordinator`` is the coordinator's partition of the internal topic, and
     ``coordinator_epoch`` is the leader epoch of that partition. Both are -1 if no coordinator has sent the marker.
+    ``decision`` is the number of the decision among those about transactions of the key, or -1.
     """
 
     topic: str
@@ -234,6 +242,7 @@ class TransactionMarker(msgspec.Struct, frozen=True, array_like=True):
     topic_id: str = ""
     coordinator: Int31 = -1
     coordinator_epoch: Int31 = -1
+    decision: int = -1
 
 
 class WriteMarkers(Message, frozen=True, tag="write_markers"):

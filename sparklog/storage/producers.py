@@ -5,7 +5,9 @@ producer id the table has the newest producer epoch and the last five batches of
 most five batches in flight. Entries are immutable, so a copy of the table is a shallow copy. Source: KIP-98, KIP-360.
 
 ``ProducerTable.transactions`` has the log's transactions. They are derived from the same batches and stored in the same
-snapshots. The id of a transactional producer is used for one transaction only. Its marker removes it from the table.
+snapshots. The id of a transactional producer of sparklog has epoch 0 and is used for one transaction only. Its marker
+removes it from the table. The id of a transactional Kafka producer has an epoch from 1 on and is used for many
+transactions. It stays in the table after a marker, so that a retry of a batch before the marker is still a duplicate.
 
 The first batch of an unknown producer id must have sequence 0. Otherwise, if the first of two pipelined batches were
 refused, the second would be accepted, and the records of the first could never be appended. Kafka accepts any sequence
@@ -29,6 +31,8 @@ from sparklog.storage.producer_count import ProducerCount
 from sparklog.storage.transactions import EndedTransaction, OpenTransaction, TransactionState, TransactionTable
 
 KEPT_BATCHES = 5
+#: The epoch of producer ids that serve one transaction only.
+ONE_TRANSACTION = 0
 _SEQUENCES = 2**31
 
 SNAPSHOT_SUFFIX = ".producers"
@@ -253,8 +257,9 @@ class ProducerTable:
         if marker is not None:
             before = len(entries)
             self.transactions.ended(header, marker)
-            for ended_id, _ in (*marker.committed, *marker.aborted):
-                entries.pop(ended_id, None)
+            for ended_id, epoch in (*marker.committed, *marker.aborted):
+                if epoch <= ONE_TRANSACTION:
+                    entries.pop(ended_id, None)
             self._changed(before)
         elif producer_id != NO_PRODUCER and header.first_sequence >= 0:
             entry = entries.get(producer_id)

@@ -56,6 +56,10 @@ class TransactionTable:
         """Return whether the producer has an open transaction in this log."""
         return producer_id in self._open
 
+    def get(self, producer_id: int) -> OpenTransaction | None:
+        """Return the producer's open transaction in this log."""
+        return self._open.get(producer_id)
+
     def appended(self, header: BatchHeader) -> None:
         """Record an appended batch of a producer. It may begin a transaction."""
         if header.flags & _TRANSACTIONAL and header.producer_id not in self._open:

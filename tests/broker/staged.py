@@ -18,10 +18,10 @@ from sparklog.broker.groups.group_host import GroupHost
 from sparklog.broker.internal_topics import TRANSACTIONS
 from sparklog.broker.lifecycle.broker import Broker
 from sparklog.broker.lifecycle.request_table import request_handlers
-from sparklog.broker.replication.partition import Answer, AppendRules, PendingProduce
+from sparklog.broker.replication.partition import Answer, AppendRules, Batches, PendingProduce
 from sparklog.config import broker_config
 from sparklog.errors import BrokerError, ErrorCode
-from sparklog.model import BrokerEndpoint, LeaderAndIsr, TopicPartition, TopicSchema
+from sparklog.model import BrokerEndpoint, LeaderAndIsr, OffsetRange, TopicPartition, TopicSchema
 from sparklog.protocol.messages import ControlUpdate, PartitionDecision, Reply, Request, TopicChange
 from sparklog.record.schema import DEFAULT_SCHEMA, schema_message
 from sparklog.storage.transactions import OpenTransaction, TransactionState, TransactionTable
@@ -36,6 +36,11 @@ class Log:
     open: dict[int, OpenTransaction] = field(default_factory=dict)
     log_start_offset: int = 10
     log_end_offset: int = 10
+    #: The first sequences of batches that are in the log already.
+    in_log: set[int] = field(default_factory=set)
+
+    def known(self, batches: Batches, *, begins_anywhere: bool = False) -> list[OffsetRange]:
+        return [OffsetRange(0, 1) for header, _ in batches if header.first_sequence in self.in_log]
 
     @property
     def transactions(self) -> TransactionTable:

@@ -94,3 +94,22 @@ def test_a_marker_for_an_earlier_topic_of_that_name_is_refused() -> None:
         assert told[1].code == ErrorCode.NONE and len(hosted.appended) == 1
 
     asyncio.run(story())
+
+
+def test_a_repeated_marker_does_not_end_the_next_transaction() -> None:
+    async def story() -> None:
+        stage, (hosted, *_) = three_partitions()
+        told: list[PartitionResult] = []
+        fences = stage.broker.fences
+        first = TransactionMarker("t", 0, ((7, 1),), (), decision=4)
+        stage.broker.markers.write(first, told.append)
+        assert len(hosted.appended) == 1 and fences.has(TP, 7)
+        fences.begin(TP, 7, 4)  # the coordinator has confirmed the next transaction
+        assert not fences.has(TP, 7)
+        stage.broker.markers.write(first, told.append)
+        assert len(hosted.appended) == 1 and not fences.has(TP, 7)
+        stage.broker.markers.write(TransactionMarker("t", 0, (), ((7, 1),), decision=5), told.append)
+        assert len(hosted.appended) == 2 and fences.has(TP, 7)
+        assert [result.code for result in told] == [ErrorCode.NONE] * 3
+
+    asyncio.run(story())

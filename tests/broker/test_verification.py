@@ -13,6 +13,7 @@ from sparklog.errors import BrokerError, ErrorCode
 from sparklog.protocol.messages import ACKS_ALL, Reply, Request, TransactionMarker, VerifyTransaction
 from sparklog.protocol.messages import VerifyTransactionReply as Vouched
 from sparklog.record.codec import encode_batch
+from sparklog.storage.transactions import OpenTransaction
 from tests.broker.staged import TOPIC_ID, TP, Stage, until
 from tests.broker.support import rows
 
@@ -22,11 +23,11 @@ PRODUCER = 77
 class Asked:
     """One transactional batch at the leader, and its outcome."""
 
-    def __init__(self, stage: Stage, *, timeout_ms: int = 20_000) -> None:
+    def __init__(self, stage: Stage, *, timeout_ms: int = 20_000, epoch: int = 0, adds: bool = False) -> None:
         self.appended = 0
         self.answer: Answer | None = None
         header, body = encode_batch(
-            rows(1), schema_id=0, compression=None, event_time=None, producer_id=PRODUCER, producer_epoch=0,
+            rows(1), schema_id=0, compression=None, event_time=None, producer_id=PRODUCER, producer_epoch=epoch,
             first_sequence=0, transactional=True,
         )  # fmt: skip
         stage.broker.verifications.produce(
@@ -37,6 +38,7 @@ class Asked:
             deadline_ms=stage.context.now_ms() + timeout_ms,
             append=self._append,
             on_result=self._answered,
+            adds=adds,
         )
 
     def _append(self) -> None:
@@ -170,5 +172,25 @@ def test_a_refusal_is_final_and_a_missing_broker_is_retried() -> None:
         await until(lambda: refused.over and healed.over)
         assert refused.answer is not None and refused.answer.code is ErrorCode.INVALID_TXN_STATE
         assert healed.appended == 1
+
+    play(story)
+
+
+def test_each_transaction_of_a_kafka_producer_is_verified() -> None:
+    async def story() -> None:
+        asked: list[Request] = []
+        stage = Stage(ask=coordinator(Vouched(0, 5, 3), asked=asked))
+        first = Asked(stage, epoch=1, adds=True)
+        await until(lambda: first.over)
+        assert first.appended and asked == [VerifyTransaction(0, "id:k", PRODUCER, 1, "t", 0, TOPIC_ID, True)]
+        stage.hosted.log.open[PRODUCER] = OpenTransaction(1, 10)
+        assert Asked(stage, epoch=1).appended == 1, "the open transaction is verified"
+        stage.broker.markers.write(TransactionMarker("t", 0, ((PRODUCER, 1),), (), decision=4), lambda result: None)
+        late = Asked(stage, epoch=1)
+        assert not late.appended, "the transaction is being ended"
+        await until(lambda: late.over)
+        assert late.appended and len(asked) == 2, "the coordinator has confirmed the next one"
+        stage.hosted.log.in_log.add(0)
+        assert Asked(stage, epoch=2).appended == 1 and len(asked) == 2, "a batch that is in the log needs no question"
 
     play(story)

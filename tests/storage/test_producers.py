@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 
 from sparklog.errors import BrokerError, ErrorCode
 from sparklog.model import OffsetRange, TopicPartition
-from sparklog.record.header import BatchHeader
+from sparklog.record.header import BatchHeader, Flag
+from sparklog.record.marker import Marker
 from sparklog.storage.log import Log
 from sparklog.storage.producers import (
     AppendedBatch,
@@ -123,6 +124,23 @@ def test_a_snapshot_survives_encoding_and_ids_expire() -> None:
     assert len(table) == 1
     table.expire(31)
     assert len(table) == 0 and len(again) == 1
+
+
+def test_a_marker_leaves_a_producer_of_many_transactions_in_the_table() -> None:
+    table = ProducerTable()
+    sent = header(0, epoch=1)._replace(flags=int(Flag.TRANSACTIONAL))
+    table.record(sent)
+    assert P in table.transactions
+    table.record(batch()[0]._replace(base_offset=10), Marker(committed=((P, 1),)))
+    again = from_snapshot(to_snapshot(table.state(), 99))
+    for found in (table, again):
+        assert P not in found.transactions
+        assert found.known([(sent, None)], TP) == [OffsetRange(0, 10)], "a retry after the marker is a duplicate"
+        assert found.known([(header(10, epoch=1), None)], TP) == [], "the next transaction continues the sequence"
+        assert found.known([(header(0, epoch=2), None)], TP) == []
+    table.record(header(0, epoch=0)._replace(producer_id=P + 1, flags=int(Flag.TRANSACTIONAL)))
+    table.record(batch()[0]._replace(base_offset=30), Marker(aborted=((P + 1, 0),)))
+    assert table.get(P + 1) is None, "an id with epoch 0 serves one transaction"
 
 
 @given(

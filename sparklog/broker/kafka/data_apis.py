@@ -8,19 +8,25 @@ from sparklog.broker.kafka.fetch import KafkaFetches
 from sparklog.broker.kafka.list_offsets import KafkaListOffsets
 from sparklog.broker.kafka.permissions import Permissions
 from sparklog.broker.kafka.produce import KafkaProduce
-from sparklog.broker.kafka.producer_ids import init_producer_id
 from sparklog.broker.kafka.sent_batches import SentBatches
 from sparklog.broker.lifecycle.broker import Broker
 from sparklog.kafka.wire import ApiKey
 
 
 def data_handlers(broker: Broker) -> dict[int, Handler]:
-    """Return the handlers of Produce, Fetch, ListOffsets, OffsetForLeaderEpoch and InitProducerId."""
+    """Return the handlers of Produce, Fetch, ListOffsets and OffsetForLeaderEpoch."""
     context, partitions, slices = broker.context, broker.partitions, broker.slices
     topics = DataTopics(context, partitions, Permissions(broker))
     sent = SentBatches(context.config.kafka_batch_cache_bytes)
     broker.effects.role_listeners.append(sent.drop)
-    produce = KafkaProduce(context, topics, slices=slices, fetches=broker.fetches, quotas=broker.quotas)
+    produce = KafkaProduce(
+        context,
+        topics,
+        slices=slices,
+        fetches=broker.fetches,
+        quotas=broker.quotas,
+        verifications=broker.verifications,
+    )
     produce.on_appended = sent.add
     fetch = KafkaFetches(
         context, topics, partitions, sent=sent, slices=slices, fetches=broker.fetches, quotas=broker.quotas
@@ -31,5 +37,4 @@ def data_handlers(broker: Broker) -> dict[int, Handler]:
         ApiKey.FETCH: fetch.handle,
         ApiKey.LIST_OFFSETS: offsets.list_offsets,
         ApiKey.OFFSET_FOR_LEADER_EPOCH: offsets.end_offsets,
-        ApiKey.INIT_PRODUCER_ID: init_producer_id,
     }

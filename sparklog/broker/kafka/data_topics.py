@@ -49,9 +49,21 @@ class DataTopics:
         """
         self._permissions.require(call, api, operation, ResourceType.TOPIC, topic)
 
+    def require_transactional_id(self, call: KafkaCall, name: str, *, api: str) -> None:
+        """Check that the client may write with the transactional id. See ``require_access``.
+
+        Raises:
+            BrokerError: TRANSACTIONAL_ID_AUTHORIZATION_FAILED, BROKER_NOT_AVAILABLE.
+        """
+        self._permissions.require(call, api, Operation.WRITE, ResourceType.TRANSACTIONAL_ID, name)
+
     def require(self, topic: str, partition: int, topic_id: bytes = ZERO_UUID) -> Partition:
         """Return the hosted replica of a partition. See ``Partitions.require`` for the errors."""
         return self._partitions.require((topic, partition), "" if topic_id == ZERO_UUID else topic_id.hex())
+
+    def hosted(self, tp: TopicPartition, topic_id: str) -> Partition:
+        """Return the hosted replica of a partition of the topic with this id. See ``Partitions.require``."""
+        return self._partitions.require(tp, topic_id)
 
     def leader(self, tp: TopicPartition, listener: str) -> tuple[int, int, BrokerEndpoint | None]:
         """Return the id and epoch of the partition's leader as far as known, and its address at the listener.

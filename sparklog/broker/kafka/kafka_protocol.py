@@ -18,7 +18,7 @@ from sparklog.net.unix_tokens import TokenIssuer
 #: The APIs that the end of a connection handles itself.
 _OF_THE_END = frozenset({ApiKey.API_VERSIONS, ApiKey.SASL_HANDSHAKE, ApiKey.SASL_AUTHENTICATE})
 #: The features that ApiVersions names, and their highest levels. Source: Kafka's KIP-584.
-FEATURES: dict[str, int] = {}
+FEATURES: dict[str, int] = {"transaction.version": 2}
 
 
 class KafkaProtocol:

@@ -24,10 +24,12 @@ from sparklog.broker.context import BrokerContext
 from sparklog.broker.kafka.call import KafkaCall
 from sparklog.broker.kafka.data_topics import DataTopics, refuse_internal_topic, require_kafka_columns
 from sparklog.broker.kafka.error_codes import kafka_code
+from sparklog.broker.kafka.transaction_codes import produce_code, transaction_key
 from sparklog.broker.replication.partition import Answer, AppendRules, CheckedBatches, Partition, PendingProduce
 from sparklog.broker.requests.fetch import Fetches
 from sparklog.broker.requests.slices import Slices, Steps
 from sparklog.broker.security.quota_manager import QuotaManager
+from sparklog.broker.transactions.verification import TransactionVerification
 from sparklog.errors import BrokerError, ErrorCode
 from sparklog.kafka.records.batch_view import BatchView, read_batches
 from sparklog.kafka.records.decode import DecodedBatch, decode_batch
@@ -60,6 +62,8 @@ _ZSTD_FROM = 7
 _ZSTD = 4
 #: The first version whose responses name the leader. Source: KIP-951.
 _LEADERS_FROM = 10
+#: The first version whose clients do not send AddPartitionsToTxn. Source: KIP-890.
+_ADDS_FROM = 12
 #: One thread, so that only one large batch at a time is decompressed in memory.
 _thread = ThreadPoolExecutor(1, "kafka batches")
 #: The codec of the log for each codec of Kafka: none, gzip, snappy, lz4, zstd.
@@ -92,12 +96,14 @@ class KafkaProduce:
         slices: Slices,
         fetches: Fetches,
         quotas: QuotaManager,
+        verifications: TransactionVerification,
     ) -> None:
         self.context = context
         self.topics = topics
         self.slices = slices
         self.fetches = fetches
         self.quotas = quotas
+        self.verifications = verifications
         self.counters = context.counters
         #: The requests that wait until an earlier one of the same connection is handled in slices, by connection.
         self.sliced: dict[ServerConnection, deque[_OpenProduce]] = {}
@@ -193,8 +199,10 @@ class _OpenProduce:
             detail = f"broker {context.broker_id} is stopping and accepts no new writes"
             return BrokerError(ErrorCode.BROKER_STOPPING, detail)
         if self._request.transactional_id is not None:
-            detail = f"transactional id {self._request.transactional_id!r}: this broker has no transactions for Kafka"
-            return BrokerError(ErrorCode.INVALID_TXN_STATE, detail)
+            try:
+                self._of.topics.require_transactional_id(self._call, self._request.transactional_id, api="Produce")
+            except BrokerError as error:
+                return error
         return None
 
     def _is_short(self) -> bool:
@@ -254,7 +262,7 @@ class _OpenProduce:
         if view.codec == _ZSTD and self._call.version < _ZSTD_FROM:
             detail = f"zstd found in Produce version {self._call.version}, expected from version {_ZSTD_FROM} on"
             raise BrokerError(ErrorCode.UNSUPPORTED_COMPRESSION_TYPE, detail)
-        if view.transactional:
+        if view.transactional and not self._request.transactional_id:
             raise BrokerError(ErrorCode.INVALID_TXN_STATE, "a transactional batch without a transactional id found")
         return view
 
@@ -268,7 +276,7 @@ class _OpenProduce:
             # The topic may have been deleted or recreated meanwhile.
             partition = self._writable(part, partition.tp.topic, partition.tp.partition)
         header, body = batch
-        if header.producer_id >= 0 and header.producer_id in partition.log.transactions:
+        if not view.transactional and header.producer_id >= 0 and header.producer_id in partition.log.transactions:
             detail = f"{partition.tp}: producer {header.producer_id} has a transaction open, a batch outside it found"
             raise BrokerError(ErrorCode.INVALID_TXN_STATE, detail)
         self._of.counters["produce.batches"] += 1
@@ -278,7 +286,33 @@ class _OpenProduce:
             checked=CheckedBatches(rules, {}),
             begins_anywhere=True,
         )
-        partition.produce(pending, acks=self._of.effective_acks(self._acks), deadline_ms=self._deadline_ms)
+        if view.transactional:
+            self._verify_and_append(partition, pending)
+        else:
+            partition.produce(pending, acks=self._of.effective_acks(self._acks), deadline_ms=self._deadline_ms)
+
+    def _verify_and_append(self, partition: Partition, pending: PendingProduce) -> None:
+        """Append a batch after the transaction's coordinator has verified the producer. Raises BrokerError."""
+        tp, topic_id, acks, deadline_ms = partition.tp, partition.topic_id, self._acks, self._deadline_ms
+
+        def append() -> None:
+            try:
+                hosted = self._of.topics.hosted(tp, topic_id)
+            except BrokerError as error:  # the partition was dropped or recreated during the verification
+                pending.on_result(Answer(error.code, -1, -1, error.detail))
+            else:
+                hosted.produce(pending, acks=acks, deadline_ms=deadline_ms)
+
+        self._of.verifications.produce(
+            partition,
+            pending.batches,
+            key=transaction_key(self._request.transactional_id or ""),
+            acks=acks,
+            deadline_ms=deadline_ms,
+            append=append,
+            on_result=pending.on_result,
+            adds=self._call.version >= _ADDS_FROM,
+        )
 
     # --- the response ---
 
@@ -303,6 +337,8 @@ class _OpenProduce:
     def _on_error(self, part: _Part, partition_index: int, error: BrokerError) -> None:
         self._of.counters["produce.errors"] += 1
         code = kafka_code(error.code)
+        if self._request.transactional_id:
+            code = produce_code(code, self._call.version)
         leader = LeaderIdAndEpoch()
         if code == ErrorCode.NOT_LEADER_OR_FOLLOWER and self._call.version >= _LEADERS_FROM:
             leader = self._leader(part, partition_index)

@@ -1,6 +1,10 @@
 """The producers whose transaction has been decided (committed or aborted), so that their late batches must be refused.
 
 The markers may not be written yet. A broker remembers only the newest of these producers, up to a limit.
+
+The producer id of a Kafka producer serves many transactions. After the coordinator has confirmed the next transaction,
+the producer is no longer fenced. Then a repeated marker of an earlier transaction must not end the next one. It is
+recognised by the number of its decision.
 """
 
 from __future__ import annotations
@@ -9,8 +13,10 @@ from collections import OrderedDict
 
 from sparklog.model import TopicPartition
 
-#: The most fenced producers that a broker remembers.
+#: The most fenced producers that a broker remembers, and the most Kafka producers whose next transaction has begun.
 _FENCED_KEPT = 100_000
+
+_Places = OrderedDict[tuple[TopicPartition, int], int]
 
 
 class FencedProducers:
@@ -20,14 +26,17 @@ class FencedProducers:
     """
 
     def __init__(self) -> None:
-        #: The oldest come first. This is not a plain dict, because a plain dict finds its first key more slowly after
-        #: many removals.
-        self._fenced: OrderedDict[tuple[TopicPartition, int], None] = OrderedDict()
+        #: The number of the decision that fences each producer. The oldest come first. This is not a plain dict,
+        #: because a plain dict finds its first key more slowly after many removals.
+        self._fenced: _Places = OrderedDict()
+        #: The number of the last decision before the transaction that a Kafka producer has begun.
+        self._begun: _Places = OrderedDict()
 
-    def add(self, tp: TopicPartition, producer_id: int) -> None:
-        self._fenced[tp, producer_id] = None
-        if len(self._fenced) > _FENCED_KEPT:
-            self._fenced.popitem(last=False)
+    def add(self, tp: TopicPartition, producer_id: int, decision: int = -1) -> bool:
+        """Fence a producer. Return False if this decision has fenced it before."""
+        before = self._fenced.get((tp, producer_id))
+        _keep(self._fenced, tp, producer_id, decision)
+        return before is None or decision < 0 or before != decision
 
     def has(self, tp: TopicPartition, producer_id: int) -> bool:
         """Return whether the producer's transaction is known to be decided (committed or aborted).
@@ -35,3 +44,21 @@ class FencedProducers:
         Then no more batches of the transaction may be appended, even if the marker is not written yet.
         """
         return (tp, producer_id) in self._fenced
+
+    def begin(self, tp: TopicPartition, producer_id: int, decision: int) -> None:
+        """Record that the coordinator has confirmed a transaction of a Kafka producer.
+
+        ``decision`` is the number of the last decision before this transaction.
+        """
+        self._fenced.pop((tp, producer_id), None)
+        _keep(self._begun, tp, producer_id, decision)
+
+    def is_over(self, tp: TopicPartition, producer_id: int, decision: int) -> bool:
+        """Return whether a marker of this decision belongs to a transaction before the one that has begun."""
+        return 0 <= decision <= self._begun.get((tp, producer_id), -1)
+
+
+def _keep(places: _Places, tp: TopicPartition, producer_id: int, decision: int) -> None:
+    places[tp, producer_id] = decision
+    if len(places) > _FENCED_KEPT:
+        places.popitem(last=False)

@@ -127,13 +127,16 @@ class MarkerAppend:
             )
         partition = self._partitions.require(tp, marker.topic_id)
         partition.require_leader(-1)
+        over = set()
         for producer_id, _ in (*marker.committed, *marker.aborted):
-            self._fences.add(tp, producer_id)
-            self._verifications.cancel(tp, producer_id)
+            if self._fences.is_over(tp, producer_id, marker.decision):
+                over.add(producer_id)
+            elif self._fences.add(tp, producer_id, marker.decision):
+                self._verifications.cancel(tp, producer_id)
         transactions = partition.log.transactions
         what = Marker(
-            tuple(producer for producer in marker.committed if producer[0] in transactions),
-            tuple(producer for producer in marker.aborted if producer[0] in transactions),
+            tuple(producer for producer in marker.committed if producer[0] in transactions and producer[0] not in over),
+            tuple(producer for producer in marker.aborted if producer[0] in transactions and producer[0] not in over),
         )
         if what.committed or what.aborted:
             self._append(partition, what, on_result)

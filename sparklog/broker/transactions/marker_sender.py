@@ -114,6 +114,7 @@ class MarkerSender:
 
     def send_markers(self, host: CoordinatorRuntime, effect: SendMarkers) -> None:
         said_by = {"coordinator": host.partition.tp.partition, "coordinator_epoch": host.epoch}
+        said_by["decision"] = effect.decision
         due = (_PendingMarker(host, effect, replace(marker, **said_by)) for marker in effect.markers)
         # The dispatch runs later, because a partition may be in the middle of a step, and the marker may be for the
         # same partition.

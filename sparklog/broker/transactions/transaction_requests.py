@@ -183,7 +183,7 @@ class TransactionRequests:
             if isinstance(outcome, Refused):
                 connection.reply(ErrorReply(request.cid, outcome.code, outcome.detail))
             else:
-                connection.reply(VerifyTransactionReply(request.cid, host.epoch))
+                connection.reply(_confirmed(request.cid, host, outcome))
 
         _ask_whether_it_may(host, request, on_result)
         if not told:
@@ -238,10 +238,8 @@ class TransactionRequests:
 
 async def verify(
     transactions: HostedCoordinators[TransactionHost], request: VerifyTransaction, *, timeout_s: float
-) -> int:
+) -> VerifyTransactionReply:
     """Ask this broker's own coordinator whether a producer may append in its transaction.
-
-    Return the coordinator's leader epoch.
 
     Raises:
         BrokerError: the producer may not append, this broker does not coordinate the key, or the coordinator could not
@@ -257,7 +255,11 @@ async def verify(
     found = outcome.result()
     if isinstance(found, Refused):
         raise BrokerError(found.code, found.detail)
-    return host.epoch
+    return _confirmed(0, host, found)
+
+
+def _confirmed(cid: int, host: TransactionHost, outcome: Outcome) -> VerifyTransactionReply:
+    return VerifyTransactionReply(cid, host.epoch, outcome.decision if isinstance(outcome, Done) else -1)
 
 
 def _unconfirmed(request: VerifyTransaction, waited_s: float) -> Refused:
@@ -268,8 +270,21 @@ def _unconfirmed(request: VerifyTransaction, waited_s: float) -> Refused:
 def _ask_whether_it_may(
     host: TransactionHost, request: VerifyTransaction, on_result: Callable[[Outcome], None]
 ) -> None:
-    """Ask the coordinator whether the producer may append. If the producer may, ``on_result`` is called at once."""
+    """Ask the coordinator whether the producer may append. If the producer may, ``on_result`` is called at once.
+
+    If the request adds a partition or offsets to the transaction, ``on_result`` is called once they are durable.
+    """
     place = PartitionPlace(request.topic, request.partition, request.topic_id)
+    if request.adds or request.group:
+        producer = (request.key, request.producer_id, request.producer_epoch)
+        places = () if request.group else (place,)
+        host.ask(
+            lambda ticket: events.KafkaAddRequested(
+                ticket, *producer, places, request.group, request.offsets, request.adds
+            ),
+            on_result,
+        )
+        return
     host.ask(
         lambda ticket: events.VerifyRequested(ticket, request.key, request.producer_id, request.producer_epoch, place),
         on_result,

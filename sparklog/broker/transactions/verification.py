@@ -3,6 +3,10 @@
 Without this, a late batch of an ended transaction would open a new transaction that no coordinator would end. During
 the verification, further batches of the same producer for the partition wait in order. A marker that names the producer
 cancels the verification, and the waiting batches are refused. Source: KIP-890.
+
+A producer id of sparklog has epoch 0 and serves one transaction. The id of a Kafka producer has an epoch from 1 on and
+serves many. For such an id the coordinator confirms each transaction, and a batch that is in the log already needs no
+confirmation.
 """
 
 from __future__ import annotations
@@ -25,6 +29,7 @@ from sparklog.broker.transactions.transaction_requests import verify
 from sparklog.errors import BrokerError, ErrorCode
 from sparklog.model import TopicPartition
 from sparklog.protocol.messages import ACKS_ALL, VerifyTransaction, VerifyTransactionReply
+from sparklog.storage.producers import ONE_TRANSACTION
 
 _log = logging.getLogger(__name__)
 
@@ -89,20 +94,27 @@ class TransactionVerification:
         deadline_ms: int,
         append: Callable[[], None],
         on_result: Callable[[Answer], None],
+        adds: bool = False,
     ) -> None:
         """Call ``append`` once the transaction is verified, now or later. If it is refused, call ``on_result``.
 
-        ``key`` is the transactional id or the name of a sink.
+        ``key`` is the transactional id or the name of a sink. With ``adds`` the coordinator adds the partition to the
+        transaction of a Kafka producer.
 
         Raises:
             BrokerError: the batches are refused at once: INVALID_REQUIRED_ACKS, INVALID_RECORD, INVALID_TXN_STATE, or
                 COORDINATOR_NOT_AVAILABLE if too many produces wait. If this broker does not lead the partition: the
-                errors of ``Partition.require_leader``.
+                errors of ``Partition.require_leader``. For a Kafka producer also the errors of ``Log.known``.
         """
         tp = partition.tp
         producer_id, epoch = _producer(tp, batches, key=key, acks=acks)
         question = self._questions.get((tp, producer_id))
-        if question is None:
+        if question is None and epoch > ONE_TRANSACTION:
+            partition.require_leader(-1)
+            if self._needs_no_question(partition, batches, producer_id, epoch):
+                append()
+                return
+        elif question is None:
             if self._fences.has(tp, producer_id):
                 detail = f"{tp}: the transaction of producer {producer_id} has ended"
                 raise BrokerError(ErrorCode.INVALID_TXN_STATE, detail)
@@ -110,6 +122,9 @@ class TransactionVerification:
                 append()
                 return
             partition.require_leader(-1)
+        elif question.request.producer_epoch < epoch:
+            detail = f"{tp}: producer {producer_id} with epoch {question.request.producer_epoch} is being verified"
+            raise BrokerError(ErrorCode.CONCURRENT_TRANSACTIONS, detail)
         elif (question.request.key, question.request.producer_epoch) != (key, epoch):
             detail = f"{tp}: producer {producer_id} belongs to {question.request.key!r}, {key!r} found"
             raise BrokerError(ErrorCode.INVALID_TXN_STATE, detail)
@@ -122,9 +137,21 @@ class TransactionVerification:
             question.held.append(held)
             return
         self._context.counters["verifications.asked"] += 1
-        request = VerifyTransaction(0, key, producer_id, epoch, tp.topic, tp.partition, partition.topic_id)
+        request = VerifyTransaction(0, key, producer_id, epoch, tp.topic, tp.partition, partition.topic_id, adds)
         question = self._questions[tp, producer_id] = _Question(request, partition.replica.leader_epoch, [held])
         self._context.spawn(self._verify(tp, question), f"verification of {producer_id} in {tp}")
+
+    def _needs_no_question(self, partition: Partition, batches: Batches, producer_id: int, epoch: int) -> bool:
+        """Return whether a Kafka producer's batches can be appended without a confirmation.
+
+        Either the coordinator has confirmed the transaction, or the batches are in the log already. Raises BrokerError
+        if the sequences or the epoch are wrong.
+        """
+        tp, log = partition.tp, partition.log
+        opened = log.transactions.get(producer_id)
+        if opened is not None and opened.epoch == epoch and not self._fences.has(tp, producer_id):
+            return True
+        return len(log.known(batches, begins_anywhere=True)) == len(batches)
 
     def cancel(self, tp: TopicPartition, producer_id: int) -> None:
         """Refuse the producer's waiting batches, because a marker has ended the producer's transaction."""
@@ -138,14 +165,18 @@ class TransactionVerification:
         """Ask the coordinator until it responds, or until no produce waits any more."""
         pause_s = _FIRST_PAUSE_S
         while True:
-            refusal = await self._asked(question)
+            found = await self._asked(question)
             if question.over:
                 return
+            refusal = found if isinstance(found, BrokerError) else None
             if refusal is None and not self._still_leads(tp, question):
                 # Another leader may have appended a marker since, so the coordinator's response proves nothing now.
                 detail = f"{tp}: leader epoch {question.leader_epoch} is over"
                 self._refuse(question, BrokerError(ErrorCode.NOT_LEADER_OR_FOLLOWER, detail))
                 return
+            if refusal is None and question.request.producer_epoch > ONE_TRANSACTION:
+                assert isinstance(found, int)
+                refusal = self._begin(tp, question.request, found)
             if refusal is None:
                 self._context.counters["verifications"] += 1
                 for held in self._end(question):
@@ -159,38 +190,62 @@ class TransactionVerification:
             await asyncio.sleep(pause_s)
             pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
 
-    async def _asked(self, question: _Question) -> BrokerError | None:
+    def _begin(self, tp: TopicPartition, request: VerifyTransaction, decision: int) -> BrokerError | None:
+        """Record that the coordinator has confirmed the next transaction of a Kafka producer."""
+        opened = self._partitions.require(tp).log.transactions.get(request.producer_id)
+        if opened is not None and opened.epoch != request.producer_epoch:
+            detail = f"{tp}: producer {request.producer_id} has a transaction without a marker in epoch {opened.epoch}"
+            return BrokerError(ErrorCode.CONCURRENT_TRANSACTIONS, detail)
+        self._fences.begin(tp, request.producer_id, decision)
+        return None
+
+    async def _asked(self, question: _Question) -> BrokerError | int:
         """Ask the coordinator once. Return why the producer may not append or why there is no response.
 
-        Returns None if the producer may append.
+        If the producer may append, return the number of decisions about the key, see VerifyTransactionReply.
         """
-        context, request = self._context, question.request
-        wanted = coordinator_of(context.cache, TRANSACTIONS, request.key)
-        if wanted is None:
-            return BrokerError(ErrorCode.COORDINATOR_NOT_AVAILABLE, f"{request.key}: no coordinator is available")
-        left_s = (max(held.deadline_ms for held in question.held) - context.now_ms()) / 1000
+        request = question.request
+        left_s = (max(held.deadline_ms for held in question.held) - self._context.now_ms()) / 1000
         try:
             timeout_s = max(0.001, min(left_s, _ANSWER_TIMEOUT_S))
-            if wanted == context.broker_id:
-                self._epochs.accept(request.key, await verify(self._transactions, request, timeout_s=timeout_s))
-                return None
-            reply = await self._peers.ask(
-                wanted,
-                request,
-                timeout_s=timeout_s,
-                still=lambda: not question.over and coordinator_of(context.cache, TRANSACTIONS, request.key) == wanted,
-            )
-            assert isinstance(reply, VerifyTransactionReply)
-            # A former coordinator may confirm a transaction that its successor has ended.
-            proved = not context.credentials.required or wanted not in context.cache.unproven
-            self._epochs.accept(request.key, reply.coordinator_epoch, proved=proved)
+            reply = await self.ask(request, timeout_s=timeout_s, still=lambda: not question.over)
+            return reply.decision
         except BrokerError as error:
             return error
         except Exception as error:
             # The waiting produces must get an error. Otherwise every later batch of the producer would wait too.
             _log.exception("verification of %s", request)
             return BrokerError(ErrorCode.UNKNOWN_SERVER_ERROR, f"{request.key}: {type(error).__name__}: {error}")
-        return None
+
+    async def ask(
+        self, request: VerifyTransaction, *, timeout_s: float, still: Callable[[], bool] = lambda: True
+    ) -> VerifyTransactionReply:
+        """Ask the coordinator once, which may be this broker, and return its confirmation.
+
+        ``still`` is whether the confirmation is still needed.
+
+        Raises:
+            BrokerError: the coordinator refuses the transaction, or there is no response.
+        """
+        context = self._context
+        wanted = coordinator_of(context.cache, TRANSACTIONS, request.key)
+        if wanted is None:
+            raise BrokerError(ErrorCode.COORDINATOR_NOT_AVAILABLE, f"{request.key}: no coordinator is available")
+        if wanted == context.broker_id:
+            own = await verify(self._transactions, request, timeout_s=timeout_s)
+            self._epochs.accept(request.key, own.coordinator_epoch)
+            return own
+        reply = await self._peers.ask(
+            wanted,
+            request,
+            timeout_s=timeout_s,
+            still=lambda: still() and coordinator_of(context.cache, TRANSACTIONS, request.key) == wanted,
+        )
+        assert isinstance(reply, VerifyTransactionReply)
+        # A former coordinator may confirm a transaction that its successor has ended.
+        proved = not context.credentials.required or wanted not in context.cache.unproven
+        self._epochs.accept(request.key, reply.coordinator_epoch, proved=proved)
+        return reply
 
     def _still_leads(self, tp: TopicPartition, question: _Question) -> bool:
         partition = self._partitions.get(tp)

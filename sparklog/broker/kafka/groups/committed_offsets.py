@@ -23,6 +23,7 @@ from sparklog.kafka.wire.offsets import (
     OffsetDeleteResponsePartition,
     OffsetDeleteResponseTopic,
 )
+from sparklog.kafka.wire.transactions import TxnOffsetCommitRequest, TxnOffsetCommitRequestPartition
 from sparklog.model import TopicPartition
 from sparklog.protocol.fields import MAX_ENTRIES
 from sparklog.protocol.messages import GroupOffset
@@ -32,7 +33,7 @@ from sparklog.security.acls import Operation, ResourceType
 _METADATA_BYTES = 4096
 
 
-class _Checked(NamedTuple):
+class CheckedOffsets(NamedTuple):
     """The offsets that may be committed, and the error codes of the others by topic and partition."""
 
     offsets: tuple[GroupOffset, ...]
@@ -55,7 +56,7 @@ class CommittedOffsetsHandlers:
             self._access.host(request.group_id)
             if sum(len(topic.partitions) for topic in request.topics) > MAX_ENTRIES:
                 raise BrokerError(ErrorCode.INVALID_REQUEST, f"at most {MAX_ENTRIES} offsets expected")
-            offsets, refused = await self._slices.result(self._checked(call, request))
+            offsets, refused = await self._slices.result(self.checked(call, request))
             if offsets or not refused:
                 await self._access.ask(
                     request.group_id,
@@ -74,7 +75,10 @@ class CommittedOffsetsHandlers:
             return _committed(request, lambda topic, number: refused.get((topic, number), code))
         return _committed(request, lambda topic, number: refused.get((topic, number), 0))
 
-    def _checked(self, call: KafkaCall, request: OffsetCommitRequest) -> Generator[None, None, _Checked]:
+    def checked(
+        self, call: KafkaCall, request: OffsetCommitRequest | TxnOffsetCommitRequest
+    ) -> Generator[None, None, CheckedOffsets]:
+        """Return the offsets that may be committed, and the error codes of the others. Yield between slices."""
         offsets: list[GroupOffset] = []
         refused: dict[tuple[str, int], int] = {}
         for topic in request.topics:
@@ -97,9 +101,9 @@ class CommittedOffsetsHandlers:
                         partition.committed_metadata or "",
                     )
                 )
-        return _Checked(tuple(offsets), refused)
+        return CheckedOffsets(tuple(offsets), refused)
 
-    def _refusal(self, topic: str, partition: OffsetCommitRequestPartition) -> int:
+    def _refusal(self, topic: str, partition: OffsetCommitRequestPartition | TxnOffsetCommitRequestPartition) -> int:
         """Return the error code of an offset that cannot be committed, or 0."""
         if self._cache.partition(TopicPartition(topic, partition.partition_index)) is None:
             return ErrorCode.UNKNOWN_TOPIC_OR_PARTITION

@@ -1,0 +1,40 @@
+"""The error codes that Kafka's clients expect in responses about transactions, and the keys of transactional ids."""
+
+from __future__ import annotations
+
+from sparklog.broker.kafka.error_codes import KafkaCode
+from sparklog.errors import ErrorCode
+
+#: The prefix of the keys of transactional ids. The keys of Spark's sinks have no prefix.
+KEY_PREFIX = "id:"
+#: The first version of Produce with TRANSACTION_ABORTABLE, and the first one with CONCURRENT_TRANSACTIONS (KIP-890).
+_ABORTABLE_FROM, _CONCURRENT_FROM = 11, 12
+#: The errors of a coordinator that a producer retries. In a response to Produce a client would not expect them.
+_COORDINATOR_ERRORS = frozenset(
+    {ErrorCode.COORDINATOR_NOT_AVAILABLE, ErrorCode.NOT_COORDINATOR, ErrorCode.COORDINATOR_LOAD_IN_PROGRESS}
+)
+
+
+def transaction_key(transactional_id: str) -> str:
+    """Return the key of a transactional id in the transaction coordinator."""
+    return KEY_PREFIX + transactional_id
+
+
+def transaction_code(code: int, *, fences: bool) -> int:
+    """Return the code for a response of the transaction coordinator.
+
+    With ``fences`` the version of the request has PRODUCER_FENCED (KIP-588). Earlier versions have
+    INVALID_PRODUCER_EPOCH.
+    """
+    if code == ErrorCode.INVALID_PRODUCER_EPOCH and fences:
+        return int(KafkaCode.PRODUCER_FENCED)
+    return int(KafkaCode.INVALID_PRODUCER_ID_MAPPING) if code == ErrorCode.UNKNOWN_PRODUCER_ID else code
+
+
+def produce_code(code: int, version: int) -> int:
+    """Return the code for a response to a transactional Produce request of this version."""
+    if code == ErrorCode.INVALID_TXN_STATE and version >= _ABORTABLE_FROM:
+        return int(KafkaCode.TRANSACTION_ABORTABLE)
+    if code in _COORDINATOR_ERRORS or (code == ErrorCode.CONCURRENT_TRANSACTIONS and version < _CONCURRENT_FROM):
+        return int(ErrorCode.NOT_ENOUGH_REPLICAS)
+    return transaction_code(code, fences=False)
