@@ -115,8 +115,10 @@ class _ClusterRequests:
             if topic is not None and topic.topic_id == topic_id.hex():
                 entries.append(self._topic(call, request, topic))
             else:
-                unknown = MetadataResponseTopic(error_code=ErrorCode.UNKNOWN_TOPIC_ID, name=None, topic_id=topic_id)
-                entries.append(unknown)
+                # Until version 12 a name cannot be null.
+                no_name = None if call.version >= 12 else ""
+                code = ErrorCode.UNKNOWN_TOPIC_ID
+                entries.append(MetadataResponseTopic(error_code=code, name=no_name, topic_id=topic_id))
         return entries
 
     async def _describe(self, call: KafkaCall, names: list[str] | None) -> list[TopicMetadata]:
