@@ -26,6 +26,7 @@ COMPILED = {
     "client/cluster": "loop_cluster metadata",
     "client/producer": "caller_io delivery direct_send inflight_requests loop_handoff partition_queues partitioning "
     "producer_metadata producer_thread record_buffer record_chunk sender spin_policy",
+    "kafka/records": "decode_few encode_few",
     "net": "async_client server server_connection server_limits",
     "protocol": "connection frames",
     "record": "checksum codec header small_batch_encoder small_batch_validator validate",

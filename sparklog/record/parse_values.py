@@ -60,7 +60,7 @@ def from_json(values: Sequence[Any], kind: pa.DataType) -> pa.Array:
             return pa.array(numbers, kind)
     if is_time(kind) and kinds <= {str, type(None)}:
         try:
-            plain = _plain_texts(pa.array(values, pa.string()), kind)
+            plain = plain_texts(pa.array(values, pa.string()), kind)
         except (pa.ArrowException, UnicodeEncodeError):
             plain = None  # the conversion below finds the value
         if plain is not None:
@@ -320,10 +320,10 @@ def _plain_cells(cells: pa.Array, kind: pa.DataType) -> pa.Array | None:
     """Return the cells as an array of ``kind`` if Arrow can cast all of them; otherwise None. Raises Arrow's errors."""
     if types.is_string(kind) or types.is_large_string(kind) or is_bytes(kind):
         return cells.cast(kind)
-    return _plain_texts(cells.cast(pa.string()), kind)
+    return plain_texts(cells.cast(pa.string()), kind)
 
 
-def _plain_texts(texts: pa.Array, kind: pa.DataType) -> pa.Array | None:
+def plain_texts(texts: pa.Array, kind: pa.DataType) -> pa.Array | None:
     """Return the texts as an array of ``kind`` if Arrow can cast all of them; otherwise None. Raises Arrow's errors."""
     if types.is_integer(kind):
         return texts.cast(kind) if _all_match(texts, _PLAIN_INTEGER) else None

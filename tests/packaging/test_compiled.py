@@ -29,6 +29,8 @@ pytestmark = pytest.mark.timeout(900)
 #: Tests of the code that protects every record. They take half a minute in total.
 _PASSED_BY_BOTH = (
     "tests/protocol",
+    "tests/kafka/records/test_kafka_round_trip.py",
+    "tests/kafka/records/test_refused_records.py",
     "tests/record/test_small_batch_validator.py",
     "tests/record/test_small_batch_encoder.py",
     "tests/record/test_validate_batch.py",

@@ -27,8 +27,9 @@ from sparklog.record.checksum import crc32c, crc32c_extended
 Buffer: TypeAlias = "bytes | memoryview"
 Integers = npt.NDArray[np.int64]
 
-#: With more records than this, numpy and Arrow are faster than a loop.
-FEW_RECORDS = 250
+#: With more records than this, numpy and Arrow are faster than a loop: than the sources, or than their compiled form.
+#: ``bench/kafka_records.py`` measures both.
+FEW_RECORDS = 400 if hasattr(encode_few, "__code__") else 800
 _NO_TIME_MS = -1
 #: The most bytes of a record in addition to key, value and headers: six varints and the attributes.
 _MOST_RECORD_BYTES = 5 + 1 + 10 + 5 + 5 + 5 + 5
