@@ -330,6 +330,20 @@ BROKER_SETTINGS: dict[str, Setting] = {
     "group.max.heartbeat.interval.ms": Setting(
         "group_max_heartbeat_interval_ms", 60_000, "Maximum heartbeat.interval.ms of a group member.", 100, 600_000
     ),
+    "group.consumer.session.timeout.ms": Setting(
+        "group_consumer_session_timeout_ms",
+        45_000,
+        "Session timeout of Kafka clients' members in groups of KIP-848.",
+        1000,
+        3_600_000,
+    ),
+    "group.consumer.heartbeat.interval.ms": Setting(
+        "group_consumer_heartbeat_interval_ms",
+        5000,
+        "Heartbeat interval of Kafka clients' members in groups of KIP-848.",
+        100,
+        600_000,
+    ),
     "group.initial.rebalance.delay.ms": Setting(
         "group_initial_rebalance_delay_ms",
         3000,
@@ -623,6 +637,8 @@ class BrokerConfig(msgspec.Struct, frozen=True):
     group_max_session_timeout_ms: int
     group_min_heartbeat_interval_ms: int
     group_max_heartbeat_interval_ms: int
+    group_consumer_session_timeout_ms: int
+    group_consumer_heartbeat_interval_ms: int
     group_initial_rebalance_delay_ms: int
     group_max_size: int
     orphan_timeout_ms: int

@@ -142,10 +142,14 @@ class Refused:
 
 @dataclass(frozen=True, slots=True)
 class Assigned:
-    """The outcome of a heartbeat: the member's epoch and partitions, as in ``messages.HeartbeatReply``."""
+    """The outcome of a heartbeat: the member's epoch and partitions, as in ``messages.HeartbeatReply``.
+
+    ``unchanged`` is true if a Kafka client's member has received the same partitions in the last response.
+    """
 
     member_epoch: int
     assigned: tuple[TopicPartitions, ...] = ()
+    unchanged: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -26,6 +26,45 @@ class HeartbeatRequested:
 
 
 @dataclass(frozen=True, slots=True)
+class ConsumerHeartbeatRequested:
+    """Kafka's ConsumerGroupHeartbeat request of a member. The response is immediate.
+
+    A field that is None has not changed since the member's last request. ``owned`` has the partitions that the member
+    has, by topic id. It may lack partitions of the last response that the member has not taken yet.
+    """
+
+    ticket: int
+    group: str
+    member_id: str
+    member_epoch: int
+    session_timeout_ms: int
+    heartbeat_interval_ms: int
+    client_id: str = ""
+    host: str = ""
+    owned: tuple[tuple[str, tuple[int, ...]], ...] | None = None
+    topics: tuple[str, ...] | None = None
+    pattern: str | None = None
+    instance_id: str | None = None
+    rack: str | None = None
+    rebalance_timeout_ms: int | None = None
+
+    def about(self, before: About | None) -> About:
+        """Return the member's data, with the fields of ``before`` that have not changed."""
+        known = before or About()
+        return About(
+            known.topics if self.topics is None else self.topics,
+            known.pattern if self.pattern is None else self.pattern,
+            known.rack if self.rack is None else self.rack,
+            known.instance_id if self.instance_id is None else self.instance_id,
+            self.session_timeout_ms,
+            known.rebalance_timeout_ms if self.rebalance_timeout_ms is None else self.rebalance_timeout_ms,
+            self.heartbeat_interval_ms,
+            self.client_id,
+            self.host,
+        )
+
+
+@dataclass(frozen=True, slots=True)
 class CommitRequested:
     """A request to commit offsets of a group: ``messages.CommitOffsets``, or Kafka's OffsetCommit.
 
@@ -125,6 +164,12 @@ class Resumed:
 
 
 GroupRequest = (
-    CommitRequested | HoldRequested | HeartbeatRequested | DeleteRequested | OffsetsDeleteRequested | ClassicRequest
+    CommitRequested
+    | HoldRequested
+    | HeartbeatRequested
+    | ConsumerHeartbeatRequested
+    | DeleteRequested
+    | OffsetsDeleteRequested
+    | ClassicRequest
 )
 GroupEvent = GroupRequest | HoldEnded | TopicsSeen | TopicsGone | TargetComputed | Resumed

@@ -40,6 +40,10 @@ class Member:
     #: The partitions of the last response, as a set and in the form of the response. It is kept because most responses
     #: equal the last one.
     responded: tuple[frozenset[Part], tuple[TopicPartitions, ...]] = (frozenset(), ())
+    #: The partitions that the member received last from this coordinator; None if it has received none yet. The member
+    #: of a Kafka client (``of_kafka``) may not have taken them when it sends the next heartbeat.
+    told: frozenset[Part] | None = None
+    of_kafka: bool = False
     #: The time at which the member is removed if it sends no heartbeat, and the time at which it is removed if it has
     #: not given up its partitions.
     session_ms: int = NEVER

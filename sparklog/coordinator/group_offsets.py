@@ -56,6 +56,7 @@ from sparklog.coordinator.effects import (
 from sparklog.coordinator.events import Ticked
 from sparklog.coordinator.group_events import (
     CommitRequested,
+    ConsumerHeartbeatRequested,
     DeleteRequested,
     GroupEvent,
     GroupRequest,
@@ -255,7 +256,7 @@ class Groups(CoordinatorCore[_Group, _GroupDraft]):
         match event:
             case CommitRequested() | HoldRequested() | HeartbeatRequested() | DeleteRequested():
                 self._enqueue(event, now_ms)
-            case OffsetsDeleteRequested():
+            case ConsumerHeartbeatRequested() | OffsetsDeleteRequested():
                 self._enqueue(event, now_ms)
             case JoinRequested() | SyncRequested() | BeatRequested() | LeaveRequested():
                 self._enqueue(event, now_ms)
@@ -464,7 +465,7 @@ class Groups(CoordinatorCore[_Group, _GroupDraft]):
             match event:
                 case TopicsGone():
                     self._drop_topics(group, event, draft)
-                case HeartbeatRequested():
+                case HeartbeatRequested() | ConsumerHeartbeatRequested():
                     self._heartbeat(group, event, draft, now_ms)
                 case JoinRequested() | SyncRequested() | BeatRequested() | LeaveRequested():
                     self._classic_request(group, event, draft, now_ms)
@@ -500,7 +501,13 @@ class Groups(CoordinatorCore[_Group, _GroupDraft]):
             self._effects.append(Resume(group.key))
         self._drop_if_empty(group)
 
-    def _heartbeat(self, group: _Group, request: HeartbeatRequested, draft: _GroupDraft, now_ms: int) -> None:
+    def _heartbeat(
+        self,
+        group: _Group,
+        request: HeartbeatRequested | ConsumerHeartbeatRequested,
+        draft: _GroupDraft,
+        now_ms: int,
+    ) -> None:
         if group.classic is not None:
             if group.classic.members:
                 detail = f"group {group.key!r} has {len(group.classic.members)} members of Kafka's classic protocol"
@@ -508,7 +515,10 @@ class Groups(CoordinatorCore[_Group, _GroupDraft]):
                 draft.answers.append(Respond(request.ticket, refusal))
                 return
             self._end_classic(group, draft, now_ms)
-        group.membership.heartbeat(request, now_ms)
+        if isinstance(request, ConsumerHeartbeatRequested):
+            group.membership.kafka_heartbeat(request, now_ms)
+        else:
+            group.membership.heartbeat(request, now_ms)
 
     def _membership_changes(self, group: _Group, now_ms: int) -> dict[GroupKey, GroupValue | None]:
         """Return the changes of the members. With the first member, the group's record says that it is not classic."""
@@ -768,6 +778,8 @@ def _pop_share(queue: list[_Queued]) -> list[_Queued]:
                 work += 1 + len(event.offsets)
             case HeartbeatRequested():
                 work += 1 + sum(len(found.partitions) for found in event.owned)
+            case ConsumerHeartbeatRequested():
+                work += 1 + sum(len(numbers) for _, numbers in event.owned or ())
             case _:
                 work += 1
         if count and work > WORK_AT_ONCE:

@@ -44,8 +44,8 @@ from itertools import islice
 
 from sparklog.coordinator.assignor import Part, Subscriber, TopicView
 from sparklog.coordinator.effects import Assigned, Outcome, Refused, Respond
-from sparklog.coordinator.group_events import HeartbeatRequested
-from sparklog.coordinator.group_member import NEVER, Member, owned_parts
+from sparklog.coordinator.group_events import ConsumerHeartbeatRequested, HeartbeatRequested
+from sparklog.coordinator.group_member import NEVER, Member, owned_parts, topic_partitions
 from sparklog.coordinator.group_records import (
     FORMAT_VERSION,
     About,
@@ -112,6 +112,8 @@ class Membership:
         self._postponed = False
         #: Members to check: their owned, target or reported partitions changed.
         self._touched: set[str] = set()
+        #: Members of Kafka clients whose heartbeats get their responses in this step.
+        self._at_once: list[str] = []
         #: Members whose records must be written or removed.
         self._changed: set[str] = set()
         self._epoch_changed = False
@@ -199,6 +201,27 @@ class Membership:
         self._touched.add(member.member_id)
         self.due_ms = min(self.due_ms, member.due_ms)
 
+    def kafka_heartbeat(self, event: ConsumerHeartbeatRequested, now_ms: int) -> None:
+        """Handle a heartbeat of a Kafka client. The next ``settle`` adds the response to ``answers``.
+
+        Kafka's clients send only what has changed, and do not number their heartbeats.
+        """
+        member = self.members.get(event.member_id)
+        whole = HeartbeatRequested(
+            event.ticket,
+            event.group,
+            event.member_id,
+            event.member_epoch,
+            0 if member is None else member.sequence + 1,
+            () if member is None else topic_partitions(_kept(member, event)),
+            event.about(None if member is None else member.about),
+        )
+        self.heartbeat(whole, now_ms)
+        member = self.members.get(event.member_id)
+        if member is not None and member.held == event.ticket:
+            member.of_kafka = True
+            self._at_once.append(member.member_id)
+
     def topics_changed(self, names: frozenset[str]) -> bool:
         """Record that these topics are new or have changed. Return whether this affects the group."""
         patterns = {member.about.pattern for member in self.members.values()} - {""}
@@ -266,6 +289,10 @@ class Membership:
             self._assign(topics, now_ms)
         self._settle_touched(now_ms)
         self._examined = 0
+        at_once, self._at_once = self._at_once, []
+        for member_id in at_once:
+            if member_id in self.members:
+                self._release(self.members[member_id])
         if now_ms >= self.due_ms:
             for member in self.members.values():
                 if member.held is not None and member.held_until_ms <= now_ms + _TOGETHER_MS:
@@ -594,9 +621,14 @@ class Membership:
 
     def _assignment(self, member: Member, assigned: frozenset[Part] | None = None) -> Assigned:
         assigned = member.assigned if assigned is None else assigned
-        if len(assigned) == len(member.owned):  # The member has nothing to give up.
+        if member.of_kafka and member.told is None:
+            # After a failover, a Kafka client may have given partitions up already. It reports that only once, so it
+            # must get them back before this coordinator can take them away.
+            assigned = frozenset(member.owned)
+        elif len(assigned) == len(member.owned):  # The member has nothing to give up.
             member.epoch = self.epoch
-        return Assigned(member.epoch, member.response(assigned))
+        unchanged, member.told = member.of_kafka and member.told == assigned, assigned
+        return Assigned(member.epoch, member.response(assigned), unchanged)
 
     def _release(self, member: Member, assigned: frozenset[Part] | None = None) -> None:
         """Respond to the member's waiting heartbeat, if there is one.
@@ -613,3 +645,19 @@ class Membership:
 
     def _schedule(self) -> None:
         self.due_ms = min((member.due_ms for member in self.members.values()), default=NEVER)
+
+
+def _kept(member: Member, event: ConsumerHeartbeatRequested) -> Iterable[Part]:
+    """Return the partitions that the member has not given up, according to the heartbeat of a Kafka client.
+
+    The member gives up a partition when it omits it after a response without it. If it omits a partition of the last
+    response, it may be about to take it. A new coordinator does not know the last response, which may have named any
+    partition that the member owns.
+    """
+    if event.member_epoch == JOIN:
+        return ()
+    if event.owned is None or member.told is None:
+        return member.owned
+    named = {(topic_id, number) for topic_id, numbers in event.owned for number in numbers}
+    told = member.told
+    return [part for part in member.owned if part in told or part[1:] in named]

@@ -10,6 +10,8 @@ from sparklog.client.admin.admin import Admin
 from sparklog.errors import ErrorCode
 from sparklog.kafka.wire import API_VERSIONS, ApiKey
 from sparklog.kafka.wire.groups import (
+    ConsumerGroupDescribeRequest,
+    ConsumerGroupHeartbeatRequest,
     DeleteGroupsRequest,
     DescribeGroupsRequest,
     HeartbeatRequest,
@@ -220,6 +222,71 @@ def test_groups_are_listed_described_and_deleted(cluster: ProcessCluster) -> Non
         assert deleted.error_code == 0
         (again,) = calls.ask(ApiKey.DELETE_GROUPS, 2, DeleteGroupsRequest(groups_names=["described"])).results
         assert again.error_code == ErrorCode.GROUP_ID_NOT_FOUND
+
+
+def test_groups_of_kip_848_are_served_in_each_version(cluster: ProcessCluster) -> None:
+    with calls_of(cluster, "new") as calls:
+        joined = join(calls, "new", 9)
+        sync(calls, "new", joined)
+        request = ConsumerGroupHeartbeatRequest(
+            group_id="new",
+            member_id="m1",
+            member_epoch=0,
+            subscribed_topic_names=["t"],
+            rebalance_timeout_ms=10_000,
+            topic_partitions=[],
+        )
+        refused = calls.ask(ApiKey.CONSUMER_GROUP_HEARTBEAT, 1, request)
+        assert refused.error_code == ErrorCode.GROUP_ID_NOT_FOUND, "the group has members of the classic protocol"
+        leaving = LeaveGroupRequest(group_id="new", members=[MemberIdentity(member_id=joined.member_id)])
+        calls.ask(ApiKey.LEAVE_GROUP, 5, leaving)
+        found = calls.ask(ApiKey.CONSUMER_GROUP_HEARTBEAT, 1, request)
+        assert (found.error_code, found.member_id, found.heartbeat_interval_ms) == (0, "m1", 5000)
+        (assigned,) = found.assignment.topic_partitions
+        assert assigned.partitions == [0, 1, 2, 3]
+        again = ConsumerGroupHeartbeatRequest(group_id="new", member_id="m1", member_epoch=found.member_epoch)
+        assert calls.ask(ApiKey.CONSUMER_GROUP_HEARTBEAT, 0, again).assignment is None
+        assert join(calls, "new", 9).error_code == ErrorCode.INCONSISTENT_GROUP_PROTOCOL
+        assert commit(calls, "new", {0: 3}, member=("m1", found.member_epoch)) == [0]
+        assert commit(calls, "new", {0: 3}) == [ErrorCode.UNKNOWN_MEMBER_ID]
+        for version in versions(ApiKey.CONSUMER_GROUP_DESCRIBE):
+            asked = ConsumerGroupDescribeRequest(group_ids=["new"], include_authorized_operations=True)
+            (described,) = calls.ask(ApiKey.CONSUMER_GROUP_DESCRIBE, version, asked).groups
+            assert (described.error_code, described.group_state) == (0, "Stable")
+            (member,) = described.members
+            (owned,) = member.assignment.topic_partitions
+            assert (owned.topic_name, owned.topic_id) == ("t", assigned.topic_id)
+            assert owned.partitions == [0, 1, 2, 3]
+        listed = calls.ask(ApiKey.LIST_GROUPS, 5, ListGroupsRequest(types_filter=["consumer"])).groups
+        assert [(one.group_id, one.group_state) for one in listed] == [("new", "Stable")]
+        other = ConsumerGroupHeartbeatRequest(
+            group_id="new", member_epoch=0, subscribed_topic_names=["t"], topic_partitions=[], server_assignor="zz"
+        )
+        assert calls.ask(ApiKey.CONSUMER_GROUP_HEARTBEAT, 0, other).error_code == 112
+        unnamed = ConsumerGroupHeartbeatRequest(
+            group_id="new", member_epoch=0, subscribed_topic_names=["t"], topic_partitions=[], server_assignor="uniform"
+        )
+        assert calls.ask(ApiKey.CONSUMER_GROUP_HEARTBEAT, 1, unnamed).error_code == ErrorCode.INVALID_REQUEST
+        given = calls.ask(ApiKey.CONSUMER_GROUP_HEARTBEAT, 0, unnamed)
+        assert (given.error_code, len(given.member_id)) == (0, 36)
+        for member_id in ("m1", given.member_id):
+            leave = ConsumerGroupHeartbeatRequest(group_id="new", member_id=member_id, member_epoch=-1)
+            left = calls.ask(ApiKey.CONSUMER_GROUP_HEARTBEAT, 1, leave)
+            assert (left.error_code, left.member_epoch, left.assignment) == (0, -1, None)
+
+
+def test_a_pattern_selects_topics(cluster: ProcessCluster) -> None:
+    with calls_of(cluster, "pattern") as calls:
+        request = ConsumerGroupHeartbeatRequest(
+            group_id="pattern", member_id="m", member_epoch=0, subscribed_topic_regex="[a-t]", topic_partitions=[]
+        )
+        found = calls.ask(ApiKey.CONSUMER_GROUP_HEARTBEAT, 1, request)
+        assert [one.partitions for one in found.assignment.topic_partitions] == [[0, 1, 2, 3]]
+        wrong = ConsumerGroupHeartbeatRequest(
+            group_id="pattern", member_id="n", member_epoch=0, subscribed_topic_regex="[", topic_partitions=[]
+        )
+        refused = calls.ask(ApiKey.CONSUMER_GROUP_HEARTBEAT, 1, wrong)
+        assert refused.error_code == ErrorCode.INVALID_REGULAR_EXPRESSION
 
 
 def test_some_offsets_of_a_group_are_deleted(cluster: ProcessCluster) -> None:

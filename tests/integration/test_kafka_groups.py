@@ -34,7 +34,12 @@ NewReader = Callable[[str, str, str, Readings], Reader]
 @pytest.fixture(scope="module")
 def cluster() -> Iterator[ProcessCluster]:
     pytest.importorskip("confluent_kafka")
-    settings = {"group.initial.rebalance.delay.ms": "100", "offsets.topic.num.partitions": "4"}
+    settings = {
+        "group.initial.rebalance.delay.ms": "100",
+        "group.consumer.heartbeat.interval.ms": "300",
+        "group.consumer.session.timeout.ms": "10000",
+        "offsets.topic.num.partitions": "4",
+    }
     with ProcessCluster(3, kafka=True, settings=settings) as running:
         yield running
 
@@ -72,9 +77,11 @@ RANGE = confluent(partition_assignment_strategy="range", session_timeout_ms="100
 COOPERATIVE = confluent(
     partition_assignment_strategy="cooperative-sticky", session_timeout_ms="10000", heartbeat_interval_ms="300"
 )
+CONSUMER = confluent(group_protocol="consumer")
 CLIENTS = [
     pytest.param(RANGE, id="confluent-range"),
     pytest.param(COOPERATIVE, id="confluent-cooperative"),
+    pytest.param(CONSUMER, id="confluent-consumer"),
     pytest.param(KafkaPythonReader, id="kafka-python"),
     pytest.param(AiokafkaReader, id="aiokafka"),
 ]
@@ -191,8 +198,9 @@ def test_a_group_changes_between_kafka_clients_and_sparklogs(cluster: ProcessClu
                 found += batch.column("value").to_pylist()
         consumer.commit()
     assert {int(value) for value in found} == set(range(600, 900))
-    produce(cluster, topic, range(900, 1000))
-    reader = COOPERATIVE(cluster.kafka_bootstrap, topic, topic, readings).start()
-    readings.wait_for(700)
-    reader.stop()
+    for number, new_reader in enumerate((CONSUMER, COOPERATIVE), 7):
+        produce(cluster, topic, range(100 * number + 200, 100 * number + 300))
+        reader = new_reader(cluster.kafka_bootstrap, topic, topic, readings).start()
+        readings.wait_for(100 * number)
+        reader.stop()
     assert set(readings.counts.values()) == {1}

@@ -5,6 +5,7 @@ from __future__ import annotations
 from sparklog.broker.kafka.call import Handler
 from sparklog.broker.kafka.groups.classic_members import ClassicMemberHandlers
 from sparklog.broker.kafka.groups.committed_offsets import CommittedOffsetsHandlers
+from sparklog.broker.kafka.groups.consumer_groups import ConsumerGroupHandlers
 from sparklog.broker.kafka.groups.fetched_offsets import FetchedOffsetsHandler
 from sparklog.broker.kafka.groups.group_access import GroupAccess
 from sparklog.broker.kafka.groups.group_listings import GroupListings
@@ -18,6 +19,7 @@ def group_handlers(broker: Broker) -> dict[int, Handler]:
     members = ClassicMemberHandlers(broker, access)
     offsets = CommittedOffsetsHandlers(broker, access)
     listings = GroupListings(broker, access)
+    consumers = ConsumerGroupHandlers(broker, access)
     return {
         ApiKey.JOIN_GROUP: members.join,
         ApiKey.SYNC_GROUP: members.sync,
@@ -29,4 +31,6 @@ def group_handlers(broker: Broker) -> dict[int, Handler]:
         ApiKey.LIST_GROUPS: listings.list_groups,
         ApiKey.DESCRIBE_GROUPS: listings.describe,
         ApiKey.DELETE_GROUPS: listings.delete,
+        ApiKey.CONSUMER_GROUP_HEARTBEAT: consumers.heartbeat,
+        ApiKey.CONSUMER_GROUP_DESCRIBE: consumers.describe,
     }

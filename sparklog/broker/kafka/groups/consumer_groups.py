@@ -1,0 +1,218 @@
+"""The requests of groups of KIP-848: ConsumerGroupHeartbeat and ConsumerGroupDescribe.
+
+The groups are sparklog's own, and members of both kinds of clients may share one. Two things differ from Kafka: a
+static member replaces an earlier one with its instance id at once (the earlier one is fenced), and there is one server
+assignor, which serves the names "uniform" and "range".
+"""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Generator, Iterable
+
+from sparklog.broker.kafka.call import KafkaCall
+from sparklog.broker.kafka.error_codes import KafkaCode, KafkaError
+from sparklog.broker.kafka.groups.group_access import FAILURES, MAX_NAME, GroupAccess, group_code
+from sparklog.broker.lifecycle.broker import Broker
+from sparklog.coordinator.effects import Assigned
+from sparklog.coordinator.group_events import ConsumerHeartbeatRequested
+from sparklog.errors import BrokerError, ErrorCode
+from sparklog.kafka.wire.groups import (
+    Assignment,
+    ConsumerGroupDescribeAssignment,
+    ConsumerGroupDescribeGroup,
+    ConsumerGroupDescribeMember,
+    ConsumerGroupDescribeRequest,
+    ConsumerGroupDescribeResponse,
+    ConsumerGroupDescribeTopicPartitions,
+    ConsumerGroupHeartbeatRequest,
+    ConsumerGroupHeartbeatResponse,
+    TopicPartitions,
+)
+from sparklog.protocol import messages
+from sparklog.protocol.fields import MAX_ENTRIES, MAX_PLAIN
+from sparklog.protocol.messages import JOIN
+from sparklog.security.acls import Operation, ResourceType
+
+#: The names of Kafka's server assignors. Both select the only assignor that there is.
+ASSIGNORS = ("uniform", "range")
+#: The state and the member type in ConsumerGroupDescribe.
+_STATES = {"empty": "Empty", "reconciling": "Reconciling", "stable": "Stable"}
+_CONSUMER = 1
+#: The authorized operations of a response that does not name them.
+_UNKNOWN = -0x80000000
+
+
+class ConsumerGroupHandlers:
+    """The handlers of the requests of groups of KIP-848."""
+
+    def __init__(self, broker: Broker, access: GroupAccess) -> None:
+        self._config = broker.context.config
+        self._slices = broker.slices
+        self._access = access
+
+    async def heartbeat(
+        self, call: KafkaCall, request: ConsumerGroupHeartbeatRequest
+    ) -> ConsumerGroupHeartbeatResponse:
+        """Record a member's state, and return the partitions that it should own if they have changed."""
+        member_id = request.member_id
+        if not member_id and request.member_epoch == JOIN and call.version == 0:
+            member_id = str(uuid.uuid4())  # Since version 1 a client chooses the id.
+        try:
+            self._check(call, request, member_id)
+            outcome = await self._access.ask(
+                request.group_id, lambda ticket: self._heartbeat_of(ticket, call, request, member_id)
+            )
+        except FAILURES as error:
+            return ConsumerGroupHeartbeatResponse(
+                error_code=consumer_group_code(error), error_message=str(error)[:1000], member_id=member_id
+            )
+        assert isinstance(outcome, Assigned)
+        assignment = None
+        if request.member_epoch >= JOIN and not (
+            outcome.unchanged and request.member_epoch > JOIN and request.topic_partitions is None
+        ):
+            assignment = Assignment(topic_partitions=self._visible(call, request, outcome.assigned))
+        return ConsumerGroupHeartbeatResponse(
+            member_id=member_id,
+            member_epoch=outcome.member_epoch,
+            heartbeat_interval_ms=self._config.group_consumer_heartbeat_interval_ms,
+            assignment=assignment,
+        )
+
+    def _check(self, call: KafkaCall, request: ConsumerGroupHeartbeatRequest, member_id: str) -> None:
+        """Check the permissions and the bounds of a heartbeat. Raises BrokerError or KafkaError."""
+        self._access.require(call, "ConsumerGroupHeartbeat", Operation.READ, request.group_id)
+        topics, owned = request.subscribed_topic_names or (), request.topic_partitions or ()
+        joins = request.member_epoch == JOIN
+        if not member_id or max(map(len, (member_id, request.instance_id or "", request.rack_id or ""))) > MAX_NAME:
+            raise _invalid(request, f"a member id, instance id or rack of at most {MAX_NAME} characters expected")
+        if joins and (owned or (request.subscribed_topic_names is None and request.subscribed_topic_regex is None)):
+            raise _invalid(request, "a member that joins has no partitions, and names topics or a pattern")
+        if len(topics) > MAX_ENTRIES or len(request.subscribed_topic_regex or "") > MAX_NAME:
+            detail = f"at most {MAX_ENTRIES} topics and a pattern of at most {MAX_NAME} characters expected"
+            raise _invalid(request, detail)
+        if sum(len(one.partitions) for one in owned) > MAX_PLAIN:
+            raise _invalid(request, f"at most {MAX_PLAIN} partitions expected")
+        if request.server_assignor is not None and request.server_assignor not in ASSIGNORS:
+            detail = f"assignor {request.server_assignor!r} found, one of {', '.join(ASSIGNORS)} expected"
+            raise KafkaError(KafkaCode.UNSUPPORTED_ASSIGNOR, detail)
+        for topic in topics:
+            self._access.permissions.require(
+                call, "ConsumerGroupHeartbeat", Operation.DESCRIBE, ResourceType.TOPIC, topic
+            )
+
+    def _heartbeat_of(
+        self, ticket: int, call: KafkaCall, request: ConsumerGroupHeartbeatRequest, member_id: str
+    ) -> ConsumerHeartbeatRequested:
+        topics, owned = request.subscribed_topic_names, request.topic_partitions
+        return ConsumerHeartbeatRequested(
+            ticket,
+            request.group_id,
+            member_id,
+            request.member_epoch,
+            self._config.group_consumer_session_timeout_ms,
+            self._config.group_consumer_heartbeat_interval_ms,
+            call.client_id[:MAX_NAME],
+            call.connection.peer_host,
+            None if owned is None else tuple((one.topic_id.hex(), tuple(one.partitions)) for one in owned),
+            None if topics is None else tuple(dict.fromkeys(topics)),
+            request.subscribed_topic_regex,
+            request.instance_id,
+            request.rack_id,
+            request.rebalance_timeout_ms if request.rebalance_timeout_ms > 0 else None,
+        )
+
+    def _visible(
+        self, call: KafkaCall, request: ConsumerGroupHeartbeatRequest, assigned: Iterable[messages.TopicPartitions]
+    ) -> list[TopicPartitions]:
+        """Return the assigned partitions of topics that the client may describe: a pattern may match others."""
+        return [
+            TopicPartitions(topic_id=bytes.fromhex(one.topic_id), partitions=list(one.partitions))
+            for one in assigned
+            if self._access.permissions.allows(call, Operation.DESCRIBE, ResourceType.TOPIC, one.topic)
+        ]
+
+    async def describe(self, call: KafkaCall, request: ConsumerGroupDescribeRequest) -> ConsumerGroupDescribeResponse:
+        groups = []
+        for name in request.group_ids[:MAX_ENTRIES]:
+            try:
+                self._access.require(call, "ConsumerGroupDescribe", Operation.DESCRIBE, name)
+                operations = _UNKNOWN
+                if request.include_authorized_operations:
+                    operations = self._access.permissions.operations(call, ResourceType.GROUP, name)
+                described = await self._slices.result(self._described(call, name, operations))
+            except FAILURES as error:
+                described = ConsumerGroupDescribeGroup(
+                    error_code=consumer_group_code(error), error_message=str(error)[:1000], group_id=name
+                )
+            groups.append(described)
+        return ConsumerGroupDescribeResponse(groups=groups)
+
+    def _described(
+        self, call: KafkaCall, name: str, operations: int
+    ) -> Generator[None, None, ConsumerGroupDescribeGroup]:
+        groups = self._access.host(name).groups
+        parts = groups.describe(name)
+        found: messages.DescribedGroup | None = None
+        try:
+            while groups.is_consumer_group(name):
+                next(parts)
+                if self._slices.over():
+                    yield
+        except StopIteration as described:
+            found = described.value
+        if found is None:
+            raise BrokerError(ErrorCode.GROUP_ID_NOT_FOUND, f"there is no group {name!r} of KIP-848")
+        topics = {one.topic for member in found.members for one in (*member.owned, *member.target)}
+        for topic in sorted(topics):
+            self._access.permissions.require(
+                call, "ConsumerGroupDescribe", Operation.DESCRIBE, ResourceType.TOPIC, topic
+            )
+        return ConsumerGroupDescribeGroup(
+            group_id=name,
+            group_state=_STATES[found.state],
+            group_epoch=found.group_epoch,
+            assignment_epoch=found.group_epoch,
+            assignor_name=ASSIGNORS[0],
+            members=[_member(member) for member in found.members],
+            authorized_operations=operations,
+        )
+
+
+def consumer_group_code(error: BrokerError | KafkaError) -> int:
+    """Return Kafka's code of an error of a group of KIP-848. For its requests, a classic group does not exist."""
+    if error.code == ErrorCode.INCONSISTENT_GROUP_PROTOCOL:
+        return int(ErrorCode.GROUP_ID_NOT_FOUND)
+    return group_code(error)
+
+
+def _invalid(request: ConsumerGroupHeartbeatRequest, detail: str) -> BrokerError:
+    return BrokerError(ErrorCode.INVALID_REQUEST, f"group {request.group_id!r}: {detail}")
+
+
+def _member(member: messages.MemberDescription) -> ConsumerGroupDescribeMember:
+    return ConsumerGroupDescribeMember(
+        member_id=member.member_id,
+        instance_id=member.instance_id or None,
+        rack_id=member.rack or None,
+        member_epoch=member.member_epoch,
+        client_id=member.client_id,
+        client_host=f"/{member.host}",
+        subscribed_topic_names=list(member.topics),
+        subscribed_topic_regex=member.pattern or None,
+        assignment=_assignment(member.owned),
+        target_assignment=_assignment(member.target),
+        member_type=_CONSUMER,
+    )
+
+
+def _assignment(partitions: Iterable[messages.TopicPartitions]) -> ConsumerGroupDescribeAssignment:
+    return ConsumerGroupDescribeAssignment(
+        topic_partitions=[
+            ConsumerGroupDescribeTopicPartitions(
+                topic_id=bytes.fromhex(one.topic_id), topic_name=one.topic, partitions=list(one.partitions)
+            )
+            for one in partitions
+        ]
+    )
