@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import secrets
 import socket
 from types import TracebackType
 from typing import Any
@@ -14,6 +15,9 @@ from sparklog.kafka.wire import (
     request_frame,
 )
 from sparklog.kafka.wire.metadata import FindCoordinatorRequest
+from sparklog.kafka.wire.security import SaslAuthenticateRequest, SaslHandshakeRequest
+from sparklog.protocol.sasl import SCRAM_SHA_256
+from sparklog.protocol.scram import ScramClient
 
 
 class KafkaCalls:
@@ -47,6 +51,19 @@ class KafkaCalls:
     def ask(self, api_key: ApiKey, version: int, request: Any) -> Any:
         self.send(api_key, version, request)
         return self.receive(api_key, version)
+
+    def log_in(self, username: str, password: str, *, token: bool = False) -> int:
+        """Log in by SCRAM-SHA-256, and return the error code. ``token`` means that a delegation token logs in."""
+        client = ScramClient(SCRAM_SHA_256, username, password, secrets.token_urlsafe(), token=token)
+        self.ask(ApiKey.SASL_HANDSHAKE, 1, SaslHandshakeRequest(mechanism=SCRAM_SHA_256))
+        message = client.first()
+        while True:
+            reply = self.ask(ApiKey.SASL_AUTHENTICATE, 2, SaslAuthenticateRequest(auth_bytes=message))
+            if reply.error_code:
+                return int(reply.error_code)
+            message = client.step(reply.auth_bytes)
+            if client.complete:
+                return 0
 
     def _exactly(self, count: int) -> bytes:
         found = bytearray()

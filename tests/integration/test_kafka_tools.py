@@ -12,12 +12,14 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from confluent_kafka import Consumer, Message
 
 from bench.kafka_jars import broker_jars
 from sparklog.client.admin.admin import Admin
 from sparklog.client.producer.producer import Producer
 from sparklog.errors import ClusterError
 from sparklog.testing.process_cluster import ProcessCluster
+from tests.broker.test_acls import PASSWORD, create_users
 from tests.kafka_tools import KafkaTools
 from tests.waiting import wait_until
 
@@ -205,3 +207,122 @@ def test_the_cluster_tells_its_id_and_versions(
     assert cluster.cluster_id in tools.run("kafka-cluster", "cluster-id", *server)
     versions = tools.run("kafka-broker-api-versions", *server)
     assert "CreateTopics(19): 2 to 7 [usable: 7]" in versions
+
+
+def test_groups_are_listed_described_reset_and_deleted(
+    tools: KafkaTools, cluster: ProcessCluster, server: tuple[str, str]
+) -> None:
+    tools.run("kafka-topics", *server, "--create", "--topic", "grouped", "--partitions", "1")
+    write(cluster, "grouped", 10)
+    consumer = Consumer(
+        {
+            "bootstrap.servers": cluster.kafka_bootstrap,
+            "group.id": "readers",
+            "client.id": "reader-1",
+            "auto.offset.reset": "earliest",
+            "enable.auto.commit": False,
+        }
+    )
+    consumer.subscribe(["grouped"])
+    try:
+        read: list[Message] = []
+        while len(read) < 10:
+            read += consumer.consume(10, timeout=1)
+        consumer.commit(asynchronous=False)
+        described = tools.run("kafka-consumer-groups", *server, "--describe", "--group", "readers")
+        assert re.search(r"readers\s+grouped\s+0\s+10\s+10\s+0\s+reader-1", described), described
+        members = tools.run("kafka-consumer-groups", *server, "--describe", "--group", "readers", "--members")
+        assert "reader-1" in members
+    finally:
+        consumer.close()
+    assert "readers" in tools.run("kafka-consumer-groups", *server, "--list").split()
+    assert "readers" in tools.run("kafka-groups", *server, "--list")
+    reset = ("--reset-offsets", "--group", "readers", "--topic", "grouped", "--to-offset", "4", "--execute")
+    tools.run("kafka-consumer-groups", *server, *reset)
+    described = tools.run("kafka-consumer-groups", *server, "--describe", "--group", "readers")
+    assert re.search(r"readers\s+grouped\s+0\s+4\s+10\s+6", described), described
+    tools.run("kafka-consumer-groups", *server, "--delete", "--group", "readers")
+    assert "readers" not in tools.run("kafka-consumer-groups", *server, "--list").split()
+
+
+def test_transactions_are_listed_and_described(
+    tools: KafkaTools, cluster: ProcessCluster, server: tuple[str, str]
+) -> None:
+    tools.run("kafka-topics", *server, "--create", "--topic", "paid", "--partitions", "1")
+    with Producer(cluster.bootstrap, transactional_id="payments") as producer:
+        producer.begin()
+        producer.send("paid", value=b"v", partition=0)
+        producer.flush()
+        listed = tools.run("kafka-transactions", *server, "list")
+        assert re.search(r"payments\s+\d\s+\d+\s+Ongoing", listed), listed
+        described = tools.run("kafka-transactions", *server, "describe", "--transactional-id", "payments")
+        assert re.search(r"payments\s+\d+\s+\d+\s+Ongoing.*paid-0", described), described
+        producers = tools.run(
+            "kafka-transactions", *server, "describe-producers", "--topic", "paid", "--partition", "0"
+        )
+        assert re.search(r"\d+\s+\d+\s+-1\s+0\s+\d{13}\s+0", producers), producers
+        producer.commit()
+
+
+# --- a cluster with logins and ACLs ---
+
+
+@pytest.fixture(scope="module")
+def guarded() -> Iterator[ProcessCluster]:
+    settings = {
+        "super.users": "User:admin",
+        "default.replication.factor": "1",
+        "internal.topic.replication.factor": "1",
+        "kafka.listeners": "USERS://127.0.0.1:0",
+        "listener.security.protocol.map": "USERS:SASL_PLAINTEXT",
+    }
+    with ProcessCluster(1, settings=settings) as running:
+        create_users(running, "admin", "anna")
+        yield running
+
+
+def as_user(guarded: ProcessCluster, tmp_path: Path, name: str, password: str, *, token: bool = False) -> list[str]:
+    """Return the arguments of a tool that logs in as this user, or with this delegation token."""
+    module = "org.apache.kafka.common.security.scram.ScramLoginModule"
+    file = tmp_path / f"{name}.properties"
+    file.write_text(
+        "security.protocol=SASL_PLAINTEXT\nsasl.mechanism=SCRAM-SHA-256\n"
+        f'sasl.jaas.config={module} required username="{name}" password="{password}"'
+        f"{' tokenauth=true' if token else ''};\n"
+    )
+    return ["--bootstrap-server", guarded.kafka_bootstrap, "--command-config", str(file)]
+
+
+def test_acls_are_added_listed_and_removed(tools: KafkaTools, guarded: ProcessCluster, tmp_path: Path) -> None:
+    admin = as_user(guarded, tmp_path, "admin", PASSWORD)
+    anna = as_user(guarded, tmp_path, "anna", PASSWORD)
+    tools.run("kafka-topics", *admin, "--create", "--topic", "orders")
+    assert "orders" not in tools.run("kafka-topics", *anna, "--list").split()
+    refused = tools.fail("kafka-topics", *anna, "--create", "--topic", "others")
+    assert "TopicAuthorizationException" in refused
+    added = ("--allow-principal", "User:anna", "--operation", "Describe", "--topic", "ord")
+    tools.run("kafka-acls", *admin, "--add", *added, "--resource-pattern-type", "prefixed")
+    assert "orders" in tools.run("kafka-topics", *anna, "--list").split()
+    listed = tools.run("kafka-acls", *admin, "--list", "--topic", "orders", "--resource-pattern-type", "match")
+    assert "name=ord, patternType=PREFIXED" in listed
+    assert "(principal=User:anna, host=*, operation=DESCRIBE, permissionType=ALLOW)" in listed
+    tools.run("kafka-acls", *admin, "--remove", *added, "--resource-pattern-type", "prefixed", "--force")
+    assert "principal=User:anna" not in tools.run("kafka-acls", *admin, "--list")
+    assert "ClusterAuthorizationException" in tools.call("kafka-acls", *anna, "--list").output
+
+
+def test_delegation_tokens_are_created_used_and_expired(
+    tools: KafkaTools, guarded: ProcessCluster, tmp_path: Path
+) -> None:
+    anna = as_user(guarded, tmp_path, "anna", PASSWORD)
+    create = ("--create", "--max-life-time-period", "-1", "--renewer-principal", "User:bert")
+    created = tools.run("kafka-delegation-tokens", *anna, *create)
+    found = re.search(r"^(\S{22})\s+(\S+)\s+User:anna", created, re.MULTILINE)
+    assert found is not None, created
+    token_id, hmac = found.groups()
+    holder = as_user(guarded, tmp_path, token_id, hmac, token=True)
+    tools.run("kafka-topics", *holder, "--list")
+    assert token_id in tools.run("kafka-delegation-tokens", *anna, "--describe")
+    tools.run("kafka-delegation-tokens", *anna, "--renew", "--hmac", hmac, "--renew-time-period", "3600000")
+    tools.run("kafka-delegation-tokens", *anna, "--expire", "--hmac", hmac, "--expiry-time-period", "-1")
+    assert token_id not in tools.run("kafka-delegation-tokens", *anna, "--describe")

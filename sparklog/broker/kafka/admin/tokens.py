@@ -95,12 +95,15 @@ async def expire_token(call: KafkaCall, request: ExpireDelegationTokenRequest) -
 
 
 async def describe_tokens(call: KafkaCall, request: DescribeDelegationTokenRequest) -> DescribeDelegationTokenResponse:
-    """Return the tokens of the owners that the request names, or of all owners, as far as the client may see them."""
-    owners = (
-        None
-        if request.owners is None
-        else tuple(f"{owner.principal_type}:{owner.principal_name}" for owner in request.owners[:MAX_ENTRIES])
-    )
+    """Return the tokens of the owners that the request names, as far as the client may see them.
+
+    Without a list of owners these are all tokens. An empty list means the client's own tokens:
+    ``kafka-delegation-tokens.sh`` sends it for the current user.
+    """
+    owners: tuple[str, ...] | None = None
+    if request.owners is not None:
+        named = (f"{owner.principal_type}:{owner.principal_name}" for owner in request.owners[:MAX_ENTRIES])
+        owners = tuple(named) or (str(call.connection.principal),)
     try:
         reply = await call.native(DescribeDelegationTokens(0, owners))
     except FAILURES as failure:
