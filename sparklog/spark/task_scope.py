@@ -1,15 +1,17 @@
 """The scopes of the delegation tokens of Spark tasks: what the tasks of one read or write may do.
 
-Pure.
+Pure. The planning of a read does not load the modules of writes.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable
+from typing import TYPE_CHECKING
 
 from sparklog.protocol.token_messages import MAX_SCOPE
-from sparklog.spark.sink import BATCH_PREFIX, NAMED_PREFIX, STREAM_PREFIX, named_key
-from sparklog.spark.write_plan import WritePlan
+
+if TYPE_CHECKING:
+    from sparklog.spark.write_plan import WritePlan
 
 #: The entries of a scope, as ``Admin.create_delegation_token`` accepts them. Sorted, so that equal scopes are equal.
 Scope = tuple["tuple[str, str, str, str]", ...]
@@ -47,6 +49,8 @@ def _on_topics(operation: str, topics: Iterable[str]) -> Scope:
 
 def _transactional_ids(plan: WritePlan, streaming: bool) -> list[tuple[str, str]]:
     """Return the transactional ids of a write, or a prefix of them, each with the type of the pattern."""
+    from sparklog.spark.sink import BATCH_PREFIX, NAMED_PREFIX, STREAM_PREFIX, named_key
+
     options = plan.options
     if streaming:
         return [(STREAM_PREFIX, _PREFIXED)]

@@ -17,7 +17,6 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from sparklog.client.admin.delegation_tokens import renew_token
 from sparklog.client.cluster.blocking_cluster import BlockingCluster
 from sparklog.errors import BrokerError, ErrorCode, SparklogError
 from sparklog.spark.options import CLIENT_ID
@@ -105,6 +104,8 @@ class _Renewer:
 
     def _renew(self) -> float | None:
         """Renew the token. Return the seconds until the next renewal, or None if the token cannot be renewed again."""
+        from sparklog.client.admin.delegation_tokens import renew_token  # Few tasks run long enough to need it.
+
         try:
             with BlockingCluster(
                 self._bootstrap, client_id=CLIENT_ID, timeout_s=_ATTEMPT_S, security=self._security

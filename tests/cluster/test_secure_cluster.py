@@ -237,6 +237,7 @@ options, master, events, checkpoint = json.loads(sys.argv[1]), *sys.argv[2:]
 options["kafka.sasl.jaas.config"] = sys.stdin.readline().strip()
 session = SparkSession.builder.master(master).config("spark.ui.port", "0")
 session = session.config("spark.eventLog.enabled", "true").config("spark.eventLog.dir", events)
+session = session.config("spark.eventLog.compress", "false")
 spark = session.config("spark.python.authenticate.socketTimeout", "60s").getOrCreate()
 
 
@@ -410,5 +411,8 @@ def test_no_output_of_a_spark_job_and_no_executor_has_the_password(
     finally:
         job.communicate("\n", timeout=60)
     secret.unlink()
+    logged = "".join(path.read_text() for path in (tmp_path / "events").rglob("events_*"))
+    assert "SparkListenerSQLExecutionStart" in logged and "anna-numbers" in logged
+    assert CANARY not in logged and "ScramLoginModule" not in logged
     written = [path for path in (*tmp_path.rglob("*"), *cluster.data_dir.rglob("*")) if path.is_file()]
     assert not [path for path in written if CANARY.encode() in path.read_bytes()]

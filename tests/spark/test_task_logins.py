@@ -5,7 +5,7 @@ from __future__ import annotations
 import io
 import struct
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
 import pytest
@@ -38,6 +38,8 @@ def cluster() -> Iterator[ProcessCluster]:
         "internal.topic.replication.factor": "1",
         "transaction.state.log.num.partitions": "1",
         "delegation.token.expiry.check.interval.ms": "200",
+        # Clients log in again long before a token expires.
+        "connections.max.reauth.ms": "2000",
     }
     with ProcessCluster(1, settings=settings) as running:
         yield running
@@ -154,6 +156,15 @@ def test_a_token_and_no_login_of_the_options_reaches_tasks(login: dict[str, str]
             if {(entry.operation, entry.name) for entry in scope} == operations
         ]
         assert token_id in planned
+
+
+def test_the_catalog_stores_no_password(
+    plain_spark: SparkSession, login: dict[str, str], filled: str, fails: Callable[[Callable[[], object]], str]
+) -> None:
+    options = {**login, "subscribe": filled}
+    listed = ", ".join(f"'{name}' '{text}'" for name, text in options.items())
+    message = fails(lambda: plain_spark.sql(f"CREATE TABLE secrets USING sparklog OPTIONS ({listed})"))
+    assert "a password in the options of a table is stored in Spark's catalog" in message and CANARY not in message
 
 
 # --- jobs of several lifetimes ----------------------------------------------------------------------------------------
