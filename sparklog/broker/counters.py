@@ -8,8 +8,10 @@ from __future__ import annotations
 
 BROKER_COUNTERS: dict[str, str] = {
     # --- connections and requests ---
-    "connections.opened": "connections that have been accepted",
-    "connections.closed": "connections that have ended",
+    "connections.opened": "connections of sparklog's own protocol that have been accepted",
+    "connections.closed": "connections of sparklog's own protocol that have ended",
+    "kafka.connections.opened": "connections of Kafka clients that have been accepted",
+    "kafka.connections.closed": "connections of Kafka clients that have ended",
     "requests.failed": "requests that failed with an unexpected error; the broker's log has the trace",
     "requests.queued.bytes": "bytes of requests that are being handled: the present value",
     "requests.queued.bytes.max": "the most that `requests.queued.bytes` has been",

@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from confluent_kafka.admin import AdminClient
 from pyspark.sql import SparkSession
 
 import sparklog
@@ -43,7 +44,9 @@ def session(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> 
 def test_a_cluster_in_a_session_serves_its_jobs(
     session: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    with sparklog.LocalCluster(session, brokers=3, data_dir=tmp_path, port=FirstPort.LOCAL_CLUSTER) as cluster:
+    with sparklog.LocalCluster(
+        session, brokers=3, data_dir=tmp_path, port=FirstPort.LOCAL_CLUSTER, kafka=True
+    ) as cluster:
         assert "can run programs as the user of this process" in caplog.text, "the session must not use authentication"
         assert session.sparkContext.pythonExec == sys.executable
         assert len(cluster.bootstrap.split(",")) == 3
@@ -56,6 +59,8 @@ def test_a_cluster_in_a_session_serves_its_jobs(
         rows.write.format("sparklog").option("topic", "letters").mode("append").save()
         read = session.read.format("sparklog").option("subscribe", "letters").load()
         assert read.count() == 1000
+        kafka = AdminClient({"bootstrap.servers": cluster.kafka_bootstrap}).list_topics(timeout=60)
+        assert (len(kafka.brokers), len(kafka.topics["letters"].partitions)) == (3, 2)
 
         # The same for a session that only has the brokers' addresses.
         session.sparkContext.pythonExec = "a Python without sparklog"
