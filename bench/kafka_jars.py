@@ -68,6 +68,13 @@ def connector_jars(*, fetch: bool) -> list[Path]:
     return sorted(jars.glob("*.jar"))
 
 
+def main() -> None:
+    """Fetch all jars that are missing, and print their folder."""
+    broker_jars(fetch=True)
+    connector_jars(fetch=True)
+    print(folder())
+
+
 def _folder_of(name: str, wanted: tuple[tuple[str, str, str], ...], *, transitive: bool, fetch: bool) -> Path:
     target = folder() / name
     missing = [f"{jar}-{version}.jar" for _, jar, version in wanted if not (target / f"{jar}-{version}.jar").exists()]
@@ -139,3 +146,7 @@ def spark_jars() -> Path:
 
 def _run(command: list[str], timeout_s: float) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, capture_output=True, text=True, timeout=timeout_s, check=False)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,9 +1,11 @@
 """Tests that the same pipelines on ``format("kafka")`` and ``format("sparklog")`` give equal DataFrames and
 micro-batches.
 
-They need a real Kafka with Spark's connector, which is not part of the project: ``kafka_side`` describes the folder
-that the environment variable ``SPARKLOG_KAFKA_JARS`` names. Without it pytest skips all of these tests. docs/spark.md
-lists the intended differences; the tests do not compare these, or their docstrings name them.
+``format("kafka")`` uses a real Kafka first, and then, in the same tests, the Kafka listener of sparklog's brokers.
+Spark's Kafka connector and Kafka's broker are not part of the project: ``kafka_side`` describes the folder that the
+environment variable ``SPARKLOG_KAFKA_JARS`` names. ``tests/run --all`` sets it and fetches the jars; without it pytest
+skips all of these tests. docs/spark.md lists the intended differences; the tests do not compare these, or their
+docstrings name them.
 """
 
 from __future__ import annotations
@@ -12,6 +14,7 @@ import itertools
 import json
 import time
 from collections.abc import Iterator
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -32,6 +35,7 @@ _JARS = jars_folder()
 
 pytestmark = [
     pytest.mark.integration,
+    pytest.mark.extended,
     pytest.mark.skipif(_JARS is None, reason="SPARKLOG_KAFKA_JARS does not name a folder with Kafka's jars"),
 ]
 
@@ -67,20 +71,29 @@ def numbered(partition: int, first: int, count: int) -> list[Record]:
     ]
 
 
-@pytest.fixture(scope="module")
-def kafka(plain_spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> Iterator[KafkaSide]:
+@pytest.fixture(scope="module", params=["Kafka", "Kafka listener"])
+def kafka(
+    request: pytest.FixtureRequest, plain_spark: SparkSession, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[KafkaSide]:
+    """Yield the system that ``format("kafka")`` uses: Kafka, or another cluster of sparklog."""
     assert _JARS is not None
-    with KafkaBroker(_JARS, tmp_path_factory.mktemp("kafka")) as broker:
-        side = KafkaSide(plain_spark, broker.bootstrap)
-        try:
-            yield side
-        finally:
-            side.close()
+    directory = tmp_path_factory.mktemp("kafka")
+    with ExitStack() as ends:
+        if request.param == "Kafka":
+            bootstrap = ends.enter_context(KafkaBroker(_JARS, directory)).bootstrap
+        else:
+            cluster = ends.enter_context(ProcessCluster(base_dir=directory / "data", kafka=True))
+            bootstrap = cluster.kafka_bootstrap
+        side = KafkaSide(plain_spark, bootstrap)
+        ends.callback(side.close)
+        yield side
 
 
 @pytest.fixture(scope="module")
 def sides(kafka: KafkaSide, admin: Admin, brokers: ProcessCluster) -> Sides:
     both: Sides = (kafka, SparklogSide(admin, brokers.bootstrap))
+    for name in {A, B, LOG_TIME} & set(admin.list_topics()):  # of the other Kafka
+        admin.delete_topic(name)
     for side in both:
         side.create_topic(A, 2, KEPT)
         side.create_topic(B, 1, KEPT)
