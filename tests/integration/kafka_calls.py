@@ -27,7 +27,8 @@ class KafkaCalls:
         host, _, port = address.rpartition(":")
         self._socket = socket.create_connection((host, int(port)), timeout=timeout_s)
         self._client_id = client_id
-        self._sent = 0
+        #: The correlation id of the last request.
+        self.sent = 0
 
     def __enter__(self) -> KafkaCalls:
         return self
@@ -38,14 +39,14 @@ class KafkaCalls:
         self._socket.close()
 
     def send(self, api_key: ApiKey, version: int, request: Any) -> None:
-        self._sent += 1
-        header = RequestHeader(api_key, version, self._sent, self._client_id)
+        self.sent += 1
+        header = RequestHeader(api_key, version, self.sent, self._client_id)
         self._socket.sendall(b"".join(request_frame(header, request)))
 
     def receive(self, api_key: ApiKey, version: int) -> Any:
         frame = memoryview(self._exactly(int.from_bytes(self._exactly(4), "big")))
         correlation_id, message = decode_response_header(api_key, version, frame)
-        assert correlation_id == self._sent
+        assert correlation_id == self.sent
         return decode_response(api_key, version, message)
 
     def ask(self, api_key: ApiKey, version: int, request: Any) -> Any:
