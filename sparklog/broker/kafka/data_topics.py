@@ -8,9 +8,10 @@ from sparklog.broker.context import BrokerContext
 from sparklog.broker.internal_topics import refuse_internal
 from sparklog.broker.kafka.call import KafkaCall
 from sparklog.broker.kafka.permissions import Permissions
-from sparklog.broker.replication.partition import Partition
+from sparklog.broker.replication.partition import AppendRules, Partition
 from sparklog.broker.replication.partitions import Partitions
 from sparklog.errors import BrokerError, ErrorCode
+from sparklog.kafka.records.json_rows import JsonTopic
 from sparklog.kafka.wire import ZERO_UUID
 from sparklog.model import INTERNAL_PREFIX, NO_EPOCH, NO_LEADER, BrokerEndpoint, TopicPartition
 from sparklog.record.schema import DEFAULT_SCHEMA
@@ -86,6 +87,11 @@ def refuse_internal_topic(topic: str, what: str) -> None:
         refuse_internal(topic, what)
 
 
+def json_topic(rules: AppendRules, schema: pa.Schema) -> JsonTopic:
+    """Return the conversion between rows of ``schema``, one of the topic's schemas, and records of Kafka clients."""
+    return JsonTopic(schema, rules.key_columns, rules.event_time)
+
+
 def has_kafka_columns(schema: pa.Schema) -> bool:
     """Return whether the first columns of a topic are those of Kafka's records, and all further columns are nullable.
 
@@ -101,11 +107,11 @@ def has_kafka_columns(schema: pa.Schema) -> bool:
     )
 
 
-def require_kafka_columns(topic: str, schema: pa.Schema) -> None:
-    """Raise BrokerError INVALID_TOPIC_EXCEPTION if Kafka clients cannot use a topic with this schema."""
-    if not has_kafka_columns(schema):
+def require_kafka_columns(topic: str, rules: AppendRules) -> None:
+    """Raise BrokerError INVALID_TOPIC_EXCEPTION if Kafka clients cannot use a topic with these rules."""
+    if not rules.kafka_json and not has_kafka_columns(rules.schema):
         detail = (
-            f"topic {topic!r} has the columns {', '.join(schema.names[:20])}: Kafka clients can use it only with the "
-            "topic setting kafka.value.format=json"
+            f"topic {topic!r} has the columns {', '.join(rules.schema.names[:20])}: Kafka clients can use it only with "
+            "the topic setting kafka.value.format=json"
         )
         raise BrokerError(ErrorCode.INVALID_TOPIC_EXCEPTION, detail)

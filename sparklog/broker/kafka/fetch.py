@@ -16,7 +16,7 @@ import pyarrow as pa
 
 from sparklog.broker.context import BrokerContext
 from sparklog.broker.kafka.call import KafkaCall
-from sparklog.broker.kafka.data_topics import DataTopics, refuse_internal_topic, require_kafka_columns
+from sparklog.broker.kafka.data_topics import DataTopics, json_topic, refuse_internal_topic, require_kafka_columns
 from sparklog.broker.kafka.error_codes import kafka_code
 from sparklog.broker.kafka.fetched_records import DecodedBatches, FetchedRecords, Rows, encode_fetched
 from sparklog.broker.kafka.sent_batches import SentBatches
@@ -101,7 +101,7 @@ class KafkaFetches:
         refuse_internal_topic(wanted.topic, "not read")
         partition = self.partitions.require((wanted.topic, wanted.partition), wanted.topic_id)
         partition.require_leader(wanted.leader_epoch)
-        require_kafka_columns(wanted.topic, partition.rules.schema)
+        require_kafka_columns(wanted.topic, partition.rules)
 
 
 def _refusal(request: FetchRequest) -> int | None:
@@ -342,6 +342,15 @@ class _Source(NamedTuple):
 
     def schema(self, schema_id: int) -> pa.Schema:
         return self.partition.log.schema(schema_id)
+
+    @property
+    def json(self) -> bool:
+        return self.partition.rules.kafka_json
+
+    def records(self, rows: pa.RecordBatch, header: BatchHeader) -> pa.RecordBatch:
+        if not self.json:
+            return rows
+        return json_topic(self.partition.rules, rows.schema).records(rows, append_time_us=header.append_time)
 
     def sent(self, header: BatchHeader) -> memoryview | None:
         return self.of.sent.get(self.partition, header, zstd=self.zstd)

@@ -39,10 +39,15 @@ _PIECE_BYTES = 1024 * 1024
 #: A response with records gets no further piece if less than this part of its limit is left.
 _LEAST_PART = 16
 _COLUMNS = DEFAULT_SCHEMA.names
+#: JSON documents are about this much larger than the columns, mostly because of the names.
+_JSON_FACTOR = 4
 
 
 class Rows(NamedTuple):
-    """The records of one batch of the log, in the columns of ``DEFAULT_SCHEMA``, and their offsets."""
+    """The records of one batch of the log, and their offsets.
+
+    They have the columns of ``DEFAULT_SCHEMA``, or those of a typed topic whose rows are sent as JSON.
+    """
 
     rows: pa.RecordBatch
     #: None: the offsets follow each other from the batch's base offset on.
@@ -88,6 +93,13 @@ class RecordSource(Protocol):
 
     def schema(self, schema_id: int) -> pa.Schema:
         """Return the schema with this id."""
+
+    @property
+    def json(self) -> bool:
+        """Return whether the topic's rows are sent as JSON."""
+
+    def records(self, rows: pa.RecordBatch, header: BatchHeader) -> pa.RecordBatch:
+        """Return rows of a batch in the columns of ``DEFAULT_SCHEMA``."""
 
     def sent(self, header: BatchHeader) -> memoryview | None:
         """Return the batch as a Kafka client has sent it, or None if that is unknown."""
@@ -242,7 +254,7 @@ class _Encoder:
             if self.size and left < max(self._max_bytes // _LEAST_PART, 1):
                 self.full = True
                 break
-            part = rows.slice(first)
+            part = self._source.records(rows.slice(first, self._most_rows(rows)), header)
             taken = rows_that_fit(part, min(max(left, 1), _PIECE_BYTES))
             buffers, next_offset = self._piece(
                 header, part.slice(0, taken), offsets, first, last=first + taken == count
@@ -255,6 +267,12 @@ class _Encoder:
             yield
         if first < count:
             self._source.keep_decoded(header, found)
+
+    def _most_rows(self, rows: pa.RecordBatch) -> int:
+        """Return how many rows are converted at once: all, or about as many as have ``_PIECE_BYTES`` as JSON."""
+        if not self._source.json:
+            return int(rows.num_rows)
+        return max(_PIECE_BYTES * int(rows.num_rows) // (_JSON_FACTOR * int(rows.nbytes) + 1), 1)
 
     def _piece(
         self,
@@ -318,6 +336,6 @@ def _first_row(header: BatchHeader, offsets: npt.NDArray[np.int64] | None, offse
 
 def _decode(header: BatchHeader, stored: memoryview, source: RecordSource) -> Rows:
     rows = decode_batch(header, stored[: header.length + header.offset_array_length], source.schema(header.schema_id))
-    if rows.num_columns > len(_COLUMNS):
+    if rows.num_columns > len(_COLUMNS) and not source.json:
         rows = rows.select(_COLUMNS)
     return Rows(rows, offsets_of(header, stored) if header.flags & _ARRAY else None)

@@ -15,7 +15,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from sparklog.broker.kafka.call import KafkaCall
-from sparklog.broker.kafka.data_topics import DataTopics, require_kafka_columns
+from sparklog.broker.kafka.data_topics import DataTopics, json_topic, require_kafka_columns
 from sparklog.broker.kafka.error_codes import kafka_code
 from sparklog.broker.replication.partition import Partition
 from sparklog.broker.requests.slices import Slices
@@ -113,7 +113,7 @@ class KafkaListOffsets:
         end_offset = replica.readable_end(isolation)
         if timestamp == LATEST:
             return _Found(end_offset, -1)
-        require_kafka_columns(partition.tp.topic, partition.rules.schema)
+        require_kafka_columns(partition.tp.topic, partition.rules)
         try:
             if timestamp == GREATEST_TIME:
                 return (yield from self._greatest_time(partition, end_offset))
@@ -209,7 +209,10 @@ def _search(partition: Partition, offset: int, end_offset: int, *, at_least_ms: 
         times = np.full(rows.num_rows, header.max_timestamp, dtype=np.int64)
         known = np.ones(rows.num_rows, dtype=bool)
     else:
-        column = rows.column(DEFAULT_EVENT_TIME)
+        if partition.rules.kafka_json:
+            column = json_topic(partition.rules, rows.schema).times(rows, append_time_us=header.append_time)
+        else:
+            column = rows.column(DEFAULT_EVENT_TIME)
         known = pc.is_valid(column).to_numpy(zero_copy_only=False)
         times = column.cast(pa.int64()).fill_null(-1).to_numpy(zero_copy_only=False)
     in_range = (offsets >= offset) & (offsets < end_offset) & known & (times >= at_least_ms * 1000)

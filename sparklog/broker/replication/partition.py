@@ -83,6 +83,8 @@ class AppendRules(NamedTuple):
     compacted: bool = False
     #: whether readers see the time of the append instead of the content of the event-time column
     stamped_by_log: bool = False
+    #: whether Kafka clients write and read the rows as JSON documents
+    kafka_json: bool = False
 
 
 class CheckedBatches(NamedTuple):

@@ -157,6 +157,7 @@ def _append_rules(topic: CachedTopic) -> AppendRules:
         topic.change.key_columns,
         topic.config.compacted,
         topic.config.timestamp_type == "LogAppendTime",
+        topic.config.kafka_value_format == "json",
     )
 
 

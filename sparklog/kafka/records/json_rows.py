@@ -74,7 +74,7 @@ class JsonTopic(NamedTuple):
             values = pa.Array.from_buffers(pa.binary(), count, [validity, *values.buffers()[1:]])
         headers = pa.nulls(count, DEFAULT_SCHEMA.field("headers").type)
         return pa.RecordBatch.from_arrays(
-            [keys, values, headers, self._times(rows, append_time_us)], schema=DEFAULT_SCHEMA
+            [keys, values, headers, self.times(rows, append_time_us=append_time_us)], schema=DEFAULT_SCHEMA
         )
 
     def _nullable_keys(self) -> pa.Schema:
@@ -110,7 +110,8 @@ class JsonTopic(NamedTuple):
             columns[index] = pa.concat_arrays([columns[index], column]).take(indices)
         return pa.RecordBatch.from_arrays(columns, schema=rows.schema)
 
-    def _times(self, rows: pa.RecordBatch, append_time_us: int | None) -> pa.Array:
+    def times(self, rows: pa.RecordBatch, *, append_time_us: int | None) -> pa.Array:
+        """Return the event times of rows, or ``append_time_us`` (if given) where a row has none."""
         if self.event_time is None:
             times = pa.nulls(rows.num_rows, _TIME)
         else:

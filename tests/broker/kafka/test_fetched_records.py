@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Generator, Sequence
 
 import numpy as np
@@ -11,6 +12,7 @@ import pytest
 from sparklog.broker.kafka.fetched_records import DecodedBatches, FetchedRecords, Rows, encode_fetched
 from sparklog.errors import BrokerError, ErrorCode
 from sparklog.kafka.records.batch_view import BatchView, read_batches
+from sparklog.kafka.records.json_rows import JsonTopic
 from sparklog.protocol.messages import AbortedRange
 from sparklog.record.checksum import crc32c
 from sparklog.record.codec import encode_batch
@@ -27,6 +29,7 @@ class Source:
     """A partition without a log, which keeps decoded batches and knows what producers have sent."""
 
     stamped = False
+    json = False
 
     def __init__(self) -> None:
         self.kept: dict[int, Rows] = {}
@@ -34,6 +37,9 @@ class Source:
 
     def schema(self, schema_id: int) -> pa.Schema:
         return DEFAULT_SCHEMA
+
+    def records(self, rows: pa.RecordBatch, header: BatchHeader) -> pa.RecordBatch:
+        return rows
 
     def sent(self, header: BatchHeader) -> memoryview | None:
         return self.known.get(header.base_offset)
@@ -266,6 +272,32 @@ def test_columns_after_those_of_kafka_are_left_out() -> None:
     header, body = encode_batch(pa.record_batch(columns, wide), schema_id=0, compression="lz4", event_time="timestamp")
     found = fetch([(header._replace(leader_epoch=EPOCH), body.to_pybytes())], source=WideSource())
     assert numbers(found) == {0: 0, 1: 1}
+
+
+def test_rows_of_a_typed_topic_are_sent_as_json_in_pieces() -> None:
+    schema = pa.schema([pa.field("id", pa.int32()), pa.field("name", pa.string())])
+    topic = JsonTopic(schema, ("id",), None)
+
+    class JsonSource(Source):
+        json = True
+
+        def schema(self, schema_id: int) -> pa.Schema:
+            return schema
+
+        def records(self, rows: pa.RecordBatch, header: BatchHeader) -> pa.RecordBatch:
+            return topic.records(rows, append_time_us=header.append_time)
+
+    count = 40_000
+    table = pa.record_batch([pa.array(range(count), pa.int32()), pa.array(["n" * 30] * count)], schema)
+    header, body = encode_batch(table, schema_id=0, compression="lz4", event_time=None)
+    header = header._replace(leader_epoch=EPOCH, append_time=5_000_999)
+    found = fetch([(header, body.to_pybytes())], source=JsonSource(), max_bytes=1 << 30)
+    batches = [read_batch(bytes(view.data)) for view in views(found)]
+    assert len(batches) > 3
+    assert [offset for batch in batches for offset in batch.offsets] == list(range(count))
+    records = [record for batch in batches for record in batch.records]
+    assert {record.time_ms for record in records} == {5000}
+    assert records[7].key == b"\0\0\0\x07" and json.loads(records[7].value or b"") == {"id": 7, "name": "n" * 30}
 
 
 def test_topics_with_log_append_time_have_one_time_a_batch() -> None:
