@@ -207,6 +207,10 @@ class Membership:
         Kafka's clients send only what has changed, and do not number their heartbeats.
         """
         member = self.members.get(event.member_id)
+        if member is None and event.member_epoch == JOIN and event.topics is None and event.pattern is None:
+            detail = f"group {self.group!r}: a member that joins must name topics or a pattern"
+            self._answer(event.ticket, Refused(ErrorCode.INVALID_REQUEST, detail))
+            return
         whole = HeartbeatRequested(
             event.ticket,
             event.group,
@@ -621,12 +625,12 @@ class Membership:
 
     def _assignment(self, member: Member, assigned: frozenset[Part] | None = None) -> Assigned:
         assigned = member.assigned if assigned is None else assigned
-        if member.of_kafka and member.told is None:
+        if len(assigned) == len(member.owned):  # The member has nothing to give up.
+            member.epoch = self.epoch
+        elif member.of_kafka and member.told is None:
             # After a failover, a Kafka client may have given partitions up already. It reports that only once, so it
             # must get them back before this coordinator can take them away.
             assigned = frozenset(member.owned)
-        elif len(assigned) == len(member.owned):  # The member has nothing to give up.
-            member.epoch = self.epoch
         unchanged, member.told = member.of_kafka and member.told == assigned, assigned
         return Assigned(member.epoch, member.response(assigned), unchanged)
 
@@ -654,7 +658,7 @@ def _kept(member: Member, event: ConsumerHeartbeatRequested) -> Iterable[Part]:
     response, it may be about to take it. A new coordinator does not know the last response, which may have named any
     partition that the member owns.
     """
-    if event.member_epoch == JOIN:
+    if event.member_epoch == JOIN and event.owned is not None:
         return ()
     if event.owned is None or member.told is None:
         return member.owned

@@ -121,6 +121,7 @@ def test_a_response_is_immediate() -> None:
     assert isinstance(host.answers[ticket], Assigned)
     member.receive()
     assert member.assigned == parts(0, 1, 2, 3)
+    assert member.epoch == 1, "a member must leave the epoch 0 with its first response"
     again = member.send()
     found = host.answers[again]
     assert isinstance(found, Assigned)

@@ -84,11 +84,10 @@ class ConsumerGroupHandlers:
         """Check the permissions and the bounds of a heartbeat. Raises BrokerError or KafkaError."""
         self._access.require(call, "ConsumerGroupHeartbeat", Operation.READ, request.group_id)
         topics, owned = request.subscribed_topic_names or (), request.topic_partitions or ()
-        joins = request.member_epoch == JOIN
         if not member_id or max(map(len, (member_id, request.instance_id or "", request.rack_id or ""))) > MAX_NAME:
             raise _invalid(request, f"a member id, instance id or rack of at most {MAX_NAME} characters expected")
-        if joins and (owned or (request.subscribed_topic_names is None and request.subscribed_topic_regex is None)):
-            raise _invalid(request, "a member that joins has no partitions, and names topics or a pattern")
+        if request.member_epoch == JOIN and owned:
+            raise _invalid(request, "a member that joins has partitions")
         if len(topics) > MAX_ENTRIES or len(request.subscribed_topic_regex or "") > MAX_NAME:
             detail = f"at most {MAX_ENTRIES} topics and a pattern of at most {MAX_NAME} characters expected"
             raise _invalid(request, detail)
