@@ -7,7 +7,7 @@ them. Settings of brokers are read-only, because they are fixed when the broker 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
 from enum import IntEnum
 from typing import NamedTuple
 
@@ -16,7 +16,7 @@ from sparklog.broker.kafka.admin.item_errors import FAILURES, item_error
 from sparklog.broker.kafka.call import KafkaCall
 from sparklog.broker.kafka.permissions import Permissions
 from sparklog.broker.lifecycle.broker import Broker
-from sparklog.config import BROKER_SETTINGS, TOPIC_SETTINGS, Setting, TopicConfig, default_text, in_force
+from sparklog.config import BROKER_SETTINGS, TOPIC_SETTINGS, Setting, default_text, in_force
 from sparklog.errors import BrokerError, ErrorCode
 from sparklog.kafka.wire.admin import (
     DescribeConfigsRequest,
@@ -91,26 +91,34 @@ _BROKER_NAMES = {
 _INTS = frozenset({"max.message.bytes", "min.insync.replicas", "segment.bytes"})
 
 
-def topic_configs(
-    own: Mapping[str, str], effective: TopicConfig, cluster_defaults: Mapping[str, str]
-) -> Iterator[ConfigEntry]:
-    """Return the settings of a topic. ``own`` are its own settings, ``effective`` those with all defaults."""
-    for name, setting in TOPIC_SETTINGS.items():
-        origins = [(name, kafka_value(name, default_text(setting)), ConfigSource.DEFAULT)]
-        if name in cluster_defaults:
-            origins.insert(0, (name, kafka_value(name, cluster_defaults[name]), ConfigSource.STATIC_BROKER))
-        if name in own:
-            origins.insert(0, (name, kafka_value(name, own[name]), ConfigSource.TOPIC))
-        value = kafka_value(name, _text(getattr(effective, setting.field)))
-        yield ConfigEntry(
-            name,
-            value,
-            origins[0][2],
-            read_only=name in READ_ONLY,
-            config_type=_type(name, setting),
-            doc=setting.doc,
-            origins=origins,
-        )
+class TopicConfigs:
+    """The settings of topics as Kafka clients see them. ``cluster_defaults`` are the defaults that the cluster has set.
+
+    The settings that a topic does not set itself are the same objects for all topics.
+    """
+
+    def __init__(self, cluster_defaults: Mapping[str, str]) -> None:
+        self.defaults = {
+            name: _default_entry(name, setting, cluster_defaults) for name, setting in TOPIC_SETTINGS.items()
+        }
+
+    def of(self, own: Mapping[str, str]) -> Iterator[ConfigEntry]:
+        """Return the settings of a topic. ``own`` are those that it sets itself."""
+        for name, default in self.defaults.items():
+            if name not in own:
+                yield default
+                continue
+            value = kafka_value(name, own[name])
+            origins = [(name, value, ConfigSource.TOPIC), *default.origins]
+            yield default._replace(value=value, source=ConfigSource.TOPIC, origins=origins)
+
+
+def _default_entry(name: str, setting: Setting, cluster_defaults: Mapping[str, str]) -> ConfigEntry:
+    origins = [(name, kafka_value(name, default_text(setting)), ConfigSource.DEFAULT)]
+    if name in cluster_defaults:
+        origins.insert(0, (name, kafka_value(name, cluster_defaults[name]), ConfigSource.STATIC_BROKER))
+    _, value, source = origins[0]
+    return ConfigEntry(name, value, source, name in READ_ONLY, _type(name, setting), setting.doc, origins)
 
 
 def _broker_configs(
@@ -154,19 +162,29 @@ def _type(name: str, setting: Setting) -> ConfigType:
     return ConfigType.INT if name in _INTS else ConfigType.LONG
 
 
-def _text(value: object) -> str:
-    return str(value).lower() if isinstance(value, bool) else str(value)
-
-
 class DescribeConfigsHandler:
-    """The handler of DescribeConfigs."""
+    """The handler of DescribeConfigs. A request may name thousands of topics, so it is handled in slices."""
 
-    def __init__(self, broker: Broker, permissions: Permissions) -> None:
+    def __init__(self, broker: Broker, permissions: Permissions, topic_configs: TopicConfigs) -> None:
         self._context = broker.context
+        self._slices = broker.slices
         self._permissions = permissions
+        self._topic_configs = topic_configs
+        #: The results for settings that topics do not set themselves, by the name, with or without synonyms and texts.
+        self._built: dict[tuple[str, bool, bool], DescribeConfigsResourceResult] = {}
 
     async def handle(self, call: KafkaCall, request: DescribeConfigsRequest) -> DescribeConfigsResponse:
-        return DescribeConfigsResponse(results=[self._describe(call, request, one) for one in request.resources])
+        return await self._slices.result(self._describe_all(call, request))
+
+    def _describe_all(
+        self, call: KafkaCall, request: DescribeConfigsRequest
+    ) -> Generator[None, None, DescribeConfigsResponse]:
+        results: list[DescribeConfigsResult] = []
+        for resource in request.resources:
+            if self._slices.over():
+                yield
+            results.append(self._describe(call, request, resource))
+        return DescribeConfigsResponse(results=results)
 
     def _describe(
         self, call: KafkaCall, request: DescribeConfigsRequest, resource: DescribeConfigsResource
@@ -184,8 +202,17 @@ class DescribeConfigsHandler:
             error_message=None,
             resource_type=kind,
             resource_name=name,
-            configs=[_result(request, entry) for entry in entries if keys is None or entry.name in keys],
+            configs=[self._result(request, entry) for entry in entries if keys is None or entry.name in keys],
         )
+
+    def _result(self, request: DescribeConfigsRequest, entry: ConfigEntry) -> DescribeConfigsResourceResult:
+        if self._topic_configs.defaults.get(entry.name) is not entry:
+            return _result(request, entry)
+        key = entry.name, request.include_synonyms, request.include_documentation
+        found = self._built.get(key)
+        if found is None:
+            found = self._built[key] = _result(request, entry)
+        return found
 
     def _entries(self, call: KafkaCall, kind: int, name: str) -> Iterable[ConfigEntry]:
         """Return the settings of one resource. Raises BrokerError."""
@@ -203,7 +230,7 @@ class DescribeConfigsHandler:
             if bad:
                 raise BrokerError(ErrorCode.INVALID_TOPIC_EXCEPTION, bad)
             raise BrokerError(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, f"this broker does not know topic {name!r}")
-        return topic_configs(topic.change.config, topic.config, self._context.config.topic_defaults)
+        return self._topic_configs.of(topic.change.config)
 
     def _of_broker(self, call: KafkaCall, name: str) -> Iterable[ConfigEntry]:
         self._permissions.require(

@@ -62,20 +62,15 @@ class DescribeTopicsHandler:
 
         A request that names no topics is for all topics that the client may describe.
         """
-        if request.topics:
-            names = sorted({topic.name for topic in request.topics})
-        else:
-            names = sorted(
-                name
-                for name in self._cache.topics()
-                if not is_internal(name) and self._permissions.allows(call, Operation.DESCRIBE, _TOPIC, name)
-            )
+        named = {topic.name for topic in request.topics}
         cursor = request.cursor
-        for name in names:
-            if cursor is None or name > cursor.topic_name:
-                yield name, 0
-            elif name == cursor.topic_name:
-                yield name, max(0, cursor.partition_index)
+        for name in sorted(named or self._cache.topics()):
+            if cursor is not None and name < cursor.topic_name:
+                continue
+            is_hidden = is_internal(name) or not self._permissions.allows(call, Operation.DESCRIBE, _TOPIC, name)
+            if named or not is_hidden:
+                at_cursor = cursor is not None and name == cursor.topic_name
+                yield name, max(0, cursor.partition_index) if cursor is not None and at_cursor else 0
 
     def _refusal(self, call: KafkaCall, name: str, topic: CachedTopic | None) -> int:
         """Return the error code of a topic that cannot be described, or 0."""

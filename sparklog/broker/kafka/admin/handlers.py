@@ -5,7 +5,7 @@ from __future__ import annotations
 from sparklog.broker.kafka.admin import acls, quotas, tokens, users
 from sparklog.broker.kafka.admin.alter_configs import AlterConfigsHandlers
 from sparklog.broker.kafka.admin.config_resources import ListConfigResourcesHandler
-from sparklog.broker.kafka.admin.describe_configs import DescribeConfigsHandler
+from sparklog.broker.kafka.admin.describe_configs import DescribeConfigsHandler, TopicConfigs
 from sparklog.broker.kafka.admin.describe_topics import DescribeTopicsHandler
 from sparklog.broker.kafka.admin.elections import elect_leaders
 from sparklog.broker.kafka.admin.log_dirs import describe_log_dirs
@@ -26,14 +26,16 @@ def admin_handlers(broker: Broker) -> dict[int, Handler]:
 
 
 def _of_topics(broker: Broker, permissions: Permissions) -> dict[int, Handler]:
-    topics, alterations = TopicHandlers(broker, permissions), AlterConfigsHandlers(broker, permissions)
+    topic_configs = TopicConfigs(broker.context.config.topic_defaults)
+    topics = TopicHandlers(broker, permissions, topic_configs)
+    alterations = AlterConfigsHandlers(broker, permissions)
     return {
         ApiKey.CREATE_TOPICS: topics.create,
         ApiKey.DELETE_TOPICS: topics.delete,
         ApiKey.CREATE_PARTITIONS: topics.create_partitions,
         ApiKey.DELETE_RECORDS: delete_records,
         ApiKey.DESCRIBE_TOPIC_PARTITIONS: DescribeTopicsHandler(broker, permissions).handle,
-        ApiKey.DESCRIBE_CONFIGS: DescribeConfigsHandler(broker, permissions).handle,
+        ApiKey.DESCRIBE_CONFIGS: DescribeConfigsHandler(broker, permissions, topic_configs).handle,
         ApiKey.LIST_CONFIG_RESOURCES: ListConfigResourcesHandler(broker, permissions).handle,
         ApiKey.INCREMENTAL_ALTER_CONFIGS: alterations.alter_incrementally,
         ApiKey.ALTER_CONFIGS: alterations.alter,

@@ -12,7 +12,7 @@ from collections.abc import Awaitable, Callable, Iterable, Sequence
 from typing import TypeVar
 
 from sparklog.broker.kafka.admin.config_names import settings_to_set
-from sparklog.broker.kafka.admin.describe_configs import topic_configs
+from sparklog.broker.kafka.admin.describe_configs import TopicConfigs
 from sparklog.broker.kafka.admin.item_errors import FAILURES, SUCCESS, item_error
 from sparklog.broker.kafka.call import KafkaCall
 from sparklog.broker.kafka.permissions import Permissions
@@ -20,7 +20,6 @@ from sparklog.broker.lifecycle.broker import Broker
 from sparklog.broker.metadata_cache import MetadataCache
 from sparklog.broker.requests.add_partitions import CreatePartitionsRequests
 from sparklog.broker.requests.admin import TopicRequests
-from sparklog.config import topic_config
 from sparklog.errors import BrokerError, ErrorCode
 from sparklog.kafka.wire.admin import (
     CreatableReplicaAssignment,
@@ -66,9 +65,9 @@ class _Deadline:
 class TopicHandlers:
     """The handlers of CreateTopics, DeleteTopics and CreatePartitions."""
 
-    def __init__(self, broker: Broker, permissions: Permissions) -> None:
+    def __init__(self, broker: Broker, permissions: Permissions, topic_configs: TopicConfigs) -> None:
         self._cache = broker.context.cache
-        self._config = broker.context.config
+        self._topic_configs = topic_configs
         self._topics = TopicRequests(broker.context, broker.registry)
         self._partitions = CreatePartitionsRequests(broker.context, broker.registry)
         self._permissions = permissions
@@ -116,14 +115,12 @@ class TopicHandlers:
                 configs=None,
             )
         if record is not None:
-            partitions, factor = len(record.assignment), len(record.assignment[0])
-            own, effective = record.config, topic_config(record.config, self._config.topic_defaults)
+            partitions, factor, own = len(record.assignment), len(record.assignment[0]), record.config
         else:
             topic = self._cache.topic(name)
             if topic is None:  # it was deleted at once
                 return CreatableTopicResult(name=name, topic_id=topic_id, error_message=None, configs=[])
-            partitions, factor = len(topic.partitions), len(topic.partitions[0].replicas)
-            own, effective = topic.change.config, topic.config
+            partitions, factor, own = len(topic.partitions), len(topic.partitions[0].replicas), topic.change.config
         return CreatableTopicResult(
             name=name,
             topic_id=topic_id,
@@ -134,7 +131,7 @@ class TopicHandlers:
                 CreatableTopicConfigs(
                     name=entry.name, value=entry.value, read_only=entry.read_only, config_source=entry.source
                 )
-                for entry in topic_configs(own, effective, self._config.topic_defaults)
+                for entry in self._topic_configs.of(own)
             ],
         )
 
