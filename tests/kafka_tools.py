@@ -8,6 +8,7 @@ raises an exception of Python, and the JVM continues.
 from __future__ import annotations
 
 import subprocess
+from collections.abc import Mapping
 from pathlib import Path
 from types import TracebackType
 from typing import Any, NamedTuple
@@ -107,6 +108,18 @@ class KafkaTools:
         assert self._process.stdin is not None
         self._process.stdin.close()
         self._process.wait(_END_TIMEOUT_S)
+
+    @property
+    def jvm(self) -> Any:
+        """Return the classes of this JVM, such as Kafka's clients."""
+        return self._gateway.jvm
+
+    def properties(self, values: Mapping[str, str]) -> Any:
+        """Return Java properties with these values."""
+        found = self.jvm.java.util.Properties()
+        for name, value in values.items():
+            found.put(name, value)
+        return found
 
     def call(self, tool: str, *arguments: str) -> ToolResult:
         """Run one command to its end."""

@@ -114,12 +114,14 @@ def write_confluent(
     return written
 
 
-def read_kafka_python(bootstrap: str, topic: str, partitions: int) -> dict[tuple[int, int], Written]:
+def read_kafka_python(bootstrap: str, topic: str, partitions: int, **options: Any) -> dict[tuple[int, int], Written]:
     """Read all partitions from their beginning to their end with kafka-python."""
     import kafka
 
     places = [kafka.TopicPartition(topic, number) for number in range(partitions)]
-    consumer = kafka.KafkaConsumer(bootstrap_servers=bootstrap.split(","), auto_offset_reset="none", group_id=None)
+    consumer = kafka.KafkaConsumer(
+        bootstrap_servers=bootstrap.split(","), auto_offset_reset="none", group_id=None, **options
+    )
     found: dict[tuple[int, int], Written] = {}
     try:
         consumer.assign(places)
@@ -164,13 +166,13 @@ def write_kafka_python(
     return {(at.partition, at.offset): record for at, (_, record) in zip(done, records, strict=True)}
 
 
-def read_aiokafka(bootstrap: str, topic: str, partitions: int) -> dict[tuple[int, int], Written]:
+def read_aiokafka(bootstrap: str, topic: str, partitions: int, **options: Any) -> dict[tuple[int, int], Written]:
     """Read all partitions from their beginning to their end with aiokafka."""
     import aiokafka
 
     async def read() -> dict[tuple[int, int], Written]:
         places = [aiokafka.TopicPartition(topic, number) for number in range(partitions)]
-        consumer = aiokafka.AIOKafkaConsumer(bootstrap_servers=bootstrap, auto_offset_reset="none")
+        consumer = aiokafka.AIOKafkaConsumer(bootstrap_servers=bootstrap, auto_offset_reset="none", **options)
         found: dict[tuple[int, int], Written] = {}
         await consumer.start()
         try:
