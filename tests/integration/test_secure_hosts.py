@@ -5,6 +5,7 @@ The hosts are namespaces of this machine, so the test needs root. The Master and
 
 from __future__ import annotations
 
+import contextlib
 import os
 import secrets
 import shutil
@@ -140,6 +141,7 @@ class SecureHosts:
             f"--master {master} --total-executor-cores 2 --executor-memory 512m --properties-file {self.properties}"
             f" --conf spark.ui.enabled=false --conf spark.driver.host={self.driver.address} pyspark-shell"
         )
+        self.job: subprocess.Popen[bytes] | None = None
         self.driver.spark("Master", "--port", str(MASTER_PORT))
         for host in self.hosts:
             work = str(host.directory / "work")
@@ -148,7 +150,7 @@ class SecureHosts:
     def start(self) -> str:
         """Start the cluster, and return the addresses of its brokers."""
         words = ("--secure", "--brokers", "2", "--data-dir", str(self.data_dir), "--port", str(FirstPort.SECURE_HOSTS))
-        process = self.driver.start(sys.executable, str(ROOT / "jobs" / "cluster.py"), *words)
+        process = self.job = self.driver.start(sys.executable, str(ROOT / "jobs" / "cluster.py"), *words)
         deadline = time.monotonic() + READY_S
         while "bootstrap servers" not in self.driver.log():
             assert process.poll() is None and time.monotonic() < deadline, self.driver.log()[-3000:]
@@ -169,17 +171,18 @@ class SecureHosts:
         return printed
 
     def stop(self) -> None:
+        """Stop the cluster, which also ends its ZooKeeper, and then end the processes of all hosts."""
+        if self.job is not None:
+            self.job.terminate()
+            self.job.wait(60)
         for host in (*self.hosts, self.driver):
             for process in host.processes:
-                if process.poll() is None:
-                    os.killpg(process.pid, signal.SIGTERM if host is self.driver else signal.SIGKILL)
-        for process in self.driver.processes:
-            process.wait(60)
+                with contextlib.suppress(ProcessLookupError):
+                    os.killpg(process.pid, signal.SIGKILL)
+                process.wait(20)
         for host in self.hosts:
             for pid in host.running():
                 os.kill(pid, signal.SIGKILL)
-            for process in host.processes:
-                process.wait(20)
 
 
 def network_of(path: Path) -> int:
@@ -230,3 +233,6 @@ def test_each_host_has_its_own_key_and_no_other(hosts: SecureHosts) -> None:
     for key, host in zip(keys, hosts.hosts, strict=True):
         line = key.splitlines()[1].encode()
         assert [path for path in everywhere if line in path.read_bytes()] == [host.security / "broker-key.pem"]
+    hosts.stop()
+    assert hosts.job is not None and hosts.job.returncode == 0, hosts.driver.log()[-3000:]
+    assert not any(host.running() for host in hosts.hosts), "no broker is left"
