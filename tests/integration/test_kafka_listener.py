@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import shutil
 import socket
 import subprocess
@@ -11,8 +12,10 @@ import pytest
 
 from sparklog.client.admin.admin import Admin
 from sparklog.kafka.wire import ApiKey, RequestHeader, decode_response, decode_response_header, request_frame
+from sparklog.kafka.wire.admin import DescribeClientQuotasRequest
 from sparklog.kafka.wire.metadata import ApiVersionsRequest
-from sparklog.testing.process_cluster import ProcessCluster
+from sparklog.testing.process_cluster import ProcessCluster, wait_until
+from tests.broker.kafka.test_dispatcher import Client
 from tests.conftest import ROOT
 
 pytestmark = pytest.mark.integration
@@ -58,6 +61,29 @@ def test_an_unknown_topic_is_created_only_if_allowed(cluster: ProcessCluster) ->
         settings = {"bootstrap.servers": other.kafka_bootstrap, "allow.auto.create.topics": True}
         found = confluent.AdminClient(settings).list_topics("somewhere", timeout=60).topics["somewhere"]
         assert found.error is None and len(found.partitions) == 1
+
+
+def test_a_reply_has_the_time_that_a_request_quota_demands(cluster: ProcessCluster) -> None:
+    async def throttled() -> int:
+        host, _, port = cluster.kafka_bootstrap.split(",")[0].rpartition(":")
+        client = Client(*await asyncio.open_connection(host, int(port)))
+        found = 0
+        for _ in range(20):
+            request = DescribeClientQuotasRequest(components=[], strict=False)
+            reply = await client.ask(ApiKey.DESCRIBE_CLIENT_QUOTAS, 1, request)
+            found = max(found, reply.throttle_time_ms)
+            if found:
+                break
+        client.writer.close()
+        return found
+
+    with Admin(cluster.bootstrap) as admin:
+        assert asyncio.run(throttled()) == 0
+        admin.alter_quotas({"request_percentage": 0.01}, client_id="test")
+        try:
+            wait_until(lambda: asyncio.run(throttled()) > 0, 30, "a reply with the time to wait")
+        finally:
+            admin.alter_quotas({"request_percentage": None}, client_id="test")
 
 
 def addresses(cluster: ProcessCluster) -> set[str]:

@@ -17,12 +17,14 @@ from collections.abc import Callable, Coroutine, Mapping
 from functools import partial
 from typing import Any
 
+from msgspec.structs import replace
+
 from sparklog.broker.kafka.call import Handler, KafkaCall, NativeHandlers
 from sparklog.broker.kafka.error_codes import KafkaError, kafka_error
 from sparklog.broker.kafka.error_responses import error_response
 from sparklog.errors import BrokerError, ErrorCode
 from sparklog.kafka.connection import KafkaRequest
-from sparklog.kafka.wire import ApiKey, MalformedMessage, decode_request, response_frame
+from sparklog.kafka.wire import ApiKey, MalformedMessage, RequestHeader, decode_request, response_frame
 from sparklog.net.server_connection import ServerConnection
 from sparklog.protocol.frames import Buffer
 
@@ -46,6 +48,8 @@ class KafkaHandler:
     """The handler of all requests on one Kafka connection.
 
     A part of the server's connection. ``on_lost`` is called with the connection when the connection has ended.
+    ``throttle_ms`` returns the time for which the next request of a connection waits because of a quota. Each response
+    that has a field for this time contains it, so that clients send nothing meanwhile.
     """
 
     def __init__(
@@ -55,7 +59,10 @@ class KafkaHandler:
         counters: Counter[str],
         connection: ServerConnection,
         on_lost: Callable[[ServerConnection], None],
+        *,
+        throttle_ms: Callable[[ServerConnection], int],
     ) -> None:
+        self._throttle_ms = throttle_ms
         self._handlers = handlers
         self._natives = natives
         self._counters = counters
@@ -113,7 +120,7 @@ class KafkaHandler:
                 slot.work = result
                 result.add_done_callback(partial(self._completed, slot))
                 return
-            self._end(slot, response_frame(header, result) if result is not None else None)
+            self._end(slot, self._frame(header, result) if result is not None else None)
         except MalformedMessage as error:
             _log.warning("closed the connection of %s: %s", self._connection.peer, error)
             self._connection.abort()
@@ -131,9 +138,14 @@ class KafkaHandler:
             return
         try:
             response = work.result()
-            self._end(slot, response_frame(slot.request.header, response) if response is not None else None)
+            self._end(slot, self._frame(slot.request.header, response) if response is not None else None)
         except Exception as failure:
             self._fail(slot, failure)
+
+    def _frame(self, header: RequestHeader, response: Any) -> list[Buffer]:
+        if getattr(response, "throttle_time_ms", None) == 0 and (wait_ms := self._throttle_ms(self._connection)):
+            response = replace(response, throttle_time_ms=wait_ms)
+        return response_frame(header, response)
 
     def _fail(self, slot: _Slot, error: BaseException) -> None:
         """Respond with an error. Close the connection if the API has no error for the whole request."""
@@ -150,7 +162,7 @@ class KafkaHandler:
             _log.warning("closed the connection of %s: %s", self._connection.peer, reason)
             self._connection.abort()
             return
-        self._end(slot, response_frame(header, response))
+        self._end(slot, self._frame(header, response))
 
     def _end(self, slot: _Slot, buffers: list[Buffer] | None) -> None:
         slot.buffers, slot.done, slot.work = buffers, True, None

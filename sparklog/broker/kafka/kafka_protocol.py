@@ -25,7 +25,8 @@ class KafkaProtocol:
     """Kafka's protocol with the requests of clients. ``handlers`` has the handler of each served API.
 
     ``natives`` are the handlers of sparklog's own requests, which the handlers of Kafka's use. ``on_lost`` is called
-    with each connection that has ended.
+    with each connection that has ended. ``throttle_ms`` returns the time for which a connection waits because of a
+    quota.
     """
 
     has_peers = False
@@ -39,7 +40,9 @@ class KafkaProtocol:
         max_frame_bytes: int,
         counters: Counter[str],
         on_lost: Callable[[ServerConnection], None],
+        throttle_ms: Callable[[ServerConnection], int] = lambda connection: 0,
     ) -> None:
+        self._throttle_ms = throttle_ms
         self._handlers = handlers
         self._natives = natives
         self._max_frame_bytes = max_frame_bytes
@@ -56,7 +59,9 @@ class KafkaProtocol:
         return KafkaServerEnd(self._api_versions, self._max_frame_bytes, login, served=self._handlers)
 
     def new_handler(self, connection: ServerConnection) -> KafkaHandler:
-        return KafkaHandler(self._handlers, self._natives, self._counters, connection, self._on_lost)
+        return KafkaHandler(
+            self._handlers, self._natives, self._counters, connection, self._on_lost, throttle_ms=self._throttle_ms
+        )
 
     def token_issuer(self, connection: ServerConnection, transport: asyncio.BaseTransport) -> TokenIssuer | None:
         return None

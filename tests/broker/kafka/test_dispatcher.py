@@ -81,6 +81,8 @@ class Broker:
         self.calls: list[KafkaCall] = []
         self.server: Server
         self.port = 0
+        #: The time that connections wait because of a quota.
+        self.throttle_ms = 0
 
     def handlers(self) -> dict[int, Handler]:
         return {
@@ -146,6 +148,7 @@ async def running(
         max_frame_bytes=1 << 20,
         counters=broker.counters,
         on_lost=broker.lost.append,
+        throttle_ms=lambda connection: broker.throttle_ms,
     )
     security = security or ListenerSecurity(KAFKA_LISTENER + "PLAINTEXT")
     broker.port = await server.listen("127.0.0.1", 0, security, protocol)
@@ -177,6 +180,30 @@ def test_pipelined_produces_are_in_progress_together_and_answered_in_order() -> 
             await asyncio.sleep(0)
             first.set_result(ProduceResponse(throttle_time_ms=1))
             assert [(await client.response()).throttle_time_ms for _ in range(3)] == [1, 2, 3]
+
+    asyncio.run(test())
+
+
+def test_every_response_has_the_time_that_a_quota_demands() -> None:
+    async def test() -> None:
+        async with running() as (broker, connect):
+            client = await connect()
+            client.metadata()
+            (held,) = await broker.until(1)
+            broker.throttle_ms = 250
+            held.set_result(MetadataResponse())
+            assert (await client.response()).throttle_time_ms == 250
+            failed = await client.ask(ApiKey.DESCRIBE_CLUSTER, 1, DescribeClusterRequest())
+            assert failed.error_code and failed.throttle_time_ms == 250
+            client.produce()
+            *_, held = await broker.until(2)
+            held.set_result(ProduceResponse(throttle_time_ms=7))
+            assert (await client.response()).throttle_time_ms == 7, "the handler knows the time better"
+            broker.throttle_ms = 0
+            client.metadata()
+            *_, held = await broker.until(3)
+            held.set_result(MetadataResponse())
+            assert (await client.response()).throttle_time_ms == 0
 
     asyncio.run(test())
 
