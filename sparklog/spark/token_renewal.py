@@ -37,6 +37,7 @@ _REPEAT, _LONGEST_REPEAT_S = 0.05, 60.0
 _LAST = 0.25
 #: The monotonic times at which this process renews tokens next, by token id, so that one of many short tasks does it.
 _next_s_of: dict[str, float] = {}
+_ENDED = "the delegation token of the task has expired or was ended with its user: load the DataFrame again"
 _PERMANENT = {
     ErrorCode.DELEGATION_TOKEN_NOT_FOUND,
     ErrorCode.DELEGATION_TOKEN_EXPIRED,
@@ -63,7 +64,11 @@ class LoginOfTasks:
 
 @contextmanager
 def renewing(bootstrap: str, security: ClientSecurity | None, renewal: TokenRenewal | None) -> Iterator[None]:
-    """Renew the token in ``security`` until the block ends. If ``renewal`` is None, do nothing."""
+    """Renew the token in ``security`` until the block ends. If ``renewal`` is None, do nothing.
+
+    Raises:
+        BrokerError: SASL_AUTHENTICATION_FAILED of the block, with the reason that the token has ended.
+    """
     if security is None or renewal is None:
         yield
         return
@@ -72,6 +77,10 @@ def renewing(bootstrap: str, security: ClientSecurity | None, renewal: TokenRene
     threading.Thread(target=renewer.run, name="renew the delegation token", daemon=True).start()
     try:
         yield
+    except BrokerError as error:
+        if error.code != ErrorCode.SASL_AUTHENTICATION_FAILED:
+            raise
+        raise BrokerError(error.code, f"{_ENDED} ({error.detail})") from error
     finally:
         ended.set()
 

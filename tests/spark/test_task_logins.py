@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import struct
+import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
@@ -17,11 +18,16 @@ from pyspark.worker_util import pickleSer
 
 from sparklog.client.admin.admin import Admin
 from sparklog.client.admin.delegation_tokens import DelegationTokenDescription
+from sparklog.client.cluster.blocking_cluster import BlockingCluster
 from sparklog.client.producer.producer import Producer
+from sparklog.errors import BrokerError
+from sparklog.net.client_security import ClientSecurity
 from sparklog.security.quotas import CONSUMER_BYTE_RATE, PRODUCER_BYTE_RATE
 from sparklog.spark.source import SparklogSource
+from sparklog.spark.token_renewal import TokenRenewal, renewing
 from sparklog.testing.process_cluster import ProcessCluster
 from tests.broker.test_user_logins import LISTENERS, addresses_with_logins, become, by_password
+from tests.waiting import wait_until
 
 pytestmark = pytest.mark.integration
 
@@ -170,6 +176,28 @@ def test_the_catalog_stores_no_password(
 # --- jobs of several lifetimes ----------------------------------------------------------------------------------------
 
 
+def test_a_task_renews_its_token_while_it_runs(login: dict[str, str]) -> None:
+    bootstrap = login["kafka.bootstrap.servers"]
+    with Admin(bootstrap, security=by_password("anna", CANARY)) as anna:
+        created = anna.create_delegation_token(period_ms=4000, scope=[])
+        token, now_ms = created.token, int(time.time() * 1000)
+        settings = by_password(token.token_id, created.secret.reveal(), "SCRAM-SHA-256") | {"sasl.tokenauth": "true"}
+        security = ClientSecurity.parse(settings)
+
+        def expiry_ms() -> int:
+            return next(one.expiry_ms for one in anna.list_delegation_tokens() if one.token_id == token.token_id)
+
+        with renewing(bootstrap, security, TokenRenewal(now_ms + 500, token.period_ms)):
+            wait_until(lambda: expiry_ms() > token.expiry_ms + 3000, "at least two renewals")
+        anna.expire_delegation_token(token.token_id)
+    with (
+        pytest.raises(BrokerError, match="the delegation token of the task has expired or was ended"),
+        renewing(bootstrap, security, TokenRenewal(now_ms, token.period_ms)),
+        BlockingCluster(bootstrap, security=security) as link,
+    ):
+        link.refresh()
+
+
 def read_slowly(spark: SparkSession, login: dict[str, str], topic: str) -> tuple[int, float]:
     frame = spark.read.format("sparklog").options(**login, subscribe=topic).option("token.lifetime.ms", LIFETIME_MS)
     began_s = time.monotonic()
@@ -187,6 +215,37 @@ def test_a_task_that_takes_three_lifetimes_of_its_token_reads_all(
     finally:
         admin.alter_quotas({CONSUMER_BYTE_RATE: None}, user="anna")
     assert count == 300 and lifetimes > 3
+
+
+@pytest.mark.extended
+@pytest.mark.timeout(180)
+def test_a_job_ends_with_its_user(
+    plain_spark: SparkSession,
+    admin: Admin,
+    login: dict[str, str],
+    filled: str,
+    fails: Callable[[Callable[[], object]], str],
+) -> None:
+    admin.set_password("otto", CANARY)
+    become(login["kafka.bootstrap.servers"], by_password("otto", CANARY))
+    of_otto = {**login, "kafka.sasl.jaas.config": login["kafka.sasl.jaas.config"].replace('"anna"', '"otto"')}
+    admin.alter_quotas({CONSUMER_BYTE_RATE: 100_000}, user="otto")
+
+    def delete() -> None:
+        with Admin(login["kafka.bootstrap.servers"], security=by_password("otto", CANARY)) as otto:
+            wait_until(lambda: len(otto.list_delegation_tokens()) == 1, "the token of the job")
+            time.sleep(2)  # The tasks are reading, which takes 30 s.
+        admin.delete_user("otto")
+
+    deleting = threading.Thread(target=delete)
+    deleting.start()
+    try:
+        message = fails(lambda: read_slowly(plain_spark, of_otto, filled))
+    finally:
+        deleting.join()
+        admin.alter_quotas({CONSUMER_BYTE_RATE: None}, user="otto")
+    assert "the delegation token of the task has expired or was ended with its user" in message
+    assert CANARY not in message
 
 
 @pytest.mark.extended
