@@ -89,8 +89,8 @@ class KafkaServerEnd:
         self._mechanism = ""
         #: The headers of the SaslAuthenticate requests whose responses are not encoded yet.
         self._logins: dict[int, RequestHeader] = {}
-        #: The responses to failed logins, by number of the request.
-        self._failures: dict[int, list[Buffer]] = {}
+        #: The headers of requests whose login has failed, and the responses to them, by number of the request.
+        self._failures: dict[int, tuple[RequestHeader | None, Any]] = {}
         self.get_buffer = self._decoder.get_buffer
 
     @property
@@ -151,8 +151,25 @@ class KafkaServerEnd:
                     auth_bytes=reply.data, session_lifetime_ms=reply.session_lifetime_ms
                 )
                 return response_frame(self._logins.pop(reply.cid), response)
+            case ErrorReply():
+                return self._encode_failure(reply)
             case _:
-                return self._failures.pop(reply.cid, [])
+                return []
+
+    def _encode_failure(self, reply: ErrorReply) -> list[Buffer]:
+        """Return the response to a failed login with the error of ``reply``; no bytes if it is about no login.
+
+        The owner may have changed the error, and may refuse a complete login: after many failures of an address, no
+        response says whether a password was right.
+        """
+        header, response = self._failures.pop(reply.cid, (self._logins.pop(reply.cid, None), None))
+        if header is None:
+            return []
+        if isinstance(response, SaslHandshakeResponse):
+            response = SaslHandshakeResponse(error_code=reply.code, mechanisms=response.mechanisms)
+        else:
+            response = SaslAuthenticateResponse(error_code=reply.code, error_message=reply.detail)
+        return response_frame(header, response)
 
     def _understand(self, frame: memoryview) -> ReceivedRequest | ImmediateAnswer:
         try:
@@ -241,7 +258,7 @@ class KafkaServerEnd:
 
     def _fail(self, cid: int, header: RequestHeader, error: BrokerError, response: Any) -> ImmediateAnswer:
         """Return the error of a failed login. The owner sends ``response`` for it, perhaps after a delay."""
-        self._failures[cid] = response_frame(header, response)
+        self._failures[cid] = header, response
         return ImmediateAnswer(ErrorReply(cid, error.code, error.detail), close=True)
 
 

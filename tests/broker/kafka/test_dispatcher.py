@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import time
 from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
@@ -360,6 +361,27 @@ def test_a_failed_login_is_reported_and_answered_later() -> None:
             ]
             broker.started[0][1].set_result(MetadataResponse())
             await good.response()
+
+    asyncio.run(test())
+
+
+def test_many_failures_hide_whether_a_password_is_right() -> None:
+    async def test() -> None:
+        logins = TwoStepLogins()
+        async with running(security=ListenerSecurity("kafka:SASL", logins)) as (broker, connect):
+            delays = broker.server._limits.login_delays
+            while delays.failed("127.0.0.1", time.monotonic()) < 60:
+                pass
+            responses = []
+            for password in (b"a-secret", b"wrong"):
+                client = await connect()
+                await client.ask(ApiKey.SASL_HANDSHAKE, 1, SaslHandshakeRequest(mechanism=MECHANISM))
+                await client.ask(ApiKey.SASL_AUTHENTICATE, 2, SaslAuthenticateRequest(auth_bytes=b"anna"))
+                request = SaslAuthenticateRequest(auth_bytes=password)
+                responses.append(await client.ask(ApiKey.SASL_AUTHENTICATE, 2, request))
+                assert await client.closed()
+            assert responses[0] == responses[1]
+            assert responses[0].error_code == ErrorCode.THROTTLING_QUOTA_EXCEEDED
 
     asyncio.run(test())
 
