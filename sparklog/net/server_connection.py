@@ -303,7 +303,8 @@ class ServerConnection(asyncio.BufferedProtocol):
         return come - before if self._reading else -1
 
     def give_up(self, reason: str) -> None:
-        _log.warning("closed the connection of %s: %s", self.peer, reason)
+        """Close the connection at once, and log ``reason``."""
+        self._limits.refusals.warn(f"closed the connection of {self.peer}: {reason}")
         self.abort()
 
     def _refuse(self, cid: int, detail: str) -> None:

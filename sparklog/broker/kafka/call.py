@@ -48,7 +48,7 @@ class KafkaCall:
     The dispatcher creates it for each request, on the broker's event loop.
     """
 
-    __slots__ = ("_natives", "client_id", "connection", "version")
+    __slots__ = ("_natives", "client_id", "connection", "encodes_in_thread", "version")
 
     def __init__(self, connection: ServerConnection, natives: NativeHandlers, *, version: int, client_id: str) -> None:
         #: The connection that sent the request. It has the principal, the listener and the address of the client.
@@ -57,6 +57,8 @@ class KafkaCall:
         self.version = version
         #: The client id in the request's header; empty without one.
         self.client_id = client_id
+        #: Whether a thread encodes the response. A handler sets this if the response has more than some 10,000 entries.
+        self.encodes_in_thread = False
         self._natives = natives
 
     async def native(self, request: Request, body: Sequence[Buffer] | memoryview = ()) -> Reply:

@@ -46,6 +46,8 @@ from sparklog.security.acls import CLUSTER_NAME, ResourceType
 
 #: The kinds of coordinators by the key type of FindCoordinator, and the beginning of their keys in sparklog.
 _COORDINATORS = {0: ("group", ""), 1: ("transaction", "id:")}
+#: The number of topics and partitions that are converted in one iteration of the event loop, in about 10 ms.
+_AT_ONCE = 5000
 #: The longest wait for the leaders of a topic that Metadata creates.
 _CREATE_MS = 5000
 #: The error code of a request for the endpoints of controllers, which are no brokers in sparklog.
@@ -93,14 +95,28 @@ class _ClusterRequests:
 
     async def _topics(self, call: KafkaCall, request: MetadataRequest) -> list[MetadataResponseTopic]:
         if request.topics is None or (call.version == 0 and not request.topics):
-            return [self._topic(call, request, found) for found in await self._describe(call, None)]
+            return await self._converted(call, request, await self._describe(call, None))
         names = [topic.name for topic in request.topics if topic.name is not None]
         # An id has no meaning beside a name.
         ids = [topic.topic_id for topic in request.topics if topic.name is None and topic.topic_id != ZERO_UUID]
         found = await self._describe(call, names)
         if request.allow_auto_topic_creation and self._context.config.kafka_auto_create_topics:
             found = [await self._created(call, topic) for topic in found]
-        return [self._topic(call, request, topic) for topic in found] + await self._topics_by_id(call, request, ids)
+        return await self._converted(call, request, found) + await self._topics_by_id(call, request, ids)
+
+    async def _converted(
+        self, call: KafkaCall, request: MetadataRequest, topics: list[TopicMetadata]
+    ) -> list[MetadataResponseTopic]:
+        """Convert the topics for the response. Other work of the event loop runs between many of them."""
+        converted: list[MetadataResponseTopic] = []
+        at_once = 0
+        for topic in topics:
+            converted.append(self._topic(call, request, topic))
+            at_once += 1 + len(topic.partitions)
+            if at_once >= _AT_ONCE:
+                call.encodes_in_thread, at_once = True, 0
+                await asyncio.sleep(0)
+        return converted
 
     async def _topics_by_id(
         self, call: KafkaCall, request: MetadataRequest, ids: list[bytes]

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import time
 from collections import Counter, deque
 from collections.abc import Callable, Coroutine, Mapping
 from functools import partial
@@ -29,6 +30,9 @@ from sparklog.net.server_connection import ServerConnection
 from sparklog.protocol.frames import Buffer
 
 _log = logging.getLogger(__name__)
+
+#: The time after which further requests of the connection start in the next iteration of the event loop.
+_TURN_S = 0.03
 
 
 class _Slot:
@@ -91,11 +95,15 @@ class KafkaHandler:
         if self._starting:
             return
         self._starting = True
+        ends_s = time.monotonic() + _TURN_S
         try:
             while self._waiting and self._may_start(self._waiting[0]):
                 slot = _Slot(self._waiting.popleft())
                 self._in_progress.append(slot)
                 self._begin(slot)
+                if self._waiting and time.monotonic() >= ends_s:
+                    asyncio.get_running_loop().call_soon(self._start)
+                    break
         finally:
             self._starting = False
 
@@ -109,6 +117,10 @@ class KafkaHandler:
         header = slot.request.header
         try:
             request = decode_request(header.api_key, header.api_version, slot.request.message)
+        except MalformedMessage as error:
+            self._give_up(str(error))
+            return
+        try:
             call = KafkaCall(
                 self._connection, self._natives, version=header.api_version, client_id=header.client_id or ""
             )
@@ -118,34 +130,39 @@ class KafkaHandler:
                 result = asyncio.get_running_loop().create_task(result, name=name)
             if isinstance(result, asyncio.Future):
                 slot.work = result
-                result.add_done_callback(partial(self._completed, slot))
+                result.add_done_callback(partial(self._completed, slot, call))
                 return
             self._end(slot, self._frame(header, result) if result is not None else None)
-        except MalformedMessage as error:
-            _log.warning("closed the connection of %s: %s", self._connection.peer, error)
-            self._connection.abort()
         except Exception as error:
             self._fail(slot, error)
 
-    def _completed(self, slot: _Slot, work: asyncio.Future[Any]) -> None:
+    def _completed(self, slot: _Slot, call: KafkaCall, work: asyncio.Future[Any]) -> None:
+        """Encode the response of a handler, and end the request."""
         if work.cancelled():
             if not self._connection.closed:  # The broker is closing.
                 self._connection.close()
             return
-        error = work.exception()
-        if error is not None:
-            self._fail(slot, error)
-            return
         try:
-            response = work.result()
-            self._end(slot, self._frame(slot.request.header, response) if response is not None else None)
+            response, header = work.result(), slot.request.header
+            if response is None:
+                self._end(slot, None)
+            elif call.encodes_in_thread:
+                encode = partial(response_frame, header, self._throttled(response))
+                slot.work = asyncio.get_running_loop().run_in_executor(None, encode)
+                slot.work.add_done_callback(partial(self._encoded, slot))
+            else:
+                self._end(slot, self._frame(header, response))
         except Exception as failure:
             self._fail(slot, failure)
 
-    def _frame(self, header: RequestHeader, response: Any) -> list[Buffer]:
-        if getattr(response, "throttle_time_ms", None) == 0 and (wait_ms := self._throttle_ms(self._connection)):
-            response = replace(response, throttle_time_ms=wait_ms)
-        return response_frame(header, response)
+    def _encoded(self, slot: _Slot, work: asyncio.Future[list[Buffer]]) -> None:
+        if work.cancelled():
+            return
+        error = work.exception()
+        if error is None:
+            self._end(slot, work.result())
+        else:
+            self._fail(slot, error)
 
     def _fail(self, slot: _Slot, error: BaseException) -> None:
         """Respond with an error. Close the connection if the API has no error for the whole request."""
@@ -158,11 +175,23 @@ class KafkaHandler:
             code, detail = int(ErrorCode.UNKNOWN_SERVER_ERROR), f"{type(error).__name__}: {error}"
         response = error_response(header.api_key, header.api_version, code, detail)
         if response is None:
-            reason = f"API {header.api_key} failed, and its response has no error for the whole request: {detail}"
-            _log.warning("closed the connection of %s: %s", self._connection.peer, reason)
-            self._connection.abort()
+            self._give_up(f"API {header.api_key} has no response for an error of the whole request: {detail}")
             return
         self._end(slot, self._frame(header, response))
+
+    def _frame(self, header: RequestHeader, response: Any) -> list[Buffer]:
+        return response_frame(header, self._throttled(response))
+
+    def _throttled(self, response: Any) -> Any:
+        """Return the response with the time that the next request must wait because of a quota."""
+        if getattr(response, "throttle_time_ms", None) == 0 and (wait_ms := self._throttle_ms(self._connection)):
+            return replace(response, throttle_time_ms=wait_ms)
+        return response
+
+    def _give_up(self, reason: str) -> None:
+        """Close the connection, and start none of its requests that wait."""
+        self._waiting.clear()
+        self._connection.give_up(reason)
 
     def _end(self, slot: _Slot, buffers: list[Buffer] | None) -> None:
         slot.buffers, slot.done, slot.work = buffers, True, None

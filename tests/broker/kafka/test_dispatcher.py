@@ -19,7 +19,14 @@ from sparklog.errors import BrokerError, ErrorCode
 from sparklog.kafka.wire import ApiKey, RequestHeader, decode_response, decode_response_header, request_frame
 from sparklog.kafka.wire.data import ProduceRequest, ProduceResponse
 from sparklog.kafka.wire.groups import HeartbeatRequest
-from sparklog.kafka.wire.metadata import ApiVersionsRequest, DescribeClusterRequest, MetadataRequest, MetadataResponse
+from sparklog.kafka.wire.metadata import (
+    ApiVersionsRequest,
+    DescribeClusterRequest,
+    MetadataRequest,
+    MetadataResponse,
+    MetadataResponsePartition,
+    MetadataResponseTopic,
+)
 from sparklog.kafka.wire.security import SaslAuthenticateRequest, SaslHandshakeRequest
 from sparklog.model import KAFKA_LISTENER
 from sparklog.net.authentication import ListenerSecurity
@@ -271,6 +278,46 @@ def test_errors_become_the_response_of_the_api() -> None:
             metadata.set_exception(ValueError("a fault"))
             assert await client.closed()
             assert broker.counters["requests.failed"] == 1
+
+    asyncio.run(test())
+
+
+def test_a_large_response_is_encoded_in_a_thread() -> None:
+    async def test() -> None:
+        async with running() as (broker, connect):
+            client = await connect()
+            client.metadata()
+            client.metadata()
+            (large,) = await broker.until(1)
+            broker.calls[0].encodes_in_thread = True
+            partitions = [MetadataResponsePartition(partition_index=number) for number in range(20_000)]
+            large.set_result(MetadataResponse(topics=[MetadataResponseTopic(name="t", partitions=partitions)]))
+            assert len((await client.response()).topics[0].partitions) == 20_000
+            _, broken = await broker.until(2)
+            broker.calls[1].encodes_in_thread = True
+            broken.set_result(MetadataResponse(topics=None))  # type: ignore[arg-type]
+            assert await client.closed()
+
+    asyncio.run(test())
+
+
+def test_requests_after_a_malformed_one_are_not_started() -> None:
+    async def test() -> None:
+        async with running() as (broker, connect):
+            client = await connect()
+            client.metadata()
+            (metadata,) = await broker.until(1)
+            header = RequestHeader(ApiKey.PRODUCE, 9, 1, "test")
+            request = ProduceRequest(acks=1, timeout_ms=1000, topic_data=[])
+            frame = bytearray(b"".join(map(bytes, request_frame(header, request))))
+            frame[-2:] = b"\xff\xff"
+            client.writer.write(bytes(frame))
+            client.produce()
+            await asyncio.sleep(0.05)
+            metadata.set_result(MetadataResponse())
+            await client.response()
+            assert await client.closed()
+            assert len(broker.started) == 1
 
     asyncio.run(test())
 
