@@ -27,6 +27,8 @@ from sparklog.record.layout import children_of, is_list
 from sparklog.record.parse_values import from_json, parse_json, plain_texts
 from sparklog.record.required_columns import misplaced_null
 
+#: Fewer documents are read and written one by one, because the calls of Arrow take longer.
+FEW_DOCUMENTS = 64
 _NEWLINE, _NOTHING = binary_of([b"\n", b""])
 #: The bits of a float, and the number below which all whole numbers are exact in it. The text of a larger one decides.
 _EXACT_WHOLE = {64: 2.0**53, 32: 2.0**24}
@@ -39,7 +41,7 @@ def columns_from_json(documents: pa.Array, schema: pa.Schema) -> pa.RecordBatch:
     Raises:
         InvalidRecords: INVALID_RECORD with the records, and in each message the field, that do not fit.
     """
-    rows = _in_bulk(documents, schema)
+    rows = None if len(documents) < FEW_DOCUMENTS else _in_bulk(documents, schema)
     if rows is None:
         rows = _one_by_one(documents, schema)
     _check_nulls(rows)
@@ -224,6 +226,9 @@ def _refused(errors: Sequence[RecordError]) -> InvalidRecords:
 
 def documents_of(rows: pa.RecordBatch) -> pa.Array:
     """Return each row as a JSON document, in an array of binary."""
+    if rows.num_rows < FEW_DOCUMENTS:
+        values = zip(*(json_values(column) for column in rows.columns), strict=True)
+        return binary_of([as_json(dict(zip(rows.schema.names, row, strict=True))) for row in values])
     pieces: list[Any] = []
     for number, (field, column) in enumerate(zip(rows.schema, rows.columns, strict=True)):
         before = ("," if number else "{").encode() + as_json(field.name) + b":"
@@ -246,14 +251,23 @@ def _fast_texts(column: pa.Array) -> pa.Array | None:
     if types.is_integer(kind) or types.is_boolean(kind):
         return column.cast(pa.string())
     if types.is_float64(kind) or types.is_float32(kind):
-        doubles = column.cast(pa.float64())
-        finite = pc.all(pc.is_finite(doubles)).as_py() is not False
-        return doubles.cast(pa.string()) if finite else None
+        return _float_texts(column.cast(pa.float64()))
     if types.is_string(kind):
         return _quoted(column)
     if types.is_date32(kind) or (types.is_timestamp(kind) and kind.unit == "us" and kind.tz in {None, "UTC"}):
         return _time_texts(column)
     return None
+
+
+def _float_texts(column: pa.Array) -> pa.Array | None:
+    """Return floats as JSON, or None if one is not finite."""
+    values = np.frombuffer(column.buffers()[1], np.float64)[column.offset : column.offset + len(column)]
+    if not np.all(np.isfinite(values)):  # or it is what a null has in its place
+        return None
+    texts = column.cast(pa.string())
+    if np.any(values == np.trunc(values)):
+        texts = pc.replace_substring_regex(texts, "^(-?[0-9]+)$", r"\1.0")  # Arrow writes 1.0 as 1
+    return texts
 
 
 def _quoted(texts: pa.Array) -> pa.Array | None:

@@ -3,7 +3,8 @@
 Run as ``python -m tests.kafka.records.fuzz_records <seed> <rounds>``. Every round changes the bytes of a good batch, or
 of its records before their compression, adds a matching CRC, and decodes it record by record and field by field. Both
 ways must raise the same ``InvalidRecords``, or return the same valid rows, which the log accepts and a consumer can
-read. The process prints the counts as JSON, and the MiB by which it has grown.
+read. JSON documents for a typed topic are broken likewise, and read in bulk and one by one. The process prints the
+counts as JSON, and the MiB by which it has grown.
 """
 
 from __future__ import annotations
@@ -31,6 +32,8 @@ from sparklog.record.schema import DEFAULT_EVENT_TIME, DEFAULT_SCHEMA
 from sparklog.record.validate import validate_batch
 from tests.kafka.records.batches import GREATEST_MS, LEAST_MS, produced
 from tests.kafka.records.reference import Batch, Record, write_batch, write_record
+from tests.kafka.records.test_json_columns import NESTED, PLAIN, columns, mangled, one_by_one
+from tests.kafka.records.test_json_columns import outcome as outcome_of_documents
 
 MAX_BYTES = 1 << 20
 HEADER_BYTES = 61
@@ -163,6 +166,26 @@ def check(batch: DecodedBatch) -> None:
     assert isinstance(again, DecodedBatch) and again.rows.equals(batch.rows)
 
 
+def broken_documents(dice: random.Random) -> list[bytes]:
+    """Return documents for a typed topic, some of them mangled, changed or deeply nested."""
+    documents = []
+    for _ in range(dice.choice((1, 2, 5))):
+        document = dice.choice((PLAIN, NESTED, mangled(dice)))
+        if dice.random() < 0.3:
+            document = mutated(document, dice)
+        if dice.random() < 0.02:
+            document = document.replace(b"[", b"[" * 100_000)
+        documents.append(document)
+    return documents
+
+
+def judge_documents(documents: list[bytes]) -> str:
+    """Return the outcome of documents that both ways must read alike."""
+    results = [outcome_of_documents(read, documents) for read in (columns, one_by_one)]
+    assert results[0] == results[1], documents
+    return "documents refused" if results[0].startswith("(RecordError") else "documents accepted"
+
+
 def peak_mib() -> int:
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024
 
@@ -175,6 +198,7 @@ def main(seed: int, rounds: int) -> None:
         judge(write_batch(good_batch(dice)._replace(attributes=codec), records))
     before = peak_mib()
     tally.update(judge(broken_batch(dice)) for _ in range(rounds))
+    tally.update(judge_documents(broken_documents(dice)) for _ in range(rounds // 4))
     print(json.dumps(tally | {"grown MiB": peak_mib() - before, "arrow bytes": pa.total_allocated_bytes()}))
 
 
