@@ -20,7 +20,7 @@ from sparklog.kafka.records.decode_many import decode_many
 from sparklog.kafka.records.invalid import MOST_RECORD_ERRORS, InvalidRecords, RecordError
 from sparklog.record.arrays import binary_of
 from sparklog.record.checksum import crc32c
-from sparklog.record.codec import NO_TIMESTAMP, EncodedBatch, encode_batch, header_times
+from sparklog.record.codec import NO_TIMESTAMP, EncodedBatch, encode_batch, header_times, read_record_batch
 from sparklog.record.header import BatchHeader, Flag
 from sparklog.record.schema import DEFAULT_EVENT_TIME, DEFAULT_SCHEMA
 from sparklog.record.small_batch_encoder import several_records_body, single_record_body
@@ -56,6 +56,14 @@ class _Few:
         self.headers = headers
         self.times_ms = times_ms
         self.times_us = None if NO_TIME_MS in times_ms else [1000 * time for time in times_ms]
+
+    def body(self) -> bytes | None:
+        """Return the records as the body of a batch of the log, or None if it can only be made with Arrow."""
+        if self.times_us is None or self.headers is not None:
+            return None
+        if len(self.times_us) == 1:
+            return single_record_body(self.keys[0], self.values[0], self.times_us[0])
+        return several_records_body(self.keys, self.values, self.times_us)
 
 
 class DecodedBatch:
@@ -100,17 +108,13 @@ class DecodedBatch:
         is larger than the topic allows.
         """
         few = self._few
-        if few is None or few.headers is not None or few.times_us is None or compression not in {None, "none"}:
+        body = None if few is None or compression not in {None, "none"} else few.body()
+        if few is None or few.times_us is None or body is None:
             event_time = DEFAULT_EVENT_TIME if timed else None
             return self.stored_rows(self.rows, schema_id=schema_id, event_time=event_time, compression=compression)
-        times = few.times_us
-        if self.count == 1:
-            body = single_record_body(few.keys[0], few.values[0], times[0])
-        else:
-            body = several_records_body(few.keys, few.values, times)
         earliest = latest = NO_TIMESTAMP
         if timed:
-            earliest, latest = header_times(min(times), max(times))
+            earliest, latest = header_times(min(few.times_us), max(few.times_us))
         header = BatchHeader(
             base_offset=0,
             position=0,
@@ -249,6 +253,9 @@ def _rows_of_columns(
 
 
 def _rows_of_few(few: _Few) -> pa.RecordBatch:
+    body = few.body()
+    if body is not None:  # to encode it and to read that is faster than to make the arrays one by one
+        return read_record_batch(pa.py_buffer(body), DEFAULT_SCHEMA)
     headers = None if few.headers is None else _header_array(few.headers)
     return _rows_of_columns(binary_of(few.keys), binary_of(few.values), headers, np.array(few.times_ms, np.int64))
 
