@@ -338,7 +338,10 @@ class ServerConnection(asyncio.BufferedProtocol):
         transport = self._transport
         if self.closed or transport is None:
             return
-        transport.writelines(buffers)
+        if len(buffers) == 1:
+            transport.write(buffers[0])
+        else:
+            transport.writelines(buffers)
         self.done(cid)
 
     def done(self, cid: int) -> None:
