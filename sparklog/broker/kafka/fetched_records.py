@@ -24,6 +24,7 @@ import pyarrow as pa
 from sparklog.kafka.records.batch_view import placed_batch
 from sparklog.kafka.records.control import encode_control_batch
 from sparklog.kafka.records.encode import encode_batch, rows_that_fit
+from sparklog.model import NO_PRODUCER
 from sparklog.protocol.frames import Buffer
 from sparklog.protocol.messages import AbortedRange
 from sparklog.record.codec import decode_batch
@@ -36,6 +37,8 @@ _CONTROL, _TRANSACTIONAL, _ARRAY = int(Flag.CONTROL), int(Flag.TRANSACTIONAL), i
 _SEQUENCES = 2**31
 #: The most bytes of one record batch in a response, so that the encoding of one takes a few milliseconds.
 _PIECE_BYTES = 1024 * 1024
+#: Batches with at most this number of records and bytes are encoded together.
+_SMALL_RECORDS, _SMALL_BYTES = 50, 16 * 1024
 #: A response with records gets no further piece if less than this part of its limit is left.
 _LEAST_PART = 16
 _COLUMNS = DEFAULT_SCHEMA.names
@@ -132,16 +135,22 @@ def encode_fetched(
     """
     encoder = _Encoder(offset, source, max_bytes)
     for header, stored in _batches(body):
-        if header.flags & _CONTROL:
-            encoder.add_marker(header, stored)
-        elif header.flags & _TRANSACTIONAL and _is_aborted(header, aborted):
-            encoder.skip(header.next_offset)
-        elif encoder.add_sent(header):
-            pass
+        is_aborted = bool(header.flags & _TRANSACTIONAL) and _is_aborted(header, aborted)
+        if not is_aborted and encoder.is_small(header):
+            yield from encoder.add_small(header, stored)
         else:
-            yield from encoder.add_rows(header, stored)
+            yield from encoder.add_merged()
+            if encoder.full:
+                break
+            if header.flags & _CONTROL:
+                encoder.add_marker(header, stored)
+            elif is_aborted:
+                encoder.skip(header.next_offset)
+            elif not encoder.add_sent(header):
+                yield from encoder.add_rows(header, stored)
         if encoder.full:
             break
+    yield from encoder.add_merged()
     encoder.fill_gap()
     return FetchedRecords(encoder.buffers, encoder.size)
 
@@ -182,6 +191,9 @@ class _Encoder:
         self.size = 0
         #: Whether no further batch fits.
         self.full = False
+        #: Small batches that are encoded together, with their rows; the sum of their bytes.
+        self._small: list[tuple[BatchHeader, pa.RecordBatch]] = []
+        self._small_bytes = 0
 
     def _add(self, buffers: Sequence[Buffer], header: BatchHeader, next_offset: int) -> None:
         self.buffers += buffers
@@ -234,16 +246,78 @@ class _Encoder:
         self._add(placed, header, header.next_offset)
         return True
 
+    def is_small(self, header: BatchHeader) -> bool:
+        """Return whether the batch is encoded together with other small batches, in one batch of Kafka.
+
+        A producer that sends each record alone makes such batches. To encode each of them takes longer than to encode
+        their records, and each would have a header of 61 bytes in the response. The merged batch has no producer id.
+        """
+        return (
+            header.record_count <= _SMALL_RECORDS
+            and header.length <= _SMALL_BYTES
+            and header.record_count > 0
+            and not header.flags & (_CONTROL | _ARRAY)
+            and header.base_offset >= self._offset
+            and not self._source.stamped
+            and not self._source.json
+            and self._source.sent(header) is None
+        )
+
+    def add_small(self, header: BatchHeader, stored: memoryview) -> Generator[None, None, None]:
+        """Add a small batch to those that are encoded together, and encode them if they are many."""
+        if self._small and self._small[-1][0].leader_epoch != header.leader_epoch:
+            yield from self.add_merged()
+            if self.full:
+                return
+        try:
+            rows = _decode(header, stored, self._source).rows
+        except Exception:
+            if self.buffers or self._small:  # The client gets the records before the damaged batch now.
+                yield from self.add_merged()
+                self.full = True
+                return
+            raise
+        self._small.append((header, rows))
+        self._small_bytes += header.length
+        if self._small_bytes >= min(_PIECE_BYTES, self._max_bytes - self.size):
+            yield from self.add_merged()
+
+    def add_merged(self) -> Generator[None, None, None]:
+        """Encode the small batches that have been added, in one or several pieces."""
+        small, self._small, self._small_bytes = self._small, [], 0
+        if not small:
+            return
+        first, last = small[0][0], small[-1][0]
+        if len(small) == 1:
+            yield from self._add_pieces(first, Rows(small[0][1], None))
+            return
+        rows = pa.concat_batches([found for _, found in small])
+        span = last.next_offset - first.base_offset
+        together = first._replace(
+            max_timestamp=last.max_timestamp,
+            offset_span=span,
+            record_count=span,
+            producer_id=NO_PRODUCER,
+            producer_epoch=-1,
+            first_sequence=-1,
+            flags=0,
+        )
+        yield from self._add_pieces(together, Rows(rows, None), keep=False)
+
     def add_rows(self, header: BatchHeader, stored: memoryview) -> Generator[None, None, None]:
         """Add the rows of a batch from the offset on, in pieces, until the limit is reached."""
         try:
-            found = self._source.decoded(header)
-            rows, offsets = found = found or _decode(header, stored, self._source)
+            found = self._source.decoded(header) or _decode(header, stored, self._source)
         except Exception:
             if self.buffers:  # The client gets the records before the damaged batch now, and the error next.
                 self.full = True
                 return
             raise
+        yield from self._add_pieces(header, found)
+
+    def _add_pieces(self, header: BatchHeader, found: Rows, *, keep: bool = True) -> Generator[None, None, None]:
+        """Add the rows from the offset on. With ``keep``, keep them for the next fetch if only a part fits."""
+        rows, offsets = found
         first, count = _first_row(header, offsets, self._offset), rows.num_rows
         self._note(header)
         if first >= count:
@@ -265,7 +339,7 @@ class _Encoder:
             self._add(buffers, header, next_offset)
             first += taken
             yield
-        if first < count:
+        if keep and first < count:
             self._source.keep_decoded(header, found)
 
     def _most_rows(self, rows: pa.RecordBatch) -> int:

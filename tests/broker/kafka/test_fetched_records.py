@@ -8,6 +8,8 @@ from collections.abc import Generator, Sequence
 import numpy as np
 import pyarrow as pa
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from sparklog.broker.kafka.fetched_records import DecodedBatches, FetchedRecords, Rows, encode_fetched
 from sparklog.errors import BrokerError, ErrorCode
@@ -149,9 +151,9 @@ def spans(found: FetchedRecords) -> list[tuple[int, int, bool]]:
 
 @pytest.mark.parametrize("joined", [False, True])
 def test_batches_keep_their_offsets_and_epochs(joined: bool) -> None:
-    found = fetch([stored(10, 3), stored(13, 1), stored(14, 5)], 10, joined=joined)
-    assert numbers(found) == {number: number for number in range(10, 19)}
-    assert spans(found) == [(10, 12, False), (13, 13, False), (14, 18, False)]
+    found = fetch([stored(10, 60), stored(70, 1), stored(71, 55)], 10, joined=joined)
+    assert numbers(found) == {number: number for number in range(10, 126)}
+    assert spans(found) == [(10, 69, False), (70, 70, False), (71, 125, False)]
     assert {view.leader_epoch for view in views(found)} == {EPOCH}
 
 
@@ -164,6 +166,49 @@ def test_an_offset_inside_a_batch_begins_at_its_record() -> None:
     found = fetch([stored(10, 5, producer=7), stored(15, 2, producer=7)], 13)
     assert numbers(found) == {13: 13, 14: 14, 15: 15, 16: 16}
     assert [(view.base_offset, view.base_sequence) for view in views(found)] == [(13, 3), (15, 0)]
+
+
+def test_small_batches_are_sent_as_one() -> None:
+    found = fetch([stored(0, 1), stored(1, 3, producer=7), stored(4, 2, producer=8), stored(6, 60), stored(66, 1)])
+    assert numbers(found) == {number: number for number in range(67)}
+    assert spans(found) == [(0, 5, False), (6, 65, False), (66, 66, False)]
+    assert {view.producer_id for view in views(found)} == {-1}
+
+
+def test_small_batches_of_other_epochs_and_transactions_are_kept_apart() -> None:
+    newer = [(header._replace(leader_epoch=EPOCH + 1), body) for header, body in (stored(2, 1), stored(3, 1))]
+    aborted = stored(5, 1, producer=7, transactional=True)
+    batches = [stored(0, 1), stored(1, 1), *newer, marker(4, committed=((9, 0),)), aborted, stored(6, 1), stored(7, 1)]
+    found = fetch(batches, aborted=[AbortedRange(7, 5, 9)])
+    assert list(numbers(found)) == [0, 1, 2, 3, 6, 7]
+    assert spans(found) == [(0, 1, False), (2, 3, False), (4, 4, True), (6, 7, False)]
+    assert [view.leader_epoch for view in views(found)] == [EPOCH, EPOCH + 1, EPOCH, EPOCH]
+
+
+@given(
+    sizes=st.lists(st.integers(1, 70), min_size=1, max_size=12),
+    offset=st.integers(0, 100),
+    max_bytes=st.integers(100, 5000),
+    known=st.sets(st.integers(0, 11)),
+)
+def test_fetches_of_any_limit_read_every_record_once(
+    sizes: list[int], offset: int, max_bytes: int, known: set[int]
+) -> None:
+    source, end = Source(), 0
+    batches: list[Stored] = []
+    for number, size in enumerate(sizes):
+        batches.append(stored(end, size, size=1 + number % 3))
+        if number in known:
+            source.known[end] = memoryview(b"".join(fetch([batches[-1]], end).buffers))
+        end += size
+    at = first = min(offset, end - 1)
+    seen: list[int] = []
+    while at < end:
+        found = fetch([batch for batch in batches if batch[0].next_offset > at], at, max_bytes=max_bytes, source=source)
+        seen += numbers(found)
+        assert seen[-1] >= at
+        at = seen[-1] + 1
+    assert seen == list(range(first, end))
 
 
 def test_a_batch_above_the_limit_is_sent_in_pieces() -> None:
