@@ -18,6 +18,8 @@ from sparklog.client.cluster.blocking_cluster import BlockingCluster
 from sparklog.client.consumer.partition_reader import PartitionReader
 from sparklog.client.producer.producer import Producer
 from sparklog.errors import BrokerError, ErrorCode
+from sparklog.kafka.wire import ApiKey
+from sparklog.kafka.wire.metadata import DescribeTopicPartitionsRequest
 from sparklog.model import TopicPartition
 from sparklog.protocol.token_messages import ScopeEntry
 from sparklog.testing.process_cluster import ProcessCluster, wait_until
@@ -34,13 +36,21 @@ from tests.broker.test_user_logins import (
     may_log_in,
 )
 from tests.cli.test_page import lines_of, run_line
+from tests.integration.kafka_calls import KafkaCalls
+from tests.integration.test_kafka_data_limits import fetch_request, plain_batch, produce_request
 
 pytestmark = pytest.mark.integration
 
 
 @pytest.fixture(scope="module")
 def cluster() -> Iterator[ProcessCluster]:
-    with ProcessCluster(2, settings={**LISTENERS, "delegation.token.expiry.check.interval.ms": "200"}) as running:
+    settings = {
+        **LISTENERS,
+        "listener.security.protocol.map": LISTENERS["listener.security.protocol.map"] + ",KAFKA:SASL_PLAINTEXT",
+        "kafka.listeners": "KAFKA://127.0.0.1:0",
+        "delegation.token.expiry.check.interval.ms": "200",
+    }
+    with ProcessCluster(2, settings=settings) as running:
         yield running
 
 
@@ -115,6 +125,25 @@ def test_a_token_may_do_only_what_its_scope_allows(users: dict[str, Admin], boot
         assert code_of(helper.create_topic, "own") is refused
         assert code_of(helper.delete_topic, "orders") is refused
         assert code_of(helper.delete_user, "anna") is ErrorCode.CLUSTER_AUTHORIZATION_FAILED
+
+
+def test_the_scope_of_a_token_counts_for_kafka_clients(
+    users: dict[str, Admin], cluster: ProcessCluster, bootstrap: str
+) -> None:
+    for topic in ("seen", "unseen"):
+        users["anna"].create_topic(topic, partitions=1, replication_factor=1)
+    created = users["anna"].create_delegation_token(scope=[("Read", "Topic", "seen")])
+    become(bootstrap, by_delegation(created))
+    with KafkaCalls(cluster.slots[0].kafka_address) as calls:
+        assert calls.log_in(created.token.token_id, created.secret.reveal(), token=True) == 0
+        listed = calls.ask(ApiKey.DESCRIBE_TOPIC_PARTITIONS, 0, DescribeTopicPartitionsRequest()).topics
+        assert [topic.name for topic in listed] == ["seen"]
+        refused = ErrorCode.TOPIC_AUTHORIZATION_FAILED
+        fetched = calls.ask(ApiKey.FETCH, 12, fetch_request("seen", "unseen")).responses
+        codes = {topic.topic: topic.partitions[0].error_code for topic in fetched}
+        assert codes["unseen"] == refused and codes["seen"] != refused
+        produced = calls.ask(ApiKey.PRODUCE, 9, produce_request({"seen": plain_batch(b"value")})).responses
+        assert produced[0].partition_responses[0].error_code == refused
 
 
 def test_the_holder_of_a_token_renews_it(users: dict[str, Admin], bootstrap: str) -> None:
