@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from sparklog.broker.kafka.acl_codes import OPERATIONS_NOT_ASKED
 from sparklog.broker.kafka.call import KafkaCall
 from sparklog.broker.kafka.permissions import Permissions
 from sparklog.broker.lifecycle.broker import Broker
@@ -39,11 +40,7 @@ class DescribeTopicsHandler:
             topic = self._cache.topic(name)
             refusal = self._refusal(call, name, topic)
             if topic is None or refusal:
-                topics.append(
-                    DescribeTopicPartitionsResponseTopic(
-                        error_code=refusal, name=name, is_internal=is_internal(name), topic_authorized_operations=0
-                    )
-                )
+                topics.append(self._refused(call, name, refusal))
                 continue
             if left == 0:
                 return DescribeTopicPartitionsResponse(
@@ -79,6 +76,17 @@ class DescribeTopicsHandler:
         if topic is not None:
             return ErrorCode.NONE
         return ErrorCode.INVALID_TOPIC_EXCEPTION if check_topic_name(name) else ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
+
+    def _refused(self, call: KafkaCall, name: str, code: int) -> DescribeTopicPartitionsResponseTopic:
+        is_visible = code != ErrorCode.TOPIC_AUTHORIZATION_FAILED
+        return DescribeTopicPartitionsResponseTopic(
+            error_code=code,
+            name=name,
+            is_internal=is_internal(name),
+            topic_authorized_operations=self._permissions.operations(call, _TOPIC, name)
+            if is_visible
+            else OPERATIONS_NOT_ASKED,
+        )
 
     def _described(
         self, call: KafkaCall, name: str, topic: CachedTopic, numbers: list[int]

@@ -134,7 +134,9 @@ async def _alter(
         return
     assert isinstance(reply, AlterClientQuotasReply)
     for (index, _), result in zip(alterations, reply.results, strict=True):
-        errors[index] = ItemError(kafka_code(result.code), result.detail or None)
+        # Kafka has no other code for a name or a value that a quota cannot have.
+        code = ErrorCode.INVALID_REQUEST if result.code == ErrorCode.INVALID_CONFIG else kafka_code(result.code)
+        errors[index] = ItemError(code, result.detail or None)
 
 
 def _alteration(entry: AlterClientQuotasEntryData) -> QuotaAlteration:
