@@ -1,4 +1,7 @@
-"""An idempotent Kafka producer writes while brokers die and restart: no record is lost, repeated or reordered."""
+"""An idempotent Kafka producer writes while brokers die and restart: no record is lost, repeated or reordered.
+
+A consumer reads meanwhile, and sees each record once, in order.
+"""
 
 from __future__ import annotations
 
@@ -90,7 +93,58 @@ class Writer:
             time.sleep(0.02)
 
 
-def check_records(cluster: ProcessCluster, writer: Writer) -> None:
+class Reader:
+    """A thread that reads all partitions from their beginning until it has read every record of a writer."""
+
+    def __init__(self, bootstrap: str, writer: Writer) -> None:
+        import confluent_kafka as confluent
+
+        self._writer = writer
+        self._consumer = confluent.Consumer(
+            {
+                "bootstrap.servers": bootstrap,
+                "group.id": "none",
+                "enable.auto.commit": False,
+                "auto.offset.reset": "error",
+                "fetch.wait.max.ms": 50,
+                "isolation.level": "read_committed",
+            }
+        )
+        self._consumer.assign([confluent.TopicPartition("strict", number, 0) for number in range(PARTITIONS)])
+        self.numbers: dict[int, list[int]] = {partition: [] for partition in range(PARTITIONS)}
+        self.errors: list[Any] = []
+        self._ends_s = float("inf")
+        self._thread = threading.Thread(target=self._run)
+
+    def __enter__(self) -> Reader:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self._ends_s = time.monotonic() + PATIENCE_S
+        self._thread.join()
+        self._consumer.close()
+
+    def _run(self) -> None:
+        while time.monotonic() < self._ends_s:
+            if self._ends_s < float("inf") and sum(map(len, self.numbers.values())) >= self._writer.sent:
+                return
+            for message in self._consumer.consume(1000, 0.1):
+                error = message.error()
+                if error is None:
+                    self.numbers[message.partition()].append(int(message.value()))
+                elif not error.retriable() and error.name() not in _TRANSIENT:
+                    self.errors.append(error)
+
+
+#: Errors that librdkafka reports and then handles itself.
+_TRANSIENT = {"_TRANSPORT", "_ALL_BROKERS_DOWN", "_RESOLVE"}
+
+
+def check_records(cluster: ProcessCluster, writer: Writer, reader: Reader) -> None:
+    assert not reader.errors, reader.errors[:3]
+    for partition, numbers in reader.numbers.items():
+        assert numbers == list(range(partition, writer.sent, PARTITIONS))
     assert not writer.errors, writer.errors[:3]
     assert writer.left == 0
     for found in (
@@ -131,7 +185,8 @@ def test_an_idempotent_producer_writes_each_record_once(
     cluster: ProcessCluster, disturb: Callable[[ProcessCluster, Writer], None]
 ) -> None:
     pytest.importorskip("confluent_kafka")
-    with Writer(cluster.kafka_bootstrap) as writer:
+    writer = Writer(cluster.kafka_bootstrap)
+    with Reader(cluster.kafka_bootstrap, writer) as reader, writer:
         writer.wait_progress()
         disturb(cluster, writer)
-    check_records(cluster, writer)
+    check_records(cluster, writer, reader)
