@@ -14,9 +14,9 @@ import asyncio
 import logging
 import time
 from collections import Counter, deque
-from collections.abc import Callable, Coroutine, Mapping
+from collections.abc import Callable, Coroutine, Generator, Mapping
 from functools import partial
-from typing import Any
+from typing import Any, Protocol
 
 from msgspec.structs import replace
 
@@ -33,6 +33,37 @@ _log = logging.getLogger(__name__)
 
 #: The time after which further requests of the connection start in the next iteration of the event loop.
 _TURN_S = 0.03
+
+
+class RequestQuotas(Protocol):
+    """The part of the quota manager that limits the time of requests."""
+
+    @property
+    def limits_time(self) -> bool: ...
+
+    def timed(self, connection: ServerConnection, step: Callable[[], Any]) -> Any: ...
+
+    def throttle_ms(self, connection: ServerConnection) -> int: ...
+
+
+class _Timed(Coroutine[Any, Any, Any]):
+    """A coroutine whose steps on the event loop are done by ``timed``, which charges their time."""
+
+    def __init__(self, inner: Coroutine[Any, Any, Any], timed: Callable[[Callable[[], Any]], Any]) -> None:
+        self._inner = inner
+        self._timed = timed
+
+    def send(self, value: Any) -> Any:
+        return self._timed(partial(self._inner.send, value))
+
+    def throw(self, *error: Any) -> Any:
+        return self._inner.throw(*error)
+
+    def close(self) -> None:
+        self._inner.close()
+
+    def __await__(self) -> Generator[Any, Any, Any]:
+        return self._inner.__await__()
 
 
 class _Slot:
@@ -52,8 +83,8 @@ class KafkaHandler:
     """The handler of all requests on one Kafka connection.
 
     A part of the server's connection. ``on_lost`` is called with the connection when the connection has ended.
-    ``throttle_ms`` returns the time for which the next request of a connection waits because of a quota. Each response
-    that has a field for this time contains it, so that clients send nothing meanwhile.
+    ``quotas`` limits the time of requests. Each response that has a field for it contains the time for which the next
+    request waits, so that clients send nothing meanwhile.
     """
 
     def __init__(
@@ -64,9 +95,9 @@ class KafkaHandler:
         connection: ServerConnection,
         on_lost: Callable[[ServerConnection], None],
         *,
-        throttle_ms: Callable[[ServerConnection], int],
+        quotas: RequestQuotas,
     ) -> None:
-        self._throttle_ms = throttle_ms
+        self._quotas = quotas
         self._handlers = handlers
         self._natives = natives
         self._counters = counters
@@ -124,8 +155,12 @@ class KafkaHandler:
             call = KafkaCall(
                 self._connection, self._natives, version=header.api_version, client_id=header.client_id or ""
             )
-            result = self._handlers[header.api_key](call, request)
+            handler = partial(self._handlers[header.api_key], call, request)
+            is_limited = self._quotas.limits_time
+            result = self._quotas.timed(self._connection, handler) if is_limited else handler()
             if isinstance(result, Coroutine):
+                if is_limited:
+                    result = _Timed(result, partial(self._quotas.timed, self._connection))
                 name = f"Kafka API {header.api_key}"
                 result = asyncio.get_running_loop().create_task(result, name=name)
             if isinstance(result, asyncio.Future):
@@ -184,7 +219,7 @@ class KafkaHandler:
 
     def _throttled(self, response: Any) -> Any:
         """Return the response with the time that the next request must wait because of a quota."""
-        if getattr(response, "throttle_time_ms", None) == 0 and (wait_ms := self._throttle_ms(self._connection)):
+        if getattr(response, "throttle_time_ms", None) == 0 and (wait_ms := self._quotas.throttle_ms(self._connection)):
             return replace(response, throttle_time_ms=wait_ms)
         return response
 

@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping
 
 from sparklog.broker.kafka.call import Handler, NativeHandlers
-from sparklog.broker.kafka.dispatcher import KafkaHandler
+from sparklog.broker.kafka.dispatcher import KafkaHandler, RequestQuotas
 from sparklog.errors import ErrorCode
 from sparklog.kafka.connection import KafkaServerEnd
 from sparklog.kafka.wire import API_VERSIONS, ApiKey, RequestHeader, is_supported
@@ -25,8 +25,7 @@ class KafkaProtocol:
     """Kafka's protocol with the requests of clients. ``handlers`` has the handler of each served API.
 
     ``natives`` are the handlers of sparklog's own requests, which the handlers of Kafka's use. ``on_lost`` is called
-    with each connection that has ended. ``throttle_ms`` returns the time for which a connection waits because of a
-    quota.
+    with each connection that has ended. ``quotas`` limits the time of requests.
     """
 
     has_peers = False
@@ -40,9 +39,9 @@ class KafkaProtocol:
         max_frame_bytes: int,
         counters: Counter[str],
         on_lost: Callable[[ServerConnection], None],
-        throttle_ms: Callable[[ServerConnection], int] = lambda connection: 0,
+        quotas: RequestQuotas,
     ) -> None:
-        self._throttle_ms = throttle_ms
+        self._quotas = quotas
         self._handlers = handlers
         self._natives = natives
         self._max_frame_bytes = max_frame_bytes
@@ -60,7 +59,7 @@ class KafkaProtocol:
 
     def new_handler(self, connection: ServerConnection) -> KafkaHandler:
         return KafkaHandler(
-            self._handlers, self._natives, self._counters, connection, self._on_lost, throttle_ms=self._throttle_ms
+            self._handlers, self._natives, self._counters, connection, self._on_lost, quotas=self._quotas
         )
 
     def token_issuer(self, connection: ServerConnection, transport: asyncio.BaseTransport) -> TokenIssuer | None:

@@ -148,7 +148,7 @@ class BrokerServer:
             max_frame_bytes=context.config.max_frame_bytes,
             counters=context.counters,
             on_lost=broker.connection_lost,
-            throttle_ms=broker.quotas.throttle_ms,
+            quotas=broker.quotas,
         )
         for listener in self._listeners.kafka:
             name = KAFKA_LISTENER + listener.name

@@ -47,6 +47,7 @@ _QUOTA_OF: dict[type, str] = {Produce: PRODUCER_BYTE_RATE, Fetch: CONSUMER_BYTE_
 
 
 _R = TypeVar("_R")
+_T = TypeVar("_T")
 
 
 class _Size:
@@ -82,6 +83,8 @@ class _Client:
     #: The monotonic time until which the connection waits; 0 if it does not wait.
     until_s: float = 0.0
     timer: asyncio.TimerHandle | None = None
+    #: The seconds for which this connection's requests have been charged so far.
+    charged_s: float = 0.0
     #: The size of each request that waits, and the function that handles it. Only a connection with several requests
     #: in progress, as of a Kafka client, can have more than one.
     held: list[tuple[int, Callable[[], None]]] = field(default_factory=list)
@@ -222,11 +225,33 @@ class QuotaManager:
             try:
                 handle(connection, request, body)
             finally:
-                if (bucket := client.buckets.get(REQUEST_PERCENTAGE)) is not None:
-                    now_s = time.monotonic()
-                    self._wait(owner, client, bucket.charge(now_s - began_s, now_s))
+                self._charge_time(owner, client, time.monotonic() - began_s)
 
         return limited
+
+    def _charge_time(self, owner: ServerConnection, client: _Client, took_s: float) -> None:
+        if (bucket := client.buckets.get(REQUEST_PERCENTAGE)) is not None:
+            client.charged_s += took_s
+            self._wait(owner, client, bucket.charge(took_s, time.monotonic()))
+
+    def timed(self, connection: ServerConnection, step: Callable[[], _T]) -> _T:
+        """Do one step of a request of another protocol, and return its result. Charge the client for its time.
+
+        Time that the step has charged itself, because it has handled a request of sparklog's protocol, counts once.
+        """
+        client = self._clients.get(connection) or self._new_client(connection)
+        before_s, began_s = client.charged_s, time.monotonic()
+        try:
+            return step()
+        finally:
+            own_s = time.monotonic() - began_s - (client.charged_s - before_s)
+            if own_s > 0 and not connection.closed and self._clients.get(connection) is client:
+                self._charge_time(connection, client, own_s)
+
+    @property
+    def limits_time(self) -> bool:
+        """Return whether a quota for the time of requests exists."""
+        return self._table.has(REQUEST_PERCENTAGE)
 
     def _new_client(self, connection: ServerConnection) -> _Client:
         if connection.identity is not None or connection.standing is ConnectionStanding.PEER:
@@ -297,9 +322,7 @@ class QuotaManager:
         """Charge the time of a slice of a long request, or of a later read for a fetch that waits."""
         connection = client_of(connection)
         if isinstance(connection, ServerConnection) and (client := self._clients.get(connection)) is not None:
-            bucket = client.buckets.get(REQUEST_PERCENTAGE)
-            if bucket is not None:
-                self._wait(connection, client, bucket.charge(took_s, time.monotonic()))
+            self._charge_time(connection, client, took_s)
 
     # --- waits ---
 

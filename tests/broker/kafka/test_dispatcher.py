@@ -89,8 +89,20 @@ class Broker:
         self.calls: list[KafkaCall] = []
         self.server: Server
         self.port = 0
-        #: The time that connections wait because of a quota.
-        self.throttle_ms = 0
+        #: The time that connections wait because of a quota, and the seconds of the steps that have been charged.
+        self.wait_ms = 0
+        self.limits_time = False
+        self.steps_s: list[float] = []
+
+    def throttle_ms(self, connection: ServerConnection) -> int:
+        return self.wait_ms
+
+    def timed(self, connection: ServerConnection, step: Callable[[], Any]) -> Any:
+        began_s = time.monotonic()
+        try:
+            return step()
+        finally:
+            self.steps_s.append(time.monotonic() - began_s)
 
     def handlers(self) -> dict[int, Handler]:
         return {
@@ -156,7 +168,7 @@ async def running(
         max_frame_bytes=1 << 20,
         counters=broker.counters,
         on_lost=broker.lost.append,
-        throttle_ms=lambda connection: broker.throttle_ms,
+        quotas=broker,
     )
     security = security or ListenerSecurity(KAFKA_LISTENER + "PLAINTEXT")
     broker.port = await server.listen("127.0.0.1", 0, security, protocol)
@@ -198,7 +210,7 @@ def test_every_response_has_the_time_that_a_quota_demands() -> None:
             client = await connect()
             client.metadata()
             (held,) = await broker.until(1)
-            broker.throttle_ms = 250
+            broker.wait_ms = 250
             held.set_result(MetadataResponse())
             assert (await client.response()).throttle_time_ms == 250
             failed = await client.ask(ApiKey.DESCRIBE_CLUSTER, 1, DescribeClusterRequest())
@@ -207,11 +219,35 @@ def test_every_response_has_the_time_that_a_quota_demands() -> None:
             *_, held = await broker.until(2)
             held.set_result(ProduceResponse(throttle_time_ms=7))
             assert (await client.response()).throttle_time_ms == 7, "the handler knows the time better"
-            broker.throttle_ms = 0
+            broker.wait_ms = 0
             client.metadata()
             *_, held = await broker.until(3)
             held.set_result(MetadataResponse())
             assert (await client.response()).throttle_time_ms == 0
+
+    asyncio.run(test())
+
+
+def test_every_step_of_a_request_is_charged() -> None:
+    async def test() -> None:
+        async with running() as (broker, connect):
+            client = await connect()
+            client.metadata()
+            (held,) = await broker.until(1)
+            held.set_result(MetadataResponse())
+            await client.response()
+            assert not broker.steps_s, "without a quota nothing is measured"
+            broker.limits_time = True
+            client.metadata()
+            *_, held = await broker.until(2)
+            held.set_result(MetadataResponse())
+            await client.response()
+            assert len(broker.steps_s) == 3, "the call, the step to the wait, and the step after it"
+            failed = await client.ask(ApiKey.DESCRIBE_CLUSTER, 1, DescribeClusterRequest())
+            assert failed.error_code and len(broker.steps_s) == 5
+            client.metadata()
+            await broker.until(3)
+        await until(lambda: broker.cancelled == ["metadata"])
 
     asyncio.run(test())
 
