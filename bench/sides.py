@@ -41,6 +41,8 @@ class Side(Protocol):
     #: Also the name of its format in Spark.
     name: str
     bootstrap: str
+    #: The addresses for Kafka's clients.
+    kafka_bootstrap: str
 
     def create(self, topic: str, *, partitions: int, replication_factor: int) -> None:
         """Create a topic; return when every partition has a leader that responds."""
@@ -66,11 +68,12 @@ class Sparklog:
     name = "sparklog"
 
     def __init__(self, directory: Path) -> None:
-        self.cluster = ProcessCluster(base_dir=directory, settings=_SETTINGS, controller_processes=True)
+        self.cluster = ProcessCluster(base_dir=directory, settings=_SETTINGS, controller_processes=True, kafka=True)
 
     def start(self) -> None:
         self.cluster.start()
         self.bootstrap = self.cluster.bootstrap
+        self.kafka_bootstrap = self.cluster.kafka_bootstrap
         self.admin = Admin(self.bootstrap)
 
     def stop(self) -> None:
@@ -134,7 +137,7 @@ class Kafka:
         from confluent_kafka.admin import AdminClient
 
         self.cluster = KafkaCluster(jars, directory)
-        self.bootstrap = self.cluster.bootstrap
+        self.bootstrap = self.kafka_bootstrap = self.cluster.bootstrap
         self.admin = AdminClient({"bootstrap.servers": self.bootstrap, "log_level": 2})
 
     def start(self) -> None:

@@ -60,6 +60,15 @@ def one_run(bench: Bench, side: Side, work: Callable[..., Figures], *, acks: str
     return figures
 
 
+def one_write_at_a_time(bench: Bench, side: Side) -> Figures:
+    """Write one record at a time with librdkafka to a side's Kafka protocol, acks=all."""
+    values = objects(bench.count(_RECORDS, 100) + _WARM_UP, _SIZE)
+    with bench.topic(side, partitions=1, replication_factor=3) as topic:
+        figures = confluent(side.kafka_bootstrap, topic, values, acks="all")
+        check_topic(side, topic, len(values), _SIZE)
+    return figures
+
+
 @contextmanager
 def open_latency(bench: Bench, *, acks: str, replication_factor: int) -> Iterator[list[Contestant]]:
     run = functools.partial(one_run, bench, acks=acks, replication_factor=replication_factor)
