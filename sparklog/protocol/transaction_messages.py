@@ -163,7 +163,8 @@ class DescribedTransaction(msgspec.Struct, frozen=True, array_like=True):
     """One transaction, in a ListTransactionsReply.
 
     ``state`` is "empty", "open", "committing" or "aborting". Times are in ms since the Unix epoch. Each of the
-    ``participants`` has a producer id, a producer epoch and partitions.
+    ``participants`` has a producer id, a producer epoch and partitions. The last two fields are the producer id and
+    epoch of the Kafka producer that has the transactional id, or -1.
     """
 
     key: str
@@ -175,6 +176,8 @@ class DescribedTransaction(msgspec.Struct, frozen=True, array_like=True):
     began_ms: int
     deadline_ms: int
     participants: Listed[tuple[int, int, Listed[tuple[str, int]]]]
+    kafka_producer_id: int = -1
+    kafka_producer_epoch: int = -1
 
 
 class ListTransactionsReply(Message, frozen=True, tag="list_transactions_reply"):

@@ -109,7 +109,11 @@ class AioKafkaProducer(TransactionalProducer):
             producer = aiokafka.AIOKafkaProducer(
                 bootstrap_servers=bootstrap, transactional_id=transactional_id, **options
             )
-            await producer.start()
+            try:
+                await producer.start()
+            except BaseException:
+                await producer.stop()
+                raise
             return producer
 
         self._producer = self._run(start())
@@ -151,7 +155,11 @@ class KafkaPythonProducer(TransactionalProducer):
         self._producer = kafka.KafkaProducer(
             bootstrap_servers=bootstrap.split(","), transactional_id=transactional_id, **options
         )
-        self._producer.init_transactions()
+        try:
+            self._producer.init_transactions()
+        except BaseException:
+            self._producer.close()
+            raise
 
     def begin(self) -> None:
         self._producer.begin_transaction()

@@ -63,6 +63,8 @@ _MARKERS_MS = 5000
 #: The longest wait for the transaction's coordinator.
 _ASK_S = 5.0
 _NO_EPOCH = -1
+#: The errors of members of groups with KIP-848, for which TxnOffsetCommit has an older code.
+_STALE = frozenset({int(ErrorCode.STALE_MEMBER_EPOCH), int(ErrorCode.FENCED_MEMBER_EPOCH)})
 
 
 def transaction_handlers(broker: Broker) -> dict[int, Handler]:
@@ -324,6 +326,8 @@ class TransactionalOffsets:
                 await self._commit(call, request, offsets)
         except FAILURES as error:
             code = transaction_code(commit_code(error), fences=False)
+            if code in _STALE:
+                code = int(ErrorCode.ILLEGAL_GENERATION)
         return TxnOffsetCommitResponse(
             topics=[
                 TxnOffsetCommitResponseTopic(

@@ -99,6 +99,7 @@ class TransactionHost(CoordinatorRuntime):
             now.began_ms,
             due_ms,
             tuple(described),
+            *((-1, -1) if now.kafka is None else (now.kafka.producer_id, now.kafka.epoch)),
         )
 
 

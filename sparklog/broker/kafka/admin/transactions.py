@@ -157,8 +157,8 @@ def _is_selected(request: ListTransactionsRequest, found: DescribedTransaction, 
 
 
 def _producer_id(found: DescribedTransaction) -> int:
-    """Return the producer id of a transaction, or -1 if it has written nothing."""
-    return found.participants[0][0] if found.participants else _UNKNOWN
+    """Return the producer id of a transaction, or -1 for a transaction of sparklog's that has written nothing."""
+    return found.participants[0][0] if found.participants else found.kafka_producer_id
 
 
 def _state(name: str, found: DescribedTransaction, visible: Callable[[str], bool]) -> TransactionState:
@@ -174,6 +174,6 @@ def _state(name: str, found: DescribedTransaction, visible: Callable[[str], bool
         transaction_timeout_ms=max(0, min(found.deadline_ms - found.began_ms, 2**31 - 1)) if is_open else 0,
         transaction_start_time_ms=found.began_ms if is_open else _UNKNOWN,
         producer_id=_producer_id(found),
-        producer_epoch=found.participants[0][1] if found.participants else _UNKNOWN,
+        producer_epoch=found.participants[0][1] if found.participants else found.kafka_producer_epoch,
         topics=[TopicData(topic=topic, partitions=sorted(partitions)) for topic, partitions in topics.items()],
     )
