@@ -134,6 +134,7 @@ def members(group: GroupName, bootstrap: Bootstrap = None, timeout: Timeout = 30
     ]  # fmt: skip
     columns = ("member", "client", "host", "instance", "rack", "epoch", "partitions", "owned")
     title = f"group {group}: {found.state}, epoch {found.group_epoch}"
+    title += f", classic protocol {found.protocol}" if found.protocol else ""
     print_table(columns, rows, title=title, numeric=("epoch", "partitions"))
 
 

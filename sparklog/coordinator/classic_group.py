@@ -198,7 +198,7 @@ class ClassicGroup:
                 return refused
         elif not transactional and self.phase is not GroupPhase.EMPTY:
             detail = f"the group has {len(self.members)} members, and only they may commit"
-            return self._refused(ErrorCode.UNKNOWN_MEMBER_ID, detail)
+            return self._refused(ErrorCode.NON_EMPTY_GROUP, detail)
         if not transactional and self.phase is GroupPhase.COMPLETING:
             return self._refused(ErrorCode.REBALANCE_IN_PROGRESS, "the assignment is not complete")
         return None

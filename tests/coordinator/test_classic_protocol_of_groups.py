@@ -201,7 +201,7 @@ def test_other_clients_commit_only_without_members() -> None:
     host = Host()
     assert host.commit_as("", -1, 3) == "Done"
     host.stable()
-    assert host.commit_as("", -1, 4) == "UNKNOWN_MEMBER_ID"
+    assert host.commit_as("", -1, 4) == "NON_EMPTY_GROUP"
     assert host.commit_as("a", 2, 4) == "ILLEGAL_GENERATION"
     assert host.delete() == "NON_EMPTY_GROUP"
     host.ask(LeaveRequested, (LeavingMember("a"),))

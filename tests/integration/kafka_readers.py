@@ -8,7 +8,10 @@ import time
 from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from tests.kafka_tools import KafkaTools
 
 Partition = tuple[str, int]
 
@@ -186,6 +189,45 @@ class AiokafkaReader(Reader):
                 await consumer.commit()
         finally:
             await consumer.stop()
+
+
+class JavaReader(Reader):
+    """A member with Kafka's Java client, in the JVM of ``tools``. ``settings`` are those of the client.
+
+    It commits automatically, as ``poll`` and ``close`` do before they give partitions up: Kafka refuses other commits
+    during a rebalance.
+    """
+
+    def __init__(
+        self, bootstrap: str, group: str, topic: str, readings: Readings, *, tools: KafkaTools, settings: dict[str, str]
+    ) -> None:
+        super().__init__(bootstrap, group, topic, readings)
+        self.tools, self.settings = tools, settings
+
+    def run(self) -> None:
+        jvm = self.tools.jvm
+        named = {
+            "bootstrap.servers": self.bootstrap,
+            "group.id": self.group,
+            "auto.offset.reset": "earliest",
+            "auto.commit.interval.ms": "200",
+            "key.deserializer": "org.apache.kafka.common.serialization.StringDeserializer",
+            "value.deserializer": "org.apache.kafka.common.serialization.StringDeserializer",
+            **self.settings,
+        }
+        consumer = jvm.org.apache.kafka.clients.consumer.KafkaConsumer(self.tools.properties(named))
+        consumer.subscribe(jvm.java.util.List.of(self.topic))
+        wait = jvm.java.time.Duration.ofMillis(100)
+        try:
+            while not self._ends.is_set():
+                found = consumer.poll(wait)
+                lists = [found.records(partition) for partition in found.partitions()]
+                self.readings.add([record.value().encode() for records in lists for record in records])
+                owned = {partition.partition() for partition in consumer.assignment()}
+                self.assignments += owned != self.owned
+                self.owned = owned
+        finally:
+            consumer.close()
 
 
 def wait_until(condition: Callable[[], bool], what: str, timeout_s: float = 60.0) -> None:

@@ -31,21 +31,30 @@ PARTITIONS = 6
 NewReader = Callable[[str, str, str, Readings], Reader]
 
 
-@pytest.fixture(scope="module")
-def cluster() -> Iterator[ProcessCluster]:
-    pytest.importorskip("confluent_kafka")
+def new_cluster() -> ProcessCluster:
+    """Return a cluster whose groups rebalance fast."""
     settings = {
         "group.initial.rebalance.delay.ms": "100",
         "group.consumer.heartbeat.interval.ms": "300",
         "group.consumer.session.timeout.ms": "10000",
         "offsets.topic.num.partitions": "4",
     }
-    with ProcessCluster(3, kafka=True, settings=settings) as running:
+    return ProcessCluster(3, kafka=True, settings=settings)
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[ProcessCluster]:
+    pytest.importorskip("confluent_kafka")
+    with new_cluster() as running:
         yield running
 
 
 @pytest.fixture
 def topic(cluster: ProcessCluster) -> str:
+    return new_topic(cluster)
+
+
+def new_topic(cluster: ProcessCluster) -> str:
     name = f"t-{uuid.uuid4().hex[:8]}"
     with Admin(cluster.bootstrap) as admin:
         admin.create_topic(name, partitions=PARTITIONS, replication_factor=3)
@@ -98,6 +107,11 @@ def shared(*readers: Reader) -> bool:
 def test_each_record_is_read_once_while_members_come_and_go(
     cluster: ProcessCluster, topic: str, new_reader: NewReader
 ) -> None:
+    check_members_come_and_go(cluster, topic, new_reader)
+
+
+def check_members_come_and_go(cluster: ProcessCluster, topic: str, new_reader: NewReader) -> None:
+    """Let three members come and two go while records arrive. Each record is read once."""
     readings = Readings()
     produce(cluster, topic, range(2000))
     first, second, third = (new_reader(cluster.kafka_bootstrap, topic, topic, readings) for _ in range(3))
@@ -128,17 +142,26 @@ def test_each_record_is_read_once_while_members_come_and_go(
 
 @pytest.mark.parametrize("strategy", ["range", "cooperative-sticky"])
 def test_a_static_member_restarts_without_a_rebalance(cluster: ProcessCluster, topic: str, strategy: str) -> None:
+    def named(name: str) -> NewReader:
+        return confluent(
+            group_instance_id=name,
+            partition_assignment_strategy=strategy,
+            session_timeout_ms="20000",
+            heartbeat_interval_ms="300",
+        )
+
+    check_the_restart_of_a_static_member(cluster, topic, named)
+
+
+def check_the_restart_of_a_static_member(
+    cluster: ProcessCluster, topic: str, named: Callable[[str], NewReader]
+) -> None:
+    """Restart one of two static members. It gets its partitions back, and the other member notices nothing."""
     readings = Readings()
     produce(cluster, topic, range(600))
 
     def static(name: str) -> Reader:
-        settings = {
-            "group.instance.id": name,
-            "partition.assignment.strategy": strategy,
-            "session.timeout.ms": "20000",
-            "heartbeat.interval.ms": "300",
-        }
-        return ConfluentReader(cluster.kafka_bootstrap, topic, topic, readings, settings).start()
+        return named(name)(cluster.kafka_bootstrap, topic, topic, readings).start()
 
     stays, goes = static("a"), static("b")
     wait_until(lambda: shared(stays, goes), "two members share the partitions")
@@ -159,6 +182,11 @@ def test_a_static_member_restarts_without_a_rebalance(cluster: ProcessCluster, t
 def test_a_group_loses_nothing_when_its_coordinator_is_killed(
     cluster: ProcessCluster, topic: str, new_reader: NewReader
 ) -> None:
+    check_the_coordinator_is_killed(cluster, topic, new_reader)
+
+
+def check_the_coordinator_is_killed(cluster: ProcessCluster, topic: str, new_reader: NewReader) -> None:
+    """Kill the coordinator while two members read. All records are read, and the commits stay."""
     readings = Readings()
     produce(cluster, topic, range(1200))
     readers = [new_reader(cluster.kafka_bootstrap, topic, topic, readings).start() for _ in range(2)]

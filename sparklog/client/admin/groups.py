@@ -117,13 +117,16 @@ class GroupMember:
 class GroupDescription:
     """A group with its members.
 
-    ``state``: ``"empty"`` (no members), ``"reconciling"`` (a rebalance is in progress) or ``"stable"``.
+    ``state``: ``"empty"`` (no members), ``"reconciling"`` (a rebalance is in progress) or ``"stable"``. ``protocol`` is
+    empty, except for a group of Kafka's classic protocol: then it is the assignment strategy (``"classic"`` while there
+    is none), and ``group_epoch`` is the generation.
     """
 
     group: str
     state: str
     group_epoch: int
     members: tuple[GroupMember, ...]
+    protocol: str = ""
 
 
 def list_groups(cluster: BlockingCluster) -> list[GroupListing]:
@@ -163,7 +166,7 @@ def describe_group(cluster: BlockingCluster, group: str) -> GroupDescription | N
         )
         for one in found.members
     )
-    return GroupDescription(found.group, found.state, found.group_epoch, members)
+    return GroupDescription(found.group, found.state, found.group_epoch, members, found.protocol)
 
 
 def _partitions(topics: Iterable[TopicPartitions]) -> tuple[TopicPartition, ...]:
