@@ -180,7 +180,7 @@ def restart_all(cluster: ProcessCluster, writer: Writer) -> None:
         writer.wait_progress()
 
 
-@pytest.mark.parametrize("disturb", [kill_leaders, restart_all])
+@pytest.mark.parametrize("disturb", [kill_leaders, pytest.param(restart_all, marks=pytest.mark.extended)])
 def test_an_idempotent_producer_writes_each_record_once(
     cluster: ProcessCluster, disturb: Callable[[ProcessCluster, Writer], None]
 ) -> None:
