@@ -28,6 +28,8 @@ from sparklog.record.small_batch_encoder import several_records_body, single_rec
 #: With more records than this, numpy and Arrow are faster than a loop: than the sources, or than their compiled form.
 #: ``bench/kafka_records.py`` measures both.
 FEW_RECORDS = 400 if hasattr(decode_few, "__code__") else 1500
+#: With more bytes than this, records have large values, or very many headers, of which each would be an object.
+_FEW_BYTES = 1024 * 1024
 #: A record's timestamp of this value means that it has none.
 NO_TIME_MS = -1
 #: The least and the greatest milliseconds that fit into 64 bits of microseconds.
@@ -172,7 +174,7 @@ def decode_batch(view: BatchView, *, max_bytes: int, keyed: bool = False) -> Dec
     count = view.record_count
     if count * _LEAST_RECORD_BYTES > len(data):
         raise InvalidRecords(ErrorCode.INVALID_RECORD, f"{count} records declared in {len(data)} bytes of records")
-    decode = _decoded_few if count <= FEW_RECORDS else _decoded_many
+    decode = _decoded_few if count <= FEW_RECORDS and len(data) <= _FEW_BYTES else _decoded_many
     return decode(view, bytes(data), keyed)
 
 

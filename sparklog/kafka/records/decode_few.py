@@ -22,6 +22,12 @@ _U32 = 0xFFFFFFFF
 _U64 = 0xFFFFFFFFFFFFFFFF
 
 
+#: The most headers of one record. Kafka has no limit, and two bytes can declare a header that takes a hundred here.
+MOST_HEADERS = 4096
+#: The records that a search for an invalid one keeps in memory.
+_SEARCHED = 16
+
+
 def decode_few(
     data: bytes, count: int, base_timestamp_ms: int
 ) -> tuple[list[bytes | None], list[bytes | None], list[Headers | None] | None, list[int]]:
@@ -32,14 +38,37 @@ def decode_few(
     Raises:
         InvalidRecords: INVALID_RECORD, with the first invalid record.
     """
+    keys, values, headers, times, at = _decode(data, 0, 0, count, base_timestamp_ms)
+    _check_end(data, at, count)
+    return keys, values, headers, times
+
+
+def refuse_records(data: bytes, count: int) -> None:
+    """Raise the error of ``decode_few`` for records that may be many, without keeping them all in memory."""
+    at = 0
+    for first in range(0, count, _SEARCHED):
+        at = _decode(data, at, first, min(_SEARCHED, count - first), 0)[4]
+    _check_end(data, at, count)
+
+
+def _check_end(data: bytes, at: int, count: int) -> None:
+    if at != len(data):
+        raise InvalidRecords(
+            ErrorCode.INVALID_RECORD, f"{count} records of {at} bytes found in {len(data)} bytes of records"
+        )
+
+
+def _decode(
+    data: bytes, at: int, first: int, count: int, base_timestamp_ms: int
+) -> tuple[list[bytes | None], list[bytes | None], list[Headers | None] | None, list[int], int]:
+    """Decode ``count`` records from ``at`` on, of which the first has number ``first``. Return also their end."""
     keys: list[bytes | None] = []
     values: list[bytes | None] = []
     times: list[int] = []
     headers: list[Headers | None] | None = None
-    at = 0
-    number = 0
+    number = first
     try:
-        for number in range(count):
+        for number in range(first, first + count):
             # The usual varints have one or two bytes. They are read without a call.
             raw = data[at]
             at += 1
@@ -112,18 +141,14 @@ def decode_few(
             if data[at]:
                 if headers is None:
                     headers = [None] * count
-                headers[number], at = _headers(data, at, end, number)
+                headers[number - first], at = _headers(data, at, end, number)
             else:
                 at += 1
             if at != end:
                 raise _invalid(number, f"its fields end at byte {at} of the records, its length says {end}")
     except IndexError:
         raise _invalid(number, "it is truncated") from None
-    if at != len(data):
-        raise InvalidRecords(
-            ErrorCode.INVALID_RECORD, f"{count} records of {at} bytes found in {len(data)} bytes of records"
-        )
-    return keys, values, headers, times
+    return keys, values, headers, times, at
 
 
 def record_ends(data: bytes, at: int, first: int, count: int) -> list[int]:
@@ -195,6 +220,8 @@ def _headers(data: bytes, at: int, end: int, number: int) -> tuple[Headers, int]
     count = raw >> 1
     if raw & 1 or 2 * count > end - at:
         raise _invalid(number, f"its number of headers is {count ^ -(raw & 1)}")
+    if count > MOST_HEADERS:
+        raise _invalid(number, f"it has {count} headers, at most {MOST_HEADERS} expected")
     places, at = header_places(data, at, end, count, number)
     found: Headers = []
     for place in range(0, 4 * count, 4):

@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from sparklog.kafka.records.decode_few import decode_few, header_places, record_ends
+from sparklog.kafka.records.decode_few import MOST_HEADERS, header_places, record_ends, refuse_records
 from sparklog.kafka.records.invalid import InvalidRecords
 from sparklog.record.arrays import array_of
 
@@ -23,7 +23,7 @@ _CHUNK = 256
 #: A run of fewer equal records is not faster than the loop.
 _SHORTEST_RUN = 16
 #: Headers are read one of each record at a time, while at least this number of records have one more.
-_FEWEST_AT_ONCE = 32
+_FEWEST_AT_ONCE = 256
 _U32 = 2**32 - 1
 _MOST_U32_BYTES, _MOST_U64_BYTES = 5, 10
 
@@ -41,7 +41,7 @@ class Columns:
 
 
 class _Fault(Exception):
-    """A field of some record is not valid. ``decode_few`` then finds the first such record and says what is wrong."""
+    """A field of some record is not valid. ``refuse_records`` then finds the first one and says what is wrong."""
 
 
 def decode_many(data: bytes, count: int, header_type: pa.DataType) -> Columns:
@@ -53,8 +53,9 @@ def decode_many(data: bytes, count: int, header_type: pa.DataType) -> Columns:
     try:
         return _Decoder(data, count).columns(header_type)
     except _Fault:
-        decode_few(data, count, 0)
-        raise AssertionError("both decoders refuse the same records") from None
+        pass  # The error is raised after this, so that it does not keep the decoder's arrays.
+    refuse_records(data, count)
+    raise AssertionError("both decoders refuse the same records")
 
 
 class _Decoder:
@@ -97,7 +98,7 @@ class _Decoder:
             return None
         raw = self._varints(_MOST_U32_BYTES)
         numbers = raw >> 1
-        if np.any(raw & 1) or np.any(2 * numbers > self.ends - self.at):
+        if np.any(raw & 1) or np.any(2 * numbers > self.ends - self.at) or np.any(numbers > MOST_HEADERS):
             raise _Fault
         if not np.any(numbers):
             self._check_end()

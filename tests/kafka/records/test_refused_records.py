@@ -145,8 +145,16 @@ def test_records_with_an_overlong_zero_of_headers_have_none() -> None:
 
 
 def test_a_record_with_very_many_headers_is_read() -> None:
-    headers = (("h", b"v"),) * 20_000
+    headers = (("h", b"v"),) * 4096
     records = [*RECORDS, Record(None, b"v", headers, 5)]
     (view,) = read_batches(memoryview(write_batch(produced(records))))
     found = decode_batch(view, max_bytes=1 << 20).rows.column(2)
-    assert len(found.flatten()) == 20_000 and len(found[40]) == 20_000
+    assert len(found.flatten()) == 4096 and len(found[40]) == 4096
+
+
+def test_a_record_with_too_many_headers_is_refused() -> None:
+    count = 4097
+    bad = body(offset=1, rest=sized(b"v") + zigzag(count) + b"\0\1" * count)
+    error = refusal(produced(RECORDS[:2]), body(offset=0) + bad)
+    assert error.code is ErrorCode.INVALID_RECORD
+    assert [record.batch_index for record in error.record_errors] == [1]
