@@ -7,8 +7,11 @@ import threading
 import time
 from abc import ABC, abstractmethod
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any
+
+from sparklog.client.consumer.consumer import Consumer
+from sparklog.model import TopicPartition
 
 if TYPE_CHECKING:
     from tests.kafka_tools import KafkaTools
@@ -189,6 +192,28 @@ class AiokafkaReader(Reader):
                 await consumer.commit()
         finally:
             await consumer.stop()
+
+
+class SparklogReader(Reader):
+    """A member with sparklog's own consumer. ``bootstrap`` has the addresses of sparklog's protocol."""
+
+    def run(self) -> None:
+        consumer: Consumer
+
+        def assigned(partitions: Iterable[TopicPartition]) -> None:
+            self.owned |= {tp.partition for tp in partitions}
+
+        def revoked(partitions: Iterable[TopicPartition]) -> None:
+            consumer.commit()
+            self.owned -= {tp.partition for tp in partitions}
+
+        with Consumer(
+            self.bootstrap, [self.topic], group=self.group, on_assign=assigned, on_revoke=revoked
+        ) as consumer:
+            while not self._ends.is_set():
+                for batch in consumer.poll(0.1):
+                    self.readings.add(batch.column("value").to_pylist())
+            consumer.commit()
 
 
 class JavaReader(Reader):

@@ -11,6 +11,7 @@ import pytest
 
 from sparklog.client.admin.admin import Admin
 from sparklog.client.consumer.consumer import Consumer
+from sparklog.errors import BrokerError
 from sparklog.testing.process_cluster import ProcessCluster
 from tests.integration.kafka_calls import coordinator_of
 from tests.integration.kafka_readers import (
@@ -19,6 +20,7 @@ from tests.integration.kafka_readers import (
     KafkaPythonReader,
     Reader,
     Readings,
+    SparklogReader,
     wait_until,
 )
 
@@ -212,11 +214,37 @@ def check_the_coordinator_is_killed(cluster: ProcessCluster, topic: str, new_rea
     assert {int(value) for value in more.counts} == set(range(2400, 3000)), "commits were lost"
 
 
+def test_kafka_clients_and_sparklogs_share_a_group(cluster: ProcessCluster, topic: str) -> None:
+    readings = Readings()
+    produce(cluster, topic, range(1200))
+    readers = [
+        CONSUMER(cluster.kafka_bootstrap, topic, topic, readings).start(),
+        SparklogReader(cluster.bootstrap, topic, topic, readings).start(),
+        CONSUMER(cluster.kafka_bootstrap, topic, topic, readings).start(),
+    ]
+    wait_until(lambda: shared(*readers), "three members share the partitions")
+    produce(cluster, topic, range(1200, 2400))
+    readings.wait_for(2400)
+    readers[0].stop()
+    wait_until(lambda: shared(*readers[1:]), "the others take over")
+    produce(cluster, topic, range(2400, 3000))
+    readings.wait_for(3000)
+    for reader in readers[1:]:
+        reader.stop()
+    assert set(readings.counts.values()) == {1}
+
+
 def test_a_group_changes_between_kafka_clients_and_sparklogs(cluster: ProcessCluster, topic: str) -> None:
     readings = Readings()
     produce(cluster, topic, range(600))
     reader = RANGE(cluster.kafka_bootstrap, topic, topic, readings).start()
     readings.wait_for(600)
+    with (
+        pytest.raises(BrokerError, match="INCONSISTENT_GROUP_PROTOCOL"),
+        Consumer(cluster.bootstrap, [topic], group=topic) as consumer,
+    ):
+        while True:
+            consumer.poll(1.0)
     reader.stop()
     produce(cluster, topic, range(600, 900))
     found: list[bytes] = []
