@@ -14,6 +14,7 @@ class FirstPort(enum.IntEnum):
     those that `tests/cluster/supervised_cluster.py` chooses from (20,000 to 29,000), so no other process uses them.
     """
 
+    KAFKA_LISTENERS = 29_292
     DELTA_PAGE = 29_392
     SPARK_PAGE = 29_492
     GENERATIONS = 29_592

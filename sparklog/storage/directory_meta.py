@@ -36,13 +36,15 @@ logger = logging.getLogger(__name__)
 class DirectoryMeta(msgspec.Struct, frozen=True):
     """The content of ``meta.json``: the cluster and the broker that a log directory belongs to.
 
-    ``port`` is the broker's port, or 0 until the broker has chosen one.
+    ``port`` is the broker's port, or 0 until the broker has chosen one. ``kafka_ports`` has the last port of each
+    listener for Kafka clients, by listener name.
     """
 
     cluster_id: str
     broker_id: int
     port: int = 0
     version: int = 1
+    kafka_ports: dict[str, int] = {}
 
 
 class Claim:

@@ -21,6 +21,8 @@ import time
 from collections.abc import Callable, Iterable, Mapping, Set
 from pathlib import Path
 
+from msgspec.structs import replace
+
 from sparklog.config import BrokerConfig, TopicConfig, broker_config, topic_config
 from sparklog.errors import BrokerError, ErrorCode, StorageError
 from sparklog.model import SeenNumbers, TopicNote, TopicPartition, TopicSchema
@@ -147,7 +149,7 @@ class LogDirectory:
                 )
             try:
                 if meta is None or (port and meta.port != port):
-                    meta = DirectoryMeta(cluster_id, broker_id, port)
+                    meta = DirectoryMeta(cluster_id, broker_id, port, kafka_ports=meta.kafka_ports if meta else {})
                     write_meta(disk, path, meta)
                 last_stop = begin_running(disk, path, boot_id=boot_id)
             except OSError as failure:
@@ -285,6 +287,16 @@ class LogDirectory:
         Block for an fsync. Any thread may call this method. Raises OSError.
         """
         self.seen_file.note_incarnation(incarnation)
+
+    def note_kafka_ports(self, ports: dict[str, int]) -> None:
+        """Record the ports of the listeners for Kafka clients, by listener name, so that a restart keeps them.
+
+        Block for an fsync if a port is new. Raises OSError.
+        """
+        if self.meta.kafka_ports != ports:
+            meta = replace(self.meta, kafka_ports=ports)
+            write_meta(self._disk, self.path, meta)
+            self.meta = meta
 
     def topic_notes(self) -> dict[str, TopicNote]:
         """Return the stored copies of the metadata of the topics that this broker hosts, by topic id."""

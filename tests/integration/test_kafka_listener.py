@@ -19,6 +19,7 @@ from sparklog.kafka.wire.metadata import ApiVersionsRequest
 from sparklog.testing.process_cluster import ProcessCluster, wait_until
 from tests.broker.kafka.test_dispatcher import Client
 from tests.conftest import ROOT
+from tests.ports import FirstPort
 
 pytestmark = pytest.mark.integration
 
@@ -123,3 +124,22 @@ def test_kafka_python_describes_the_cluster(cluster: ProcessCluster) -> None:
         assert "flights" in admin.list_topics()
     finally:
         admin.close()
+
+
+def test_brokers_of_one_host_take_and_keep_the_next_free_ports() -> None:
+    listeners = {"kafka.listeners": f"PLAINTEXT://127.0.0.1:{FirstPort.KAFKA_LISTENERS}"}
+    with ProcessCluster(2, settings=listeners) as cluster:
+
+        def ports() -> dict[int, int]:
+            brokers = cluster.ask_zookeeper(lambda store: store.live_brokers())
+            return {broker.broker_id: endpoint.port for broker in brokers for endpoint in broker.kafka_endpoints}
+
+        first = ports()
+        assert sorted(first.values()) == [FirstPort.KAFKA_LISTENERS, FirstPort.KAFKA_LISTENERS + 1]
+        later = max(first, key=lambda broker_id: first[broker_id])
+        cluster.stop_brokers()
+        cluster.start_controller()
+        cluster.start_broker(later)
+        assert ports() == {later: first[later]}
+        cluster.start_brokers()
+        assert ports() == first

@@ -150,20 +150,21 @@ class BrokerServer:
             on_lost=broker.connection_lost,
             quotas=broker.quotas,
         )
+        directory = broker.partitions.directory
         for listener in self._listeners.kafka:
             name = KAFKA_LISTENER + listener.name
             security = self._security(listener)._replace(name=name)
-            # Clients that connect to an advertised port must find the broker there.
-            fixed = listener.advertised_port or not listener.port
-            last = listener.port if fixed else min(listener.port + _KAFKA_PORTS - 1, _LAST_PORT)
-            for port in range(listener.port, last + 1):
+            ports = _kafka_ports(listener, directory.meta.kafka_ports.get(listener.name, 0))
+            for port in ports:
                 try:
                     self._ports[name] = await server.listen(listener.host, port, security, protocol)
                     break
                 except OSError as error:
-                    if error.errno != errno.EADDRINUSE or port == last:
+                    if error.errno != errno.EADDRINUSE or port == ports[-1]:
                         raise
             _log.info("Kafka clients: listener %s at %s:%d", listener.name, listener.host, self._ports[name])
+        found = {listener.name: self._ports[KAFKA_LISTENER + listener.name] for listener in self._listeners.kafka}
+        await asyncio.to_thread(directory.note_kafka_ports, found)
         server.offer_to_kafka_clients(self.kafka_addresses)
 
     def _describe(self, cid: int, version: int) -> HelloReply:
@@ -209,3 +210,16 @@ class BrokerServer:
         """Stop listening, and close all connections of clients."""
         if self._server is not None:
             await self._server.close()
+
+
+def _kafka_ports(listener: Listener, earlier: int) -> list[int]:
+    """Return the ports to try for a listener, in order. ``earlier`` is its port in the broker's last run, or 0.
+
+    If the settings choose a single port or any port, that is the only one. Clients that connect to an advertised port
+    must find the broker there.
+    """
+    if listener.advertised_port or not listener.port:
+        return [listener.port]
+    last = min(listener.port + _KAFKA_PORTS - 1, _LAST_PORT)
+    ports = list(range(listener.port, last + 1))
+    return [earlier, *(port for port in ports if port != earlier)] if earlier in ports else ports
