@@ -42,6 +42,7 @@ from sparklog.storage.cleaning_plan import CLEANER_FILE, CleanerState, CleaningC
 from sparklog.storage.disk import Disk, is_full, replace_file
 from sparklog.storage.formats import encode_state
 from sparklog.storage.key_table import SPILL_FILE, KeyTable, SpillFile
+from sparklog.storage.producers import ONE_TRANSACTION
 from sparklog.storage.segment import DATA_SUFFIX, INDEX_SUFFIX, file_stem
 
 #: The target size, uncompressed, of a batch that is merged from several ones.
@@ -308,7 +309,9 @@ class CleanJob:
                 else:
                     source = self._left(header, body, schema)
                     changed |= marker or not source.is_whole or bool(header.flags & Flag.TRANSACTIONAL)
-                    alone = header.base_offset in self._last_batches and not header.flags & Flag.TRANSACTIONAL
+                    # A marker leaves the producers of many transactions in the table of producers.
+                    lasts = header.producer_epoch > ONE_TRANSACTION or not header.flags & Flag.TRANSACTIONAL
+                    alone = header.base_offset in self._last_batches and lasts
                     made = merger.add(source, alone=alone and header.producer_id >= 0)
                 self._write(writer, made)
         self._write(writer, merger.flush())

@@ -158,7 +158,7 @@ class KafkaPythonProducer(TransactionalProducer):
         try:
             self._producer.init_transactions()
         except BaseException:
-            self._producer.close()
+            self._producer.close(timeout=5)
             raise
 
     def begin(self) -> None:
@@ -184,7 +184,7 @@ class KafkaPythonProducer(TransactionalProducer):
         self._producer.abort_transaction()
 
     def close(self) -> None:
-        self._producer.close()
+        self._producer.close(timeout=5)
 
 
 class JavaProducer(TransactionalProducer):

@@ -129,6 +129,62 @@ def test_all_readers_see_the_committed_transactions(cluster: ProcessCluster, top
     assert len(everything) >= 60, "the flushed records of aborted transactions are in the log"
 
 
+def read_java(tools: KafkaTools, bootstrap: str, topic: str) -> dict[int, list[str]]:
+    """Return the committed values of each partition that Kafka's Java consumer reads."""
+    deserializer = "org.apache.kafka.common.serialization.StringDeserializer"
+    settings = {
+        "bootstrap.servers": bootstrap,
+        "isolation.level": "read_committed",
+        "key.deserializer": deserializer,
+        "value.deserializer": deserializer,
+    }
+    jvm = tools.jvm
+    consumer = jvm.org.apache.kafka.clients.consumer.KafkaConsumer(tools.properties(settings))
+    places = jvm.java.util.ArrayList()
+    for number in range(PARTITIONS):
+        places.add(jvm.org.apache.kafka.common.TopicPartition(topic, number))
+    consumer.assign(places)
+    consumer.seekToBeginning(places)
+    ends = consumer.endOffsets(places)
+    found: dict[int, list[str]] = {number: [] for number in range(PARTITIONS)}
+    end_s = time.monotonic() + 60
+    while any(consumer.position(place) < ends.get(place) for place in places):
+        assert time.monotonic() < end_s
+        records = consumer.poll(jvm.java.time.Duration.ofMillis(200)).iterator()
+        while records.hasNext():
+            record = records.next()
+            found[record.partition()].append(record.value())
+    consumer.close()
+    return found
+
+
+@pytest.mark.extended
+def test_kafkas_java_consumer_sees_the_same_records(cluster: ProcessCluster, topic: str) -> None:
+    try:
+        jars = broker_jars(fetch=True)
+    except ClusterError as error:
+        pytest.skip(str(error))
+    with KafkaTools(jars) as tools:
+        producers = [
+            JavaProducer(tools, cluster.kafka_bootstrap, f"java-{topic}"),
+            ConfluentProducer(cluster.kafka_bootstrap, f"confluent-{topic}"),
+        ]
+        for transaction in range(8):
+            producer = producers[transaction % 2]
+            producer.begin()
+            for number in range(30):
+                producer.send(topic, number % PARTITIONS, f"{transaction} {number}")
+            producer.flush()
+            if transaction % 4 < 2:
+                producer.commit()
+            else:
+                producer.abort()
+        expected = committed(cluster, topic)
+        assert sum(map(len, expected.values())) == 4 * 30
+        assert read_java(tools, cluster.kafka_bootstrap, topic) == expected
+        producers[0].close()
+
+
 def test_offsets_take_effect_with_their_transaction(cluster: ProcessCluster, topic: str, create: Create) -> None:
     producer = create(f"id-{topic}")
     group = f"group-{topic}"

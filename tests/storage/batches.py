@@ -66,9 +66,11 @@ def batch(
     return header, memoryview(body)
 
 
-def marker(*, committed: tuple[int, ...] = (), aborted: tuple[int, ...] = (), schema_id: int = 0) -> Batch:
-    """Return the end of these producers' transactions, each in producer epoch 0."""
-    said = Marker(tuple((found, 0) for found in committed), tuple((found, 0) for found in aborted))
+def marker(
+    *, committed: tuple[int, ...] = (), aborted: tuple[int, ...] = (), schema_id: int = 0, epoch: int = 0
+) -> Batch:
+    """Return the end of these producers' transactions, each in this producer epoch."""
+    said = Marker(tuple((found, epoch) for found in committed), tuple((found, epoch) for found in aborted))
     header, body = encode_marker(said, _COLUMNS[schema_id], schema_id=schema_id)
     return header, memoryview(body)
 

@@ -44,6 +44,7 @@ def keyed(
     records: list[tuple[bytes | None, int | None]],
     *,
     producer: int = -1,
+    epoch: int = 0,
     sequence: int = -1,
     transactional: bool = False,
     compression: str | None = None,
@@ -58,7 +59,7 @@ def keyed(
         compression=compression,
         event_time=None,
         producer_id=producer,
-        producer_epoch=0 if producer >= 0 else -1,
+        producer_epoch=epoch if producer >= 0 else -1,
         first_sequence=sequence,
         transactional=transactional,
     )

@@ -201,6 +201,30 @@ def test_the_last_sequence_of_each_producer_is_in_the_log(disk: SimDisk, log: Lo
         write(follower, (b"key", 9), producer=producer, sequence=50)
 
 
+@pytest.mark.parametrize("commit", [True, False])
+def test_the_last_sequence_of_a_kafka_producers_transactions_is_in_the_log(
+    disk: SimDisk, log: Log, commit: bool
+) -> None:
+    for number in range(50):
+        write(log, (b"key", number), producer=9, epoch=1, sequence=number, transactional=True)
+        if number % 5 == 4:
+            ended = marker(committed=(9,), epoch=1) if commit else marker(aborted=(9,), epoch=1)
+            append(log, ended, now_us=WRITTEN_US)
+    rolled(log)
+    before = seen(log)
+    clean(log)
+    clean(log, NOW_US + DAY_US // 2)
+    assert seen(log) == expected(before, log.cleaning.state.end)
+    follower = keyed_log(open_directory(disk=SimDisk()))
+    copy(log, follower)
+    (found,) = follower._tail.producers.get(9).batches  # type: ignore[union-attr]
+    assert (found.first_sequence, found.last_sequence) == (49, 49)
+    assert follower.transactions.open() == {}
+    end = follower.log_end_offset
+    write(follower, (b"key", 7), producer=9, epoch=1, sequence=49, transactional=True)
+    assert follower.log_end_offset == end, "a retry is still a duplicate"
+
+
 @pytest.mark.parametrize("buffer_keys", marked_after(1, [40, 1, 400], pytest.mark.extended))
 def test_keys_beyond_the_memory_are_spilled(disk: SimDisk, log: Log, buffer_keys: int) -> None:
     other = keyed_log(open_directory(disk=SimDisk()))

@@ -14,8 +14,9 @@ from sparklog.broker.kafka.error_codes import KafkaCode, KafkaError, kafka_error
 from sparklog.broker.kafka.groups.committed_offsets import CommittedOffsetsHandlers, commit_code
 from sparklog.broker.kafka.groups.group_access import FAILURES, GroupAccess
 from sparklog.broker.kafka.permissions import Permissions
-from sparklog.broker.kafka.transaction_codes import transaction_code, transaction_key
+from sparklog.broker.kafka.transaction_codes import KEY_PREFIX, transaction_code, transaction_key
 from sparklog.broker.lifecycle.broker import Broker
+from sparklog.broker.transactions.transaction_host import TransactionHost
 from sparklog.coordinator.effects import Done, Ended, KafkaProducerGiven, Outcome, Refused
 from sparklog.coordinator.events import (
     KafkaAddRequested,
@@ -55,8 +56,8 @@ _INIT_FENCES_FROM, _FENCES_FROM = 4, 2
 #: The first version of AddPartitionsToTxn that only brokers of Kafka send. The first versions of TxnOffsetCommit and
 #: EndTxn that clients with transaction.version 2 send. Source: KIP-890.
 _BROKERS_FROM, _ADDS_FROM, _RAISES_FROM = 4, 5, 5
-#: The maximum length of a transactional id, as in sparklog's own requests.
-_MAX_NAME = 255
+#: The maximum length of a transactional id. With the prefix of its key it is a name in the requests between brokers.
+_MAX_ID = 255 - len(KEY_PREFIX)
 #: The longest wait for the markers of a transaction. After it EndTxn succeeds, because the decision is durable, and
 #: InitProducerId gets CONCURRENT_TRANSACTIONS, after which the client repeats it.
 _MARKERS_MS = 5000
@@ -88,6 +89,7 @@ class KafkaTransactions:
         self._registry = broker.registry
         self._transactions = broker.transactions
         self._permissions = Permissions(broker)
+        self._groups = GroupAccess(broker)
 
     async def _ask(self, name: str, event_of: Callable[[int], object], timeout_s: float | None = None) -> Outcome:
         """Pass a request to the coordinator of the transactional id on this broker, and return the outcome.
@@ -101,12 +103,7 @@ class KafkaTransactions:
             if not done.done():  # The client's connection may have ended meanwhile.
                 done.set_result(result)
 
-        try:
-            self._transactions.of(transaction_key(name)).ask(event_of, on_result)
-        except BrokerError as error:
-            if error.code is ErrorCode.BROKER_STOPPING:
-                raise BrokerError(ErrorCode.NOT_COORDINATOR, error.detail) from None
-            raise
+        self._host(name).ask(event_of, on_result)
         await asyncio.wait({done}, timeout=timeout_s)
         if not done.done():
             detail = f"{name}: the previous transaction has not ended within {timeout_s} s"
@@ -116,9 +113,18 @@ class KafkaTransactions:
             raise BrokerError(outcome.code, outcome.detail)
         return outcome
 
+    def _host(self, name: str) -> TransactionHost:
+        """Return the coordinator of the transactional id. Raises BrokerError if none on this broker is ready."""
+        try:
+            return self._transactions.of(transaction_key(name))
+        except BrokerError as error:
+            if error.code is ErrorCode.BROKER_STOPPING:
+                raise BrokerError(ErrorCode.NOT_COORDINATOR, error.detail) from None
+            raise
+
     def _require(self, call: KafkaCall, request: str, name: str) -> None:
-        if not name or len(name) > _MAX_NAME:
-            detail = f"a transactional id of 1 to {_MAX_NAME} characters expected"
+        if not name or len(name) > _MAX_ID:
+            detail = f"a transactional id of 1 to {_MAX_ID} characters expected"
             raise BrokerError(ErrorCode.INVALID_REQUEST, detail)
         self._permissions.require(call, request, Operation.WRITE, ResourceType.TRANSACTIONAL_ID, name)
 
@@ -154,7 +160,7 @@ class KafkaTransactions:
             raise KafkaError(KafkaCode.INVALID_TRANSACTION_TIMEOUT, detail)
         if (request.producer_id < 0) != (request.producer_epoch < 0):
             raise BrokerError(ErrorCode.INVALID_REQUEST, "a producer id and a producer epoch expected, or neither")
-        self._transactions.of(transaction_key(name))
+        self._host(name)
         fresh = await self._fresh_id()
         producer = (request.producer_id, request.producer_epoch)
         outcome = await self._ask(
@@ -255,9 +261,7 @@ class KafkaTransactions:
         name, group = request.transactional_id, request.group_id
         try:
             self._require(call, "AddOffsetsToTxn", name)
-            if not group or len(group) > _MAX_NAME:
-                raise KafkaError(KafkaCode.INVALID_GROUP_ID, f"a name of 1 to {_MAX_NAME} characters expected")
-            self._permissions.require(call, "AddOffsetsToTxn", Operation.READ, ResourceType.GROUP, group)
+            self._groups.require(call, "AddOffsetsToTxn", Operation.READ, group)
             producer = (request.producer_id, request.producer_epoch)
             await self._ask(
                 name, lambda ticket: KafkaAddRequested(ticket, transaction_key(name), *producer, group=group)
@@ -282,7 +286,7 @@ class KafkaTransactions:
 
     async def _end(self, call: KafkaCall, request: EndTxnRequest) -> Ended:
         name, raises = request.transactional_id, call.version >= _RAISES_FROM
-        self._transactions.of(transaction_key(name))
+        self._host(name)
         fresh = await self._fresh_id() if raises and request.producer_epoch >= LAST_EPOCH else -1
         producer = (request.producer_id, request.producer_epoch)
         deadline_ms = self._context.wall_ms() + _MARKERS_MS
