@@ -315,6 +315,11 @@ def test_requests_outside_the_bounds_are_refused(cluster: ProcessCluster) -> Non
             beat = HeartbeatRequest(group_id=name, generation_id=1, member_id="m")
             assert calls.ask(ApiKey.HEARTBEAT, 4, beat).error_code == 24
         assert join(calls, "bounds", 9, member_id="unknown").error_code == ErrorCode.UNKNOWN_MEMBER_ID
+        topics = [OffsetFetchRequestTopic(name="t", partition_indexes=list(range(100_001)))]
+        found = calls.ask(ApiKey.OFFSET_FETCH, 7, OffsetFetchRequest(group_id="bounds", topics=topics))
+        assert found.error_code == ErrorCode.INVALID_REQUEST
+        with pytest.raises(ConnectionError):  # The response of OffsetCommit has no error for the whole request.
+            commit(calls, "bounds", dict.fromkeys(range(10_001), 0))
 
 
 def test_members_go_on_after_the_coordinator_is_killed(cluster: ProcessCluster) -> None:

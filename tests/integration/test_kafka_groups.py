@@ -180,6 +180,7 @@ def check_the_restart_of_a_static_member(
     assert set(readings.counts.values()) == {1}
 
 
+@pytest.mark.extended
 @pytest.mark.parametrize("new_reader", CLIENTS)
 def test_a_group_loses_nothing_when_its_coordinator_is_killed(
     cluster: ProcessCluster, topic: str, new_reader: NewReader

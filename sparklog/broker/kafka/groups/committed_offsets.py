@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from sparklog.broker.kafka.call import KafkaCall
 from sparklog.broker.kafka.error_codes import KafkaCode, KafkaError
-from sparklog.broker.kafka.groups.group_access import FAILURES, GroupAccess, group_code
+from sparklog.broker.kafka.groups.group_access import FAILURES, GroupAccess, check_count, group_code
 from sparklog.broker.lifecycle.broker import Broker
 from sparklog.coordinator.effects import OffsetsDeleted
 from sparklog.coordinator.group_events import CommitRequested, OffsetsDeleteRequested
@@ -50,12 +50,11 @@ class CommittedOffsetsHandlers:
 
     async def commit(self, call: KafkaCall, request: OffsetCommitRequest) -> OffsetCommitResponse:
         """Commit offsets of a member, or of a client while the group has no members."""
+        check_count(request.topics, (len(topic.partitions) for topic in request.topics), MAX_ENTRIES)
         refused: dict[tuple[str, int], int] = {}
         try:
             self._access.require(call, "OffsetCommit", Operation.READ, request.group_id)
             self._access.host(request.group_id)
-            if sum(len(topic.partitions) for topic in request.topics) > MAX_ENTRIES:
-                raise BrokerError(ErrorCode.INVALID_REQUEST, f"at most {MAX_ENTRIES} offsets expected")
             offsets, refused = await self._slices.result(self.checked(call, request))
             if offsets or not refused:
                 await self._access.ask(
@@ -82,6 +81,8 @@ class CommittedOffsetsHandlers:
         offsets: list[GroupOffset] = []
         refused: dict[tuple[str, int], int] = {}
         for topic in request.topics:
+            if self._slices.over():
+                yield
             allowed = self._access.permissions.allows(call, Operation.READ, ResourceType.TOPIC, topic.name)
             for partition in topic.partitions:
                 if self._slices.over():
@@ -113,6 +114,7 @@ class CommittedOffsetsHandlers:
 
     async def delete(self, call: KafkaCall, request: OffsetDeleteRequest) -> OffsetDeleteResponse:
         """Delete offsets of a group, except those of topics to which its members subscribe."""
+        check_count(request.topics, (len(topic.partitions) for topic in request.topics), MAX_ENTRIES)
         refused: dict[str, int] = {}
         for topic in request.topics:
             if not self._access.permissions.allows(call, Operation.READ, ResourceType.TOPIC, topic.name):
@@ -125,8 +127,6 @@ class CommittedOffsetsHandlers:
         )
         try:
             self._access.require(call, "OffsetDelete", Operation.DELETE, request.group_id)
-            if len(partitions) > MAX_ENTRIES:
-                raise BrokerError(ErrorCode.INVALID_REQUEST, f"at most {MAX_ENTRIES} partitions expected")
             outcome = await self._access.ask(
                 request.group_id, lambda ticket: OffsetsDeleteRequested(ticket, request.group_id, partitions)
             )

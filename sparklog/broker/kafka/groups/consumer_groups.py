@@ -60,6 +60,9 @@ class ConsumerGroupHandlers:
             member_id = str(uuid.uuid4())  # Since version 1 a client chooses the id.
         try:
             self._check(call, request, member_id)
+            await self._slices.result(
+                self._check_topics(call, "ConsumerGroupHeartbeat", request.subscribed_topic_names or ())
+            )
             outcome = await self._access.ask(
                 request.group_id, lambda ticket: self._heartbeat_of(ticket, call, request, member_id)
             )
@@ -96,10 +99,13 @@ class ConsumerGroupHandlers:
         if request.server_assignor is not None and request.server_assignor not in ASSIGNORS:
             detail = f"assignor {request.server_assignor!r} found, one of {', '.join(ASSIGNORS)} expected"
             raise KafkaError(KafkaCode.UNSUPPORTED_ASSIGNOR, detail)
+
+    def _check_topics(self, call: KafkaCall, request: str, topics: Iterable[str]) -> Generator[None, None, None]:
+        """Check that the client may describe the topics. Yield between slices. Raises BrokerError."""
         for topic in topics:
-            self._access.permissions.require(
-                call, "ConsumerGroupHeartbeat", Operation.DESCRIBE, ResourceType.TOPIC, topic
-            )
+            if self._slices.over():
+                yield
+            self._access.permissions.require(call, request, Operation.DESCRIBE, ResourceType.TOPIC, topic)
 
     def _heartbeat_of(
         self, ticket: int, call: KafkaCall, request: ConsumerGroupHeartbeatRequest, member_id: str
@@ -164,10 +170,7 @@ class ConsumerGroupHandlers:
         if found is None:
             raise BrokerError(ErrorCode.GROUP_ID_NOT_FOUND, f"there is no group {name!r} of KIP-848")
         topics = {one.topic for member in found.members for one in (*member.owned, *member.target)}
-        for topic in sorted(topics):
-            self._access.permissions.require(
-                call, "ConsumerGroupDescribe", Operation.DESCRIBE, ResourceType.TOPIC, topic
-            )
+        yield from self._check_topics(call, "ConsumerGroupDescribe", sorted(topics))
         return ConsumerGroupDescribeGroup(
             group_id=name,
             group_state=_STATES[found.state],

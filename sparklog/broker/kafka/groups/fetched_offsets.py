@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Generator, Iterable, Mapping, Set
 
 from sparklog.broker.kafka.call import KafkaCall
-from sparklog.broker.kafka.groups.group_access import FAILURES, GroupAccess, group_code
+from sparklog.broker.kafka.groups.group_access import FAILURES, GroupAccess, check_count, group_code
 from sparklog.broker.lifecycle.broker import Broker
 from sparklog.errors import ErrorCode
 from sparklog.kafka.wire.offsets import (
@@ -23,6 +23,7 @@ from sparklog.kafka.wire.offsets import (
     OffsetFetchResponseTopic,
     OffsetFetchResponseTopics,
 )
+from sparklog.protocol.fields import MAX_PLAIN
 from sparklog.protocol.messages import GroupOffset
 from sparklog.security.acls import Operation, ResourceType
 
@@ -50,6 +51,8 @@ class FetchedOffsetsHandler:
                     for topic in request.topics
                 ]
             groups = [OffsetFetchRequestGroup(group_id=request.group_id, topics=topics)]
+        asked = [topic for group in groups for topic in group.topics or ()]
+        check_count([*groups, *asked], (len(topic.partition_indexes) for topic in asked), MAX_PLAIN)
         found = [await self._of_group(call, group, stable=request.require_stable) for group in groups]
         return OffsetFetchResponse(groups=found) if call.version >= _SEVERAL else _of_one_group(call.version, found[0])
 

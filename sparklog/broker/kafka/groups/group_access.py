@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
 
 from sparklog.broker.groups.group_host import GroupHost
 from sparklog.broker.kafka.call import KafkaCall
@@ -58,6 +59,17 @@ class GroupAccess:
         if isinstance(outcome, Refused):
             raise BrokerError(outcome.code, outcome.detail)
         return outcome
+
+
+def check_count(topics: Sequence[Any], partitions: Iterable[int], most: int) -> None:
+    """Check the number of topics and of partitions in a request about offsets.
+
+    ``partitions`` has the number of partitions of each topic. Raises BrokerError INVALID_REQUEST. A response that
+    repeats all names would be too large, so the handler lets the whole request fail.
+    """
+    found = max(len(topics), sum(partitions))
+    if found > most:
+        raise BrokerError(ErrorCode.INVALID_REQUEST, f"{found} topics or partitions found, at most {most} expected")
 
 
 def group_code(error: BrokerError | KafkaError) -> int:
