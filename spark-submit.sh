@@ -20,7 +20,7 @@ from Maven Central on first use.
   ./spark-submit.sh pipeline                          run several exactly-once steps over topics
   ./spark-submit.sh archive --topics a,b --to /lake   archive topics in Delta tables continuously
   ./spark-submit.sh --master spark://host:7077 --pack cluster --zookeeper zk1:2181/log --log-dirs /disk1/log \
-                    --trusted-network             (or with TLS and logins: docs/security.md)
+                    --trusted-network             (or with TLS and logins, see --secure: docs/security.md)
 
 --setup compiled compiles the modules that handle requests. It needs a C compiler and two minutes, also for later
 installs of changed sources. The Python code is the same; sending single records takes less time.
