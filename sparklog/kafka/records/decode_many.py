@@ -23,7 +23,7 @@ _CHUNK = 256
 #: A run of fewer equal records is not faster than the loop.
 _SHORTEST_RUN = 16
 #: Headers are read one of each record at a time, while at least this number of records have one more.
-_FEWEST_AT_ONCE = 256
+_FEWEST_AT_ONCE = 32
 _U32 = 2**32 - 1
 _MOST_U32_BYTES, _MOST_U64_BYTES = 5, 10
 
