@@ -24,6 +24,7 @@ from tests.broker.transactions import find_coordinator
 from tests.integration.kafka_records import PATIENCE_S, read_confluent, read_sparklog
 from tests.integration.kafka_transactions import PYTHON, JavaProducer, TransactionalProducer
 from tests.kafka_tools import KafkaTools
+from tests.tiers import marked_after
 
 pytestmark = [
     pytest.mark.integration,
@@ -171,7 +172,9 @@ def check(cluster: ProcessCluster, writer: Writer, create: Callable[[], Transact
     assert writer.commits >= 20
 
 
-@pytest.mark.parametrize("disturb", [kill_coordinator, kill_all_in_turn, restart_all])
+@pytest.mark.parametrize(
+    "disturb", marked_after(1, [kill_coordinator, kill_all_in_turn, restart_all], pytest.mark.extended)
+)
 def test_each_transaction_of_confluent_kafka_has_one_fate(
     cluster: ProcessCluster, disturb: Callable[[ProcessCluster, Writer], None]
 ) -> None:
@@ -184,16 +187,9 @@ def test_each_transaction_of_confluent_kafka_has_one_fate(
 
 
 @pytest.mark.extended
-@pytest.mark.parametrize(
-    ("module", "options"),
-    # kafka-python waits for a dead coordinator until the request times out.
-    [("aiokafka", {}), ("kafka", {"request_timeout_ms": 5000})],
-)
-def test_each_transaction_of_other_python_clients_has_one_fate(
-    cluster: ProcessCluster, module: str, options: dict[str, int]
-) -> None:
-    pytest.importorskip(module)
-    create = lambda: PYTHON[module](cluster.kafka_bootstrap, KEY, **options)  # noqa: E731
+def test_each_transaction_of_aiokafka_has_one_fate(cluster: ProcessCluster) -> None:
+    pytest.importorskip("aiokafka")
+    create = lambda: PYTHON["aiokafka"](cluster.kafka_bootstrap, KEY)  # noqa: E731
     with Writer(create) as writer:
         writer.wait_progress()
         kill_all_in_turn(cluster, writer)
