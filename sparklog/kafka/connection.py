@@ -33,8 +33,9 @@ from sparklog.protocol.proof import Identity
 from sparklog.protocol.received import ReceivedRequest
 from sparklog.protocol.sasl import MAX_SASL_BYTES
 
-#: The longest client id that is kept. A longer one is cut.
+#: The longest client id that is kept, and the longest name and version of a library. Longer ones are cut.
 _MAX_CLIENT_ID = 255
+_MAX_SOFTWARE = 255
 _NOTHING = memoryview(b"")
 _SASL = frozenset({ApiKey.SASL_HANDSHAKE, ApiKey.SASL_AUTHENTICATE})
 #: The versions of SaslHandshake after which the messages of the login have Kafka's headers.
@@ -205,7 +206,8 @@ class KafkaServerEnd:
     def _answer_versions(self, header: RequestHeader, message: memoryview) -> ImmediateAnswer:
         if is_supported(header.api_key, header.api_version):
             request = decode_request(header.api_key, header.api_version, message)
-            self.software = f"{request.client_software_name} {request.client_software_version}".strip()
+            name, version = request.client_software_name, request.client_software_version
+            self.software = f"{name[:_MAX_SOFTWARE]} {version[:_MAX_SOFTWARE]}".strip()
         return self._answer(header, self._api_versions(header))
 
     def _answer(self, header: RequestHeader, response: Any, *, close: bool = False) -> ImmediateAnswer:

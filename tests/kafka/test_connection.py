@@ -203,6 +203,13 @@ def test_random_bytes_never_raise(content: bytes, key: int, version: int) -> Non
                     assert scene.end.login is None, "a request is served before the login"
 
 
+def test_a_long_name_of_the_library_is_cut() -> None:
+    scene = Scene()
+    request = ApiVersionsRequest(client_software_name="n" * 1000, client_software_version="v" * 1000)
+    assert scene.answer(ApiKey.API_VERSIONS, 3, request).error_code == 0
+    assert scene.end.software == f"{'n' * 255} {'v' * 255}"
+
+
 # --- logins -----------------------------------------------------------------------------------------------------------
 
 

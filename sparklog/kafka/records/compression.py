@@ -3,7 +3,8 @@
 A few bytes may declare, or expand to, gigabytes. So no size that a client declares is trusted: snappy's is compared
 with the limit first, and the other codecs run as streams that stop at the limit. zstd keeps a window of past bytes,
 whose size the client declares too, up to 128 MiB. Records within the limit never refer further back than the limit, so
-a larger window is declared as a smaller one before the decompressor sees it.
+a larger window is declared as a smaller one before the decompressor sees it. The compressed bytes have a limit too,
+because millions of empty frames take seconds and give no records.
 
 Clients write snappy in two forms: as one raw block, or in the frames of Java's library (xerial): a header of 16 bytes,
 and then blocks, each with its length as a big-endian i32 before it. Gzip may have several members, lz4 and zstd several
@@ -49,6 +50,20 @@ _DICTIONARY_ID_BYTES = (0, 1, 2, 4)
 _RLE_BLOCK = 1
 
 
+def refuse_large(records: memoryview, codec: int, *, max_bytes: int) -> None:
+    """Refuse records that are too large before their decompression.
+
+    Compressed records may be larger than ``max_bytes`` by as much as snappy, which adds the most, adds to random bytes.
+
+    Raises:
+        InvalidRecords: MESSAGE_TOO_LARGE.
+    """
+    limit = max_bytes if codec == NONE else max_bytes + max_bytes // 6 + 1024
+    if len(records) > limit:
+        detail = f"records of {len(records)} bytes found before decompression, at most {limit} expected"
+        raise InvalidRecords(ErrorCode.MESSAGE_TOO_LARGE, detail)
+
+
 def decompressed(records: memoryview, codec: int, *, max_bytes: int) -> bytes | memoryview:
     """Return the records of a batch after decompression.
 
@@ -58,9 +73,8 @@ def decompressed(records: memoryview, codec: int, *, max_bytes: int) -> bytes | 
         InvalidRecords: UNSUPPORTED_COMPRESSION_TYPE for an unknown codec; MESSAGE_TOO_LARGE for more than
             ``max_bytes``; INVALID_RECORD for bytes that the codec cannot read.
     """
+    refuse_large(records, codec, max_bytes=max_bytes)
     if codec == NONE:
-        if len(records) > max_bytes:
-            raise _too_large(len(records), max_bytes)
         return records
     if codec == SNAPPY:
         decompress: Callable[[memoryview, int], bytes | memoryview | None] = _unsnappy
@@ -173,6 +187,9 @@ def _with_small_windows(source: memoryview, max_bytes: int) -> bytes | memoryvie
     while at + _ZSTD_LEAST_BYTES <= len(source):
         if source[at + 1 : at + 4] == _SKIPPABLE_MAGIC and source[at] >> 4 == 5:
             at += 8 + int.from_bytes(source[at + 4 : at + 8], "little")
+            most_blocks -= 1
+            if most_blocks < 0:
+                raise ValueError("too many skippable zstd frames")
             continue
         if source[at : at + 4] != _ZSTD_MAGIC:
             break  # the decompressor refuses it

@@ -14,7 +14,7 @@ import pyarrow as pa
 
 from sparklog.errors import ErrorCode
 from sparklog.kafka.records.batch_view import BatchView, verify_crc
-from sparklog.kafka.records.compression import decompressed
+from sparklog.kafka.records.compression import decompressed, refuse_large
 from sparklog.kafka.records.decode_few import Headers, decode_few
 from sparklog.kafka.records.decode_many import decode_many
 from sparklog.kafka.records.invalid import MOST_RECORD_ERRORS, InvalidRecords, RecordError
@@ -169,6 +169,7 @@ def decode_batch(view: BatchView, *, max_bytes: int, keyed: bool = False) -> Dec
             microseconds, and for a batch that claims log append time; INVALID_RECORD for other faults.
     """
     _check_header(view)
+    refuse_large(view.records, view.codec, max_bytes=max_bytes)
     verify_crc(view)
     data = decompressed(view.records, view.codec, max_bytes=max_bytes)
     count = view.record_count

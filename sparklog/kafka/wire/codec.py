@@ -35,6 +35,8 @@ API_VERSIONS: dict[ApiKey, tuple[int, int]] = PARSED_VERSIONS | {
 
 #: The maximum number of elements of all arrays of one request together. Decoding them takes less than 0.1 s and 20 MB.
 MAX_ELEMENTS = 200_000
+#: The maximum number of tagged fields of a header. Kafka's own headers have none.
+_MAX_HEADER_TAGS = 1000
 _LENGTH_BYTES = 4
 _NOT_A_MESSAGE = (struct.error, IndexError, UnicodeDecodeError, OverflowError)
 
@@ -84,6 +86,8 @@ _HEADER = struct.Struct(">hhih")
 
 def _after_tags(frame: memoryview, position: int) -> int:
     count, position = uvarint(frame, position)
+    if count > _MAX_HEADER_TAGS:
+        raise MalformedMessage(f"a header with {count} tagged fields, at most {_MAX_HEADER_TAGS} expected")
     return skip_tagged_fields(frame, position, count, len(frame))
 
 

@@ -4,7 +4,8 @@ A reader is straight Python code for one version, with all nested structs in pla
 for versions nor for types. It raises many kinds of exception for malformed bytes; :mod:`sparklog.kafka.wire.codec`
 turns them into one. Its bounds: a length is compared with the bytes that are left before anything is made, an array's
 length with the least size of that many elements. A request's arrays have a maximum number of elements together,
-because an element of two bytes takes a hundred bytes of memory. Nothing is recursive.
+because an element of two bytes takes a hundred bytes of memory. A tagged field takes longer to read than an element, so
+it counts as ``_ELEMENTS_OF_TAG`` of them. Nothing is recursive.
 """
 
 from __future__ import annotations
@@ -16,6 +17,9 @@ from typing import Any
 from sparklog.kafka.wire.code import Code
 from sparklog.kafka.wire.fields import Array, Field, Primitive, fields_of
 from sparklog.kafka.wire.primitives import malformed, skip_tagged_fields, uvarint
+
+#: The number of elements whose reading takes about as long as that of a tagged field.
+_ELEMENTS_OF_TAG = 4
 
 #: A function from a frame, a position in it and its length to a message and the position after it.
 Reader = Callable[[memoryview, int, int], tuple[Any, int]]
@@ -155,8 +159,7 @@ class _ReadCompiler:
         too_long = f"malformed({f'{name} has more elements than its message has room for'!r})"
         self._code.line(f"if {length} * {least} > {end} - p: {too_long}")
         if self._max_elements is not None:
-            self._code.line(f"elements -= {length}")
-            self._code.line(f"if elements < 0: malformed('more than {self._max_elements} elements in one request')")
+            self._charge(length)
         element = of.element
         if isinstance(element, Primitive) and element.code:
             values = f"unpack_array(f'>{{{length}}}{element.code}', frame, p)"
@@ -176,6 +179,11 @@ class _ReadCompiler:
         if nullable:
             self._code.end()
 
+    def _charge(self, elements: str) -> None:
+        """Emit the check of the maximum number of elements. ``elements`` is the expression of a number of them."""
+        self._code.line(f"elements -= {elements}")
+        self._code.line(f"if elements < 0: malformed('more than {self._max_elements} elements in one request')")
+
     def _tagged_fields(self, fields: list[Field], end: str) -> dict[str, str]:
         """Emit the reading of a struct's tagged fields; return the variables of those that are known, by name."""
         count = self._code.variable("tags")
@@ -186,6 +194,8 @@ class _ReadCompiler:
             self._code.line(f"{values[field.name]} = {self._code.constant(field.default)}")
         self._code.block(f"if {count}:")
         self._code.line(f"if {count} > 127: {count}, p = uvarint(frame, p - 1)")
+        if self._max_elements is not None:
+            self._charge(f"{_ELEMENTS_OF_TAG} * {count}")
         if not fields:
             self._code.line(f"p = skip_tagged_fields(frame, p, {count}, {end})")
         else:

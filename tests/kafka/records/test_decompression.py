@@ -6,6 +6,8 @@ import gzip
 import random
 import struct
 import tracemalloc
+from collections.abc import Callable
+from typing import Any
 
 import cramjam
 import pyarrow as pa
@@ -128,3 +130,39 @@ def test_a_large_zstd_window_is_declared_as_a_small_one(window_log: int) -> None
     data[5] = window_log - 10 << 3
     # A window of more than 128 MiB is refused by the library, so the smaller one is what it has seen.
     assert decompressed(memoryview(data), ZSTD, max_bytes=LIMIT) == PLAIN
+
+
+@pytest.mark.parametrize(
+    ("codec", "frame"),
+    [
+        (GZIP, gzip.compress(b"")),
+        (LZ4, bytes(cramjam.lz4.compress(b""))),
+        (LZ4, b"\x50\x2a\x4d\x18\0\0\0\0"),
+        (ZSTD, bytes(cramjam.zstd.compress(b""))),
+        (ZSTD, b"\x50\x2a\x4d\x18\0\0\0\0"),
+        (SNAPPY, struct.pack(">i", 1) + bytes(cramjam.snappy.compress_raw(b""))),
+    ],
+)
+def test_empty_frames_above_the_limit_are_refused(codec: int, frame: bytes) -> None:
+    header = XERIAL_HEADER if codec == SNAPPY else b""
+    data = header + frame * (2 * LIMIT // len(frame))
+    with pytest.raises(InvalidRecords) as refused:
+        decompressed(memoryview(data), codec, max_bytes=LIMIT)
+    assert refused.value.code is ErrorCode.MESSAGE_TOO_LARGE
+
+
+def test_many_skippable_zstd_frames_are_refused() -> None:
+    data = b"\x50\x2a\x4d\x18\0\0\0\0" * (LIMIT // 8) + zstd_stream(PLAIN)
+    with pytest.raises(InvalidRecords, match="skippable"):
+        decompressed(memoryview(data), ZSTD, max_bytes=LIMIT)
+
+
+@pytest.mark.parametrize(
+    ("codec", "compress"),
+    [(GZIP, gzip.compress), (SNAPPY, xerial), (LZ4, cramjam.lz4.compress), (ZSTD, cramjam.zstd.compress)],
+)
+def test_random_bytes_of_the_greatest_size_are_decompressed(codec: int, compress: Callable[[bytes], Any]) -> None:
+    plain = random.Random(7).randbytes(LIMIT)
+    data = bytes(compress(plain))
+    assert len(data) > LIMIT
+    assert bytes(decompressed(memoryview(data), codec, max_bytes=LIMIT)) == plain

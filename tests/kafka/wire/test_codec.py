@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import struct
+
 import pytest
 
 from sparklog.kafka.wire import (
@@ -36,6 +38,7 @@ from sparklog.kafka.wire.metadata import (
     MetadataRequest,
     MetadataRequestTopic,
 )
+from sparklog.kafka.wire.primitives import uvarint_bytes
 
 
 def test_a_request_frame_has_length_header_and_message() -> None:
@@ -162,6 +165,27 @@ def test_the_elements_of_a_request_are_limited_together() -> None:
     smaller = bytes.fromhex("00000001" + topic + "00000001")
     decoded = decode_request(ApiKey.ELECT_LEADERS, 0, memoryview(smaller))
     assert decoded.topic_partitions[0].partitions == [0] * most
+
+
+def test_the_tagged_fields_of_a_request_are_limited_together() -> None:
+    def message(tags: int) -> memoryview:
+        no_topics = b"\x01\0\0"
+        return memoryview(no_topics + uvarint_bytes(tags) + b"\x09\0" * tags)
+
+    assert decode_request(ApiKey.METADATA, 12, message(MAX_ELEMENTS // 4)).topics == []
+    with pytest.raises(MalformedMessage, match="more than 200000 elements in one request"):
+        decode_request(ApiKey.METADATA, 12, message(MAX_ELEMENTS // 4 + 1))
+
+
+def test_the_tagged_fields_of_a_header_are_limited() -> None:
+    def frame(tags: int) -> memoryview:
+        header = struct.pack(">hhih", ApiKey.METADATA, 12, 7, -1)
+        return memoryview(header + uvarint_bytes(tags) + b"\x09\0" * tags + b"message")
+
+    header, message = decode_header(frame(1000))
+    assert (header.correlation_id, bytes(message)) == (7, b"message")
+    with pytest.raises(MalformedMessage, match="1001 tagged fields"):
+        decode_header(frame(1001))
 
 
 def test_unknown_tagged_fields_are_ignored() -> None:
