@@ -133,7 +133,8 @@ class Histories(RuleBasedStateMachine):
     def sync(self, client: Client, joined: Joined, *, refuse: bool = False) -> None:
         assignments: tuple[tuple[str, bytes], ...] = ()
         if joined.members and not joined.skip_assignment:
-            assignments = tuple((one.member_id, b"%d-%d" % (joined.generation, self.tickets)) for one in joined.members)
+            number = b"%d-%d-" % (joined.generation, self.tickets)
+            assignments = tuple((one.member_id, number + one.member_id.encode()) for one in joined.members)
             if self.group.generation == joined.generation and self.group.phase is GroupPhase.COMPLETING:
                 names = {one.member_id: one.instance_id or one.member_id for one in joined.members}
                 self.given[joined.generation] = {names[name]: assignment for name, assignment in assignments}
@@ -239,6 +240,6 @@ class Histories(RuleBasedStateMachine):
 
 
 Histories.TestCase.settings = settings(
-    max_examples=40, stateful_step_count=50, deadline=None, suppress_health_check=list(HealthCheck)
+    max_examples=60, stateful_step_count=60, deadline=None, suppress_health_check=list(HealthCheck)
 )
 TestHistories = Histories.TestCase
