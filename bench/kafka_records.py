@@ -82,7 +82,8 @@ def figures(count: int, size: int, varying: bool, keyed: bool, headers: int) -> 
 
     found = {}
     for way, few in (("loop", 10**9), ("numpy", 0)):
-        with patch.object(decode, "FEW_RECORDS", few), patch.object(encode, "FEW_RECORDS", few):
+        both = patch.multiple(decode, FEW_RECORDS=few, _FEW_BYTES=few)
+        with both, patch.object(encode, "FEW_RECORDS", few):
             found[f"stored, {way}"] = rate(to_log, count)
             found[f"encode, {way}"] = rate(to_kafka, count)
     return found
