@@ -117,6 +117,8 @@ class ClassicGroup:
         self._supported: Counter[str] = Counter()
         self._waiting = 0
         self._bytes = 0
+        #: The number of bytes of the assignments that the leader sent last.
+        self._assigned_bytes = 0
         #: The end of the first phase. During the initial delay ``_extend_ms`` is the time by which the delay may still
         #: be extended; otherwise it is None. ``_extends`` means that a member has joined during the delay.
         self._join_until_ms = NEVER
@@ -137,6 +139,7 @@ class ClassicGroup:
             member = restored_member(one, state.protocol)
             found._add(member)
             member.session_ms = now_ms + member.session_timeout_ms
+        found._assigned_bytes = sum(len(one.assignment) for one in state.members)
         found.phase = GroupPhase.STABLE if found.members else GroupPhase.EMPTY
         found._schedule()
         return found
@@ -178,6 +181,15 @@ class ClassicGroup:
         """Return whether the group has no members and no new members that have received an id."""
         return not self.members and not self._given
 
+    def knows(self, request: JoinRequested) -> bool:
+        """Return whether the request is of a member, or of the same static member after a restart."""
+        return request.member_id in self.members or request.instance_id in self._instances
+
+    @property
+    def held_bytes(self) -> int:
+        """Return the number of bytes of the members' protocols, names and assignments."""
+        return self._bytes + self._assigned_bytes
+
     def state(self) -> ClassicState:
         """Return the record of the current generation."""
         members = tuple(member.state(self.protocol) for member in self.members.values())
@@ -209,6 +221,8 @@ class ClassicGroup:
         assert bool(members) == (phase not in {GroupPhase.EMPTY, GroupPhase.DEAD}), phase
         assert self._waiting == sum(member.joining is not None for member in members.values())
         assert self._bytes == sum(member.size for member in members.values())
+        assert self._assigned_bytes >= sum(len(member.assignment) for member in members.values())
+        assert self.held_bytes == 0 or members
         assert self._instances == {one.instance_id: name for name, one in members.items() if one.instance_id}
         assert len(members) <= self._settings.max_size
         assert len(self._given) <= self._settings.max_size
@@ -470,6 +484,7 @@ class ClassicGroup:
             self._note(self._join_until_ms)
             return
         self._join_until_ms, self._extend_ms = NEVER, None
+        self._assigned_bytes = 0
         self.generation += 1
         if not self.members:
             self.phase, self.protocol, self.leader = GroupPhase.EMPTY, "", ""
@@ -552,6 +567,7 @@ class ClassicGroup:
         self.phase = GroupPhase.STABLE
         for member in self.members.values():
             member.assignment = assignments.get(member.member_id, b"")
+        self._assigned_bytes = sum(len(member.assignment) for member in self.members.values())
         self._store()
         for member in self.members.values():
             if member.syncing is not None:

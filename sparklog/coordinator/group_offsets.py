@@ -121,6 +121,8 @@ class GroupSettings:
     max_groups: int = 1_000_000
     #: The time after which no transaction can be open any more.
     hold_ms: int = 2 * 86_400_000
+    #: The maximum number of bytes that the members of all classic groups of this coordinator have sent.
+    max_classic_bytes: int = 64 * 2**20
     #: The time for which the first rebalance of a classic group waits for further members.
     initial_delay_ms: int = 3000
 
@@ -212,6 +214,7 @@ class Groups(CoordinatorCore[_Group, _GroupDraft]):
         self._topics = Topics()
         #: The groups with members, and the time at which they must be checked next.
         self._active: dict[str, _Group] = {}
+        self._classic_bytes = 0
         self._due_ms = NEVER
 
     # --- the entry point -------------------------------------------------------------------------------------------
@@ -236,6 +239,7 @@ class Groups(CoordinatorCore[_Group, _GroupDraft]):
                 group.classic = ClassicGroup.restored(
                     group.key, self._settings.classic, record.classic, generation=record.epoch, now_ms=now_ms
                 )
+                self._classic_bytes += group.classic.held_bytes
             self._note_members(group)
 
     def step(self, event: Any, now_ms: int) -> list[Effect]:
@@ -537,6 +541,16 @@ class Groups(CoordinatorCore[_Group, _GroupDraft]):
             code = ErrorCode.INCONSISTENT_GROUP_PROTOCOL if joins else ErrorCode.UNKNOWN_MEMBER_ID
             draft.answers.append(Respond(request.ticket, Refused(code, detail)))
             return
+        if isinstance(request, JoinRequested) and not (group.classic is not None and group.classic.knows(request)):
+            size = sum(len(metadata) for _, metadata in request.protocols)
+            if self._classic_bytes + size > self._settings.max_classic_bytes:
+                detail = (
+                    f"group {group.key!r}: {size} bytes of metadata found; the classic groups of its coordinator have "
+                    f"{self._classic_bytes} of at most {self._settings.max_classic_bytes}"
+                )
+                refusal = Refused(ErrorCode.GROUP_MAX_SIZE_REACHED, detail)
+                draft.answers.append(Respond(request.ticket, refusal))
+                return
         classic = group.classic
         if classic is None:
             classic = ClassicGroup(group.key, self._settings.classic, generation=group.membership.epoch)
@@ -549,7 +563,10 @@ class Groups(CoordinatorCore[_Group, _GroupDraft]):
     def _step_classic(
         self, group: _Group, classic: ClassicGroup, event: ClassicEvent, draft: _GroupDraft, now_ms: int
     ) -> None:
-        for effect in classic.step(event, now_ms):
+        before = classic.held_bytes
+        effects = classic.step(event, now_ms)
+        self._classic_bytes += classic.held_bytes - before
+        for effect in effects:
             match effect:
                 case Respond():
                     draft.answers.append(effect)

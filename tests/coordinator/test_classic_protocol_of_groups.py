@@ -230,6 +230,25 @@ def test_offsets_of_subscribed_topics_cannot_be_deleted() -> None:
     assert host.ask(OffsetsDeleteRequested, (("t", 0), ("u", 0))) == OffsetsDeleted(frozenset({"t"}))
 
 
+def test_all_classic_groups_of_a_coordinator_are_bounded() -> None:
+    host = Host()
+    host.settings = GroupSettings(initial_delay_ms=0, max_classic_bytes=150)
+    host.crash()
+    host.stable()
+    used = host.core._classic_bytes
+    assert used > len(SUBSCRIPTION) + len(ASSIGNMENT)
+    host.crash()
+    assert host.core._classic_bytes == used, "a new coordinator counts the members in the log"
+    protocols = (("range", bytes(140)),)
+    refused = host.ask(JoinRequested, "", "b", "consumer", protocols)
+    assert isinstance(refused, Refused)
+    assert refused.code is ErrorCode.GROUP_MAX_SIZE_REACHED
+    assert isinstance(host.ask(JoinRequested, "a", "z", "consumer", protocols), Joined), "members may always join again"
+    host.ask(LeaveRequested, (LeavingMember("a"),))
+    assert not host.core._classic_bytes
+    assert isinstance(host.ask(JoinRequested, "", "b", "consumer", protocols), Joined)
+
+
 def test_a_group_expires_only_without_members() -> None:
     host = Host()
     host.stable()
