@@ -20,6 +20,8 @@ from sparklog.protocol.connection import ClientEnd, hello
 from sparklog.protocol.frames import PREFIX, encode_frame
 from sparklog.protocol.messages import (
     LATEST,
+    AlterTopic,
+    CreatePartitions,
     CreateTopic,
     DeleteTopic,
     ErrorReply,
@@ -308,6 +310,8 @@ def test_wrong_leader_epochs_are_refused(connection: BlockingConnection) -> None
         ),
         (CreateTopic(0, TOPIC, 1, 1, 1000), ErrorCode.TOPIC_ALREADY_EXISTS, TOPIC),
         (DeleteTopic(0, "no-such-topic", 1000), ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, "no-such-topic"),
+        (AlterTopic(0, f"{TOPIC}/partitions", {}, (), 1000), ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, "partitions"),
+        (CreatePartitions(0, f"../{TOPIC}", 2, 1000), ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, TOPIC),
     ],
 )
 def test_impossible_topics_are_refused(

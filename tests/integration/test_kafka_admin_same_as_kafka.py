@@ -137,6 +137,7 @@ def extensions(side: Side) -> Any:
 
     wanted = [
         topic("never-existed", 3),
+        topic("orders/partitions", 3),
         topic("orders", 2),
         topic("orders", 1),
         topic("orders", 0),
@@ -198,6 +199,8 @@ def altered_configs(side: Side) -> Any:
         resource("orders", "retention.ms", 0, "much"),
         resource("orders", "retention.ms", 0, None),
         resource("never-existed", "retention.ms", 0, "1"),
+        resource("orders/partitions", "retention.ms", 0, "1"),
+        resource("../orders", "retention.ms", 0, "1"),
         resource("orders", "retention.ms", 0, "1", kind=3),
     ]
     found = []
@@ -235,6 +238,7 @@ def reassignments(side: Side) -> Any:
         ("orders", 0, None),
         ("orders", 9, [side.broker_id]),
         ("never-existed", 0, [side.broker_id]),
+        ("orders/partitions", 0, [side.broker_id]),
     ):
         move = wire.ReassignablePartition(partition_index=partition, replicas=replicas)
         topics = [wire.ReassignableTopic(name=name, partitions=[move])]

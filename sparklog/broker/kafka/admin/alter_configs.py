@@ -31,6 +31,7 @@ from sparklog.kafka.wire.admin import (
     IncrementalAlterConfigsResource,
     IncrementalAlterConfigsResponse,
 )
+from sparklog.model import check_topic_name
 from sparklog.protocol.messages import AlterTopic
 from sparklog.security.acls import CLUSTER_NAME, Operation, ResourceType
 
@@ -128,8 +129,11 @@ class AlterConfigsHandlers:
         self, call: KafkaCall, topic: str, config: dict[str, str], unset: Sequence[str], *, validate_only: bool
     ) -> None:
         native = AlterTopic(0, topic, config, tuple(unset), _TIMEOUT_MS)
-        if validate_only:
+        bad_name = check_topic_name(topic)
+        if validate_only or bad_name:
             self._permissions.require_rule(call, native)
+            if bad_name:
+                raise BrokerError(ErrorCode.INVALID_TOPIC_EXCEPTION, bad_name)
             await self._requests.check(native)
         else:
             await call.native(native)
