@@ -1,12 +1,14 @@
 """The torture test: it injects random faults into a real cluster for a given time, and checks the history.
 
-    python -m sparklog.testing.torture --minutes 5 [--seed 7] [--brokers 3] [--history FILE] [--beyond] [--secure]
+    python -m sparklog.testing.torture --minutes 5 [--seed 7] [--brokers 3] [--history FILE]
+        [--beyond] [--secure] [--kafka]
     python -m sparklog.testing.torture --check FILE
 
 Processes, sockets and disks are real: ZooKeeper, an active and a standby controller, brokers. The seed decides the
 faults, but not the timing of threads and packets. At most one broker, one controller and ZooKeeper are broken at the
 same time. ``--beyond`` also kills all brokers at once now and then. With ``--secure`` clients log in over TLS, and
-brokers and controllers have certificates. The exit code is 1 if a guarantee was violated.
+brokers and controllers have certificates. With ``--kafka`` clients of
+Kafka use the same topics through the Kafka listener. The exit code is 1 if a guarantee was violated.
 """
 
 from __future__ import annotations
@@ -67,11 +69,14 @@ class Torture:
     One thread causes the faults and ends them. The clients have their own threads.
     """
 
-    def __init__(self, cluster: ProcessCluster, history: HistoryWriter, *, seed: int, beyond: bool) -> None:
+    def __init__(
+        self, cluster: ProcessCluster, history: HistoryWriter, *, seed: int, beyond: bool, kafka: bool = False
+    ) -> None:
         self.cluster = cluster
         self.history = history
         self._random = random.Random(seed)
         self._beyond = beyond
+        self._kafka = kafka
         self._lasting = [topic.name for topic in TOPICS if topic.rules != "remade"]
         self.faults = Faults(cluster, self._lasting, session_s=SESSION_S, seed=seed)
         self._operations: list[Callable[[], str]] = [
@@ -87,7 +92,13 @@ class Torture:
     def run(self, minutes: float) -> None:
         """Break and heal the cluster in turn, until the time is up or the cluster does not heal."""
         workload = Workload(
-            self.cluster, self.history, TOPICS, seed=self._random.randrange(2**32), readers=2, pause_s=0.05
+            self.cluster,
+            self.history,
+            TOPICS,
+            seed=self._random.randrange(2**32),
+            readers=2,
+            pause_s=0.05,
+            kafka=self._kafka,
         )
         with workload:
             workload.wait_progress()
@@ -231,19 +242,28 @@ def judge(path: Path) -> CheckReport:
     return check(read_history(path))
 
 
-def torture(path: Path, *, minutes: float, seed: int, brokers: int, beyond: bool, secure: bool = False) -> CheckReport:
+def torture(
+    path: Path,
+    *,
+    minutes: float,
+    seed: int,
+    brokers: int,
+    beyond: bool,
+    secure: bool = False,
+    kafka: bool = False,
+) -> CheckReport:
     """Run the torture test and check its history.
 
     If a guarantee was violated, keep the cluster's directory and print its name.
     """
     directory = Path(tempfile.mkdtemp(prefix="sparklog-torture-"))
     settings = {**SETTINGS, "minutes": f"{minutes:g}", "beyond": str(beyond)}
-    kind, network = (_secure_cluster(), NamespaceNetwork()) if secure else (ProcessCluster, _network())
-    hurt = kind(brokers, base_dir=directory, settings=SETTINGS, network=network, controller_processes=True)
+    kind, network = (_secure_cluster(), NamespaceNetwork()) if secure else (ProcessCluster, _network(kafka=kafka))
+    hurt = kind(brokers, base_dir=directory, settings=SETTINGS, network=network, controller_processes=True, kafka=kafka)
     with HistoryWriter(path, seed=seed, brokers=brokers, settings=settings) as history, hurt as cluster:
         if secure:
             os.environ[CLIENT_CONFIG] = str(directory / "client.conf")
-        Torture(cluster, history, seed=seed, beyond=beyond).run(minutes)
+        Torture(cluster, history, seed=seed, beyond=beyond, kafka=kafka).run(minutes)
     report = judge(path)
     if report.violations:
         _print(f"logs of brokers and controllers: {directory}")
@@ -259,7 +279,9 @@ def _secure_cluster() -> type[ProcessCluster]:
     return SecureCluster
 
 
-def _network() -> Network:
+def _network(*, kafka: bool) -> Network:
+    if kafka:  # Kafka listeners are on loopback, which a network namespace would hide
+        return ProxyNetwork()
     try:
         network = NamespaceNetwork()
     except ClusterError as reason:
@@ -281,6 +303,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--history", type=Path, help="where the history goes; by default a new file, named at the end")
     parser.add_argument("--beyond", action="store_true", help="also kill all brokers at once now and then")
     parser.add_argument("--secure", action="store_true", help="use TLS, logins and certificates; needs namespaces")
+    parser.add_argument("--kafka", action="store_true", help="also use clients of Kafka; needs confluent-kafka")
     parser.add_argument("--check", type=Path, metavar="FILE", help="only judge a history that is there")
     options = parser.parse_args(arguments)
     try:
@@ -300,6 +323,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
                 brokers=options.brokers,
                 beyond=options.beyond,
                 secure=options.secure,
+                kafka=options.kafka,
             )
     except (SparklogError, OSError) as error:
         _print(f"error: {error}")

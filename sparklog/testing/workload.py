@@ -45,7 +45,7 @@ from sparklog.testing.history import (
 from sparklog.testing.process_cluster import ProcessCluster, wait_until
 
 #: The delivery timeout of writers. It is longer than any fault, so that few writes have an unknown outcome.
-_DELIVERY_TIMEOUT_S = 60.0
+DELIVERY_TIMEOUT_S = 60.0
 _IN_FLIGHT = 8
 #: How long clients wait for a response of a broker, which may be paused.
 _REQUEST_TIMEOUT_S = 3.0
@@ -112,14 +112,22 @@ class WriterClient(_Client):
         self._room = threading.Semaphore(_IN_FLIGHT)
         self._next = 0
         self.acknowledged = 0
+        self.open(bootstrap, topics[0].acks)
+
+    def open(self, bootstrap: str, acks: str) -> None:
+        """Create the producer."""
         self._producer = Producer(
             bootstrap,
-            acks=topics[0].acks,
+            acks=acks,
             linger_ms=0,
             request_timeout_s=_REQUEST_TIMEOUT_S,
-            delivery_timeout_s=_DELIVERY_TIMEOUT_S,
-            client_id=name,
+            delivery_timeout_s=DELIVERY_TIMEOUT_S,
+            client_id=self.name,
         )
+
+    def close(self, timeout_s: float) -> None:
+        with contextlib.suppress(SparklogError):  # the future of every write has recorded its outcome already
+            self._producer.close(timeout_s)
 
     def run(self) -> None:
         while not self.stopping.is_set():
@@ -129,8 +137,7 @@ class WriterClient(_Client):
 
     def join(self, timeout_s: float) -> None:
         super().join(timeout_s)
-        with contextlib.suppress(SparklogError):  # the future of every write has recorded its outcome already
-            self._producer.close(timeout_s)
+        self.close(timeout_s)
 
     def flush(self, timeout_s: float) -> bool:
         """Wait until every write has ended; return False after a timeout. Call this after the client's last write."""
@@ -206,6 +213,10 @@ class ReaderClient(_Client):
             while not self.stopping.is_set() and time.monotonic() < until:
                 for batch in consumer.poll(0.3):
                     self._note(batch)
+        self._seek_back()
+
+    def _seek_back(self) -> None:
+        """Let the next consumer begin one partition at an earlier offset."""
         tp = self._random.choice(list(self.positions))
         back = max(0, self.positions[tp] - self._random.randint(0, 500))
         self._history.write(Positioned(consumer=self.name, topic=tp.topic, partition=tp.partition, offset=back))
@@ -242,11 +253,12 @@ class Workload:
         readers: int = 1,
         pause_s: float = 0.01,
         config: Mapping[str, str] | None = None,
+        kafka: bool = False,
     ) -> None:
         """Create the topics.
 
         ``writers`` is the number of writers for each kind of acks. ``pause_s`` is the mean pause between two batches of
-        a writer.
+        a writer. With ``kafka``, clients of Kafka write and read the same topics at the same time.
         """
         self.cluster = cluster
         self.history = history
@@ -266,6 +278,12 @@ class Workload:
             ReaderClient(f"reader-{number}", cluster.bootstrap, lasting, history, seed=seed)
             for number in range(readers)
         ]
+        if kafka:
+            from sparklog.testing.kafka_workload import kafka_clients
+
+            more = kafka_clients(cluster.kafka_bootstrap, topics, history, seed=seed, pause_s=pause_s)
+            self.writers += more[0]
+            self.readers += more[1]
 
     def __enter__(self) -> Workload:
         for client in (*self.writers, *self.readers):
@@ -327,7 +345,7 @@ class Workload:
         for writer in self.writers:
             writer.stopping.set()
         for writer in self.writers:
-            if not writer.flush(_DELIVERY_TIMEOUT_S + timeout_s):
+            if not writer.flush(DELIVERY_TIMEOUT_S + timeout_s):
                 raise ClusterError(f"writes of {writer.name} did not end")
         lasting = [topic.name for topic in self.topics if topic.rules != "remade"]
         wait_whole(self.cluster, lasting, timeout_s)

@@ -11,7 +11,16 @@ import msgspec
 import pytest
 
 from sparklog.errors import ClusterError
-from sparklog.testing.history import FinalLog, Finished, HistoryWriter, RecordedFault, TopicUsed, read_history
+from sparklog.testing.history import (
+    FinalLog,
+    Finished,
+    HistoryWriter,
+    Polled,
+    RecordedFault,
+    Sent,
+    TopicUsed,
+    read_history,
+)
 from sparklog.testing.namespaces import NamespaceNetwork
 from sparklog.testing.torture import main
 
@@ -68,6 +77,27 @@ def test_a_secure_cluster_keeps_its_promises(tmp_path: Path) -> None:
     assert run.returncode == 0, run.stdout + run.stderr
     faults = [entry for entry in read_history(tmp_path / "history.jsonl") if isinstance(entry, RecordedFault)]
     assert len(faults) > 2
+
+
+@pytest.mark.integration
+@pytest.mark.extended
+@pytest.mark.timeout(300)
+def test_kafka_clients_lose_nothing_under_faults(tmp_path: Path) -> None:
+    """Clients of Kafka and of sparklog write and read the same topics."""
+    options = ["--kafka", "--minutes", "0.5", "--seed", "7", "--history", str(tmp_path / "history.jsonl")]
+    run = subprocess.run(
+        [sys.executable, "-m", "sparklog.testing.torture", *options],
+        capture_output=True,
+        text=True,
+        timeout=240,
+        check=False,
+    )
+    assert run.returncode == 0, run.stdout + run.stderr
+    entries = list(read_history(tmp_path / "history.jsonl"))
+    assert len([entry for entry in entries if isinstance(entry, RecordedFault)]) > 2
+    sent = {entry.first for entry in entries if isinstance(entry, Sent) and entry.producer == "kafka-writer-all"}
+    assert len(sent) > 1_000
+    assert any(isinstance(entry, Polled) and entry.consumer == "kafka-reader" for entry in entries)
 
 
 def test_an_incomplete_history_is_neither_good_nor_bad(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
