@@ -23,6 +23,7 @@ from sparklog.testing.history import (
     record_value,
     runs_of,
 )
+from sparklog.testing.process_cluster import ProcessCluster
 from sparklog.testing.workload import DELIVERY_TIMEOUT_S, ReaderClient, Topic, WriterClient
 
 if TYPE_CHECKING:
@@ -178,12 +179,13 @@ class KafkaReaderClient(ReaderClient):
 
 
 def kafka_clients(
-    bootstrap: str, topics: Sequence[Topic], history: HistoryWriter, *, seed: int, pause_s: float
+    cluster: ProcessCluster, topics: Sequence[Topic], history: HistoryWriter, *, seed: int, pause_s: float
 ) -> tuple[list[WriterClient], list[ReaderClient]]:
     """Return one writer for each kind of acks, and one reader of all topics.
 
     They use only topics that are not recreated: a Kafka client may end with a fatal error if its topic is recreated.
     """
+    bootstrap = cluster.kafka_bootstrap
     lasting = [topic for topic in topics if topic.rules != "remade"]
     writers: list[WriterClient] = [
         KafkaWriterClient(

@@ -34,6 +34,7 @@ from sparklog.testing.checker import CheckReport, check
 from sparklog.testing.faults import Fault, Faults, kill_all
 from sparklog.testing.final_logs import wait_in_sync
 from sparklog.testing.history import HistoryWriter, NotHealed, RecordedFault, read_history
+from sparklog.testing.kafka_workload import kafka_clients
 from sparklog.testing.namespaces import NamespaceNetwork
 from sparklog.testing.network import Network
 from sparklog.testing.process_cluster import ProcessCluster, wait_until
@@ -98,7 +99,7 @@ class Torture:
             seed=self._random.randrange(2**32),
             readers=2,
             pause_s=0.05,
-            kafka=self._kafka,
+            more_clients=kafka_clients if self._kafka else None,
         )
         with workload:
             workload.wait_progress()

@@ -15,7 +15,7 @@ from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
 from functools import partial
 from types import TracebackType
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 import pyarrow as pa
 
@@ -239,6 +239,14 @@ class ReaderClient(_Client):
         self.positions[TopicPartition(place.topic, place.partition)] = end
 
 
+class MoreClients(Protocol):
+    """A function that returns writers and readers of another kind."""
+
+    def __call__(
+        self, cluster: ProcessCluster, topics: Sequence[Topic], history: HistoryWriter, *, seed: int, pause_s: float
+    ) -> tuple[list[WriterClient], list[ReaderClient]]: ...
+
+
 class Workload:
     """The writers and readers of a test. Use it only from the thread that injects the faults."""
 
@@ -253,12 +261,12 @@ class Workload:
         readers: int = 1,
         pause_s: float = 0.01,
         config: Mapping[str, str] | None = None,
-        kafka: bool = False,
+        more_clients: MoreClients | None = None,
     ) -> None:
         """Create the topics.
 
         ``writers`` is the number of writers for each kind of acks. ``pause_s`` is the mean pause between two batches of
-        a writer. With ``kafka``, clients of Kafka write and read the same topics at the same time.
+        a writer. ``more_clients`` returns other writers and readers of the same topics.
         """
         self.cluster = cluster
         self.history = history
@@ -278,12 +286,10 @@ class Workload:
             ReaderClient(f"reader-{number}", cluster.bootstrap, lasting, history, seed=seed)
             for number in range(readers)
         ]
-        if kafka:
-            from sparklog.testing.kafka_workload import kafka_clients
-
-            more = kafka_clients(cluster.kafka_bootstrap, topics, history, seed=seed, pause_s=pause_s)
-            self.writers += more[0]
-            self.readers += more[1]
+        if more_clients is not None:
+            writing, reading = more_clients(cluster, topics, history, seed=seed, pause_s=pause_s)
+            self.writers += writing
+            self.readers += reading
 
     def __enter__(self) -> Workload:
         for client in (*self.writers, *self.readers):
