@@ -408,6 +408,18 @@ def test_producers_of_a_partition_are_described(cluster: ProcessCluster, own: Ad
     assert one.current_txn_start_offset == -1
 
 
+def test_repeated_names_are_described_once(cluster: ProcessCluster, own: Admin, calls: KafkaCalls) -> None:
+    name = created(own)
+    topic = ProducersTopic(name=name, partition_indexes=[0] * 1000)
+    (found,) = calls.ask(ApiKey.DESCRIBE_PRODUCERS, 0, DescribeProducersRequest(topics=[topic] * 100)).topics
+    assert [one.partition_index for one in found.partitions] == [0]
+    transactions = DescribeTransactionsRequest(transactional_ids=["any"] * 1000)
+    assert len(calls.ask(ApiKey.DESCRIBE_TRANSACTIONS, 0, transactions).transaction_states) == 1
+    resource = wire.DescribeConfigsResource(resource_type=2, resource_name=name, configuration_keys=None)
+    results = calls.ask(ApiKey.DESCRIBE_CONFIGS, 4, wire.DescribeConfigsRequest(resources=[resource] * 1000)).results
+    assert [one.resource_name for one in results] == [name]
+
+
 def test_an_open_transaction_is_described(cluster: ProcessCluster, own: Admin) -> None:
     name, transactional_id = created(own, 2), new_name()
     with Producer(cluster.bootstrap, transactional_id=transactional_id) as producer:

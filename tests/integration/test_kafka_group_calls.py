@@ -275,6 +275,20 @@ def test_groups_of_kip_848_are_served_in_each_version(cluster: ProcessCluster) -
             assert (left.error_code, left.member_epoch, left.assignment) == (0, -1, None)
 
 
+def test_a_group_is_described_once_in_a_request(cluster: ProcessCluster) -> None:
+    with calls_of(cluster, "once") as calls:
+        assert commit(calls, "once", {0: 1}) == [0]
+        groups = calls.ask(ApiKey.DESCRIBE_GROUPS, 5, DescribeGroupsRequest(groups=["once"] * 1000)).groups
+        assert [one.group_id for one in groups] == ["once"]
+        of_kip_848 = ConsumerGroupDescribeRequest(group_ids=["once"] * 1000)
+        assert len(calls.ask(ApiKey.CONSUMER_GROUP_DESCRIBE, 1, of_kip_848).groups) == 1
+        all_offsets = OffsetFetchRequestGroup(group_id="once", topics=None)
+        fetch = OffsetFetchRequest(groups=[all_offsets] * 1000)
+        first, *others = calls.ask(ApiKey.OFFSET_FETCH, 8, fetch).groups
+        assert (first.error_code, first.topics[0].partitions[0].committed_offset) == (0, 1)
+        assert {(one.error_code, len(one.topics)) for one in others} == {(ErrorCode.INVALID_REQUEST, 0)}
+
+
 def test_a_pattern_selects_topics(cluster: ProcessCluster) -> None:
     with calls_of(cluster, "pattern") as calls:
         request = ConsumerGroupHeartbeatRequest(

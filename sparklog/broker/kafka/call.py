@@ -17,6 +17,7 @@ each other are in progress at the same time. Responses have the order of the req
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Any, NamedTuple, cast
 
@@ -26,6 +27,9 @@ from sparklog.net.server_connection import ServerConnection
 from sparklog.protocol.connection import error_of_reply
 from sparklog.protocol.frames import Buffer
 from sparklog.protocol.messages import ErrorReply, Reply, Request
+
+#: The time after which a call lets other work of the event loop run.
+_TURN_S = 0.03
 
 #: A handler of one API: it gets the call and the decoded request, and returns the response. See the module's docstring.
 Handler = Callable[["KafkaCall", Any], "Awaitable[Any] | Any"]
@@ -48,7 +52,7 @@ class KafkaCall:
     The dispatcher creates it for each request, on the broker's event loop.
     """
 
-    __slots__ = ("_natives", "client_id", "connection", "encodes_in_thread", "version")
+    __slots__ = ("_natives", "_turn_ends_s", "client_id", "connection", "encodes_in_thread", "version")
 
     def __init__(self, connection: ServerConnection, natives: NativeHandlers, *, version: int, client_id: str) -> None:
         #: The connection that sent the request. It has the principal, the listener and the address of the client.
@@ -57,9 +61,24 @@ class KafkaCall:
         self.version = version
         #: The client id in the request's header; empty without one.
         self.client_id = client_id
-        #: Whether a thread encodes the response. A handler sets this if the response has more than some 10,000 entries.
+        #: Whether a thread encodes the response. The dispatcher does so too for a response with very many entries.
         self.encodes_in_thread = False
         self._natives = natives
+        #: The monotonic time at which ``pause`` lets other work run; 0 before its first call.
+        self._turn_ends_s = 0.0
+
+    async def pause(self) -> None:
+        """Let other work of the event loop run if this call has used it for long.
+
+        A handler calls this between the entries of a request. ``native`` does it itself.
+        """
+        now_s = time.monotonic()
+        if now_s < self._turn_ends_s:
+            return
+        if self._turn_ends_s:
+            await asyncio.sleep(0)
+            now_s = time.monotonic()
+        self._turn_ends_s = now_s + _TURN_S
 
     async def native(self, request: Request, body: Sequence[Buffer] | memoryview = ()) -> Reply:
         """Run the handler of a request of sparklog's own protocol in this connection's name, and return its reply.
@@ -70,6 +89,7 @@ class KafkaCall:
         Raises:
             BrokerError: the reply is an error.
         """
+        await self.pause()
         whole = body if isinstance(body, memoryview) else memoryview(b"".join(body))
         inner = NativeConnection(self.connection)
         self._natives.of(self.connection)[type(request)](cast(ServerConnection, inner), request, whole)

@@ -127,6 +127,7 @@ class _ClusterRequests:
         found = {topic.name: topic for topic in described if topic.code == ErrorCode.NONE}
         entries = []
         for topic_id, name in names.items():
+            await call.pause()
             topic = found.get(name) if name is not None else None
             if topic is not None and topic.topic_id == topic_id.hex():
                 entries.append(self._topic(call, request, topic))

@@ -18,6 +18,7 @@ from collections.abc import Callable, Coroutine, Generator, Mapping
 from functools import partial
 from typing import Any, Protocol
 
+from msgspec import Struct
 from msgspec.structs import replace
 
 from sparklog.broker.kafka.call import Handler, KafkaCall, NativeHandlers
@@ -33,6 +34,12 @@ _log = logging.getLogger(__name__)
 
 #: The time after which further requests of the connection start in the next iteration of the event loop.
 _TURN_S = 0.03
+#: The most entries of a response that is encoded on the event loop, which takes about 20 ms.
+_MOST_ENTRIES = 10_000
+
+
+#: The APIs whose handlers themselves ask for a thread, because their responses are frequent.
+_RECORDS = frozenset({ApiKey.PRODUCE, ApiKey.FETCH})
 
 
 class RequestQuotas(Protocol):
@@ -181,7 +188,7 @@ class KafkaHandler:
             response, header = work.result(), slot.request.header
             if response is None:
                 self._end(slot, None)
-            elif call.encodes_in_thread:
+            elif call.encodes_in_thread or (header.api_key not in _RECORDS and has_many_entries(response)):
                 encode = partial(response_frame, header, self._throttled(response))
                 slot.work = asyncio.get_running_loop().run_in_executor(None, encode)
                 slot.work.add_done_callback(partial(self._encoded, slot))
@@ -237,3 +244,22 @@ class KafkaHandler:
             else:
                 self._connection.send(first.request.cid, first.buffers)
         self._start()
+
+
+def has_many_entries(response: Any) -> bool:
+    """Return whether the lists of a response have too many elements for an encoding on the event loop.
+
+    The function visits only about ``_MOST_ENTRIES`` elements.
+    """
+    found, waiting = 0, [response]
+    while waiting:
+        struct = waiting.pop()
+        for name in struct.__struct_fields__:
+            value = getattr(struct, name)
+            if isinstance(value, list) and value:
+                found += len(value)
+                if found > _MOST_ENTRIES:
+                    return True
+                if isinstance(value[0], Struct):
+                    waiting.extend(value)
+    return False

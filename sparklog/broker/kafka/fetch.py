@@ -51,6 +51,8 @@ _log = logging.getLogger(__name__)
 _NO_SESSION, _SESSIONLESS, _FULL = 0, -1, 0
 #: The most bytes of batches that are encoded without a pause for other work.
 _AT_ONCE_BYTES = 256 * 1024
+#: The most partitions of a response that is encoded on the event loop.
+_MOST_ENTRIES = 2000
 #: The limit of the decoded batches that are kept because only a part of them was sent.
 _DECODED_BYTES = 32 * 1024 * 1024
 #: The first version whose clients can decompress zstd. Source: KIP-110.
@@ -283,6 +285,7 @@ class _FetchCall:
         return LeaderIdAndEpoch(leader_id=leader, leader_epoch=epoch)
 
     def _finish(self, responses: list[FetchableTopicResponse], size: int) -> None:
+        self._call.encodes_in_thread = sum(len(topic.partitions) for topic in responses) > _MOST_ENTRIES
         fetches, throttle_ms = self._of.fetches, 0
         fetches.counters["fetch.consumer.bytes"] += size
         if fetches.consumer_sent is not None:

@@ -67,6 +67,8 @@ _LEADERS_FROM = 10
 #: The first version whose clients do not send AddPartitionsToTxn. Source: KIP-890.
 _ADDS_FROM = 12
 #: One thread, so that only one large batch at a time is decompressed in memory.
+#: The most partitions of a response that is encoded on the event loop.
+_MOST_ENTRIES = 2000
 _thread = ThreadPoolExecutor(1, "kafka batches")
 #: The codec of the log for each codec of Kafka: none, gzip, snappy, lz4, zstd.
 _STORED_AS: dict[int, str | None] = {0: None, 1: "zstd", 2: "lz4", 3: "lz4", 4: "zstd"}
@@ -412,6 +414,7 @@ class _OpenProduce:
                 connection.close()
             self.answer.set_result(None)
             return
+        self._call.encodes_in_thread = sum(map(len, self._results)) > _MOST_ENTRIES
         quotas = self._of.quotas
         response = ProduceResponse(
             responses=[

@@ -8,11 +8,12 @@ import time
 from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
 from sparklog.broker.kafka.call import Handler, KafkaCall, NativeHandlers
+from sparklog.broker.kafka.dispatcher import has_many_entries
 from sparklog.broker.kafka.error_codes import KafkaCode, KafkaError
 from sparklog.broker.kafka.kafka_protocol import KafkaProtocol
 from sparklog.errors import BrokerError, ErrorCode
@@ -21,7 +22,9 @@ from sparklog.kafka.wire.data import ProduceRequest, ProduceResponse
 from sparklog.kafka.wire.groups import HeartbeatRequest
 from sparklog.kafka.wire.metadata import (
     ApiVersionsRequest,
+    Coordinator,
     DescribeClusterRequest,
+    FindCoordinatorResponse,
     MetadataRequest,
     MetadataResponse,
     MetadataResponsePartition,
@@ -333,6 +336,36 @@ def test_a_large_response_is_encoded_in_a_thread() -> None:
             broker.calls[1].encodes_in_thread = True
             broken.set_result(MetadataResponse(topics=None))  # type: ignore[arg-type]
             assert await client.closed()
+
+    asyncio.run(test())
+
+
+def test_a_thread_encodes_a_response_with_many_entries() -> None:
+    partitions = [MetadataResponsePartition(partition_index=number) for number in range(100)]
+    topics = [MetadataResponseTopic(name=f"t-{number}", partitions=partitions) for number in range(99)]
+    assert not has_many_entries(MetadataResponse())
+    assert not has_many_entries(MetadataResponse(topics=topics))
+    assert has_many_entries(MetadataResponse(topics=[*topics, *topics[:2]]))
+    assert has_many_entries(FindCoordinatorResponse(coordinators=[Coordinator()] * 10_001))
+
+
+def test_a_call_lets_other_work_run() -> None:
+    async def test() -> None:
+        call = KafkaCall(cast(ServerConnection, None), NativeHandlers({}, {}), version=0, client_id="")
+        others = 0
+
+        async def other() -> None:
+            nonlocal others
+            while True:
+                others += 1
+                await asyncio.sleep(0)
+
+        task = asyncio.get_running_loop().create_task(other())
+        ends_s = time.monotonic() + 0.2
+        while time.monotonic() < ends_s:
+            await call.pause()
+        task.cancel()
+        assert 2 <= others <= 10
 
     asyncio.run(test())
 

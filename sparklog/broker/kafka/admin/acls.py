@@ -93,6 +93,7 @@ async def create_acls(call: KafkaCall, request: CreateAclsRequest) -> CreateAcls
     errors: list[ItemError] = []
     valid: list[AclEntry] = []
     for creation in request.creations:
+        await call.pause()
         error = SUCCESS
         try:
             entry = _entry(creation)

@@ -60,8 +60,6 @@ class AlterConfigsHandlers:
     async def alter_incrementally(
         self, call: KafkaCall, request: IncrementalAlterConfigsRequest
     ) -> IncrementalAlterConfigsResponse:
-        named = Counter((one.resource_type, one.resource_name) for one in request.resources)
-
         async def alter(resource: IncrementalAlterConfigsResource) -> None:
             check_unique(config.name for config in resource.configs)
             if resource.resource_type == ConfigResource.BROKER:
@@ -71,13 +69,9 @@ class AlterConfigsHandlers:
             config, unset = self._changes(resource.resource_name, resource.configs)
             await self._alter_topic(call, resource.resource_name, config, unset, validate_only=request.validate_only)
 
-        return IncrementalAlterConfigsResponse(
-            responses=[await _attempt(named, one, alter) for one in request.resources]
-        )
+        return IncrementalAlterConfigsResponse(responses=await _attempt_all(call, request.resources, alter))
 
     async def alter(self, call: KafkaCall, request: AlterConfigsRequest) -> AlterConfigsResponse:
-        named = Counter((one.resource_type, one.resource_name) for one in request.resources)
-
         async def alter(resource: AlterConfigsResource) -> None:
             check_unique(config.name for config in resource.configs)
             if resource.resource_type == ConfigResource.BROKER:
@@ -89,7 +83,7 @@ class AlterConfigsHandlers:
             unset = sorted(own - config.keys() - READ_ONLY)
             await self._alter_topic(call, resource.resource_name, config, unset, validate_only=request.validate_only)
 
-        return AlterConfigsResponse(responses=[await _attempt(named, one, alter) for one in request.resources])
+        return AlterConfigsResponse(responses=await _attempt_all(call, request.resources, alter))
 
     def _changes(self, topic: str, configs: Iterable[IncrementalAlterableConfig]) -> tuple[dict[str, str], list[str]]:
         """Return the settings to set, and the names of those to reset. Raises BrokerError."""
@@ -151,6 +145,18 @@ def check_unique(names: Iterable[str]) -> None:
     name, count = max(Counter(names).items(), key=lambda item: item[1], default=("", 0))
     if count > 1:
         raise BrokerError(ErrorCode.INVALID_REQUEST, f"setting {name[:100]!r} is named more than once")
+
+
+async def _attempt_all(
+    call: KafkaCall, resources: Sequence[_Resource], alter: Callable[[_Resource], Awaitable[None]]
+) -> list[AlterConfigsResourceResponse]:
+    """Alter the resources one after the other, and return their results."""
+    named = Counter((one.resource_type, one.resource_name) for one in resources)
+    results = []
+    for one in resources:
+        await call.pause()
+        results.append(await _attempt(named, one, alter))
+    return results
 
 
 async def _attempt(

@@ -180,7 +180,9 @@ class DescribeConfigsHandler:
         self, call: KafkaCall, request: DescribeConfigsRequest
     ) -> Generator[None, None, DescribeConfigsResponse]:
         results: list[DescribeConfigsResult] = []
-        for resource in request.resources:
+        # Each resource once, as by Kafka: it has a hundred settings.
+        resources = {(one.resource_type, one.resource_name): one for one in request.resources}
+        for resource in resources.values():
             if self._slices.over():
                 yield
             results.append(self._describe(call, request, resource))

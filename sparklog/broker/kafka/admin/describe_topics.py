@@ -37,6 +37,7 @@ class DescribeTopicsHandler:
         left = max(1, min(request.response_partition_limit, MOST_PARTITIONS))
         topics: list[DescribeTopicPartitionsResponseTopic] = []
         for name, first in self._wanted(call, request):
+            await call.pause()
             topic = self._cache.topic(name)
             refusal = self._refusal(call, name, topic)
             if topic is None or refusal:

@@ -97,7 +97,7 @@ class TopicHandlers:
                 )
 
         unique = {topic.name: topic for topic in request.topics}.values()
-        return CreateTopicsResponse(topics=await _a_few_at_once(create_one, unique))
+        return CreateTopicsResponse(topics=await _a_few_at_once(call, create_one, unique))
 
     def _created(
         self, call: KafkaCall, name: str, topic_id: bytes, record: TopicRecord | None = None
@@ -164,7 +164,7 @@ class TopicHandlers:
             )
 
         unique = {(topic.name, topic.topic_id): topic for topic in wanted}.values()
-        return DeleteTopicsResponse(responses=await _a_few_at_once(delete_one, unique))
+        return DeleteTopicsResponse(responses=await _a_few_at_once(call, delete_one, unique))
 
     def _name_of(self, call: KafkaCall, topic_id: bytes) -> str:
         """Return the name of the topic with this id.
@@ -200,18 +200,21 @@ class TopicHandlers:
             return CreatePartitionsTopicResult(name=topic.name, error_code=error.code, error_message=error.message)
 
         unique = {topic.name: topic for topic in request.topics}.values()
-        return CreatePartitionsResponse(results=await _a_few_at_once(extend_one, unique))
+        return CreatePartitionsResponse(results=await _a_few_at_once(call, extend_one, unique))
 
 
-async def _a_few_at_once(work: Callable[[_T], Awaitable[_R]], items: Iterable[_T]) -> list[_R]:
+async def _a_few_at_once(call: KafkaCall, work: Callable[[_T], Awaitable[_R]], items: Iterable[_T]) -> list[_R]:
     """Run ``work`` for each item, for ``_AT_ONCE`` of them at the same time. Return the results in order."""
-    free = asyncio.Semaphore(_AT_ONCE)
+    results: dict[int, _R] = {}
+    waiting = enumerate(items)
 
-    async def one(item: _T) -> _R:
-        async with free:
-            return await work(item)
+    async def worker() -> None:
+        for index, item in waiting:
+            await call.pause()
+            results[index] = await work(item)
 
-    return await asyncio.gather(*map(one, items))
+    await asyncio.gather(*(worker() for _ in range(_AT_ONCE)))
+    return [results[index] for index in range(len(results))]
 
 
 def _create_topic(topic: CreatableTopic, timeout_ms: int) -> CreateTopic:

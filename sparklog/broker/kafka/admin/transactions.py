@@ -53,18 +53,17 @@ class TransactionHandlers:
     # --- DescribeProducers ---
 
     async def describe_producers(self, call: KafkaCall, request: DescribeProducersRequest) -> DescribeProducersResponse:
-        return DescribeProducersResponse(
-            topics=[
-                TopicResponse(
-                    name=topic.name,
-                    partitions=[
-                        self._producers(call, TopicPartition(topic.name, partition))
-                        for partition in topic.partition_indexes
-                    ],
-                )
-                for topic in request.topics
-            ]
-        )
+        wanted: dict[str, dict[int, None]] = {}  # each partition once: it may have very many producers
+        for topic in request.topics:
+            wanted.setdefault(topic.name, {}).update(dict.fromkeys(topic.partition_indexes))
+        topics = []
+        for name, numbers in wanted.items():
+            partitions = []
+            for number in numbers:
+                await call.pause()
+                partitions.append(self._producers(call, TopicPartition(name, number)))
+            topics.append(TopicResponse(name=name, partitions=partitions))
+        return DescribeProducersResponse(topics=topics)
 
     def _producers(self, call: KafkaCall, tp: TopicPartition) -> PartitionResponse:
         try:
@@ -96,9 +95,11 @@ class TransactionHandlers:
     # --- DescribeTransactions ---
 
     async def describe(self, call: KafkaCall, request: DescribeTransactionsRequest) -> DescribeTransactionsResponse:
-        return DescribeTransactionsResponse(
-            transaction_states=[await self._describe_one(call, name) for name in request.transactional_ids]
-        )
+        states = []
+        for name in dict.fromkeys(request.transactional_ids):  # each once: a transaction may be large
+            await call.pause()
+            states.append(await self._describe_one(call, name))
+        return DescribeTransactionsResponse(transaction_states=states)
 
     async def _describe_one(self, call: KafkaCall, name: str) -> TransactionState:
         try:

@@ -79,8 +79,13 @@ async def alter_users(call: KafkaCall, request: AlterUserScramCredentialsRequest
     """Set and delete credentials of users, and return the result of each user."""
     names = dict.fromkeys([one.name for one in request.deletions] + [one.name for one in request.upsertions])
     errors: dict[str, ItemError] = {}
-    deletions = [_deletion(wanted, errors) for wanted in request.deletions]
-    upsertions = [_upsertion(wanted, errors) for wanted in request.upsertions]
+    deletions, upsertions = [], []
+    for deletion in request.deletions:
+        await call.pause()
+        deletions.append(_deletion(deletion, errors))
+    for upsertion in request.upsertions:
+        await call.pause()
+        upsertions.append(_upsertion(upsertion, errors))
     native = AlterUserScramCredentials(
         0,
         tuple(one for one in deletions if one is not None and one.user not in errors),

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import uuid
 from collections.abc import Generator, Iterable
+from itertools import islice
 
 from sparklog.broker.kafka.call import KafkaCall
 from sparklog.broker.kafka.error_codes import KafkaCode, KafkaError
@@ -140,7 +141,8 @@ class ConsumerGroupHandlers:
 
     async def describe(self, call: KafkaCall, request: ConsumerGroupDescribeRequest) -> ConsumerGroupDescribeResponse:
         groups = []
-        for name in request.group_ids[:MAX_ENTRIES]:
+        for name in islice(dict.fromkeys(request.group_ids), MAX_ENTRIES):  # each once: a group may be large
+            await call.pause()
             try:
                 self._access.require(call, "ConsumerGroupDescribe", Operation.DESCRIBE, name)
                 operations = _UNKNOWN

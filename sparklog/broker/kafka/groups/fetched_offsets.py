@@ -53,7 +53,15 @@ class FetchedOffsetsHandler:
             groups = [OffsetFetchRequestGroup(group_id=request.group_id, topics=topics)]
         asked = [topic for group in groups for topic in group.topics or ()]
         check_count([*groups, *asked], (len(topic.partition_indexes) for topic in asked), MAX_PLAIN)
-        found = [await self._of_group(call, group, stable=request.require_stable) for group in groups]
+        found: list[OffsetFetchResponseGroup] = []
+        named: set[str] = set()
+        for group in groups:
+            await call.pause()
+            if group.group_id in named:  # a group may have very many offsets
+                found.append(_failed(group, ErrorCode.INVALID_REQUEST))
+                continue
+            named.add(group.group_id)
+            found.append(await self._of_group(call, group, stable=request.require_stable))
         return OffsetFetchResponse(groups=found) if call.version >= _SEVERAL else _of_one_group(call.version, found[0])
 
     async def _of_group(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Generator
+from itertools import islice
 
 from sparklog.broker.kafka.call import KafkaCall
 from sparklog.broker.kafka.groups.group_access import FAILURES, GroupAccess, group_code
@@ -71,7 +72,8 @@ class GroupListings:
     async def describe(self, call: KafkaCall, request: DescribeGroupsRequest) -> DescribeGroupsResponse:
         """Describe groups of the classic protocol. Groups of KIP-848 do not exist for this request."""
         groups = []
-        for name in request.groups[:MAX_ENTRIES]:
+        for name in islice(dict.fromkeys(request.groups), MAX_ENTRIES):  # each once: a group may be large
+            await call.pause()
             try:
                 self._access.require(call, "DescribeGroups", Operation.DESCRIBE, name)
                 operations = _UNKNOWN
@@ -121,7 +123,8 @@ class GroupListings:
 
     async def delete(self, call: KafkaCall, request: DeleteGroupsRequest) -> DeleteGroupsResponse:
         results = []
-        for name in request.groups_names[:MAX_ENTRIES]:
+        for name in islice(dict.fromkeys(request.groups_names), MAX_ENTRIES):
+            await call.pause()
             code = 0
             try:
                 self._access.require(call, "DeleteGroups", Operation.DELETE, name)
