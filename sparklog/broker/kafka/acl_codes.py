@@ -46,5 +46,5 @@ PERMISSION_CODES = {permission: code for code, permission in PERMISSIONS.items()
 
 
 def operations_field(operations: Iterable[Operation]) -> int:
-    """Return the bit field of these operations, as responses have it for "authorized operations"."""
+    """Return the operations as a bit field, which responses have as "authorized operations"."""
     return sum(1 << OPERATION_CODES[operation] for operation in operations)

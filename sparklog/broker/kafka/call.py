@@ -6,9 +6,9 @@ A handler gets the call and the decoded request, and returns the response. It is
 - A plain function, which returns the response or a future of it. The handlers of Produce and Fetch should be of this
   kind: the time of a plain function counts in the server's limit for one iteration of the event loop (``net.turn``).
 
-A handler that raises BrokerError gives the response with this error code (``api_table``), if the response has a
-top-level error code. Otherwise the handler itself adds the error to each topic or partition of its response. A handler
-returns None for a request without a response (Produce with acks=0).
+If a handler raises BrokerError, the client gets a response with only this error (``error_responses``). This requires
+that the response has a top-level error code. Otherwise the handler itself adds the error to each topic or partition of
+its response. A handler returns None for a request without a response (Produce with acks=0).
 
 The requests of one connection are handled one after the other, as Kafka does it, and only Produce requests that follow
 each other are in progress at the same time. Responses have the order of the requests.
@@ -81,10 +81,10 @@ class KafkaCall:
         self._turn_ends_s = now_s + _TURN_S
 
     async def native(self, request: Request, body: Sequence[Buffer] | memoryview = ()) -> Reply:
-        """Run the handler of a request of sparklog's own protocol in this connection's name, and return its reply.
+        """Run the handler of a request of sparklog's own protocol for the principal of this connection.
 
-        ACLs, quotas and the audit log apply as to a request that a client of sparklog sends. The correlation id of
-        ``request`` has no meaning. The reply's body is dropped.
+        Return the reply without its body. ACLs, quotas and the audit log apply as to a request that a client of
+        sparklog sends. The correlation id of ``request`` has no meaning.
 
         Raises:
             BrokerError: the reply is an error.
@@ -104,7 +104,7 @@ class KafkaCall:
 class NativeConnection(ForwardingConnection):
     """A substitute for a Kafka connection, which a handler of sparklog's own protocol gets.
 
-    The handler's reply becomes the result of ``answer``; None if the handler ends the request without a reply.
+    The handler's reply becomes the result of ``answer``. The result is None if the handler sends no reply.
     """
 
     def __init__(self, connection: ServerConnection) -> None:

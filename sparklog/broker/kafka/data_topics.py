@@ -1,4 +1,4 @@
-"""What the data APIs of Kafka clients need to know about topics: names and ids, access, the format, and the leaders."""
+"""The facts about topics that the data APIs of Kafka clients need: names, ids, access, format and leaders."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class DataTopics:
         self._permissions = permissions
 
     def name(self, name: str, topic_id: bytes) -> str:
-        """Return the name of a topic that a request names, or whose id it has.
+        """Return the name of a topic that a request gives by its name or by its id.
 
         Raises:
             BrokerError: UNKNOWN_TOPIC_ID.
@@ -67,9 +67,9 @@ class DataTopics:
         return self._partitions.require(tp, topic_id)
 
     def leader(self, tp: TopicPartition, listener: str) -> tuple[int, int, BrokerEndpoint | None]:
-        """Return the id and epoch of the partition's leader as far as known, and its address at the listener.
+        """Return the id and epoch of the partition's leader, and the leader's address at the listener.
 
-        Without a known leader the result is (-1, -1, None).
+        If this broker does not know the leader, the result is (-1, -1, None).
         """
         known = self._context.cache.partition(tp)
         leader, epoch = (known.state.leader, known.state.leader_epoch) if known else (NO_LEADER, NO_EPOCH)
@@ -82,7 +82,7 @@ class DataTopics:
 
 
 def refuse_internal_topic(topic: str, what: str) -> None:
-    """Raise BrokerError if the topic is internal. ``what`` says what is not done to such a topic."""
+    """Raise BrokerError if the topic is internal. ``what`` ends the message, such as "not read"."""
     if topic.startswith(INTERNAL_PREFIX):
         refuse_internal(topic, what)
 

@@ -54,7 +54,7 @@ class RequestQuotas(Protocol):
 
 
 class _Timed(Coroutine[Any, Any, Any]):
-    """A coroutine whose steps on the event loop are done by ``timed``, which charges their time."""
+    """A coroutine that runs each step of ``inner`` by ``timed``, which charges the step's time to a quota."""
 
     def __init__(self, inner: Coroutine[Any, Any, Any], timed: Callable[[Callable[[], Any]], Any]) -> None:
         self._inner = inner
@@ -225,13 +225,13 @@ class KafkaHandler:
         return response_frame(header, self._throttled(response))
 
     def _throttled(self, response: Any) -> Any:
-        """Return the response with the time that the next request must wait because of a quota."""
+        """Enter into the response the time that the client's next request must wait because of a quota."""
         if getattr(response, "throttle_time_ms", None) == 0 and (wait_ms := self._quotas.throttle_ms(self._connection)):
             return replace(response, throttle_time_ms=wait_ms)
         return response
 
     def _give_up(self, reason: str) -> None:
-        """Close the connection, and start none of its requests that wait."""
+        """Close the connection, and drop the requests that have not started."""
         self._waiting.clear()
         self._connection.give_up(reason)
 

@@ -1,4 +1,4 @@
-"""Kafka's error codes: those for the errors of sparklog, and those that only Kafka's protocol has.
+"""The translation of sparklog's error codes to Kafka's, and the codes that only Kafka's protocol has.
 
 ``ErrorCode`` has Kafka's numbers where the meaning is Kafka's. The codes from 1000 on are sparklog's own, and a Kafka
 client would take each of them for an unknown server error, which it does not retry. So each of them becomes the Kafka
@@ -28,7 +28,7 @@ _NEAREST: dict[ErrorCode, ErrorCode] = {
 
 
 class KafkaCode(IntEnum):
-    """The error codes of Kafka's protocol for which sparklog has no error of its own. See ``ErrorCode`` for the others.
+    """The error codes of Kafka's protocol that ``ErrorCode`` does not have.
 
     Source: Kafka protocol guide, "Error codes".
     """
@@ -65,7 +65,7 @@ class KafkaError(SparklogError):
 
 
 def kafka_code(code: int) -> int:
-    """Return the error code of Kafka's protocol for one of sparklog's."""
+    """Return Kafka's error code for an error code of sparklog."""
     if code < _FIRST_OWN:
         return int(code)
     try:

@@ -23,7 +23,7 @@ def error_response(api_key: int, version: int, code: int, detail: str) -> Any | 
 
 @lru_cache(maxsize=1000)
 def _fields(api_key: int, version: int) -> tuple[bool, bool]:
-    """Return whether the response has a top-level error code, and whether it has an error's text."""
+    """Return whether the response has a top-level error code, and whether it has a field for an error's text."""
     versions = {field.name: field.versions for field in fields_of(RESPONSES[ApiKey(api_key)].declared)}
     code, text = (name in versions and version in versions[name] for name in ("error_code", "error_message"))
     return code, text

@@ -1,4 +1,6 @@
-"""Fetch requests of Kafka clients: they wait and read as those of sparklog's consumers, and get Kafka's record batches.
+"""Fetch requests of Kafka clients.
+
+They wait and read as the fetches of sparklog's consumers do. Their responses have Kafka's record batches.
 
 Only the leader of a partition serves it. There are no fetch sessions (KIP-227): a response with session id 0 tells the
 client to name all its partitions in each request.
@@ -89,7 +91,10 @@ class KafkaFetches:
         self.decoded = DecodedBatches(_DECODED_BYTES)
 
     def handle(self, call: KafkaCall, request: FetchRequest) -> asyncio.Future[FetchResponse] | FetchResponse:
-        """Return the response or its future: records, errors, or nothing new after the time that the client waits."""
+        """Return the response or its future.
+
+        The response has records or errors. If there are none before the client's maximum wait is over, it is empty.
+        """
         refused = _refusal(request)
         if refused is not None:
             return FetchResponse(error_code=refused)
@@ -107,7 +112,7 @@ class KafkaFetches:
 
 
 def _refusal(request: FetchRequest) -> int | None:
-    """Return the error of the whole request, or None."""
+    """Return the code of the error for which the whole request is refused, or None."""
     if request.session_id != _NO_SESSION:
         return ErrorCode.FETCH_SESSION_ID_NOT_FOUND
     if request.session_epoch not in {_SESSIONLESS, _FULL}:
@@ -136,7 +141,7 @@ class _FetchCall:
         self.answer: asyncio.Future[FetchResponse] = asyncio.get_running_loop().create_future()
 
     def begin(self, connection: ServerConnection, request: FetchRequest, size: object) -> None:
-        """Read the partitions, and respond now or later. ``request`` may have a smaller limit because of a quota."""
+        """Read the partitions, and respond now or later. A quota may have reduced the limit in ``request``."""
         if self.answer.done():  # the client's connection has ended
             return
         self._max_bytes = max(1, min(request.max_bytes, self._of.fetches.consumer_max_bytes))
@@ -185,7 +190,7 @@ class _FetchCall:
     # --- the response ---
 
     def respond(self, reads: Mapping[Key, PartitionRead]) -> None:
-        """Encode the records that were read, and respond. Much work is done in slices."""
+        """Encode the records that were read, and respond. Encode many records in slices."""
         steps = self._respond(reads)
         if sum(read.size for read in reads.values()) > _AT_ONCE_BYTES:
             self._of.slices.start(steps, self.fail)
@@ -306,7 +311,7 @@ def _unread(partition: int, code: int) -> PartitionData:
 
 
 class KafkaFetch(OpenFetch):
-    """A fetch of a Kafka client, which checks before each read what a Kafka client may read, and answers the call."""
+    """A fetch that checks before each read whether the Kafka client may read the partition, and answers the call."""
 
     __slots__ = ("_of_call",)
 

@@ -1,12 +1,12 @@
 """The records of a Fetch response: batches of the log, encoded as record batches of Kafka with the original offsets.
 
 A batch of the log may be larger than the client's limit, so its rows are encoded in pieces, from the requested offset
-on. Offsets without records need no batch: consumers accept gaps between batches. But a response that ends with such
-offsets needs a batch that moves the consumer on, and a control batch does this for every client. These offsets are:
+on. Offsets without records need no batch, because consumers accept gaps between batches. But if a response ends with
+such offsets, a last batch must move the consumer past them. A control batch does this for every client. Offsets have no
+records in two cases:
 
-- records of an aborted transaction, which a consumer of committed records does not get;
-- records that compaction has removed, if they are the last ones of their batch and the requested offset is after all
-  others.
+- The records belong to an aborted transaction, and the consumer reads only committed records.
+- Compaction has removed the last records of a batch, and the requested offset is after the others of the batch.
 
 A response lists no aborted transactions, because it has no batches of them.
 """
@@ -58,7 +58,9 @@ class Rows(NamedTuple):
 
 
 class DecodedBatches:
-    """The newest batches that were sent in part, decoded, so that the next fetch need not decode them again.
+    """A cache of decoded batches of which a response had only a part.
+
+    The next fetch continues such a batch, and need not decode it again.
 
     Not thread-safe: use it only on the broker's event loop.
     """
@@ -72,7 +74,7 @@ class DecodedBatches:
         return self._known.get(key)
 
     def add(self, key: tuple[str, int, int, int], rows: Rows) -> None:
-        """Add a batch, and remove the oldest ones while the limit is exceeded. The newest one always stays."""
+        """Add a batch, and remove the oldest batches while the limit is exceeded. Keep the added batch in any case."""
         if key in self._known:
             self._known.move_to_end(key)
             return
@@ -88,7 +90,7 @@ def _size(rows: Rows) -> int:
 
 
 class RecordSource(Protocol):
-    """The part of a partition from which ``encode_fetched`` gets what a batch alone does not tell."""
+    """The part of a partition that ``encode_fetched`` uses: schemas, settings and caches."""
 
     @property
     def stamped(self) -> bool:
@@ -105,7 +107,7 @@ class RecordSource(Protocol):
         """Return rows of a batch in the columns of ``DEFAULT_SCHEMA``."""
 
     def sent(self, header: BatchHeader) -> memoryview | None:
-        """Return the batch as a Kafka client has sent it, or None if that is unknown."""
+        """Return the bytes of the batch as a Kafka client has sent them, or None if the broker does not have them."""
 
     def decoded(self, header: BatchHeader) -> Rows | None:
         """Return the batch's rows if an earlier fetch decoded them, or None."""
@@ -127,8 +129,8 @@ def encode_fetched(
     """Encode the records from ``offset`` on. Yield after each piece, so that the event loop may run other work.
 
     ``body`` has the headers of the batches, then their bodies, as a partition's log has them. ``aborted`` are the
-    aborted transactions whose records are left out. The result has at least one record if there is one, and otherwise
-    about ``max_bytes`` at most.
+    aborted transactions whose records are left out. The result has about ``max_bytes`` at most. It has at least one
+    record if there is one, even if this record is larger.
 
     Raises:
         BrokerError: CORRUPT_MESSAGE for a damaged batch at ``offset``.
@@ -156,7 +158,10 @@ def encode_fetched(
 
 
 def _batches(body: Sequence[Buffer]) -> Iterator[tuple[BatchHeader, memoryview]]:
-    """Return each header with the stored bytes of its batch. A buffer after the first has one or several batches."""
+    """Return each header with the stored bytes of its batch.
+
+    The first buffer has the headers. Each further buffer has one or several batches.
+    """
     if not body:
         return
     buffers = (memoryview(buffer) for buffer in body[1:])
@@ -183,7 +188,7 @@ class _Encoder:
         self._offset = offset
         self._source = source
         self._max_bytes = max_bytes
-        #: The offset after the last one that a consumer of ``buffers`` reaches, and after the last one looked at.
+        #: The offset after the last one that a consumer of ``buffers`` reaches, and the offset after the last one read.
         self._reached = self._seen = offset
         self._epoch = -1
         self._time_ms = -1
@@ -208,11 +213,15 @@ class _Encoder:
         return not self.size or self.size + size <= self._max_bytes
 
     def skip(self, next_offset: int) -> None:
-        """Pass offsets without records."""
+        """Record that the offsets before ``next_offset`` have no further records."""
         self._seen = next_offset
 
     def add_marker(self, header: BatchHeader, stored: memoryview) -> None:
-        """Add the end of a transaction. One marker of the log may end several transactions; a consumer needs one."""
+        """Add the control batch of a marker.
+
+        One marker of the log may end several transactions. The control batch names only the first, which is enough
+        for a consumer.
+        """
         marker = decode_marker(header, stored)
         committed = bool(marker.committed)
         ended = marker.committed or marker.aborted or ((-1, -1),)
@@ -231,7 +240,11 @@ class _Encoder:
             self.full = True
 
     def add_sent(self, header: BatchHeader) -> bool:
-        """Add the batch as its producer has sent it. Return False if these bytes are unknown, or do not fit."""
+        """Add the bytes of the batch as its producer has sent them.
+
+        Return False if the batch must be encoded instead: the broker does not have these bytes, the requested offset
+        is inside the batch, or the bytes alone exceed the limit. If the response has no room left, set ``full``.
+        """
         if header.base_offset < self._offset:
             return False
         sent = self._source.sent(header)
@@ -247,10 +260,11 @@ class _Encoder:
         return True
 
     def is_small(self, header: BatchHeader) -> bool:
-        """Return whether the batch is encoded together with other small batches, in one batch of Kafka.
+        """Return whether the batch is encoded together with other small batches, as one batch of Kafka.
 
-        A producer that sends each record alone makes such batches. To encode each of them takes longer than to encode
-        their records, and each would have a header of 61 bytes in the response. The merged batch has no producer id.
+        A producer that sends each record alone makes such batches. If each of them became a batch of the response,
+        it would need a header of 61 bytes, and the headers would take more time than the records. The merged batch
+        has no producer id.
         """
         return (
             header.record_count <= _SMALL_RECORDS
@@ -264,7 +278,7 @@ class _Encoder:
         )
 
     def add_small(self, header: BatchHeader, stored: memoryview) -> Generator[None, None, None]:
-        """Add a small batch to those that are encoded together, and encode them if they are many."""
+        """Collect a small batch. Encode the collected batches when they are large enough for a piece."""
         if self._small and self._small[-1][0].leader_epoch != header.leader_epoch:
             yield from self.add_merged()
             if self.full:
@@ -283,7 +297,7 @@ class _Encoder:
             yield from self.add_merged()
 
     def add_merged(self) -> Generator[None, None, None]:
-        """Encode the small batches that have been added, in one or several pieces."""
+        """Encode the collected small batches, in one or several pieces."""
         small, self._small, self._small_bytes = self._small, [], 0
         if not small:
             return
@@ -305,7 +319,7 @@ class _Encoder:
         yield from self._add_pieces(together, Rows(rows, None), keep=False)
 
     def add_rows(self, header: BatchHeader, stored: memoryview) -> Generator[None, None, None]:
-        """Add the rows of a batch from the offset on, in pieces, until the limit is reached."""
+        """Add the rows of a batch from the requested offset on, in pieces, until the limit is reached."""
         try:
             found = self._source.decoded(header) or _decode(header, stored, self._source)
         except Exception:
@@ -316,7 +330,7 @@ class _Encoder:
         yield from self._add_pieces(header, found)
 
     def _add_pieces(self, header: BatchHeader, found: Rows, *, keep: bool = True) -> Generator[None, None, None]:
-        """Add the rows from the offset on. With ``keep``, keep them for the next fetch if only a part fits."""
+        """Add the rows from the requested offset on. If only a part fits and ``keep`` is set, cache the rows."""
         rows, offsets = found
         first, count = _first_row(header, offsets, self._offset), rows.num_rows
         self._note(header)
@@ -357,9 +371,10 @@ class _Encoder:
         *,
         last: bool,
     ) -> tuple[Sequence[Buffer], int]:
-        """Encode rows of a batch, whose first one is number ``first``. Return the piece and the offset after it.
+        """Encode rows of a batch, and return the piece and the offset after it.
 
-        ``last`` means that the last row of the batch is included.
+        ``first`` is the position of the first row in the batch. ``last`` means that the rows include the last row of
+        the batch.
         """
         sequence, base_offset = header.first_sequence, header.base_offset
         part = None
@@ -400,7 +415,7 @@ class _Encoder:
 
 
 def _first_row(header: BatchHeader, offsets: npt.NDArray[np.int64] | None, offset: int) -> int:
-    """Return the number of the first row at or after ``offset``."""
+    """Return the position of the first row at or after ``offset``."""
     if offset <= header.base_offset:
         return 0
     if offsets is None:

@@ -24,8 +24,8 @@ FEATURES: dict[str, int] = {"transaction.version": 2}
 class KafkaProtocol:
     """Kafka's protocol with the requests of clients. ``handlers`` has the handler of each served API.
 
-    ``natives`` are the handlers of sparklog's own requests, which the handlers of Kafka's use. ``on_lost`` is called
-    with each connection that has ended. ``quotas`` limits the time of requests.
+    ``natives`` are the handlers of sparklog's own requests, which the handlers of Kafka's requests call. The protocol
+    calls ``on_lost`` with each connection that has ended. ``quotas`` limits the time of requests.
     """
 
     has_peers = False
@@ -66,9 +66,10 @@ class KafkaProtocol:
         return None
 
     def _api_versions(self, header: RequestHeader) -> ApiVersionsResponse:
-        """Return the APIs that this listener serves. The client of an unknown version learns it from an error.
+        """Return the APIs that this listener serves.
 
-        Source: Kafka's KIP-511.
+        If the version of the request is unknown, return the error UNSUPPORTED_VERSION and only the versions of
+        ApiVersions. Source: KIP-511.
         """
         if not is_supported(header.api_key, header.api_version):
             own = [version for version in self._versions if version.api_key == ApiKey.API_VERSIONS]

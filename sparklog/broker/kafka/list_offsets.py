@@ -1,8 +1,8 @@
 """ListOffsets and OffsetForLeaderEpoch requests of Kafka clients.
 
-Kafka's clients get the offset of the exact record for a time, so the broker decodes the batch that contains it. A
-record's time is floored to milliseconds, as Kafka clients see it. A record without a time has none in Kafka either, and
-no search by time finds it.
+Kafka's clients expect the offset of the exact record for a time, so the broker decodes the batch that contains it. A
+record's time is rounded down to milliseconds, as Kafka clients see it. A search by time never finds a record without a
+time.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ from sparklog.security.acls import Operation
 LATEST, EARLIEST, GREATEST_TIME, EARLIEST_LOCAL, LATEST_TIERED = -1, -2, -3, -4, -5
 #: The most milliseconds that fit into 64 bits of microseconds.
 _MOST_MS = (2**63 - 1) // 1000
-#: The most batches that one search decodes. Only batches whose header names a time that no record has make it continue.
+#: The most batches that one search decodes. It needs a further batch only if no record has the time in the header.
 _MOST_DECODED = 1000
 
 
@@ -140,8 +140,8 @@ class KafkaListOffsets:
     def _greatest_time(self, partition: Partition, end_offset: int) -> Generator[None, None, _Found]:
         """Find the first record with the greatest time.
 
-        The header of a batch whose records have no times has the time of the append. No record has this time, so the
-        search continues below it.
+        If the records of a batch have no times, its header has the time of the append. No record has this time, so the
+        search then continues with lower times.
         """
         below_us = 2**63 - 1
         for _ in range(_MOST_DECODED):
@@ -192,7 +192,7 @@ class KafkaListOffsets:
 def _search(partition: Partition, offset: int, end_offset: int, *, at_least_ms: int) -> tuple[_Found | None, int]:
     """Search the batch at ``offset`` for the first record from ``offset`` on with a time of at least ``at_least_ms``.
 
-    Return the record, or None if the batch has no such record, and the offset after the batch.
+    Return a pair: the record, or None if the batch has no such record, and the offset after the batch.
     """
     read = partition.log.read(offset, max_bytes=1, end_offset=max(end_offset, offset + 1), max_batches=1)
     if not read.batch_count:

@@ -1,4 +1,7 @@
-"""The permissions of the client of a Kafka call, for the parts of Kafka's requests that no request of sparklog has."""
+"""The permissions of the client of a Kafka call.
+
+The handlers use them for the parts of Kafka's requests that no request of sparklog has.
+"""
 
 from __future__ import annotations
 
@@ -30,7 +33,7 @@ class Permissions:
         return self._scopes if connection.token_id and self._scopes.has_scope(connection) else None
 
     def allows(self, call: KafkaCall, operation: Operation, resource_type: ResourceType, name: str) -> bool:
-        """Return whether the client may do the operation. A refusal is not recorded."""
+        """Return whether the client may do the operation. The audit log does not record this check."""
         limits = self._limits(call)
         return limits is None or limits.allows(call.connection, operation, resource_type, name)
 

@@ -1,8 +1,8 @@
 """Produce requests of Kafka clients: each record batch is decoded once, and appended as one batch of the log.
 
-A batch keeps its producer id, epoch and sequence, so the log recognises retries. The batch that is appended was just
-encoded by this broker, so it is not validated again. The rest is as for the producers of sparklog: effective acks,
-verification of access, quotas, and the wait for the in-sync replicas.
+A batch keeps its producer id, epoch and sequence, so the log recognises retries. This broker has encoded the batch that
+it appends, so it does not validate the batch again. Effective acks, the checks of access, quotas and the wait for the
+in-sync replicas are as for producers of sparklog.
 
 The decoding of a batch takes 2 to 5 ms per megabyte. A request with several partitions is handled in slices, and a
 batch that may exceed ``_LOOP_BYTES`` is decoded in a thread, so that the event loop also serves others.
@@ -78,7 +78,7 @@ OnAppended = Callable[[Partition, int, int, BatchView], None]
 
 
 class _Part(NamedTuple):
-    """The records for one partition in a request, and the places of their response."""
+    """The records for one partition in a request, and the place of their result in the response."""
 
     topic: TopicProduceData
     topic_at: int
@@ -124,9 +124,9 @@ class KafkaProduce:
         return opened.answer
 
     def effective_acks(self, acks: int) -> int:
-        """Return the acks that a produce must wait for: during a controlled shutdown, all instead of 1.
+        """Return the acks that a produce must wait for.
 
-        See ``ProduceRequests`` for the reason.
+        During a controlled shutdown a produce with acks=1 waits for all. See ``ProduceRequests`` for the reason.
         """
         return ACKS_ALL if acks == 1 and self.context.moves_leaderships else acks
 
@@ -186,7 +186,10 @@ class _OpenProduce:
             self._of.slices.run(connection, self._sliced(connection), self._fail)
 
     def _sliced(self, connection: ServerConnection) -> Steps:
-        """Append the batches in slices, and then those of the requests that have arrived meanwhile, in order."""
+        """Append the batches in slices.
+
+        Then append the batches of requests that have arrived on the connection meanwhile, in order.
+        """
         following = self._of.sliced[connection] = deque([self])
         try:
             while following:
@@ -195,7 +198,7 @@ class _OpenProduce:
             del self._of.sliced[connection]
 
     def _refusal(self) -> BrokerError | None:
-        """Return why the whole request is refused, or None."""
+        """Return the error for which the whole request is refused, or None."""
         context, acks = self._of.context, self._acks
         if acks not in _ACKS:
             return BrokerError(ErrorCode.INVALID_REQUIRED_ACKS, f"acks: expected 0, 1 or -1 (all), found {acks}")
@@ -210,7 +213,7 @@ class _OpenProduce:
         return None
 
     def _is_short(self) -> bool:
-        """Return whether the decoding of the request's only batch is short enough to run on the event loop."""
+        """Return whether the event loop may decode the request's only batch without a pause."""
         for topic in self._request.topic_data:
             for _ in topic.partition_data:
                 known = self._of.context.cache.topic(topic.name)
@@ -222,7 +225,7 @@ class _OpenProduce:
         return False
 
     def _steps(self) -> Steps:
-        """Append the batch of each partition. Yield whenever the event loop may run other work."""
+        """Append the batch of each partition. Yield when the event loop should run other work."""
         over, first = self._of.slices.over, True
         for number, topic in enumerate(self._request.topic_data):
             for index, data in enumerate(topic.partition_data):
@@ -391,7 +394,7 @@ class _OpenProduce:
                 self._finish()
 
     def _refuse(self, error: BrokerError) -> None:
-        """Give all partitions the same error."""
+        """Enter the same error for all partitions."""
         if not self._missing:
             self._finish()
         for number, topic in enumerate(self._request.topic_data):
@@ -399,7 +402,7 @@ class _OpenProduce:
                 self._on_error(_Part(topic, number, index, memoryview(b"")), data.index, error)
 
     def _fail(self, error: Exception) -> None:
-        """Give all partitions that have no result yet the error of an unexpected exception."""
+        """Enter the error of an unexpected exception for all partitions that have no result yet."""
         self._of.counters["requests.failed"] += 1
         _log.error("produce of %s failed", self._call.connection.peer, exc_info=error)
         self._refuse(BrokerError(ErrorCode.UNKNOWN_SERVER_ERROR, f"{type(error).__name__}: {error}"))
@@ -435,7 +438,7 @@ def _stored(view: BatchView, rules: AppendRules) -> EncodedBatch:
     """Decode a batch, and encode it for the log. Any thread may call this.
 
     Raises:
-        BrokerError: the batch is invalid. InvalidRecords names the records if the fault is theirs.
+        BrokerError: the batch is invalid. If single records are invalid, InvalidRecords names them.
     """
     keyed = rules.compacted and not rules.kafka_json
     decoded = decode_batch(view, max_bytes=rules.max_message_bytes, keyed=keyed)
@@ -457,7 +460,7 @@ def _stored(view: BatchView, rules: AppendRules) -> EncodedBatch:
 
 
 def _widened(decoded: DecodedBatch, rules: AppendRules, compression: str | None) -> EncodedBatch:
-    """Return the batch for a topic with further columns, which are null in all records."""
+    """Encode the batch for a topic with further columns, which are null in all records."""
     rows, schema = decoded.rows, rules.schema
     columns = [*rows.columns, *(pa.nulls(rows.num_rows, schema.field(at).type) for at in range(4, len(schema)))]
     return encode_batch(

@@ -1,10 +1,10 @@
-"""The newest batches of Kafka producers as these have sent them, for Kafka consumers at the end of a partition.
+"""A cache of the newest batches of Kafka producers, for Kafka consumers at the end of a partition.
 
-A consumer then gets the producer's bytes, still compressed, with the base offset and leader epoch of the log. The
-decoding and encoding of the records are not needed.
+It has each batch as the producer has sent it. A consumer gets these bytes, still compressed, with the base offset and
+leader epoch of the log. So the broker need not decode and encode the records.
 
-A batch is recognised by the place in the log and by the checksum of its stored bytes. So a batch that a truncation or
-the cleaner has replaced does not match. Batches of topics with timestamp type LogAppendTime are not kept.
+The cache finds a batch by its place in the log and by the checksum of its stored bytes. So a batch that a truncation or
+the cleaner has replaced does not match. The cache has no batches of topics with timestamp type LogAppendTime.
 """
 
 from __future__ import annotations
@@ -65,9 +65,9 @@ class SentBatches:
             self._remove(next(iter(self._batches)))
 
     def get(self, partition: Partition, header: BatchHeader, *, zstd: bool) -> memoryview | None:
-        """Return the batch as its producer has sent it, or None.
+        """Return the batch as its producer has sent it, or None if the consumer cannot get these bytes.
 
-        ``header`` is the batch's header in the log. Without ``zstd`` the consumer cannot decompress this codec.
+        ``header`` is the batch's header in the log. If ``zstd`` is false, the consumer cannot decompress this codec.
         """
         found = self._batches.get(((partition.topic_id, partition.tp.partition), header.base_offset))
         if found is None or found.body_crc != header.body_crc or (found.codec == _ZSTD and not zstd):

@@ -21,10 +21,10 @@ def transaction_key(transactional_id: str) -> str:
 
 
 def transaction_code(code: int, *, fences: bool) -> int:
-    """Return the code for a response of the transaction coordinator.
+    """Return the error code of Kafka for an error code of the transaction coordinator.
 
-    With ``fences`` the version of the request has PRODUCER_FENCED (KIP-588). Earlier versions have
-    INVALID_PRODUCER_EPOCH.
+    If ``fences`` is true, the version of the request has the error PRODUCER_FENCED (KIP-588). Earlier versions have
+    INVALID_PRODUCER_EPOCH instead.
     """
     if code == ErrorCode.INVALID_PRODUCER_EPOCH and fences:
         return int(KafkaCode.PRODUCER_FENCED)
@@ -32,7 +32,7 @@ def transaction_code(code: int, *, fences: bool) -> int:
 
 
 def produce_code(code: int, version: int) -> int:
-    """Return the code for a response to a transactional Produce request of this version."""
+    """Return the error code of Kafka for an error of a transactional Produce request of this version."""
     if code == ErrorCode.INVALID_TXN_STATE and version >= _ABORTABLE_FROM:
         return int(KafkaCode.TRANSACTION_ABORTABLE)
     if code in _COORDINATOR_ERRORS or (code == ErrorCode.CONCURRENT_TRANSACTIONS and version < _CONCURRENT_FROM):

@@ -53,8 +53,8 @@ from sparklog.security.acls import CLUSTER_NAME, Operation, ResourceType
 
 #: The first versions with PRODUCER_FENCED: of InitProducerId, and of the other requests. Source: KIP-588.
 _INIT_FENCES_FROM, _FENCES_FROM = 4, 2
-#: The first version of AddPartitionsToTxn that only brokers of Kafka send. The first versions of TxnOffsetCommit and
-#: EndTxn that clients with transaction.version 2 send. Source: KIP-890.
+#: The first version of AddPartitionsToTxn that only brokers of Kafka send, and the first versions of TxnOffsetCommit
+#: and EndTxn that clients with transaction.version 2 send. Source: KIP-890.
 _BROKERS_FROM, _ADDS_FROM, _RAISES_FROM = 4, 5, 5
 #: The maximum length of a transactional id. With the prefix of its key it is a name in the requests between brokers.
 _MAX_ID = 255 - len(KEY_PREFIX)
@@ -95,7 +95,7 @@ class KafkaTransactions:
         """Pass a request to the coordinator of the transactional id on this broker, and return the outcome.
 
         Raises:
-            BrokerError: the coordinator refuses the request, or it is not on this broker, or the time is up.
+            BrokerError: the coordinator refuses the request, is not on this broker, or does not respond in time.
         """
         done: asyncio.Future[Outcome] = asyncio.get_running_loop().create_future()
 
@@ -114,7 +114,10 @@ class KafkaTransactions:
         return outcome
 
     def _host(self, name: str) -> TransactionHost:
-        """Return the coordinator of the transactional id. Raises BrokerError if none on this broker is ready."""
+        """Return the coordinator of the transactional id.
+
+        Raises BrokerError if this broker is not the coordinator or is not ready.
+        """
         try:
             return self._transactions.of(transaction_key(name))
         except BrokerError as error:
@@ -137,9 +140,10 @@ class KafkaTransactions:
     # --- InitProducerId ---
 
     async def init_producer_id(self, call: KafkaCall, request: InitProducerIdRequest) -> InitProducerIdResponse:
-        """Give a producer its id and epoch.
+        """Return an id and an epoch for a producer.
 
-        A producer without transactions that asks again gets another id, as in Kafka. It raises its own epoch itself.
+        A producer without transactions that sends the request again gets another id, as in Kafka. Such a producer
+        raises its epoch itself.
         """
         try:
             producer_id, epoch = await self._init(call, request)
@@ -274,7 +278,10 @@ class KafkaTransactions:
     # --- EndTxn ---
 
     async def end(self, call: KafkaCall, request: EndTxnRequest) -> EndTxnResponse:
-        """Commit or abort a transaction. From version 5 on the producer gets its id and epoch for the next one."""
+        """Commit or abort a transaction.
+
+        From version 5 on, the response has the producer's id and epoch for the next transaction.
+        """
         name = request.transactional_id
         try:
             self._require(call, "EndTxn", name)
@@ -310,7 +317,7 @@ class TransactionalOffsets:
         self._offsets = CommittedOffsetsHandlers(broker, self._access)
 
     async def commit(self, call: KafkaCall, request: TxnOffsetCommitRequest) -> TxnOffsetCommitResponse:
-        """Add a group's offsets to a transaction, which commits them."""
+        """Add a group's offsets to a transaction. The commit of the transaction commits them."""
         refused: dict[tuple[str, int], int] = {}
         code = 0
         try:
@@ -349,7 +356,7 @@ class TransactionalOffsets:
         )
 
     async def _commit(self, call: KafkaCall, request: TxnOffsetCommitRequest, offsets: tuple[GroupOffset, ...]) -> None:
-        """Add the offsets to the transaction, and block them until it ends. Raises BrokerError."""
+        """Add the offsets to the transaction, and put a hold on them until the transaction ends. Raises BrokerError."""
         group, key = request.group_id, transaction_key(request.transactional_id)
         member = (request.member_id, request.generation_id, request.group_instance_id or "")
         # A member that may not commit must not get its offsets into the transaction.

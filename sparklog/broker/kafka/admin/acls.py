@@ -89,7 +89,7 @@ async def describe_acls(call: KafkaCall, request: DescribeAclsRequest) -> Descri
 
 
 async def create_acls(call: KafkaCall, request: CreateAclsRequest) -> CreateAclsResponse:
-    """Create the valid ones of the ACLs, and return the result of each."""
+    """Create the requested ACLs that are valid, and return the result of each requested ACL."""
     errors: list[ItemError] = []
     valid: list[AclEntry] = []
     for creation in request.creations:
@@ -113,7 +113,7 @@ async def create_acls(call: KafkaCall, request: CreateAclsRequest) -> CreateAcls
 
 
 async def _create(call: KafkaCall, entries: Sequence[AclEntry]) -> ItemError | None:
-    """Create ACLs. Return the error, or None. Without any ACLs, only the permission is checked."""
+    """Create ACLs, and return the error or None. Without ACLs the call only checks the client's permission."""
     try:
         for first in range(0, len(entries) or 1, MAX_ADDED):
             await call.native(CreateAcls(0, tuple(entries[first : first + MAX_ADDED])))
@@ -164,7 +164,7 @@ def _pattern(acl: AclEntry) -> tuple[int, str, int]:
 
 
 def _entry(creation: AclCreation) -> AclEntry:
-    """Return the ACL as requests of sparklog have it. Raises BrokerError INVALID_REQUEST for an unknown number."""
+    """Convert the ACL for a request of sparklog. Raises BrokerError INVALID_REQUEST for an unknown number."""
     return AclEntry(
         _named(RESOURCE_TYPES, creation.resource_type, "resource type").value,
         creation.resource_name,
@@ -192,7 +192,7 @@ def _condition(wanted: _Filter) -> AclCondition:
 
 
 def _filtered(known: Mapping[int, _Part], code: int, what: str) -> str | None:
-    """Return the name of a filter's part, or None if the filter accepts all values. Raises BrokerError."""
+    """Return the name of the value that the filter requires, or None if it accepts all values. Raises BrokerError."""
     return None if code == ANY else _named(known, code, what).value
 
 

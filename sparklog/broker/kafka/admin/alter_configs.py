@@ -1,8 +1,9 @@
 """IncrementalAlterConfigs and AlterConfigs requests of Kafka clients.
 
-Both change the settings of topics. AlterConfigs names all settings that a topic shall have, and resets the others. The
-settings of a broker are fixed when it starts, so a client can only reset those of Kafka that the broker never has, as
-``kafka-reassign-partitions`` does.
+Both change the settings of topics. AlterConfigs names all settings that a topic shall have, and resets the others.
+
+The settings of a broker are fixed when it starts, so a request that sets one is refused. A request that only resets
+settings of a broker succeeds without an effect, because ``kafka-reassign-partitions`` resets Kafka's throttles.
 """
 
 from __future__ import annotations
@@ -86,7 +87,7 @@ class AlterConfigsHandlers:
         return AlterConfigsResponse(responses=await _attempt_all(call, request.resources, alter))
 
     def _changes(self, topic: str, configs: Iterable[IncrementalAlterableConfig]) -> tuple[dict[str, str], list[str]]:
-        """Return the settings to set, and the names of those to reset. Raises BrokerError."""
+        """Return the settings that the request sets, and the names of those that it resets. Raises BrokerError."""
         settings: dict[str, str] = {}
         unset: list[str] = []
         for one in configs:
@@ -106,7 +107,7 @@ class AlterConfigsHandlers:
         return settings, unset
 
     def _merged(self, topic: str, change: IncrementalAlterableConfig, value: str) -> str:
-        """Return the value of a list with the elements of ``value`` appended or removed. Raises BrokerError."""
+        """Return the current list of a setting with the elements of ``value`` added or removed. Raises BrokerError."""
         if change.name not in LISTS:
             detail = f"setting {change.name[:100]!r} is no list, so nothing can be appended or subtracted"
             raise BrokerError(ErrorCode.INVALID_CONFIG, detail)
@@ -133,7 +134,7 @@ class AlterConfigsHandlers:
             await call.native(native)
 
     def _refuse_of_broker(self, call: KafkaCall, names: Sequence[str]) -> None:
-        """Refuse to change these settings of a broker. Raises BrokerError, unless there are none."""
+        """Check the client's permission, and raise BrokerError if it wants to set any settings of a broker."""
         self._permissions.require(call, "AlterConfigs", Operation.ALTER_CONFIGS, ResourceType.CLUSTER, CLUSTER_NAME)
         if names:
             detail = f"Cannot update these configs dynamically: {', '.join(sorted(names))[:500]}"

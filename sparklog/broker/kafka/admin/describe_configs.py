@@ -60,7 +60,10 @@ class ConfigType(IntEnum):
 
 
 class ConfigEntry(NamedTuple):
-    """One setting of a resource as Kafka clients see it. ``origins`` has all values that it has, the winner first."""
+    """One setting of a resource as Kafka clients see it.
+
+    ``origins`` has the name, value and source of each place that sets it. The first one is in effect.
+    """
 
     name: str
     value: str
@@ -94,7 +97,7 @@ _INTS = frozenset({"max.message.bytes", "min.insync.replicas", "segment.bytes"})
 class TopicConfigs:
     """The settings of topics as Kafka clients see them. ``cluster_defaults`` are the defaults that the cluster has set.
 
-    The settings that a topic does not set itself are the same objects for all topics.
+    All topics share the same objects for the settings that they do not set themselves.
     """
 
     def __init__(self, cluster_defaults: Mapping[str, str]) -> None:
@@ -103,7 +106,7 @@ class TopicConfigs:
         }
 
     def of(self, own: Mapping[str, str]) -> Iterator[ConfigEntry]:
-        """Return the settings of a topic. ``own`` are those that it sets itself."""
+        """Return all settings of a topic. ``own`` are the settings that the topic sets itself."""
         for name, default in self.defaults.items():
             if name not in own:
                 yield default
@@ -124,7 +127,7 @@ def _default_entry(name: str, setting: Setting, cluster_defaults: Mapping[str, s
 def _broker_configs(
     settings: Mapping[str, str], topic_defaults: Mapping[str, str], broker_id: int, log_dir: str
 ) -> Iterator[ConfigEntry]:
-    """Return the settings of a broker. ``settings`` are those in effect, by sparklog's names."""
+    """Return the settings of a broker. ``settings`` are the settings in effect, by sparklog's names."""
     for name in ("broker.id", "node.id"):
         yield _fixed(name, str(broker_id), ConfigType.INT, "The id of this broker.")
     yield _fixed("log.dirs", log_dir, ConfigType.STRING, "The directory of the broker's logs.")

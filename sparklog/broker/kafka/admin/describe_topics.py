@@ -58,7 +58,7 @@ class DescribeTopicsHandler:
     def _wanted(self, call: KafkaCall, request: DescribeTopicPartitionsRequest) -> Iterator[tuple[str, int]]:
         """Return the topics from the cursor on, in order, each with its first wanted partition.
 
-        A request that names no topics is for all topics that the client may describe.
+        If the request names no topics, these are all topics that the client may describe.
         """
         named = {topic.name for topic in request.topics}
         cursor = request.cursor

@@ -41,7 +41,10 @@ async def elect_leaders(call: KafkaCall, request: ElectLeadersRequest) -> ElectL
 
 
 def _refused(wanted: tuple[tuple[str, int], ...], code: int, message: str | None) -> ElectLeadersResponse:
-    """Return the response to a request that failed as a whole. A client of version 0 reads only partitions' errors."""
+    """Return the response to a request that failed as a whole.
+
+    Each partition has the error too, because a client of version 0 reads only partitions' errors.
+    """
     topics: dict[str, list[ElectionResult]] = {}
     for topic, partition in wanted:
         failed = ElectionResult(partition_id=partition, error_code=code, error_message=message)

@@ -9,7 +9,7 @@ from sparklog.errors import BrokerError, ClusterError, ErrorCode
 
 #: The longest message. A client may name a resource of any length, which the message repeats.
 _LONGEST = 1000
-#: The errors that concern one entry. The others of the request are answered nevertheless.
+#: The errors that concern one entry. The other entries of the request are handled nevertheless.
 FAILURES = (BrokerError, KafkaError, ClusterError)
 
 
@@ -32,5 +32,5 @@ def item_error(error: BrokerError | KafkaError | ClusterError) -> ItemError:
 
 
 def refused(code: ErrorCode | int, message: str) -> ItemError:
-    """Return the error of an entry that is refused without a request of sparklog."""
+    """Return the error of an entry that the handler refuses before it sends a request of sparklog."""
     return ItemError(int(code), message[:_LONGEST])

@@ -59,7 +59,10 @@ async def describe_client_quotas(call: KafkaCall, request: DescribeClientQuotasR
 
 
 def _filter(components: Sequence[ComponentData]) -> tuple[dict[str, str], list[str]]:
-    """Return the parts that an entity must have with these names, and those that it must have. Raises BrokerError."""
+    """Convert the filter of a request. Raises BrokerError.
+
+    Return the name that an entity must have for each of some fields, and the types for which any name is accepted.
+    """
     named: dict[str, str] = {}
     any_of: list[str] = []
     for component in components:
@@ -79,7 +82,7 @@ def _filter(components: Sequence[ComponentData]) -> tuple[dict[str, str], list[s
 
 
 def _field(entity_type: str) -> str:
-    """Return the field of a ``QuotaKey``. Raises BrokerError INVALID_REQUEST for an unknown type."""
+    """Return the field of a ``QuotaKey`` for a type. Raises BrokerError INVALID_REQUEST for an unknown type."""
     if entity_type not in _FIELDS:
         detail = f"unknown entity type {entity_type[:100]!r}; expected one of {', '.join(_FIELDS)}"
         raise BrokerError(ErrorCode.INVALID_REQUEST, detail)

@@ -121,7 +121,8 @@ async def _alter(
     """Start, change or cancel the moves, and enter the result of each in ``errors``.
 
     Raises:
-        BrokerError: no move has started, or only the first of several requests was answered.
+        BrokerError: one request of at most ``MAX_ENTRIES`` moves has failed. The moves of earlier requests have their
+            results in ``errors``.
     """
     for first in range(0, len(moves) or 1, MAX_ENTRIES):
         reply = await call.native(AlterReassignments(0, tuple(moves[first : first + MAX_ENTRIES]), timeout_ms))

@@ -95,9 +95,9 @@ async def expire_token(call: KafkaCall, request: ExpireDelegationTokenRequest) -
 
 
 async def describe_tokens(call: KafkaCall, request: DescribeDelegationTokenRequest) -> DescribeDelegationTokenResponse:
-    """Return the tokens of the owners that the request names, as far as the client may see them.
+    """Return the tokens of the owners that the request names, except tokens that the client may not see.
 
-    Without a list of owners these are all tokens. An empty list means the client's own tokens:
+    If the request has no list of owners, it asks for all tokens. An empty list means the client's own tokens:
     ``kafka-delegation-tokens.sh`` sends it for the current user.
     """
     owners: tuple[str, ...] | None = None

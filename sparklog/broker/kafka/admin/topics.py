@@ -58,7 +58,7 @@ class _Deadline:
         self._end_s = self._clock() + timeout_ms / 1000
 
     def left_ms(self) -> int:
-        """Return the time that is left, and at least 1: for requests of sparklog, 0 means their default."""
+        """Return the rest of the timeout, and at least 1, because 0 means the default in requests of sparklog."""
         return max(1, int((self._end_s - self._clock()) * 1000))
 
 
@@ -118,7 +118,7 @@ class TopicHandlers:
             partitions, factor, own = len(record.assignment), len(record.assignment[0]), record.config
         else:
             topic = self._cache.topic(name)
-            if topic is None:  # it was deleted at once
+            if topic is None:  # the topic was deleted right after its creation
                 return CreatableTopicResult(name=name, topic_id=topic_id, error_message=None, configs=[])
             partitions, factor, own = len(topic.partitions), len(topic.partitions[0].replicas), topic.change.config
         return CreatableTopicResult(
@@ -170,7 +170,7 @@ class TopicHandlers:
         """Return the name of the topic with this id.
 
         Raises:
-            BrokerError: UNKNOWN_TOPIC_ID, there is no such topic, or the client may not know of it.
+            BrokerError: UNKNOWN_TOPIC_ID, the topic does not exist, or the client may not describe it.
         """
         name = self._cache.name_of(topic_id.hex())
         if name is None or not self._permissions.allows(call, Operation.DESCRIBE, _TOPIC, name):
@@ -234,7 +234,10 @@ def _create_topic(topic: CreatableTopic, timeout_ms: int) -> CreateTopic:
 
 
 def _in_order(assignments: Sequence[CreatableReplicaAssignment]) -> list[list[int]]:
-    """Return the replicas of the partitions from 0 on. Raises BrokerError if a partition is missing."""
+    """Return the replicas of each partition, in the order of the partitions from 0 on.
+
+    Raises BrokerError if a partition is missing.
+    """
     replicas = {assignment.partition_index: assignment.broker_ids for assignment in assignments}
     if sorted(replicas) != list(range(len(assignments))):
         detail = "The assignments must name each partition from 0 on once."
@@ -243,7 +246,7 @@ def _in_order(assignments: Sequence[CreatableReplicaAssignment]) -> list[list[in
 
 
 def _checked_assignment(assignment: Sequence[Sequence[int]]) -> tuple[tuple[int, ...], ...]:
-    """Return the assignment as requests of sparklog have it. Raises BrokerError if it is too large for them."""
+    """Convert the assignment for a request of sparklog. Raises BrokerError if it is too large for the request."""
     if len(assignment) > MAX_ENTRIES:
         detail = f"found replicas for {len(assignment)} partitions; expected at most {MAX_ENTRIES}"
         raise BrokerError(ErrorCode.INVALID_PARTITIONS, detail)

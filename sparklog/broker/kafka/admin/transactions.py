@@ -32,7 +32,7 @@ from sparklog.model import TopicPartition
 from sparklog.protocol.messages import DescribedTransaction, ListTransactions, ListTransactionsReply
 from sparklog.security.acls import Operation, ResourceType
 
-#: The names of Kafka for the states of a transaction. Kafka has more states, in which no transaction is here.
+#: Kafka's names for the states of a transaction. Kafka has more states, which no transaction of sparklog has.
 _STATES = {"empty": "Empty", "open": "Ongoing", "committing": "PrepareCommit", "aborting": "PrepareAbort"}
 _KNOWN_STATES = frozenset({*_STATES.values(), "CompleteCommit", "CompleteAbort", "Dead", "PrepareEpochFence"})
 #: The prefix of the keys of transactional ids. The keys of Spark's sinks have no prefix.
@@ -158,7 +158,7 @@ def _is_selected(request: ListTransactionsRequest, found: DescribedTransaction, 
 
 
 def _producer_id(found: DescribedTransaction) -> int:
-    """Return the producer id of a transaction, or -1 for a transaction of sparklog's that has written nothing."""
+    """Return the producer id of a transaction, or -1 for a transaction of sparklog without records."""
     return found.participants[0][0] if found.participants else found.kafka_producer_id
 
 

@@ -40,7 +40,7 @@ _CODES = {mechanism: code for code, mechanism in _MECHANISMS.items()}
 async def describe_users(
     call: KafkaCall, request: DescribeUserScramCredentialsRequest
 ) -> DescribeUserScramCredentialsResponse:
-    """Return the mechanisms and iterations of users: of those that the request names, or of all."""
+    """Return the mechanisms and iterations of the users that the request names, or of all users."""
     names = [user.name for user in request.users or ()]
     twice = {name for name, count in Counter(names).items() if count > 1}
     try:
@@ -108,13 +108,13 @@ async def alter_users(call: KafkaCall, request: AlterUserScramCredentialsRequest
 
 
 def _deletion(wanted: wire.ScramCredentialDeletion, errors: dict[str, ItemError]) -> ScramCredentialDeletion | None:
-    """Return the deletion as requests of sparklog have it; None if it is refused, and then enter the error."""
+    """Convert a deletion for a request of sparklog. If it is invalid, enter its error and return None."""
     mechanism = _mechanism(wanted.name, wanted.mechanism, errors)
     return None if mechanism is None else ScramCredentialDeletion(wanted.name, mechanism)
 
 
 def _upsertion(wanted: wire.ScramCredentialUpsertion, errors: dict[str, ItemError]) -> ScramCredentialUpsertion | None:
-    """Return the new credential as requests of sparklog have it; None if it is refused, and then enter the error."""
+    """Convert a new credential for a request of sparklog. If it is invalid, enter its error and return None."""
     name, mechanism = wanted.name, _mechanism(wanted.name, wanted.mechanism, errors)
     if mechanism is None:
         return None

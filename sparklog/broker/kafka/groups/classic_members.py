@@ -83,7 +83,7 @@ class ClassicMemberHandlers:
             raise BrokerError(ErrorCode.INVALID_SESSION_TIMEOUT, f"group {request.group_id!r}: {detail}")
 
     async def sync(self, call: KafkaCall, request: SyncGroupRequest) -> SyncGroupResponse:
-        """Return a member's assignment. The response waits for the assignment of the leader."""
+        """Return a member's assignment. The response waits until the leader of the group sends the assignments."""
         try:
             self._access.require(call, "SyncGroup", Operation.READ, request.group_id)
             outcome = await self._access.ask(

@@ -49,7 +49,7 @@ class CommittedOffsetsHandlers:
         self._access = access
 
     async def commit(self, call: KafkaCall, request: OffsetCommitRequest) -> OffsetCommitResponse:
-        """Commit offsets of a member, or of a client while the group has no members."""
+        """Commit offsets for a member, or for any client while the group has no members."""
         check_count(request.topics, (len(topic.partitions) for topic in request.topics), MAX_ENTRIES)
         refused: dict[tuple[str, int], int] = {}
         try:
@@ -152,8 +152,8 @@ class CommittedOffsetsHandlers:
 
 
 def commit_code(error: BrokerError | KafkaError) -> int:
-    """Return Kafka's code of an error of a commit."""
-    if error.code == ErrorCode.NON_EMPTY_GROUP:  # A client that is no member commits beside members.
+    """Return the error code of Kafka for a commit that has failed."""
+    if error.code == ErrorCode.NON_EMPTY_GROUP:  # The client is not a member, and the group has members.
         return int(ErrorCode.UNKNOWN_MEMBER_ID)
     return group_code(error)
 

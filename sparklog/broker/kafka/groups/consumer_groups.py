@@ -1,8 +1,8 @@
 """The requests of groups of KIP-848: ConsumerGroupHeartbeat and ConsumerGroupDescribe.
 
-The groups are sparklog's own, and members of both kinds of clients may share one. Two things differ from Kafka: a
-static member replaces an earlier one with its instance id at once (the earlier one is fenced), and there is one server
-assignor, which serves the names "uniform" and "range".
+These are the groups of sparklog's own consumers. Kafka clients and consumers of sparklog may be members of one group.
+Two things differ from Kafka. A static member replaces an earlier member with the same instance id at once, and the
+earlier one is fenced. There is only one server assignor, for both names "uniform" and "range".
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from sparklog.protocol.fields import MAX_ENTRIES, MAX_PLAIN
 from sparklog.protocol.messages import JOIN
 from sparklog.security.acls import Operation, ResourceType
 
-#: The names of Kafka's server assignors. Both select the only assignor that there is.
+#: The names of Kafka's server assignors. Both select the only assignor of sparklog.
 ASSIGNORS = ("uniform", "range")
 #: The state and the member type in ConsumerGroupDescribe.
 _STATES = {"empty": "Empty", "reconciling": "Reconciling", "stable": "Stable"}
@@ -102,7 +102,7 @@ class ConsumerGroupHandlers:
             raise KafkaError(KafkaCode.UNSUPPORTED_ASSIGNOR, detail)
 
     def _check_topics(self, call: KafkaCall, request: str, topics: Iterable[str]) -> Generator[None, None, None]:
-        """Check that the client may describe the topics. Yield between slices. Raises BrokerError."""
+        """Check that the client may describe the topics; raise BrokerError otherwise. Yield between slices."""
         for topic in topics:
             if self._slices.over():
                 yield
@@ -132,7 +132,10 @@ class ConsumerGroupHandlers:
     def _visible(
         self, call: KafkaCall, request: ConsumerGroupHeartbeatRequest, assigned: Iterable[messages.TopicPartitions]
     ) -> list[TopicPartitions]:
-        """Return the assigned partitions of topics that the client may describe: a pattern may match others."""
+        """Return the assigned partitions of topics that the client may describe.
+
+        The member's pattern may also match other topics.
+        """
         return [
             TopicPartitions(topic_id=bytes.fromhex(one.topic_id), partitions=list(one.partitions))
             for one in assigned
@@ -185,7 +188,10 @@ class ConsumerGroupHandlers:
 
 
 def consumer_group_code(error: BrokerError | KafkaError) -> int:
-    """Return Kafka's code of an error of a group of KIP-848. For its requests, a classic group does not exist."""
+    """Return the error code of Kafka for a request of KIP-848 that has failed.
+
+    For these requests a classic group does not exist.
+    """
     if error.code == ErrorCode.INCONSISTENT_GROUP_PROTOCOL:
         return int(ErrorCode.GROUP_ID_NOT_FOUND)
     return group_code(error)

@@ -1,7 +1,7 @@
 """The request for the committed offsets of groups: OffsetFetch.
 
-Versions before 8 ask for one group. The handler treats them as requests for one of several groups, and then changes the
-form of the response.
+Versions before 8 ask for one group, later versions for a list of groups. The handler treats an earlier request as one
+with a list of one group, and converts the response to the earlier form.
 """
 
 from __future__ import annotations

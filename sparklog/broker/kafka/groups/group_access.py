@@ -38,7 +38,7 @@ class GroupAccess:
         self.permissions.require(call, request, operation, ResourceType.GROUP, group)
 
     def host(self, group: str) -> GroupHost:
-        """Return the group's coordinator on this broker. Raises BrokerError if there is none that is ready."""
+        """Return the group's coordinator. Raises BrokerError if this broker is not the coordinator or is not ready."""
         try:
             return self._groups.of(group)
         except BrokerError as error:
@@ -47,7 +47,10 @@ class GroupAccess:
             raise
 
     async def ask(self, group: str, event_of: Callable[[int], object]) -> Outcome:
-        """Pass a request to the group's coordinator, and return the outcome. Raises BrokerError if it is refused."""
+        """Pass a request to the group's coordinator, and return the outcome.
+
+        Raises BrokerError if the coordinator refuses the request.
+        """
         done: asyncio.Future[Outcome] = asyncio.get_running_loop().create_future()
 
         def on_result(result: Outcome) -> None:
@@ -62,10 +65,10 @@ class GroupAccess:
 
 
 def check_count(topics: Sequence[Any], partitions: Iterable[int], most: int) -> None:
-    """Check the number of topics and of partitions in a request about offsets.
+    """Check that a request about offsets has at most ``most`` topics and at most ``most`` partitions.
 
-    ``partitions`` has the number of partitions of each topic. Raises BrokerError INVALID_REQUEST. A response that
-    repeats all names would be too large, so the handler lets the whole request fail.
+    ``partitions`` has the number of partitions of each topic. Raises BrokerError INVALID_REQUEST for the whole request,
+    because a response that repeats all names would be too large.
     """
     found = max(len(topics), sum(partitions))
     if found > most:
@@ -73,5 +76,5 @@ def check_count(topics: Sequence[Any], partitions: Iterable[int], most: int) -> 
 
 
 def group_code(error: BrokerError | KafkaError) -> int:
-    """Return Kafka's code of an error of a request about a group."""
+    """Return the error code of Kafka for a request about a group that has failed."""
     return kafka_code(error.code)

@@ -46,7 +46,10 @@ class GroupListings:
         self._access = access
 
     async def list_groups(self, call: KafkaCall, request: ListGroupsRequest) -> ListGroupsResponse:
-        """Return the groups that this broker coordinates, of the states and types in the request if it has any."""
+        """Return the groups that this broker coordinates.
+
+        If the request names states or types, return only groups of these.
+        """
         try:
             return ListGroupsResponse(groups=await self._slices.result(self._listed(call, request)))
         except BrokerError as error:
