@@ -1,5 +1,5 @@
-"""Kafka's protocol and record format, without I/O: what a listener of that protocol reads and writes.
+"""Kafka's protocol and record format, without I/O, for the Kafka listener of a broker.
 
 wire     the messages of Kafka's protocol
-records  Kafka's record batches to Arrow columns, and back
+records  the conversion of Kafka's record batches to Arrow columns, and back
 """

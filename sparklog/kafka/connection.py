@@ -1,8 +1,9 @@
 """The broker's end of a Kafka connection without I/O: it decodes requests, and performs the logins.
 
-It answers ApiVersions, SaslHandshake and SaslAuthenticate itself, and passes all other requests to its owner. The owner
-sends the responses in the order of the requests. On a listener that requires a login, the end accepts only these three
-before the login. To other bytes it has no answer, and the connection must be closed, as Kafka does it.
+The end answers ApiVersions, SaslHandshake and SaslAuthenticate itself, and passes all other requests to its owner. The
+owner sends the responses in the order of the requests. On a listener that requires a login, the end accepts only these
+three requests before the login. If a client sends anything else, the owner must close the connection without a
+response, as Kafka does it.
 
 SaslHandshake 0, after which a client sends messages of the login without Kafka's headers, is not supported.
 """
@@ -45,7 +46,8 @@ _HEADED_HANDSHAKE = 1
 class KafkaRequest(NamedTuple):
     """A request that a Kafka client has sent: its header, and the bytes of its message.
 
-    ``cid`` numbers the requests of a connection. The correlation ids of clients need not be different.
+    ``cid`` is the number of the request on its connection. It replaces the client's correlation id, because a client
+    may use one correlation id for several requests.
     """
 
     cid: int
@@ -109,7 +111,7 @@ class KafkaServerEnd:
 
         Return None otherwise. Then the caller must call ``buffer_updated``.
         """
-        if not self.admitted:  # The first request gives two events.
+        if not self.admitted:  # The first request may give two events, so ``buffer_updated`` decodes it.
             return None
         frame = self._decoder.decode_single(count)
         return None if frame is None else self._understand(frame)
@@ -143,7 +145,7 @@ class KafkaServerEnd:
         self.admitted, self._expired = False, True
 
     def encode_answer(self, reply: ImmediateReply) -> list[Buffer]:
-        """Return the bytes of an answer of this end. An error that is no response to a request has none."""
+        """Return the bytes of an answer of this end. An error that belongs to no request has no bytes."""
         match reply:
             case EncodedReply():
                 return reply.buffers
@@ -158,10 +160,10 @@ class KafkaServerEnd:
                 return []
 
     def _encode_failure(self, reply: ErrorReply) -> list[Buffer]:
-        """Return the response to a failed login with the error of ``reply``; no bytes if it is about no login.
+        """Return the response to a failed login with the error of ``reply``; no bytes if no login has failed.
 
-        The owner may have changed the error, and may refuse a complete login: after many failures of an address, no
-        response says whether a password was right.
+        The owner may have changed the error, and may refuse a complete login. After many failures of an address, the
+        response must not say whether the password was right.
         """
         header, response = self._failures.pop(reply.cid, (self._logins.pop(reply.cid, None), None))
         if header is None:
@@ -259,11 +261,11 @@ class KafkaServerEnd:
         return self._answer(header, SaslHandshakeResponse(mechanisms=mechanisms))
 
     def _fail(self, cid: int, header: RequestHeader, error: BrokerError, response: Any) -> ImmediateAnswer:
-        """Return the error of a failed login. The owner sends ``response`` for it, perhaps after a delay."""
+        """Return the answer to a failed login. The owner sends ``response``, perhaps after a delay."""
         self._failures[cid] = header, response
         return ImmediateAnswer(ErrorReply(cid, error.code, error.detail), close=True)
 
 
 def _closing(code: ErrorCode, detail: str) -> ImmediateAnswer:
-    """Return the order to close the connection without a response."""
+    """Return an answer that makes the owner close the connection without a response."""
     return ImmediateAnswer(ErrorReply(-1, code, detail), close=True)

@@ -1,7 +1,7 @@
-"""The frames of Kafka's protocol on a connection: a length of four bytes, big-endian, and a request.
+"""The frames of Kafka's protocol on a connection. A frame is a length of four bytes, big-endian, and a request.
 
 No I/O. One system call may fill the receive buffer with many small frames, which are then copied out of it. A large
-frame is received directly into its own memory. The memory of a frame is not written again.
+frame is received directly into its own memory. The decoder never overwrites the memory of a returned frame.
 """
 
 from __future__ import annotations

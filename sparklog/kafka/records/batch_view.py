@@ -88,12 +88,12 @@ class BatchView(NamedTuple):
 
     @property
     def records(self) -> memoryview:
-        """Return the bytes of the records, as sent."""
+        """Return the bytes of the records as the producer sent them."""
         return self.data[HEADER_BYTES:]
 
 
 def read_batches(records: memoryview) -> list[BatchView]:
-    """Return the batches in ``records``, the field of that name of a Produce request.
+    """Return the batches in ``records``, the field of a Produce request with this name.
 
     Only headers and lengths are checked. ``verify_crc`` and ``decode_batch`` check the rest.
 
@@ -137,8 +137,9 @@ def verify_crc(view: BatchView) -> None:
 
 
 def placed_batch(data: memoryview, *, base_offset: int, leader_epoch: int) -> list[bytes | memoryview]:
-    """Return a producer's batch with another base offset and leader epoch, as buffers to be sent one after the other.
+    """Return a producer's batch with another base offset and leader epoch, as consecutive buffers.
 
-    The CRC covers neither field. The records are not copied, and stay compressed as the producer sent them.
+    The CRC covers neither field. The function does not copy the records, which stay compressed as the producer sent
+    them.
     """
     return [_PLACE.pack(base_offset, len(data) - LENGTH_END, leader_epoch), data[_PLACE.size :]]

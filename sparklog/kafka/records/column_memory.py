@@ -1,4 +1,7 @@
-"""The lengths and the validity of Arrow columns as numpy arrays, without ``Array.to_numpy``, which loads pandas."""
+"""The lengths and the validity of Arrow columns as numpy arrays.
+
+The functions read the memory of the columns, because ``Array.to_numpy`` would import pandas.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +17,7 @@ def lengths_of(column: pa.Array) -> npt.NDArray[np.int64]:
 
 
 def valid_of(column: pa.Array) -> npt.NDArray[np.bool_]:
-    """Return for each value whether it is not null."""
+    """Return an array that is true for each value that is not null."""
     buffer = column.buffers()[0]
     if buffer is None:
         return np.ones(len(column), np.bool_)

@@ -1,14 +1,16 @@
-"""Decompression of the records of a batch, within a limit that holds before memory is taken.
+"""Decompression of the records of a batch, with a limit on the memory that it allocates.
 
-A few bytes may declare, or expand to, gigabytes. So no size that a client declares is trusted: snappy's is compared
-with the limit first, and the other codecs run as streams that stop at the limit. zstd keeps a window of past bytes,
-whose size the client declares too, up to 128 MiB. Records within the limit never refer further back than the limit, so
-a larger window is declared as a smaller one before the decompressor sees it. The compressed bytes have a limit too,
-because millions of empty frames take seconds and give no records.
+A few bytes may declare, or expand to, gigabytes. So the module trusts no size that a client declares. It compares the
+size that snappy declares with the limit first. The other codecs run as streams that stop at the limit.
 
-Clients write snappy in two forms: as one raw block, or in the frames of Java's library (xerial): a header of 16 bytes,
-and then blocks, each with its length as a big-endian i32 before it. Gzip may have several members, lz4 and zstd several
-frames.
+zstd keeps a window of past bytes, and the client declares the window's size too, up to 128 MiB. Records within the
+limit never refer further back than the limit. So the module reduces a larger window in the frame's header before the
+decompressor reads it. The compressed bytes have a limit too, because millions of empty frames take seconds and give no
+records.
+
+Clients write snappy in two forms. The first one is one raw block. The second one has the frames of Java's library
+(xerial): a header of 16 bytes, and then blocks, each after its length as a big-endian i32. Gzip may have several
+members, lz4 and zstd several frames.
 
 Sources: RFC 1952, RFC 8878, the descriptions of snappy's and lz4's formats, and snappy-java's SnappyOutputStream.
 """
@@ -51,9 +53,10 @@ _RLE_BLOCK = 1
 
 
 def refuse_large(records: memoryview, codec: int, *, max_bytes: int) -> None:
-    """Refuse records that are too large before their decompression.
+    """Refuse records that are too large already before their decompression.
 
-    Compressed records may be larger than ``max_bytes`` by as much as snappy, which adds the most, adds to random bytes.
+    Compressed records may be a little larger than ``max_bytes``: by the bytes that snappy adds to random bytes. Of all
+    codecs snappy adds the most.
 
     Raises:
         InvalidRecords: MESSAGE_TOO_LARGE.
@@ -67,7 +70,7 @@ def refuse_large(records: memoryview, codec: int, *, max_bytes: int) -> None:
 def decompressed(records: memoryview, codec: int, *, max_bytes: int) -> bytes | memoryview:
     """Return the records of a batch after decompression.
 
-    Without compression the result is ``records`` itself. It never has more than ``max_bytes``.
+    Without compression the result is ``records`` itself. The result never has more than ``max_bytes``.
 
     Raises:
         InvalidRecords: UNSUPPORTED_COMPRESSION_TYPE for an unknown codec; MESSAGE_TOO_LARGE for more than
@@ -101,7 +104,7 @@ def decompressed(records: memoryview, codec: int, *, max_bytes: int) -> bytes | 
 
 
 def _read_stream(codec: str, source: bytes | memoryview, max_bytes: int) -> bytes | memoryview | None:
-    """Return what the stream has, or None if that is more than ``max_bytes``."""
+    """Return the decompressed bytes of the stream, or None if they are more than ``max_bytes``."""
     stream = pa.CompressedInputStream(pa.BufferReader(pa.py_buffer(source)), codec)
     try:
         return _read_at_most(stream, max_bytes, max(_USUAL_FACTOR * len(source), _LEAST_READ))
@@ -151,7 +154,7 @@ def _unsnappy(source: memoryview, max_bytes: int) -> bytes | memoryview | None:
 
 
 def _most_blocks(source: memoryview) -> int:
-    """Return the most blocks of a frame that are accepted, so that a loop over blocks ends soon."""
+    """Return the maximum number of blocks of a frame, which bounds the loop over its blocks."""
     return 1024 + len(source) // 64
 
 
@@ -179,7 +182,10 @@ def _unzstd(source: memoryview, max_bytes: int) -> bytes | memoryview | None:
 
 
 def _with_small_windows(source: memoryview, max_bytes: int) -> bytes | memoryview | None:
-    """Return the frames with windows that have at most about ``max_bytes``, or None if a frame declares more bytes."""
+    """Return the frames with windows of at most about ``max_bytes``.
+
+    Return None if a frame declares content of more than ``max_bytes``.
+    """
     limit_log = max(max_bytes.bit_length(), _LEAST_WINDOW_LOG)
     most_blocks = _most_blocks(source) + (max_bytes >> _LEAST_WINDOW_LOG)
     patched: bytearray | None = None

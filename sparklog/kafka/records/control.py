@@ -1,4 +1,4 @@
-"""Control batches: the end of a transaction, and the filler of a gap of offsets at the end of an answer."""
+"""Control batches: the marker of a transaction, and the filler for offsets without records at a response's end."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ def encode_control_batch(
 ) -> bytes:
     """Return the marker of a committed or aborted transaction, at ``offset``.
 
-    Without a producer id the batch is a filler: a consumer of committed records skips it, and continues at the offset
-    after it. A batch without records would not do: some clients keep their position, or fetch it again and again.
+    Without a producer id the batch is a filler. A consumer skips it, and continues at the offset after it. A batch
+    without records cannot be the filler, because some clients do not advance past it and fetch it again.
     """
     key = _KEY.pack(0, _COMMIT if committed else _ABORT)
     value = _VALUE.pack(0, coordinator_epoch)

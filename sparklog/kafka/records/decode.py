@@ -1,7 +1,7 @@
-"""Decoding of a produced batch: to rows of the default schema, and to a batch of the log.
+"""Decoding of a produced batch to rows of the default schema, and to a batch of the log.
 
-The header is checked first, then the checksum, then the declared sizes, and only then the records are decompressed and
-decoded. Up to ``FEW_RECORDS`` records, no Arrow array is made unless the caller asks for rows.
+``decode_batch`` checks the header first, then the checksum, then the declared sizes. Only then it decompresses and
+decodes the records. For up to ``FEW_RECORDS`` records it makes no Arrow arrays unless the caller asks for rows.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ class _Few:
         self.times_us = None if NO_TIME_MS in times_ms else [1000 * time for time in times_ms]
 
     def body(self) -> bytes | None:
-        """Return the records as the body of a batch of the log, or None if it can only be made with Arrow."""
+        """Return the records as the body of a batch of the log, or None if only Arrow can make the body."""
         if self.times_us is None or self.headers is not None:
             return None
         if len(self.times_us) == 1:
@@ -160,8 +160,8 @@ class DecodedBatch:
 def decode_batch(view: BatchView, *, max_bytes: int, keyed: bool = False) -> DecodedBatch:
     """Check, decompress and decode a batch that a client has produced.
 
-    ``max_bytes`` is the most bytes that the records may have after decompression. No more memory than a small multiple
-    of it is taken. ``keyed`` means that every record needs a key, as in a compacted topic.
+    ``max_bytes`` is the maximum size of the records after decompression. The function allocates at most a small
+    multiple of it. ``keyed`` means that every record needs a key, as in a compacted topic.
 
     Raises:
         InvalidRecords: CORRUPT_MESSAGE for a wrong CRC; UNSUPPORTED_COMPRESSION_TYPE for an unknown codec;

@@ -3,9 +3,15 @@
 Up to some hundreds of records this is faster than the calls of numpy and Arrow in ``decode_many``. A test compares the
 two. This module may be compiled.
 
-A record is the varint of its length, attributes (i8), the varints of timestamp delta and offset delta, key and value,
-each after the varint of its length or -1, and the varint of the number of headers. Each header has a key and a value.
-Varints are in zigzag, with the lowest seven bits first.
+A record has these fields, where varints are in zigzag with the lowest seven bits first::
+
+    varint  length of the fields below
+    i8      attributes
+    varint  timestamp delta
+    varint  offset delta
+    varint  length of the key, or -1 for null; then the key
+    varint  length of the value, or -1 for null; then the value
+    varint  number of headers; then each header, a key and a value in the same form
 """
 
 from __future__ import annotations
@@ -44,7 +50,10 @@ def decode_few(
 
 
 def refuse_records(data: bytes, count: int) -> None:
-    """Raise the error of ``decode_few`` for records that may be many, without keeping them all in memory."""
+    """Check the records of a large batch, and raise the error of ``decode_few`` if one is invalid.
+
+    The function keeps at most ``_SEARCHED`` decoded records in memory.
+    """
     at = 0
     for first in range(0, count, _SEARCHED):
         at = _decode(data, at, first, min(_SEARCHED, count - first), 0)[4]
@@ -61,7 +70,10 @@ def _check_end(data: bytes, at: int, count: int) -> None:
 def _decode(
     data: bytes, at: int, first: int, count: int, base_timestamp_ms: int
 ) -> tuple[list[bytes | None], list[bytes | None], list[Headers | None] | None, list[int], int]:
-    """Decode ``count`` records from ``at`` on, of which the first has number ``first``. Return also their end."""
+    """Decode ``count`` records from ``at`` on. Return their fields, and the position after them.
+
+    ``first`` is the number of the first record, for error messages.
+    """
     keys: list[bytes | None] = []
     values: list[bytes | None] = []
     times: list[int] = []
@@ -152,7 +164,7 @@ def _decode(
 
 
 def record_ends(data: bytes, at: int, first: int, count: int) -> list[int]:
-    """Return the ends of ``count`` records, which follow each other from ``at`` on. The first has number ``first``.
+    """Return the ends of ``count`` consecutive records from ``at`` on. ``first`` is the number of the first record.
 
     Raises:
         InvalidRecords: INVALID_RECORD if a record has no valid length.
@@ -215,7 +227,7 @@ def header_places(data: bytes, at: int, end: int, count: int, number: int) -> tu
 
 
 def _headers(data: bytes, at: int, end: int, number: int) -> tuple[Headers, int]:
-    """Return the headers of a record from the varint of their number on, and the position after them."""
+    """Return the headers of a record, and the position after them. The varint of their number is at ``at``."""
     raw, at = _varint(data, at, number)
     count = raw >> 1
     if raw & 1 or 2 * count > end - at:
@@ -237,10 +249,10 @@ def _headers(data: bytes, at: int, end: int, number: int) -> tuple[Headers, int]
 def _varint(data: bytes, at: int, number: int, most_bytes: int = 5) -> tuple[int, int]:
     """Return the varint at ``at``, still in zigzag, and the position after it.
 
-    With 5 bytes it has at most 32 bits, with 10 bytes at most 64.
+    ``most_bytes`` is 5 for a varint of at most 32 bits, and 10 for one of at most 64 bits.
 
     Raises:
-        IndexError: the bytes end before it.
+        IndexError: the bytes end before the varint's end.
     """
     value = 0
     for place in range(most_bytes):

@@ -1,8 +1,8 @@
-"""Decoding of the records of a large batch, a field of all records at a time, with numpy and Arrow.
+"""Decoding of the records of a large batch with numpy and Arrow: it reads one field of all records at a time.
 
-The only loop over records finds their ends, and it is skipped where records of equal size follow each other. Each
-varint is then read from all records at once. Keys and values come out of one Arrow array over the received bytes, whose
-elements are in turn a value and the bytes up to the next value.
+The only loop over records finds their ends. It skips records of equal size that follow each other. Then the decoder
+reads each varint from all records at once. It takes keys and values out of one Arrow array over the received bytes. The
+elements of this array alternate: a value, and the bytes up to the next value.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _MOST_U32_BYTES, _MOST_U64_BYTES = 5, 10
 
 
 class Columns:
-    """The decoded columns of a batch. ``deltas_ms`` are the records' timestamps after the batch's base timestamp."""
+    """The decoded columns of a batch. ``deltas_ms`` are the records' timestamps minus the batch's base timestamp."""
 
     __slots__ = ("deltas_ms", "headers", "keys", "values")
 
@@ -41,7 +41,7 @@ class Columns:
 
 
 class _Fault(Exception):
-    """A field of some record is not valid. ``refuse_records`` then finds the first one and says what is wrong."""
+    """The error for an invalid field of any record. ``refuse_records`` then finds the record and the reason."""
 
 
 def decode_many(data: bytes, count: int, header_type: pa.DataType) -> Columns:
@@ -81,12 +81,12 @@ class _Decoder:
         return Columns(keys, values, self._headers(header_type), deltas)
 
     def _varints(self, most_bytes: int) -> Integers:
-        """Read a varint of each record, still in zigzag, as an unsigned number."""
+        """Read the next varint of each record. Return the unsigned numbers, still in zigzag."""
         found, self.at = _varints_at(self.octets, self.at, self.ends, most_bytes)
         return found
 
     def _binary(self, kind: pa.DataType) -> pa.Array:
-        """Read a length and then as many bytes of each record. The length -1 is null."""
+        """Read the next key or value of each record: its length, then its bytes. The length -1 means null."""
         lengths = _zigzag(self._varints(_MOST_U32_BYTES))
         array, self.at = _binary_at(self.data, lengths, self.at, self.ends, kind, nulls=True)
         return array
@@ -118,8 +118,8 @@ class _Decoder:
 def _bounds(octets: Octets, data: bytes, count: int) -> tuple[Integers, Integers]:
     """Return the end of each record, and the position after the varint of its length.
 
-    Records of equal size that follow each other have the same bytes of length, one size apart. Conversely, if the bytes
-    are the same one size apart, the records have that size: each begins where the one before it ends.
+    If consecutive records have the same size, the bytes of their lengths repeat at a distance of one record. The
+    converse is also true: if these bytes repeat at this distance, each record begins where the one before it ends.
     """
     pieces: list[Integers] = []
     at = done = 0
@@ -145,7 +145,10 @@ def _bounds(octets: Octets, data: bytes, count: int) -> tuple[Integers, Integers
 
 
 def _run(octets: Octets, at: int, most: int) -> tuple[int, int]:
-    """Return the number of equal records from ``at`` on, at most ``most``, and their size with the length."""
+    """Return the number of records of equal size from ``at`` on, and their size including the length field.
+
+    The number is at most ``most``.
+    """
     raw = 0
     head = octets[at : at + 3].tolist()
     for width, byte in enumerate(head, 1):
@@ -172,7 +175,7 @@ def _run(octets: Octets, at: int, most: int) -> tuple[int, int]:
 
 
 def _zigzag(raw: Integers) -> Integers:
-    """Return the signed numbers that varints encode: 0, -1, 1, -2 for 0, 1, 2, 3."""
+    """Decode zigzag: return the signed numbers 0, -1, 1, -2 for 0, 1, 2, 3."""
     half: Integers = (raw.view(np.uint64) >> np.uint64(1)).view(np.int64)
     return half ^ -(raw & 1)
 
@@ -210,7 +213,7 @@ def _varints_at(octets: Octets, at: Integers, ends: Integers, most_bytes: int) -
 def _binary_at(
     data: bytes, lengths: Integers, at: Integers, ends: Integers, kind: pa.DataType, *, nulls: bool
 ) -> tuple[pa.Array, Integers]:
-    """Return the bytes from each position on as an array, and the positions after them. The length -1 is null."""
+    """Return the value at each position as an array, and the positions after the values. The length -1 means null."""
     least, greatest = int(lengths.min()), int(lengths.max())
     if least < (-1 if nulls else 0):
         raise _Fault
@@ -258,7 +261,10 @@ class _Places:
 
 
 def _header_places(data: bytes, numbers: Integers, at: Integers, ends: Integers) -> tuple[_Places, Integers]:
-    """Find all headers. ``numbers`` has the number of headers of each record. The result's positions follow them."""
+    """Find all headers. Return their places, and the position after the headers of each record.
+
+    ``numbers`` has the number of headers of each record.
+    """
     octets = np.frombuffer(data, np.uint8)
     places = _Places(int(numbers.sum()))
     first = np.cumsum(numbers) - numbers

@@ -52,12 +52,12 @@ def encode_batch(
 ) -> list[Buffer]:
     """Encode ``rows``, which are at least one row of ``DEFAULT_SCHEMA``, as a batch without compression.
 
-    ``offsets`` are the offsets of the rows, ascending and at least ``base_offset``; None means one after the other from
+    ``offsets`` are the offsets of the rows, ascending and at least ``base_offset``. None means consecutive offsets from
     ``base_offset`` on. ``last_offset`` is the last offset that the batch covers, if it is later than the last row's.
-    With ``append_time_ms`` the batch has timestamp type LogAppendTime and this time for all records. Otherwise a
-    record's time is the timestamp column, floored to ms; a null becomes -1.
+    With ``append_time_ms`` the batch has timestamp type LogAppendTime and this time for all records. Otherwise the
+    timestamp column has the records' times, which are rounded down to ms; a null becomes -1.
 
-    The result is the batch as buffers to be sent one after the other.
+    Return the batch as consecutive buffers.
     """
     count = rows.num_rows
     assert count > 0, "a batch without records is a control batch"
@@ -83,7 +83,7 @@ def encode_batch(
 def _encoded_few(
     rows: pa.RecordBatch, offset_deltas: Integers | None, append_time_ms: int | None
 ) -> tuple[bytes, int, int]:
-    """Return the records, the base timestamp and the greatest timestamp, without numpy."""
+    """Encode few rows without numpy. Return the records, the base timestamp and the greatest timestamp."""
     keys, values, headers, times = rows.columns
     count = len(times)
     if append_time_ms is None:
@@ -101,7 +101,7 @@ def _encoded_few(
 def _encoded_many(
     rows: pa.RecordBatch, offset_deltas: Integers | None, append_time_ms: int | None
 ) -> tuple[memoryview, int, int]:
-    """Return the records, the base timestamp and the greatest timestamp, with numpy."""
+    """Encode many rows with numpy. Return the records, the base timestamp and the greatest timestamp."""
     keys, values, headers, times = rows.columns
     count = len(times)
     if append_time_ms is None:
@@ -138,9 +138,9 @@ def batch_head(
 
 
 def rows_that_fit(rows: pa.RecordBatch, max_bytes: int) -> int:
-    """Return a number of first rows whose encoded batch has at most ``max_bytes``, but at least 1.
+    """Return how many of the first rows fit into an encoded batch of ``max_bytes``, and at least 1.
 
-    The sizes are estimated from above, so a few more rows might fit.
+    The function overestimates the sizes, so a few more rows might fit.
     """
     keys, values, headers = rows.column(0), rows.column(1), rows.column(2)
     used = lengths_of(keys) + lengths_of(values)
@@ -165,7 +165,7 @@ def _times_ms(column: pa.Array) -> Integers:
 
 
 def _times_of_few(column: pa.Array) -> list[int]:
-    """Return what ``_times_ms`` returns, as a list."""
+    """Return the result of ``_times_ms`` as a list, for few rows."""
     first, count = column.offset, len(column)
     times: list[int] = memoryview(column.buffers()[1]).cast("q")[first : first + count].tolist()
     times = [time // 1000 for time in times]

@@ -24,7 +24,7 @@ def encode_few(
     time_deltas: Sequence[int],
     offset_deltas: Sequence[int],
 ) -> bytes:
-    """Return the records with these fields. ``headers`` is None if no record has any."""
+    """Return the encoded records with these fields. ``headers`` is None if no record has headers."""
     parts: list[bytes] = []
     varints, null, short = _VARINTS, _NULL, _SHORT
     number = 0

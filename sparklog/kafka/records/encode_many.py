@@ -1,7 +1,8 @@
-"""Encoding of the records of a large batch, a field of all records at a time, with numpy and Arrow.
+"""Encoding of the records of a large batch with numpy and Arrow: it encodes one field of all records at a time.
 
-The bytes between two values, which are varints, are laid out as a table with a row for each record and cut to their
-widths. Arrow then joins these pieces with keys and values, row by row. The memory of the joined array is the records.
+Only varints stand between two values of a record. The encoder writes these varints of all records into a table with a
+row for each record, and cuts each row to the bytes in use. Arrow then joins these pieces with the keys and values, row
+by row. The memory of the joined array is the encoded records.
 """
 
 from __future__ import annotations
@@ -25,9 +26,9 @@ _EMPTY_TEXT = binary_of([b""], pa.string())[0]
 def encode_many(
     keys: pa.Array, values: pa.Array, headers: pa.Array | None, time_deltas: Integers, offset_deltas: Integers
 ) -> pa.Buffer:
-    """Return the records with these fields. ``headers`` is None if no record has any.
+    """Return the encoded records with these fields. ``headers`` is None if no record has headers.
 
-    Keys and values are arrays of binary, and the headers those of ``DEFAULT_SCHEMA``.
+    Keys and values are arrays of binary. The headers have the type of the column in ``DEFAULT_SCHEMA``.
     """
     count = len(time_deltas)
     attributes = np.zeros((count, 1), np.uint8), np.ones(count, np.int64)
@@ -67,7 +68,10 @@ def _varints(numbers: Integers) -> tuple[Octets, Integers]:
 
 
 def _lengths(array: pa.Array) -> tuple[tuple[Octets, Integers], Integers]:
-    """Return the varints of the lengths of ``array``, where a null has -1, and its lengths, where a null has 0."""
+    """Return the varints of the lengths of ``array``, and the lengths themselves.
+
+    The length of a null is -1 in the varints, and 0 in the lengths.
+    """
     lengths = lengths_of(array)
     if not array.null_count:
         return _varints(lengths), lengths
@@ -76,7 +80,7 @@ def _lengths(array: pa.Array) -> tuple[tuple[Octets, Integers], Integers]:
 
 
 def _piece(fields: list[tuple[Octets, Integers]]) -> pa.Array:
-    """Return the bytes of some fields in each row, one after the other, as an array of binary."""
+    """Return an array of binary that has the consecutive bytes of these fields for each row."""
     tables = np.hstack([table for table, _ in fields])
     used = np.hstack([np.arange(table.shape[1]) < width[:, None] for table, width in fields])
     widths = np.sum([width for _, width in fields], axis=0)
@@ -90,7 +94,7 @@ def _binary(borders: npt.NDArray[np.int32], data: Octets | pa.Buffer) -> pa.Arra
 
 
 def _headers(headers: pa.Array) -> pa.Array:
-    """Return the headers of each row as they are in a record: their number, then keys and values."""
+    """Return the encoded headers of each row: their number, then their keys and values."""
     valid = valid_of(headers)
     numbers = np.where(valid, lengths_of(headers), 0)
     pairs = headers.flatten()  # without what null lists may refer to

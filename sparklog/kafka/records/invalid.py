@@ -1,4 +1,4 @@
-"""The error for record batches that Kafka's clients may not write."""
+"""The error for invalid record batches of Kafka's clients."""
 
 from __future__ import annotations
 
@@ -24,8 +24,9 @@ class RecordError(NamedTuple):
 class InvalidRecords(BrokerError):
     """The error for a produced batch that is refused as a whole.
 
-    ``code`` is the error code that the Produce response has for the partition. ``record_errors`` names at most
-    ``MOST_RECORD_ERRORS`` records if the fault is theirs; the other records of the batch are refused because of them.
+    ``code`` is the error code that the Produce response has for the partition. If single records are invalid,
+    ``record_errors`` names them, at most ``MOST_RECORD_ERRORS``. The broker then refuses the valid records of the batch
+    too.
     """
 
     def __init__(self, code: ErrorCode, detail: str, record_errors: Sequence[RecordError] = ()) -> None:

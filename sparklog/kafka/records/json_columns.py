@@ -1,8 +1,8 @@
-"""JSON documents to columns, and columns to JSON documents, a column at a time.
+"""The conversion of JSON documents to columns, and of columns to JSON documents, one column at a time.
 
-``docs/values.md`` has the form of each type. ``record/parse_values`` and ``record/format_values`` define it for single
-values. Here Arrow's JSON reader and its casts do the work where their result is the same. Documents that they cannot
-read are read one by one, so that the error names the record and the field. A test compares both ways.
+``docs/values.md`` describes the form of each type. ``record/parse_values`` and ``record/format_values`` define the form
+for single values. This module uses Arrow's JSON reader and casts where their result is the same. It reads documents one
+by one if Arrow cannot read them, so that the error names the record and the field. A test compares both ways.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ def columns_from_json(documents: pa.Array, schema: pa.Schema) -> pa.RecordBatch:
     """Return ``documents``, an array of binary without nulls, as a batch of ``schema``.
 
     Raises:
-        InvalidRecords: INVALID_RECORD with the records, and in each message the field, that do not fit.
+        InvalidRecords: INVALID_RECORD. It names the records that do not fit, and each message names the field.
     """
     rows = None if len(documents) < FEW_DOCUMENTS else _in_bulk(documents, schema)
     if rows is None:
@@ -52,7 +52,7 @@ def columns_from_json(documents: pa.Array, schema: pa.Schema) -> pa.RecordBatch:
 
 
 def _in_bulk(documents: pa.Array, schema: pa.Schema) -> pa.RecordBatch | None:
-    """Return the documents as Arrow reads them, or None if it cannot, or might read them in another way."""
+    """Read the documents with Arrow. Return None if Arrow cannot read them, or might give another result."""
     carriers = _carriers(schema)
     if carriers is None or not _one_on_a_line(documents):
         return None
@@ -78,8 +78,9 @@ def _in_bulk(documents: pa.Array, schema: pa.Schema) -> pa.RecordBatch | None:
 def _one_on_a_line(documents: pa.Array) -> bool:
     """Return whether each document is text in braces without line breaks.
 
-    Then Arrow's reader, which only counts braces, finds one row for each document or fails. Without the braces it would
-    crash (a document ``null``), or take the end of one document and the beginning of the next for one row.
+    Arrow's reader only counts braces. If this function returns true, the reader finds one row for each document or
+    fails. Without the braces it might crash (a document ``null``), or read the end of one document and the beginning of
+    the next as one row.
     """
     if not len(documents):
         return False
@@ -103,7 +104,7 @@ def _one_on_a_line(documents: pa.Array) -> bool:
 def _carriers(schema: pa.Schema) -> pa.Schema | None:
     """Return the schema that Arrow reads, or None if it cannot read a column exactly.
 
-    Types that JSON has only as text are read as text.
+    Arrow reads a type as text if its values are text in JSON.
     """
     found = []
     for field in schema:
@@ -139,7 +140,7 @@ def _whole(column: pa.ChunkedArray) -> pa.Array:
 
 
 def _carried(column: pa.Array, kind: pa.DataType) -> pa.Array | None:
-    """Return what Arrow has read as an array of ``kind``, or None if the text of a value decides."""
+    """Convert a column that Arrow has read to ``kind``. Return None if this needs the text of a value."""
     if types.is_floating(kind):
         return _floats(column, kind)
     if is_time(kind):

@@ -1,12 +1,13 @@
-"""Records of Kafka's clients to rows of a typed topic, and back: a value is a JSON document of the columns.
+"""The conversion of records of Kafka's clients to rows of a typed topic, and back. A record's value is a JSON document.
 
-A row's columns come from the document by name. If the document has none of the key columns, they come from the record's
-key, in the form that ``record/keys`` writes: text and bytes unchanged, numbers big-endian. So a record without a value,
-Kafka's tombstone, becomes the tombstone of a typed topic: its key columns alone. On the way back, the key has the key
-columns, the document has all columns, and a tombstone has no value.
+The fields of the document are the row's columns. If the document has none of the key columns, they come from the
+record's key, in the form that ``record/keys`` writes: text and bytes unchanged, numbers big-endian. So a record without
+a value, Kafka's tombstone, becomes the tombstone of a typed topic, which has only key columns.
 
-A typed topic has no place for headers, so a record with headers is refused. A record's timestamp on the way back is its
-event time.
+When a row becomes a record, the key has the key columns, and the value has all columns. The value of a tombstone is
+null. The timestamp is the event time.
+
+A typed topic has no column for headers, so a record with headers is refused.
 """
 
 from __future__ import annotations
@@ -43,7 +44,7 @@ class JsonTopic(NamedTuple):
         ``keyed`` means that every row needs a key, as in a compacted topic.
 
         Raises:
-            InvalidRecords: INVALID_RECORD with the records that do not fit, and with their fields.
+            InvalidRecords: INVALID_RECORD. It names the records that do not fit, and their fields.
         """
         keys, values, headers, _ = records.columns
         _refuse(_lengths_above_zero(headers), "it has headers, and a typed topic has no column for them")
@@ -62,7 +63,7 @@ class JsonTopic(NamedTuple):
     def records(self, rows: pa.RecordBatch, *, append_time_us: int | None = None) -> pa.RecordBatch:
         """Return ``rows`` as records, a batch of ``DEFAULT_SCHEMA``.
 
-        A row without an event time has ``append_time_us`` as its time, or none.
+        A record of a row without an event time has the time ``append_time_us``, or no time if that is None.
         """
         count = rows.num_rows
         keys = (
@@ -78,7 +79,7 @@ class JsonTopic(NamedTuple):
         )
 
     def _nullable_keys(self) -> pa.Schema:
-        """Return the schema, but a document may lack key columns, because they may come from the record's key."""
+        """Return the schema with nullable key columns. A document may omit them if the record's key has them."""
         return pa.schema(
             [field.with_nullable(True) if field.name in self.key_columns else field for field in self.schema]
         )
@@ -90,7 +91,7 @@ class JsonTopic(NamedTuple):
         return found
 
     def _with_keys(self, rows: pa.RecordBatch, keys: pa.Array) -> pa.RecordBatch:
-        """Return ``rows`` with key columns from ``keys`` where a row has none of them."""
+        """Return ``rows``, and decode the key columns from ``keys`` in rows that have none of them."""
         wanted = self._without_key(rows) & valid_of(keys)
         if not self.key_columns or not wanted.any():
             return rows
@@ -100,7 +101,7 @@ class JsonTopic(NamedTuple):
             found = columns_from_keys(taken, [self.schema.field(name) for name in self.key_columns])
         except UndecodableKey as error:
             _refuse_one(int(places[error.row]), str(error))
-        # Row i is element i of the column, or an element of what the keys have, which follows.
+        # Row i is element i of the column, or one of the elements from the keys, which follow the column.
         order = np.arange(rows.num_rows)
         order[places] = rows.num_rows + np.arange(len(places))
         indices = array_of(order, pa.int64())
@@ -111,7 +112,7 @@ class JsonTopic(NamedTuple):
         return pa.RecordBatch.from_arrays(columns, schema=rows.schema)
 
     def times(self, rows: pa.RecordBatch, *, append_time_us: int | None) -> pa.Array:
-        """Return the event times of rows, or ``append_time_us`` (if given) where a row has none."""
+        """Return the event times of rows. A row without one has ``append_time_us``, or null if that is None."""
         if self.event_time is None:
             times = pa.nulls(rows.num_rows, _TIME)
         else:

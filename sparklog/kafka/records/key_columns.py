@@ -1,4 +1,4 @@
-"""The key columns of a typed topic from the bytes of a record's key, the reverse of ``record/keys``."""
+"""Decoding of a record's key into the key columns of a typed topic: the reverse of ``record/keys``."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _LENGTH = struct.Struct(">i")
 
 
 class UndecodableKey(Exception):
-    """The error for a key that its columns cannot have written. ``row`` is its position."""
+    """The error for a key that does not have the form of its columns. ``row`` is its position."""
 
     def __init__(self, row: int, message: str) -> None:
         super().__init__(message)
@@ -25,7 +25,7 @@ class UndecodableKey(Exception):
 
 
 def columns_from_keys(keys: pa.Array, fields: Sequence[pa.Field]) -> list[pa.Array]:
-    """Return the key columns that ``keys``, an array of binary, have in the form of ``record/keys``.
+    """Decode ``keys``, an array of binary in the form of ``record/keys``, into the key columns.
 
     Raises:
         UndecodableKey: a key is not in this form.
@@ -40,7 +40,7 @@ def columns_from_keys(keys: pa.Array, fields: Sequence[pa.Field]) -> list[pa.Arr
 
 
 def _parts(row: int, key: bytes | None, count: int) -> list[bytes | None] | None:
-    """Return the bytes of each column of a key of several columns."""
+    """Split a key of several columns into the bytes of each column."""
     if key is None:
         return None
     found: list[bytes | None] = []

@@ -71,7 +71,7 @@ class DeleteTopicState:
 
 @message(ApiKey.DELETE_TOPICS, "1-6", flexible="4+")
 class DeleteTopicsRequest:
-    """A request to delete topics, by name or from version 6 on by id."""
+    """A request to delete topics by name. From version 6 on a topic's id may replace its name."""
 
     topics: list[DeleteTopicState] = array(DeleteTopicState, "6+")
     topic_names: list[str] = array(string, "0-5")
@@ -349,7 +349,7 @@ class TopicPartitions:
 
 @message(ApiKey.ELECT_LEADERS, "0-2", flexible="2+")
 class ElectLeadersRequest:
-    """A request for elections: of preferred leaders (0) or unclean ones (1)."""
+    """A request to elect the preferred leaders of partitions (type 0), or unclean leaders (type 1)."""
 
     election_type: int = int8("1+")
     topic_partitions: list[TopicPartitions] | None = array(TopicPartitions, "0+", nullable="0+")

@@ -1,4 +1,4 @@
-"""Python source that is built line by line: what the compilers of readers and writers share."""
+"""A builder of Python source, which the compilers of readers and writers share."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ from typing import Any
 
 
 class Code:
-    """The source of one function in the making, and the objects that it refers to.
+    """The source of one function, built line by line, and the objects that the function refers to.
 
-    Fields of fixed size that follow each other are collected first, and one call of ``struct`` handles them all.
+    The compilers first collect consecutive fields of fixed size. One call of ``struct`` then handles all of them.
     """
 
     def __init__(self, signature: str, names: dict[str, Any]) -> None:

@@ -1,10 +1,10 @@
-"""Messages to bytes and back, and the headers and frames around them.
+"""Encoding and decoding of messages, and of the headers and frames around them.
 
-A frame on a connection is a length of four bytes, a header and a message. All functions here take a frame without its
-length. Readers and writers of each message and version are compiled when the first one arrives, which takes about a
-millisecond, and kept.
+A frame on a connection is a length of four bytes, a header and a message. The decoding functions expect a frame without
+its length. The module compiles the reader and the writer of a message and version at the first use, which takes about a
+millisecond, and keeps them.
 
-Bytes that are not a message raise :class:`MalformedMessage` and nothing else. Bytes after a message's end are ignored,
+Invalid bytes raise :class:`MalformedMessage`, and no other exception. The module ignores bytes after a message's end,
 as Kafka does.
 """
 
@@ -112,12 +112,12 @@ def decode_response(api_key: int, version: int, message: memoryview) -> Any:
 
 
 def encode_request(api_key: int, version: int, request: Any) -> list[Buffer]:
-    """Return the bytes of a request, without its header. Buffers of records are among them, not copied."""
+    """Return the bytes of a request without its header, as buffers. Buffers of records are not copied."""
     return _encode(REQUESTS, api_key, version, request, bytearray())
 
 
 def encode_response(api_key: int, version: int, response: Any) -> list[Buffer]:
-    """Return the bytes of a response, without its header. Buffers of records are among them, not copied."""
+    """Return the bytes of a response without its header, as buffers. Buffers of records are not copied."""
     return _encode(RESPONSES, api_key, version, response, bytearray())
 
 
@@ -136,7 +136,7 @@ def request_frame(header: RequestHeader, request: Any) -> list[Buffer]:
 def response_frame(header: RequestHeader, response: Any) -> list[Buffer]:
     """Return the whole response to a request: the frame's length, the header and the message.
 
-    The answer to an unknown version of ApiVersions has version 0, which every client reads.
+    The response to an unknown version of ApiVersions has version 0, which every client can read.
     """
     api_key, version, correlation_id, _ = header
     if api_key == ApiKey.API_VERSIONS and not is_supported(api_key, version):
@@ -165,7 +165,7 @@ def decode_response_header(api_key: int, version: int, frame: memoryview) -> tup
 
 
 def _tags_in_response_header(api_key: int, version: int) -> bool:
-    """Return whether the header of a response has tagged fields. That of ApiVersions never has."""
+    """Return whether the header of a response has tagged fields. The header of ApiVersions never has them."""
     return api_key != ApiKey.API_VERSIONS and version in _known(RESPONSES, api_key, version).flexible
 
 

@@ -190,7 +190,7 @@ class ListOffsetsTopic:
 
 @message(ApiKey.LIST_OFFSETS, "1-10", flexible="6+")
 class ListOffsetsRequest:
-    """A request for offsets by time: of a timestamp, or of the earliest (-2) or latest (-1) record."""
+    """A request for the offsets of timestamps. The timestamps -2 and -1 mean the earliest and the latest offset."""
 
     replica_id: int = int32("0+")
     isolation_level: int = int8("2+")

@@ -8,9 +8,9 @@ A declaration reads like Kafka's own tables::
         leader_epoch: int = int32("7+", default=-1)
         offline_replicas: list[int] = array(int32, "5+")
 
-Such a class becomes a frozen ``msgspec.Struct`` whose fields all have defaults. A field that a version does not have
-is ignored when that version is written, and has its default when that version is read. Kafka's names are in snake
-case. Booleans are ``bool``, ids of topics are 16 bytes, times are ``int`` in milliseconds, and records are buffers.
+Such a class becomes a frozen ``msgspec.Struct`` whose fields all have defaults. A writer of a version ignores fields
+that the version does not have, and a reader gives them their defaults. Kafka's names are in snake case. Booleans are
+``bool``, ids of topics are 16 bytes, times are ``int`` in milliseconds, and records are buffers.
 
 A nested class is declared before the class that uses it, so messages cannot contain themselves. This bounds the depth
 of every message.
@@ -43,7 +43,7 @@ ZERO_UUID = bytes(16)
 
 
 class Versions(NamedTuple):
-    """A range of a message's versions, both ends included. An empty range has ``last`` below ``first``."""
+    """A range of a message's versions, from ``first`` to ``last`` inclusive. In an empty range ``last`` is lower."""
 
     first: int
     last: int
@@ -134,8 +134,8 @@ class _FieldSpec:
 class FieldType:
     """A primitive as declarations use it: ``int32("7+", default=-1)`` declares a field, ``array(int32, "5+")`` a list.
 
-    ``nullable`` names the versions in which the field may be None. ``tag`` is the number of a tagged field, which is
-    tagged in the versions ``tagged`` (default: in all that have the field).
+    ``nullable`` names the versions in which the field may be None. ``tag`` is the number of a tagged field. ``tagged``
+    names the versions in which it is tagged; by default these are all versions that have the field.
     """
 
     def __init__(self, primitive: Primitive) -> None:
@@ -249,9 +249,10 @@ RESPONSES: dict[ApiKey, Message] = {}
 
 @dataclass_transform(frozen_default=True, kw_only_default=True)
 def message(api_key: ApiKey, has: str, *, flexible: str = "") -> Callable[[type[_Class]], type[_Class]]:
-    """Return a decorator that turns a declaration into a request's or response's class, by the end of its name.
+    """Return a decorator that turns a declaration into the class of a request or a response.
 
-    ``has`` are the versions of the message, ``flexible`` those with compact types and tagged fields.
+    The declaration's name ends with Request or Response. ``has`` are the versions of the message. ``flexible`` are its
+    versions with compact types and tagged fields.
     """
 
     def declare(declared: type[_Class]) -> type[_Class]:

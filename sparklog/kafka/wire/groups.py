@@ -54,7 +54,7 @@ class SyncGroupRequestAssignment:
 
 @message(ApiKey.SYNC_GROUP, "0-5", flexible="4+")
 class SyncGroupRequest:
-    """A request of the classic protocol for a member's assignment. The leader sends all of them."""
+    """A request of the classic protocol for a member's assignment. The leader's request has all assignments."""
 
     group_id: str = string("0+")
     generation_id: int = int32("0+")
@@ -76,7 +76,7 @@ class SyncGroupResponse:
 
 @message(ApiKey.HEARTBEAT, "0-4", flexible="4+")
 class HeartbeatRequest:
-    """A sign of life of a member of a classic group."""
+    """A request by which a member of a classic group extends its session."""
 
     group_id: str = string("0+")
     generation_id: int = int32("0+")
@@ -206,7 +206,7 @@ class TopicPartitions:
 
 @message(ApiKey.CONSUMER_GROUP_HEARTBEAT, "0-1", flexible="0+")
 class ConsumerGroupHeartbeatRequest:
-    """A member's heartbeat in the protocol of KIP-848. A null field has not changed."""
+    """A member's heartbeat in the protocol of KIP-848. A field is null if the member's value has not changed."""
 
     group_id: str = string("0+")
     member_id: str = string("0+")

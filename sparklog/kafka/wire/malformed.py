@@ -1,4 +1,4 @@
-"""The one error of all code that decodes a Kafka frame."""
+"""The error that all code raises if it cannot decode a Kafka frame."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from sparklog.errors import SparklogError
 
 
 class MalformedMessage(SparklogError):
-    """Bytes that are not the message that their header names, or a message that this package does not know.
+    """The error for bytes that are not the message that their header names, and for unknown messages.
 
-    The sender is a client with a fault or an attacker. A broker closes the connection, as Kafka does.
+    The sender is a faulty client or an attacker. The broker closes the connection, as Kafka does.
     """

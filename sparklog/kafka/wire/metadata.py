@@ -1,4 +1,4 @@
-"""The messages that tell a client what the cluster has: versions, brokers, topics, partitions and coordinators."""
+"""The messages about the cluster's metadata: versions, brokers, topics, partitions and coordinators."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from sparklog.kafka.wire.fields import array, boolean, int8, int16, int32, int64
 
 @message(ApiKey.API_VERSIONS, "0-4", flexible="3+")
 class ApiVersionsRequest:
-    """A request for the APIs and versions that a broker supports. It is the first of a connection."""
+    """A request for the APIs and versions that a broker supports. Clients send it first on a connection."""
 
     client_software_name: str = string("3+")
     client_software_version: str = string("3+")
@@ -54,7 +54,7 @@ class MetadataRequestTopic:
 
 @message(ApiKey.METADATA, "0-13", flexible="9+")
 class MetadataRequest:
-    """A request for brokers, topics and partitions. ``topics`` None means all topics."""
+    """A request for brokers, topics and partitions. If ``topics`` is None, it asks for all topics."""
 
     topics: list[MetadataRequestTopic] | None = array(MetadataRequestTopic, "0+", nullable="1+")
     allow_auto_topic_creation: bool = boolean("4+", default=True)
@@ -145,7 +145,7 @@ class Cursor:
 
 @message(ApiKey.DESCRIBE_TOPIC_PARTITIONS, "0", flexible="0+")
 class DescribeTopicPartitionsRequest:
-    """A request for partitions, one page after the other."""
+    """A request for one page of the partitions of topics."""
 
     topics: list[TopicRequest] = array(TopicRequest, "0+")
     response_partition_limit: int = int32("0+", default=2000)

@@ -1,7 +1,7 @@
 """The parts of Kafka's encoding that compiled readers and writers call: variable-length numbers, tags and arrays.
 
-Positions are indexes into the whole frame. Every length is compared with the end of its surroundings before anything
-of that length is made.
+Positions are indexes into the whole frame. The code compares every length with the end of the enclosing value before
+it allocates anything of this length.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ def uvarint(frame: memoryview, position: int) -> tuple[int, int]:
 
 
 def skip_tagged_fields(frame: memoryview, position: int, count: int, end: int) -> int:
-    """Return the position after ``count`` tagged fields that are all unknown. Each has at least two bytes."""
+    """Skip ``count`` unknown tagged fields, and return the position after them. Each has at least two bytes."""
     for _ in range(count):
         _, position = uvarint(frame, position)
         size, position = uvarint(frame, position)

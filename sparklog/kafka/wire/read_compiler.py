@@ -1,11 +1,16 @@
 """The compiler of readers: it turns a declared message and a version into a function that decodes that version.
 
-A reader is straight Python code for one version, with all nested structs in place, so that it asks at run time neither
-for versions nor for types. It raises many kinds of exception for malformed bytes; :mod:`sparklog.kafka.wire.codec`
-turns them into one. Its bounds: a length is compared with the bytes that are left before anything is made, an array's
-length with the least size of that many elements. A request's arrays have a maximum number of elements together,
-because an element of two bytes takes a hundred bytes of memory. A tagged field takes longer to read than an element, so
-it counts as ``_ELEMENTS_OF_TAG`` of them. Nothing is recursive.
+A reader is straight Python code for one version. The code of nested structs is inline, so the reader tests neither
+versions nor types at run time. It raises many kinds of exceptions for malformed bytes, which
+:mod:`sparklog.kafka.wire.codec` converts into one.
+
+A reader bounds its memory and time:
+
+- It compares a length with the number of remaining bytes before it allocates anything. For an array it uses the least
+  size of the elements.
+- All arrays of a request together have a maximum number of elements, because an element of two bytes takes a hundred
+  bytes of memory. A tagged field takes longer to read than an element, so it counts as ``_ELEMENTS_OF_TAG`` elements.
+- Readers are not recursive.
 """
 
 from __future__ import annotations
@@ -70,7 +75,7 @@ class _ReadCompiler:
             self._codes, self._targets = "", []
 
     def _struct(self, declared: type, end: str) -> str:
-        """Emit the reading of a struct's fields; return the expression that makes the struct."""
+        """Emit the code that reads a struct's fields; return the expression that makes the struct."""
         values = {}
         fields = fields_of(declared)
         for field in fields:
@@ -85,11 +90,11 @@ class _ReadCompiler:
         return f"{declared.__name__}({', '.join(arguments)})"
 
     def _field(self, field: Field, end: str) -> str:
-        """Emit the reading of one field; return the variable that has its value."""
+        """Emit the code that reads one field; return the variable that has its value."""
         return self._value(field.type, field.name, end, nullable=self._version in field.nullable)
 
     def _value(self, kind: Primitive | Array | type, name: str, end: str, *, nullable: bool) -> str:
-        """Emit the reading of a value of any type; return the variable that has it. ``name`` is its field's name."""
+        """Emit the code that reads a value of any type; return its variable. ``name`` is the field's name."""
         target = self._code.variable(name)
         match kind:
             case Primitive() if kind.code:
@@ -115,7 +120,7 @@ class _ReadCompiler:
         self._code.line(f"{target} = {expression}")
 
     def _length(self, short: bool) -> str:
-        """Emit the reading of a length; return its variable. A negative length means null."""
+        """Emit the code that reads a length; return its variable. A negative length means null."""
         length = self._code.variable("length")
         if not self._flexible:
             self._fixed("h" if short else "i", length)
@@ -129,7 +134,7 @@ class _ReadCompiler:
         return length
 
     def _null(self, name: str, target: str, length: str, nullable: bool) -> None:
-        """Emit the test of a null value, and enter the block of the other values if there are any."""
+        """Emit the test for null. If the field is nullable, open the block for values that are not null."""
         self._code.block(f"if {length} < 0:")
         if nullable:
             self._code.line(f"{target} = None")
@@ -140,7 +145,7 @@ class _ReadCompiler:
             self._code.block("else:")
 
     def _sized(self, primitive: Primitive, name: str, target: str, nullable: bool, end: str) -> None:
-        """Emit the reading of a string, of bytes or of records."""
+        """Emit the code that reads a string, bytes or records."""
         length = self._length(short=primitive.name == "string")
         self._null(name, target, length, nullable)
         after = self._code.variable("after")
@@ -180,12 +185,12 @@ class _ReadCompiler:
             self._code.end()
 
     def _charge(self, elements: str) -> None:
-        """Emit the check of the maximum number of elements. ``elements`` is the expression of a number of them."""
+        """Emit the code that checks the maximum number of elements. ``elements`` is the expression of a number."""
         self._code.line(f"elements -= {elements}")
         self._code.line(f"if elements < 0: malformed('more than {self._max_elements} elements in one request')")
 
     def _tagged_fields(self, fields: list[Field], end: str) -> dict[str, str]:
-        """Emit the reading of a struct's tagged fields; return the variables of those that are known, by name."""
+        """Emit the code that reads a struct's tagged fields; return the variables of the known fields by name."""
         count = self._code.variable("tags")
         self._fixed("B", count)
         self._flush()

@@ -21,7 +21,7 @@ class SaslHandshakeResponse:
 
 @message(ApiKey.SASL_AUTHENTICATE, "0-2", flexible="2+")
 class SaslAuthenticateRequest:
-    """One of a client's messages of a SASL login."""
+    """A request with one of the client's SASL messages of a login."""
 
     auth_bytes: bytes = binary("0+")
 

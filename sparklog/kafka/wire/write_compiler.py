@@ -1,8 +1,8 @@
 """The compiler of writers: it turns a declared message and a version into a function that encodes that version.
 
-A writer is straight Python code for one version, with all nested structs in place. It appends to a list of buffers,
-whose last element is a ``bytearray``. Only records become buffers of their own. A field that the version does not have
-is left out, whatever its value.
+A writer is straight Python code for one version, with the code of nested structs inline. It appends to a list of
+buffers, whose last element is a ``bytearray``. Only records become separate buffers. The writer omits a field that the
+version does not have, even if the field has a value.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ class _WriteCompiler:
             self._codes, self._values = "", []
 
     def _struct(self, declared: type, value: str) -> None:
-        """Emit the writing of a struct, of which the variable ``value`` has the value."""
+        """Emit the code that writes a struct. ``value`` is the variable that has the struct."""
         fields = fields_of(declared)
         for field in fields:
             if self._version in field.versions and self._version not in field.tagged:
@@ -63,7 +63,7 @@ class _WriteCompiler:
             self._tagged_fields([field for field in fields if self._version in field.tagged], value)
 
     def _value(self, kind: Primitive | Array | type, value: str, *, nullable: bool) -> None:
-        """Emit the writing of a value of any type. ``value`` is the expression for it."""
+        """Emit the code that writes a value of any type. ``value`` is the expression for it."""
         match kind:
             case Primitive() if kind.code:
                 self._fixed(kind.code, value)
@@ -85,7 +85,10 @@ class _WriteCompiler:
                 self._struct(declared, struct)
 
     def _null(self, value: str, nullable: bool, null: bytes) -> str:
-        """Emit the writing of None if it is allowed, and enter the block of other values; return their variable."""
+        """Emit the code that writes None if the field is nullable, and open the block for other values.
+
+        Return the variable that has the value.
+        """
         variable = self._code.variable("value")
         if nullable:
             self._flush()
@@ -103,7 +106,7 @@ class _WriteCompiler:
             self._code.end()
 
     def _length(self, variable: str, code: str) -> None:
-        """Emit the writing of the length of a variable's value."""
+        """Emit the code that writes the length of a variable's value."""
         if not self._flexible:
             self._fixed(code, f"len({variable})")
             return
@@ -117,7 +120,7 @@ class _WriteCompiler:
         return b"\0" if self._flexible else b"\xff" * (2 if code == "h" else 4)
 
     def _sized(self, primitive: Primitive, value: str, nullable: bool) -> None:
-        """Emit the writing of a string or of bytes."""
+        """Emit the code that writes a string or bytes."""
         code = "h" if primitive.name == "string" else "i"
         variable = self._null(value, nullable, self._null_length(code))
         if primitive.name == "string":
@@ -147,7 +150,7 @@ class _WriteCompiler:
         self._end_null(nullable)
 
     def _tagged_fields(self, fields: list[Field], value: str) -> None:
-        """Emit the writing of a struct's tagged fields: those whose values are not the default."""
+        """Emit the code that writes a struct's tagged fields whose values are not the default."""
         if not fields:
             self._codes += "x"
             return
