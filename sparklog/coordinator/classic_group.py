@@ -61,6 +61,8 @@ from sparklog.model import assert_never
 NEW_MEMBER_MS = 300_000
 #: The maximum number of protocols that a member may support.
 MAX_PROTOCOLS = 100
+#: The approximate memory of an id that was given to a new member, in bytes.
+GIVEN_ID_BYTES = 500
 
 
 class GroupPhase(Enum):
@@ -187,8 +189,8 @@ class ClassicGroup:
 
     @property
     def held_bytes(self) -> int:
-        """Return the number of bytes of the members' protocols, names and assignments."""
-        return self._bytes + self._assigned_bytes
+        """Return the number of bytes of the members' protocols, names and assignments, and of ids of new members."""
+        return self._bytes + self._assigned_bytes + GIVEN_ID_BYTES * len(self._given)
 
     def state(self) -> ClassicState:
         """Return the record of the current generation."""
@@ -222,7 +224,7 @@ class ClassicGroup:
         assert self._waiting == sum(member.joining is not None for member in members.values())
         assert self._bytes == sum(member.size for member in members.values())
         assert self._assigned_bytes >= sum(len(member.assignment) for member in members.values())
-        assert self.held_bytes == 0 or members
+        assert self.held_bytes == 0 or members or self._given
         assert self._instances == {one.instance_id: name for name, one in members.items() if one.instance_id}
         assert len(members) <= self._settings.max_size
         assert len(self._given) <= self._settings.max_size

@@ -729,7 +729,10 @@ class Groups(CoordinatorCore[_Group, _GroupDraft]):
         if draft.changes:
             entry.membership.restore(entry.state, now_ms, delay_ms=_AGAIN_MS)
         if entry.classic is not None and EpochKey(FORMAT_VERSION, entry.key) in draft.changes:
-            for effect in entry.classic.step(StoreRefused(), now_ms):
+            before = entry.classic.held_bytes
+            effects = entry.classic.step(StoreRefused(), now_ms)
+            self._classic_bytes += entry.classic.held_bytes - before
+            for effect in effects:
                 assert not isinstance(effect, StoreClassic), entry.key
                 self._effects.append(effect)
         self._serve(entry, now_ms)

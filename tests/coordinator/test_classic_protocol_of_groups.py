@@ -18,6 +18,7 @@ from sparklog.coordinator.classic_events import (
     Synced,
     SyncRequested,
 )
+from sparklog.coordinator.classic_group import GIVEN_ID_BYTES
 from sparklog.coordinator.consumer_protocol import assigned_partitions, subscribed_topics
 from sparklog.coordinator.effects import OffsetsDeleted, Outcome, Refused
 from sparklog.coordinator.events import RewriteRequested
@@ -247,6 +248,31 @@ def test_all_classic_groups_of_a_coordinator_are_bounded() -> None:
     host.ask(LeaveRequested, (LeavingMember("a"),))
     assert not host.core._classic_bytes
     assert isinstance(host.ask(JoinRequested, "", "b", "consumer", protocols), Joined)
+
+
+def test_ids_of_new_members_are_bounded_over_all_groups() -> None:
+    host = Host()
+    host.settings = GroupSettings(initial_delay_ms=0, max_classic_bytes=3 * GIVEN_ID_BYTES)
+    host.crash()
+
+    def ask(group: str, member_id: str) -> Outcome:
+        ticket = host.ticket()
+        protocols = (("range", b""),)
+        new = JoinRequested(
+            ticket, group, "", member_id, "consumer", protocols, session_timeout_ms=1000, needs_member_id=True
+        )
+        host.step(new)
+        host.settle()
+        return host.answers[ticket]
+
+    assert [type(ask(f"g-{number}", "m")) for number in range(4)] == [MemberIdGiven] * 4
+    refused = ask("g-4", "m")
+    assert isinstance(refused, Refused)
+    assert refused.code is ErrorCode.GROUP_MAX_SIZE_REACHED
+    host.wait(1000)
+    host.settle()
+    assert not host.core._classic_bytes, "the time of the ids is over"
+    assert isinstance(ask("g-4", "m"), MemberIdGiven)
 
 
 def test_a_group_expires_only_without_members() -> None:
