@@ -13,6 +13,10 @@ from __future__ import annotations
 
 import struct
 
+from sparklog.protocol.fields import MAX_PLAIN
+
+#: The longest name of a topic, and the most partitions of one, that sparklog's messages about groups can have.
+_MAX_NAME = 255
 #: The protocol type of groups of consumers.
 CONSUMER = "consumer"
 
@@ -27,12 +31,17 @@ def subscribed_topics(metadata: bytes) -> tuple[str, ...]:
 
 
 def assigned_partitions(assignment: bytes) -> tuple[tuple[str, tuple[int, ...]], ...]:
-    """Return the topics and partitions of a member's assignment, or none if the bytes are no assignment."""
+    """Return the topics and partitions of a member's assignment, or none if the bytes are no assignment.
+
+    An assignment with more than a reply about the group can have is none either: no topic is that large.
+    """
     try:
         reader = _Reader(assignment)
-        return tuple((reader.string(), reader.numbers()) for _ in range(reader.count(6)))
+        found = tuple((reader.string(), reader.numbers()) for _ in range(reader.count(6)))
     except (ValueError, struct.error):
         return ()
+    fits = all(len(topic) <= _MAX_NAME and len(numbers) <= MAX_PLAIN for topic, numbers in found)
+    return found if fits else ()
 
 
 class _Reader:

@@ -250,6 +250,18 @@ def test_all_classic_groups_of_a_coordinator_are_bounded() -> None:
     assert isinstance(host.ask(JoinRequested, "", "b", "consumer", protocols), Joined)
 
 
+@pytest.mark.parametrize(("topic", "partitions"), [("t", 100_001), ("t" * 256, 1)])
+def test_a_reply_has_no_assignment_that_clients_could_not_read(topic: str, partitions: int) -> None:
+    name = len(topic).to_bytes(2, "big") + topic.encode()
+    numbers = partitions.to_bytes(4, "big") + bytes(4 * partitions)
+    host = Host()
+    assert isinstance(host.join("a"), Joined)
+    host.sync("a", 1, a=b"\0\1\0\0\0\1" + name + numbers + b"\xff\xff\xff\xff")
+    (member,) = host.describe().members
+    assert not member.owned
+    msgspec.msgpack.decode(msgspec.msgpack.encode(member), type=type(member))
+
+
 def test_ids_of_new_members_are_bounded_over_all_groups() -> None:
     host = Host()
     host.settings = GroupSettings(initial_delay_ms=0, max_classic_bytes=3 * GIVEN_ID_BYTES)
