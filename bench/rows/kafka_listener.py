@@ -1,7 +1,7 @@
-"""Kafka's clients on the Kafka listener of sparklog's brokers, against the same clients on Kafka.
+"""The rows that compare Kafka's clients on sparklog's Kafka listener with the same clients on Kafka.
 
-Every contestant is librdkafka (confluent-kafka) with the same settings, so a row compares brokers only. Six partitions,
-acks=all.
+Every contestant uses librdkafka (confluent-kafka) with the same settings, so a row compares only the brokers. Topics
+have six partitions, and writers use acks=all.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _SMALL_BATCH = 130
 
 
 def written(bench: Bench, side: Side, values: list[bytes], *, size: int, settings: dict[str, Any]) -> Figures:
-    """Write the values to a new topic with librdkafka, then read and compare them."""
+    """Measure the writing of the values to a new topic by librdkafka. Then read the values back and check them."""
     from bench.kafka_clients import produce_confluent
 
     count = len(values)

@@ -1,24 +1,25 @@
-"""The members of one classic group: Kafka's protocol in which a member, the leader, computes the assignment.
+"""The state machine of one classic group: in Kafka's classic protocol one member, the leader, computes the assignment.
 
 The module is pure. ``ClassicGroup.step`` takes one event and returns the effects.
 
 A *rebalance* has two phases. In the first one, all members send JoinGroup requests, which wait. When all known members
 have joined, or the rebalance timeout is over, the next *generation* begins: each request gets its response, and the
 leader's response has all members with their metadata. In the second phase, all members send SyncGroup requests, and the
-leader's request has the assignment. It is committed to the log (``StoreClassic``) before the responses are sent.
+leader's request has the assignment. The coordinator commits the assignment to the log (``StoreClassic``) before it
+sends the responses.
 
     Empty --join--> PreparingRebalance --all joined--> CompletingRebalance --leader's sync--> Stable
       ^                  |     ^                               |                                |
-      +---none is left---+     +------- a member joins, leaves, is removed or changes ----------+
+      +---no members-----+     +------- a member joins, leaves, is removed or changes ----------+
 
 The group is Dead after it was deleted.
 
 The log has the members of the last generation that became stable. A new coordinator continues with these members, so
-that they do not need a rebalance. Members that joined since then have to join again. A group that becomes empty is
-written too.
+that they do not need a rebalance. Members that joined since then have to join again. The coordinator also writes a
+record when a group becomes empty.
 
-A static member (it has an instance id) that restarts gets the assignment of the member that it replaces, without a
-rebalance. The replaced member is fenced.
+A static member is a member with an instance id. If it restarts while the group is stable, it gets its old assignment
+under a new member id, without a rebalance. The group fences the old member id.
 
 Source: Kafka's classic group protocol, with KIP-62 (session and rebalance timeouts), KIP-134 (initial delay), KIP-345
 (static members), KIP-394 (member ids before members), KIP-559 (protocol in SyncGroup), KIP-814 (skipped assignments).
@@ -94,10 +95,11 @@ Event = ClassicRequest | Ticked | StoreRefused | Delayed | GroupEnded
 
 
 class ClassicGroup:
-    """The state machine of one classic group. A part of ``Groups``.
+    """The state machine of one classic group. ``Groups`` owns it.
 
-    Its state may include a ``StoreClassic`` that is not committed yet. The responses that follow it, in the same step
-    or in a later one, must be sent after its commit. If it is refused, these responses are not sent.
+    Its state may include a ``StoreClassic`` that is not committed yet. The owner must send the responses that follow
+    this effect, in the same step or in a later one, after its commit. If the log refuses the record, the owner must not
+    send these responses.
     """
 
     def __init__(self, group: str, settings: ClassicSettings, *, generation: int = 0) -> None:
@@ -108,12 +110,12 @@ class ClassicGroup:
         self.protocol = ""
         self.leader = ""
         self.members: dict[str, ClassicMember] = {}
-        #: The time at which ``Ticked`` must be passed to ``step`` at the latest. It may be earlier than necessary.
+        #: The latest time at which the owner must pass ``Ticked`` to ``step``. It may be earlier than necessary.
         self.deadline_ms = NEVER
         self._settings = settings
         self._effects: list[Respond | StoreClassic | CoordinatorReport] = []
         self._instances: dict[str, str] = {}
-        #: The members ids that were given to new members, with the time until which they may be used.
+        #: The ids that the group has given to new members before they join, and the time at which each id expires.
         self._given: dict[str, int] = {}
         #: The number of members that support each protocol, and the number of members whose JoinGroup waits.
         self._supported: Counter[str] = Counter()
@@ -126,7 +128,7 @@ class ClassicGroup:
         self._join_until_ms = NEVER
         self._extend_ms: int | None = None
         self._extends = False
-        #: The members that have not sent SyncGroup in this generation, and the time until which they must.
+        #: The members that have not sent SyncGroup in this generation, and the time at which the group removes them.
         self._unsynced: set[str] = set()
         self._sync_until_ms = NEVER
 
@@ -134,7 +136,7 @@ class ClassicGroup:
     def restored(
         cls, group: str, settings: ClassicSettings, state: ClassicState, *, generation: int, now_ms: int
     ) -> ClassicGroup:
-        """Return the group of a record in the log. Each member gets a whole session timeout."""
+        """Restore a group from its record in the log. Each member gets a whole session timeout."""
         found = cls(group, settings, generation=generation)
         found.protocol_type, found.protocol, found.leader = state.protocol_type, state.protocol, state.leader
         for one in state.members:
@@ -149,7 +151,7 @@ class ClassicGroup:
     # --- the entry point -------------------------------------------------------------------------------------------
 
     def step(self, event: Event, now_ms: int) -> list[Respond | StoreClassic | CoordinatorReport]:
-        """Handle one event; return the resulting effects, in order."""
+        """Handle one event, and return its effects in order."""
         self._effects = []
         match event:
             case JoinRequested():
@@ -180,11 +182,11 @@ class ClassicGroup:
 
     @property
     def is_idle(self) -> bool:
-        """Return whether the group has no members and no new members that have received an id."""
+        """Return whether the group has no members, and no new member has an id with which it may join."""
         return not self.members and not self._given
 
     def knows(self, request: JoinRequested) -> bool:
-        """Return whether the request is of a member, or of the same static member after a restart."""
+        """Return whether a member has sent the request, or a static member after a restart."""
         return request.member_id in self.members or request.instance_id in self._instances
 
     @property
@@ -193,16 +195,16 @@ class ClassicGroup:
         return self._bytes + self._assigned_bytes + GIVEN_ID_BYTES * len(self._given)
 
     def state(self) -> ClassicState:
-        """Return the record of the current generation."""
+        """Return the record for the log of the current generation."""
         members = tuple(member.state(self.protocol) for member in self.members.values())
         return ClassicState(self.protocol_type, self.protocol, self.leader, members)
 
     def refuses_commit(
         self, member_id: str, generation: int, instance_id: str = "", *, transactional: bool = False
     ) -> Refused | None:
-        """Return the reason, as an error, why the sender may not commit offsets, or None if it may.
+        """Return the error if the sender may not commit offsets, or None if it may.
 
-        A sender that is no member has a negative generation. It may commit while the group is empty.
+        A sender that is not a member has a negative generation. It may commit while the group is empty.
         """
         if generation < 0 and self.phase is GroupPhase.EMPTY:
             return None
@@ -218,7 +220,7 @@ class ClassicGroup:
         return None
 
     def check_invariants(self) -> None:
-        """Check the relations between the fields. Tests call it after each step."""
+        """Check the relations between the fields. Tests call this method after each step."""
         phase, members = self.phase, self.members
         assert bool(members) == (phase not in {GroupPhase.EMPTY, GroupPhase.DEAD}), phase
         assert self._waiting == sum(member.joining is not None for member in members.values())
@@ -356,7 +358,7 @@ class ClassicGroup:
             self._wait_for_join(member, event.ticket, now_ms)
 
     def _replace(self, old: ClassicMember, event: JoinRequested, now_ms: int) -> None:
-        """Give a static member's place to the same member after its restart, under a new member id."""
+        """Replace a static member that has restarted: give its place to the member id of the new request."""
         led, generation_protocol = self.leader, self.protocol
         self._release(old, ErrorCode.FENCED_INSTANCE_ID, f"{old.instance_id!r} is another member now")
         member = ClassicMember(
@@ -387,10 +389,10 @@ class ClassicGroup:
             self._wait_for_join(member, event.ticket, now_ms)
 
     def _rejoined(self, member: ClassicMember, led: str, *, can_skip: bool) -> Joined:
-        """Return the response to a static member that has restarted. It must not compute an assignment.
+        """Return the response to a static member that has restarted. The member must not compute an assignment.
 
-        ``led`` is the leader's id before. A leader that does not know the flag to skip the assignment gets this id,
-        so that it behaves as a follower.
+        If the member's version has the flag that skips the assignment (``can_skip``), a leader gets this flag.
+        Otherwise the response has ``led``, the leader's id before the restart, so that the member acts as a follower.
         """
         found = self._joined(member)
         if not can_skip:
@@ -416,7 +418,10 @@ class ClassicGroup:
         self._count(member, 1)
 
     def _wait_for_join(self, member: ClassicMember, ticket: int, now_ms: int) -> None:
-        """Let the member's JoinGroup wait. A request that waits already gets an error: the member has repeated it."""
+        """Let the member's JoinGroup wait.
+
+        If an earlier JoinGroup of the member waits, it gets an error, because the member has sent the request again.
+        """
         if member.joining is not None:
             self._answer(member.joining, self._refused(ErrorCode.REBALANCE_IN_PROGRESS, "it has joined again"))
         else:
@@ -426,7 +431,7 @@ class ClassicGroup:
         self._note(member.session_ms)
 
     def _joined(self, member: ClassicMember) -> Joined:
-        """Return the response to a JoinGroup of this member in the current generation."""
+        """Return the response to the member's JoinGroup in the current generation."""
         members: Iterable[ClassicMember] = self.members.values() if member.member_id == self.leader else ()
         return Joined(
             self.generation,
@@ -510,7 +515,10 @@ class ClassicGroup:
         self._waiting = 0
 
     def _select(self) -> str:
-        """Return the protocol with the most votes. Each member votes for the first one that all members support."""
+        """Return the protocol with the most votes.
+
+        Each member votes for the first protocol in its list that all members support.
+        """
         common = self._common()
         if len(common) == 1:
             return common[0]
@@ -594,7 +602,7 @@ class ClassicGroup:
             self._answer(event.ticket, Done())
 
     def _leave(self, leaving: LeavingMember, now_ms: int) -> ErrorCode:
-        """Remove one member of a LeaveGroup request. Return its error code."""
+        """Remove a member that a LeaveGroup request names. Return the error code of this member."""
         member_id = leaving.member_id
         if member_id in self._given:
             del self._given[member_id]
@@ -609,7 +617,7 @@ class ClassicGroup:
         return ErrorCode.NONE
 
     def _refuses(self, member_id: str, instance_id: str, generation: int | None = None) -> Refused | None:
-        """Return why a request of this member is refused, or None."""
+        """Return the error if a request of this member must be refused, or None."""
         if self.phase is GroupPhase.DEAD:
             return self._refused(ErrorCode.COORDINATOR_NOT_AVAILABLE, "the group was deleted")
         if instance_id:
@@ -661,7 +669,7 @@ class ClassicGroup:
         self.deadline_ms = min(self.deadline_ms, until_ms)
 
     def _renew(self, member: ClassicMember, now_ms: int) -> None:
-        """Begin a new session of the member, which has just sent a request or received a response."""
+        """Restart the session timeout of a member that has just sent a request or received a response."""
         member.session_ms = now_ms + member.session_timeout_ms
         self._note(member.session_ms)
 
@@ -687,13 +695,13 @@ class ClassicGroup:
             self.leader = next(iter(self.members), "")
 
     def _expel(self, member: ClassicMember, why: str) -> None:
-        """Remove a member that has not done what it must, and report it."""
+        """Remove a member that has not sent a required request in time, and report the removal."""
         self._remove(member, why)
         detail = f"group {self.group}: member {member.member_id} {why}: removed"
         self._effects.append(CoordinatorReport("groups.members.removed", detail))
 
     def _release(self, member: ClassicMember, code: ErrorCode, why: str) -> None:
-        """Refuse the member's waiting requests."""
+        """Answer the member's waiting requests with an error."""
         if member.joining is not None:
             ticket, member.joining = member.joining, None
             self._waiting -= 1
@@ -725,7 +733,7 @@ class ClassicGroup:
 
 
 def unique(protocols: Protocols) -> Protocols:
-    """Return the protocols without repetitions of a name. The first one counts."""
+    """Return the protocols without repeated names. The first protocol of each name stays."""
     found: dict[str, bytes] = {}
     for name, metadata in protocols:
         found.setdefault(name, metadata)

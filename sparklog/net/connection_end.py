@@ -34,7 +34,7 @@ class Handler(Protocol):
 class ConnectionEnd(Protocol):
     """The server's side of one connection without I/O: it decodes bytes into requests, and performs the logins.
 
-    ``protocol.connection.ServerEnd`` is the one of sparklog's own protocol.
+    ``protocol.connection.ServerEnd`` is the end of sparklog's own protocol, ``KafkaServerEnd`` that of Kafka's.
     """
 
     #: The state of the logins on a listener that requires them, otherwise None.
@@ -53,7 +53,7 @@ class ConnectionEnd(Protocol):
 
     @property
     def claimed_session(self) -> object:
-        """Return the session (of another connection) that the peer continues, or offers to prove by a token."""
+        """Return the session of another connection that the peer continues or offers to continue by a token."""
 
     @property
     def is_body_in_progress(self) -> bool:
@@ -73,16 +73,17 @@ class ConnectionEnd(Protocol):
         """
 
     def buffer_updated(self, count: int) -> Sequence[ReceivedRequest | ImmediateAnswer]:
-        """Return what is complete after ``count`` more received bytes, in order.
+        """Return the requests that are complete after ``count`` more received bytes, in order.
 
-        An answer with ``close`` is the last item.
+        Return an ``ImmediateAnswer`` for each request to which this end responds itself. An answer with ``close`` is
+        the last item.
         """
 
     def session_expired(self) -> None:
-        """Record that the session has expired, so that no further request is served before the next login."""
+        """Record that the session has expired. The end then accepts no further request before the next login."""
 
     def encode_answer(self, reply: ImmediateReply) -> list[Buffer]:
-        """Return the bytes of a reply that this end has given itself, or of an error that ends the connection.
+        """Return the bytes of a reply of this end itself, or of an error that ends the connection.
 
-        Return nothing if the protocol has no bytes for it.
+        Return an empty list if the protocol has no bytes for the error.
         """

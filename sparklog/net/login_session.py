@@ -1,9 +1,10 @@
 """The logins of one connection, and the session that they give.
 
 A listener may require a login. It serves a connection only after the login. The client must log in again before its
-session ends. The reply to a failed login comes after a delay, and then the connection is closed. After failures of the
-same address the reply to a complete login waits as well, so that a client cannot tell a wrong password from a right one
-before.
+session ends.
+
+After a failed login the server waits, sends the error, and closes the connection. After failed logins of an address,
+the reply to a complete login from this address waits as well. So a fast reply does not show that a password was right.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ _THROTTLED = BrokerError(
 
 
 class SessionPeer(LoginPeer, Protocol):
-    """The part of a connection that ``LoginSession`` uses: who has logged in."""
+    """The part of a connection that ``LoginSession`` uses: its address, its principal and the end of its session."""
 
     #: The delegation token of the last complete login, or an empty string.
     token_id: str
@@ -42,8 +43,8 @@ class SessionPeer(LoginPeer, Protocol):
 class LoginSession:
     """The logins of one connection by the rules of its listener, and the session of the last complete login.
 
-    It sets ``principal`` and ``token_id`` of the connection. Not thread-safe: use it only on the server's event loop,
-    until ``end``.
+    The session sets ``principal`` and ``token_id`` of the connection. Do not use it after ``end``. Not thread-safe: use
+    it only on the server's event loop.
     """
 
     def __init__(self, connection: SessionPeer, security: ListenerSecurity, delays: LoginDelays) -> None:
@@ -70,7 +71,7 @@ class LoginSession:
         )
 
     def known(self) -> Iterator[tuple[Principal, str]]:
-        """Return the principals and tokens of the logins that are complete, even if they are not in effect yet."""
+        """Return the principals and tokens of complete logins, even of a login that is not in effect yet."""
         yield self._connection.principal, self._connection.token_id
         if self.login is not None and self.login.principal is not None:
             yield self.login.principal, self.login.token_id
@@ -78,7 +79,7 @@ class LoginSession:
     def waits(self, pause: Callable[[], None], resume: Callable[[], None]) -> bool:
         """Return whether the reply to a complete login must wait.
 
-        The first call calls ``pause``. ``resume`` is called when the wait is over.
+        If so, the first call starts the wait and calls ``pause``. The session calls ``resume`` after the wait.
         """
         if self._has_waited or self._is_known:
             return False
@@ -98,14 +99,14 @@ class LoginSession:
 
     @property
     def is_throttled(self) -> bool:
-        """Return whether a complete login must be refused, because too many logins of its address have failed."""
+        """Return whether the connection must refuse a complete login, because too many logins of its address failed."""
         if self._has_waited or self._is_known:
             return False
         return self._delays.wait_s(self._connection.peer_host, time.monotonic(), self._claimed) == math.inf
 
     @property
     def _is_known(self) -> bool:
-        """Return whether the connection has logged in before, and logs in again."""
+        """Return whether the connection has logged in before, so that the present login is a further one."""
         return self._connection.principal != ANONYMOUS
 
     @property
@@ -124,7 +125,7 @@ class LoginSession:
         authentication.succeeded(self._connection, login.mechanism)
 
     def continue_with(self, session: UnixSession) -> None:
-        """Continue the session of the peer's TCP connection, which the peer has proved by its token."""
+        """Continue the session of the peer's TCP connection. A token has proved that the peer owns the session."""
         self._connection.principal, self._connection.token_id = session.principal, session.token_id
         self._security = session.security
         login = self.login = self._new_login()
@@ -145,7 +146,7 @@ class LoginSession:
             self._reply_later(delay_s, error, reply)
 
     def refuse(self, reply: Callable[[BrokerError], None]) -> None:
-        """Report a login that was refused without its result, and call ``reply`` with the error."""
+        """Refuse a login without revealing its result: report it, and call ``reply`` with a general error."""
         self._report(_THROTTLED)
         self._reply_later(0.0, _THROTTLED, reply)
 
@@ -161,8 +162,8 @@ class LoginSession:
     def end(self, *, report: bool) -> None:
         """End the session, because the connection has ended.
 
-        With ``report``, report a login that the peer has not completed. Otherwise a peer could avoid the report of a
-        failed login.
+        With ``report``, report a login that the peer has not completed as failed. Without this report, a peer could
+        hide a failed login by closing the connection early.
         """
         if report and self.login is not None and self.login.in_progress:
             self._delays.failed(self._connection.peer_host, time.monotonic(), self._claimed)

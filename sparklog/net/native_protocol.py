@@ -1,4 +1,7 @@
-"""sparklog's own wire protocol on a listener: the hello with the names of the Unix sockets, and the proofs of peers."""
+"""sparklog's own wire protocol on a listener.
+
+The module adds the names of the Unix sockets to the reply to a hello, and creates the ends that check peers' proofs.
+"""
 
 from __future__ import annotations
 
@@ -58,7 +61,7 @@ class NativeProtocol:
         return TokenIssuer(limits.unix_tokens, limits.unix_socket, _reached_at(transport))
 
     def _described(self, connection: ServerConnection, transport: asyncio.BaseTransport) -> Describe:
-        """Return the function of the reply to a hello, with the Unix sockets that this connection may use."""
+        """Return the function that makes the reply to a hello, with the Unix sockets that this connection may use."""
         if not connection.security.is_plain:
             # ``ServerEnd`` itself removes the names of the sockets for a peer that must log in.
             shows = not connection.within_host and connection.session.login is not None

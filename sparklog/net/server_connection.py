@@ -1,9 +1,9 @@
 """The server's side of one connection: it receives requests within limits, and sends the replies.
 
-If a limit is reached, the server stops reading, so that clients have to wait. It stops reading a connection with
-``max_in_flight`` requests without a reply, and a connection whose client does not read its replies. While
-``queued_max_bytes`` of requests are in progress, it handles no further requests with a body. Requests without a body
-continue, because the writes in progress may wait for fetches of followers. ``receiving`` limits frames that have not
+At a limit the server stops reading, so that clients have to wait. It stops reading a connection with ``max_in_flight``
+requests without a reply, and a connection whose client does not read its replies. While ``queued_max_bytes`` of
+requests are in progress, the server handles no further requests with a body. It still handles requests without a body,
+because the writes in progress may wait for fetches of followers. ``receiving`` limits the bytes of frames that have not
 arrived completely.
 
 A listener may require a login (``login_session``). It serves a connection only after the login.
@@ -61,9 +61,9 @@ class ListenerProtocol(Protocol):
 
     @property
     def answers_in_order(self) -> bool:
-        """Return whether the replies have the order of the requests.
+        """Return whether the replies must have the order of the requests.
 
-        Then an answer that the end gives itself waits until no request is in progress.
+        If so, the connection sends the end's own answers only while no request is in progress.
         """
 
     def new_end(self, connection: ServerConnection, transport: asyncio.BaseTransport) -> ConnectionEnd:
@@ -79,8 +79,8 @@ class ListenerProtocol(Protocol):
 class ServerConnection(asyncio.BufferedProtocol):
     """The server's side of one connection: it receives requests, passes them to the handler, and sends replies.
 
-    ``protocol`` has what depends on the bytes of the connection. Not thread-safe: call every method on the server's
-    event loop.
+    ``protocol`` creates the parts that decode and handle the bytes of the listener's protocol. Not thread-safe: call
+    every method on the server's event loop.
     """
 
     def __init__(
@@ -145,12 +145,12 @@ class ServerConnection(asyncio.BufferedProtocol):
 
     @property
     def awaits_replies(self) -> bool:
-        """Return whether the client waits for replies: requests are in progress, being received or paused."""
+        """Return whether the client waits for replies, because requests are in progress, being received or paused."""
         return bool(self._in_hand or self._queue or self._receives or self._pauses)
 
     @property
     def identity(self) -> Identity | None:
-        """Return the identity that the peer has proved, which is a broker or the controller. None for other peers."""
+        """Return the identity of a broker or the controller that the peer has proved, or None for other peers."""
         return self._end.identity
 
     def may_become(self, principal: Principal, token_id: str | None = None) -> bool:
@@ -195,7 +195,7 @@ class ServerConnection(asyncio.BufferedProtocol):
         self.peer = f"local:{peer_process(accepted)[0]}" if self.within_host else host_and_port(host, port)
         self.peer_host = _WITHIN_HOST if self.within_host else host
         self._end = self._protocol.new_end(self, transport)
-        #: The source of tokens for the Unix socket; None if this connection cannot continue there.
+        #: The source of tokens with which the client continues on the Unix socket; None if it cannot.
         self._tokens = self._protocol.token_issuer(self, transport)
         self.used_s = time.monotonic()
         if self._handshake is not None and not self._secured(self._handshake):
@@ -209,7 +209,10 @@ class ServerConnection(asyncio.BufferedProtocol):
         self._handler = self._protocol.new_handler(self)
 
     def _secured(self, handshake: Handshake) -> bool:
-        """Take over the slot of the TLS handshake, and return whether the peer's certificate is accepted."""
+        """Release the slot of the TLS handshake, and take the principal from the certificate if no login gives it.
+
+        Return False if the certificate is not accepted. The connection is then closed.
+        """
         assert self._transport is not None and self.security.tls is not None
         self._handshake = None
         self._limits.places.leave(handshake)
@@ -247,7 +250,7 @@ class ServerConnection(asyncio.BufferedProtocol):
         else:
             self._handle(event)
             if self._reading and not (self._budget.exhausted or self._is_full()):
-                return  # There is nothing to continue with.
+                return  # The queue is empty, and the socket is being read.
         self.resume()
 
     def pause_writing(self) -> None:
@@ -276,7 +279,7 @@ class ServerConnection(asyncio.BufferedProtocol):
         self._budget.release(sum(in_hand.values()))
 
     def _end_handler(self) -> None:
-        """Handle no further request."""
+        """End the handler, so that the connection handles no further request."""
         if self._handler is not None:
             self._handler.connection_lost()
             # The handler refers to this connection. Without this, the receive buffer would stay until the next garbage
@@ -284,7 +287,10 @@ class ServerConnection(asyncio.BufferedProtocol):
             self._handler = None
 
     def _check_large(self) -> None:
-        """Check whether a large frame has started or has arrived completely. Frames of brokers always have room."""
+        """Notify ``receiving`` if a large frame has started or has arrived completely.
+
+        Frames of brokers and the controller do not count, so they never wait for room.
+        """
         total, _ = self._end.receiving
         if bool(total) is not self._receives:
             self._receives, self._seen_bytes = bool(total), 0
@@ -319,7 +325,7 @@ class ServerConnection(asyncio.BufferedProtocol):
     # --- the broker's side ---
 
     def reply(self, message: Reply, body: Sequence[Buffer] = (), body_bytes: int = -1) -> None:
-        """Send the reply to the request of sparklog's own protocol with the message's ``cid``.
+        """Send a reply of sparklog's own protocol. The message's ``cid`` names the request.
 
         The buffers of the body must not change until they are sent. ``body_bytes`` is their total size, if it is known.
         """
@@ -345,9 +351,9 @@ class ServerConnection(asyncio.BufferedProtocol):
         self.done(cid)
 
     def done(self, cid: int) -> None:
-        """Record that a request has ended. ``reply`` calls this itself.
+        """Record that a request has ended.
 
-        The handler calls it for a request without a reply (acks=0).
+        ``reply`` and ``send`` call this method. The handler calls it only for a request without a reply (acks=0).
         """
         size = self._in_hand.pop(cid, 0)
         if size:
@@ -360,8 +366,8 @@ class ServerConnection(asyncio.BufferedProtocol):
     def pause_requests(self) -> None:
         """Stop handling requests of this connection until ``resume_requests`` is called.
 
-        This keeps later requests from overtaking a request that is handled in several slices. It also delays a client
-        that has exceeded a quota. Each caller must call ``resume_requests`` once.
+        A pause keeps later requests from overtaking a request that is handled in several slices. It also delays a
+        client that has exceeded a quota. Each caller must call ``resume_requests`` once.
         """
         self._pauses += 1
 
@@ -445,7 +451,10 @@ class ServerConnection(asyncio.BufferedProtocol):
             self.close()
 
     def _admit(self) -> str:
-        """Count a client's connection once. Return why it is refused, or the empty text."""
+        """Count a client's connection in the limits of connections.
+
+        Return the reason if a limit refuses the connection, or an empty string.
+        """
         if self.standing is not ConnectionStanding.CLIENT:
             return ""
         self._admitted = True
@@ -467,7 +476,7 @@ class ServerConnection(asyncio.BufferedProtocol):
         self._end.session_expired()
 
     def _continue(self, session: UnixSession) -> None:
-        """Continue the session of the peer's TCP connection, which the peer has proved by its token."""
+        """Continue the session of the peer's TCP connection. A token has proved that the peer owns the session."""
         self.peer_host = session.peer_host
         self._end.identity = session.identity
         self.security, self.listener = session.security, session.security.name

@@ -19,7 +19,7 @@ from sparklog.security.connection_limits import ConnectionLimits
 
 
 class BudgetWaiter(Protocol):
-    """The part of a connection that ``Budget`` uses. The connection waits for room."""
+    """The part of a connection that ``Budget`` uses while the connection waits for room."""
 
     def resume(self) -> None: ...
 
@@ -72,7 +72,7 @@ class Limits:
         self.receiving = Receiving(queued_max_bytes)
         #: The time that requests have used in the current iteration of the event loop.
         self.turn = Turn()
-        #: Whether the server is closing. A connection that was accepted just before is then closed at once.
+        #: Whether the server is closing. It then closes a connection that it has just accepted at once.
         self.closing = False
         #: The name of the Unix socket, which is in the reply to each hello; empty if there is no Unix socket.
         self.unix_socket = ""

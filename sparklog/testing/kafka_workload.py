@@ -1,6 +1,6 @@
-"""Kafka's clients for the workload: writers and readers of librdkafka, which use the brokers' Kafka listener.
+"""Kafka clients of the workload: writers and readers that use librdkafka and the brokers' Kafka listener.
 
-They record the same history as the clients of ``workload``, so the same checker judges them. They need the package
+They record the same history as the clients of ``workload``, so the same checker checks it. The module needs the package
 ``confluent-kafka``.
 """
 
@@ -30,16 +30,16 @@ if TYPE_CHECKING:
     from confluent_kafka import Consumer, Message, Producer
 
 _AT_ONCE = 500
-#: librdkafka logs nothing about the faults of a run.
+#: The setting that keeps librdkafka from logging the faults of a run.
 _SILENT = {"log_level": 0}
-#: librdkafka tries a broker again after at most this time.
+#: The longest time after which librdkafka connects to a broker again.
 _RECONNECT_MS = 1_000
 
 
 def kafka_producer(bootstrap: str, acks: str) -> Producer:
-    """Return a producer: with acks=all an idempotent one. With other acks it sends every batch once.
+    """Return a producer. With acks=all it is idempotent; with other acks it never retries a batch.
 
-    Without idempotence a second attempt could write a batch twice, also in Kafka.
+    Without idempotence a retry could write a batch twice, also in Kafka.
     """
     from confluent_kafka import Producer
 
@@ -59,7 +59,7 @@ def kafka_producer(bootstrap: str, acks: str) -> Producer:
 
 
 def kafka_consumer(bootstrap: str, name: str) -> Consumer:
-    """Return a consumer without a group, which reports an offset out of range as an error."""
+    """Return a consumer without a group. It reports an offset out of range as an error."""
     from confluent_kafka import Consumer
 
     return Consumer(
@@ -83,7 +83,7 @@ class KafkaWriterClient(WriterClient):
 
     def open(self, bootstrap: str, acks: str) -> None:
         self._kafka = kafka_producer(bootstrap, acks)
-        #: The records of each burst without an outcome, by the burst's first number.
+        #: The records that have no outcome yet, by burst. The key is the burst's first number.
         self._open: dict[int, int] = {}
 
     def run(self) -> None:
@@ -183,7 +183,8 @@ def kafka_clients(
 ) -> tuple[list[WriterClient], list[ReaderClient]]:
     """Return one writer for each kind of acks, and one reader of all topics.
 
-    They use only topics that are not recreated: a Kafka client may end with a fatal error if its topic is recreated.
+    They use only topics that the run does not recreate, because a Kafka client may end with a fatal error if its topic
+    is recreated.
     """
     bootstrap = cluster.kafka_bootstrap
     lasting = [topic for topic in topics if topic.rules != "remade"]
