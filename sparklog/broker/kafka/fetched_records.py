@@ -265,11 +265,14 @@ class _Encoder:
         A producer that sends each record alone makes such batches. If each of them became a batch of the response,
         it would need a header of 61 bytes, and the headers would take more time than the records. The merged batch
         has no producer id.
+
+        A batch with a record at each of its offsets is required, because the offsets in the merged batch follow each
+        other. The cleaner also makes batches with a gap at the end, which have no offset array.
         """
         return (
-            header.record_count <= _SMALL_RECORDS
+            0 < header.record_count <= _SMALL_RECORDS
+            and header.record_count == header.offset_span
             and header.length <= _SMALL_BYTES
-            and header.record_count > 0
             and not header.flags & (_CONTROL | _ARRAY)
             and header.base_offset >= self._offset
             and not self._source.stamped
@@ -278,11 +281,17 @@ class _Encoder:
         )
 
     def add_small(self, header: BatchHeader, stored: memoryview) -> Generator[None, None, None]:
-        """Collect a small batch. Encode the collected batches when they are large enough for a piece."""
-        if self._small and self._small[-1][0].leader_epoch != header.leader_epoch:
-            yield from self.add_merged()
-            if self.full:
-                return
+        """Collect a small batch. Encode the collected batches when they are large enough for a piece.
+
+        Encode them also if the batch cannot follow them in one batch: it has another epoch, or offsets are missing
+        between them.
+        """
+        if self._small:
+            before = self._small[-1][0]
+            if before.leader_epoch != header.leader_epoch or before.next_offset != header.base_offset:
+                yield from self.add_merged()
+                if self.full:
+                    return
         try:
             rows = _decode(header, stored, self._source).rows
         except Exception:

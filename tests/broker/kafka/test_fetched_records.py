@@ -18,6 +18,7 @@ from sparklog.kafka.records.json_rows import JsonTopic
 from sparklog.protocol.messages import AbortedRange
 from sparklog.record.checksum import crc32c
 from sparklog.record.codec import encode_batch
+from sparklog.record.compacted_batch import offset_array
 from sparklog.record.header import BatchHeader, Flag
 from sparklog.record.marker import Marker, encode_marker
 from sparklog.record.schema import DEFAULT_SCHEMA
@@ -75,11 +76,13 @@ def stored(base: int, count: int, *, size: int = 1, producer: int = -1, transact
 
 
 def compacted(base: int, span: int, kept: Sequence[int]) -> Stored:
-    """Return a batch whose records at the offsets ``kept`` are left of ``span`` records."""
+    """Return a batch whose records at the offsets ``kept`` are left of ``span`` records.
+
+    The cleaner writes an offset array only if a gap is before a record.
+    """
     header, _ = stored(base, span)
     body = rows(base, span).take(pa.array([offset - base for offset in kept], pa.int64())).serialize()
-    deltas = np.array([offset - base for offset in kept], "<u4").tobytes()
-    deltas += bytes(-len(deltas) % 8)
+    deltas = offset_array(np.array(kept, np.int64), base)
     whole = body.to_pybytes() + deltas
     header = header._replace(
         base_offset=base,
@@ -87,7 +90,7 @@ def compacted(base: int, span: int, kept: Sequence[int]) -> Stored:
         record_count=len(kept),
         length=body.size,
         offset_array_length=len(deltas),
-        flags=int(Flag.OFFSET_ARRAY | Flag.CLEANED),
+        flags=int(Flag.CLEANED | (Flag.OFFSET_ARRAY if deltas else 0)),
         body_crc=crc32c(whole),
     )
     return header, whole
@@ -183,6 +186,40 @@ def test_small_batches_of_other_epochs_and_transactions_are_kept_apart() -> None
     assert list(numbers(found)) == [0, 1, 2, 3, 6, 7]
     assert spans(found) == [(0, 1, False), (2, 3, False), (4, 4, True), (6, 7, False)]
     assert [view.leader_epoch for view in views(found)] == [EPOCH, EPOCH + 1, EPOCH, EPOCH]
+
+
+def test_a_gap_at_the_end_of_a_batch_moves_no_record() -> None:
+    found = fetch([compacted(0, 10, range(5)), stored(10, 3), stored(13, 2)])
+    assert numbers(found) == {number: number for number in (*range(5), *range(10, 15))}
+    assert spans(found) == [(0, 9, False), (10, 14, False)]
+
+
+def test_a_gap_between_batches_moves_no_record() -> None:
+    found = fetch([stored(0, 2), stored(2, 1), stored(7, 1), stored(8, 1)])
+    assert numbers(found) == {number: number for number in (0, 1, 2, 7, 8)}
+    assert spans(found) == [(0, 2, False), (7, 8, False)]
+
+
+@given(
+    shapes=st.lists(
+        st.tuples(st.integers(0, 2), st.lists(st.booleans(), min_size=1, max_size=6)), min_size=1, max_size=8
+    ),
+    offset=st.integers(0, 20),
+)
+def test_gaps_of_every_kind_move_no_record(shapes: list[tuple[int, list[bool]]], offset: int) -> None:
+    """Check gaps before the batches, and at their start, inside them and at their end."""
+    batches: list[Stored] = []
+    kept: list[int] = []
+    end = 0
+    for gap, keeps in shapes:
+        base = end + gap
+        left = [base + delta for delta, keep in enumerate(keeps) if keep]
+        batches.append(compacted(base, len(keeps), left))
+        kept += left
+        end = base + len(keeps)
+    found = fetch([batch for batch in batches if batch[0].next_offset > offset], offset)
+    assert numbers(found) == {number: number for number in kept if number >= offset}
+    assert end <= offset or spans(found)[-1][1] == end - 1
 
 
 @given(
