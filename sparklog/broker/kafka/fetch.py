@@ -99,7 +99,7 @@ class KafkaFetches:
         if refused is not None:
             return FetchResponse(error_code=refused)
         opened = _FetchCall(self, call, request)
-        self.quotas.begin(call.connection, Fetch, request, 0, opened.begin)
+        self.quotas.begin(call.connection, Fetch, request, 0, opened.begin, failed=opened.fail)
         return opened.answer
 
     def check_readable(self, call: KafkaCall, wanted: FetchPartition) -> None:

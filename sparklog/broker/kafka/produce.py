@@ -161,7 +161,7 @@ class _OpenProduce:
         counters["produce.requests"] += 1
         counters["produce.bytes"] += size
         try:
-            self._of.quotas.begin(self._call.connection, Produce, self._request, size, self._begin)
+            self._of.quotas.begin(self._call.connection, Produce, self._request, size, self._begin, failed=self._fail)
         except BrokerError as error:
             self._refuse(error)
 
@@ -402,7 +402,10 @@ class _OpenProduce:
                 self._on_error(_Part(topic, number, index, memoryview(b"")), data.index, error)
 
     def _fail(self, error: Exception) -> None:
-        """Enter the error of an unexpected exception for all partitions that have no result yet."""
+        """Enter the error for all partitions that have no result yet."""
+        if isinstance(error, BrokerError):
+            self._refuse(error)
+            return
         self._of.counters["requests.failed"] += 1
         _log.error("produce of %s failed", self._call.connection.peer, exc_info=error)
         self._refuse(BrokerError(ErrorCode.UNKNOWN_SERVER_ERROR, f"{type(error).__name__}: {error}"))

@@ -11,11 +11,13 @@ Brokers and controllers are exempt. While no quota is set, the broker uses the h
 from __future__ import annotations
 
 import asyncio
+import logging
 import math
 import time
 from collections import Counter
 from collections.abc import Callable, Sized
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, Protocol, TypeVar, cast
 
 from msgspec.structs import replace
@@ -37,6 +39,8 @@ from sparklog.security.quotas import (
     TokenBucket,
 )
 
+_log = logging.getLogger(__name__)
+
 #: Requests that wait because of a quota may use this part of ``queued.max.bytes``: one eighth.
 _HELD_PART = 8
 #: The event loop rounds its timers to milliseconds.
@@ -48,6 +52,8 @@ _QUOTA_OF: dict[type, str] = {Produce: PRODUCER_BYTE_RATE, Fetch: CONSUMER_BYTE_
 
 _R = TypeVar("_R")
 _T = TypeVar("_T")
+#: Answers a held request whose handler has failed.
+_OnFailure = Callable[[ServerConnection, Any, Exception], None]
 
 
 class _Size:
@@ -188,20 +194,26 @@ class QuotaManager:
         request: _R,
         size: int,
         handle: Callable[[ServerConnection, _R, Sized], None],
+        *,
+        failed: Callable[[Exception], None],
     ) -> None:
         """Handle a request of another protocol, and enforce the quotas as for a request of this ``kind``.
 
-        ``size`` is the size of its records. A fetch gets a smaller ``max_bytes`` if a quota limits it.
+        ``size`` is the size of its records. A fetch gets a smaller ``max_bytes`` if a quota limits it. If the request
+        has to wait and ``handle`` then raises an error, ``failed`` is called with it.
 
         Raises:
             BrokerError: THROTTLING_QUOTA_EXCEEDED, too many bytes of requests wait.
         """
         if self.active:
-            self._wrapped(kind, handle)(connection, request, cast(memoryview, _Size(size)))
+            limited = self._wrapped(kind, handle, lambda _connection, _request, error: failed(error))
+            limited(connection, request, cast(memoryview, _Size(size)))
         else:
             handle(connection, request, _Size(size))
 
-    def _wrapped(self, kind: type, handle: Callable[[ServerConnection, Any, Any], None]) -> HandleRequest:
+    def _wrapped(
+        self, kind: type, handle: Callable[[ServerConnection, Any, Any], None], failed: _OnFailure = answer_failure
+    ) -> HandleRequest:
         quota = _QUOTA_OF.get(kind, "")
 
         def limited(connection: ServerConnection, request: Any, body: memoryview) -> None:
@@ -213,7 +225,9 @@ class QuotaManager:
             if client.unused:
                 wait_s = self._earlier_excess_s(client, quota)
                 if wait_s > 0:
-                    self._hold(connection, client, wait_s=wait_s, request=request, body=body, limited=limited)
+                    self._hold(
+                        connection, client, wait_s=wait_s, request=request, body=body, limited=limited, failed=failed
+                    )
                     return
             began_s = time.monotonic()
             if quota and (bucket := client.buckets.get(quota)) is not None:
@@ -282,8 +296,9 @@ class QuotaManager:
         request: Any,
         body: memoryview,
         limited: HandleRequest,
+        failed: _OnFailure,
     ) -> None:
-        """Handle the request after ``wait_s``.
+        """Handle the request after ``wait_s``. If this fails, call ``failed``.
 
         Raises:
             BrokerError: THROTTLING_QUOTA_EXCEEDED, too many bytes of requests wait.
@@ -302,7 +317,7 @@ class QuotaManager:
             try:
                 limited(connection, request, body)
             except Exception as error:
-                answer_failure(connection, request, error)
+                _answer(connection, partial(failed, connection, request, error))
 
         self._held_bytes += len(body)
         client.held.append((len(body), handle))
@@ -351,7 +366,19 @@ class QuotaManager:
             client.timer.cancel()
             client.timer = None
         held, client.held = client.held, []
-        for size, handle in held:
-            self._held_bytes -= size
-            handle()  # before ``resume_requests``, so that no later request overtakes it
+        self._held_bytes -= sum(size for size, _ in held)
+        for _, handle in held:  # before ``resume_requests``, so that no later request overtakes them
+            handle()
         connection.resume_requests()
+
+
+def _answer(connection: ServerConnection, failed: Callable[[], None]) -> None:
+    """Answer a held request that has failed. If this fails too, close the connection.
+
+    The other held requests must get their answers, so this raises no error.
+    """
+    try:
+        failed()
+    except Exception:
+        _log.exception("a request of %s that a quota had delayed got no answer", connection.peer)
+        connection.close()
