@@ -218,6 +218,18 @@ def test_requests_out_of_order_are_refused(caller: Caller) -> None:
     }
 
 
+def test_names_that_are_too_long_are_refused(caller: Caller) -> None:
+    producer = caller.given()
+    for name in ("x" * 253, "x" * 5000):
+        long = Caller(caller.calls, name)
+        assert long.init()[0] == ErrorCode.INVALID_REQUEST
+        assert [long.produce(producer, 0, version=version)[0] for version in (9, 12)] == [ErrorCode.INVALID_REQUEST] * 2
+        assert long.send_offset(producer, 5, version=5) == ErrorCode.INVALID_REQUEST
+    for more in ({"member_id": "m" * 256}, {"group_instance_id": "i" * 256}):
+        found = caller.send_offset(producer, 5, version=5, generation_id=3, **more)
+        assert found == ErrorCode.INVALID_REQUEST
+
+
 def test_offsets_of_an_open_transaction_are_unstable(caller: Caller) -> None:
     producer = caller.given()
     assert caller.send_offset(producer, 5, version=4) == ErrorCode.INVALID_TXN_STATE, "the group was not added"

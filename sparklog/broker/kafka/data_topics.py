@@ -8,6 +8,7 @@ from sparklog.broker.context import BrokerContext
 from sparklog.broker.internal_topics import refuse_internal
 from sparklog.broker.kafka.call import KafkaCall
 from sparklog.broker.kafka.permissions import Permissions
+from sparklog.broker.kafka.transaction_codes import check_transactional_id
 from sparklog.broker.replication.partition import AppendRules, Partition
 from sparklog.broker.replication.partitions import Partitions
 from sparklog.errors import BrokerError, ErrorCode
@@ -54,8 +55,10 @@ class DataTopics:
         """Check that the client may write with the transactional id. See ``require_access``.
 
         Raises:
-            BrokerError: TRANSACTIONAL_ID_AUTHORIZATION_FAILED, BROKER_NOT_AVAILABLE.
+            BrokerError: INVALID_REQUEST, TRANSACTIONAL_ID_AUTHORIZATION_FAILED, BROKER_NOT_AVAILABLE.
         """
+        if name:  # An empty id is allowed with batches outside transactions.
+            check_transactional_id(name)
         self._permissions.require(call, api, Operation.WRITE, ResourceType.TRANSACTIONAL_ID, name)
 
     def require(self, topic: str, partition: int, topic_id: bytes = ZERO_UUID) -> Partition:

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from sparklog.broker.kafka.error_codes import KafkaCode
-from sparklog.errors import ErrorCode
+from sparklog.errors import BrokerError, ErrorCode
 
 #: The prefix of the keys of transactional ids. The keys of Spark's sinks have no prefix.
 KEY_PREFIX = "id:"
+#: The maximum length of a transactional id. With the prefix of its key it is a name in the requests between brokers.
+_MAX_ID = 255 - len(KEY_PREFIX)
 #: The first version of Produce with TRANSACTION_ABORTABLE, and the first one with CONCURRENT_TRANSACTIONS (KIP-890).
 _ABORTABLE_FROM, _CONCURRENT_FROM = 11, 12
 #: The errors of a coordinator that a producer retries. In a response to Produce a client would not expect them.
@@ -18,6 +20,16 @@ _COORDINATOR_ERRORS = frozenset(
 def transaction_key(transactional_id: str) -> str:
     """Return the key of a transactional id in the transaction coordinator."""
     return KEY_PREFIX + transactional_id
+
+
+def check_transactional_id(name: str) -> None:
+    """Check the length of a transactional id.
+
+    Raises:
+        BrokerError: INVALID_REQUEST, the id is empty or too long.
+    """
+    if not 1 <= len(name) <= _MAX_ID:
+        raise BrokerError(ErrorCode.INVALID_REQUEST, f"a transactional id of 1 to {_MAX_ID} characters expected")
 
 
 def transaction_code(code: int, *, fences: bool) -> int:

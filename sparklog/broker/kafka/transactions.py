@@ -12,9 +12,9 @@ from collections.abc import Callable, Iterable
 from sparklog.broker.kafka.call import Handler, KafkaCall
 from sparklog.broker.kafka.error_codes import KafkaCode, KafkaError, kafka_error
 from sparklog.broker.kafka.groups.committed_offsets import CommittedOffsetsHandlers, commit_code
-from sparklog.broker.kafka.groups.group_access import FAILURES, GroupAccess
+from sparklog.broker.kafka.groups.group_access import FAILURES, MAX_NAME, GroupAccess
 from sparklog.broker.kafka.permissions import Permissions
-from sparklog.broker.kafka.transaction_codes import KEY_PREFIX, transaction_code, transaction_key
+from sparklog.broker.kafka.transaction_codes import check_transactional_id, transaction_code, transaction_key
 from sparklog.broker.lifecycle.broker import Broker
 from sparklog.broker.transactions.transaction_host import TransactionHost
 from sparklog.coordinator.effects import Done, Ended, KafkaProducerGiven, Outcome, Refused
@@ -56,8 +56,6 @@ _INIT_FENCES_FROM, _FENCES_FROM = 4, 2
 #: The first version of AddPartitionsToTxn that only brokers of Kafka send, and the first versions of TxnOffsetCommit
 #: and EndTxn that clients with transaction.version 2 send. Source: KIP-890.
 _BROKERS_FROM, _ADDS_FROM, _RAISES_FROM = 4, 5, 5
-#: The maximum length of a transactional id. With the prefix of its key it is a name in the requests between brokers.
-_MAX_ID = 255 - len(KEY_PREFIX)
 #: The longest wait for the markers of a transaction. After it EndTxn succeeds, because the decision is durable, and
 #: InitProducerId gets CONCURRENT_TRANSACTIONS, after which the client repeats it.
 _MARKERS_MS = 5000
@@ -126,9 +124,7 @@ class KafkaTransactions:
             raise
 
     def _require(self, call: KafkaCall, request: str, name: str) -> None:
-        if not name or len(name) > _MAX_ID:
-            detail = f"a transactional id of 1 to {_MAX_ID} characters expected"
-            raise BrokerError(ErrorCode.INVALID_REQUEST, detail)
+        check_transactional_id(name)
         self._permissions.require(call, request, Operation.WRITE, ResourceType.TRANSACTIONAL_ID, name)
 
     async def _fresh_id(self) -> int:
@@ -200,6 +196,7 @@ class KafkaTransactions:
         for one in request.transactions:
             producer = (one.producer_id, one.producer_epoch)
             try:
+                check_transactional_id(one.transactional_id)
                 results = await (self._verify if one.verify_only else self._add)(
                     call, one.transactional_id, producer, one.topics
                 )
@@ -321,6 +318,7 @@ class TransactionalOffsets:
         refused: dict[tuple[str, int], int] = {}
         code = 0
         try:
+            _check_names(request)
             self._access.permissions.require(
                 call,
                 "TxnOffsetCommit",
@@ -391,6 +389,14 @@ class TransactionalOffsets:
                 # The client would take an error of the transaction's coordinator for one of the group's.
                 raise BrokerError(ErrorCode.COORDINATOR_LOAD_IN_PROGRESS, error.detail) from None
             raise
+
+
+def _check_names(request: TxnOffsetCommitRequest) -> None:
+    """Raise BrokerError INVALID_REQUEST if the transactional id or the name of the group's member is too long."""
+    check_transactional_id(request.transactional_id)
+    if max(len(request.member_id), len(request.group_instance_id or "")) > MAX_NAME:
+        detail = f"a member id and an instance id of at most {MAX_NAME} characters expected"
+        raise BrokerError(ErrorCode.INVALID_REQUEST, detail)
 
 
 def _topic_results(
