@@ -230,6 +230,10 @@ class Log:
         """
         return self._tail.epochs.end_of_epoch(epoch, self.log_start_offset, log_end_offset=self.log_end_offset)
 
+    def epoch_at(self, offset: int) -> int:
+        """Return the leader epoch of the batch that contains ``offset``, or -1 if the log does not know it."""
+        return self._tail.epochs.epoch_at(offset)
+
     def checkpoint(self) -> PartitionCheckpoint:
         """Return the log's entry for a checkpoint.
 

@@ -31,11 +31,13 @@ from sparklog.kafka.wire.data import (
     TopicProduceData,
 )
 from sparklog.kafka.wire.transactions import InitProducerIdRequest
+from sparklog.model import TopicPartition
 from sparklog.testing.final_logs import metadata_of
 from sparklog.testing.process_cluster import ProcessCluster
 from tests.integration.kafka_calls import KafkaCalls
 from tests.kafka.records.batches import produced
 from tests.kafka.records.reference import Record, read_batch, write_batch
+from tests.waiting import wait_until
 
 pytestmark = pytest.mark.integration
 
@@ -194,6 +196,27 @@ def test_leader_epochs_are_fenced(leader: Leader) -> None:
         assert leader.find(LATEST, current_leader_epoch=epoch).error_code == code
     diverging = leader.fetch(1, last_fetched_epoch=leader.epoch).diverging_epoch
     assert (diverging.epoch, diverging.end_offset) == (-1, -1), "the epoch of the last record is right"
+
+
+def test_a_listed_offset_has_the_epoch_of_its_record(
+    cluster: ProcessCluster, new_leader: Callable[..., Leader]
+) -> None:
+    leader = new_leader()
+    first = leader.epoch
+    assert [leader.find(at).leader_epoch for at in (EARLIEST, LATEST)] == [first, first], "the log is empty"
+    leader.write("a")
+    with Admin(cluster.bootstrap) as admin:
+        moved = [1 - leader.leader, leader.leader]
+        admin.reassign({TopicPartition(leader.topic, 0): moved})
+        wait_until(lambda: metadata_of(cluster, leader.topic)[0].replicas == tuple(moved), "the new order")
+        assert not admin.elect_leaders([TopicPartition(leader.topic, 0)])
+    wait_until(lambda: metadata_of(cluster, leader.topic)[0].leader == moved[0], "the other leader")
+    leader.calls, leader.other = leader.other, leader.calls
+    second = metadata_of(cluster, leader.topic)[0].leader_epoch
+    assert second > first
+    wait_until(lambda: leader.write("b", times=(TIME_MS + 5,)).error_code == 0, "a write to the new leader")
+    found = {at: leader.find(at).leader_epoch for at in (EARLIEST, TIME_MS, TIME_MS + 1, GREATEST_TIME, LATEST)}
+    assert found == {EARLIEST: first, TIME_MS: first, TIME_MS + 1: second, GREATEST_TIME: second, LATEST: second}
 
 
 def test_another_broker_names_the_leader(cluster: ProcessCluster, leader: Leader) -> None:

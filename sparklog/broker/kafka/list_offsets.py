@@ -47,13 +47,14 @@ _MOST_DECODED = 1000
 
 
 class _Found(NamedTuple):
-    """The result for one partition: the offset and time of a record, or -1 if there is none."""
+    """The result for one partition: a record's offset, time and leader epoch, or -1 if there is none."""
 
     offset: int
     timestamp_ms: int
+    leader_epoch: int
 
 
-_NOTHING = _Found(-1, -1)
+_NOTHING = _Found(-1, -1, -1)
 
 
 class KafkaListOffsets:
@@ -96,13 +97,16 @@ class KafkaListOffsets:
             partition_index=wanted.partition_index,
             timestamp=found.timestamp_ms,
             offset=found.offset,
-            leader_epoch=partition.replica.leader_epoch if found.offset >= 0 else -1,
+            leader_epoch=found.leader_epoch,
         )
 
     def _find(self, partition: Partition, timestamp: int, isolation: int) -> Generator[None, None, _Found]:
         log, replica = partition.log, partition.replica
         if timestamp in {EARLIEST, EARLIEST_LOCAL}:
-            return _Found(log.log_start_offset, -1)
+            start = log.log_start_offset
+            # The next record of an empty log gets the leader's epoch.
+            epoch = log.epoch_at(start) if start < log.log_end_offset else replica.leader_epoch
+            return _Found(start, -1, epoch)
         if timestamp == LATEST_TIERED:  # As in a Kafka without tiered storage.
             return _NOTHING
         if timestamp < GREATEST_TIME:
@@ -112,7 +116,7 @@ class KafkaListOffsets:
             raise BrokerError(ErrorCode.OFFSET_NOT_AVAILABLE, detail)
         end_offset = replica.readable_end(isolation)
         if timestamp == LATEST:
-            return _Found(end_offset, -1)
+            return _Found(end_offset, -1, replica.leader_epoch)
         require_kafka_columns(partition.tp.topic, partition.rules)
         try:
             if timestamp == GREATEST_TIME:
@@ -220,4 +224,4 @@ def _search(partition: Partition, offset: int, end_offset: int, *, at_least_ms: 
     if not len(matches):
         return None, header.next_offset
     first = int(matches[0])
-    return _Found(int(offsets[first]), int(times[first]) // 1000), header.next_offset
+    return _Found(int(offsets[first]), int(times[first]) // 1000, header.leader_epoch), header.next_offset
