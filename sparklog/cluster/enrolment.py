@@ -13,10 +13,11 @@ needs ZooKeeper, because a task needs its certificate before it may open a sessi
 
 from __future__ import annotations
 
+import ipaddress
 import logging
 import os
 import socket
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from pathlib import Path
 
 import msgspec
@@ -119,9 +120,13 @@ class CertificateSigner:
         from sparklog.cluster import certificates
 
         hosts = certificates.requested_hosts(request)
-        known = [*self._executor_hosts(), *([self._alias] if self._alias else [])]
+        executors = self._executor_hosts()
+        known = [*executors, *([self._alias] if self._alias else [])]
+        several = _are_several_hosts(executors)
         for host in hosts:
-            if not _is_one_of(host, known):
+            if several and _is_loopback(host):
+                raise ConfigError(f"a task asks for the name {host}, which each of several hosts has for itself")
+            if not _is_one_of(host, known, by_loopback=not several):
                 raise ConfigError(
                     f"a task asks for the name {host}, but Spark has no executor there (executors:"
                     f" {', '.join(sorted(set(known)))}): make the names of hosts resolve on the driver's host"
@@ -152,12 +157,39 @@ def _request(enrolment: Enrolment, host: str) -> str:
         return "" if certificates.is_current(directory, subject) else certificates.request(directory, subject)
 
 
-def _is_one_of(host: str, known: Sequence[str]) -> bool:
-    """Return whether ``host`` is one of the ``known`` names, or has an address of one of them."""
+def _are_several_hosts(executors: Collection[str]) -> bool:
+    """Return whether the executors may run on several hosts.
+
+    They run on the driver's host alone if all their names have only loopback addresses.
+    """
+    return len(set(executors)) > 1 and not all(
+        (found := _addresses(name)) and all(map(_is_loopback, found)) for name in executors
+    )
+
+
+def _is_one_of(host: str, known: Sequence[str], *, by_loopback: bool) -> bool:
+    """Return whether ``host`` is one of the ``known`` names, or has an address of one of them.
+
+    A shared loopback address counts only with ``by_loopback``. The driver's host may have one for its own name, which
+    then shares it with ``localhost``.
+    """
     if host in known:
         return True
-    addresses = _addresses(host)
+    addresses = {address for address in _addresses(host) if by_loopback or not _is_loopback(address)}
     return any(addresses & _addresses(name) for name in known)
+
+
+def _is_loopback(host: str) -> bool:
+    """Return whether this is a loopback address or a name that each host has for itself, such as ``localhost``."""
+    name = host.lower().rstrip(".")
+    if name in {"localhost", "localhost.localdomain"} or name.endswith(".localhost"):
+        return True
+    try:
+        address = ipaddress.ip_address(host)
+    except ValueError:
+        return False
+    mapped = getattr(address, "ipv4_mapped", None)
+    return address.is_loopback or (mapped is not None and mapped.is_loopback)
 
 
 def _addresses(host: str) -> frozenset[str]:

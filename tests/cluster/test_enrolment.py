@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import socket
 import stat
 from pathlib import Path
+from typing import Any
 
 import pytest
 from msgspec import structs
@@ -99,6 +101,46 @@ def test_a_name_with_an_executors_address_is_signed(ca: Path, tmp_path: Path) ->
     driver = signer(ca, "127.0.0.1")
     driver.sign([enrol(on_host(driver, tmp_path / "host"), "localhost")])
     assert enrol(on_host(driver, tmp_path / "host"), "localhost") == ""
+
+
+@pytest.mark.parametrize("hosts", [("driver", "10.9.8.7"), ("127.0.0.1", "10.9.8.7"), ("localhost", "10.9.8.7")])
+@pytest.mark.parametrize("name", ["localhost", "127.0.0.1", "::ffff:127.0.0.1", "any.localhost", "127.1"])
+def test_no_loopback_name_is_signed_for_several_hosts(
+    ca: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, hosts: tuple[str, ...], name: str
+) -> None:
+    names_with_loopback(monkeypatch, "driver", "any.localhost")
+    driver = signer(ca, *hosts)
+    with pytest.raises(ClusterError, match="asks for the name"):
+        driver.sign([enrol(on_host(driver, tmp_path / "host"), name)])
+
+
+@pytest.mark.parametrize("hosts", [("driver",), ("driver", "driver"), ("127.0.0.1", "127.0.0.2"), ("localhost",)])
+def test_loopback_names_are_signed_for_one_host(
+    ca: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, hosts: tuple[str, ...]
+) -> None:
+    names_with_loopback(monkeypatch, "driver")
+    driver = signer(ca, *hosts)
+    driver.sign([enrol(on_host(driver, tmp_path / "host"), "localhost")])
+    assert enrol(on_host(driver, tmp_path / "host"), "localhost") == ""
+
+
+def test_the_drivers_own_host_is_signed_among_several(
+    ca: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    names_with_loopback(monkeypatch, "driver")
+    driver = signer(ca, "driver", "10.9.8.7")
+    driver.sign([enrol(on_host(driver, tmp_path / "host"), "driver")])
+    assert enrol(on_host(driver, tmp_path / "host"), "driver") == ""
+
+
+def names_with_loopback(monkeypatch: pytest.MonkeyPatch, *names: str) -> None:
+    """Let these names resolve to 127.0.0.1, as a line of /etc/hosts does on the driver's host."""
+    resolve = socket.getaddrinfo
+
+    def resolved(host: str, *args: Any, **options: Any) -> Any:
+        return resolve("127.0.0.1" if host in names else host, *args, **options)
+
+    monkeypatch.setattr(socket, "getaddrinfo", resolved)
 
 
 def test_the_advertised_name_of_all_brokers_is_signed(ca: Path, tmp_path: Path) -> None:
