@@ -62,8 +62,8 @@ from sparklog.model import assert_never
 NEW_MEMBER_MS = 300_000
 #: The maximum number of protocols that a member may support.
 MAX_PROTOCOLS = 100
-#: The approximate memory of an id that was given to a new member, in bytes.
-GIVEN_ID_BYTES = 500
+#: The fixed number of bytes that a member, or the id of a new member, costs besides its texts.
+ENTRY_BYTES = 256
 
 
 class GroupPhase(Enum):
@@ -117,12 +117,15 @@ class ClassicGroup:
         self._instances: dict[str, str] = {}
         #: The ids that the group has given to new members before they join, and the time at which each id expires.
         self._given: dict[str, int] = {}
+        self._given_bytes = 0
         #: The number of members that support each protocol, and the number of members whose JoinGroup waits.
         self._supported: Counter[str] = Counter()
         self._waiting = 0
         self._bytes = 0
         #: The number of bytes of the assignments that the leader sent last.
         self._assigned_bytes = 0
+        #: The value that ``held_bytes`` must not exceed, or None. It is the one of the last ``step``.
+        self._limit_bytes: int | None = None
         #: The end of the first phase. During the initial delay ``_extend_ms`` is the time by which the delay may still
         #: be extended; otherwise it is None. ``_extends`` means that a member has joined during the delay.
         self._join_until_ms = NEVER
@@ -150,9 +153,14 @@ class ClassicGroup:
 
     # --- the entry point -------------------------------------------------------------------------------------------
 
-    def step(self, event: Event, now_ms: int) -> list[Respond | StoreClassic | CoordinatorReport]:
-        """Handle one event, and return its effects in order."""
-        self._effects = []
+    def step(
+        self, event: Event, now_ms: int, *, limit_bytes: int | None = None
+    ) -> list[Respond | StoreClassic | CoordinatorReport]:
+        """Handle one event, and return its effects in order.
+
+        A request after which ``held_bytes`` would be larger than before, and larger than ``limit_bytes``, is refused.
+        """
+        self._effects, self._limit_bytes = [], limit_bytes
         match event:
             case JoinRequested():
                 self._join(event, now_ms)
@@ -173,10 +181,11 @@ class ClassicGroup:
             case GroupEnded():
                 assert not self.members, self.group
                 self.phase = GroupPhase.DEAD
-                self._given.clear()
+                for member_id in list(self._given):
+                    self._forget_id(member_id)
             case _:
                 assert_never(event)
-        if self.phase is GroupPhase.PREPARING:
+        if self.phase is GroupPhase.PREPARING and not isinstance(event, Delayed):
             self._complete_join_if_due(now_ms)
         return self._effects
 
@@ -185,14 +194,11 @@ class ClassicGroup:
         """Return whether the group has no members, and no new member has an id with which it may join."""
         return not self.members and not self._given
 
-    def knows(self, request: JoinRequested) -> bool:
-        """Return whether a member has sent the request, or a static member after a restart."""
-        return request.member_id in self.members or request.instance_id in self._instances
-
     @property
     def held_bytes(self) -> int:
-        """Return the number of bytes of the members' protocols, names and assignments, and of ids of new members."""
-        return self._bytes + self._assigned_bytes + GIVEN_ID_BYTES * len(self._given)
+        """Return the number of bytes of the members, their assignments and the ids of new members."""
+        entries = len(self.members) + len(self._given)
+        return self._bytes + self._assigned_bytes + self._given_bytes + ENTRY_BYTES * entries
 
     def state(self) -> ClassicState:
         """Return the record for the log of the current generation."""
@@ -226,6 +232,7 @@ class ClassicGroup:
         assert self._waiting == sum(member.joining is not None for member in members.values())
         assert self._bytes == sum(member.size for member in members.values())
         assert self._assigned_bytes >= sum(len(member.assignment) for member in members.values())
+        assert self._given_bytes == sum(map(len, self._given))
         assert self.held_bytes == 0 or members or self._given
         assert self._instances == {one.instance_id: name for name, one in members.items() if one.instance_id}
         assert len(members) <= self._settings.max_size
@@ -266,7 +273,7 @@ class ClassicGroup:
         elif not event.member_id:
             self._join_new(event, now_ms)
         elif event.member_id in self._given:
-            del self._given[event.member_id]
+            self._forget_id(event.member_id)
             self._add_joining(event, event.member_id, now_ms)
         else:
             self._join_again(self.members[event.member_id], event, now_ms)
@@ -274,7 +281,8 @@ class ClassicGroup:
     def _refuses_join(self, event: JoinRequested) -> Refused | None:
         if self.phase is GroupPhase.DEAD:
             return self._refused(ErrorCode.COORDINATOR_NOT_AVAILABLE, "the group was deleted")
-        size = member_size(event.protocols, event.member_id, event.instance_id, event.client_id, event.host)
+        member_id = event.member_id or event.new_member_id
+        size = member_size(event.protocols, member_id, event.instance_id, event.client_id, event.host)
         known = self.members.get(event.member_id or self._instances.get(event.instance_id, ""))
         if event.member_id and (event.member_id not in self._given or event.instance_id):
             refused = self._refuses(event.member_id, event.instance_id)
@@ -297,7 +305,23 @@ class ClassicGroup:
                 f"members (group.max.size) with {self._settings.max_group_bytes} bytes expected"
             )
             return self._refused(ErrorCode.GROUP_MAX_SIZE_REACHED, detail)
-        return None
+        if known is not None:
+            # Clients repeat the request after this error. The other one would end a consumer that works.
+            return self._refuses_growth(size - known.size, ErrorCode.COORDINATOR_NOT_AVAILABLE)
+        if event.member_id:
+            return self._refuses_growth(size - len(event.member_id), ErrorCode.GROUP_MAX_SIZE_REACHED)
+        first = len(member_id) if event.needs_member_id and not event.instance_id else size
+        return self._refuses_growth(ENTRY_BYTES + first, ErrorCode.GROUP_MAX_SIZE_REACHED)
+
+    def _refuses_growth(self, by: int, code: ErrorCode) -> Refused | None:
+        """Return a refusal with ``code`` if the group must not hold ``by`` bytes more, or None if it may."""
+        if by <= 0 or self._limit_bytes is None or self.held_bytes + by <= self._limit_bytes:
+            return None
+        detail = (
+            f"it holds {self.held_bytes} bytes and needs {by} more; at most {self._limit_bytes} expected, because of "
+            "the other classic groups of its coordinator"
+        )
+        return self._refused(code, detail)
 
     def _supports(self, event: JoinRequested) -> bool:
         """Return whether the member has the group's protocol type and a protocol that all members support."""
@@ -318,6 +342,7 @@ class ClassicGroup:
                 self._answer(event.ticket, self._refused(ErrorCode.GROUP_MAX_SIZE_REACHED, detail))
                 return
             self._given[event.new_member_id] = now_ms + event.session_timeout_ms
+            self._given_bytes += len(event.new_member_id)
             self._note(self._given[event.new_member_id])
             self._answer(event.ticket, MemberIdGiven(event.new_member_id))
         else:
@@ -569,7 +594,7 @@ class ClassicGroup:
     def _refuses_assignments(self, event: SyncRequested) -> Refused | None:
         size = sum(len(assignment) for _, assignment in event.assignments)
         if size <= self._settings.max_group_bytes:
-            return None
+            return self._refuses_growth(size - self._assigned_bytes, ErrorCode.COORDINATOR_NOT_AVAILABLE)
         detail = f"assignments of {size} bytes found, at most {self._settings.max_group_bytes} expected"
         return self._refused(ErrorCode.INVALID_REQUEST, detail)
 
@@ -605,7 +630,7 @@ class ClassicGroup:
         """Remove a member that a LeaveGroup request names. Return the error code of this member."""
         member_id = leaving.member_id
         if member_id in self._given:
-            del self._given[member_id]
+            self._forget_id(member_id)
             return ErrorCode.NONE
         if not member_id:
             member_id = self._instances.get(leaving.instance_id, "")
@@ -639,7 +664,7 @@ class ClassicGroup:
         if now_ms < self.deadline_ms:
             return
         for member_id in [name for name, until_ms in self._given.items() if now_ms >= until_ms]:
-            del self._given[member_id]
+            self._forget_id(member_id)
         before = len(self.members)
         for member in [one for one in self.members.values() if now_ms >= one.session_ms]:
             self._expel(member, "was silent for its session.timeout.ms")
@@ -687,6 +712,11 @@ class ClassicGroup:
             self._supported[name] += sign
             if not self._supported[name]:
                 del self._supported[name]
+
+    def _forget_id(self, member_id: str) -> None:
+        """Forget the id that a new member has received."""
+        del self._given[member_id]
+        self._given_bytes -= len(member_id)
 
     def _remove(self, member: ClassicMember, why: str) -> None:
         self._release(member, ErrorCode.UNKNOWN_MEMBER_ID, why)

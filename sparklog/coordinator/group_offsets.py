@@ -39,7 +39,7 @@ from sparklog.coordinator.classic_events import (
     StoreRefused,
     SyncRequested,
 )
-from sparklog.coordinator.classic_group import ClassicGroup, ClassicSettings
+from sparklog.coordinator.classic_group import ENTRY_BYTES, ClassicGroup, ClassicSettings
 from sparklog.coordinator.classic_group import Event as ClassicEvent
 from sparklog.coordinator.core import CoordinatorCore
 from sparklog.coordinator.effects import (
@@ -72,6 +72,7 @@ from sparklog.coordinator.group_events import (
 from sparklog.coordinator.group_member import NEVER
 from sparklog.coordinator.group_records import (
     FORMAT_VERSION,
+    ClassicState,
     CommittedOffset,
     EpochKey,
     GroupEpoch,
@@ -121,7 +122,8 @@ class GroupSettings:
     max_groups: int = 1_000_000
     #: The time after which no transaction can be open any more.
     hold_ms: int = 2 * 86_400_000
-    #: The maximum number of bytes that the members of all classic groups of this coordinator have sent.
+    #: The maximum number of bytes that all classic groups of this coordinator hold: members, assignments and the ids of
+    #: new members. A group whose record in the log is larger than that counts with its record.
     max_classic_bytes: int = 64 * 2**20
     #: The time for which the first rebalance of a classic group waits for further members.
     initial_delay_ms: int = 3000
@@ -156,6 +158,11 @@ class _Group:
     membership: Membership
     #: The members of a classic group. It is None unless the group is one.
     classic: ClassicGroup | None = None
+    #: Whether an append with the classic group's state was refused, and the group does not know it yet.
+    store_refused: bool = False
+    #: The number of bytes of the classic group's record in ``state``, and the number that the bound counts.
+    record_bytes: int = 0
+    counted_bytes: int = 0
     #: The state that is committed in the log.
     state: dict[GroupKey, GroupValue] = field(default_factory=dict)
     draft: _GroupDraft | None = None
@@ -239,7 +246,8 @@ class Groups(CoordinatorCore[_Group, _GroupDraft]):
                 group.classic = ClassicGroup.restored(
                     group.key, self._settings.classic, record.classic, generation=record.epoch, now_ms=now_ms
                 )
-                self._classic_bytes += group.classic.held_bytes
+                group.record_bytes = _record_bytes(record.classic)
+                self._count_classic(group)
             self._note_members(group)
 
     def step(self, event: Any, now_ms: int) -> list[Effect]:
@@ -465,6 +473,9 @@ class Groups(CoordinatorCore[_Group, _GroupDraft]):
         if group.draft is not None or group.resuming:
             return
         draft = _GroupDraft(began_ms=now_ms)
+        if group.store_refused and group.classic is not None:
+            self._step_classic(group, group.classic, StoreRefused(), draft, now_ms)
+        group.store_refused = False
         for event in _pop_share(group.queue):
             match event:
                 case TopicsGone():
@@ -541,16 +552,6 @@ class Groups(CoordinatorCore[_Group, _GroupDraft]):
             code = ErrorCode.INCONSISTENT_GROUP_PROTOCOL if joins else ErrorCode.UNKNOWN_MEMBER_ID
             draft.answers.append(Respond(request.ticket, Refused(code, detail)))
             return
-        if isinstance(request, JoinRequested) and not (group.classic is not None and group.classic.knows(request)):
-            size = sum(len(metadata) for _, metadata in request.protocols)
-            if self._classic_bytes + size > self._settings.max_classic_bytes:
-                detail = (
-                    f"group {group.key!r}: {size} bytes of metadata found; the classic groups of its coordinator have "
-                    f"{self._classic_bytes} of at most {self._settings.max_classic_bytes}"
-                )
-                refusal = Refused(ErrorCode.GROUP_MAX_SIZE_REACHED, detail)
-                draft.answers.append(Respond(request.ticket, refusal))
-                return
         classic = group.classic
         if classic is None:
             classic = ClassicGroup(group.key, self._settings.classic, generation=group.membership.epoch)
@@ -563,9 +564,9 @@ class Groups(CoordinatorCore[_Group, _GroupDraft]):
     def _step_classic(
         self, group: _Group, classic: ClassicGroup, event: ClassicEvent, draft: _GroupDraft, now_ms: int
     ) -> None:
-        before = classic.held_bytes
-        effects = classic.step(event, now_ms)
-        self._classic_bytes += classic.held_bytes - before
+        limit = self._settings.max_classic_bytes - (self._classic_bytes - group.counted_bytes)
+        effects = classic.step(event, now_ms, limit_bytes=limit)
+        self._count_classic(group)
         for effect in effects:
             match effect:
                 case Respond():
@@ -577,11 +578,18 @@ class Groups(CoordinatorCore[_Group, _GroupDraft]):
                 case CoordinatorReport():
                     self._effects.append(effect)
 
+    def _count_classic(self, group: _Group) -> None:
+        """Count the bytes of the classic group again. Its members may have more or fewer than its record."""
+        held = max(group.classic.held_bytes if group.classic is not None else 0, group.record_bytes)
+        self._classic_bytes += held - group.counted_bytes
+        group.counted_bytes = held
+
     def _end_classic(self, group: _Group, draft: _GroupDraft, now_ms: int) -> None:
         """End the classic protocol of a group without members."""
-        classic, group.classic = group.classic, None
+        classic = group.classic
         if classic is not None:
             self._step_classic(group, classic, GroupEnded(), draft, now_ms)
+            group.classic = None
             group.membership.epoch = max(group.membership.epoch, classic.generation)
 
     def refuses_hold(self, request: HoldRequested) -> Refused | None:
@@ -713,6 +721,11 @@ class Groups(CoordinatorCore[_Group, _GroupDraft]):
                 entry.state.pop(key, None)
             else:
                 entry.state[key] = value
+        if (epoch := EpochKey(FORMAT_VERSION, entry.key)) in draft.changes:
+            record = draft.changes[epoch]
+            classic = record.classic if isinstance(record, GroupEpoch) else None
+            entry.record_bytes = _record_bytes(classic) if classic is not None else 0
+            self._count_classic(entry)
         if now_ms > draft.began_ms + _LATE_MS:  # The members had to wait.
             entry.postpone(now_ms - draft.began_ms, now_ms, draft.responded)
         self._effects += draft.answers
@@ -728,13 +741,7 @@ class Groups(CoordinatorCore[_Group, _GroupDraft]):
         entry.again += [TopicsGone(topics) for topics in named if topics]
         if draft.changes:
             entry.membership.restore(entry.state, now_ms, delay_ms=_AGAIN_MS)
-        if entry.classic is not None and EpochKey(FORMAT_VERSION, entry.key) in draft.changes:
-            before = entry.classic.held_bytes
-            effects = entry.classic.step(StoreRefused(), now_ms)
-            self._classic_bytes += entry.classic.held_bytes - before
-            for effect in effects:
-                assert not isinstance(effect, StoreClassic), entry.key
-                self._effects.append(effect)
+        entry.store_refused = EpochKey(FORMAT_VERSION, entry.key) in draft.changes
         self._serve(entry, now_ms)
         self._drop_if_empty(entry)
 
@@ -787,6 +794,16 @@ class Groups(CoordinatorCore[_Group, _GroupDraft]):
         ]
         if gone and not entry.queue:
             self._change(entry, _GroupDraft(dict.fromkeys(gone), began_ms=now_ms))
+
+
+def _record_bytes(state: ClassicState) -> int:
+    """Return the number of bytes of the members and assignments in a classic group's record."""
+    return sum(
+        ENTRY_BYTES
+        + len(state.protocol)
+        + sum(map(len, (one.member_id, one.instance_id, one.client_id, one.host, one.metadata, one.assignment)))
+        for one in state.members
+    )
 
 
 def _pop_share(queue: list[_Queued]) -> list[_Queued]:

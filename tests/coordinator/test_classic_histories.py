@@ -32,7 +32,8 @@ PROTOCOLS = (("range", b"r"), ("sticky", b"s"))
 class Client:
     """A client of the group, which acts on the responses as Kafka's clients do."""
 
-    def __init__(self, instance_id: str, *, old: bool) -> None:
+    def __init__(self, instance_id: str, *, old: bool, rebalance_ms: int = 2000) -> None:
+        self.rebalance_ms = rebalance_ms
         self.instance_id = instance_id
         self.old = old
         self.member_id = ""
@@ -45,7 +46,10 @@ class Client:
 
 
 class Histories(RuleBasedStateMachine):
-    """Clients that join, sync, send heartbeats, leave, die and lose responses, and a log that may refuse."""
+    """Clients that join, sync, send heartbeats, leave, die and lose responses, and a log that may refuse.
+
+    Some clients have a rebalance timeout of zero.
+    """
 
     def __init__(self) -> None:
         super().__init__()
@@ -72,7 +76,7 @@ class Histories(RuleBasedStateMachine):
                 lost = Refused(ErrorCode.COORDINATOR_NOT_AVAILABLE, "refused")
                 self.answers[effect.ticket] = lost if stored and refuse else effect.outcome
         if stored and refuse:
-            self.step(StoreRefused())
+            self.step(StoreRefused(), refuse=True)  # It may store again: members without a time-out are removed.
         elif stored:
             self.committed = stored[-1]
 
@@ -88,8 +92,8 @@ class Histories(RuleBasedStateMachine):
         self.ask(
             client,
             lambda ticket: JoinRequested(
-                ticket, "g", client.member_id, new_id, "consumer", PROTOCOLS, client.instance_id, 1000, 2000,
-                needs_member_id=not client.old, can_skip=not client.old,
+                ticket, "g", client.member_id, new_id, "consumer", PROTOCOLS, client.instance_id, 1000,
+                client.rebalance_ms, needs_member_id=not client.old, can_skip=not client.old,
             ),
             refuse=refuse,
         )  # fmt: skip
@@ -156,10 +160,10 @@ class Histories(RuleBasedStateMachine):
     # --- the random rules ---
 
     @precondition(lambda self: len(self.clients) < 6)
-    @rule(static=st.booleans(), old=st.booleans())
-    def arrive(self, static: bool, old: bool) -> None:
+    @rule(static=st.booleans(), old=st.booleans(), rebalance_ms=st.sampled_from([2000, 2000, 0]))
+    def arrive(self, static: bool, old: bool, rebalance_ms: int) -> None:
         self.made += 1
-        self.clients.append(Client(f"s{self.made}" if static else "", old=old))
+        self.clients.append(Client(f"s{self.made}" if static else "", old=old, rebalance_ms=rebalance_ms))
 
     @precondition(lambda self: self.clients)
     @rule(which=st.integers(0, 5), refuse=st.sampled_from([False] * 9 + [True]))
@@ -176,7 +180,9 @@ class Histories(RuleBasedStateMachine):
     def restart(self, which: int) -> None:
         """Let a client die; another one with its instance id, if any, takes its place."""
         before = self.clients[which % len(self.clients)]
-        self.clients[which % len(self.clients)] = Client(before.instance_id, old=before.old)
+        self.clients[which % len(self.clients)] = Client(
+            before.instance_id, old=before.old, rebalance_ms=before.rebalance_ms
+        )
 
     @precondition(lambda self: self.clients)
     @rule(which=st.integers(0, 5))
@@ -221,6 +227,8 @@ class Histories(RuleBasedStateMachine):
 
     def teardown(self) -> None:
         """Let all clients behave: the group becomes stable with exactly these clients, and all have an assignment."""
+        for client in self.clients:
+            client.rebalance_ms = 2000
         for _ in range(200):
             for client in self.clients[: SETTINGS.max_size]:
                 if client.fenced:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from typing import Any
 
 import msgspec
@@ -18,10 +19,10 @@ from sparklog.coordinator.classic_events import (
     Synced,
     SyncRequested,
 )
-from sparklog.coordinator.classic_group import GIVEN_ID_BYTES
+from sparklog.coordinator.classic_group import ENTRY_BYTES
 from sparklog.coordinator.consumer_protocol import assigned_partitions, subscribed_topics
 from sparklog.coordinator.effects import OffsetsDeleted, Outcome, Refused
-from sparklog.coordinator.events import RewriteRequested
+from sparklog.coordinator.events import RewriteRequested, Ticked
 from sparklog.coordinator.group_events import CommitRequested, OffsetsDeleteRequested
 from sparklog.coordinator.group_offsets import GroupSettings
 from sparklog.coordinator.group_records import EpochKey, GroupEpoch, decode_group_record
@@ -231,20 +232,26 @@ def test_offsets_of_subscribed_topics_cannot_be_deleted() -> None:
     assert host.ask(OffsetsDeleteRequested, (("t", 0), ("u", 0))) == OffsetsDeleted(frozenset({"t"}))
 
 
-def test_all_classic_groups_of_a_coordinator_are_bounded() -> None:
+def bounded(most: int) -> Host:
+    """Return a coordinator whose classic groups hold at most ``most`` bytes."""
     host = Host()
-    host.settings = GroupSettings(initial_delay_ms=0, max_classic_bytes=150)
+    host.settings = GroupSettings(initial_delay_ms=0, max_classic_bytes=most)
     host.crash()
+    return host
+
+
+def test_all_classic_groups_of_a_coordinator_are_bounded() -> None:
+    host = bounded(600)
     host.stable()
     used = host.core._classic_bytes
-    assert used > len(SUBSCRIPTION) + len(ASSIGNMENT)
+    assert used > ENTRY_BYTES + len(SUBSCRIPTION) + len(ASSIGNMENT)
     host.crash()
     assert host.core._classic_bytes == used, "a new coordinator counts the members in the log"
     protocols = (("range", bytes(140)),)
     refused = host.ask(JoinRequested, "", "b", "consumer", protocols)
     assert isinstance(refused, Refused)
     assert refused.code is ErrorCode.GROUP_MAX_SIZE_REACHED
-    assert isinstance(host.ask(JoinRequested, "a", "z", "consumer", protocols), Joined), "members may always join again"
+    assert isinstance(host.ask(JoinRequested, "a", "z", "consumer", protocols), Joined)
     host.ask(LeaveRequested, (LeavingMember("a"),))
     assert not host.core._classic_bytes
     assert isinstance(host.ask(JoinRequested, "", "b", "consumer", protocols), Joined)
@@ -264,7 +271,7 @@ def test_a_reply_has_no_assignment_that_clients_could_not_read(topic: str, parti
 
 def test_ids_of_new_members_are_bounded_over_all_groups() -> None:
     host = Host()
-    host.settings = GroupSettings(initial_delay_ms=0, max_classic_bytes=3 * GIVEN_ID_BYTES)
+    host.settings = GroupSettings(initial_delay_ms=0, max_classic_bytes=4 * (ENTRY_BYTES + len("m")))
     host.crash()
 
     def ask(group: str, member_id: str) -> Outcome:
@@ -285,6 +292,123 @@ def test_ids_of_new_members_are_bounded_over_all_groups() -> None:
     host.settle()
     assert not host.core._classic_bytes, "the time of the ids is over"
     assert isinstance(ask("g-4", "m"), MemberIdGiven)
+
+
+def test_a_member_that_joins_again_stays_within_the_bound() -> None:
+    host = bounded(600)
+    host.stable()
+    refused = host.ask(JoinRequested, "a", "z", "consumer", (("range", bytes(400)),))
+    assert isinstance(refused, Refused)
+    assert refused.code is ErrorCode.COORDINATOR_NOT_AVAILABLE, "clients repeat the request"
+    assert host.beat_of("a", 1) == "Done", "the member stays"
+    assert isinstance(host.join("z", "a"), Joined), "a member that does not grow may join again"
+
+
+def test_assignments_stay_within_the_bound() -> None:
+    host = bounded(600)
+    host.join("a")
+    refused = host.sync("a", 1, a=bytes(400))
+    assert isinstance(refused, Refused)
+    assert refused.code is ErrorCode.COORDINATOR_NOT_AVAILABLE
+    assert host.sync("a", 1, a=bytes(100)) == Synced("consumer", "range", bytes(100))
+
+
+def test_the_record_counts_while_the_members_are_smaller() -> None:
+    host = bounded(2000)
+    host.join("a")
+    host.sync("a", 1, a=bytes(1500))
+    used = host.core._classic_bytes
+    assert isinstance(host.join("z", "a"), Joined)
+    assert host.core._classic_bytes == used, "the log still has the assignments"
+    host.sync("a", 2, a=b"x")
+    assert host.core._classic_bytes < used - 1000
+
+
+def test_a_join_that_ends_while_the_coordinator_is_late_gets_its_response() -> None:
+    host = Host()
+    request = ("consumer", (("range", SUBSCRIPTION),), "", 60_000, 500)
+    host.ask(JoinRequested, "", "a", *request)
+    host.sync("a", 1, a=ASSIGNMENT)
+    ticket = host.ticket()
+    host.step(JoinRequested(ticket, "g", "", "b", *request))
+    due_ms = host.core.deadline_ms
+    assert due_ms is not None
+    host.now_ms = due_ms + 1000
+    host.step(Ticked())
+    host.wait(1)
+    assert isinstance(host.answers.get(ticket), Joined)
+
+
+def test_a_refused_append_may_leave_the_group_empty() -> None:
+    host = Host()
+    host.step(CommitRequested(host.ticket(), "g", (GroupOffset("t", 0, 1, "id-t"),)))
+    # Both requests wait for the commit of the offset. So no time passes between them.
+    protocols = (("range", SUBSCRIPTION),)
+    host.step(JoinRequested(host.ticket(), "g", "", "a", "consumer", protocols, rebalance_timeout_ms=0))
+    ticket = host.ticket()
+    host.step(SyncRequested(ticket, "g", "a", 1, assignments=(("a", b"x"),)))
+    host.commit_one()
+    host.refuse_one()
+    host.settle()
+    assert code(host.answers[ticket]) == "COORDINATOR_NOT_AVAILABLE"
+    assert host.beat_of("a", 1) == "UNKNOWN_MEMBER_ID"
+    assert host.record().classic is not None
+    host.stable()
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_refused_appends_and_no_timeouts_keep_the_counts(seed: int) -> None:
+    """Play random requests with zero time-outs, large members and refused appends. Check the counts and the bound."""
+    rng = random.Random(seed)
+    host = bounded(4000)
+    names = ["a", "b", "c"]
+    for number in range(150):
+        group = rng.choice(["g", "h"])
+        found = host.core.classic(group)
+        generation = found.generation if found is not None else 0
+        name = rng.choice([*(found.members if found is not None else ()), *names])
+        timeouts = (rng.choice([0, 1000]), rng.choice([0, 0, 2000]))
+        match rng.choice(["join", "join", "sync", "sync", "beat", "leave", "wait", "both", "commit", "refuse"]):
+            case "join":
+                protocols = (("range", bytes(rng.choice([1, 400, 1500]))),)
+                member_id = name if rng.random() < 0.5 else ""
+                instance_id = rng.choice(["", "", "s"])
+                host.step(
+                    JoinRequested(
+                        host.ticket(), group, member_id, f"m{number}", "consumer", protocols, instance_id, *timeouts,
+                        needs_member_id=rng.random() < 0.3,
+                    )
+                )  # fmt: skip
+            case "sync":
+                assignments = ((name, bytes(rng.choice([1, 400, 1500]))),)
+                host.step(SyncRequested(host.ticket(), group, name, generation, assignments=assignments))
+            case "both":
+                # An offset's append is in flight, so the requests wait and are handled together.
+                host.step(CommitRequested(host.ticket(), group, (GroupOffset("t", 0, number, "id-t"),)))
+                protocols = (("range", b"x"),)
+                host.step(JoinRequested(host.ticket(), group, "", f"m{number}", "consumer", protocols, "", *timeouts))
+                assignments = ((f"m{number}", b"y"),)
+                host.step(SyncRequested(host.ticket(), group, f"m{number}", generation + 1, assignments=assignments))
+            case "beat":
+                host.step(BeatRequested(host.ticket(), group, name, generation))
+            case "leave":
+                host.step(LeaveRequested(host.ticket(), group, (LeavingMember(name),)))
+            case "wait":
+                host.now_ms += rng.choice([1, 200, 1100])
+                host.step(Ticked())
+            case "commit" if host.appends:
+                host.commit_one()
+            case "refuse" if host.appends:
+                host.refuse_one()
+        groups = list(filter(None, map(host.core.classic, ["g", "h"])))
+        for one in groups:
+            one.check_invariants()
+        assert sum(one.held_bytes for one in groups) <= host.core._classic_bytes <= 4000
+    host.settle()
+    found_groups = filter(None, map(host.core.classic, ["g", "h"]))
+    members = [member for found in found_groups for member in found.members.values()]
+    waiting = sum((member.joining is not None) + (member.syncing is not None) for member in members)
+    assert host.tickets == len(host.answers) + waiting
 
 
 def test_a_group_expires_only_without_members() -> None:
