@@ -19,8 +19,6 @@ from sparklog.record.header import BatchHeader
 _ZSTD = 4
 #: The approximate overhead of a batch, in bytes.
 _OVERHEAD = 400
-#: A smaller batch is copied, because it may be a part of a large network frame with other batches.
-_COPIED_BYTES = 64 * 1024
 
 #: A topic id and a partition.
 _Place = tuple[str, int]
@@ -48,16 +46,18 @@ class SentBatches:
     def add(self, partition: Partition, body_crc: int, base_offset: int, view: BatchView) -> None:
         """Add a batch that was appended at ``base_offset``. ``body_crc`` is the checksum of its stored bytes.
 
-        Remove the oldest batches while the limit is exceeded.
+        Remove the oldest batches while the limit is exceeded. A batch that alone exceeds the limit is not added.
+
+        The batch must be new in the log. A retry may have other content than the batch in the log, with the same
+        checksum.
         """
-        if not self.limit_bytes:
-            return
-        data = view.data
-        if len(data) < _COPIED_BYTES:
-            data = memoryview(bytes(data))
         key = ((partition.topic_id, partition.tp.partition), base_offset)
         if key in self._batches:
             self._remove(key)
+        if len(view.data) + _OVERHEAD > self.limit_bytes:
+            return
+        # A view would keep the memory of the whole request, which may be much larger than the batch.
+        data = memoryview(bytes(view.data))
         self._batches[key] = _SentBatch(body_crc, data, view.codec)
         self._offsets.setdefault(key[0], set()).add(base_offset)
         self.size_bytes += len(data) + _OVERHEAD

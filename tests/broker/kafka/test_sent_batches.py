@@ -63,7 +63,27 @@ def test_the_oldest_batches_leave_at_the_limit() -> None:
     assert none.get(partition(), header(0, 77), zstd=True) is None
 
 
-def test_a_retry_replaces_its_batch() -> None:
+def test_a_batch_does_not_keep_the_memory_of_its_request() -> None:
+    sent = SentBatches(10_000_000)
+    for offset, size in enumerate((1000, 64 * 1024, 1 << 20)):
+        request = memoryview(bytes(4 << 20))
+        sent.add(partition(), 77, offset, _VIEW._replace(data=request[100 : 100 + size]))
+        found = sent.get(partition(), header(offset, 77), zstd=True)
+        assert found is not None
+        assert len(found) == len(memoryview(found.obj)) == size
+
+
+def test_a_batch_above_the_limit_leaves_the_others() -> None:
+    sent = SentBatches(10_000)
+    sent.add(partition(), 77, 0, _VIEW)
+    before = sent.size_bytes
+    sent.add(partition(), 77, 3, _VIEW._replace(data=memoryview(bytes(10_000))))
+    assert sent.get(partition(), header(3, 77), zstd=True) is None
+    assert sent.get(partition(), header(0, 77), zstd=True) == _VIEW.data
+    assert sent.size_bytes == before
+
+
+def test_a_new_batch_replaces_the_one_at_its_offset() -> None:
     sent = SentBatches(10_000)
     sent.add(partition(), 77, 0, _VIEW)
     before = sent.size_bytes
