@@ -373,6 +373,10 @@ class Log:
         """
         return self._tail.producers.known(batches, self.tp, begins_anywhere=begins_anywhere)
 
+    def original_append_us(self, producer_id: int, base_offset: int) -> int:
+        """Return the time of the first append of a retried batch at ``base_offset``, or -1 if it is unknown."""
+        return self._tail.producers.append_time_us(producer_id, base_offset)
+
     # --- read ---------------------------------------------------------------------------------------------------
 
     def read(

@@ -191,6 +191,15 @@ class ProducerTable:
     def get(self, producer_id: int) -> ProducerEntry | None:
         return self._entries.get(producer_id)
 
+    def append_time_us(self, producer_id: int, base_offset: int) -> int:
+        """Return the time of the append of the producer's batch at ``base_offset``, in microseconds since 1970.
+
+        The result is -1 unless the batch is the newest one of the producer, because an entry keeps only this time.
+        """
+        entry = self._entries.get(producer_id)
+        newest = entry is not None and entry.batches and entry.batches[-1].base_offset == base_offset
+        return entry.last_append_us if entry is not None and newest else -1
+
     def entries(self) -> Iterable[ProducerEntry]:
         return self._entries.values()
 

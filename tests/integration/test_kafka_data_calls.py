@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterator
 from itertools import count
 from typing import Any
@@ -32,6 +33,7 @@ from sparklog.kafka.wire.data import (
 )
 from sparklog.kafka.wire.transactions import InitProducerIdRequest
 from sparklog.model import TopicPartition
+from sparklog.record.checksum import crc32c
 from sparklog.testing.final_logs import metadata_of
 from sparklog.testing.process_cluster import ProcessCluster
 from tests.integration.kafka_calls import KafkaCalls
@@ -156,6 +158,36 @@ def test_every_version_of_produce_appends_the_records(leader: Leader, version: i
     for offset in range(2):
         done = leader.produce(records, version=version)
         assert (done.error_code, done.base_offset, done.log_append_time_ms) == (0, offset, -1)
+
+
+def test_a_forged_retry_does_not_change_what_consumers_read(leader: Leader) -> None:
+    original = b"pay anna 10 euro"
+    # A difference that is a multiple of the checksum's polynomial does not change the checksum.
+    polynomial = int(f"{0x11EDC6F41:033b}"[::-1], 2)
+    forged = (int.from_bytes(original, "little") ^ polynomial).to_bytes(len(original), "little")
+    assert forged != original
+    assert crc32c(forged) == crc32c(original)
+    for value in (original, forged):
+        batch = produced([Record(b"key", value, (), TIME_MS)], producer_id=7, producer_epoch=0, base_sequence=0)
+        done = leader.produce(write_batch(batch))
+        assert (done.error_code, done.base_offset) == (0, 0)
+        (view,) = read_batches(memoryview(bytes(leader.fetch(0).records or b"")))
+        assert [record.value for record in read_batch(bytes(view.data)).records] == [original]
+
+
+def test_a_retry_gets_the_append_time_of_its_batch(new_leader: Callable[..., Leader]) -> None:
+    leader = new_leader(message_timestamp_type="LogAppendTime")
+    idempotent: dict[str, Any] = {"producer_id": 7, "producer_epoch": 0}
+    before_ms = int(time.time() * 1000)
+    first = leader.write("a", base_sequence=0, **idempotent)
+    assert before_ms <= first.log_append_time_ms <= time.time() * 1000
+    while time.time() * 1000 < first.log_append_time_ms + 2:
+        pass
+    retried = leader.write("a", base_sequence=0, **idempotent)
+    assert (retried.base_offset, retried.log_append_time_ms) == (0, first.log_append_time_ms)
+    leader.write("b", base_sequence=1, **idempotent)
+    retried = leader.write("a", base_sequence=0, **idempotent)
+    assert (retried.error_code, retried.base_offset, retried.log_append_time_ms) == (0, 0, -1)
 
 
 def test_small_limits_return_at_least_one_record(leader: Leader) -> None:

@@ -111,7 +111,7 @@ class KafkaProduce:
         self.counters = context.counters
         #: The requests that wait until an earlier one of the same connection is handled in slices, by connection.
         self.sliced: dict[ServerConnection, deque[_OpenProduce]] = {}
-        #: Called after each append of a batch.
+        #: Called after each append of a new batch.
         self.on_appended: OnAppended | None = None
 
     def handle(self, call: KafkaCall, request: ProduceRequest) -> asyncio.Future[ProduceResponse | None]:
@@ -179,21 +179,48 @@ class _OpenProduce:
         earlier = self._of.sliced.get(connection)
         if earlier is not None:
             earlier.append(self)
-        elif self._missing == 1 and self._is_short():
-            for _ in self._steps():
-                raise AssertionError("a short request has no pause")
+        elif self._missing == 1:
+            self._append_single(connection)
         else:
-            self._of.slices.run(connection, self._sliced(connection), self._fail)
+            self._slice(connection, self._steps())
 
-    def _sliced(self, connection: ServerConnection) -> Steps:
+    def _append_single(self, connection: ServerConnection) -> None:
+        """Append the request's only batch now, without a wait for slices of others.
+
+        If the batch must be decoded in a thread, continue in slices.
+        """
+        steps = self._steps()
+        try:
+            work = next(steps)
+        except StopIteration:
+            return
+        except Exception as error:
+            self._fail(error)
+            return
+        self._slice(connection, _resumed(work, steps))
+
+    def _slice(self, connection: ServerConnection, steps: Steps) -> None:
+        """Do ``steps`` in slices. From now on, later requests of the connection wait for them."""
+        following = self._of.sliced[connection] = deque()
+        self._of.slices.run(connection, self._sliced(connection, steps, following), self._fail)
+
+    def _sliced(self, connection: ServerConnection, steps: Steps, following: deque[_OpenProduce]) -> Steps:
         """Append the batches in slices.
 
-        Then append the batches of requests that have arrived on the connection meanwhile, in order.
+        Then append the batches of the ``following`` requests, which have arrived on the connection meanwhile, in order.
+        An unexpected error fails only its own request.
         """
-        following = self._of.sliced[connection] = deque([self])
+        opened = self
         try:
-            while following:
-                yield from following.popleft()._steps()
+            while True:
+                try:
+                    yield from steps
+                except Exception as error:
+                    opened._fail(error)
+                if not following:
+                    return
+                opened = following.popleft()
+                steps = opened._steps()
         finally:
             del self._of.sliced[connection]
 
@@ -211,18 +238,6 @@ class _OpenProduce:
             except BrokerError as error:
                 return error
         return None
-
-    def _is_short(self) -> bool:
-        """Return whether the event loop may decode the request's only batch without a pause."""
-        for topic in self._request.topic_data:
-            for _ in topic.partition_data:
-                known = self._of.context.cache.topic(topic.name)
-                return (
-                    known is not None
-                    and known.config.max_message_bytes <= _LOOP_BYTES
-                    and known.config.kafka_value_format != "json"
-                )
-        return False
 
     def _steps(self) -> Steps:
         """Append the batch of each partition. Yield when the event loop should run other work."""
@@ -335,14 +350,17 @@ class _OpenProduce:
             return
         stamped = partition.rules.stamped_by_log
         # Consumers of JSON get documents with all columns, and not what the producer has sent.
-        if self._of.on_appended is not None and not stamped and not partition.rules.kafka_json:
+        # A retry may differ from the batch in the log.
+        original_us, is_json = answer.original_us, partition.rules.kafka_json
+        if self._of.on_appended is not None and original_us is None and not stamped and not is_json:
             self._of.on_appended(partition, body_crc, answer.base_offset, view)
+        append_time_us = answer.append_time_us if original_us is None else original_us
         self._record(
             part,
             PartitionProduceResponse(
                 index=partition.tp.partition,
                 base_offset=answer.base_offset,
-                log_append_time_ms=answer.append_time_us // 1000 if stamped else -1,
+                log_append_time_ms=append_time_us // 1000 if stamped else -1,
                 log_start_offset=partition.log.log_start_offset,
             ),
         )
@@ -435,6 +453,12 @@ class _OpenProduce:
     def _set_answer(self, response: ProduceResponse) -> None:
         if not self.answer.done():
             self.answer.set_result(response)
+
+
+def _resumed(work: asyncio.Future[Any] | None, steps: Steps) -> Steps:
+    """Continue ``steps``, whose first step has returned ``work``."""
+    yield work
+    yield from steps
 
 
 def _stored(view: BatchView, rules: AppendRules) -> EncodedBatch:

@@ -100,12 +100,17 @@ class CheckedBatches(NamedTuple):
 
 
 class Answer(msgspec.Struct, frozen=True, gc=False):
-    """The result of a produce to one partition: an error, or the base offset and the time of the append."""
+    """The result of a produce to one partition: an error, or the base offset and the time of the append.
+
+    ``original_us`` is None if the produce has appended a batch. If the log already had all batches, it is the time at
+    which the first of them was appended, or -1 if this time is unknown. ``append_time_us`` is the time of the retry.
+    """
 
     code: ErrorCode
     base_offset: int
     append_time_us: int
     detail: str
+    original_us: int | None = None
 
 
 class PendingProduce(msgspec.Struct):
@@ -127,6 +132,7 @@ class PendingProduce(msgspec.Struct):
     append_time_us: int = -1  #: the time of the append
     checked: CheckedBatches | None = None  #: None: they are checked when they are appended
     begins_anywhere: bool = False
+    original_us: int | None = None  #: see ``Answer``
 
 
 class PartitionHost(Protocol):
@@ -433,6 +439,8 @@ class Partition:
             self._respond(ticket, ErrorCode.KAFKA_STORAGE_ERROR, detail=f"{self.tp}: {error}")
         else:
             pending.append_time_us = now_us
+            if known and len(known) == len(batches):
+                pending.original_us = log.original_append_us(batches[0][0].producer_id, start)
             pending.batches = ()
             self._events.append(LeaderAppended(ticket, start, end))
             return
@@ -450,7 +458,9 @@ class Partition:
     def _respond_to_produce(self, effect: RespondToProduce) -> None:
         pending = self._pending.pop(effect.ticket, None)
         if pending is not None:
-            pending.on_result(Answer(effect.code, effect.base_offset, pending.append_time_us, effect.detail))
+            pending.on_result(
+                Answer(effect.code, effect.base_offset, pending.append_time_us, effect.detail, pending.original_us)
+            )
 
     def _append_as_follower(self, effect: AppendAsFollower) -> None:
         assert self._incoming is not None
