@@ -4,8 +4,9 @@ A batch keeps its producer id, epoch and sequence, so the log recognises retries
 it appends, so it does not validate the batch again. Effective acks, the checks of access, quotas and the wait for the
 in-sync replicas are as for producers of sparklog.
 
-The decoding of a batch takes 2 to 5 ms per megabyte. A request with several partitions is handled in slices, and a
-batch that may exceed ``_LOOP_BYTES`` is decoded in a thread, so that the event loop also serves others.
+The decoding of a batch takes 2 to 5 ms per megabyte, and up to sixty with very many headers. A request with several
+partitions is handled in slices, and a batch of more than ``_LOOP_BYTES`` is decoded in a thread, so that the event loop
+also serves others.
 """
 
 from __future__ import annotations
@@ -56,7 +57,7 @@ _log = logging.getLogger(__name__)
 _ACKS = frozenset({0, 1, ACKS_ALL})
 _MAX_TIMEOUT_MS = 3_600_000
 #: The most uncompressed bytes of a batch that is decoded on the event loop.
-_LOOP_BYTES = 16 * 1024 * 1024
+_LOOP_BYTES = 1024 * 1024
 #: The same for JSON documents, which take up to a hundred times as long if they are read one by one.
 _JSON_LOOP_BYTES = 64 * 1024
 #: The first version of Produce whose clients may compress with zstd. Source: KIP-110.
@@ -293,9 +294,9 @@ class _OpenProduce:
         return view
 
     def _decode_and_append(self, part: _Part, partition: Partition, view: BatchView, rules: AppendRules) -> Steps:
-        most_bytes = _JSON_LOOP_BYTES if rules.kafka_json else _LOOP_BYTES
-        if rules.max_message_bytes <= most_bytes or (not view.codec and len(view.data) <= most_bytes):
-            batch = _stored(view, rules)
+        decoded = _decoded_on_loop(view, rules)
+        if decoded is not None:
+            batch = _encoded(decoded, view.codec, rules)
         else:
             work = asyncio.get_running_loop().run_in_executor(_thread, _stored, view, rules)
             yield work
@@ -461,15 +462,43 @@ def _resumed(work: asyncio.Future[Any] | None, steps: Steps) -> Steps:
     yield from steps
 
 
+def _decoded_on_loop(view: BatchView, rules: AppendRules) -> DecodedBatch | None:
+    """Decode a batch on the event loop, or return None if a thread must decode it.
+
+    The size of compressed records is not known, so the decompression stops at the limit of the event loop.
+
+    Raises:
+        BrokerError: the batch is invalid. If single records are invalid, InvalidRecords names them.
+    """
+    most_bytes = _JSON_LOOP_BYTES if rules.kafka_json else _LOOP_BYTES
+    if len(view.records) > most_bytes:
+        return None
+    limit = min(most_bytes, rules.max_message_bytes)
+    try:
+        return _decoded(view, rules, max_bytes=limit)
+    except InvalidRecords:
+        # The limit may be the cause, also of other errors than MESSAGE_TOO_LARGE: it bounds zstd's blocks and windows.
+        if not view.codec or limit == rules.max_message_bytes:
+            raise
+    return None
+
+
 def _stored(view: BatchView, rules: AppendRules) -> EncodedBatch:
     """Decode a batch, and encode it for the log. Any thread may call this.
 
     Raises:
         BrokerError: the batch is invalid. If single records are invalid, InvalidRecords names them.
     """
-    keyed = rules.compacted and not rules.kafka_json
-    decoded = decode_batch(view, max_bytes=rules.max_message_bytes, keyed=keyed)
-    compression = _STORED_AS[view.codec]
+    return _encoded(_decoded(view, rules, max_bytes=rules.max_message_bytes), view.codec, rules)
+
+
+def _decoded(view: BatchView, rules: AppendRules, *, max_bytes: int) -> DecodedBatch:
+    return decode_batch(view, max_bytes=max_bytes, keyed=rules.compacted and not rules.kafka_json)
+
+
+def _encoded(decoded: DecodedBatch, codec: int, rules: AppendRules) -> EncodedBatch:
+    """Encode a decoded batch for the log. Raise InvalidRecords if it does not fit the topic."""
+    compression = _STORED_AS[codec]
     timed = rules.event_time is not None
     if rules.kafka_json:
         rows = json_topic(rules, rules.schema).rows(decoded.rows, keyed=rules.compacted)

@@ -15,7 +15,7 @@ import pyarrow as pa
 from sparklog.errors import ErrorCode
 from sparklog.kafka.records.batch_view import BatchView, verify_crc
 from sparklog.kafka.records.compression import decompressed, refuse_large
-from sparklog.kafka.records.decode_few import Headers, decode_few
+from sparklog.kafka.records.decode_few import Headers, ManyHeaders, decode_few
 from sparklog.kafka.records.decode_many import decode_many
 from sparklog.kafka.records.invalid import MOST_RECORD_ERRORS, InvalidRecords, RecordError
 from sparklog.record.arrays import binary_of
@@ -28,7 +28,7 @@ from sparklog.record.small_batch_encoder import several_records_body, single_rec
 #: With more records than this, numpy and Arrow are faster than a loop: than the sources, or than their compiled form.
 #: ``bench/kafka_records.py`` measures both.
 FEW_RECORDS = 400 if hasattr(decode_few, "__code__") else 1500
-#: With more bytes than this, records have large values, or very many headers, of which each would be an object.
+#: With more bytes than this, records have large values.
 _FEW_BYTES = 1024 * 1024
 #: A record's timestamp of this value means that it has none.
 NO_TIME_MS = -1
@@ -166,7 +166,8 @@ def decode_batch(view: BatchView, *, max_bytes: int, keyed: bool = False) -> Dec
     Raises:
         InvalidRecords: CORRUPT_MESSAGE for a wrong CRC; UNSUPPORTED_COMPRESSION_TYPE for an unknown codec;
             MESSAGE_TOO_LARGE for more than ``max_bytes``; INVALID_TIMESTAMP for a time that does not fit into
-            microseconds, and for a batch that claims log append time; INVALID_RECORD for other faults.
+            microseconds, and for a batch that claims log append time; INVALID_RECORD for other faults, also for
+            too many headers.
     """
     _check_header(view)
     refuse_large(view.records, view.codec, max_bytes=max_bytes)
@@ -175,8 +176,13 @@ def decode_batch(view: BatchView, *, max_bytes: int, keyed: bool = False) -> Dec
     count = view.record_count
     if count * _LEAST_RECORD_BYTES > len(data):
         raise InvalidRecords(ErrorCode.INVALID_RECORD, f"{count} records declared in {len(data)} bytes of records")
-    decode = _decoded_few if count <= FEW_RECORDS and len(data) <= _FEW_BYTES else _decoded_many
-    return decode(view, bytes(data), keyed)
+    data = bytes(data)
+    if count <= FEW_RECORDS and len(data) <= _FEW_BYTES:
+        try:
+            return _decoded_few(view, data, keyed)
+        except ManyHeaders:
+            pass
+    return _decoded_many(view, data, keyed)
 
 
 def _check_header(view: BatchView) -> None:

@@ -30,8 +30,14 @@ _U64 = 0xFFFFFFFFFFFFFFFF
 
 #: The most headers of one record. Kafka has no limit, and two bytes can declare a header that takes a hundred here.
 MOST_HEADERS = 4096
+#: With more headers than this in a batch, ``decode_many`` is several times faster.
+_FEW_HEADERS = 8192
 #: The records that a search for an invalid one keeps in memory.
 _SEARCHED = 16
+
+
+class ManyHeaders(Exception):
+    """The error of ``decode_few`` for a batch that ``decode_many`` must decode, because of its many headers."""
 
 
 def decode_few(
@@ -43,8 +49,9 @@ def decode_few(
 
     Raises:
         InvalidRecords: INVALID_RECORD, with the first invalid record.
+        ManyHeaders: the records have more than ``_FEW_HEADERS`` headers.
     """
-    keys, values, headers, times, at = _decode(data, 0, 0, count, base_timestamp_ms)
+    keys, values, headers, times, at = _decode(data, 0, 0, count, base_timestamp_ms, most_headers=_FEW_HEADERS)
     _check_end(data, at, count)
     return keys, values, headers, times
 
@@ -56,7 +63,8 @@ def refuse_records(data: bytes, count: int) -> None:
     """
     at = 0
     for first in range(0, count, _SEARCHED):
-        at = _decode(data, at, first, min(_SEARCHED, count - first), 0)[4]
+        searched = min(_SEARCHED, count - first)
+        at = _decode(data, at, first, searched, 0, most_headers=searched * MOST_HEADERS)[4]
     _check_end(data, at, count)
 
 
@@ -68,16 +76,18 @@ def _check_end(data: bytes, at: int, count: int) -> None:
 
 
 def _decode(
-    data: bytes, at: int, first: int, count: int, base_timestamp_ms: int
+    data: bytes, at: int, first: int, count: int, base_timestamp_ms: int, *, most_headers: int
 ) -> tuple[list[bytes | None], list[bytes | None], list[Headers | None] | None, list[int], int]:
     """Decode ``count`` records from ``at`` on. Return their fields, and the position after them.
 
-    ``first`` is the number of the first record, for error messages.
+    ``first`` is the number of the first record, for error messages. The function raises ManyHeaders for more than
+    ``most_headers`` headers of these records.
     """
     keys: list[bytes | None] = []
     values: list[bytes | None] = []
     times: list[int] = []
     headers: list[Headers | None] | None = None
+    header_count = 0
     number = first
     try:
         for number in range(first, first + count):
@@ -153,7 +163,11 @@ def _decode(
             if data[at]:
                 if headers is None:
                     headers = [None] * count
-                headers[number - first], at = _headers(data, at, end, number)
+                found, at = _headers(data, at, end, number)
+                headers[number - first] = found
+                header_count += len(found)
+                if header_count > most_headers:
+                    raise ManyHeaders
             else:
                 at += 1
             if at != end:

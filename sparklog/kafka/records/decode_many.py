@@ -11,6 +11,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
+from sparklog.errors import ErrorCode
 from sparklog.kafka.records.decode_few import MOST_HEADERS, header_places, record_ends, refuse_records
 from sparklog.kafka.records.invalid import InvalidRecords
 from sparklog.record.arrays import array_of
@@ -24,6 +25,9 @@ _CHUNK = 256
 _SHORTEST_RUN = 16
 #: Headers are read one of each record at a time, while at least this number of records have one more.
 _FEWEST_AT_ONCE = 32
+#: The most headers of a batch: this number, and one more for each of these bytes of its records. Two bytes declare a
+#: header, which takes more than forty here. A batch with one header in each record never has too many.
+_LEAST_LIMIT, _BYTES_PER_HEADER = 16 * 1024, 8
 _U32 = 2**32 - 1
 _MOST_U32_BYTES, _MOST_U64_BYTES = 5, 10
 
@@ -48,7 +52,7 @@ def decode_many(data: bytes, count: int, header_type: pa.DataType) -> Columns:
     """Return the columns of the ``count`` records in ``data``.
 
     Raises:
-        InvalidRecords: INVALID_RECORD, with the first invalid record.
+        InvalidRecords: INVALID_RECORD, with the first invalid record; or for too many headers in the batch.
     """
     try:
         return _Decoder(data, count).columns(header_type)
@@ -100,6 +104,7 @@ class _Decoder:
         numbers = raw >> 1
         if np.any(raw & 1) or np.any(2 * numbers > self.ends - self.at) or np.any(numbers > MOST_HEADERS):
             raise _Fault
+        _check_total(int(numbers.sum()), len(self.data))
         if not np.any(numbers):
             self._check_end()
             return None
@@ -240,6 +245,16 @@ _EMPTY = pa.py_buffer(b"")
 
 
 # --- headers ---
+
+
+def _check_total(headers: int, size_bytes: int) -> None:
+    """Refuse a batch with too many headers in ``size_bytes`` of records."""
+    most = _LEAST_LIMIT + size_bytes // _BYTES_PER_HEADER
+    if headers > most:
+        raise InvalidRecords(
+            ErrorCode.INVALID_RECORD,
+            f"{headers} headers found in {size_bytes} bytes of records, at most {most} expected",
+        )
 
 
 class _Places:

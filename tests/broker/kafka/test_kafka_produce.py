@@ -24,6 +24,8 @@ from tests.kafka.records.reference import Record, write_batch, write_record
 
 TOPIC_ID = bytes(range(16))
 _GZIP = 1
+#: A thread decodes a batch with this value.
+LARGE = b"a" * (2 * produce._LOOP_BYTES)
 
 
 class Client(Connection):
@@ -94,11 +96,11 @@ def test_one_batch_does_not_wait_for_slices_of_others() -> None:
 
 
 @pytest.mark.parametrize("version", [12, 13])
-def test_the_rules_of_the_replica_decide_where_a_batch_is_decoded(version: int) -> None:
+def test_requests_wait_for_a_batch_that_a_thread_decodes(version: int) -> None:
     async def test() -> None:
         listener = Listener()
         listener.accept_large_batches()
-        responses = [listener.produce(b"a", compressed=True, version=version), listener.produce(b"b", version=version)]
+        responses = [listener.produce(LARGE, compressed=True, version=version), listener.produce(b"b", version=version)]
         assert not listener.stage.hosted.appended  # the second request waits for the first one
         assert [await code(response) for response in responses] == [0, 0]
         assert len(listener.stage.hosted.appended) == 2
@@ -110,7 +112,7 @@ def test_an_unexpected_error_fails_only_its_own_request(monkeypatch: pytest.Monk
     async def test() -> None:
         listener = Listener()
         listener.accept_large_batches()
-        first, second = listener.produce(b"a", compressed=True), listener.produce(b"b")
+        first, second = listener.produce(LARGE, compressed=True), listener.produce(b"b")
         steps = produce._OpenProduce._steps
 
         def fail(self: object) -> Any:

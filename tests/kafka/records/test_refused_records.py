@@ -158,3 +158,22 @@ def test_a_record_with_too_many_headers_is_refused() -> None:
     error = refusal(produced(RECORDS[:2]), body(offset=0) + bad)
     assert error.code is ErrorCode.INVALID_RECORD
     assert [record.batch_index for record in error.record_errors] == [1]
+
+
+def headed(records: int, headers: int, value: bytes = b"v") -> bytes:
+    """Return records with empty headers, of two bytes each."""
+    rest = sized(value) + zigzag(headers) + b"\0\1" * headers
+    return b"".join(body(offset=number, rest=rest) for number in range(records))
+
+
+def test_a_batch_with_too_many_headers_is_refused() -> None:
+    records = headed(40, 1000)
+    error = refusal(produced(RECORDS), records)
+    assert error.code is ErrorCode.INVALID_RECORD
+    assert f"40000 headers found in {len(records)} bytes" in error.detail and not error.record_errors
+
+
+def test_larger_records_may_have_more_headers() -> None:
+    (view,) = read_batches(memoryview(write_batch(produced(RECORDS), headed(40, 1000, b"v" * 5000))))
+    found = decode_batch(view, max_bytes=1 << 20).rows.column(2)
+    assert len(found) == 40 and {len(headers) for headers in found} == {1000}
