@@ -72,6 +72,7 @@ class Connection:
         self.held = False
         self.writable = True
         self.identity = None
+        self.token_id = ""
         self.peer = self.client_id = "test"
         self.within_host = False
 

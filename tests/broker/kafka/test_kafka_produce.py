@@ -31,7 +31,6 @@ LARGE = b"a" * (2 * produce._LOOP_BYTES)
 class Client(Connection):
     """A connection without a login."""
 
-    token_id = ""
     listener = DEFAULT_LISTENER
     principal = ANONYMOUS
 
