@@ -172,12 +172,14 @@ def test_a_job_on_this_machine_listens_on_loopback(clone: Path, installed: list[
     )
     job = str(clone / "words.py")
     done = submit(clone, "--master", "local[2]", job)
+    sockets = f"--conf spark.python.unix.domain.socket.dir=/tmp/sparklog-{os.geteuid()} "
     assert done.stdout == (
-        "--conf spark.driver.host=127.0.0.1 --conf spark.driver.bindAddress=127.0.0.1 --conf spark.authenticate=true"
-        " --conf spark.ui.killEnabled=false --master local\\[2\\] pyspark-shell 127.0.0.1\n"
+        f"{sockets}--conf spark.driver.host=127.0.0.1 --conf spark.driver.bindAddress=127.0.0.1"
+        " --conf spark.authenticate=true --conf spark.ui.killEnabled=false"
+        " --master local\\[2\\] pyspark-shell 127.0.0.1\n"
     ), done.stderr
     done = submit(clone, "--master=local", job, SPARK_LOCAL_IP="127.0.0.9")
-    assert done.stdout.startswith("--conf spark.driver.host=127.0.0.9 "), done.stderr
+    assert done.stdout.startswith(f"{sockets}--conf spark.driver.host=127.0.0.9 "), done.stderr
     done = submit(clone, "--master", "spark://local:7077", job)
     assert done.stdout == "--master spark://local:7077 pyspark-shell None\n", done.stderr
 
