@@ -142,6 +142,7 @@ def test_a_large_zstd_window_is_declared_as_a_small_one(window_log: int) -> None
         (ZSTD, b"\x50\x2a\x4d\x18\0\0\0\0"),
         (SNAPPY, struct.pack(">i", 1) + bytes(cramjam.snappy.compress_raw(b""))),
     ],
+    ids=["gzip", "lz4", "lz4 skippable", "zstd", "zstd skippable", "snappy"],
 )
 def test_empty_frames_above_the_limit_are_refused(codec: int, frame: bytes) -> None:
     header = XERIAL_HEADER if codec == SNAPPY else b""
