@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import os
+import signal
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager, suppress
+from pathlib import Path
 from typing import Any
 
 from sparklog.errors import ClusterError
@@ -42,6 +45,17 @@ async def until(condition: Callable[[], bool], what: str, *, timeout_s: float = 
     while not condition():
         assert asyncio.get_running_loop().time() < deadline, f"not within {timeout_s} s: {what}"
         await asyncio.sleep(0.01)
+
+
+async def pause(pid: int) -> None:
+    """Pause a process. The system stops its threads after ``kill`` returns; a running thread may still reply."""
+    os.kill(pid, signal.SIGSTOP)
+
+    def stopped() -> bool:
+        threads = Path(f"/proc/{pid}/task").glob("*/stat")
+        return {path.read_text().rpartition(")")[2].split()[0] for path in threads} == {"T"}
+
+    await until(stopped, f"process {pid} to stop")
 
 
 async def expire(session: ZkSession) -> None:

@@ -18,7 +18,7 @@ from sparklog.errors import ClusterError
 from sparklog.zk.errors import ZkBadVersion, ZkError, ZkMultiFailed, ZkNodeExists, ZkNoNode, ZkUnreachable
 from sparklog.zk.session import WINDOW, Check, Create, Delete, Node, SessionState, SetData, ZkSession
 
-from .support import expire, opened, until
+from .support import expire, opened, pause, until
 
 
 def test_pipelined_requests_above_the_window_keep_their_order(connect: str) -> None:
@@ -152,7 +152,7 @@ def test_a_paused_zookeeper_fails_requests_but_keeps_the_session(tmp_path: Path)
         try:
             await session.create("/mine", b"", ephemeral=True)
             generation = session.generation
-            os.kill(server.pid, signal.SIGSTOP)
+            await pause(server.pid)
             pending = [session.set("/mine", b"x") for _ in range(3 * WINDOW)]
             results = await asyncio.gather(*pending, return_exceptions=True)
             assert all(isinstance(result, ZkUnreachable) for result in results)
