@@ -14,6 +14,7 @@ from types import TracebackType
 from typing import Any, NamedTuple
 
 import pyspark
+from py4j import java_gateway, protocol
 from py4j.java_gateway import CallbackServerParameters, GatewayParameters, JavaGateway, launch_gateway
 from py4j.protocol import Py4JJavaError
 
@@ -67,6 +68,9 @@ class KafkaTools:
     """A JVM that runs the tools of the folder ``jars``, one command at a time. Owner: one test thread."""
 
     def __init__(self, jars: Path) -> None:
+        # pyspark replaces Py4J's conversion of results in this process, by one that needs Spark's JVM.
+        self._conversion = java_gateway.get_return_value
+        java_gateway.get_return_value = protocol.get_return_value
         (py4j_jar,) = Path(pyspark.__file__).parent.glob("jars/py4j-*.jar")
         port, token, process = launch_gateway(
             classpath=str(jars / "*"),
@@ -104,6 +108,7 @@ class KafkaTools:
 
     def close(self) -> None:
         """End the JVM."""
+        java_gateway.get_return_value = self._conversion
         self._gateway.shutdown()
         assert self._process.stdin is not None
         self._process.stdin.close()

@@ -160,11 +160,23 @@ def _request(enrolment: Enrolment, host: str) -> str:
 def _are_several_hosts(executors: Collection[str]) -> bool:
     """Return whether the executors may run on several hosts.
 
-    They run on the driver's host alone if all their names have only loopback addresses.
+    They run on the driver's host alone if all addresses of their names belong to this host.
     """
     return len(set(executors)) > 1 and not all(
-        (found := _addresses(name)) and all(map(_is_loopback, found)) for name in executors
+        (found := _addresses(name)) and all(map(_is_own, found)) for name in executors
     )
+
+
+def _is_own(address: str) -> bool:
+    """Return whether this host has this address: it is a loopback address, or a socket can be bound to it."""
+    if _is_loopback(address):
+        return True
+    try:
+        with socket.socket(socket.AF_INET6 if ":" in address else socket.AF_INET, socket.SOCK_DGRAM) as probe:
+            probe.bind((address, 0))
+    except OSError:
+        return False
+    return True
 
 
 def _is_one_of(host: str, known: Sequence[str], *, by_loopback: bool) -> bool:

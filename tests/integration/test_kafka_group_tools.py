@@ -81,7 +81,7 @@ def test_java_consumers_lose_nothing_when_the_coordinator_is_killed(
     check_the_coordinator_is_killed(cluster, topic, new_reader)
 
 
-@pytest.mark.parametrize("kind", ["range", "cooperative"])
+@pytest.mark.parametrize("kind", ["range", pytest.param("cooperative", marks=pytest.mark.long)])
 def test_a_static_java_consumer_restarts_without_a_rebalance(
     cluster: ProcessCluster,
     topic: str,

@@ -209,7 +209,7 @@ def read_slowly(spark: SparkSession, login: dict[str, str], topic: str) -> tuple
 def test_a_task_that_takes_three_lifetimes_of_its_token_reads_all(
     plain_spark: SparkSession, admin: Admin, login: dict[str, str], filled: str
 ) -> None:
-    admin.alter_quotas({CONSUMER_BYTE_RATE: 150_000}, user="anna")
+    admin.alter_quotas({CONSUMER_BYTE_RATE: 110_000}, user="anna")
     try:
         count, lifetimes = read_slowly(plain_spark, login, filled)
     finally:
