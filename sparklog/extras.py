@@ -1,4 +1,4 @@
-"""The checks whether optional packages are installed, and the errors if they are not.
+"""Checks that optional packages are installed, and the errors that are raised if they are not.
 
 ``pip install sparklog`` installs what clients and the command line need; ``pip install sparklog[spark]`` adds Spark.
 This module does not import Spark.

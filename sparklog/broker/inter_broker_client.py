@@ -45,7 +45,7 @@ class InterBrokerClient:
     async def ask(self, broker_id: int, message: Request, *, timeout_s: float, still: Callable[[], bool]) -> Reply:
         """Send a request to a broker and return its reply.
 
-        ``still`` returns whether this broker must still be asked. It is called after each change of the metadata. If it
+        ``still`` returns whether the request is still needed. It is called after each change of the metadata. If it
         returns false, the request ends with an error.
 
         Raises:

@@ -32,7 +32,7 @@ OFFSETS = INTERNAL_PREFIX + "consumer_offsets"
 #: The internal topic for each ``FindCoordinator.kind``.
 TOPIC_OF_KIND = {"transaction": TRANSACTIONS, "group": OFFSETS}
 
-#: The longest wait for the topic and its leaders. After that the client asks again.
+#: The maximum wait for the topic and its leaders. After that the client asks again.
 _WAIT_MS = 5000
 #: Compaction suits groups: the last record of a key has all of the key's state, and a tombstone removes it. It does not
 #: suit transactions: the end of a transactional id also ends its participants, but compaction would keep their records.

@@ -7,14 +7,17 @@ from sparklog.model import TopicPartition
 
 
 class ClientTimeout(SparklogError, TimeoutError):
-    """The error of a call that did not succeed in its time. The message has the last error.
+    """The error that is raised when a call does not succeed within its timeout. The message has the last error.
 
-    The request may still take effect: a write that timed out may be in the log, or not.
+    The request may still take effect. For example, a write that timed out may be in the log.
     """
 
 
 class ClientForked(SparklogError):
-    """The error when a forked child uses a client of its parent process. Each process must create its own clients."""
+    """The error that is raised when a forked child uses a client of its parent process.
+
+    Each process must create its own clients.
+    """
 
     def __init__(self, kind: str) -> None:
         self.kind = kind
@@ -28,7 +31,10 @@ class ClientForked(SparklogError):
 
 
 class BufferFull(ClientTimeout):
-    """The error when a producer's buffer stays full too long: the brokers accept less than the program writes."""
+    """The error that is raised when a producer's buffer stays full too long.
+
+    It means that the brokers accept less data than the program writes.
+    """
 
 
 class ProducerClosed(SparklogError):
@@ -49,12 +55,12 @@ def closed_for(reason: BaseException) -> ProducerClosed:
 
 
 class LogTruncated(BrokerError):
-    """The error that an unclean election has lost records that this reader has read.
+    """The error that is raised when an unclean election has lost records that this reader has read.
 
     The code is OFFSET_OUT_OF_RANGE. Source: KIP-320.
 
-    The elected replica did not have these records, and their offsets may have other records now. The log differs from
-    the records that were read from ``offset`` on, and possibly from an earlier offset on. The reader can continue at
+    The elected replica did not have these records, and their offsets may have other records now. From ``offset`` on,
+    the log differs from the records that were read. It may differ from an earlier offset on. The reader can continue at
     ``offset``.
     """
 

@@ -118,8 +118,8 @@ def issue(directory: Path, subject: Subject, *, into: Path | None = None, days: 
 def request(directory: Path, subject: Subject) -> str:
     """Return a signing request (PEM) for ``subject``. Its key is in ``directory``, in a file of mode 0600.
 
-    The first call makes the key. ``accept`` takes the key into use when it has the certificate. The role and the
-    cluster are not part of the request: the signer decides them.
+    The first call makes the key. ``accept`` puts the key into use when it has the certificate. The role and the cluster
+    are not part of the request: the signer decides them.
 
     Raises:
         ConfigError: a part of the subject is not allowed, or the file of the key is damaged.
@@ -138,7 +138,7 @@ def requested_hosts(text: str) -> tuple[str, ...]:
     """Return the hosts for which the signing request ``text`` (PEM) asks.
 
     Raises:
-        ConfigError: it is not a request of ``request``, or its sender does not have the key.
+        ConfigError: ``text`` is not a request that ``request`` has made, or its sender does not have the key.
     """
     return _hosts_of(_parse_request(text))
 
@@ -161,7 +161,9 @@ def sign(directory: Path, text: str, subject: Subject, *, days: int = 365) -> st
 
 
 def accept(directory: Path, name: str, certificate: str) -> bool:
-    """Take ``certificate`` (PEM) and the key of the last ``request`` into use. Return False if it is for another key.
+    """Put ``certificate`` (PEM) and the key of the last ``request`` into use.
+
+    Return False if the certificate is for another key.
 
     Raises:
         ConfigError: the certificate or the file of the key is damaged.
@@ -187,7 +189,7 @@ def ca_certificate(directory: Path) -> str:
 
 
 def trust(directory: Path, text: str) -> None:
-    """Make ``text`` (PEM) the certificate of the CA in ``directory``, which needs no key of the CA."""
+    """Store ``text`` (PEM) as the certificate of the CA in ``directory``. This does not need the CA's key."""
     path = files_of(directory, "ca").certificate
     if not path.exists() or path.read_text("ascii", errors="replace") != text:
         _replace(path, text.encode(), 0o644)

@@ -5,8 +5,8 @@ takes the server over. A restarted server keeps the port of its first start. A f
 start time, boot), and ZooKeeper's ``srvr`` command checks it. A lock protects the start, so two drivers never start two
 servers in one directory. An ensemble is not supported: set ``zookeeper.connect`` to use an existing one.
 
-With TLS the server has no other port than the one with TLS, and accepts only clients with a certificate that a trusted
-authority has signed. The server's files are PEM files: those that ``zoo.cfg`` names, or else those of the clients.
+With TLS the server has no port without TLS, and accepts only clients with a certificate that a trusted authority has
+signed. The server's files are PEM files: those that ``zoo.cfg`` names, or else those of the clients.
 """
 
 from __future__ import annotations
@@ -91,7 +91,7 @@ class _Note(msgspec.Struct, frozen=True):
     host: str
     port: int
     process: ProcessIdentity | None = None
-    #: Whether the port is one with TLS.
+    #: Whether the port uses TLS.
     tls: bool = False
 
 

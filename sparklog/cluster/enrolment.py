@@ -1,14 +1,14 @@
 """The certificates of hosts with ``--secure`` on several hosts: each host makes its own key, and the driver signs.
 
-Spark carries both directions, over a channel that it authenticates and encrypts:
+Spark carries the messages in both directions, over a channel that it authenticates and encrypts:
 
 1. A barrier task that finds no current certificate on its host makes a key there, and ends with a signing request. All
    tasks of the generation end with it. Running brokers keep running.
 2. The driver checks that the requested names are those of the executors' hosts, and signs.
 3. The tasks of the next generation receive the certificates with their closure, and write them beside the keys.
 
-A private key never leaves its host. ``spark_access`` checks the channel before the first generation. Nothing of this
-needs ZooKeeper, because a task needs its certificate before it may open a session to ZooKeeper.
+A private key never leaves its host. ``spark_access`` checks the channel before the first generation. None of this needs
+ZooKeeper, because a task needs its certificate before it may open a session to ZooKeeper.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ class _Ending(msgspec.Struct, frozen=True):
 
 
 def enrol(enrolment: Enrolment, host: str) -> str:
-    """Install the certificate that the driver has signed for this host. Run in a task, on the host.
+    """Install the certificate that the driver has signed for this host. Call this in a task, on the host.
 
     Return an empty string if the host has a current certificate, and otherwise the ending of the task, which has a
     signing request or the reason why there is none.

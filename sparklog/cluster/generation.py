@@ -61,8 +61,7 @@ class GenerationSpec(msgspec.Struct, frozen=True, kw_only=True):
     generation: int
     #: The number of brokers that the whole cluster should have.
     brokers: int
-    #: The maximum number of log directories per task above which no new one is created. Existing ones are always
-    #: supervised.
+    #: The number of log directories per task up to which new ones are created. Existing ones are always supervised.
     brokers_per_task: int
     #: The log directories on every host, one broker per directory. If empty, they are ``slot-0``, ``slot-1``, ... in
     #: ``data_dir``.

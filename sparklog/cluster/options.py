@@ -164,7 +164,7 @@ def check_network(options: ClusterOptions, master: str) -> None:
     """Check that the cluster would not listen on the network without TLS and authentication.
 
     Raises:
-        ConfigError: it would. The message names the setting to change.
+        ConfigError: the cluster would do so. The message names the setting to change.
     """
     config = broker_config(with_kafka(options, master))
     has_open_zookeeper = options.zookeeper and not config.zookeeper_ssl and not config.network_trusted

@@ -1,7 +1,7 @@
-"""The reads and watches that tell a term's core the cluster's state at the start, and then each change.
+"""The reads and watches by which the ``Controller`` of a term learns the cluster's state, and then each change.
 
 After a change of a node's children, and after every reconnection, the term reads all children again and passes their
-complete current values to the core.
+complete current values to the ``Controller``.
 """
 
 from __future__ import annotations

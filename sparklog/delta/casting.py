@@ -59,7 +59,7 @@ _PLACE = (PARTITION, OFFSET, TIMESTAMP)
 _CORRUPT = "_sparklog_corrupt"
 _PARSED = "_sparklog_parsed"
 _DAY_US = 86_400_000_000
-#: The years 1 to 9999, which every reader of a table supports, as [first, end) in us since 1970.
+#: The years 1 to 9999, which every reader of a table supports, as [first, end) in microseconds since 1970.
 _TIMES = (-62_135_596_800_000_000, 253_402_300_800_000_000)
 #: The maximum length of a value in a reason.
 _SHOWN = 100

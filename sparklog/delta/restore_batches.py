@@ -32,7 +32,7 @@ _LONGEST_GAP = MAX_SPAN // 2
 class RestoredRows(NamedTuple):
     """Archived rows of one partition, in ascending order of offsets.
 
-    ``records`` has the topic's columns. ``times`` are the timestamps in us.
+    ``records`` has the topic's columns. ``times`` are the timestamps in microseconds.
     """
 
     records: pa.RecordBatch
@@ -138,7 +138,7 @@ def time_cuts(rows: RestoredRows, event_time: str | None) -> list[int]:
 
 
 def _times(rows: RestoredRows, event_time: str | None) -> tuple[int, int]:
-    """Return the minimum and maximum time for the batch header, in us."""
+    """Return the minimum and maximum time for the batch header, in microseconds."""
     lacking = _lacking(rows, event_time)
     found = event_time_range(rows.records, event_time)
     if not lacking.any():

@@ -134,7 +134,7 @@ def _kept(
 
 
 def _numbers(batch: pa.RecordBatch, name: str) -> npt.NDArray[np.int64]:
-    """Return the values of an integer column, or of a time column in us."""
+    """Return the values of an integer column, or of a time column in microseconds."""
     column = batch.column(name)
     if pa.types.is_timestamp(column.type):
         column = column.cast(_UTC_US)

@@ -3,7 +3,7 @@
 The end answers ApiVersions, SaslHandshake and SaslAuthenticate itself, and passes all other requests to its owner. The
 owner sends the responses in the order of the requests. On a listener that requires a login, the end accepts only these
 three requests before the login. If a client sends anything else, the owner must close the connection without a
-response, as Kafka does it.
+response, as Kafka does.
 
 SaslHandshake 0, after which a client sends messages of the login without Kafka's headers, is not supported.
 """
@@ -74,7 +74,8 @@ class KafkaServerEnd:
         self._api_versions = api_versions
         self._served = served
         self.login = login
-        #: Kafka clients prove no identity of a broker, and continue no session of another connection.
+        #: None, because Kafka clients do not prove a broker's identity, and do not continue the session of another
+        #: connection.
         self.identity: Identity | None = None
         self.session: object = None
         self.may_prove = False
@@ -82,7 +83,7 @@ class KafkaServerEnd:
         #: Whether requests are served: a first valid request has arrived and, if the listener requires one, the login
         #: is complete.
         self.admitted = False
-        #: The client id in the last request; empty without one.
+        #: The client id in the last request; empty if the request has none.
         self.client_id = ""
         #: The name and version of the client's library; empty if it has not named them.
         self.software = ""

@@ -32,7 +32,7 @@ class KafkaFrameDecoder:
         self._large: memoryview | None = None
         self._filled = 0
         #: The error after the last returned frame: the next bytes are no frame, and the connection must be closed. A
-        #: client of another protocol is found in this way, because its first bytes are a senseless length.
+        #: client of another protocol is found in this way, because its first bytes are not a plausible length.
         self.error: ProtocolError | None = None
 
     def get_buffer(self) -> memoryview:

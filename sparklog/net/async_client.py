@@ -40,7 +40,7 @@ from sparklog.protocol.received import ReceivedReply
 from sparklog.security.listeners import SecurityProtocol
 
 _PLAINTEXT = ClientSecurity()
-#: The longest wait for the end of TLS, and the iterations of the loop that an abort takes.
+#: The maximum wait for the end of TLS, and the iterations of the loop that an abort takes.
 _SHUTDOWN_S = 0.5
 _TURNS_TO_ABORT = 3
 ReplyAndBody = tuple[Reply, memoryview]

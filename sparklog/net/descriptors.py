@@ -25,7 +25,7 @@ _log = logging.getLogger(__name__)
 
 #: The longest path of a Unix socket in bytes, without the terminating zero byte. Source: unix(7), sun_path.
 _MAX_PATH_BYTES = 107
-#: The most bytes in a packet. The kernel's buffer for a packet is a little over 200 kB.
+#: The maximum number of bytes in a packet. The kernel's buffer for a packet is a little over 200 kB.
 MAX_PACKET_BYTES = 96 * 1024
 _MAX_DESCRIPTORS = 8
 _MAX_CONNECTIONS = 256

@@ -10,7 +10,7 @@ import time
 
 _log = logging.getLogger(__name__)
 
-#: The shortest time between two lines.
+#: The minimum time between two lines.
 _INTERVAL_S = 1.0
 
 

@@ -41,7 +41,7 @@ from sparklog.security.principals import ANONYMOUS
 
 _log = logging.getLogger(__name__)
 
-#: The longest time from a close to the end of a TLS connection.
+#: The maximum time from a close to the end of a TLS connection.
 _TLS_CLOSE_S = 5.0
 #: The slots that Unix sockets leave free for TCP connections. A client that continues on the Unix socket uses two slots
 #: until it closes the TCP connection.

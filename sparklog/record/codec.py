@@ -184,7 +184,7 @@ def read_record_batch(buffer: pa.Buffer, schema: pa.Schema) -> pa.RecordBatch:
 
 
 def event_time_range(batch: pa.RecordBatch, event_time: str | None) -> tuple[int, int]:
-    """Return the smallest and greatest event time in us since the epoch, as a header stores them.
+    """Return the smallest and greatest event time in microseconds since the epoch, as a header stores them.
 
     Return NO_TIMESTAMP twice if ``event_time`` is None, or if the column has only nulls.
 

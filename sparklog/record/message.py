@@ -119,7 +119,7 @@ def read_custom_metadata(source: ReadOnly) -> dict[bytes, bytes]:
     """Return the keys and values of a RecordBatch message's custom metadata.
 
     Raises:
-        BrokerError: CORRUPT_MESSAGE if ``source`` is not a RecordBatch message, or its metadata are damaged.
+        BrokerError: CORRUPT_MESSAGE if ``source`` is not a RecordBatch message, or its metadata is damaged.
     """
     message = _message_of(source[PREFIX_BYTES : read_metadata_length(source)], RECORD_BATCH)
     return {pair.text(_KEY): pair.text(_VALUE) for pair in message.tables(_CUSTOM_METADATA)}

@@ -144,7 +144,7 @@ def project_batch(
     ``header.stored_bytes`` bytes.
 
     ``kept`` are the running CRCs that an earlier projection of this batch returned, with a plan of the same schema.
-    With them, this reads no columns and verifies only the message's metadata. If the metadata have changed, it verifies
+    With them, this reads no columns and verifies only the message's metadata. If the metadata has changed, it verifies
     the whole batch.
 
     Raises:

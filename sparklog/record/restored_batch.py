@@ -31,7 +31,7 @@ def place_batch(
     """Return a batch with ``records`` (at least one) at ``offsets``. It covers the offsets ``[begin, end)``.
 
     The ``offsets`` ascend and are inside this range. ``times`` are the smallest and the greatest time of the records,
-    in us. A record without an event time has the greatest time.
+    in microseconds. A record without an event time has the greatest time.
 
     Raises:
         BrokerError: the same errors as ``encode_batch``.

@@ -1,7 +1,7 @@
 """The full validation of a small batch of the default schema, without Arrow.
 
 For a batch of one record, creating and validating Arrow's objects takes a leader longer than everything else. This
-module accepts only batches whose metadata are the same, byte for byte, as those of ``small_batch_encoder``. Then the
+module accepts only batches whose metadata is the same, byte for byte, as that of ``small_batch_encoder``. Then the
 positions of all offsets, bits and times are known, and only a few numbers must be checked. Arrow validates all other
 batches. A test compares both validations, with batches that are damaged at each position.
 """

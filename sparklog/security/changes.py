@@ -49,7 +49,7 @@ from sparklog.protocol.messages import (
 from sparklog.security.acl_entries import binding_of
 from sparklog.security.quotas import QuotaEntity
 
-#: The most partitions or names that a description lists.
+#: The maximum number of partitions or names that a description lists.
 _LISTED = 10
 
 

@@ -87,7 +87,7 @@ class TokenCache:
             return False
 
     def set_checked(self, *, accepted: bool) -> None:
-        """Note that a broker has accepted the token, or that it must be checked before its next use."""
+        """Record that a broker has accepted the token, or that it must be checked before its next use."""
         with suppress(OSError, ClusterError):
             os.utime(self._path(), None if accepted else (0, 0))
 

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 _LOG = logging.getLogger(__name__)
 
-#: The longest time of one attempt to renew a token.
+#: The maximum time of one attempt to renew a token.
 _ATTEMPT_S = 10.0
 #: The parts of the remaining time after which a token is renewed again. Tasks differ, so that they do not all try at
 #: the same moment.
@@ -56,7 +56,7 @@ class TokenRenewal:
 
 @dataclass(frozen=True, slots=True)
 class LoginOfTasks:
-    """The settings with which tasks log in, and when they renew the token in them; None if they need not renew it."""
+    """The settings with which tasks log in, and the time from which they renew the settings' token (None: never)."""
 
     security: ClientSecurity | None
     renewal: TokenRenewal | None = None

@@ -159,7 +159,7 @@ class SourceTopic:
     def batches_at(self, times: Mapping[TopicPartition, int], isolation: int) -> dict[TopicPartition, int | None]:
         """Return, for each partition, an offset at or shortly before the first record at or after the partition's time.
 
-        ``times`` are in us. The offset is None if all records are older.
+        ``times`` are in microseconds. The offset is None if all records are older.
         """
         found = listed_offsets(self.link, dict(times), isolation=isolation)
         return {tp: None if answer.offset < 0 else answer.offset for tp, answer in found.items()}
@@ -174,7 +174,7 @@ class SourceTopic:
     ) -> dict[TopicPartition, int | None]:
         """Return, for each partition, the offset of the first record at or after the partition's time, or None.
 
-        ``times`` are in us. Brokers find only the batch that contains the record, so this reads one batch per
+        ``times`` are in microseconds. Brokers find only the batch that contains the record, so this reads one batch per
         partition.
         """
         found = self.batches_at(times, isolation)

@@ -26,7 +26,7 @@ from typing import Any, Protocol
 
 Buffer = bytes | bytearray | memoryview
 
-#: The most buffers of one writev. Source: Linux IOV_MAX.
+#: The maximum number of buffers of one writev. Source: Linux IOV_MAX.
 _MAX_BUFFERS = 1024
 
 #: The bytes of one request to read ahead. The kernel limits each request to the disk's read-ahead setting, which is

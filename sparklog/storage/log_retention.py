@@ -78,8 +78,8 @@ class LogRetention:
     def due_us(self) -> int | None:
         """Return the next time at which ``roll_due`` may return True or ``apply`` may delete a segment.
 
-        The time is in us since the epoch. None means never. Before this time the log need not be checked, unless
-        records are appended, a segment is sealed or the settings change.
+        The time is in microseconds since the epoch. None means never. Before this time the log need not be checked,
+        unless records are appended, a segment is sealed or the settings change.
         """
         chain, config = self._files.chain, self._files.config
         due_us = self._roll_due_us()

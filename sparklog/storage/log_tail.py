@@ -99,7 +99,9 @@ class LogTail:
         return self._append(runs, now_us)
 
     def append_as_follower(self, headers: bytes | memoryview, bodies: memoryview) -> tuple[int, int] | None:
-        """Append a leader's batches unchanged. Return the number of records and the last batch's append time, in us.
+        """Append a leader's batches unchanged.
+
+        Return the number of records and the last batch's append time, in microseconds.
 
         Return None if there are no batches.
 

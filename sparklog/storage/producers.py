@@ -64,9 +64,10 @@ class ProducerEntry(NamedTuple):
 class ProducerSnapshot(msgspec.Struct, frozen=True):
     """The content of a snapshot file: the producers and transactions of a log when it ended at ``end_offset``.
 
-    An entry has the producer id, the epoch, the time of the last append in us, and the batches with the fields of
-    ``AppendedBatch``. An ``open`` transaction has the producer id, the epoch and the first offset. ``aborted`` and
-    ``recent`` have the fields of ``EndedTransaction``, see ``TransactionState``. Version 2 added the transactions.
+    An entry has the producer id, the epoch, the time of the last append in microseconds, and the batches with the
+    fields of ``AppendedBatch``. An ``open`` transaction has the producer id, the epoch and the first offset.
+    ``aborted`` and ``recent`` have the fields of ``EndedTransaction``, see ``TransactionState``. Version 2 added the
+    transactions.
     """
 
     end_offset: int

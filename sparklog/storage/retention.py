@@ -10,7 +10,7 @@ class SealedSegment(NamedTuple):
     """The properties of a sealed segment on which retention depends."""
 
     size_bytes: int
-    #: The greatest timestamp of a record, in us.
+    #: The greatest timestamp of a record, in microseconds.
     max_timestamp_us: int
     end_offset: int = 0
 
@@ -52,7 +52,8 @@ def deletable(
 def due_us(oldest: SealedSegment, *, log_size_bytes: int, retention_ms: int, retention_bytes: int) -> int | None:
     """Return the next time at which ``deletable`` will return a segment if the log does not change. None means never.
 
-    ``oldest`` is the first sealed segment. The time is in us since the epoch, or 0 if a segment is deletable now.
+    ``oldest`` is the first sealed segment. The time is in microseconds since the epoch, or 0 if a segment is deletable
+    now.
     """
     if 0 <= retention_bytes <= log_size_bytes - oldest.size_bytes:
         return 0

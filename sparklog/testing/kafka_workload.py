@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 _AT_ONCE = 500
 #: The setting that keeps librdkafka from logging the faults of a run.
 _SILENT = {"log_level": 0}
-#: The longest time after which librdkafka connects to a broker again.
+#: The maximum time after which librdkafka connects to a broker again.
 _RECONNECT_MS = 1_000
 
 

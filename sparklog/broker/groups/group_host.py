@@ -29,7 +29,7 @@ _log = logging.getLogger(__name__)
 #: large clusters, so that applying the changes takes at most 1/50 of the broker's time.
 _TOGETHER_S = 0.1
 _SMALL_PART = 50
-#: The longest pause between two attempts while ZooKeeper does not respond.
+#: The maximum pause between two attempts while ZooKeeper does not respond.
 _LONGEST_PAUSE_S = 10.0
 
 

@@ -1,10 +1,10 @@
 """The committed offsets of consumer groups, for which retention waits (``retention.wait.for.groups``).
 
-A leader asks each group's coordinator before it deletes records. Records that a group has not committed past stay, but
+A leader asks each group's coordinator before it deletes records. Records above a group's committed offset stay, but
 only until they are older than ``retention.hard.ms``. While the coordinator does not respond, all records stay until
 that age: an earlier response does not count, because the group may have been reset to lower offsets since. A group
-without a committed offset in a partition counts as at offset 0. If an offset has grown since the response, retention
-keeps more records than necessary, never fewer.
+without a committed offset in a partition counts as being at offset 0. If an offset has grown since the response,
+retention keeps more records than necessary, never fewer.
 """
 
 from __future__ import annotations
@@ -78,7 +78,7 @@ class RetentionHolds:
 def read_to(tp: TopicPartition, topic_id: str, groups: Iterable[str], known: Mapping[str, Committed]) -> int:
     """Return the lowest committed offset of these groups in a partition.
 
-    A group without a known offset counts as at offset 0.
+    A group without a known offset counts as being at offset 0.
     """
     ends = []
     for group in groups:

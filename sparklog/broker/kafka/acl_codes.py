@@ -10,7 +10,7 @@ from sparklog.security.acls import Operation, PatternType, Permission, ResourceT
 ANY = 1
 #: The pattern type of filters that selects all patterns which match a resource.
 MATCH = 2
-#: The value of a response's authorized operations if the client has not asked for them.
+#: The value of a response's authorized operations if the client has not requested them.
 OPERATIONS_NOT_ASKED = -(2**31)
 
 RESOURCE_TYPES: dict[int, ResourceType] = {

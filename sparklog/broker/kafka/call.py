@@ -10,8 +10,8 @@ If a handler raises BrokerError, the client gets a response with only this error
 that the response has a top-level error code. Otherwise the handler itself adds the error to each topic or partition of
 its response. A handler returns None for a request without a response (Produce with acks=0).
 
-The requests of one connection are handled one after the other, as Kafka does it, and only Produce requests that follow
-each other are in progress at the same time. Responses have the order of the requests.
+The requests of one connection are handled one after the other, as in Kafka, and only Produce requests that follow each
+other are in progress at the same time. Responses have the order of the requests.
 """
 
 from __future__ import annotations

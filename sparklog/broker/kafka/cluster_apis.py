@@ -48,7 +48,7 @@ from sparklog.security.acls import CLUSTER_NAME, ResourceType
 _COORDINATORS = {0: ("group", ""), 1: ("transaction", "id:")}
 #: The number of topics and partitions that are converted in one iteration of the event loop, in about 10 ms.
 _AT_ONCE = 5000
-#: The longest wait for the leaders of a topic that Metadata creates.
+#: The maximum wait for the leaders of a topic that Metadata creates.
 _CREATE_MS = 5000
 #: The error code of a request for the endpoints of controllers, which are no brokers in sparklog.
 _UNSUPPORTED_ENDPOINT_TYPE = 115

@@ -1,6 +1,6 @@
 """The dispatch of Kafka requests to their handlers, and the order of the responses.
 
-The requests of one connection are handled one after the other, as Kafka does it. Only Produce requests that follow each
+The requests of one connection are handled one after the other, as in Kafka. Only Produce requests that follow each
 other are in progress at the same time, because each of them waits for the followers. Responses have the order of the
 requests. A request that waits for its turn counts in the limits of the connection (``net.server_connection``), as every
 request without a response.
@@ -34,7 +34,7 @@ _log = logging.getLogger(__name__)
 
 #: The time after which further requests of the connection start in the next iteration of the event loop.
 _TURN_S = 0.03
-#: The most entries of a response that is encoded on the event loop, which takes about 20 ms.
+#: The maximum number of entries of a response that is encoded on the event loop, which takes about 20 ms.
 _MOST_ENTRIES = 10_000
 
 

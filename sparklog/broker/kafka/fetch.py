@@ -51,9 +51,9 @@ from sparklog.security.acls import Operation
 _log = logging.getLogger(__name__)
 
 _NO_SESSION, _SESSIONLESS, _FULL = 0, -1, 0
-#: The most bytes of batches that are encoded without a pause for other work.
+#: The maximum number of bytes of batches that are encoded without a pause for other work.
 _AT_ONCE_BYTES = 256 * 1024
-#: The most partitions of a response that is encoded on the event loop.
+#: The maximum number of partitions of a response that is encoded on the event loop.
 _MOST_ENTRIES = 2000
 #: The limit of the decoded batches that are kept because only a part of them was sent.
 _DECODED_BYTES = 32 * 1024 * 1024

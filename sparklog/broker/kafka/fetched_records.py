@@ -35,7 +35,7 @@ from sparklog.record.schema import DEFAULT_SCHEMA
 
 _CONTROL, _TRANSACTIONAL, _ARRAY = int(Flag.CONTROL), int(Flag.TRANSACTIONAL), int(Flag.OFFSET_ARRAY)
 _SEQUENCES = 2**31
-#: The most bytes of one record batch in a response, so that the encoding of one takes a few milliseconds.
+#: The maximum number of bytes of one record batch in a response, so that the encoding of one takes a few milliseconds.
 _PIECE_BYTES = 1024 * 1024
 #: Batches with at most this number of records and bytes are encoded together.
 _SMALL_RECORDS, _SMALL_BYTES = 50, 16 * 1024

@@ -40,9 +40,10 @@ from sparklog.security.acls import Operation
 
 #: The special timestamps of requests. Sources: KIP-734, KIP-405, KIP-1005.
 LATEST, EARLIEST, GREATEST_TIME, EARLIEST_LOCAL, LATEST_TIERED = -1, -2, -3, -4, -5
-#: The most milliseconds that fit into 64 bits of microseconds.
+#: The maximum number of milliseconds that fit into 64 bits of microseconds.
 _MOST_MS = (2**63 - 1) // 1000
-#: The most batches that one search decodes. It needs a further batch only if no record has the time in the header.
+#: The maximum number of batches that one search decodes. It needs a further batch only if no record has the time in the
+#: header.
 _MOST_DECODED = 1000
 
 

@@ -56,9 +56,9 @@ _log = logging.getLogger(__name__)
 
 _ACKS = frozenset({0, 1, ACKS_ALL})
 _MAX_TIMEOUT_MS = 3_600_000
-#: The most uncompressed bytes of a batch that is decoded on the event loop.
+#: The maximum number of uncompressed bytes of a batch that is decoded on the event loop.
 _LOOP_BYTES = 1024 * 1024
-#: The same for JSON documents, which take up to a hundred times as long if they are read one by one.
+#: The same limit for JSON documents, which take up to a hundred times as long if they are read one by one.
 _JSON_LOOP_BYTES = 64 * 1024
 #: The first version of Produce whose clients may compress with zstd. Source: KIP-110.
 _ZSTD_FROM = 7
@@ -67,8 +67,8 @@ _ZSTD = 4
 _LEADERS_FROM = 10
 #: The first version whose clients do not send AddPartitionsToTxn. Source: KIP-890.
 _ADDS_FROM = 12
-#: One thread, so that only one large batch at a time is decompressed in memory.
-#: The most partitions of a response that is encoded on the event loop.
+#: One thread, so that only one large batch at a time is decompressed in memory. The maximum number of partitions of a
+#: response that is encoded on the event loop.
 _MOST_ENTRIES = 2000
 _thread = ThreadPoolExecutor(1, "kafka batches")
 #: The codec of the log for each codec of Kafka: none, gzip, snappy, lz4, zstd.

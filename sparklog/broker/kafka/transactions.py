@@ -56,10 +56,10 @@ _INIT_FENCES_FROM, _FENCES_FROM = 4, 2
 #: The first version of AddPartitionsToTxn that only brokers of Kafka send, and the first versions of TxnOffsetCommit
 #: and EndTxn that clients with transaction.version 2 send. Source: KIP-890.
 _BROKERS_FROM, _ADDS_FROM, _RAISES_FROM = 4, 5, 5
-#: The longest wait for the markers of a transaction. After it EndTxn succeeds, because the decision is durable, and
+#: The maximum wait for the markers of a transaction. After it EndTxn succeeds, because the decision is durable, and
 #: InitProducerId gets CONCURRENT_TRANSACTIONS, after which the client repeats it.
 _MARKERS_MS = 5000
-#: The longest wait for the transaction's coordinator.
+#: The maximum wait for the transaction's coordinator.
 _ASK_S = 5.0
 _NO_EPOCH = -1
 #: The errors of members of groups with KIP-848, for which TxnOffsetCommit has an older code.

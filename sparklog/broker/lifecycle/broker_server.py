@@ -85,7 +85,10 @@ class BrokerServer:
 
     @property
     def kafka_addresses(self) -> str:
-        """Return the advertised addresses for Kafka clients, separated by commas. Call this as ``kafka_endpoints``."""
+        """Return the advertised addresses for Kafka clients, separated by commas.
+
+        Call this only while the server listens.
+        """
         return ",".join(host_and_port(endpoint.host, endpoint.port) for endpoint in self.kafka_endpoints)
 
     async def open(self) -> None:

@@ -20,7 +20,7 @@ _FILE_BYTES = 32 * 1024 * 1024
 _FILES_KEPT = 4
 
 
-#: The most lines of one kind in ``_PERIOD_S``.
+#: The maximum number of lines of one kind in ``_PERIOD_S``.
 _BURST = 20
 _PERIOD_S = 10.0
 
@@ -50,8 +50,8 @@ class Lines:
 class RateLimit(logging.Filter):
     """A filter of log records: it passes at most ``burst`` records of one call site in each ``period_s``.
 
-    The first record of a later period tells how many were dropped. A partition that fails a thousand times a second
-    must not fill the disk with log lines.
+    The first record of a later period says how many were dropped. A partition that fails a thousand times a second must
+    not fill the disk with log lines.
     """
 
     def __init__(self, burst: int = _BURST, period_s: float = _PERIOD_S) -> None:

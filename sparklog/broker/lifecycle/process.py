@@ -48,7 +48,7 @@ _log = logging.getLogger(__name__)
 #: The time for closing connections, fsync and ZooKeeper, in addition to the controlled shutdown.
 _STOP_LIMIT_S = 20.0
 _ORPHAN_CHECK_S = 1.0
-#: The longest wait for the write to ZooKeeper that marks the failed log directory as untrusted.
+#: The maximum wait for the write to ZooKeeper that marks the failed log directory as untrusted.
 _DOUBT_LIMIT_S = 15.0
 #: The watchdog ignores a shorter stall of the event loop, even if the session timeout is shorter: on a busy machine a
 #: restart costs more.

@@ -26,7 +26,7 @@ from sparklog.storage.disk import is_full
 
 _log = logging.getLogger(__name__)
 
-#: The partitions that are checked before the event loop runs other work: a check may read some headers.
+#: The number of partitions to check before the event loop runs other work, because a check may read some headers.
 _CHECKS_A_TURN = 50
 _Result = TypeVar("_Result")
 

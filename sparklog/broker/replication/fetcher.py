@@ -43,7 +43,7 @@ _PARTITION_PAUSE_S = 0.1
 _EPOCH_PAUSE_S = 0.02
 #: The pause before a follower repeats to its leader that it refuses a truncation.
 _REFUSED_PAUSE_S = 0.5
-#: The longest time for which responses are applied before the event loop runs other work.
+#: The maximum time for which responses are applied before the event loop runs other work.
 _TURN_S = 0.05
 _FIRST_PAUSE_S = 0.05
 _LONGEST_PAUSE_S = 1.0

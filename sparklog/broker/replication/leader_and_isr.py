@@ -38,14 +38,14 @@ Failure = tuple[str, int, int, str]
 _T = TypeVar("_T")
 
 
-#: The longest wait for this broker's registration. The controller may see the registration and send an update before
+#: The maximum wait for this broker's registration. The controller may see the registration and send an update before
 #: ZooKeeper's response reaches this broker.
 _REGISTRATION_S = 2.0
 
 
-#: The most decisions that are applied before the event loop runs other work.
+#: The maximum number of decisions that are applied before the event loop runs other work.
 _SLICE = 100
-#: The longest time for which replicas and logs are dropped before the event loop runs other work.
+#: The maximum time for which replicas and logs are dropped before the event loop runs other work.
 _DROPS_S = 0.01
 
 

@@ -25,7 +25,7 @@ _LEAST_BYTES = 16 * 1024
 #: The bucket holds the bytes of this time, so that a short delay of the event loop or of a leader does not lower the
 #: rate.
 _BURST_S = 0.5
-#: The longest wait of a delayed partition until the next check, because the limit may be removed meanwhile.
+#: The maximum wait of a delayed partition until the next check, because the limit may be removed meanwhile.
 _LONGEST_PAUSE_S = 1.0
 
 

@@ -41,7 +41,7 @@ class Access:
         self._counters = counters
 
     def require(self, connection: ServerConnection, sender: SenderKind, what: str) -> None:
-        """Check that ``connection`` has proved to belong to this kind of sender, unless no proof is required.
+        """Check that ``connection`` has proved that it belongs to this kind of sender, unless no proof is required.
 
         ``what`` names the request in the error.
 

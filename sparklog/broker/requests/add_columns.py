@@ -57,7 +57,7 @@ class AddColumnsRequests:
 
 
 def with_columns(record: TopicRecord, columns: pa.Schema) -> TopicRecord:
-    """Return ``record`` with those of ``columns`` added that it does not have yet.
+    """Return a copy of ``record`` with the columns in ``columns`` that it does not have yet.
 
     If it has all of them, as in a retry, return ``record`` itself.
 

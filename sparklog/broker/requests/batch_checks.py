@@ -19,9 +19,9 @@ from sparklog.record.header import BatchHeader, Flag
 from sparklog.record.message import counted_bytes, read_batch_message
 
 MIB = 1024 * 1024
-#: The most batches of one partition in one request. Producers send only one.
+#: The maximum number of batches of one partition in one request. Producers send only one.
 MAX_BATCHES = 1000
-#: The most bytes that the batches of one partition in one request may have together after decompression.
+#: The maximum number of bytes that the batches of one partition in one request may have together after decompression.
 MAX_BYTES = 4096 * MIB
 #: A batch with more bytes after decompression is checked in a thread.
 LOOP_BYTES = 32 * MIB

@@ -25,7 +25,7 @@ Handlers = Mapping[type, HandleRequest]
 
 
 def checked_handlers(access: Access, handlers: Handlers) -> Handlers:
-    """Return the handlers, with a check of the sender in front of those for requests that only brokers may send."""
+    """Return the handlers. For a request that only brokers may send, the handler first checks the sender."""
 
     def of_brokers(handle: HandleRequest) -> HandleRequest:
         def checked(connection: ServerConnection, request: Any, body: memoryview) -> None:
@@ -44,7 +44,7 @@ class ConnectionHandler:
     """The handler of all requests on one connection, which passes each request to the handler of its kind.
 
     A part of the server's connection. ``on_lost`` is called with the connection when the connection has ended.
-    ``of_tokens`` are the handlers while the client's login is that of a delegation token; None means ``handlers``.
+    ``of_tokens`` are the handlers for a client that has logged in with a delegation token; None means ``handlers``.
     """
 
     def __init__(

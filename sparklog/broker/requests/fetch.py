@@ -39,10 +39,10 @@ _log = logging.getLogger(__name__)
 _TIMER_EARLY_S = 0.002
 #: The time for which waiting fetches read again before the event loop runs other work; one fetch may exceed it.
 _READS_S = 0.03
-#: The most fetches without a session that wait on one connection. Clients have one or two.
+#: The maximum number of fetches without a session that wait on one connection. Clients have one or two.
 _MOST_OF_CONNECTION = 16
-#: The most fetches without a session that wait in the whole broker. A fetch above this number gets its response after
-#: ``_CROWDED_S``, and new records do not wake it.
+#: The maximum number of fetches without a session that wait in the whole broker. A fetch above this number gets its
+#: response after ``_CROWDED_S``, and new records do not wake it.
 _MOST_WAITING = 20_000
 _CROWDED_S = 0.1
 _M = TypeVar("_M")

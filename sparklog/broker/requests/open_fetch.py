@@ -26,7 +26,7 @@ from sparklog.replica.fetch_session import FULL, FetchContext, Key
 
 _log = logging.getLogger(__name__)
 
-#: The longest delay until a follower learns of a new high watermark. New records may bring it earlier.
+#: The maximum delay until a follower learns of a new high watermark. New records may bring it earlier.
 _MARK_LINGER_S = 0.01
 _MAX_WAIT_MS = 60_000
 #: The time for which one fetch reads partitions before the event loop runs other work, and the number of reads between
@@ -108,7 +108,8 @@ class OpenFetch:
         self._reads: dict[Key, PartitionRead] = {}
         #: The total cost of all reads.
         self._cost = 0
-        #: Partitions that are still to be read after a pause for other work; the next one is the last.
+        #: Partitions that are still to be read after a pause for other work, in reverse order: the last one is read
+        #: next.
         self._rest: list[tuple[Key, FetchPartition]] = []
         #: Partitions to read, or to read again.
         self.stale: dict[Key, FetchPartition] = {}

@@ -26,7 +26,7 @@ from sparklog.record.projection import (
 from sparklog.storage.disk import read_ahead
 from sparklog.storage.log import LogSlice
 
-#: The least cost of a batch, in bytes of the response's limit. To read the metadata of even a small batch takes the
+#: The minimum cost of a batch, in bytes of the response's limit. To read the metadata of even a small batch takes the
 #: event loop about ten microseconds.
 BATCH_COST_BYTES = 16 * 1024
 #: The cost of a batch of which only the header is sent.

@@ -36,7 +36,7 @@ from sparklog.protocol.messages import (
 
 _log = logging.getLogger(__name__)
 
-#: The longest wait for the controller's update about the moves. After it, this broker uses the new replicas in its next
+#: The maximum wait for the controller's update about the moves. After it, this broker uses the new replicas in its next
 #: responses. The moves are accepted even if the update does not arrive in time.
 _ECHO_TIMEOUT_MS = 1000
 #: If a request has more moves of one topic than this, a thread enters them in the topic's record.

@@ -32,7 +32,7 @@ _log = logging.getLogger(__name__)
 
 #: The most ACLs of a cluster. Every broker has all of them in memory.
 MOST_ACLS = 50_000
-#: The longest time that a reply waits until this broker uses a stored change.
+#: The maximum time that a reply waits until this broker uses a stored change.
 _APPLIED_S = 5.0
 
 

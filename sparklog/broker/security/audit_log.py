@@ -27,7 +27,7 @@ _log = logging.getLogger(__name__)
 
 #: The name of the file, in the directory of the broker's log.
 AUDIT_FILE = "audit.log"
-#: The most lines that wait for the disk.
+#: The maximum number of lines that wait for the disk.
 _MOST_WAITING = 10_000
 #: How long the end of the process waits for the lines that are not written yet.
 _CLOSE_S = 2.0

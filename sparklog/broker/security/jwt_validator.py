@@ -32,7 +32,7 @@ _ALGORITHMS = {("RSA", ""): "RS256", ("EC", "P-256"): "ES256", ("OKP", "Ed25519"
 _MIN_RSA_BITS = 2048
 _MAX_FILE_BYTES = 1024 * 1024
 _MAX_KEYS = 100
-#: The least time between two checks of the file.
+#: The minimum time between two checks of the file.
 _CHECK_S = 1.0
 #: The latest expiry: the end of the year 9999.
 _LATEST_S = 253_402_300_799

@@ -43,7 +43,7 @@ _log = logging.getLogger(__name__)
 
 #: Requests that wait because of a quota may use this part of ``queued.max.bytes``: one eighth.
 _HELD_PART = 8
-#: The event loop rounds its timers to milliseconds.
+#: A wait counts as over this long before its end, because the event loop rounds its timers to milliseconds.
 _EARLY_S = 0.002
 _PERCENT = 0.01
 #: The quota of the bytes of a request or its reply.

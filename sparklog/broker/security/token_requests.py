@@ -40,7 +40,7 @@ from sparklog.security.delegation_tokens import (
 from sparklog.security.principals import ANONYMOUS, parse_principal
 from sparklog.zk.token_store import StoredToken
 
-#: The longest time that a reply waits until this broker uses the change for logins.
+#: The maximum time that a reply waits until this broker uses the change for logins.
 _APPLIED_S = 5.0
 #: The maximum number of valid tokens of one owner, so that one user cannot use up the cluster's maximum.
 MOST_OF_OWNER = 1000

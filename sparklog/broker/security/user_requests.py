@@ -25,9 +25,9 @@ from sparklog.protocol.scram import ScramCredential, check_credential
 from sparklog.protocol.user_messages import MAX_ALTERATIONS, AlteredUser, DescribedUser, ScramCredentialInfo
 from sparklog.zk.user_store import KEY_BYTES, Credentials
 
-#: The most users with credentials. Every broker has all of them in memory.
+#: The maximum number of users with credentials. Every broker has all of them in memory.
 MOST_USERS = 50_000
-#: The longest time that a reply waits until this broker uses the change for logins.
+#: The maximum time that a reply waits until this broker uses the change for logins.
 _APPLIED_S = 5.0
 #: The changes of one user: by mechanism the new credential, or None for a deletion.
 Changes = dict[str, ScramCredential | None]

@@ -34,7 +34,7 @@ class Users:
         self.follower = IndexFollower("users", lambda node: decode_index(node).changed, self._apply)
         self._store: UserStore | None = None
         self._users: dict[str, Credentials] = {}
-        #: The number of credentials of each form, by mechanism, and the form of most of them.
+        #: For each mechanism, the number of credentials of each form (iterations and length of the salt).
         self._forms: dict[str, Counter[CredentialForm]] = {}
         self._usual: dict[str, CredentialForm] = {}
         # As long as there is no user, no broker has another key.
@@ -78,7 +78,10 @@ class Users:
         return None if found is None else found.get(mechanism)
 
     def usual_form(self, mechanism: str) -> CredentialForm:
-        """Return the form of most credentials for the mechanism. Invented ones of unknown users have it too."""
+        """Return the most frequent form of the mechanism's credentials.
+
+        The dummy credentials of unknown users have it too.
+        """
         return self._usual.get(mechanism, NEW_FORM)
 
     async def _apply(self, node: Node | None, names: set[str] | None) -> None:

@@ -37,7 +37,7 @@ from sparklog.storage.log import LogSlice
 _log = logging.getLogger(__name__)
 
 _READ_BYTES = MIB
-#: The most bytes in one batch of an append; a single record may be larger.
+#: The maximum number of bytes in one batch of an append; a single record may be larger.
 _BATCH_BYTES = 4 * MIB
 #: The live records are rewritten when the log has more than ``_REWRITE_RECORDS`` records, and also more than
 #: ``_REWRITE_FACTOR`` times the number of live records.

@@ -13,7 +13,8 @@ from collections import OrderedDict
 
 from sparklog.model import TopicPartition
 
-#: The most fenced producers that a broker remembers, and the most Kafka producers whose next transaction has begun.
+#: The maximum number of fenced producers that a broker remembers, and the most Kafka producers whose next transaction
+#: has begun.
 _FENCED_KEPT = 100_000
 
 _Places = OrderedDict[tuple[TopicPartition, int], int]

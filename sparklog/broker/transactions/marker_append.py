@@ -35,7 +35,7 @@ from sparklog.record.marker import Marker, encode_marker
 
 _log = logging.getLogger(__name__)
 
-#: The longest wait for the commit of a marker. After it the coordinator sends the marker again.
+#: The maximum wait for the commit of a marker. After it the coordinator sends the marker again.
 _TIMEOUT_MS = 2000
 
 OnResult = Callable[[PartitionResult], None]

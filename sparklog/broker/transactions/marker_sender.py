@@ -42,12 +42,12 @@ from sparklog.protocol.messages import (
 
 _log = logging.getLogger(__name__)
 
-#: The longest wait for a response. A leader responds earlier, because its own limit is shorter.
+#: The maximum wait for a response. A leader responds earlier, because its own limit is shorter.
 _ANSWER_TIMEOUT_S = 10.0
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.02, 1.0
-#: The most markers in one request, and the most producer ids in them.
+#: The maximum number of markers in one request, and the most producer ids in them.
 _MARKERS_AT_ONCE, _IDS_AT_ONCE = 1000, 20_000
-#: The most requests in flight to one broker.
+#: The maximum number of requests in flight to one broker.
 _REQUESTS_AT_ONCE = 4
 
 

@@ -43,7 +43,7 @@ from sparklog.protocol.messages import (
     VerifyTransactionReply,
 )
 
-#: The longest wait for the confirmation of a refusal. The leader that asks waits longer.
+#: The maximum wait for the confirmation of a refusal. The leader that asks waits longer.
 _CONFIRM_S = 2.0
 
 

@@ -35,7 +35,7 @@ _log = logging.getLogger(__name__)
 
 _ANSWER_TIMEOUT_S = 5.0
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.02, 0.5
-#: The most produces that may wait for coordinators in one broker.
+#: The maximum number of produces that may wait for coordinators in one broker.
 _MAX_WAITING = 10_000
 
 

@@ -640,10 +640,10 @@ class Admin:
 
         Args:
             renewers: principals, such as ``User:otto``, that may renew and end the token.
-            max_lifetime_ms: the token ends at the latest after this time (default: the brokers'
+            max_lifetime_ms: the maximum lifetime of the token, including renewals (default: the brokers'
                 ``delegation.token.max.lifetime.ms``).
             period_ms: the token expires after this time unless it is renewed. Default and maximum are the brokers'
-                ``delegation.token.expiry.time.ms``. A helper can renew its own token for the same time again.
+                ``delegation.token.expiry.time.ms``. A helper can renew its own token, each time for this period.
             scope: what a helper may do, for example ``[("Read", "Topic", "orders")]``: an operation, a type of
                 resource, its name, and perhaps ``Prefixed``, as in an ACL. The helper may do it only if this client's
                 principal may do it. By default the helper may do everything that the principal may do.

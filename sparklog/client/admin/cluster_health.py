@@ -1,8 +1,8 @@
-"""The check that a cluster is whole: every broker is alive and every replica is in sync. All brokers must agree.
+"""The check that every broker of a cluster is alive and every replica is in sync. All brokers must agree.
 
 The metadata of one broker is not sufficient: a broker that has just started has no metadata, and right after a restart,
-the ISR in the metadata may be out of date. So every broker is asked for its own state. Each replica must have the
-leader's epoch, and must have reached the high watermark that its leader had in the previous snapshot.
+the ISR in the metadata may be out of date. So the client asks every broker for its own state. Each replica must have
+the leader's epoch, and must have reached the high watermark that its leader had in the previous snapshot.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _NAMED = 3
 
 @dataclass(slots=True)
 class ClusterSnapshot:
-    """The state that all registered brokers reported when they were asked one after the other."""
+    """The state that all registered brokers have reported, one after the other."""
 
     metadata: dict[int, MetadataReply] = field(default_factory=dict)
     replicas: dict[tuple[TopicPartition, int], ReplicaDescription] = field(default_factory=dict)

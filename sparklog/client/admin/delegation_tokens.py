@@ -19,7 +19,8 @@ from sparklog.protocol.messages import (
 )
 from sparklog.protocol.token_messages import ScopeEntry, TokenDescription
 
-#: An operation, a type of resource, a name, and perhaps the type of the pattern: ``("Read", "Topic", "orders")``.
+#: One entry of a token's scope: an operation, a type of resource, a name, and perhaps the type of the pattern. For
+#: example ``("Read", "Topic", "orders")``.
 ScopeText: TypeAlias = "tuple[str, str, str] | tuple[str, str, str, str]"
 
 
@@ -81,7 +82,10 @@ def renew_token(cluster: BlockingCluster, token_id: str, period_ms: int | None) 
 
 
 def expire_token(cluster: BlockingCluster, token_id: str, period_ms: int | None) -> int:
-    """Set when a token expires, or end it. Arguments and errors are those of ``Admin.expire_delegation_token``."""
+    """Make a token expire at a given time, or at once.
+
+    Arguments and errors are those of ``Admin.expire_delegation_token``.
+    """
     request = ExpireDelegationToken(0, token_id, -1 if period_ms is None else period_ms)
     return cluster.retrying("delegation token", lambda: cluster.ask_any(request, DelegationTokenExpiryReply)).expiry_ms
 

@@ -107,15 +107,16 @@ class TransactionDescription:
     key: str
     #: One of ``empty``, ``open``, ``committing``, ``aborting``.
     state: str
-    #: ``run`` numbers the runs (lives of the producer) in the order in which they began; ``run_id`` is the run's name.
+    #: The number of the run (life of the producer), counted in the order in which runs began. ``run_id`` is the run's
+    #: name.
     run: int
     run_id: str
     #: The version of a sink's open or ending transaction.
     version: int | None
     #: The last version that a sink has committed.
     last_version: int | None
-    #: When the transaction began, and when it is aborted unless its producer keeps it alive. None if no transaction is
-    #: open.
+    #: When the transaction began, and when the coordinator aborts it unless the producer keeps it alive. None if no
+    #: transaction is open.
     began: dt.datetime | None
     deadline: dt.datetime | None
     #: The producer ids of the transaction, and the partitions to which each may write.
@@ -140,7 +141,7 @@ class HangingTransaction:
 
 @dataclass(frozen=True, slots=True)
 class BrokerAddress:
-    """A live broker: its id, address and rack. ``incarnation`` is the number of its registrations so far."""
+    """A live broker: its id, address and rack. ``incarnation`` counts its registrations so far."""
 
     broker_id: int
     host: str

@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 
 class Backoff(NamedTuple):
-    """Exponential delays with jitter: ``first_ms * factor**n``, at most ``max_ms``, changed by up to +-``jitter``.
+    """Exponential delays with jitter: ``first_ms * factor**n``, at most ``max_ms``, plus or minus up to ``jitter``.
 
     Because of the jitter, the clients of a failed leader do not all retry at the same time. Source: Kafka's
     ``retry.backoff.ms``, ``retry.backoff.max.ms`` and its 20 % jitter (KIP-580).

@@ -176,7 +176,8 @@ class BlockingCluster:
     def broker_timeout_ms(self, timeout_s: float | None = None) -> int:
         """Return the timeout, in ms, to send in a request, so that the broker's response arrives in time.
 
-        It is 80 % of ``timeout_s`` (None: the client's timeout) or of the request timeout, whichever is less.
+        It is 80 % of ``timeout_s`` or of the request timeout, whichever is less. If ``timeout_s`` is None, the client's
+        timeout is used.
         """
         return max(1, int(min(self.timeout_s if timeout_s is None else timeout_s, self.request_timeout_s) * 800))
 

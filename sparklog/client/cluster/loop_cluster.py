@@ -60,7 +60,7 @@ class LoopCluster:
     ) -> None:
         """Create the client without connecting.
 
-        ``changed`` is called after a connection was opened or lost, and after new metadata were merged. If ``loop`` is
+        ``changed`` is called after a connection was opened or lost, and after new metadata was merged. If ``loop`` is
         given, the methods may also be called while this loop is not running. ``security`` has the settings of TLS and
         the login.
 
@@ -84,7 +84,8 @@ class LoopCluster:
         self._connect_timeout_s = connect_timeout_s
         self._backoff = backoff
         self._connections: dict[int, AsyncConnection] = {}
-        #: The brokers to which a connection is being opened, or to which none may be opened before a delay ends.
+        #: The brokers to which a connection is being opened, and the brokers to which no connection may be opened yet
+        #: because the last attempt has failed.
         self._connecting: set[int] = set()
         #: The number of failed attempts in a row to connect to a broker.
         self._failures: dict[int, int] = {}

@@ -11,9 +11,9 @@ from dataclasses import dataclass, field
 
 _log = logging.getLogger(__name__)
 
-#: The longest time that a client waits before it sends. If a broker demands more, the broker delays the request.
+#: The maximum time that a client waits before it sends. If a broker demands more, the broker delays the request.
 MAX_WAIT_MS = 3_600_000
-#: The shortest time between two log lines of one client.
+#: The minimum time between two log lines of one client.
 _LOG_INTERVAL_S = 60.0
 
 

@@ -1,4 +1,4 @@
-"""The decision whether and when a failed call is tried again, and which error it raises at the end. Pure.
+"""The retry policy of calls: whether and when a failed call is tried again, and which error it raises at the end. Pure.
 
 The caller passes the current time, in seconds of any monotonic clock.
 """
@@ -17,7 +17,10 @@ _NOTHING_DONE = frozenset({ErrorCode.COORDINATOR_LOAD_IN_PROGRESS, ErrorCode.CON
 
 
 class Retry:
-    """The decision, after each failed attempt of a call, whether and when to retry. Calls may share one time limit."""
+    """The retry policy of one call: it decides after each failed attempt whether and when to retry.
+
+    Several calls may share one time limit.
+    """
 
     def __init__(
         self,
@@ -27,7 +30,7 @@ class Retry:
         backoff: Backoff = Backoff(),  # noqa: B008 - an immutable value
         first_contact_s: float | None = None,
     ) -> None:
-        """Begin the call's time. ``first_contact_s`` is the limit as long as no broker has ever responded."""
+        """Start the clock of the call. ``first_contact_s`` is the limit as long as no broker has ever responded."""
         self.deadline_s = now_s + timeout_s
         #: The number of attempts that failed because there was no response in time.
         self.silences = 0

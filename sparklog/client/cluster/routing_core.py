@@ -103,14 +103,14 @@ class WaitUntil:
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """The order to report that there are new metadata, or why there are none (``problem``). It has no result."""
+    """The order to report that there is new metadata, or why there is none (``problem``). It has no result."""
 
     problem: str
 
 
 Effect = ListOpen | Connect | Prepare | Ask | Disconnect
 RoutingSteps = Generator[Effect, Any, T]
-#: Steps that a client performs in the background.
+#: Steps that a client performs in the background. They have no result.
 BackgroundSteps = Generator[Effect | WaitUntil | Report, Any, T]
 
 
@@ -138,7 +138,7 @@ class RoutingCore:
         self._turn = int(roll() * (1 << 16))
         #: True if the next request should go to the next broker.
         self._turn_is_due = False
-        #: Brokers that have not responded to the last request, or whose last metadata are stale. Others are preferred.
+        #: Brokers that have not responded to the last request, or whose last metadata is stale. Others are preferred.
         self._doubted: set[int] = set()
         #: The number of requests in a row without a response in time.
         self._silences = 0
@@ -347,7 +347,7 @@ class RoutingCore:
     def refresh_noting_errors(self, topics: tuple[str, ...]) -> RoutingSteps[str]:
         """Request the metadata of topics, merge them, and store the topics' errors in ``topic_errors``.
 
-        If the broker's metadata are stale, an error may be wrong. Then return it as text and do not store it.
+        If the broker's metadata is stale, an error may be wrong. Then return the error as text and do not store it.
         """
         reply = yield from self.refresh(topics)
         problem = ""

@@ -25,7 +25,7 @@ class ConsumerProjection:
     def __init__(
         self, cluster: BlockingCluster, columns: Sequence[str] | None, *, log_columns: bool, event_times: bool
     ) -> None:
-        """Create the projection of one consumer. ``columns`` None means all columns.
+        """Create the projection of one consumer. If ``columns`` is None, all columns are returned.
 
         With ``log_columns`` the columns ``_topic``, ``_partition`` and ``_offset`` are added. With ``event_times`` the
         event-time columns are fetched even if they are not returned, because the consumer itself needs them.

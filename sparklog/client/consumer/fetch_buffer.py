@@ -93,8 +93,8 @@ class FetchBuffer:
     ) -> list[ConsumedBatch]:
         """Return all records below the offsets ``ends``. The other records stay in the buffer.
 
-        ``more`` is called with the current positions of these partitions and waits for more batches. If it raises, all
-        buffered batches are dropped.
+        The method calls ``more`` with the current positions of these partitions; ``more`` waits for more batches. If it
+        raises, all buffered batches are dropped.
         """
         taken: list[ConsumedBatch] = []
         kept: deque[ConsumedBatch] = deque()

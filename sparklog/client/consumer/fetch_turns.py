@@ -15,7 +15,7 @@ from sparklog.protocol.header_limits import MAX_HEADER_BYTES
 
 #: The maximum size of a partition in a request, in bytes, without the names of its topic and columns.
 _ENTRY_BYTES = 80
-#: This number of partitions fits into one request, however long their topics' names are.
+#: A group of at most this number of partitions always fits into one request, however long the topics' names are.
 _FEW = 100
 
 
@@ -28,7 +28,7 @@ class FetchTurns:
 
     def __init__(self, columns: ColumnsOf) -> None:
         self._columns = columns
-        #: By broker id: the index, in the broker's partitions, of the one with which the next request begins.
+        #: The next start by broker id: the index of the partition with which the next request to the broker begins.
         self._turns: dict[int, int] = {}
 
     def next(self, broker_id: int, group: list[TopicPartition]) -> list[TopicPartition]:

@@ -23,7 +23,7 @@ from sparklog.record.projection import Projection, plan_projection, projected_sc
 
 
 class PartitionBytes(NamedTuple):
-    """The part of a fetch response for one partition: the decoded batch headers, and the bodies one after another."""
+    """The part of a fetch response for one partition: the decoded batch headers, and all bodies in one piece."""
 
     answer: FetchedPartition
     headers: list[BatchHeader]

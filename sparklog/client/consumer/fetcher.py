@@ -36,7 +36,8 @@ _MAX_WAIT_MS = 500
 _SHORT_WAIT_MS = 250
 #: After this time without a response or without progress, the leader may have a successor without knowing it.
 _SUSPECT_AFTER_S = PATIENCE_S + _MAX_WAIT_MS / 1000
-#: While a response of this size is used, more records are likely to arrive.
+#: The size from which a response counts as large. While the caller uses a large response, more records are likely to
+#: arrive.
 _LARGE_BYTES = 256 * 1024
 
 
@@ -94,7 +95,8 @@ class Fetcher:
         self._connections: dict[int, BlockingConnection] = {}
         #: The fetch in flight at each broker, by broker id.
         self._in_flight: dict[int, _FetchInFlight] = {}
-        #: The brokers to which nothing is sent, because a quota is exceeded, and the monotonic end of the wait.
+        #: The brokers to which nothing is sent because a quota is exceeded, with the monotonic time at which the wait
+        #: ends.
         self._throttled: dict[int, float] = {}
         self._quota_waits = QuotaWaits()
         self._stale: set[str] = set()
@@ -107,7 +109,7 @@ class Fetcher:
         self.paused: set[TopicPartition] = set()
         #: A file descriptor. ``advance`` returns when it is readable. The descriptor's owner must read from it.
         self.wake_fd: int | None = None
-        #: Whether the descriptor was readable in the last ``advance``.
+        #: Whether ``wake_fd`` was readable in the last ``advance``.
         self.woken = False
         self._deferred: Exception | None = None
 
@@ -481,7 +483,7 @@ class Fetcher:
 
 
 def water_marks(answer: FetchedPartition) -> str:
-    """Return a text for error messages that explains why a response has no records."""
+    """Return the log's offsets as text for error messages, to explain why a response has no records."""
     return f"the high watermark is {answer.high_watermark}, the last stable offset {answer.last_stable_offset}"
 
 

@@ -42,7 +42,10 @@ class PartitionCursor:
     )
 
     def __init__(self, tp: TopicPartition, topic_id: str, position: int, *, last_epoch: int = NO_EPOCH) -> None:
-        """Create the cursor. ``last_epoch`` is an epoch in which the log had reached ``position``, or -1 if unknown."""
+        """Create the cursor.
+
+        ``last_epoch`` is a leader epoch in which the log had reached ``position``, or -1 if unknown.
+        """
         self.tp = tp
         self.topic_id = topic_id
         #: This attribute and the next two are the parts of a ``LogPosition``.
@@ -54,11 +57,11 @@ class PartitionCursor:
         self.retry_at = 0.0
         #: The time of the first response without batches after the last one with batches. None: there was none.
         self.waiting_since: float | None = None
-        #: The reason why the last fetch returned no batches.
+        #: The reason why the last fetch returned no batches, as text for error messages.
         self.problem = "no response"
-        #: A range of offsets. A fetch from one of them asks the broker to verify the batches on its disk. The range is
-        #: set if a batch was damaged of which only some columns were fetched. It begins at this batch and ends at the
-        #: end of the response.
+        #: A range of offsets, set after a damaged batch of which only some columns were fetched. It begins at this
+        #: batch and ends at the end of the response. A fetch at an offset in the range asks the broker to verify the
+        #: batches on its disk.
         self.to_verify = range(0)
 
     @property
@@ -109,7 +112,10 @@ class PartitionCursor:
         self.failures, self.retry_at = 0, retry_at
 
     def on_empty(self, problem: str, now: float) -> float:
-        """Record a response without batches. Return how long there have been only such responses, in seconds."""
+        """Record a response without batches.
+
+        Return the time since the first of the consecutive responses without batches, in seconds.
+        """
         self.problem = problem
         if self.waiting_since is None:
             self.waiting_since = now

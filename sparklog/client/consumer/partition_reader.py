@@ -189,7 +189,7 @@ class PartitionReader:
     def _choose(self, columns: Sequence[str], topic: TopicMetadata) -> TopicProjection:
         try:
             return TopicProjection(topic.name, columns, parse_schema(topic.schemas[-1].message))
-        except BrokerError:  # The columns may have been added to the topic after the metadata were read.
+        except BrokerError:  # The columns may have been added to the topic after the metadata was read.
             newest = self._cluster.topic(topic.name, refresh=True).schemas[-1]
             return TopicProjection(topic.name, columns, parse_schema(newest.message))
 

@@ -1,4 +1,4 @@
-"""The partitions and positions of a consumer: its start positions, the logs' ends, and the reset of positions."""
+"""The partitions and positions of a consumer: start positions, end offsets of logs, and the reset of positions."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from sparklog.client.consumer.timestamp_seek import TimestampSeek
 from sparklog.errors import BrokerError, ConfigError, ErrorCode
 from sparklog.model import TopicPartition
 
-#: Metadata are refreshed after this fraction of their maximum age, because the response takes time too.
+#: Metadata is refreshed after this fraction of its maximum age, because the response takes time too.
 _REFRESH_AFTER = 0.75
 
-#: Where to start: at the earliest or latest offset, at a time, or at given offsets. Partitions without a given offset
-#: start at the earliest one.
+#: Where to start: at the earliest or latest offset, at a time, or at given offsets. A partition without a given offset
+#: starts at its earliest offset.
 Start = Literal["earliest", "latest"] | dt.datetime | Mapping[TopicPartition, int]
 #: What to do if a position is outside of the log: raise, or continue from the earliest or latest offset.
 OnOutOfRange = Literal["raise", "earliest", "latest"]
@@ -87,7 +87,7 @@ class Assignment:
     def add_new_partitions(self) -> None:
         """Begin to read partitions that were added to the topics, from their first record on.
 
-        This refreshes the metadata if they are near their maximum age.
+        This refreshes the metadata if it is near its maximum age.
         """
         if not self._topics:
             return

@@ -21,7 +21,7 @@ class TimestampSeek:
 
     def __init__(self, cluster: BlockingCluster) -> None:
         self._cluster = cluster
-        #: The start time, in us, of each partition that has not reached it yet.
+        #: The start time, in microseconds, of each partition that has not reached its start time yet.
         self._not_before_us: dict[TopicPartition, int] = {}
 
     def __bool__(self) -> bool:
@@ -36,7 +36,7 @@ class TimestampSeek:
         self._not_before_us.pop(tp, None)
 
     def cut(self, found: Iterable[ConsumedBatch]) -> Iterator[ConsumedBatch]:
-        """Yield the batches without the records before the first record at or after their partition's start time."""
+        """Yield the batches without the records that precede the first record at or after a partition's start time."""
         for one in found:
             start_us = self._not_before_us.get(one.tp)
             row = 0 if start_us is None else self._first_row_at(one, start_us)

@@ -26,7 +26,7 @@ _RESPONSE_S = 0.005
 
 
 class CallerIo:
-    """A helper of threads that wait for a record: it lets them do the producer's I/O themselves.
+    """A helper that lets threads that wait for a record do the producer's I/O themselves.
 
     For this, the I/O thread *lends* its event loop: it stops the loop, and the waiting thread does the loop's work. Any
     thread may call the methods.

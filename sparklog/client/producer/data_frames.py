@@ -2,7 +2,7 @@
 
 Arrow guesses the type of a pandas column of Python objects from its values, and the guess may lose data. For example,
 Arrow converts a date and a datetime to two dates. So such a column is converted by the rules for dict rows, to the type
-of the topic's column. NaN is null there, and also in columns of floats, as pandas defines it.
+of the topic's column. In such a column, and in a column of floats, NaN means null, as in pandas.
 """
 
 from __future__ import annotations

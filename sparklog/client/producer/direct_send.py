@@ -50,7 +50,7 @@ class _Route:
         self.topic = topic
         self.broker_id = broker_id
         self.connection = connection
-        #: Prepared requests by the length of their batch.
+        #: Prepared requests, keyed by the length of their batch.
         self.requests: dict[int, PreparedRequest] = {}
 
 

@@ -34,7 +34,7 @@ _BROKERS_SHARE = 0.9
 #: The age of a request at which the client requests metadata, because its leader may hang.
 _SUSPECT_AFTER_S = PATIENCE_S
 _CHECK_AGAIN_S = 0.2
-#: The event loop rounds its timers to milliseconds.
+#: A quota's wait counts as over this long before its end, because the event loop rounds its timers to milliseconds.
 _EARLY_MS = 2.0
 #: The weight of the newest round trip in the moving average.
 _SMOOTHING = 1 / 8
@@ -84,7 +84,7 @@ class InflightRequests:
         self._transaction = settings.transaction
         self._request_timeout_s = settings.request_timeout_s
         self.delivery_timeout_ms = settings.delivery_timeout_s * 1000
-        #: The timeout of a request whose batches were accepted just now.
+        #: The timeout of a new request, in milliseconds, if its batches were accepted just now.
         self.first_timeout_ms = max(1.0, min(settings.request_timeout_s, settings.delivery_timeout_s) * 1000)
         self._counts: dict[AsyncConnection, int] = {}
         #: Requests without a response, the oldest first. Other objects only check whether this mapping is empty.
@@ -93,7 +93,7 @@ class InflightRequests:
         self._timer: asyncio.TimerHandle | None = None
         self._timer_at_ms = math.inf
         self._draining: set[AsyncConnection] = set()
-        #: The connections to which nothing is sent, because a quota is exceeded, and the end of the wait.
+        #: The connections on which nothing is sent because a quota is exceeded, with the time at which the wait ends.
         self.throttled: dict[AsyncConnection, float] = {}
         self.quota_waits = QuotaWaits()
         self._suspected: dict[SentRequest, None] = {}
@@ -253,7 +253,7 @@ class InflightRequests:
         self._sender.run_once()
 
     def ended(self, sent: SentRequest, *, on_response: bool) -> None:
-        """Remove a request that has ended. ``on_response``: it ended with a response, so the round trip is measured."""
+        """Remove a request that has ended. If ``on_response`` is true, measure its round trip."""
         del self.in_flight[sent]
         if self._suspected:
             self._suspected.pop(sent, None)

@@ -123,7 +123,9 @@ class LoopHandoff:
             self._recalled.set()
 
     def borrow(self, allowed: Callable[[], bool]) -> None:
-        """Ask the I/O thread to lend the loop, and wait a short time for its decision. Then ``lent`` has the decision.
+        """Ask the I/O thread to lend the loop, and wait a short time for its decision.
+
+        Then ``lent`` says whether the loop is lent.
 
         The I/O thread calls ``allowed``, and lends the loop if the result is True and no other work was posted.
         """

@@ -1,4 +1,4 @@
-"""The order in which a producer sends its batches, and what follows a failure. Pure.
+"""The order in which a producer sends its batches, and the handling of failed batches. Pure.
 
 Each partition has *queued* batches, and up to ``max_in_flight`` *outstanding* batches in the order of their sequences.
 An outstanding batch is in flight or waits for a retry. A batch gets its sequence when it is first sent, so that a batch

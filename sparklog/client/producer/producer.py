@@ -50,8 +50,8 @@ from sparklog.protocol.messages import ACKS_ALL
 from sparklog.record.codec import COMPRESSIONS
 
 MIB = 1024 * 1024
-#: The default batch sizes: of single records, and of tables. Besides its bytes, a batch costs three brokers together
-#: about a millisecond.
+#: The default batch sizes: of single records, and of tables. Each batch costs three brokers about a millisecond in
+#: total, in addition to the cost of its bytes.
 _BATCH_BYTES, _TABLE_BATCH_BYTES = MIB, 4 * MIB
 #: A table's default batch takes at most this fraction of the buffer, so that several are in flight.
 _BATCHES_IN_BUFFER = 16

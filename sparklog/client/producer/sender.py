@@ -88,7 +88,7 @@ class Sender:
         self._reports = DeliveryReports(self._cluster, self._queues, self.buffer, settings)
         self._revalidation = BatchRevalidation(self._metadata, self._queues, self._reports)
         self._requests = InflightRequests(self, self._cluster, self._reports, settings, loop=thread.loop)
-        #: ``SendLoop.only_connection``.
+        #: See ``SendLoop.only_connection``.
         self.only_connection = self._requests.only_connection
         self.quota_waits = self._requests.quota_waits
         self.transactions: SenderTransactions | None = None

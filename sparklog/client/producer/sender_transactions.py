@@ -44,8 +44,7 @@ class SenderTransactions:
         #: The number of transactions that this run of the producer has begun.
         self._turn = 0
         self._open: OngoingTransaction | None = None
-        #: The last transaction, for a caller that did not wait for the end of this transaction and asks for the end
-        #: again.
+        #: The last transaction. A caller that did not wait for its end may request the end again.
         self._ended: OngoingTransaction | None = None
 
     def __str__(self) -> str:

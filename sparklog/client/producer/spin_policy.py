@@ -1,4 +1,4 @@
-"""The decision whether a thread that waits for a response spins or sleeps.
+"""A policy that decides whether a thread spins or sleeps while it waits for a response.
 
 To spin is to check for the response again and again without giving up the processor. A sleeping processor takes 0.05 ms
 to wake up, so a spinning thread gets a quick response that much earlier. But if other processes need the processor,

@@ -40,11 +40,11 @@ _XERIAL_HEADER_BYTES = 16
 _I32 = struct.Struct(">i")
 
 _ZSTD_MAGIC = b"\x28\xb5\x2f\xfd"
-#: The least window that holds a block of the greatest size, 128 KiB.
+#: The size of the smallest window that holds a block of the maximum size, 128 KiB, as a power of two.
 _LEAST_WINDOW_LOG = 17
 #: The first byte of a skippable frame is 0x50 to 0x5F. These bytes follow, and then the frame's size.
 _SKIPPABLE_MAGIC = b"\x2a\x4d\x18"
-#: The least bytes of a frame, without its last block.
+#: The minimum size of a frame without its last block, in bytes.
 _ZSTD_LEAST_BYTES = 6
 _SINGLE_SEGMENT, _CHECKSUM = 0x20, 0x04
 _CONTENT_SIZE_BYTES = (1, 2, 4, 8)
@@ -53,7 +53,7 @@ _RLE_BLOCK = 1
 
 
 def refuse_large(records: memoryview, codec: int, *, max_bytes: int) -> None:
-    """Refuse records that are too large already before their decompression.
+    """Refuse records that are too large even before they are decompressed.
 
     Compressed records may be a little larger than ``max_bytes``: by the bytes that snappy adds to random bytes. Of all
     codecs snappy adds the most.

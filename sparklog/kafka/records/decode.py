@@ -1,7 +1,7 @@
 """Decoding of a produced batch to rows of the default schema, and to a batch of the log.
 
-``decode_batch`` checks the header first, then the checksum, then the declared sizes. Only then it decompresses and
-decodes the records. For up to ``FEW_RECORDS`` records it makes no Arrow arrays unless the caller asks for rows.
+``decode_batch`` checks the header first, then the checksum, then the declared sizes. Only then does it decompress and
+decode the records. For up to ``FEW_RECORDS`` records it makes no Arrow arrays unless the caller asks for rows.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ from sparklog.record.header import BatchHeader, Flag
 from sparklog.record.schema import DEFAULT_EVENT_TIME, DEFAULT_SCHEMA
 from sparklog.record.small_batch_encoder import several_records_body, single_record_body
 
-#: With more records than this, numpy and Arrow are faster than a loop: than the sources, or than their compiled form.
-#: ``bench/kafka_records.py`` measures both.
+#: With more records than this, numpy and Arrow are faster than a loop. The first number is for the plain Python loop,
+#: and the second for the compiled one. ``bench/kafka_records.py`` measures both.
 FEW_RECORDS = 400 if hasattr(decode_few, "__code__") else 1500
 #: With more bytes than this, records have large values.
 _FEW_BYTES = 1024 * 1024
@@ -35,7 +35,7 @@ NO_TIME_MS = -1
 #: The least and the greatest milliseconds that fit into 64 bits of microseconds.
 LEAST_MS, GREATEST_MS = -(2**63 // 1000), (2**63 - 1) // 1000
 
-#: The bytes of a record without key, value and headers.
+#: The minimum size of a record, in bytes: a record without key, value and headers.
 _LEAST_RECORD_BYTES = 7
 _HEADERS_TYPE = DEFAULT_SCHEMA.field("headers").type
 _TIME_TYPE = DEFAULT_SCHEMA.field("timestamp").type
@@ -90,7 +90,7 @@ class DecodedBatch:
         self.producer_epoch = view.producer_epoch
         self.base_sequence = view.base_sequence
         self.transactional = view.transactional
-        self.max_timestamp_ms = max_timestamp_ms  #: the greatest of the records; -1: none
+        self.max_timestamp_ms = max_timestamp_ms  #: the greatest timestamp of the records; -1: they have none
         self._few = few
         self._rows = rows
 

@@ -19,14 +19,15 @@ from sparklog.record.arrays import array_of
 Integers = npt.NDArray[np.int64]
 Octets = npt.NDArray[np.uint8]
 
-#: The records that are read one after the other until equal ones are tried again.
+#: The number of records that are read one by one before the decoder again looks for a run of records of equal size.
 _CHUNK = 256
-#: A run of fewer equal records is not faster than the loop.
+#: The minimum length of a run of records of equal size. A shorter run is not faster than the loop.
 _SHORTEST_RUN = 16
-#: Headers are read one of each record at a time, while at least this number of records have one more.
+#: Headers are read in rounds, one header of each record in a round, while at least this number of records have another
+#: header.
 _FEWEST_AT_ONCE = 32
-#: The most headers of a batch: this number, and one more for each of these bytes of its records. Two bytes declare a
-#: header, which takes more than forty here. A batch with one header in each record never has too many.
+#: The maximum number of headers of a batch: this number, and one more for each of these bytes of its records. Two bytes
+#: declare a header, which takes more than forty here. A batch with one header in each record never has too many.
 _LEAST_LIMIT, _BYTES_PER_HEADER = 16 * 1024, 8
 _U32 = 2**32 - 1
 _MOST_U32_BYTES, _MOST_U64_BYTES = 5, 10

@@ -27,13 +27,13 @@ from sparklog.record.checksum import crc32c, crc32c_extended
 Buffer: TypeAlias = "bytes | memoryview"
 Integers = npt.NDArray[np.int64]
 
-#: With more records than this, numpy and Arrow are faster than a loop: than the sources, or than their compiled form.
-#: ``bench/kafka_records.py`` measures both.
+#: With more records than this, numpy and Arrow are faster than a loop. The first number is for the plain Python loop,
+#: and the second for the compiled one. ``bench/kafka_records.py`` measures both.
 FEW_RECORDS = 400 if hasattr(encode_few, "__code__") else 800
 _NO_TIME_MS = -1
-#: The most bytes of a record in addition to key, value and headers: six varints and the attributes.
+#: The maximum number of bytes of a record in addition to key, value and headers: six varints and the attributes.
 _MOST_RECORD_BYTES = 5 + 1 + 10 + 5 + 5 + 5 + 5
-#: The most bytes of a header in addition to key and value.
+#: The maximum number of bytes of a header in addition to key and value.
 _MOST_HEADER_BYTES = 10
 
 

@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from sparklog.errors import BrokerError, ErrorCode
 
-#: The most records that one error names.
+#: The maximum number of records that one error names.
 MOST_RECORD_ERRORS = 20
 
 

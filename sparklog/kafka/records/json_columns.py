@@ -30,7 +30,8 @@ from sparklog.record.required_columns import misplaced_null
 #: Fewer documents are read and written one by one, because the calls of Arrow take longer.
 FEW_DOCUMENTS = 64
 _NEWLINE, _NOTHING = binary_of([b"\n", b""])
-#: The bits of a float, and the number below which all whole numbers are exact in it. The text of a larger one decides.
+#: By the bits of a float: the number below which the float has all whole numbers exactly. A larger number is read from
+#: its text.
 _EXACT_WHOLE = {64: 2.0**53, 32: 2.0**24}
 _BLOCK_BYTES = 1 << 16
 
@@ -286,7 +287,7 @@ def _quoted(texts: pa.Array) -> pa.Array | None:
     return pc.binary_join_element_wise(quote[0], texts, quote[0], quote[1])
 
 
-#: The first and the last tick, from 1970 on, of the years 1000 to 9999, which Arrow writes with four digits.
+#: The first and the last day of the years 1000 to 9999, counted from 1970. Arrow writes these years with four digits.
 _DAYS = (-354285, 2932896)
 _MICROSECONDS = (_DAYS[0] * 86_400_000_000, (_DAYS[1] + 1) * 86_400_000_000 - 1)
 

@@ -14,10 +14,10 @@ from sparklog.kafka.wire.malformed import MalformedMessage
 
 #: Bytes that a writer returns: ``bytes``, ``bytearray``, ``memoryview`` or an Arrow buffer.
 Buffer = Any
-#: What a field of records holds. A received field is a view of its frame.
+#: The value of a field of records. A received value is a view of its frame.
 Records = Buffer | Sequence[Buffer] | None
 
-#: The most bytes of an unsigned number of 32 bits.
+#: The maximum number of bytes of an unsigned number of 32 bits.
 _MOST_VARINT_BYTES = 5
 #: Records of at most this length are copied next to the other fields. A buffer of their own costs more.
 _COPIED = 512

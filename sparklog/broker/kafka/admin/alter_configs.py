@@ -1,6 +1,6 @@
 """IncrementalAlterConfigs and AlterConfigs requests of Kafka clients.
 
-Both change the settings of topics. AlterConfigs names all settings that a topic shall have, and resets the others.
+Both change the settings of topics. AlterConfigs lists all settings that a topic should have, and resets the others.
 
 The settings of a broker are fixed when it starts, so a request that sets one is refused. A request that only resets
 settings of a broker succeeds without an effect, because ``kafka-reassign-partitions`` resets Kafka's throttles.
@@ -37,7 +37,8 @@ from sparklog.protocol.messages import AlterTopic
 from sparklog.security.acls import CLUSTER_NAME, Operation, ResourceType
 
 _Resource = TypeVar("_Resource", AlterConfigsResource, IncrementalAlterConfigsResource)
-#: The requests of Kafka have no timeout. A client waits for 30 seconds by default.
+#: The timeout of sparklog's own requests, because Kafka's requests have none. A Kafka client waits for 30 seconds by
+#: default.
 _TIMEOUT_MS = 25_000
 
 

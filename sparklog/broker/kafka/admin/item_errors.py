@@ -7,9 +7,9 @@ from typing import NamedTuple
 from sparklog.broker.kafka.error_codes import KafkaError, kafka_error
 from sparklog.errors import BrokerError, ClusterError, ErrorCode
 
-#: The longest message. A client may name a resource of any length, which the message repeats.
+#: The maximum length of a message. A message may repeat a resource name of any length from the client.
 _LONGEST = 1000
-#: The errors that concern one entry. The other entries of the request are handled nevertheless.
+#: The errors that concern one entry. The other entries of the request are still handled.
 FAILURES = (BrokerError, KafkaError, ClusterError)
 
 

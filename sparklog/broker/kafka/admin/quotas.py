@@ -31,7 +31,8 @@ from sparklog.protocol.messages import (
 from sparklog.protocol.quota_messages import MAX_ALTERATIONS
 from sparklog.security.quotas import CLIENT_ID, DEFAULT, IP, USER
 
-#: The requests of Kafka have no timeout. A client waits for 30 seconds by default.
+#: The timeout of sparklog's own requests, because Kafka's requests have none. A Kafka client waits for 30 seconds by
+#: default.
 _TIMEOUT_MS = 25_000
 _EXACT, _DEFAULT_ENTITY, _ANY = 0, 1, 2
 _FIELDS = {USER: "user", CLIENT_ID: "client_id", IP: "ip"}
