@@ -54,7 +54,7 @@ _EXPIRY_S = 2.0
 
 
 class Generations:
-    """The submitter of barrier jobs: it keeps one job, called a generation, running until ``stop``.
+    """A component that submits barrier jobs. It keeps one job, called a generation, running until ``stop``.
 
     A thread of this object submits the jobs. The driver calls ``start``, ``wait_ready`` and ``stop``.
     """

@@ -38,7 +38,7 @@ _PASSWORD_BYTES = 24
 
 
 class DevelopmentSecurity:
-    """The creator of the security files of a cluster, and the source of the settings that use them."""
+    """A component that creates the security files of a cluster, and returns the settings that use them."""
 
     def __init__(self, data_dir: Path, *, advertised_host: str = "", embedded_zookeeper: bool = True) -> None:
         self._client_file = client_file(data_dir.resolve())

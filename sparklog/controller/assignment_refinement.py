@@ -43,7 +43,7 @@ class AssignmentRefinement:
         all_led: list[int],
         all_held: list[int],
     ) -> None:
-        """Keep the placement and the counts of each broker.
+        """Prepare the pass over the given placement, with the counts of each broker.
 
         ``replicas`` has the brokers of each new partition, its leader first. ``apart`` returns, in order, the brokers
         that may get one more replica of a partition that has replicas on a given set of brokers. The lists have one

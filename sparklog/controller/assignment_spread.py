@@ -40,7 +40,7 @@ class Site(NamedTuple):
 
 
 class Spread:
-    """The calculator of the placement of one topic's new partitions. Call ``replicas`` only once."""
+    """A calculation of the placement of one topic's new partitions. Call ``replicas`` only once."""
 
     def __init__(self, sites: Sequence[Site]) -> None:
         self._sites = sites

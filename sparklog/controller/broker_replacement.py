@@ -50,7 +50,7 @@ class ReplacementBegun(NamedTuple):
 
 
 class BrokerReplacement:
-    """The tracker of absent brokers, which moves their replicas to other brokers after ``after_ms``.
+    """A tracker of absent brokers that moves their replicas to other brokers after ``after_ms``.
 
     A negative ``after_ms`` disables it.
     """

@@ -33,7 +33,7 @@ class StateWrite:
 
 @dataclass(frozen=True, slots=True)
 class WriteStates:
-    """The order to send these writes one after the other, without waiting for the results.
+    """A command to send these writes one after the other, without waiting for the results.
 
     The result of each write is in a StatesWritten, StatesRefused or StatesUnknown, unless the controller is Fenced.
     """
@@ -43,14 +43,14 @@ class WriteStates:
 
 @dataclass(frozen=True, slots=True)
 class ReadStates:
-    """The order to read the nodes of these partitions after all earlier writes. The result is StatesRead."""
+    """A command to read the nodes of these partitions after all earlier writes. The result is StatesRead."""
 
     partitions: tuple[TopicPartition, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class WriteTopic:
-    """The order to set a topic's record and, if ``writes`` are given, the states of these partitions, in one multi.
+    """A command to set a topic's record and, if ``writes`` are given, the states of these partitions, in one multi.
 
     The multi also checks the controller epoch and the topic id. The result is TopicWritten, TopicNotWritten or Fenced.
     At most one WriteTopic is in flight per topic. ``ended`` are the partitions whose reassignments this write
@@ -65,14 +65,14 @@ class WriteTopic:
 
 @dataclass(frozen=True, slots=True)
 class ReadTopic:
-    """The order to read a topic's record after all earlier writes. The result is TopicRead or TopicGone."""
+    """A command to read a topic's record after all earlier writes. The result is TopicRead or TopicGone."""
 
     name: str
 
 
 @dataclass(frozen=True, slots=True)
 class SendUpdate:
-    """The order to send an update to a broker. The result is UpdateReplied or UpdateLost."""
+    """A command to send an update to a broker. The result is UpdateReplied or UpdateLost."""
 
     broker: BrokerEndpoint
     update_id: int
@@ -81,7 +81,7 @@ class SendUpdate:
 
 @dataclass(frozen=True, slots=True)
 class DeleteTopicNodes:
-    """The order to delete a topic's nodes and its deletion request, provided that the controller epoch is unchanged.
+    """A command to delete a topic's nodes and its deletion request, provided that the controller epoch is unchanged.
 
     The result is TopicDeleted.
     """
@@ -92,7 +92,7 @@ class DeleteTopicNodes:
 
 @dataclass(frozen=True, slots=True)
 class DropDeletionRequest:
-    """The order to delete only a deletion request, because its topic no longer exists. There is no result."""
+    """A command to delete only a deletion request, because its topic no longer exists. There is no result."""
 
     name: str
     topic_id: str
@@ -100,14 +100,14 @@ class DropDeletionRequest:
 
 @dataclass(frozen=True, slots=True)
 class DropElection:
-    """The order to delete a finished request for elections, which notifies the requester. There is no result."""
+    """A command to delete a finished request for elections, which notifies the requester. There is no result."""
 
     name: str
 
 
 @dataclass(frozen=True, slots=True)
 class TrustBroker:
-    """The order to clear the broker's mark as untrusted, unless a later incarnation has registered.
+    """A command to clear the broker's mark as untrusted, unless a later incarnation has registered.
 
     The reason is that no ISR contains the broker because of an earlier incarnation any more. There is no result.
     """
@@ -118,7 +118,7 @@ class TrustBroker:
 
 @dataclass(frozen=True, slots=True)
 class RequestLogEnds:
-    """The order to request the log ends of these partitions from a broker.
+    """A command to request the log ends of these partitions from a broker.
 
     The result is LogEndsRead. If the broker does not respond, there is no result.
     """
@@ -129,7 +129,7 @@ class RequestLogEnds:
 
 @dataclass(frozen=True, slots=True)
 class RaiseCounters:
-    """The order to raise ``/controller_epoch`` and ``/brokers/producer_ids`` to at least these values.
+    """A command to raise ``/controller_epoch`` and ``/brokers/producer_ids`` to at least these values.
 
     This is the last effect of the term. The term then ends; ``detail`` is the reason.
     """
@@ -141,14 +141,14 @@ class RaiseCounters:
 
 @dataclass(frozen=True, slots=True)
 class Resign:
-    """The order to end the controller's term and to perform no further effect of it. ``detail`` is the reason."""
+    """A command to end the controller's term and to perform no further effect of it. ``detail`` is the reason."""
 
     detail: str
 
 
 @dataclass(frozen=True, slots=True)
 class ControllerReport:
-    """The order to log a line with ``detail`` and to increase a counter by ``count``.
+    """A command to log a line with ``detail`` and to increase a counter by ``count``.
 
     ``kind`` is the counter's name. ``grave`` means that an operator should read the line.
     """

@@ -34,7 +34,7 @@ class _Move(NamedTuple):
 
 class HandoverNotifications:
     def __init__(self, links: Mapping[int, BrokerLink]) -> None:
-        """Keep ``links``, which has the link to each broker by broker id."""
+        """Create the object. ``links`` has the link to each broker, by broker id."""
         self._links = links
         #: Moves that have been sent only to the successor.
         self._first: dict[ClusterPartition, _Move] = {}

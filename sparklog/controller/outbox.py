@@ -44,7 +44,7 @@ class BrokerReplies(NamedTuple):
 
 
 class Outbox:
-    """The collector of the changes that brokers have yet to receive, with one ``BrokerLink`` per broker.
+    """The changes that brokers have yet to receive, with one ``BrokerLink`` per broker.
 
     ``due`` returns the updates to send now.
     """

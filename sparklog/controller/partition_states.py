@@ -41,7 +41,7 @@ class PartitionStates:
         leader_rebalance: LeaderRebalance,
         effects: list[Effect],
     ) -> None:
-        """Keep the other parts of the controller. This object appends to ``effects``, the list of the current step."""
+        """Create the part of the controller. It appends to ``effects``, the list of the current step."""
         #: Whether ZooKeeper is reachable. While it is not, the controller orders nothing.
         self.connected = True
         #: The number of writes in flight.

@@ -14,7 +14,7 @@ from sparklog.model import BrokerEndpoint, TopicPartition
 
 
 class ReplicaTargets:
-    """The chooser of the target replicas of partitions. It keeps count of the replicas of each broker."""
+    """A planner that chooses the target replicas of partitions. It counts the replicas of each broker."""
 
     def __init__(
         self,
@@ -23,7 +23,7 @@ class ReplicaTargets:
         *,
         without: Collection[int] = (),
     ) -> None:
-        """Keep the live ``brokers`` and the ``replicas`` of all partitions. Brokers in ``without`` get no replicas."""
+        """Count the ``replicas`` of all partitions on the live ``brokers``. Brokers in ``without`` get no replicas."""
         self._brokers = [
             broker for broker in sorted(brokers, key=lambda b: b.broker_id) if broker.broker_id not in without
         ]

@@ -35,7 +35,7 @@ class TopicChanges:
         forget: Callable[[ClusterPartition], None],
         effects: list[Effect],
     ) -> None:
-        """Keep the other parts of the controller. ``forget`` removes a deleted partition from them."""
+        """Create the part. ``forget`` removes a deleted partition from the other parts of the controller."""
         self._state = state
         self._states = states
         self._outbox = outbox

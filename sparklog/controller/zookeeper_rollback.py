@@ -35,7 +35,7 @@ class Judged(NamedTuple):
 
 
 class ZookeeperRollback:
-    """The checker of registrations for one controller term.
+    """The check of broker registrations in one controller term.
 
     It detects that ZooKeeper was restored from an older copy. It reports each refused registration only once.
     """

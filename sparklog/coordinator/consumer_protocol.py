@@ -33,7 +33,7 @@ def subscribed_topics(metadata: bytes) -> tuple[str, ...]:
 def assigned_partitions(assignment: bytes) -> tuple[tuple[str, tuple[int, ...]], ...]:
     """Return the topics and partitions of a member's assignment, or none if the bytes are no assignment.
 
-    An assignment with more than a reply about the group can have is none either: no topic is that large.
+    An assignment that is too large for a reply about the group also counts as none: no topic is that large.
     """
     try:
         reader = _Reader(assignment)

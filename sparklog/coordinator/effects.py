@@ -14,7 +14,7 @@ from sparklog.protocol.messages import GroupOffset, TopicPartitions, Transaction
 
 @dataclass(frozen=True, slots=True)
 class Append:
-    """The order to append these records as one batch to the coordinator's partition, with acks=all.
+    """A command to append these records as one batch to the coordinator's partition, with acks=all.
 
     The result is Appended after the commit, or AppendRefused if nothing was appended. If the broker does not know
     whether the append succeeded, it ends this coordinator; the next coordinator reads the log again.
@@ -26,7 +26,7 @@ class Append:
 
 @dataclass(frozen=True, slots=True)
 class SendMarkers:
-    """The order to send transaction markers to the leaders of partitions until all of them have written the markers.
+    """A command to send transaction markers to the leaders of partitions until all of them have written the markers.
 
     MarkersWritten reports the partitions whose leaders have done so, in any order. If a decision to commit or abort has
     many participants, their markers are sent in parts, and ``part`` is the number of the part, from 0.
@@ -40,7 +40,7 @@ class SendMarkers:
 
 @dataclass(frozen=True, slots=True)
 class SendOffsets:
-    """The order to send offsets to a group's coordinator until it has committed them. The result is OffsetsWritten."""
+    """A command to send offsets to a group's coordinator until it has committed them. The result is OffsetsWritten."""
 
     key: str
     decision: int
@@ -50,7 +50,7 @@ class SendOffsets:
 
 @dataclass(frozen=True, slots=True)
 class ComputeTarget:
-    """The order to call ``inputs.compute`` in another thread. The result is TargetComputed."""
+    """A command to call ``inputs.compute`` in another thread. The result is TargetComputed."""
 
     group: str
     inputs: TargetInputs
@@ -58,7 +58,7 @@ class ComputeTarget:
 
 @dataclass(frozen=True, slots=True)
 class Resume:
-    """The order to continue with a group in a later iteration of the event loop, so that other work can run first.
+    """A command to continue with a group in a later iteration of the event loop, so that other work can run first.
 
     The result is Resumed.
     """
@@ -68,7 +68,7 @@ class Resume:
 
 @dataclass(frozen=True, slots=True)
 class StoreClassic:
-    """The order of a classic group to commit its generation and members to the log.
+    """The command of a classic group to commit its generation and members to the log.
 
     ``Groups`` does it with an ``Append``. The responses that follow this order are sent after the commit. If the append
     is refused, ``Groups`` passes StoreRefused to the group.
@@ -177,7 +177,7 @@ Outcome = (
 
 @dataclass(frozen=True, slots=True)
 class Respond:
-    """The order to respond to the request with this ticket. There is no result."""
+    """A command to respond to the request with this ticket. There is no result."""
 
     ticket: int
     outcome: Outcome
@@ -194,7 +194,7 @@ class Rewritten:
 
 @dataclass(frozen=True, slots=True)
 class CoordinatorReport:
-    """The order to log a line with ``detail`` and to increment the counter ``kind``."""
+    """A command to log a line with ``detail`` and to increment the counter ``kind``."""
 
     kind: str
     detail: str

@@ -122,8 +122,8 @@ class KafkaInitRequested:
 class KafkaAddRequested:
     """A Kafka producer adds partitions or offsets to its transaction. The first addition begins the transaction.
 
-    Kafka's AddPartitionsToTxn, AddOffsetsToTxn and TxnOffsetCommit, and the first Produce of a partition in version 12
-    and later.
+    It comes from Kafka's AddPartitionsToTxn, AddOffsetsToTxn or TxnOffsetCommit, or from the first Produce of a
+    partition in version 12 and later.
     """
 
     ticket: int

@@ -318,7 +318,7 @@ class Groups(CoordinatorCore[_Group, _GroupDraft]):
         return known.classic if known is not None else None
 
     def is_consumer_group(self, group: str) -> bool:
-        """Return whether the group is one of KIP-848. A group that has only offsets is none."""
+        """Return whether the group is one of KIP-848. A group that has only offsets is not one."""
         known = self._entries.get(group)
         if known is None or known.classic is not None:
             return False
@@ -595,7 +595,7 @@ class Groups(CoordinatorCore[_Group, _GroupDraft]):
     def refuses_hold(self, request: HoldRequested) -> Refused | None:
         """Return why the sender may not send offsets of the group with a transaction, or None if it may.
 
-        The answer is without effect. ``HoldRequested`` checks it again.
+        This method changes nothing. ``HoldRequested`` makes the check again.
         """
         group = self._entries.get(request.group)
         return self._refuses_commit(group, request) if group is not None else None

@@ -3,7 +3,7 @@
 The module is pure. It works as follows:
 
 - A ``HeartbeatRequested`` has a member's whole state: epoch, owned partitions and subscription. Its response is
-  ``Assigned`` (the epoch and the partitions that the member shall own) or ``Refused``. If nothing has changed for the
+  ``Assigned`` (the epoch and the partitions that the member should own) or ``Refused``. If nothing has changed for the
   member, the response waits for a change, at most for the heartbeat interval. The state also changes when time passes
   (``expire``) and when topics change (``topics_changed``).
 - The group's epoch rises with every change of members, subscriptions or topics. Each epoch has one *target*, which

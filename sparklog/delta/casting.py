@@ -49,7 +49,7 @@ from sparklog.errors import ConfigError
 
 #: The names of the columns for key and headers if the value is parsed into columns.
 JSON_KEY, JSON_HEADERS = "_key", "_headers"
-#: A temporary column that tells whether a row deletes its key.
+#: A temporary column that says whether a row deletes its key.
 TOMBSTONE = "_sparklog_tombstone"
 #: The source's column that describes values that no Spark type can hold.
 _CAST_ERROR = "_cast_error"

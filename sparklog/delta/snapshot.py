@@ -78,8 +78,8 @@ def find_table(path: str, topic: str) -> str:
 def take_snapshot(table: str, topic: str, origin: ArchiveOrigin) -> TableSnapshot:
     """Return a snapshot of the newest version of ``table``, which must be the archive of ``topic``.
 
-    If the topic was restored, ``table`` may also be the archive from which it was restored. ``origin`` tells both apart
-    from archives of other topics.
+    If the topic was restored, ``table`` may also be the archive from which it was restored. ``origin`` distinguishes
+    both from archives of other topics.
 
     Raises:
         ConfigError: the table is the archive of another topic, has only the topic's current state, or has unsupported

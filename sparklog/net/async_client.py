@@ -353,7 +353,7 @@ class AsyncConnection(asyncio.BufferedProtocol):
         return bool(self._poll.poll(timeout_s * 1000))
 
     def read_now(self) -> bool:
-        """Read and handle the available bytes in the place of the event loop, which does not run meanwhile.
+        """Read and handle the available bytes in place of the event loop, which does not run meanwhile.
 
         Return False if no bytes were read. The event loop must then run, so that it detects the cause.
         """

@@ -92,10 +92,10 @@ class ListenerSecurity(NamedTuple):
 class LoginDelays:
     """A tracker of failed logins by address. It decides when the broker tells a client the result of its login.
 
-    Each failed login takes a time in which its address learns no other result, of right and wrong passwords alike. So
-    an address that has many connections, or ends them early, still tests one password after the other. The results of
-    other addresses do not wait. A user that has logged in from an address lately does not wait there either, until a
-    login with this name fails. Not thread-safe: use it only on the server's event loop.
+    Each failed login takes a time. During this time its address learns no other result, whether a password is right or
+    wrong. So an address that has many connections, or ends them early, still tests one password after the other. The
+    results of other addresses do not wait. A user that has recently logged in from an address does not wait there
+    either, until a login with this name fails. Not thread-safe: use it only on the server's event loop.
     """
 
     def __init__(
@@ -108,7 +108,7 @@ class LoginDelays:
         max_addresses: int = 10_000,
         user_memory_s: float = 3600.0,
     ) -> None:
-        """Set the time that the first failure of an address takes.
+        """Create the tracker. The first failure of an address takes ``first_s``.
 
         Each further one within ``memory_s`` takes twice as long, up to ``longest_s``. A login that would wait for
         longer than ``longest_wait_s`` is refused without its result. At most ``max_addresses`` addresses, and as many
@@ -147,9 +147,9 @@ class LoginDelays:
         return free_s - now_s
 
     def wait_s(self, address: str, now_s: float, name: str = "") -> float:
-        """Return the time in seconds by which to delay the reply to a login that was right.
+        """Return the time in seconds by which to delay the reply to a login with the right password.
 
-        The time is infinite if the reply must not say that.
+        The time is infinite if the reply must not reveal that the password was right.
         """
         origin = origin_of(address)
         if now_s - self._users.get((origin, name), -math.inf) <= self._user_memory_s:

@@ -41,7 +41,7 @@ _PLAIN_BYTES = "this listener uses TLS, and plain bytes arrived: set security.pr
 
 
 class TlsOptions:
-    """A holder of the timeouts of TLS connections. ``arguments`` has them as keyword arguments for asyncio."""
+    """The timeouts of TLS connections. ``arguments`` has them as keyword arguments for asyncio."""
 
     def __init__(self, handshake_s: float) -> None:
         self.arguments: dict[str, Any] = {"ssl_handshake_timeout": handshake_s}

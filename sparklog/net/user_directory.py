@@ -1,4 +1,4 @@
-"""A directory of each user on a host for sockets and small files. Only this user can enter it.
+"""The directory of a user on a host, for sockets and small files. Only this user can enter it.
 
 It is in /tmp and not in TMPDIR, because cluster managers set TMPDIR to a directory that they delete with the container.
 """

@@ -18,7 +18,7 @@ _MAX_KEY, _MAX_VERSION, _LONGEST = 100, 30, 2**24
 def is_kafka_request(first: Buffer) -> bool:
     """Return whether the first bytes of a connection are those of a request of Kafka's protocol.
 
-    They are no frame of sparklog's own protocol: its length would be little-endian.
+    They are not a frame of sparklog's own protocol, whose length is little-endian.
     """
     if len(first) < BEGINNING_BYTES:
         return False

@@ -42,7 +42,7 @@ class Secret:
     __slots__ = ("_key",)
 
     def __init__(self, key: bytes) -> None:
-        """Keep the key. Raises ConfigError if ``key`` has another length."""
+        """Create a secret with this key. Raises ConfigError if ``key`` has the wrong length."""
         if len(key) != SECRET_BYTES:
             raise ConfigError(f"a cluster secret has {SECRET_BYTES} bytes, {len(key)} found")
         self._key = key

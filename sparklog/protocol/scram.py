@@ -5,8 +5,8 @@ client proves that it knows the password, and then the server proves that it kno
 both nonces and all earlier messages.
 
 A client cannot find out whether a user exists. For an unknown user the server sends the same replies and does the same
-work as for a wrong password. The invented credential of an unknown user has the usual number of iterations and length
-of salt. So the replies still reveal a user whose credential has an unusual number or length.
+work as for a wrong password. The dummy credential of an unknown user has the usual number of iterations and length of
+salt. So the replies still reveal a user whose credential has an unusual number or length.
 
 There is no channel binding. Source: RFC 5802, RFC 7677; KIP-84 (Kafka's use), KIP-48 (the extension ``tokenauth``).
 """
@@ -90,7 +90,7 @@ class ScramCredential:
 
 
 class CredentialForm(NamedTuple):
-    """The properties of a credential that the server tells a client before the login."""
+    """The properties of a credential that the server sends to a client before the login."""
 
     iterations: int
     salt_bytes: int

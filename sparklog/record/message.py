@@ -26,7 +26,7 @@ _I64 = struct.Struct("<q")
 
 #: Arrow's MetadataVersion V5, which is current since Arrow 1.0. V4 encodes compression in another way.
 METADATA_V5 = 4
-#: Metadata of at most this size are cached. A batch of about twenty columns has this size.
+#: Metadata of at most this size is cached. A batch of about twenty columns has this size.
 _SMALL_METADATA_BYTES = 2048
 
 # Message: version, header type, header, body length, custom metadata
@@ -98,7 +98,7 @@ def _read(flatbuffer: bytes, metadata_length: int, message_length: int) -> Batch
     )
 
 
-#: Batches with the same number of records of the same sizes have the same metadata, which are parsed only once.
+#: Batches with the same number of records of the same sizes have the same metadata, which is parsed only once.
 _read_small = lru_cache(maxsize=256)(_read)
 
 

@@ -1,6 +1,6 @@
 """Batches whose records already have offsets, to restore a topic from its archive.
 
-Pure. As a compacted batch, such a batch may cover offsets that have no record: of markers, of aborted records, and of
+Pure. Like a compacted batch, such a batch may cover offsets that have no record: of markers, of aborted records, and of
 records that were compacted away. So there is no gap between batches.
 """
 

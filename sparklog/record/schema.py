@@ -2,8 +2,8 @@
 
 A topic's schema is sent and stored as the bytes of one Arrow IPC Schema message. The client that creates or extends the
 topic encodes the schema once. From then on its bytes are copied unchanged, so bytes of different pyarrow versions are
-never compared. Metadata of schemas and fields (pandas' index, Spark's comments) are removed, because they are not part
-of a topic's schema.
+never compared. Metadata of schemas and fields (pandas' index, Spark's comments) is removed, because it is not part of a
+topic's schema.
 """
 
 from __future__ import annotations

@@ -4,8 +4,8 @@ A batch that passes the checks cannot harm a reader.
 
 The checksum is checked first, because most bad batches are accidents. Then the metadata is checked, without Arrow and
 with bounds checks: rows, buffers, sizes after decompression. Only then is the batch passed to Arrow. Arrow's full
-validation checks every offset and every character. All checks work on batches and columns, without a loop over
-records. Only for small batches a check of each record is faster than Arrow (``small_batch_validator``).
+validation checks every offset and every character. All checks work on batches and columns, without a loop over records.
+Only for small batches is a check of each record faster than Arrow (``small_batch_validator``).
 """
 
 from __future__ import annotations

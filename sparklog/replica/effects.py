@@ -1,4 +1,4 @@
-"""The effects of a replica: orders to the broker process (or the simulator), and reports of changes.
+"""The effects of a replica: commands to the broker process (or the simulator), and reports of changes.
 
 The caller carries out the effects of a step in order. Each docstring names the event that reports the result, and any
 precondition.
@@ -13,7 +13,7 @@ from sparklog.model import UNKNOWN_LOSS
 
 
 class AppendAsLeader(msgspec.Struct, frozen=True, gc=False):
-    """The order to append the batches of the produce ``ticket`` with this leader epoch.
+    """A command to append the batches of the produce ``ticket`` with this leader epoch.
 
     The caller carries it out before it passes the next event. Result: LeaderAppended or LeaderAppendFailed.
     """
@@ -23,7 +23,7 @@ class AppendAsLeader(msgspec.Struct, frozen=True, gc=False):
 
 
 class RespondToProduce(msgspec.Struct, frozen=True, gc=False):
-    """The order to respond to the produce ``ticket``: with an error, or with success and the base offset.
+    """A command to respond to the produce ``ticket``: with an error, or with success and the base offset.
 
     With acks=all only committed records are acknowledged. Every ticket gets exactly one response. With acks=0 the
     caller sends nothing and only drops the ticket.
@@ -36,11 +36,11 @@ class RespondToProduce(msgspec.Struct, frozen=True, gc=False):
 
 
 class AppendAsFollower(msgspec.Struct, frozen=True, gc=False):
-    """The order to append the batches of the LeaderResponded that caused this effect. Result: FollowerAppended."""
+    """A command to append the batches of the LeaderResponded that caused this effect. Result: FollowerAppended."""
 
 
 class TruncateLog(msgspec.Struct, frozen=True, gc=False):
-    """The order to truncate the log to ``offset``, or to a batch boundary below it.
+    """A command to truncate the log to ``offset``, or to a batch boundary below it.
 
     Result: Truncated. The next fetch starts at the new log end.
 
@@ -53,7 +53,7 @@ class TruncateLog(msgspec.Struct, frozen=True, gc=False):
 
 
 class RestartLog(msgspec.Struct, frozen=True, gc=False):
-    """The order to delete all records and to start an empty log at ``offset``.
+    """A command to delete all records and to start an empty log at ``offset``.
 
     ``offset`` is usually the leader's log start: the leader no longer has the follower's next offset.
 
@@ -64,7 +64,7 @@ class RestartLog(msgspec.Struct, frozen=True, gc=False):
 
 
 class RefuseTruncation(msgspec.Struct, frozen=True, gc=False):
-    """The order to report to the controller that this replica refuses to truncate its log as its leader requires.
+    """A command to report to the controller that this replica refuses to truncate its log as its leader requires.
 
     This replica holds committed records from ``offset`` on. The leader of ``leader_epoch`` lacks these records. After a
     pause this replica continues to fetch, and each fetch tells the leader of the refusal
@@ -79,11 +79,11 @@ class RefuseTruncation(msgspec.Struct, frozen=True, gc=False):
 
 
 class TruncationAccepted(msgspec.Struct, frozen=True, gc=False):
-    """The order to withdraw an earlier RefuseTruncation: the logs agree again, or the truncation is now allowed."""
+    """A command to withdraw an earlier RefuseTruncation: the logs agree again, or the truncation is now allowed."""
 
 
 class WriteIsr(msgspec.Struct, frozen=True, gc=False):
-    """The order to write ``isr`` to the partition's ZooKeeper node, if the node still has ``expected_version``.
+    """A command to write ``isr`` to the partition's ZooKeeper node, if the node still has ``expected_version``.
 
     The node then names this leader and its epoch. The ZooKeeper multi also checks each (broker, incarnation) of
     ``added``. Result: IsrWritten, IsrRefused or IsrWriteFailed.
@@ -115,7 +115,7 @@ class LogEndMoved(msgspec.Struct, frozen=True, gc=False):
 
 
 class ServeFetch(msgspec.Struct, frozen=True, gc=False):
-    """The order to respond to the follower's fetch with the records from ``offset`` on.
+    """A command to respond to the follower's fetch with the records from ``offset`` on.
 
     The caller may delay the response until there are more records.
     """
@@ -124,23 +124,23 @@ class ServeFetch(msgspec.Struct, frozen=True, gc=False):
 
 
 class RefuseFetch(msgspec.Struct, frozen=True, gc=False):
-    """The order to respond to the follower's fetch with an error."""
+    """A command to respond to the follower's fetch with an error."""
 
     code: ErrorCode
     detail: str
 
 
 class AnswerDiverging(msgspec.Struct, frozen=True, gc=False):
-    """The order to respond to the follower's fetch with the point where the logs diverge, without records."""
+    """A command to respond to the follower's fetch with the point where the logs diverge, without records."""
 
     epoch: int
     end_offset: int
 
 
 class StartFetching(msgspec.Struct, frozen=True, gc=False):
-    """The order to fetch from ``leader`` in ``leader_epoch``, from the end of this replica's log on.
+    """A command to fetch from ``leader`` in ``leader_epoch``, from the end of this replica's log on.
 
-    The order is valid until the next StartFetching or StopFetching, and replaces any earlier StartFetching of this
+    The command is valid until the next StartFetching or StopFetching, and replaces any earlier StartFetching of this
     partition.
     """
 
@@ -149,7 +149,7 @@ class StartFetching(msgspec.Struct, frozen=True, gc=False):
 
 
 class StopFetching(msgspec.Struct, frozen=True, gc=False):
-    """The order to stop fetching for this partition. The replica ignores a response that is still in flight."""
+    """A command to stop fetching for this partition. The replica ignores a response that is still in flight."""
 
 
 class RoleChanged(msgspec.Struct, frozen=True, gc=False):

@@ -474,7 +474,7 @@ class SessionBuilder:
     def on_response(self, reply: FetchReply) -> None:
         """Handle the reply to the oldest request in flight.
 
-        After a reply with an error, the next request starts a new session. So does a reply without a session id, which
+        The next request starts a new session after a reply with an error, and after a reply without a session id, which
         a server without a free slot sends.
         """
         if reply.code != ErrorCode.NONE or reply.session_id == NO_SESSION:

@@ -251,7 +251,7 @@ class CleanJob:
 
         Raises:
             OSError: the disk failed or is full.
-            StorageError, BrokerError: the data on disk are damaged.
+            StorageError, BrokerError: the data on disk is damaged.
         """
         base = group[0].base_offset
         try:

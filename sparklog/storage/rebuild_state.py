@@ -46,7 +46,7 @@ def derive_state(
     must not be trusted.
 
     Raises:
-        BrokerError, StorageError: the data on disk are damaged.
+        BrokerError, StorageError: the data on disk is damaged.
     """
     trusted = None
     if has_epochs and recovery_point is not None:

@@ -41,7 +41,7 @@ logger = logging.getLogger(__name__)
 
 
 class SegmentsAside:
-    """A helper of the recovery of one log: it moves or copies segment files to ``set-aside/``.
+    """A helper for the recovery of one log: it moves or copies segment files to ``set-aside/``.
 
     The directory for them is created with the first file. The methods raise OSError if the disk fails.
     """

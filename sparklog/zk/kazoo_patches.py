@@ -238,7 +238,7 @@ class Multi:
     def __init__(
         self, operations: Sequence[Op], root: str, acl: bytes = _OPEN_TO_ALL, secret_acl: bytes | None = None
     ) -> None:
-        """Keep the operations. ``root`` is put before every path.
+        """Create a multi of these operations. ``root`` is put before every path.
 
         Created nodes get ``acl``, and secret ones ``secret_acl``, by default the same.
         """

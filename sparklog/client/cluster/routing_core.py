@@ -52,7 +52,7 @@ class NoResponse(BrokerError):
 
 @dataclass(frozen=True, slots=True)
 class ListOpen:
-    """The order to list the brokers with an open connection.
+    """A command to list the brokers with an open connection.
 
     The result is a dict by broker id: how long the broker has sent nothing although a request is open, in seconds.
     """
@@ -60,14 +60,14 @@ class ListOpen:
 
 @dataclass(frozen=True, slots=True)
 class Connect:
-    """The order to open a connection and store it. The result is the id of the broker there, or a BrokerError."""
+    """A command to open a connection and store it. The result is the id of the broker there, or a BrokerError."""
 
     address: Address
 
 
 @dataclass(frozen=True, slots=True)
 class Prepare:
-    """The order to connect to a broker that is in the metadata, for later requests.
+    """A command to connect to a broker that is in the metadata, for later requests.
 
     It has no result. The driver may continue before the connection is open.
     """
@@ -77,7 +77,7 @@ class Prepare:
 
 @dataclass(frozen=True, slots=True)
 class Ask:
-    """The order to send a request to a broker. The result is the reply, or a BrokerError.
+    """A command to send a request to a broker. The result is the reply, or a BrokerError.
 
     Without a reply within ``timeout_s``, the error is NoResponse.
     """
@@ -89,21 +89,21 @@ class Ask:
 
 @dataclass(frozen=True, slots=True)
 class Disconnect:
-    """The order to close the connection to a broker, so that all its open requests fail. It has no result."""
+    """A command to close the connection to a broker, so that all its open requests fail. It has no result."""
 
     broker_id: int
 
 
 @dataclass(frozen=True, slots=True)
 class WaitUntil:
-    """The order to wait until a time, which may be in the past. The result is the current time."""
+    """A command to wait until a time, which may be in the past. The result is the current time."""
 
     at_s: float
 
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """The order to report that there is new metadata, or why there is none (``problem``). It has no result."""
+    """A command to report that there is new metadata, or why there is none (``problem``). It has no result."""
 
     problem: str
 
