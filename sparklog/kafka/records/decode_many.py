@@ -19,7 +19,7 @@ from sparklog.record.arrays import array_of
 Integers = npt.NDArray[np.int64]
 Octets = npt.NDArray[np.uint8]
 
-#: The number of records that are read one by one before the decoder again looks for a run of records of equal size.
+#: The number of records that are read one by one before the decoder again searches for a run of records of equal size.
 _CHUNK = 256
 #: The minimum length of a run of records of equal size. A shorter run is not faster than the loop.
 _SHORTEST_RUN = 16
