@@ -13,7 +13,6 @@ lost. Needs 127.0.0.0/8 to be local, as on Linux.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import socket
 import threading
 from collections.abc import Callable, Coroutine
@@ -156,11 +155,15 @@ class ProxyNetwork:
         except (OSError, EOFError, ProtocolError, msgspec.MsgspecError):
             pass  # both ends see a closed connection, as without a proxy
         finally:
-            for end in (writer, onward):
-                if end is not None:
-                    end.close()
-                    with contextlib.suppress(OSError):
-                        await end.wait_closed()
+            ends = [end for end in (writer, onward) if end is not None]
+            for end in ends:
+                end.close()
+            try:
+                await asyncio.gather(*(end.wait_closed() for end in ends), return_exceptions=True)
+            except asyncio.CancelledError:  # the network closes, and its loop with it
+                for end in ends:
+                    end.transport.abort()
+                raise
 
     async def _pump(self, source: asyncio.StreamReader, sink: asyncio.StreamWriter, sender: str, receiver: str) -> None:
         """Forward bytes until the source has closed the connection. A close is forwarded only when no cut exists."""

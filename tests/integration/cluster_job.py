@@ -10,6 +10,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from pathlib import Path
 
 from sparklog.cluster.process import ProcessIdentity, identify, is_alive, send_signal
@@ -82,18 +83,19 @@ class ClusterJob:
         return found
 
     def java_processes(self, name: str) -> list[ProcessIdentity]:
-        """Return the Java processes of this cluster whose main class ends with ``name``."""
-        found = []
+        """Return the Java processes of this cluster whose main class ends with ``name``.
+
+        A process that a JVM has forked has the command line of the JVM until it executes its own program. It does not
+        count.
+        """
+        parents: dict[int, int] = {}
         for entry in Path("/proc").glob("[0-9]*"):
-            try:
+            with suppress(OSError):  # the process has ended
                 words = (entry / "cmdline").read_bytes().decode(errors="replace").split("\0")
-            except OSError:
-                continue
-            if any(word.endswith(name) for word in words) and any(str(self.data_dir) in word for word in words):
-                process = identify(int(entry.name))
-                if process is not None:
-                    found.append(process)
-        return found
+                if any(word.endswith(name) for word in words) and any(str(self.data_dir) in word for word in words):
+                    parents[int(entry.name)] = _parent_pid(int(entry.name))
+        own = [identify(pid) for pid, parent_pid in parents.items() if parent_pid not in parents]
+        return [process for process in own if process is not None]
 
     def executors(self) -> list[ProcessIdentity]:
         return self.java_processes("CoarseGrainedExecutorBackend")
@@ -150,6 +152,9 @@ def identify_all(pids: Iterable[int]) -> list[ProcessIdentity]:
 
 
 def parent(process: ProcessIdentity) -> ProcessIdentity:
-    fields = Path(f"/proc/{process.pid}/stat").read_text().rpartition(") ")[2].split()
-    (found,) = identify_all([int(fields[1])])
+    (found,) = identify_all([_parent_pid(process.pid)])
     return found
+
+
+def _parent_pid(pid: int) -> int:
+    return int(Path(f"/proc/{pid}/stat").read_text().rpartition(") ")[2].split()[1])

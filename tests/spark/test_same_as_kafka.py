@@ -379,7 +379,7 @@ def test_waits_for_enough_records_or_time_are_equal(
 ) -> None:
     """``minOffsetsPerTrigger`` makes a batch wait, and ``maxTriggerDelay`` ends the wait. The first batch of a run
     does not wait."""
-    least = {"subscribe": topic, "startingOffsets": "earliest", "minOffsetsPerTrigger": "8"}
+    least = {"subscribe": topic, "startingOffsets": "earliest", "minOffsetsPerTrigger": "9"}
     seen: list[list[list[Row]]] = []
     for side in sides:
         side.create_topic(topic, 1, KEPT)
@@ -391,7 +391,7 @@ def test_waits_for_enough_records_or_time_are_equal(
             side.send(topic, numbered(0, 2, 3))
             query.processAllAvailable()  # the query has polled and found too few records
             assert len(sink.rows) == 2
-            side.send(topic, numbered(0, 5, 6))
+            side.send(topic, numbered(0, 5, 6))  # one by one: only all of them with the 3 before are enough
             until(sink, query, 11)
             query.processAllAvailable()
         finally:
