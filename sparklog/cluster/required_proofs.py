@@ -53,7 +53,7 @@ class RequiredProofs:
             self.required = await self._session.exists(paths.PROOF_REQUIRED)
 
     def admitted(self, brokers: Iterable[BrokerRegistration]) -> tuple[BrokerRegistration, ...]:
-        """Return those of the registrations that the controller accepts. The others are logged."""
+        """Return the registrations that the controller accepts, and log the others."""
         if not self.required:
             return tuple(brokers)
         counted = []

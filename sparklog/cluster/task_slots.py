@@ -62,7 +62,7 @@ def require_slots(
 
 
 def most_slots(master: str) -> int:
-    """Return the number of task slots to which the master's name limits Spark, or ``sys.maxsize`` if it does not."""
+    """Return the maximum number of task slots that the master's name allows, or ``sys.maxsize`` if it sets no limit."""
     if cluster := re.fullmatch(r"local-cluster\[\s*(\d+)\s*,\s*(\d+)\s*,\s*\d+\s*\]", master):
         return int(cluster[1]) * int(cluster[2])
     if threads := re.fullmatch(r"local\[\s*(\d+)\s*(?:,\s*\d+\s*)?\]", master):

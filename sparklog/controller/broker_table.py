@@ -66,7 +66,7 @@ class BrokerTable:
         return min((deadline for _, deadline in self._held.values()), default=None)
 
     def failed_among(self, brokers: Iterable[int]) -> list[int]:
-        """Return those of ``brokers`` that count as failed: they are not live, and the table does not hold them."""
+        """Return the ``brokers`` that count as failed: they are not live, and the table does not hold them."""
         if self._awaits_first:
             return []
         return [i for i in brokers if i not in self.registrations and i not in self._held]

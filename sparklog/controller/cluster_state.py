@@ -245,7 +245,7 @@ class ClusterState:
     def put_topic(self, snapshot: TopicSnapshot) -> tuple[ClusterTopic, list[ClusterPartition]]:
         """Add a topic, or update the known topic with the same id.
 
-        Return the topic, and those of its partitions that are new or whose replicas or reassignment changed.
+        Return the topic, and its partitions that are new or whose replicas or reassignment changed.
         """
         record = snapshot.record
         topic = self.topics.get(record.name)

@@ -41,8 +41,8 @@ class ElectionRequested:
 
     kind: str
     partitions: tuple[TopicPartition, ...] | None = None
-    #: The ids of the topics at the time of the request. A topic that was recreated since is not concerned. The id of a
-    #: topic that is not in it (the request of an older broker) is not checked.
+    #: The ids of the topics at the time of the request. The request does not concern a topic that has been recreated
+    #: since. The id of a topic that is not in it (the request of an older broker) is not checked.
     topic_ids: Mapping[str, str] = field(default_factory=dict)
 
 

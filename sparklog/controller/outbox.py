@@ -17,8 +17,8 @@ from sparklog.controller.handover_notifications import HandoverNotifications
 from sparklog.errors import ErrorCode
 from sparklog.model import BrokerEndpoint, BrokerRegistration, TopicPartition
 
-#: The number of partition states in flight to all brokers above which no further full update starts: these are about 15
-#: MB.
+#: The number of partition states in flight to all brokers at which no other full update starts. These states take about
+#: 15 MB.
 _MAX_STATES_IN_FLIGHT = 200_000
 _PATIENCE_MS = 2000
 #: While brokers wait to stop, ISR changes are sent to other brokers with at most this delay. There are thousands of

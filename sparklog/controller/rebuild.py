@@ -39,7 +39,7 @@ _UNKNOWN_CONTROLLER_EPOCH = 100_000
 
 
 class RebuiltTopic(NamedTuple):
-    """The rebuilt metadata of a topic: its record, and the states of those of its partitions that have a log.
+    """The rebuilt metadata of a topic: its record, and the states of its partitions that have a log.
 
     A partition without a log gets no state, so the controller treats it as new.
     """

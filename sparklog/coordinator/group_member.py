@@ -98,9 +98,9 @@ class Member:
         return grouped
 
     def report(self, named: tuple[TopicPartitions, ...]) -> None:
-        """Record the partitions that the member's heartbeat lists.
+        """Record the partitions in the member's heartbeat.
 
-        Usually they equal those of the last heartbeat or response.
+        Usually they are the same as in the last heartbeat or response.
         """
         if named == self.named:
             return

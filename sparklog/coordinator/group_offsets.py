@@ -378,7 +378,7 @@ class Groups(CoordinatorCore[_Group, _GroupDraft]):
         return [(key, hold) for key, hold, _ in self._holds(group, member_id, partitions)]
 
     def held(self, group: str, member_id: str, partitions: Iterable[tuple[str, int]]) -> Set[tuple[str, int]]:
-        """Return those of ``partitions`` whose offsets ``member_id`` may not fetch because of one of its ``holds``."""
+        """Return the ``partitions`` whose offsets ``member_id`` may not fetch because of one of its ``holds``."""
         return frozenset[tuple[str, int]]().union(*(found for *_, found in self._holds(group, member_id, partitions)))
 
     def _holds(

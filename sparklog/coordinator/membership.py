@@ -386,7 +386,7 @@ class Membership:
         return None
 
     def subscribed(self, names: Iterable[str], topics: Topics) -> set[str]:
-        """Return those of the topics ``names`` to which a member subscribes."""
+        """Return the topics in ``names`` to which a member subscribes."""
         wanted = set(names)
         found = {name for member in self.members.values() for name in member.about.topics if name in wanted}
         for pattern in {member.about.pattern for member in self.members.values()} - {""}:

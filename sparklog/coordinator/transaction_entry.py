@@ -96,7 +96,10 @@ class TransactionEntry:
         return self.transaction.state != OPEN and not (self.ending or self.waiting or self.begins or self.draft)
 
     def record_keys(self) -> list[int | None]:
-        """Return the keys of the entry's records: None for the transaction, the producer id for a participant."""
+        """Return the keys of the entry's records.
+
+        The key of the transaction's record is None, and that of a participant's record is its producer id.
+        """
         return [None, *self.participants]
 
     def records_of(self, keys: Iterable[int | None]) -> list[Record]:

@@ -156,7 +156,7 @@ class Transactions(CoordinatorCore[TransactionEntry, TransactionDraft]):
         return entry.transaction, entry.participants, due
 
     def participants(self, producer_ids: Iterable[int]) -> Iterator[tuple[int, str]]:
-        """Yield those of ``producer_ids`` that take part in an open or ending transaction, each with its key."""
+        """Yield the ``producer_ids`` that take part in an open or ending transaction, each with its key."""
         wanted = set(producer_ids)
         for key, entry in self._entries.items():
             yield from ((found, key) for found in entry.participants.keys() & wanted)

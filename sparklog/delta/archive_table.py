@@ -179,9 +179,9 @@ class ArchiveTable:
         return self._metrics(self._progress.version)
 
     def committed_at(self) -> float | None:
-        """Return the time of the newest archive commit in s since 1970, or None if there is no such commit.
+        """Return the time of the newest archive commit in seconds since 1970, or None if there is no such commit.
 
-        The time is by the clock of the process that made the commit.
+        The time comes from the clock of the process that made the commit.
         """
         if self._progress is None:
             return None

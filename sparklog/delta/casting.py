@@ -113,7 +113,7 @@ class Casting:
         return self._good(positioned.where(sf.when(_is_none(reasons), True).otherwise(failure)))
 
     def read_columns(self, offered: StructType) -> StructType:
-        """Return those of the source's ``offered`` columns that this plan reads.
+        """Return the columns of the source (``offered``) that this plan reads.
 
         Each further column would cost time in the JVM.
         """

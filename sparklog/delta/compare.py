@@ -60,7 +60,7 @@ class _Log:
         self._left: RestoredRows | None = None
 
     def take(self, count: int) -> RestoredRows | None:
-        """Return the next ``count`` rows: fewer at the end of the log, and None after it."""
+        """Return the next ``count`` rows. Return fewer rows at the end of the log, and None after that."""
         parts: list[RestoredRows] = []
         missing = count
         while missing and (rows := self._next()) is not None:

@@ -105,7 +105,7 @@ def error_line(error: Exception) -> str:
 
 
 class Stopping(Protocol):
-    """The part of a stop request that the job uses: whether the end was requested.
+    """The part of a stop request that the job uses, to check whether a stop was requested.
 
     ``threading.Event`` has it, and so has the class ``StopRequest`` of ``cluster.stop_request``.
     """
@@ -118,7 +118,7 @@ def maintain(
 ) -> dict[str, Exception]:
     """Run OPTIMIZE and VACUUM once on the tables of these topics. Return the error of each topic that failed.
 
-    This needs no brokers. Once ``stopping`` is set, the maintenance of no further table begins.
+    This needs no brokers. Once ``stopping`` is set, this does not begin with another table.
     """
     errors: dict[str, Exception] = {}
     for options in archives:

@@ -26,7 +26,7 @@ LEAST_RETENTION_H = 168
 
 @dataclass(frozen=True, slots=True)
 class MaintenanceOptions:
-    """The options of table maintenance. Intervals are in s; None means never."""
+    """The options of table maintenance. Intervals are in seconds; None means never."""
 
     #: The target size of compacted files, in bytes.
     target_file_size: int = 128 << 20

@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 
 class ArchiveOrigin(NamedTuple):
-    """The identity of a topic and of the archive from which it was restored. By it, a topic recognises its tables.
+    """The identity of a topic and of the archive from which it was restored. It shows which tables belong to the topic.
 
     ``restored_from`` is the value of the topic's setting ``restored.from``: ``<topic id>/<table id>@<version>``, or
     empty if the topic was not restored.

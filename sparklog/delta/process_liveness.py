@@ -38,7 +38,7 @@ def may_run(process: str) -> bool:
 
 
 def longest_wait_s(every_s: float) -> float:
-    """Return the maximum time in s for which a new run waits for the next commit of the earlier run.
+    """Return the maximum time in seconds for which a new run waits for the next commit of the earlier run.
 
     ``every_s`` is the earlier run's interval between batches, or 0 if that run ends without a stop. If the earlier run
     does not commit within this time, the new run continues.

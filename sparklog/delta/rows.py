@@ -47,7 +47,7 @@ def read_rows(
     ranges: Mapping[int, Span] | None,
     times: Span = _ALL,
 ) -> Iterator[pa.RecordBatch]:
-    """Yield the matching rows of ``file`` in non-empty batches, with those of ``columns`` that the file has.
+    """Yield the matching rows of ``file`` in non-empty batches, with the ``columns`` that the file has.
 
     ``ranges`` has the offsets to read, by partition. Rows of other partitions are not read. None means all rows. Only
     rows with timestamps in ``times`` (us) are read.

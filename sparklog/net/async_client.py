@@ -319,7 +319,10 @@ class AsyncConnection(asyncio.BufferedProtocol):
 
     @property
     def writable(self) -> bool:
-        """Return False while too many written bytes are unsent, because the broker does not read them fast enough."""
+        """Return whether more bytes may be written.
+
+        If not, too many are unsent: the broker does not read fast enough.
+        """
         return self._writable.is_set()
 
     async def drained(self) -> None:

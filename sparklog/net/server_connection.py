@@ -169,7 +169,7 @@ class ServerConnection(asyncio.BufferedProtocol):
 
     @property
     def writable(self) -> bool:
-        """Return False while the peer does not read its replies fast enough. Further replies then stay in memory."""
+        """Return whether the peer reads its replies fast enough. If not, further replies stay in memory."""
         return self._writable
 
     @property

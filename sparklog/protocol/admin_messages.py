@@ -187,7 +187,7 @@ class ListReassignments(Message, frozen=True, tag="list_reassignments"):
 
 
 class ReassignmentStatus(msgspec.Struct, frozen=True, array_like=True):
-    """The state of one reassignment in progress. The reply to DescribeBroker shows how far each replica has copied."""
+    """The state of one reassignment in progress. The reply to DescribeBroker shows how much each replica has copied."""
 
     topic: str
     partition: int

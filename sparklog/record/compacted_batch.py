@@ -47,9 +47,9 @@ class CompactedBatch(NamedTuple):
 
 
 class Source(NamedTuple):
-    """A stored batch together with those of its records that remain after compaction.
+    """A stored batch, and its records that remain after compaction.
 
-    ``body`` is the whole stored body. ``records`` and ``offsets`` are those of the remaining records.
+    ``body`` is the whole stored body. ``records`` has the remaining records, and ``offsets`` their offsets.
     """
 
     header: BatchHeader

@@ -110,8 +110,8 @@ class IsrRefused(msgspec.Struct, frozen=True, gc=False):
 
     ``state`` and ``version`` are the current content and version of the partition's node.
 
-    ``expected_version`` is the one of the WriteIsr. By it the replica distinguishes the results of two writes. It may
-    be -1 if the caller never has two writes of a partition in flight.
+    ``expected_version`` is the expected version in the WriteIsr. With it, the replica distinguishes the results of two
+    writes. It may be -1 if the caller never has two writes of a partition in flight.
     """
 
     state: LeaderAndIsr

@@ -8,7 +8,7 @@ something new. An idle partition costs neither bytes nor time on either side:
     request, session epoch n > 0  partitions whose position moved, and those to drop
     reply                         partitions with records, errors, a divergence or moved offsets
 
-The session epoch counts requests. By it the server detects a repeated or lost request, and the fetcher then starts a
+The session epoch counts requests. With it, the server detects a repeated or lost request, and the fetcher then starts a
 new session. On the server a partition is *due* after a request named it, its log grew, or one of its offsets moved
 (``SessionCache.wake``). A fetch reads only due partitions.
 

@@ -42,7 +42,7 @@ _EPOCH = datetime(1970, 1, 1, tzinfo=timezone.utc)
 
 
 class AuditKind(Enum):
-    """A kind of audited event. The values appear in the lines."""
+    """A kind of audited event. The lines of the audit log contain these values."""
 
     LOGIN = "login"
     DENIAL = "denial"

@@ -8,7 +8,7 @@ decides which records are acknowledged, which replica leads and what is deleted.
 on a connection whose peer has proved its identity (``protocol.proof``). Both clients and brokers send Fetch and
 CommitOffsets; ``sender_of`` distinguishes the two by the request's content.
 
-Besides, a rule has up to three parts:
+In addition, a rule has up to three parts:
 
 - ``clauses``: conditions for the whole request. If one is not satisfied, the broker refuses the request.
 - ``entries``: an operation, and the topic of each entry of the request. The broker refuses the entries on whose topic

@@ -3,9 +3,9 @@
     {"from": {...}, "topics": {"flights": {"epochs": {"0": 3}, "id": "...", "offsets": {"0": 23}}}, "version": 1}
 
 ``offsets`` are the next offsets to read. ``epochs`` are the leader epochs in which the partition was known to reach
-that offset; by them a log that was truncated later is detected. ``from`` has the same form as ``topics``. It stores
-where the batch began in partitions that the previous batch did not have, or after lost records, so that a replay of the
-batch begins at the same offsets.
+that offset; with them, the query detects a log that was truncated later. ``from`` has the same form as ``topics``. It
+stores where the batch began in partitions that the previous batch did not have, or after lost records, so that a replay
+of the batch begins at the same offsets.
 
 Spark compares offsets as text, so each position has exactly one text: keys are sorted, partitions by number. The first
 batch begins at a marker instead of an offset, because Spark requests the initial offset again when it replays that

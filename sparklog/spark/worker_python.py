@@ -1,4 +1,4 @@
-"""The choice of the Python for Spark's workers, which must have sparklog."""
+"""The selection of the Python for Spark's workers, in which sparklog must be installed."""
 
 from __future__ import annotations
 

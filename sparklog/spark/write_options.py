@@ -43,7 +43,7 @@ class NewTopic:
 
 @dataclass(frozen=True, slots=True)
 class NamedWrite:
-    """The name and number of a batch write: ``txnAppId`` and ``txnVersion``. By them a repeated write is recognised.
+    """The name and number of a batch write: ``txnAppId`` and ``txnVersion``. They identify a repeated write.
 
     Source: Delta Lake.
     """

@@ -42,7 +42,7 @@ class AppendPoint(msgspec.Struct, frozen=True, gc=False):
     running_max: int
     first_append_us: int
     schema_id: int
-    #: The last batch has another position than in the leader's segment, and so will later batches of the segment.
+    #: Whether the last batch has another position than in the leader's segment. Later batches of the segment will, too.
     cleaned: bool = False
 
 

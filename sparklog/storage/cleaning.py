@@ -132,7 +132,7 @@ class CleanJob:
         self.tally = CleaningTally()
         self.due = due
         self.cancelled = False
-        #: The disk had no room for a new segment.
+        #: Whether the disk had no room for a new segment.
         self.out_of_room = False
         #: The table has the keys of all records below this offset.
         self.map_end = state.end

@@ -1,7 +1,8 @@
-"""Whether a log directory still has everything that earlier processes wrote, and the files that show it.
+"""A record of whether a log directory still has everything that earlier processes wrote.
 
-The file ``running`` is written when a directory is opened. It has the host's boot id. The file ``clean-stop`` is
-written when the directory is closed and everything in it is fsynced. The next process concludes from these files:
+Two files show it. The file ``running`` is written when a directory is opened. It has the host's boot id. The file
+``clean-stop`` is written when the directory is closed and everything in it is fsynced. The next process concludes from
+these files:
 
 - ``clean-stop`` exists: nothing was lost;
 - no ``clean-stop``, same boot id: the process died, but the page cache did not. Every completed write exists (trusted);
@@ -61,12 +62,12 @@ class BootMark(msgspec.Struct, frozen=True):
     boot_id: str
     #: The broker's last incarnation. None: an older release wrote the mark without it.
     incarnation: int | None = None
-    #: Logs may lack acknowledged records, and no registration has reported that yet.
+    #: Whether logs may lack acknowledged records, and no registration has reported that yet.
     doubted: bool = False
     version: int = 1
     #: If ``doubted``: the logs that may lack records. Empty: all logs may lack records.
     logs: tuple[DoubtedLog, ...] = ()
-    #: The checkpoint exists, and names each log whose replica may have confirmed or committed records.
+    #: Whether the checkpoint exists, and names each log whose replica may have confirmed or committed records.
     named: bool = False
 
 
@@ -77,15 +78,15 @@ class LastStop(NamedTuple):
     """A description of how the last process that used the log directory ended."""
 
     clean: bool
-    #: Every write that the process completed exists.
+    #: Whether every write that the process completed still exists.
     trusted: bool
     #: The last incarnation of the directory's broker: 0 for a new directory, None if ``running`` does not have it.
     incarnation: int | None
-    #: The page cache may show data that the disk does not have.
+    #: Whether the page cache may show data that the disk does not have.
     failed: bool
     #: If ``trusted``: the logs that may lack records nevertheless, and that no registration has reported yet.
     doubted: tuple[DoubtedLog, ...] = ()
-    #: The checkpoint names each log whose replica may have confirmed or committed records.
+    #: Whether the checkpoint names each log whose replica may have confirmed or committed records.
     named: bool = False
 
 
@@ -106,18 +107,18 @@ class DirectoryTrust:
         self._lock = threading.RLock()
         #: The reason why the directory is offline. None: it is usable.
         self.offline: str | None = None
-        #: No write was in flight when the last process ended.
+        #: Whether no write was in flight when the last process ended.
         self.clean = last_stop.clean
-        #: The disk has everything that the last process wrote: no page cache was lost, and no damage was found.
+        #: Whether the disk has everything that the last process wrote: no page cache was lost, and no damage was found.
         self.trusted = last_stop.trusted
         #: The last incarnation of the broker, as ``running`` records it. None: ``running`` has no incarnation.
         self.incarnation = last_stop.incarnation
-        #: The disk has failed since the host's boot. The page cache may show data that the disk does not have.
+        #: Whether the disk has failed since the host's boot. If so, the page cache may show data that the disk lacks.
         self.failed_before = last_stop.failed
         #: Topic ids of logs that may lack acknowledged records although the directory as a whole is trusted. An empty
         #: id means that the id is unknown.
         self.doubted: dict[TopicPartition, str] = {log.tp: log.topic_id for log in last_stop.doubted}
-        #: The checkpoint names each log whose replica may have confirmed or committed records.
+        #: Whether the checkpoint names each log whose replica may have confirmed or committed records.
         self.names_complete = last_stop.named
 
     def check_online(self) -> None:

@@ -37,7 +37,8 @@ class LogCleaning:
         #: How far the log is compacted.
         self.state = CleanerState()
         self.job: CleanJob | None = None
-        #: No compaction may begin, because a thread copies segments for a truncation: a compaction would replace them.
+        #: Whether no compaction may begin, because a thread copies segments for a truncation. A compaction would
+        #: replace these.
         self._held = False
         #: False after a compaction that filled the disk with spilled keys, so that new segments had no room. The next
         #: compaction keeps its keys in memory.

@@ -567,7 +567,7 @@ class LogDirectory:
         """Close all files and unlock the directory.
 
         If ``write_clean_marker`` was not called before, the next start treats this as a crash. With ``process_ends``
-        only compacted logs are closed, because a cleaner may be reading them. To close ten thousand logs would take a
+        only compacted logs are closed, because a cleaner may be reading them. Closing ten thousand logs would take a
         tenth of a second.
         """
         if self._closed:

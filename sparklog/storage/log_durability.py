@@ -47,9 +47,9 @@ class LogDurability:
         self._files = files
         self._offsets = offsets
         self._tail = tail
-        #: The log is durable, with its state files, and has not changed since then.
+        #: Whether the log is durable, with its state files, and has not changed since then.
         self._clean = False
-        #: Nothing was appended or truncated since ``await_sync``.
+        #: Whether nothing was appended or truncated since ``await_sync``.
         self._untouched = False
         #: Segments from this offset on were truncated and not fsynced since then. A power failure may restore the
         #: truncated batches. Then the next segment would not continue this one. So later batches do not count as

@@ -32,7 +32,7 @@ class PartitionDirectory:
         self, path: Path, *, tp: TopicPartition, topic_id: str, schemas: Iterable[TopicSchema], services: LogContext
     ) -> None:
         self.path = path
-        #: The directory exists on disk.
+        #: Whether the directory exists on disk.
         self.exists = False
         #: Schema messages by schema id.
         self.schemas = {schema.schema_id: schema.message for schema in schemas}

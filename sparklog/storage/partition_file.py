@@ -66,7 +66,7 @@ class PartitionFileJob:
 
     def __init__(self, disk: Disk, directory: Path, content: PartitionFile) -> None:
         self.content = content
-        #: The file has the content and is durable.
+        #: Whether the file has the content and is durable.
         self.done = False
         self._cancelled = False
         self._disk = disk

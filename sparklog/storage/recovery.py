@@ -8,7 +8,7 @@ The bytes after the first damaged batch may still contain records. So may a segm
 Recovery does not delete them, but moves them to ``set-aside/`` (``segments_aside``). It cannot rebuild headers from
 data, because only headers have the offsets, the producers and the checksums.
 
-Data without a header are from an unfinished append, and recovery truncates them. It also recomputes the footers of
+Data without a header is from an unfinished append, and recovery truncates it. It also recomputes the footers of
 segments. It removes a wrong footer, and the segment is sealed again later. A right footer does not prove that the
 segment was fsynced, because the process may have died before the fsync. So recovery fsyncs a sealed segment above the
 recovery point. If a batch or file has the format version of a newer release, recovery fails and truncates nothing.
@@ -77,7 +77,7 @@ class _Found(NamedTuple):
     failure: str = ""
     #: The headers of all batches of the segment. None: recovery did not read all of them.
     headers: list[BatchHeader] | None = None
-    #: Recovery truncated the index.
+    #: Whether recovery truncated the index.
     truncated: bool = False
     #: The leader epochs of the segment's first and last batch.
     first_epoch: int = NO_EPOCH

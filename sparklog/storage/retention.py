@@ -1,4 +1,4 @@
-"""The decision which segments of a log retention deletes. Pure."""
+"""The rules by which retention chooses the segments of a log to delete. Pure."""
 
 from __future__ import annotations
 

@@ -51,7 +51,7 @@ class SealJob:
     ) -> None:
         self.segment = segment
         self.end_offset = segment.end_offset
-        #: The footer and the fsyncs are complete.
+        #: Whether the footer and the fsyncs are complete.
         self.done = False
         self.cancelled = False
         self._disk: Disk = segment.disk

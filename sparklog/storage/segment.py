@@ -91,11 +91,12 @@ class Segment:
         self.running_max = NO_MAXIMUM
         self.schema_id = -1
         self.first_append_us = self.last_append_us = -1
-        #: The footer is complete and durable.
+        #: Whether the footer is complete and durable.
         self.sealed = False
-        #: The last batch is from the cleaner, so its position may differ between replicas (``Flag.CLEANED``).
+        #: Whether the last batch is from the cleaner, so that its position may differ between replicas
+        #: (``Flag.CLEANED``).
         self.cleaned = False
-        #: The first batch is a control marker.
+        #: Whether the first batch is a control marker.
         self.begins_with_marker = False
         self._data = -1
         self._index = -1

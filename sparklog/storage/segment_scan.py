@@ -1,4 +1,4 @@
-"""The check of one segment's files at recovery: how many batches, from the first on, are intact.
+"""The check of one segment's files during recovery, which counts the intact batches from the first one on.
 
 This module only reads. ``recovery`` keeps the intact batches and truncates the rest.
 """
@@ -43,7 +43,7 @@ class Scan(NamedTuple):
     whole: int
     #: Why the next batch is not intact. Empty: all batches are intact.
     failure: str
-    #: The right footer follows the last batch.
+    #: Whether the right footer follows the last batch.
     sealed: bool = False
 
     @property

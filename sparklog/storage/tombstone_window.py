@@ -20,7 +20,7 @@ class TombstoneWindow:
     def __init__(self) -> None:
         #: The time of the last append, by this replica's clock.
         self.last_progress_us = 0
-        #: The replica was away for longer than its leader keeps tombstones, and has not caught up since.
+        #: Whether the replica was away for longer than its leader keeps tombstones, and has not caught up since.
         self._was_away = False
 
     def progressed(self, now_us: int) -> None:

@@ -35,10 +35,11 @@ class TruncationJob:
         """
         self.segment = segment
         self.count = count
-        #: The copies exist and are durable.
+        #: Whether the copies exist and are durable.
         self.done = False
-        #: The disk was full, and the truncation itself would not free space first. So the truncation must begin again
-        #: later. If the event loop made the copies now, it would fail too and take the log directory offline.
+        #: Whether the disk was full, and the truncation itself would not free space first. If so, the truncation must
+        #: begin again later. If the event loop made the copies now, it would fail too and take the log directory
+        #: offline.
         self.awaits_room = False
         self.cancelled = False
         self._frees_segments = frees_segments

@@ -95,7 +95,7 @@ class SimLog:
     def append_copies(self, batches: Sequence[SimBatch]) -> int:
         """Append a leader's batches as a follower; return the new end offset.
 
-        The caller must not pass a gap or a lower leader epoch.
+        The batches must not leave a gap or have a lower leader epoch than the log.
         """
         for batch in batches:
             end, epoch = self.log_end_offset, self.last_epoch

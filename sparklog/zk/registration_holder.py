@@ -1,4 +1,4 @@
-"""The check whether the process that holds a broker's registration has ended, or is live and so another broker.
+"""A check of the process that holds a broker's registration: has it ended, or is it live and therefore another broker?
 
 The lock of a log directory proves that no other process uses that directory. But a process may use a copy of the
 directory, which has the same broker id. So the process itself is checked, identified by pid, pid namespace and start

@@ -76,7 +76,7 @@ class GroupRequests:
         """Commit the offsets in a request of a member, another client or a transaction coordinator.
 
         The offsets of a transaction are accepted without checks: the transaction is already committed, even if a topic
-        was deleted since.
+        has been deleted since.
         """
         if request.transaction is not None:
             self._access.require(connection, SenderKind.BROKER, "CommitOffsets of a transaction")

@@ -96,9 +96,9 @@ def json_topic(rules: AppendRules, schema: pa.Schema) -> JsonTopic:
 
 
 def has_kafka_columns(schema: pa.Schema) -> bool:
-    """Return whether the first columns of a topic are those of Kafka's records, and all further columns are nullable.
+    """Return whether a topic begins with the columns of Kafka's records, and all its other columns are nullable.
 
-    Kafka clients write nulls to the further columns, and do not read them.
+    Kafka clients write nulls to the other columns, and do not read them.
     """
     if schema is DEFAULT_SCHEMA:
         return True

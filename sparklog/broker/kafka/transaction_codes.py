@@ -33,7 +33,7 @@ def check_transactional_id(name: str) -> None:
 
 
 def transaction_code(code: int, *, fences: bool) -> int:
-    """Return the error code of Kafka for an error code of the transaction coordinator.
+    """Return Kafka's error code for an error code of the transaction coordinator.
 
     If ``fences`` is true, the version of the request has the error PRODUCER_FENCED (KIP-588). Earlier versions have
     INVALID_PRODUCER_EPOCH instead.
@@ -44,7 +44,7 @@ def transaction_code(code: int, *, fences: bool) -> int:
 
 
 def produce_code(code: int, version: int) -> int:
-    """Return the error code of Kafka for an error of a transactional Produce request of this version."""
+    """Return Kafka's error code for an error of a transactional Produce request of this version."""
     if code == ErrorCode.INVALID_TXN_STATE and version >= _ABORTABLE_FROM:
         return int(KafkaCode.TRANSACTION_ABORTABLE)
     if code in _COORDINATOR_ERRORS or (code == ErrorCode.CONCURRENT_TRANSACTIONS and version < _CONCURRENT_FROM):

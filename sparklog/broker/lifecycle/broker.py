@@ -243,7 +243,7 @@ class Broker:
             self.context.spawn(note(), "note the controller epoch")
 
     def connection_lost(self, connection: ServerConnection) -> None:
-        """Release what the quotas and the fetches hold for a connection that has ended."""
+        """Drop the state that the quotas and the fetches keep for a connection that has ended."""
         self.quotas.connection_lost(connection)
         self.fetches.connection_lost(connection)
 

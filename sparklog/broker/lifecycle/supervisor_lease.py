@@ -90,7 +90,7 @@ class SupervisorLease:
         self._alone_since_ms = None
 
     def check(self, now_ms: int) -> OrphanStep:
-        """Return what a broker without a supervisor must do now; NOTHING if it has a supervisor.
+        """Return the action that a broker without a supervisor must take now; NOTHING if it has a supervisor.
 
         Call this about once a second. The time without a supervisor begins at the first call that finds none.
         """

@@ -385,7 +385,7 @@ class ZkRegistration:
                 raise
 
     async def deleted_topics(self, topic_ids: Iterable[str]) -> set[str]:
-        """Return those of the topic ids that ZooKeeper lists as deleted. Raises ZkUnreachable."""
+        """Return the topic ids that ZooKeeper lists as deleted, out of the given ones. Raises ZkUnreachable."""
         return await self._store.deleted_topics(topic_ids)
 
     async def request_delete(self, name: str, topic_id: str) -> None:

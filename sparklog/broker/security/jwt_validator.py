@@ -1,4 +1,6 @@
-"""The check of OAUTHBEARER tokens: JWTs that an identity provider signs. A local file has the provider's public keys.
+"""The validation of OAUTHBEARER tokens, which are JWTs that an identity provider signs.
+
+A local file has the provider's public keys.
 
 The type of the key decides the algorithm, not the token's header. So the broker refuses a token without a signature,
 and a token with an HMAC whose secret is a public key. Source: RFC 7515, RFC 7517, RFC 7519, RFC 8725.

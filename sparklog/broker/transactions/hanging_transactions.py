@@ -244,7 +244,7 @@ def _append_ms(partition: Partition, offset: int) -> int:
 def list_participants(
     transactions: HostedCoordinators[TransactionHost], request: ListParticipants
 ) -> ListParticipantsReply:
-    """Return those of the requested producer ids that take part in transactions of this broker's coordinators.
+    """Return the requested producer ids that take part in transactions of this broker's coordinators.
 
     Raises BrokerError while one of these coordinators is not ready.
     """

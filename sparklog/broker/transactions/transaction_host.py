@@ -65,7 +65,7 @@ class TransactionHost(CoordinatorRuntime):
         return _NO_CHANGE if isinstance(outcome, Refused) and outcome.code in _FINAL else None
 
     def participants(self, producer_ids: Iterable[int]) -> Iterator[tuple[int, str]]:
-        """Return those of the producer ids that take part in transactions of this coordinator.
+        """Return the given producer ids that take part in transactions of this coordinator.
 
         Each comes with the key of its transaction: a transactional id or the name of a sink.
         """

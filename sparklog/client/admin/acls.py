@@ -20,7 +20,7 @@ from sparklog.security.principals import Principal, parse_principal
 
 
 def create_acls(cluster: BlockingCluster, acls: Iterable[AclBinding]) -> None:
-    """Add ACLs. Arguments and errors are those of ``Admin.create_acls``."""
+    """Add ACLs. See ``Admin.create_acls`` for the arguments and errors."""
     for piece in pieces(tuple(map(entry_of, acls))):
         request = CreateAcls(0, tuple(piece))
         cluster.retrying("adding ACLs", lambda request=request: cluster.ask_any(request, Ack))  # type: ignore[misc]
@@ -38,7 +38,7 @@ def acl_table(cluster: BlockingCluster, condition: AclFilter) -> AclTable:
 
 
 def delete_acls(cluster: BlockingCluster, conditions: Iterable[AclFilter]) -> list[AclBinding]:
-    """Remove ACLs. Arguments and errors are those of ``Admin.delete_acls``."""
+    """Remove ACLs. See ``Admin.delete_acls`` for the arguments and errors."""
     removed: list[AclBinding] = []
     for piece in pieces(tuple(map(condition_to_send, conditions))):
         request = DeleteAcls(0, tuple(piece))
@@ -59,6 +59,6 @@ def check_acl(
     name: str,
     host: str,
 ) -> Decision:
-    """Return the decision that a broker makes by its ACLs. Arguments and errors are those of ``Admin.check_acl``."""
+    """Return the decision that a broker makes by its ACLs. See ``Admin.check_acl`` for the arguments and errors."""
     table = acl_table(cluster, AclFilter(resource_type=resource_type, name=name, matching=True))
     return table.decide(principal, host, operation, resource_type, name)

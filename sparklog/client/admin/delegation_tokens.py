@@ -63,7 +63,7 @@ def create_token(
     period_ms: int | None,
     scope: Iterable[ScopeText] | None,
 ) -> CreatedToken:
-    """Create a token. Arguments and errors are those of ``Admin.create_delegation_token``."""
+    """Create a token. See ``Admin.create_delegation_token`` for the arguments and errors."""
     request = CreateDelegationToken(
         0,
         tuple(renewers),
@@ -76,7 +76,7 @@ def create_token(
 
 
 def renew_token(cluster: BlockingCluster, token_id: str, period_ms: int | None) -> DelegationTokenExpiryReply:
-    """Renew a token. Arguments and errors are those of ``Admin.renew_delegation_token``."""
+    """Renew a token. See ``Admin.renew_delegation_token`` for the arguments and errors."""
     request = RenewDelegationToken(0, token_id, -1 if period_ms is None else period_ms)
     return cluster.retrying("delegation token", lambda: cluster.ask_any(request, DelegationTokenExpiryReply))
 
@@ -84,14 +84,14 @@ def renew_token(cluster: BlockingCluster, token_id: str, period_ms: int | None) 
 def expire_token(cluster: BlockingCluster, token_id: str, period_ms: int | None) -> int:
     """Make a token expire at a given time, or at once.
 
-    Arguments and errors are those of ``Admin.expire_delegation_token``.
+    See ``Admin.expire_delegation_token`` for the arguments and errors.
     """
     request = ExpireDelegationToken(0, token_id, -1 if period_ms is None else period_ms)
     return cluster.retrying("delegation token", lambda: cluster.ask_any(request, DelegationTokenExpiryReply)).expiry_ms
 
 
 def list_tokens(cluster: BlockingCluster, owners: Iterable[str] | None) -> list[DelegationTokenDescription]:
-    """Return the tokens. Arguments and errors are those of ``Admin.list_delegation_tokens``."""
+    """Return the tokens. See ``Admin.list_delegation_tokens`` for the arguments and errors."""
     request = DescribeDelegationTokens(0, None if owners is None else tuple(owners))
     reply = cluster.retrying("delegation tokens", lambda: cluster.ask_any(request, DescribeDelegationTokensReply))
     return [_description(found) for found in reply.tokens]

@@ -33,7 +33,7 @@ class ClientQuotas:
 def alter_quotas(
     cluster: BlockingCluster, key: QuotaKey, quotas: Mapping[str, float | None], *, timeout_s: float | None
 ) -> None:
-    """Set or remove quotas. Arguments and errors are those of ``Admin.alter_quotas``."""
+    """Set or remove quotas. See ``Admin.alter_quotas`` for the arguments and errors."""
     values = {name: None if value is None else float(value) for name, value in quotas.items()}
     request = AlterClientQuotas(0, (QuotaAlteration(key, values),), cluster.broker_timeout_ms(timeout_s))
 
@@ -46,7 +46,7 @@ def alter_quotas(
 
 
 def describe_quotas(cluster: BlockingCluster, key: QuotaKey) -> list[ClientQuotas]:
-    """Return quotas. Arguments and errors are those of ``Admin.describe_quotas``."""
+    """Return quotas. See ``Admin.describe_quotas`` for the arguments and errors."""
     reply = cluster.retrying(
         "DescribeClientQuotas", lambda: cluster.ask_any(DescribeClientQuotas(0, key), DescribeClientQuotasReply)
     )

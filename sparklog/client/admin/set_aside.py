@@ -53,7 +53,7 @@ class RestoredTopic:
 
 
 def set_aside_logs(cluster: BlockingCluster) -> list[SetAsideDescription]:
-    """Return the set-aside logs of all brokers. The errors are those of ``Admin.set_aside_logs``."""
+    """Return the set-aside logs of all brokers. See ``Admin.set_aside_logs`` for the errors."""
     cluster.retrying("metadata", cluster.refresh)
     found = []
     for broker_id in sorted(cluster.metadata.brokers):
@@ -81,7 +81,7 @@ def set_aside_logs(cluster: BlockingCluster) -> list[SetAsideDescription]:
 
 
 def restore_set_aside(cluster: BlockingCluster, topic_id: str, *, timeout_s: float) -> RestoredTopic:
-    """Recreate a topic from set-aside logs. Arguments and errors are those of ``Admin.restore_set_aside``."""
+    """Recreate a topic from set-aside logs. See ``Admin.restore_set_aside`` for the arguments and errors."""
     cluster.retrying("metadata", cluster.refresh)
     for broker_id in sorted(cluster.metadata.brokers):
         if _supports_set_aside(cluster, broker_id):
@@ -92,7 +92,7 @@ def restore_set_aside(cluster: BlockingCluster, topic_id: str, *, timeout_s: flo
 
 
 def remove_set_aside(cluster: BlockingCluster, broker_id: int, names: Iterable[str]) -> None:
-    """Delete set-aside logs. Arguments and errors are those of ``Admin.remove_set_aside``."""
+    """Delete set-aside logs. See ``Admin.remove_set_aside`` for the arguments and errors."""
     cluster.retrying("metadata", cluster.refresh)
     if broker_id not in cluster.metadata.brokers:
         raise BrokerError(

@@ -53,7 +53,7 @@ def create_topic(
 
     Return the warning about the placement of its replicas, or "".
 
-    Arguments and errors are those of ``Admin.create_topic``.
+    See ``Admin.create_topic`` for the arguments and errors.
     """
     reason = check_topic_name(name)
     if reason is not None:
@@ -80,7 +80,7 @@ def create_topic(
 
 
 def delete_topic(cluster: BlockingCluster, name: str, *, timeout_s: float) -> None:
-    """Delete a topic. The errors are those of ``Admin.delete_topic``."""
+    """Delete a topic. See ``Admin.delete_topic`` for the errors."""
     request = DeleteTopic(0, name, cluster.broker_timeout_ms(timeout_s))
     _carry_out(
         cluster,
@@ -97,7 +97,7 @@ def create_partitions(
 ) -> str:
     """Add partitions, and wait until they have leaders. Return the warning about their placement, or "".
 
-    Arguments and errors are those of ``Admin.create_partitions``.
+    See ``Admin.create_partitions`` for the arguments and errors.
     """
     replicas = tuple(tuple(brokers) for brokers in assignment)
     request = CreatePartitions(0, name, partitions, cluster.broker_timeout_ms(timeout_s), replicas)
@@ -122,7 +122,7 @@ def add_columns(
 ) -> TopicMetadata:
     """Add columns, and wait until every reachable broker knows them. Return the topic.
 
-    Arguments and errors are those of ``Admin.add_columns``.
+    See ``Admin.add_columns`` for the arguments and errors.
     """
     wanted = to_arrow_schema(columns)
     request = AddColumns(0, name, schema_message(wanted), cluster.broker_timeout_ms(timeout_s))
@@ -136,7 +136,7 @@ def add_columns(
 def alter_topic(
     cluster: BlockingCluster, name: str, config: Mapping[str, Any], *, unset: Iterable[str], timeout_s: float
 ) -> None:
-    """Change a topic's settings. Arguments and errors are those of ``Admin.alter_topic``."""
+    """Change a topic's settings. See ``Admin.alter_topic`` for the arguments and errors."""
     settings = {str(setting): _as_text(value) for setting, value in config.items()}
     request = AlterTopic(0, name, settings, tuple(unset), cluster.broker_timeout_ms(timeout_s))
     cluster.retrying(f"settings of topic {name!r}", lambda: cluster.ask_any(request, Ack), timeout_s=timeout_s)

@@ -35,7 +35,7 @@ def list_transactions(cluster: BlockingCluster) -> list[TransactionDescription]:
 
 
 def abort_transaction(cluster: BlockingCluster, key: str) -> None:
-    """Abort a transaction. The errors are those of ``Admin.abort_transaction``."""
+    """Abort a transaction. See ``Admin.abort_transaction`` for the errors."""
     coordinator = BlockingCoordinator(cluster, TRANSACTION, key)
     uncertain = False
 

@@ -64,7 +64,7 @@ def new_credentials(
 
 
 def list_users(cluster: BlockingCluster, names: Iterable[str] | None) -> list[UserDescription]:
-    """Return the users and their mechanisms. Arguments and errors are those of ``Admin.list_users``."""
+    """Return the users and their mechanisms. See ``Admin.list_users`` for the arguments and errors."""
     request = DescribeUserScramCredentials(0, None if names is None else tuple(names))
     reply = cluster.retrying("users", lambda: cluster.ask_any(request, DescribeUserScramCredentialsReply))
     return [
@@ -75,7 +75,7 @@ def list_users(cluster: BlockingCluster, names: Iterable[str] | None) -> list[Us
 
 
 def set_password(cluster: BlockingCluster, name: str, credentials: dict[str, ScramCredential]) -> None:
-    """Store the credentials of a user's new password. The errors are those of ``Admin.set_password``."""
+    """Store the credentials of a user's new password. See ``Admin.set_password`` for the errors."""
     upsertions = tuple(
         ScramCredentialUpsertion(name, mechanism, one.iterations, one.salt, one.stored_key, one.server_key)
         for mechanism, one in credentials.items()
@@ -84,7 +84,7 @@ def set_password(cluster: BlockingCluster, name: str, credentials: dict[str, Scr
 
 
 def delete_user(cluster: BlockingCluster, name: str, mechanisms: Iterable[str] | None) -> None:
-    """Delete a user. Arguments and errors are those of ``Admin.delete_user``."""
+    """Delete a user. See ``Admin.delete_user`` for the arguments and errors."""
     if mechanisms is None:
         found = list_users(cluster, [name])
         if not found:

@@ -1,4 +1,4 @@
-"""The choice of the replica that a reader fetches from: the nearest in-sync replica. Pure."""
+"""The selection of the replica that a reader fetches from: the nearest in-sync replica. Pure."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The choice of the partitions in a fetch request, and their order. Pure.
+"""The selection and the order of the partitions in a fetch request. Pure.
 
 The header of a request has a maximum size, so a request may not have room for all partitions. When a response is full,
 it has no batches of the last partitions of the request. So each request begins with another partition.
@@ -20,7 +20,7 @@ _FEW = 100
 
 
 class FetchTurns:
-    """The choice of the partitions in each fetch request: all partitions of a broker get their turn.
+    """A selector of the partitions in each fetch request, by which all partitions of a broker get their turn.
 
     It has a counter for each broker. If all brokers shared one counter, and requests went to the brokers in turn, each
     request to the same broker might begin with the same partition.

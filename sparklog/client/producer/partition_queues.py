@@ -418,7 +418,7 @@ class PartitionQueues:
         return expired
 
     def succeeded(self, batch: ProducerBatch) -> None:
-        """Remove a batch that is in the log."""
+        """Remove a batch that the log now contains."""
         self.drop(batch)
 
     def drop(self, batch: ProducerBatch) -> None:

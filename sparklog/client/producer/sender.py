@@ -153,7 +153,7 @@ class Sender:
         return self.thread.call(work, self._cluster.start)
 
     def refresh_topic(self, name: str) -> None:
-        """Request the newest metadata of a topic once, and wait for it. Do nothing in a future's callback.
+        """Request the newest metadata of a topic once, and wait for it. Do nothing if a future's callback calls this.
 
         Raises:
             BrokerError: no broker responded.

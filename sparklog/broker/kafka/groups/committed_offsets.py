@@ -152,7 +152,7 @@ class CommittedOffsetsHandlers:
 
 
 def commit_code(error: BrokerError | KafkaError) -> int:
-    """Return the error code of Kafka for a commit that has failed."""
+    """Return Kafka's error code for a failed commit."""
     if error.code == ErrorCode.NON_EMPTY_GROUP:  # The client is not a member, and the group has members.
         return int(ErrorCode.UNKNOWN_MEMBER_ID)
     return group_code(error)

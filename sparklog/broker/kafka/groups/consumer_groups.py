@@ -188,7 +188,7 @@ class ConsumerGroupHandlers:
 
 
 def consumer_group_code(error: BrokerError | KafkaError) -> int:
-    """Return the error code of Kafka for a request of KIP-848 that has failed.
+    """Return Kafka's error code for a failed request of KIP-848.
 
     For these requests a classic group does not exist.
     """

@@ -76,5 +76,5 @@ def check_count(topics: Sequence[Any], partitions: Iterable[int], most: int) -> 
 
 
 def group_code(error: BrokerError | KafkaError) -> int:
-    """Return the error code of Kafka for a request about a group that has failed."""
+    """Return Kafka's error code for a failed request about a group."""
     return kafka_code(error.code)
