@@ -11,7 +11,7 @@ class FirstPort(enum.IntEnum):
     """The first port of a cluster's block.
 
     The blocks are below the ports that Linux gives to connections (32,768 to 60,999, `ip_local_port_range`) and above
-    those that `tests/cluster/supervised_cluster.py` chooses from (20,000 to 29,000), so no other process uses them.
+    those that `sparklog/testing/reserved_ports.py` chooses from (20,000 to 29,000), so no other process uses them.
     """
 
     KAFKA_LISTENERS = 29_292

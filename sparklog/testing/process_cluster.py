@@ -41,6 +41,7 @@ from sparklog.protocol.proof import Identity, KeyRing
 from sparklog.protocol.senders import SenderKind
 from sparklog.security.listeners import is_loopback
 from sparklog.testing.network import CONTROLLER, ZOOKEEPER, Network, broker_party
+from sparklog.testing.reserved_ports import ReservedPorts
 from sparklog.zk import paths
 from sparklog.zk.cluster_store import ClusterStore
 from sparklog.zk.errors import ZkNoNode
@@ -72,6 +73,8 @@ class BrokerSlot:
         self.port = 0
         #: The address for Kafka clients; empty until the broker has started, and if it has no listener for them.
         self.kafka_address = ""
+        #: The port of the first Kafka listener whose setting has port 0; 0 before the first start.
+        self.kafka_port = 0
         #: The ZooKeeper address of this broker; if empty, the address of the cluster is used.
         self.zookeeper = ""
         #: The directory with the source code that this broker runs; if empty, the source code of this process.
@@ -157,6 +160,9 @@ class ProcessCluster:
         self.controllers = [ControllerSlot(number, self.base_dir) for number in range(2 if controller_processes else 0)]
         self._zookeeper: EmbeddedZookeeper | None = None
         self._controller: ControllerLoop | None = None
+        self._ports = ReservedPorts()
+        #: The port of ZooKeeper; 0 before its first start.
+        self._zookeeper_port = 0
 
     def __enter__(self) -> ProcessCluster:
         try:
@@ -249,6 +255,7 @@ class ProcessCluster:
                 self._zookeeper = None
             if self.network is not None:
                 self.network.close()
+            self._ports.close()
             shutil.rmtree(self._temporary, ignore_errors=True)
 
     def pause(self) -> None:
@@ -307,10 +314,14 @@ class ProcessCluster:
     def start_zookeeper(self) -> None:
         """Start ZooKeeper with its old data and port, or use the server that is already running."""
         host = "127.0.0.1" if self.network is None else self.network.zookeeper_host
+        self._zookeeper_port = self._zookeeper_port or self._ports.reserve()
         self._zookeeper = self._inside(
             ZOOKEEPER,
             lambda: EmbeddedZookeeper.start(
-                self.base_dir / "zookeeper", host=host, security=security_of(self.settings)
+                self.base_dir / "zookeeper",
+                host=host,
+                port=self._zookeeper_port,
+                security=security_of(self.settings),
             ),
         )
 
@@ -477,6 +488,7 @@ class ProcessCluster:
 
     def _launch(self, slot: BrokerSlot) -> int:
         ready_fd, write_fd = os.pipe()
+        slot.port = slot.port or self._ports.reserve()
         config = {
             "cluster_id": self.cluster_id,
             "broker_id": slot.broker_id,
@@ -501,11 +513,13 @@ class ProcessCluster:
     def _settings_of(self, slot: BrokerSlot) -> dict[str, str]:
         """Return the settings of one broker. A network of the test with other addresses than loopback is trusted."""
         trusted = {} if slot.sources or is_loopback(slot.bind_host or slot.host) else {"network.trusted": "true"}
-        _, _, kafka_port = slot.kafka_address.rpartition(":")
         listeners = self.settings.get("kafka.listeners", "")
-        # A broker that starts again has the address that its clients know.
-        kept = {"kafka.listeners": listeners.replace(":0", f":{kafka_port}", 1)} if kafka_port else {}
-        return {**trusted, **self.settings, **kept}
+        if ":0" in listeners:
+            # A broker that starts again has the address that its clients know.
+            slot.kafka_port = slot.kafka_port or self._ports.reserve()
+            listeners = listeners.replace(":0", f":{slot.kafka_port}", 1)
+        kafka = {"kafka.listeners": listeners} if listeners else {}
+        return {**trusted, **self.settings, **kafka}
 
     def _launch_controller(self, slot: ControllerSlot) -> None:
         command = [sys.executable, "-m", "sparklog.testing.controller_process", slot.zookeeper or self.zookeeper]

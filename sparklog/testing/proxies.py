@@ -13,7 +13,6 @@ lost. Needs 127.0.0.0/8 to be local, as on Linux.
 from __future__ import annotations
 
 import asyncio
-import socket
 import threading
 from collections.abc import Callable, Coroutine
 from typing import Any
@@ -25,6 +24,7 @@ from sparklog.net.loop import new_event_loop
 from sparklog.protocol.frames import PREFIX, PREFIX_BYTES
 from sparklog.protocol.messages import Hello
 from sparklog.testing.network import CLIENT, CONTROLLER, ZOOKEEPER, PartyAddress, T, broker_party
+from sparklog.testing.reserved_ports import ReservedPorts
 
 _CHUNK_BYTES = 256 * 1024
 _LONGEST_HELLO = 4096
@@ -52,6 +52,7 @@ class ProxyNetwork:
         self._pairs: set[asyncio.Task[None]] = set()
         self._cuts: set[tuple[str, str]] = set()
         self._changed = asyncio.Condition()
+        self._ports = ReservedPorts()
         self._thread.start()
 
     @property
@@ -65,9 +66,7 @@ class ProxyNetwork:
     def add_broker(self, broker_id: int) -> PartyAddress:
         """Open a proxy in front of a broker that is about to start."""
         host, bind_host = f"127.1.0.{broker_id + 1}", f"127.2.0.{broker_id + 1}"
-        with socket.socket() as probe:  # clients do not use ports of the broker's own address, so the port stays free
-            probe.bind((bind_host, 0))
-            port: int = probe.getsockname()[1]
+        port = self._ports.reserve(bind_host)
         self._listen(host, port, (bind_host, port), broker_party(broker_id), caller=None)
         return PartyAddress(host, bind_host, port)
 
@@ -91,6 +90,7 @@ class ProxyNetwork:
             self._loop.call_soon_threadsafe(self._loop.stop)
             self._thread.join(_CALL_TIMEOUT_S)
             self._loop.close()
+            self._ports.close()
 
     # --- on the loop ---
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 import json
 import os
 import signal
-import socket
 import subprocess
 import time
 import urllib.error
@@ -23,6 +22,7 @@ from typing import Any
 from sparklog.cluster.process import ProcessIdentity, identify, send_signal
 from sparklog.errors import ClusterError
 from sparklog.storage.disk import private_opener
+from sparklog.testing.reserved_ports import ReservedPorts
 
 _HOST = "127.0.0.1"
 _START_TIMEOUT_S = 60.0
@@ -57,7 +57,8 @@ class StandaloneSpark:
         self._keep_state = keep_state
         self._hosts = hosts
         self._settings = settings or {}
-        self._port, self._ui_port = _free_ports(2)
+        self._ports = ReservedPorts()
+        self._port, self._ui_port = self._ports.reserve(), self._ports.reserve()
         self._master: subprocess.Popen[bytes] | None = None
         self._workers: dict[int, subprocess.Popen[bytes]] = {}
 
@@ -158,6 +159,7 @@ class StandaloneSpark:
             _end(process)
         for executor in left:
             send_signal(executor, signal.SIGKILL)
+        self._ports.close()
 
     # --- processes -------------------------------------------------------------------------------------------------
 
@@ -208,14 +210,6 @@ def _spark_home() -> Path:
     if spec is None or spec.origin is None:
         raise ClusterError("pyspark is not installed in this environment")
     return Path(spec.origin).parent
-
-
-def _free_ports(count: int) -> list[int]:
-    probes = [socket.create_server((_HOST, 0)) for _ in range(count)]
-    ports: list[int] = [probe.getsockname()[1] for probe in probes]
-    for probe in probes:
-        probe.close()
-    return ports
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import random
-import socket
 import threading
 from collections.abc import Mapping
 from pathlib import Path
@@ -18,10 +16,13 @@ from sparklog.cluster.embedded_zookeeper import EmbeddedZookeeper
 from sparklog.cluster.slots import Slot
 from sparklog.cluster.supervisor import BrokerSupervisor
 from sparklog.protocol.proof import KeyRing
+from sparklog.testing.reserved_ports import ReservedPorts
 from sparklog.zk.cluster_store import ClusterStore
 from sparklog.zk.protection import protect
 from sparklog.zk.session import ZkSession
 from tests.cluster.support import eventually, kill_noted, spec
+
+_PORTS = ReservedPorts()
 
 START_TIMEOUT_S = 60.0
 
@@ -115,13 +116,5 @@ class SupervisedCluster:
 
 
 def free_ports(count: int) -> list[int]:
-    """Return free ports below those that the system assigns, so that no process takes one while its broker restarts.
-    Tests that name their ports take them from 29,000 upwards (`tests/ports.py`)."""
-    found: list[int] = []
-    for port in random.sample(range(20_000, 29_000), 1000):
-        with socket.socket() as probe:
-            if probe.connect_ex(("127.0.0.1", port)) != 0:
-                found.append(port)
-        if len(found) == count:
-            return found
-    raise AssertionError("no free ports")
+    """Return ports that no process takes while their brokers restart. This process keeps them reserved."""
+    return [_PORTS.reserve() for _ in range(count)]

@@ -141,7 +141,7 @@ def test_topics_are_deleted_by_name_in_all_versions(calls: KafkaCalls, own: Admi
         request = wire.DeleteTopicsRequest(topic_names=[name], timeout_ms=MANY)
     (found,) = calls.ask(ApiKey.DELETE_TOPICS, version, request).responses
     assert (found.name, found.error_code) == (name, 0)
-    assert name not in own.list_topics()
+    wait_until(lambda: name not in own.list_topics())  # another broker may learn of the deletion a little later
 
 
 def test_topics_are_deleted_by_id(calls: KafkaCalls, own: Admin) -> None:
@@ -154,7 +154,7 @@ def test_topics_are_deleted_by_id(calls: KafkaCalls, own: Admin) -> None:
     found, refused = calls.ask(ApiKey.DELETE_TOPICS, 6, request).responses
     assert (found.name, found.topic_id, found.error_code) == (name, wanted, 0)
     assert (refused.name, refused.topic_id, refused.error_code) == (None, unknown, ErrorCode.UNKNOWN_TOPIC_ID)
-    assert name not in own.list_topics()
+    wait_until(lambda: name not in own.list_topics())
 
 
 def test_a_topic_to_delete_has_either_a_name_or_an_id(calls: KafkaCalls, own: Admin) -> None:

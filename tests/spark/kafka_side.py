@@ -29,6 +29,7 @@ from pyspark.sql import SparkSession
 from sparklog.client.admin.admin import Admin
 from sparklog.client.producer.producer import Producer
 from sparklog.cluster.embedded_zookeeper import find_java
+from sparklog.testing.reserved_ports import ReservedPorts
 from tests.waiting import wait_until
 
 _HOST = "127.0.0.1"
@@ -81,6 +82,7 @@ class KafkaBroker:
         self._directory = directory
         self._process: subprocess.Popen[bytes] | None = None
         self.bootstrap = ""
+        self._ports = ReservedPorts()
 
     def __enter__(self) -> KafkaBroker:
         try:
@@ -94,7 +96,7 @@ class KafkaBroker:
         self.stop()
 
     def _start(self) -> None:
-        port, controller_port = _free_ports(2)
+        port, controller_port = self._ports.reserve(), self._ports.reserve()
         self.bootstrap = f"{_HOST}:{port}"
         settings = {
             "node.id": "1",
@@ -141,6 +143,7 @@ class KafkaBroker:
                 return
 
     def stop(self) -> None:
+        self._ports.close()
         if self._process is None:
             return
         if self._process.poll() is None:
@@ -239,11 +242,3 @@ class SparklogSide:
 
     def start_is_settled(self, checkpoint: Path) -> bool:
         return (checkpoint / "offsets" / "0").exists()
-
-
-def _free_ports(count: int) -> list[int]:
-    probes = [socket.create_server((_HOST, 0)) for _ in range(count)]
-    ports: list[int] = [probe.getsockname()[1] for probe in probes]
-    for probe in probes:
-        probe.close()
-    return ports
