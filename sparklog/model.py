@@ -245,11 +245,11 @@ class LeaderAndIsr(msgspec.Struct, frozen=True, array_like=True, gc=False):
     ``isr`` is the committed in-sync set; new members are added at its end. The leader is a member unless ``leader`` is
     ``NO_LEADER``. Without a leader, ``isr`` is the last leader's ISR, whose members may still be elected.
 
-    ``lossy_epoch`` is the leader epoch of the last election that may have lost committed records: an unclean election,
-    or an election when all members of the ISR may have lost the ends of their logs. ``NO_LOSS`` means that there was no
-    such election since the topic was created, and ``UNKNOWN_LOSS`` that an earlier release wrote the state.
-    ``disputed`` is true if replicas have contradictory committed records. Then the partition has no leader until an
-    operator requests an unclean election.
+    ``lossy_epoch`` is the leader epoch of the last election that may have lost committed records. This is an unclean
+    election, or an election when all members of the ISR may have lost the ends of their logs. ``NO_LOSS`` means that
+    there was no such election since the topic was created, and ``UNKNOWN_LOSS`` that an earlier release wrote the
+    state. ``disputed`` is true if replicas have contradictory committed records. Then the partition has no leader until
+    an operator requests an unclean election.
     """
 
     leader: Int31

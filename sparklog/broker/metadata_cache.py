@@ -136,7 +136,7 @@ class MetadataCache:
         internal: bool = False,
         start: tuple[str, int] | None = None,
     ) -> MetadataReply:
-        """Return one reply to a Metadata request, with as many topics from ``start`` on as fit into it.
+        """Return one reply to a Metadata request. It has as many topics, from ``start`` on, as fit.
 
         The addresses of brokers are those of ``listener``, through which the client has sent the request.
 

@@ -45,7 +45,7 @@ class ProducerClosed(SparklogError):
 
 
 def closed_for(reason: BaseException) -> ProducerClosed:
-    """Return a new ProducerClosed error. Each caller of the producer gets an error object of its own.
+    """Return a new ProducerClosed error. Each caller of the producer gets its own error object.
 
     If ``reason`` is a ProducerClosed, the new error has its text and its cause. Otherwise ``reason`` is the cause.
     """

@@ -1,9 +1,9 @@
 """One task of the barrier job, which runs in an executor's Python worker.
 
-All tasks of a generation (one run of the barrier job) take the same steps and synchronize with ``allGather``: list the
-host's log directories, assign them to tasks, adopt or start the brokers, report, then wait for the driver's directive
-in ZooKeeper. All tasks stop their brokers together, because a broker may stop only when no other broker needs it as
-leader or follower.
+All tasks of a generation (one run of the barrier job) take the same steps, and synchronize with ``allGather``. They
+list the host's log directories, assign them to tasks, adopt or start the brokers, and report. Then they wait for the
+driver's directive in ZooKeeper. All tasks stop their brokers together, because a broker may stop only when no other
+broker needs it as leader or follower.
 
 This module and all its imports are loaded at the start, because an executor's temporary directories, including a
 shipped Python environment, disappear when the application ends.

@@ -105,7 +105,7 @@ def _is_sparks(path: str) -> bool:
 
 
 class LastWords:
-    """The explanation why a broker process of ``log_dir`` ended. ``str`` returns it as one line.
+    """An explanation of why a broker process of ``log_dir`` ended. ``str`` returns it as one line.
 
     This is the last line of its output, or else the last line of the most severe level that it has logged since this
     object was created.

@@ -5,8 +5,8 @@ A directory holds ``ca.pem`` and ``ca-key.pem`` of the CA. Each issued certifica
 use the operator's own CA, and their brokers need only PEM files. Only this module needs the optional library
 ``cryptography``.
 
-A host without the CA's key makes its own key and asks for a certificate: ``request`` makes the key and a signing
-request, ``sign`` signs the request where the CA is, and ``accept`` writes the certificate beside the key.
+A host without the CA's key makes its own key and asks for a certificate. ``request`` makes the key and a signing
+request. ``sign`` signs the request where the CA is. ``accept`` writes the certificate beside the key.
 
 Source: RFC 5280 (extensions), RFC 2986 (signing requests).
 """

@@ -108,7 +108,7 @@ class ClusterOptions(msgspec.Struct, frozen=True, kw_only=True):
         return merged(own, self.settings)
 
     def security(self) -> DevelopmentSecurity:
-        """Return the creator of the files and settings of ``--secure``.
+        """Return the object that creates the files and settings of ``--secure``.
 
         Raises:
             ConfigError: the package ``cryptography`` is not installed.

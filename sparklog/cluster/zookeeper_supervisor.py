@@ -24,7 +24,7 @@ _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.2, 10.0
 
 
 class ZookeeperSupervisor:
-    """The supervisor of an embedded ZooKeeper server, in a thread of its own.
+    """The supervisor of an embedded ZooKeeper server. It runs in its own thread.
 
     It is created with a running server. At the end, one thread calls ``stop`` or ``leave``.
     """

@@ -16,7 +16,7 @@ from sparklog.controller.events import ElectionRequested
 
 
 class OpenElectionRequests:
-    """The tracker of open election requests: partitions that have yet to be evaluated, and finished requests."""
+    """A tracker of open election requests: the partitions that are not evaluated yet, and the finished requests."""
 
     def __init__(self) -> None:
         #: For each request its kind and remaining partitions. The partitions have a fixed order, so that a term can be

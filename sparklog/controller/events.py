@@ -173,7 +173,10 @@ class TruncationRefused:
 
 @dataclass(frozen=True, slots=True)
 class RefusalsRead:
-    """The event that the refused truncations were read. ``refusals`` has all that replicas currently refuse."""
+    """The event that the refused truncations were read.
+
+    ``refusals`` has the truncations that replicas currently refuse.
+    """
 
     refusals: tuple[TruncationRefused, ...]
 

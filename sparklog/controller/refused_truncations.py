@@ -27,7 +27,7 @@ class SettledRefusal(NamedTuple):
 
 
 class RefusedTruncations:
-    """The tracker of the truncations that replicas currently refuse. A refusal lasts until its replica withdraws it."""
+    """A tracker of the truncations that replicas currently refuse. A refusal lasts until its replica withdraws it."""
 
     def __init__(self) -> None:
         self._by_partition: dict[ClusterPartition, list[TruncationRefused]] = {}

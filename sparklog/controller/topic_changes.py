@@ -143,7 +143,7 @@ class TopicChanges:
 
 
 class _Deletions:
-    """The tracker of the requested deletions: for each topic name the id of the topic to delete.
+    """A tracker of the requested deletions. It maps the name of each topic to the id of the topic to delete.
 
     A request is a node in ZooKeeper with the topic's name and id. Each read returns all requests.
     """

@@ -26,7 +26,7 @@ class _Search:
 
 
 class UncleanRecovery:
-    """The tracker of the searches for the longest log, one per partition that needs recovery."""
+    """A tracker of the searches for the longest log, one per partition that needs recovery."""
 
     def __init__(self, timeout_ms: int) -> None:
         self._timeout_ms = timeout_ms

@@ -18,7 +18,7 @@ from sparklog.model import BrokerRegistration
 
 
 class UntrustedReplicas:
-    """The tracker of the untrusted replicas of each broker.
+    """A tracker of the untrusted replicas of each broker.
 
     ``ClusterPartition.suspects`` and ``void`` have the same information by partition. Only this class changes them.
     """

@@ -24,7 +24,7 @@ MOST_RAISED = 1_000_000
 
 
 class Judged(NamedTuple):
-    """The result of a check of registrations. ``believed`` are those that the controller accepts.
+    """The result of a check of registrations. ``believed`` has the registrations that the controller accepts.
 
     ``raise_counters`` is set if one of these brokers has seen a newer controller epoch than ZooKeeper has now.
     """

@@ -22,7 +22,7 @@ CONSUMER = "consumer"
 
 
 def subscribed_topics(metadata: bytes) -> tuple[str, ...]:
-    """Return the topics of a member's metadata, or none if the bytes are no subscription."""
+    """Return the topics of a member's metadata, or no topics if the bytes are not a subscription."""
     try:
         reader = _Reader(metadata)
         return tuple(reader.string() for _ in range(reader.count(2)))
@@ -31,9 +31,9 @@ def subscribed_topics(metadata: bytes) -> tuple[str, ...]:
 
 
 def assigned_partitions(assignment: bytes) -> tuple[tuple[str, tuple[int, ...]], ...]:
-    """Return the topics and partitions of a member's assignment, or none if the bytes are no assignment.
+    """Return the topics and partitions of a member's assignment, or nothing if the bytes are not an assignment.
 
-    An assignment that is too large for a reply about the group also counts as none: no topic is that large.
+    The result is also empty if the assignment is too large for a reply about the group. No topic is that large.
     """
     try:
         reader = _Reader(assignment)

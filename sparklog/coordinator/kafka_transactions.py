@@ -1,9 +1,9 @@
 """The transactions of Kafka's producers: the changes of state for the requests of Kafka's protocol.
 
 One producer id serves many transactions of a Kafka producer, and its epoch fences. The epoch rises when another
-producer takes the transactional id, when a transaction is aborted without a request of its producer, and, for clients
-with Kafka's transaction.version 2, at the end of each transaction. Other Kafka clients keep their epoch and continue
-their sequences.
+producer takes the transactional id, and when a transaction is aborted without a request of its producer. For clients
+with Kafka's transaction.version 2, it also rises at the end of each transaction. Other Kafka clients keep their epoch
+and continue their sequences.
 
 The functions are pure and take a ``TransactionEntry``. ``transactions`` calls them. A returned draft is appended to the
 log. Source: KIP-98, KIP-360, KIP-890.
@@ -132,7 +132,7 @@ def add(
 def end(entry: TransactionEntry, request: KafkaEndRequested, *, now_ms: int) -> TransactionDraft | Refused | None:
     """Return the change of state that commits or aborts the open transaction.
 
-    Return None for a repetition of the request whose decision is being carried out.
+    Return None if the request repeats an earlier one whose decision is being carried out.
     """
     now = entry.transaction
     kafka = now.kafka

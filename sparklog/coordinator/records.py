@@ -1,7 +1,7 @@
 """Records that a transaction coordinator writes to its partition of the internal topic and reads back.
 
-There are two kinds of keys: a transaction, and a participant (a producer id) of a transaction. Each participant has a
-record of its own, so that registering the thousandth task of a write takes as many bytes as the first.
+There are two kinds of keys: a transaction, and a participant (a producer id) of a transaction. Each participant has its
+own record, so that registering the thousandth task of a write takes as many bytes as the first.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ class KafkaProducer(msgspec.Struct, frozen=True, array_like=True):
         )
 
     def raised(self, fresh_id: int = -1) -> KafkaProducer | None:
-        """Return the producer in its next epoch, after a request of its own.
+        """Return the producer in its next epoch, after a request of this producer.
 
         ``fresh_id`` is an unused producer id, which replaces the present one if the epochs are used up. Return None if
         a fresh id is needed and missing.

@@ -44,7 +44,7 @@ def known_outcome(entry: TransactionEntry, request: EndRequested) -> Outcome | N
     """Return the outcome of an EndTransaction request, or None if it needs a decision or must wait for one.
 
     The first durable decision about a version counts. A repetition of the request that caused it succeeds. So does a
-    replay of a committed version that wrote nothing, and so does an abort of a committed version: Spark calls abort if
+    replay of a committed version that wrote nothing, and so does an abort of a committed version. Spark calls abort if
     the commit call failed, even if the decision to commit was made.
     """
     now = entry.transaction

@@ -275,7 +275,7 @@ class ServerEnd:
         return events
 
     def encode_answer(self, reply: ImmediateReply) -> list[Buffer]:
-        """Return the frame of a reply that this end has given itself. A Kafka client gets none."""
+        """Return the frame of a reply that this end has given itself. Return no bytes for a Kafka client."""
         assert not isinstance(reply, EncodedReply), "only other protocols have encoded replies"
         return [] if self._is_kafka_client else encode_reply(reply)
 

@@ -39,8 +39,8 @@ class Hello(Message, frozen=True, tag="hello"):
 
     If ``cluster_id`` is empty, the client accepts any cluster.
 
-    The other fields are for a broker or controller that offers to prove its identity (see ``protocol.proof``): its
-    role, its number (the broker id), its incarnation (for a controller, the controller epoch), and the ids of the
+    The other fields are for a broker or controller that offers to prove its identity (see ``protocol.proof``). They are
+    its role, its number (the broker id), its incarnation (for a controller, the controller epoch), and the ids of the
     cluster secrets that it knows.
     """
 

@@ -39,8 +39,8 @@ class TokenDescription(msgspec.Struct, frozen=True, array_like=True):
     """A delegation token without its secret.
 
     Principals have the form ``User:anna``. Times are in ms since the Unix epoch. ``scope`` has the first entries of the
-    token's scope, and ``scope_size`` is the number of all entries; -1 means that the token has no scope, so that its
-    holder may do what its owner may do. The holder can renew the token for ``period_ms`` at a time.
+    token's scope, and ``scope_size`` is the number of all entries. The size -1 means that the token has no scope. Then
+    its holder may do everything that its owner may do. The holder can renew the token for ``period_ms`` at a time.
     """
 
     token_id: str

@@ -1,6 +1,6 @@
 """Batches from which the cleaner has removed records.
 
-The remaining records keep their offsets. An array of offset deltas after the body has them:
+The remaining records keep their offsets. The offsets are stored as an array of deltas, which follows the body:
 
 ::
 

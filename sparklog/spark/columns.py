@@ -246,7 +246,7 @@ def _truncated(array: pa.Array, target: pa.DataType) -> pa.Array:
 
 
 def offset_run(first: int, rows: int) -> pa.Array:
-    """Return an array of ``rows`` consecutive offsets, of which the first is ``first``."""
+    """Return an array of ``rows`` consecutive offsets that begin with ``first``."""
     return array_of(np.arange(first, first + rows, dtype=np.int64), pa.int64())
 
 

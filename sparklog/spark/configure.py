@@ -2,7 +2,7 @@
 
 Spark does not pass session settings to the processes in which it plans a Python source, but it pickles the source's
 class. So the default is an attribute of a subclass that is created here. The subclass replaces the source that pyspark
-found by itself. ``spark.newSession()`` does not inherit it.
+has found. ``spark.newSession()`` does not inherit it.
 """
 
 from __future__ import annotations

@@ -147,7 +147,7 @@ def tasks_of_both(
     """Return the tasks that read the ranges ``pieces`` from the archive and the log.
 
     ``log_task`` is a function that returns the task for a range of the log. By default, each file of the archive is
-    read by one task, even if several ranges need it. With ``apart``, each range has one or more tasks of its own.
+    read by one task, even if several ranges need it. With ``apart``, each range has its own tasks, one or more.
     """
     archived, logged = split_at_archive_end(pieces, snapshot.progress.ends)
     groups = [[piece] for piece in archived] if apart or not archived else [archived]

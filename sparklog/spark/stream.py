@@ -123,7 +123,10 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return end.to_json()
 
     def reportLatestOffset(self) -> dict[str, Any] | None:  # noqa: N802
-        """Return the readable ends of the logs when the last batch was planned. Spark computes the lag from them."""
+        """Return the readable ends of the logs, as they were when the last batch was planned.
+
+        Spark computes the lag from them.
+        """
         return self._latest
 
     # --- batches ---

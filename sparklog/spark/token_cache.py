@@ -1,6 +1,6 @@
 """The delegation tokens that the planning processes of this user share on this host.
 
-Each query has a planning process of its own. If each asked for a token, a program with many short queries would soon
+Each query has its own planning process. If each process asked for a token, a program with many short queries would soon
 have as many tokens as a user may have. So they keep one token for each cluster, login and scope in a file that only
 this user can read, until half of its period is over.
 """
@@ -69,7 +69,7 @@ class TokenCache:
         return token if now_ms < token.until_ms else None
 
     def store(self, token: CachedToken) -> None:
-        """Write the token to the file. If that fails, the next planning process asks for a token of its own."""
+        """Write the token to the file. If that fails, the next planning process asks for its own token."""
         try:
             path = self._path()
             new = path.with_name(f".{path.name}.{secrets.token_hex(8)}")

@@ -5,8 +5,8 @@ of CPU time before the first row of every query after a pause. The loaded object
 workers share their memory and their garbage collections skip them.
 
 Workers also do not read the directories of unchanged archives again. A worker invalidates Python's import caches,
-because its job may have brought new files. Before Python 3.13 every importer of an archive then reads the archive's
-directory again, once for each package of pyspark and once for the jar of ``spark-core``, which takes 0.05 to 0.1 s. The
+because its job may have brought new files. Before Python 3.13, every importer of an archive then reads the archive's
+directory again: once for each package of pyspark and once for the jar of ``spark-core``. This takes 0.05 to 0.1 s. The
 daemon drops these importers before the fork. Those that a worker needs are created again from the directory that was
 already read.
 

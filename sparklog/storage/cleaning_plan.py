@@ -139,7 +139,7 @@ def groups(segments: Sequence[SegmentFacts], *, segment_bytes: int) -> list[list
     """Divide the segments into groups, and return them. A compaction merges each group into one segment.
 
     The segments of a group are adjacent, have one schema, and together have at most ``segment_bytes`` before the
-    compaction. A larger segment is a group of its own.
+    compaction. A larger segment forms a group alone.
     """
     found: list[list[SegmentFacts]] = []
     size = 0

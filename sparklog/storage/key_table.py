@@ -7,9 +7,9 @@ single row for each key::
 
     row = upper half of the hash (u64), lower half (u64), offset (i64), in the machine's own byte order: 24 bytes
 
-A lookup is a binary search in the memory-mapped file, for all keys of a batch at a time and in the order of the rows.
-So lookups need memory only for one batch, besides the page cache. The file is unlinked right after it is created. So a
-crash does not leave it on disk, and a truncation or deletion of the log need not remove it.
+A lookup is a binary search in the memory-mapped file. It finds all keys of a batch at a time, in the order of the
+rows. So lookups need memory only for one batch, besides the page cache. The file is unlinked right after it is created.
+So a crash does not leave it on disk, and a truncation or deletion of the log need not remove it.
 
 If the disk has no room for the file, the table accepts no more keys, and the cleaning covers only the records of the
 keys that the table has.

@@ -205,7 +205,7 @@ class LogDurability:
             self.flush()
 
     def truncated(self) -> None:
-        """Record that the end of the log was truncated, or only a partly written append was removed."""
+        """Record that the end of the log was truncated, or that only a partly written append was removed."""
         self._clean = self._untouched = False
         last = self._files.chain.last
         if last is not None:

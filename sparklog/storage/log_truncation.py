@@ -34,7 +34,9 @@ class LogTruncation:
         self._job: TruncationJob | None = None
 
     def begin(self, offset: int) -> TruncationJob | None:
-        """Return a job that makes the copies for a truncation to ``offset`` in a thread, or None if none are needed.
+        """Return a job that makes the copies for a truncation to ``offset`` in a thread.
+
+        Return None if no copies are needed.
 
         The log does not change before the call of ``truncate``. Until then its high watermark must be at or below
         ``offset``, or equal to the log start offset if that is above ``offset``.

@@ -166,7 +166,7 @@ class SetAside:
         return SetAsideEntry(names[-1], self._mark(names[-1]), 0) if names else None
 
     def schemas(self, name: str) -> tuple[TopicSchema, ...]:
-        """Return the schemas of an entry's batches, or none if its ``partition.json`` is unreadable."""
+        """Return the schemas of an entry's batches, or no schemas if its ``partition.json`` is unreadable."""
         path = self.path / name / PARTITION_FILE
         try:
             return decode_state(read_file(self._disk, path), PartitionFile, path=path).schemas

@@ -79,7 +79,7 @@ class TransactionTable:
                     self._aborted.append(over)
 
     def committed_below(self, high_watermark: int) -> None:
-        """Drop the ended transactions whose marker is below the high watermark, and so is committed.
+        """Drop the ended transactions whose marker is below the high watermark and therefore committed.
 
         They no longer limit ``read_committed`` consumers. Call this whenever the high watermark moves, also on replicas
         without consumers. Otherwise the list would grow without bound.

@@ -33,7 +33,7 @@ class PartyAddress(NamedTuple):
 
 
 class Network(Protocol):
-    """The interface of a network of which tests can cut connections.
+    """The interface of a network whose connections tests can cut.
 
     Nothing crosses a cut, not even the close of a connection. After ``heal`` the connections continue.
     """

@@ -215,7 +215,7 @@ class ProcessCluster:
     def secure(self) -> None:
         """Prepare the security of the cluster. A subclass overrides this; here it does nothing.
 
-        ``start`` calls it when the cluster has an id, and when ZooKeeper is the only process.
+        ``start`` calls it when the cluster has an id and ZooKeeper is the only running process.
         """
 
     def _put_between(self, network: Network) -> None:

@@ -35,7 +35,7 @@ class ServedCluster(Protocol):
 
 
 class Write:
-    """A batch that a producer has sent, and to which it has no response so far."""
+    """A batch that a producer has sent and that has no response so far."""
 
     __slots__ = ("began_ms", "body", "count", "number", "sequence")
 

@@ -327,7 +327,7 @@ def _unknown(cache: MetadataCache, offset: GroupOffset, *, member: bool) -> str:
 
 
 def below_zero(offset: GroupOffset) -> str:
-    """Return why the offset is invalid if it is negative; otherwise return the empty string."""
+    """Return an error text if the offset is negative, otherwise the empty string."""
     named = f"{offset.topic}-{offset.partition}"
     return "" if offset.offset >= 0 else f"{named}: offset {offset.offset} found, 0 or more expected"
 

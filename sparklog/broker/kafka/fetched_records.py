@@ -58,7 +58,7 @@ class Rows(NamedTuple):
 
 
 class DecodedBatches:
-    """A cache of decoded batches of which a response had only a part.
+    """A cache of decoded batches that were only partly sent.
 
     The next fetch continues such a batch, and need not decode it again.
 
@@ -104,7 +104,7 @@ class RecordSource(Protocol):
         """Return whether the topic's rows are sent as JSON."""
 
     def records(self, rows: pa.RecordBatch, header: BatchHeader) -> pa.RecordBatch:
-        """Return rows of a batch in the columns of ``DEFAULT_SCHEMA``."""
+        """Return rows of a batch, converted to the columns of ``DEFAULT_SCHEMA``."""
 
     def sent(self, header: BatchHeader) -> memoryview | None:
         """Return the bytes of the batch as a Kafka client has sent them, or None if the broker does not have them."""

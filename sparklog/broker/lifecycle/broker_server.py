@@ -30,8 +30,8 @@ _log = logging.getLogger(__name__)
 #: A tenth of the connections, but at most 1,000, is reserved for brokers and the controller. In a cluster of a hundred
 #: brokers, each broker opens about four connections to each other broker.
 _KEPT_PART, _MOST_KEPT = 10, 1000
-#: The time between the revocation of a credential and the end of its connections. In this time a user gets the reply to
-#: a change of its own password.
+#: The time between the revocation of a credential and the end of its connections. In this time a user who changed a
+#: password gets the reply.
 _REVOKED_S = 0.2
 #: The number of ports that are tried for a Kafka listener, from the configured one on. Brokers of one host share the
 #: settings of the cluster, so each of them takes the first free port.
@@ -205,7 +205,7 @@ class BrokerServer:
         return ListenerSecurity(listener.name, logins, tls, self._broker.logins)
 
     def close_local_reads(self) -> None:
-        """Give no more segment files to readers on this host."""
+        """Stop giving segment files to readers on this host."""
         if self._local_reads is not None:
             self._local_reads.close()
 

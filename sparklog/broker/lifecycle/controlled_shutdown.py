@@ -67,7 +67,7 @@ async def hand_over(
 async def followers_caught_up(
     context: BrokerContext, partitions: Partitions, timeout_s: float, *, may_continue: Callable[[], bool]
 ) -> None:
-    """Wait until in-sync followers have all records that this broker's leaders have now, or until ``timeout_s``.
+    """Wait for at most ``timeout_s`` until in-sync followers have all records that this broker's leaders have now.
 
     Produce requests that arrive during the wait get their response only after the followers have the records: see
     ``BrokerContext.moves_leaderships``.
@@ -134,7 +134,7 @@ class ShutdownFlush:
         self._task = asyncio.get_running_loop().create_task(self._run(), name="durable ahead of the stop")
 
     async def end(self) -> None:
-        """Start no further flush, and wait for the one in progress.
+        """Start no more flushes, and wait for the one in progress.
 
         The wait is needed because a disk reports an error only once, and this flush would get the report.
         """

@@ -1,6 +1,6 @@
-"""The decision why and how a broker process ends, and with which exit code.
+"""The rules for the end of a broker process: why and how it ends, and with which exit code.
 
-``process`` carries out the decision.
+``process`` applies the rules.
 """
 
 from __future__ import annotations

@@ -65,7 +65,7 @@ class ProcessConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_
         return found
 
     def keys(self) -> KeyRing:
-        """Return the cluster's secrets; none without a ``secret_file``.
+        """Return the cluster's secrets, or no secrets if there is no ``secret_file``.
 
         Raises ConfigError if the file cannot be used.
         """

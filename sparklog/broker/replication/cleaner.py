@@ -1,4 +1,4 @@
-"""The compaction of a broker's logs in a thread: one log at a time, the one that needs it most first.
+"""The compaction of a broker's logs in a thread: one log at a time, beginning with the log that needs it most.
 
 The rate is limited. Leaders and followers compact their own logs at different times, because what a reader sees does
 not depend on the time. A log with damaged bytes cannot be compacted. It stays as it is until the topic's settings

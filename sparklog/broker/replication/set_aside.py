@@ -57,7 +57,7 @@ class SetAsideLogs:
         self._context.spawn(self._repeat(), "set-aside logs")
 
     def check_soon(self) -> None:
-        """Check all set-aside logs soon, because one more log was set aside."""
+        """Check all set-aside logs soon, because another log was set aside."""
         self._wanted.set()
 
     def close(self) -> None:

@@ -62,7 +62,7 @@ class TopicRequests:
         return CreateTopicReply(request.cid, record.topic_id, warning)
 
     async def planned(self, request: CreateTopic) -> tuple[TopicRecord, str]:
-        """Return the record that the topic would get, and the warning of its placement. Create nothing.
+        """Return the record that the topic would get, and the warning about its placement. Create nothing.
 
         Raises:
             BrokerError: the request is refused.

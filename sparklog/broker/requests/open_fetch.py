@@ -258,7 +258,7 @@ class OpenFetch:
         counters["fetch.projected.sent.bytes"] += result.body_bytes
 
     def abandon(self) -> None:
-        """Remove the fetch from the waiting ones, because it gets its response or its client is gone."""
+        """Stop waiting, because the fetch gets its response or its client is gone."""
         self.done = True
         self._host.drop(self)
 

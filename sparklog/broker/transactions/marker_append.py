@@ -99,7 +99,9 @@ class MarkerAppend:
         self._waiting: dict[TopicPartition, list[_Waiting]] = {}
 
     def write(self, marker: TransactionMarker, on_result: OnResult, *, proved: bool = True) -> None:
-        """Write a marker, and call ``on_result`` once, now or later. The code is NONE when the marker is committed.
+        """Write a marker, and call ``on_result`` once, now or later.
+
+        It gets the code NONE when the marker is committed.
 
         ``proved`` is whether the sender of the marker has proved that it is a broker.
         """

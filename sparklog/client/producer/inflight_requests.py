@@ -190,8 +190,8 @@ class InflightRequests:
     def only_connection(self) -> AsyncConnection | None:
         """Return the one connection that all requests in flight use, or None if the caller cannot read its responses.
 
-        The result is None if there is no such connection, if it is closed, if bytes of the requests are not sent yet,
-        or if only the event loop can read the connection.
+        Return None if there is no such connection or it is closed, or if bytes of the requests are not sent yet. Also
+        return None if only the event loop can read the connection.
         """
         if len(self._counts) != 1:
             return None

@@ -2,8 +2,8 @@
 
 A caller that sends single records and waits for each needs two thread switches per record: to the I/O thread, which
 sends the record, and back with the outcome. At each switch one thread waits until the other releases the interpreter
-lock. To avoid this, the I/O thread *lends* the event loop: it stops the loop, and one caller at a time *enters* the
-loop and does the work of the loop's callbacks in its own thread. Timers and new connections need a running loop. For
+lock. To avoid this, the I/O thread *lends* the event loop: it stops the loop. Then one caller at a time *enters* the
+loop, and does the work of the loop's callbacks in its own thread. Timers and new connections need a running loop. For
 them, and for other threads' work, the I/O thread is made to run the loop again (``recall``). It also does so on its own
 if no caller has entered for a short time.
 """

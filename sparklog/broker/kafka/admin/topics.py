@@ -58,7 +58,10 @@ class _Deadline:
         self._end_s = self._clock() + timeout_ms / 1000
 
     def left_ms(self) -> int:
-        """Return the rest of the timeout, and at least 1, because 0 means the default in requests of sparklog."""
+        """Return the remaining time in milliseconds, but at least 1.
+
+        In sparklog's requests, 0 means the default timeout.
+        """
         return max(1, int((self._end_s - self._clock()) * 1000))
 
 
