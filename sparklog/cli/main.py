@@ -103,7 +103,7 @@ def _options(
             _CLIENT_CONFIG,
             envvar=CLIENT_CONFIG,
             metavar="FILE",
-            help="File with the settings of TLS and the login. May also follow the command.",
+            help="File with the settings for TLS and login. May also follow the command.",
         ),
     ] = None,
 ) -> None:

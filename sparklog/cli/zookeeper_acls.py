@@ -40,7 +40,8 @@ def secure_tree(
     as_json: AsJson = False,
 ) -> None:
     """Close all ZooKeeper nodes of a cluster. Sessions without the cluster's credentials can then not change any node,
-    and cannot read the nodes of users, tokens and ACLs. The cluster may run. Repeat the command if it was interrupted.
+    and cannot read the nodes of users, tokens and ACLs. The cluster may be running. Repeat the command if it was
+    interrupted.
 
     Example: sparklog zookeeper secure --zookeeper zk1:2181/sparklog --zookeeper-config conf/broker.conf
     """
@@ -68,8 +69,8 @@ def open_tree(
     yes: Yes = False,
     as_json: AsJson = False,
 ) -> None:
-    """Open all ZooKeeper nodes of a cluster to every session, as without zookeeper.set.acl. The cluster may run, except
-    with --data-dir. Repeat the command if it was interrupted.
+    """Open all ZooKeeper nodes of a cluster to every session, as without zookeeper.set.acl. The cluster may be running,
+    except with --data-dir. Repeat the command if it was interrupted.
 
     Example: sparklog zookeeper open --zookeeper zk1:2181/sparklog --zookeeper-config conf/broker.conf
     """

@@ -60,8 +60,8 @@ class LogTruncated(BrokerError):
     The code is OFFSET_OUT_OF_RANGE. Source: KIP-320.
 
     The elected replica did not have these records, and their offsets may have other records now. From ``offset`` on,
-    the log differs from the records that were read. It may differ from an earlier offset on. The reader can continue at
-    ``offset``.
+    the log differs from the records that were read. It may already differ at earlier offsets. The reader can continue
+    at ``offset``.
     """
 
     def __init__(self, tp: TopicPartition, position: int, diverging: tuple[int, int]) -> None:

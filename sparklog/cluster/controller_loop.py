@@ -125,7 +125,7 @@ class ControllerLoop:
         self._thread.start()
 
     def wait_ready(self, timeout_s: float = 30.0) -> ControllerStatus:
-        """Wait until the cluster has an active controller: this one, or another one for which this one stands by.
+        """Wait until the cluster has an active controller, in this process or in another one.
 
         Raises:
             ClusterError: this controller failed or was stopped, or the wait timed out.

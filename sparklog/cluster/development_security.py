@@ -85,7 +85,7 @@ class DevelopmentSecurity:
     def signer(
         self, cluster_id: str, settings: Mapping[str, str], *, executor_hosts: Callable[[], Sequence[str]]
     ) -> enrolment.CertificateSigner:
-        """Return the signer of the certificates of several hosts. ``settings`` are those of the driver."""
+        """Return the signer of the certificates of several hosts. ``settings`` are the driver's settings."""
         return enrolment.CertificateSigner(
             self._directory,
             cluster_id,

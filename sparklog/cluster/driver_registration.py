@@ -1,4 +1,4 @@
-"""The registration of the driver in ZooKeeper, and its messages with the tasks of the barrier job.
+"""The registration of the driver in ZooKeeper, and the messages between the driver and the tasks of the barrier job.
 
 A cluster has one driver at a time: the process that holds the ephemeral node ``/driver`` and the newest driver epoch.
 Over the same session the driver writes directives for a generation of the barrier job and reads the reports of its

@@ -135,7 +135,7 @@ class EmbeddedZookeeper:
 
         The server listens on ``host``, and clients connect to it there. If ``port`` is 0, the server uses the port of
         its first start, or any free port at the first start. ``settings`` are lines of zoo.cfg that override the
-        defaults. ``security`` is that of the clients. The server uses TLS if and only if they do.
+        defaults. ``security`` has the clients' settings. The server uses TLS if and only if they do.
 
         Raises:
             ClusterError: Java is missing, another program uses the recorded port, the server did not start (with the

@@ -1,4 +1,4 @@
-"""The writes and reads of partition states in ZooKeeper that a term's core (its ``Controller``) orders.
+"""The writes and reads of partition states in ZooKeeper that a term's core (its ``Controller``) requests.
 
 A new topic may have thousands of partitions. Therefore the writes of one step are spread over several iterations of the
 event loop, and all outcomes that arrive in one iteration are passed to the core together.

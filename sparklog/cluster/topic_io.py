@@ -1,4 +1,4 @@
-"""The topics in ZooKeeper, for a term's ``Controller``: watches, and the reads, writes and deletions it orders.
+"""The topics in ZooKeeper, for a term's ``Controller``: watches, and the reads, writes and deletions that it requests.
 
 One watch reports the names of all topics, and one watch per topic reports its record. The watch of a record ends when
 its node is deleted. Otherwise ZooKeeper would keep a watch for each deleted topic, although its name may never be used

@@ -1,4 +1,4 @@
-"""The reads and watches by which the ``Controller`` of a term learns the cluster's state, and then each change.
+"""The reads and watches from which the ``Controller`` of a term learns the cluster's state and its changes.
 
 After a change of a node's children, and after every reconnection, the term reads all children again and passes their
 complete current values to the ``Controller``.

@@ -2,14 +2,14 @@
 
 The controller is pure: it does no I/O and reads no clock. It works from the current state, not from changes. An event
 updates the known state and marks the partitions that it may concern. The controller then evaluates each marked
-partition again (``election.decide``) and orders a write if the stored state has to change. If a write fails because the
-node has another version, the result contains the node's state, and the controller evaluates the partition again. So no
-special code handles a conflict, a lost response or a new controller. One step evaluates at most 2,000 partitions. The
-next step is due at once and evaluates the others, so a topic with many partitions does not block the event loop.
+partition again (``election.decide``) and requests a write if the stored state has to change. If a write fails because
+the node has another version, the result contains the node's state, and the controller evaluates the partition again. So
+no special code handles a conflict, a lost response or a new controller. One step evaluates at most 2,000 partitions.
+The next step is due at once and evaluates the others, so a topic with many partitions does not block the event loop.
 
 Invariants: the controller sends a state to brokers only after the state is durable. At most one write per partition and
-one update per broker are in flight. The controller orders nothing while ZooKeeper is unreachable or after the term has
-ended.
+one update per broker are in flight. The controller requests nothing while ZooKeeper is unreachable or after the term
+has ended.
 """
 
 from __future__ import annotations

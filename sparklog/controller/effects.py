@@ -35,7 +35,7 @@ class StateWrite:
 class WriteStates:
     """A command to send these writes one after the other, without waiting for the results.
 
-    The result of each write is in a StatesWritten, StatesRefused or StatesUnknown, unless the controller is Fenced.
+    The result of each write is in a StatesWritten, StatesRefused or StatesUnknown, unless the event Fenced comes first.
     """
 
     writes: tuple[StateWrite, ...]

@@ -275,7 +275,7 @@ class Disconnected:
 class Reconnected:
     """The event that the connection to ZooKeeper is restored in the same session.
 
-    The term continues, and the performer reads everything again.
+    The term continues, and the controller's loop reads everything again.
     """
 
 

@@ -120,7 +120,9 @@ class ReassignmentCompletion:
         self._found: dict[ClusterTopic, dict[ClusterPartition, StateWrite | None]] = {}
 
     def check(self, partition: ClusterPartition, liveness: election.IsrLiveness) -> None:
-        """Add the partition if its reassignment is finished, together with its final state if that differs.
+        """Add the partition if its reassignment is finished.
+
+        Also add its final state, unless the reassignment has only changed the order of the replicas.
 
         Skip the partition while a write of its topic's record is in flight. The controller evaluates it again after the
         write.

@@ -26,7 +26,7 @@ AT_ONCE = 2000
 
 
 class PartitionStates:
-    """The part of ``Controller`` that orders reads and writes of partition states, and handles their results.
+    """The part of ``Controller`` that requests reads and writes of partition states, and handles their results.
 
     It also has the set of partitions that are marked for evaluation.
     """
@@ -42,7 +42,7 @@ class PartitionStates:
         effects: list[Effect],
     ) -> None:
         """Create the part of the controller. It appends to ``effects``, the list of the current step."""
-        #: Whether ZooKeeper is reachable. While it is not, the controller orders nothing.
+        #: Whether ZooKeeper is reachable. While it is not, the controller requests nothing.
         self.connected = True
         #: The number of writes in flight.
         self.writing = 0
@@ -135,7 +135,7 @@ class PartitionStates:
         self.found((tp, stored) for tp, stored in event.found.items() if stored is not None)
 
     def on_unknown(self, event: StatesUnknown) -> None:
-        """Order reads of the nodes of writes that got no response, because each write may have succeeded.
+        """Request reads of the nodes whose writes got no response, because each write may have succeeded.
 
         The controller decides nothing about these partitions before it has the results of the reads.
         """

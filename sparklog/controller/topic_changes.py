@@ -78,7 +78,7 @@ class TopicChanges:
         self._delete_if_requested(topic)
 
     def on_deletions(self, event: Loaded | DeletionsRead) -> None:
-        """Replace the known deletion requests by those of the event, and order the deletions that they request."""
+        """Replace the known deletion requests by those of the event, and begin the deletions."""
         self._deletions.read(event.deletions)
         for name in event.deletions:
             self._delete_if_requested(self._state.topics.get(name))
@@ -107,14 +107,14 @@ class TopicChanges:
             self._forget(partition)
 
     def write(self, topic: ClusterTopic, order: WriteTopic) -> None:
-        """Order a write of a topic's record, which may include states of the topic's partitions."""
+        """Request a write of a topic's record, which may include states of the topic's partitions."""
         topic.pending = order
         for write in order.writes:
             self._states.begin_write(topic.partitions[write.tp.partition], write)
         self._effects.append(order)
 
     def on_written(self, event: TopicWritten | TopicNotWritten) -> None:
-        """Store the record and states that were written. If the write failed, order reads of them."""
+        """Store the record and states that were written. If the write failed, request reads of them."""
         topic = self._state.topics.get(event.name)
         if topic is None or topic.record.topic_id != event.topic_id or topic.pending is None:
             return

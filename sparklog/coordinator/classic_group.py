@@ -201,7 +201,7 @@ class ClassicGroup:
         return self._bytes + self._assigned_bytes + self._given_bytes + ENTRY_BYTES * entries
 
     def state(self) -> ClassicState:
-        """Return the record for the log of the current generation."""
+        """Return the record that stores the current generation in the log."""
         members = tuple(member.state(self.protocol) for member in self.members.values())
         return ClassicState(self.protocol_type, self.protocol, self.leader, members)
 

@@ -70,8 +70,8 @@ class Resume:
 class StoreClassic:
     """The command of a classic group to commit its generation and members to the log.
 
-    ``Groups`` does it with an ``Append``. The responses that follow this order are sent after the commit. If the append
-    is refused, ``Groups`` passes StoreRefused to the group.
+    ``Groups`` performs it with an ``Append``. The responses that follow this command are sent after the commit. If the
+    append is refused, ``Groups`` passes StoreRefused to the group.
     """
 
     generation: int
@@ -107,7 +107,8 @@ class Settled:
 class Done:
     """The outcome of a request that succeeded. Its changes, if any, are durable.
 
-    For a verification of a Kafka producer, ``decision`` is the number of the key's decisions so far.
+    For a verification of a Kafka producer, ``decision`` is the number of transactions of the key that were decided so
+    far.
     """
 
     decision: int = -1

@@ -31,7 +31,10 @@ class BeginRequested:
 
 @dataclass(frozen=True, slots=True)
 class SettleRequested:
-    """A ``messages.SettleVersion`` request for the last committed version of a key. It must not change afterwards."""
+    """A ``messages.SettleVersion`` request for the last committed version of a key.
+
+    This version must not change afterwards.
+    """
 
     ticket: int
     key: str
@@ -120,10 +123,10 @@ class KafkaInitRequested:
 
 @dataclass(frozen=True, slots=True)
 class KafkaAddRequested:
-    """A Kafka producer adds partitions or offsets to its transaction. The first addition begins the transaction.
+    """A Kafka producer's request to add partitions or offsets to its transaction.
 
-    It comes from Kafka's AddPartitionsToTxn, AddOffsetsToTxn or TxnOffsetCommit, or from the first Produce of a
-    partition in version 12 and later.
+    The first addition begins the transaction. The request is Kafka's AddPartitionsToTxn, AddOffsetsToTxn or
+    TxnOffsetCommit, or the first Produce of a partition in version 12 and later.
     """
 
     ticket: int

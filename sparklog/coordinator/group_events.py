@@ -155,7 +155,7 @@ class TargetComputed:
 
 @dataclass(frozen=True, slots=True)
 class Resumed:
-    """The event that a later iteration of the event loop has begun, as ordered by Resume.
+    """The event that a later iteration of the event loop has begun, as Resume has requested.
 
     The remaining work of the group continues.
     """

@@ -1,7 +1,7 @@
 """Records that a group coordinator writes to its partition of the internal topic and reads back.
 
-Each offset, each member, the group's epoch, the last handover of each transaction, and each hold is a record of its
-own. A record has all data of its key, so the newest record of each key is enough.
+Each offset, each member, the group's epoch, the last handover of each transaction, and each hold has its own record. A
+record has all data of its key, so the newest record of each key is enough.
 """
 
 from __future__ import annotations
@@ -49,7 +49,10 @@ class Handover(msgspec.Struct, frozen=True, array_like=True):
 
 
 class HoldKey(msgspec.Struct, frozen=True, array_like=True, tag="hold"):
-    """The key of the record of a hold. ``key`` is the key of the transaction with which the offsets are sent."""
+    """The key of the record of a hold (see ``Hold``).
+
+    ``key`` is the key of the transaction with which the offsets are sent.
+    """
 
     version: int
     group: str

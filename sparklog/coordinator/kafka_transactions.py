@@ -1,9 +1,9 @@
 """The transactions of Kafka's producers: the changes of state for the requests of Kafka's protocol.
 
-One producer id serves many transactions of a Kafka producer, and its epoch fences. The epoch rises when another
-producer takes the transactional id, and when a transaction is aborted without a request of its producer. For clients
-with Kafka's transaction.version 2, it also rises at the end of each transaction. Other Kafka clients keep their epoch
-and continue their sequences.
+One producer id serves many transactions of a Kafka producer, and its epoch fences earlier producers. The epoch rises
+when another producer takes the transactional id, and when a transaction is aborted without a request of its producer.
+For clients with Kafka's transaction.version 2, it also rises at the end of each transaction. Other Kafka clients keep
+their epoch and continue their sequences.
 
 The functions are pure and take a ``TransactionEntry``. ``transactions`` calls them. A returned draft is appended to the
 log. Source: KIP-98, KIP-360, KIP-890.

@@ -368,7 +368,7 @@ class Membership:
     # --- queries ---------------------------------------------------------------------------------------------------
 
     def refuses_commit(self, member_id: str, epoch: int, offsets: Iterable[GroupOffset]) -> Refused | None:
-        """Return the reason, as an error, why the member may not commit these offsets, or None if it may."""
+        """Return an error with the reason why the member may not commit these offsets, or None if it may."""
         member = self.members.get(member_id)
         if not member_id:
             if not self.members:

@@ -98,7 +98,7 @@ class TransactionEntry:
     def record_keys(self) -> list[int | None]:
         """Return the keys of the entry's records.
 
-        The key of the transaction's record is None, and that of a participant's record is its producer id.
+        The key of the transaction's record is None, and the key of a participant's record is its producer id.
         """
         return [None, *self.participants]
 

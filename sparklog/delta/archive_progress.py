@@ -1,14 +1,15 @@
 """The progress of an archive, which every commit to the Delta table records.
 
+This is an example of the ``userMetadata`` of a commit::
+
     {"sparklog": {"attempt": "...", "batch": 7, "begins": {"0": 0, "1": 12}, "ends": {"0": 120, "1": 88},
                   "every_s": 30.0, "format": 1, "lost": {}, "mode": "append", "process": "...", "topic": "flights",
                   "topic_id": "..."}}
 
-is the ``userMetadata`` of a commit. ``ends`` are the next offsets to archive: all committed records below them are in
-the table or in its quarantine, and no record at or above them is in the table. So every version of a table has exact
-progress: that of the newest archive commit at or before the version. Other commits (OPTIMIZE, VACUUM, commits by users)
-neither record nor change it. This module reads Delta's log directly: each commit is a file that is named by its
-version.
+``ends`` are the next offsets to archive: all committed records below them are in the table or in its quarantine, and no
+record at or above them is in the table. So every version of a table has exact progress: that of the newest archive
+commit at or before the version. Other commits (OPTIMIZE, VACUUM, commits by users) neither record nor change it. This
+module reads Delta's log directly: each commit is a file that is named by its version.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The Delta table of an archive: creation, new columns, appends, and the check which run made the last commit.
+"""The Delta table of an archive: creation, new columns, appends, and the check of which run made the last commit.
 
 Every commit is a Delta transaction whose number is the ``batch`` of its progress. Delta refuses one of two concurrent
 transactions with the same application id, and skips a transaction whose number is already committed. So exactly one

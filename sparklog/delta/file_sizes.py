@@ -16,7 +16,7 @@ _GUESSED_BYTES = 100.0
 class FileSizes:
     """An estimator of the bytes that records take in files, which learns from each commit.
 
-    From its estimate follows the number of tasks for a batch. ``target`` is the target size of files in bytes.
+    Its estimate determines the number of tasks for a batch. ``target`` is the target size of files in bytes.
     """
 
     def __init__(self, target: int) -> None:

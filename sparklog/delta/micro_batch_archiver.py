@@ -2,9 +2,9 @@
 
 Each step is a commit, and the order is important. Bad rows are committed to the quarantine first. Then the other rows
 are committed to the table together with its new ends; from then on the records below the ends count as archived. The
-group's offsets, which allow brokers to delete records, come last. So after a crash between two steps, no record counts
-as archived that is not. After a crash the next run repeats all steps. A commit that must not be repeated has a number
-in Delta's log (``archive_table``), and rows of the quarantine are identified by offset (``quarantine``).
+group's offsets, which allow brokers to delete records, come last. So after a crash between two steps, every record that
+counts as archived is in a table. After a crash the next run repeats all steps. A commit that must not be repeated has a
+number in Delta's log (``archive_table``), and rows of the quarantine are identified by offset (``quarantine``).
 """
 
 from __future__ import annotations

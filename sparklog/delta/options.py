@@ -123,7 +123,7 @@ def parse_schemas(
 ) -> dict[str, StructType]:
     """Parse texts of the form ``topic=columns``; return the columns by topic.
 
-    A text that is only ``columns`` applies to all topics without a text of their own. ``parse`` is Spark's parser of
+    A text that is only ``columns`` applies to all topics that have no text of this form. ``parse`` is Spark's parser of
     columns, which needs a session.
 
     Raises:

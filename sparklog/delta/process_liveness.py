@@ -1,6 +1,6 @@
-"""The identity of the process that archives a topic, for the archive's commits, and the check whether it may run.
+"""The identity of the process that archives a topic, for the archive's commits, and a check whether it may still run.
 
-It is only used so that of two archives of a topic the first one continues. Duplicate and conflicting commits are
+This check only ensures that the first of two archives of a topic continues. Duplicate and conflicting commits are
 prevented by Delta's transactions (``archive_table``).
 """
 

@@ -84,7 +84,7 @@ class Greeting:
 
     @property
     def has_token(self) -> bool:
-        """Return whether this process proves that it has a token for a Unix socket, and not its identity."""
+        """Return whether this process proves that it has a token for a Unix socket, instead of proving its identity."""
         return self._credentials is not None and self._credentials.identity().role is SenderKind.CLIENT
 
     @classmethod

@@ -41,7 +41,7 @@ class Server:
     """A server that accepts connections on one or more listeners. Create it with ``serve``."""
 
     def __init__(self, factory: HandlerFactory, describe: Describe, limits: Limits) -> None:
-        """Create a server without listeners. ``factory`` and ``describe`` are those of sparklog's own protocol."""
+        """Create a server without listeners. ``factory`` and ``describe`` are for sparklog's own protocol."""
         self._native = NativeProtocol(factory, describe, limits)
         self._of_unix_socket = NativeProtocol(factory, describe, limits, of_unix_socket=True)
         self._servers: list[asyncio.Server | TlsListener] = []

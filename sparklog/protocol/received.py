@@ -1,7 +1,7 @@
 """The types of received frames, requests and replies.
 
 The modules that use these types are compiled (``setup.py``). A field that is a memoryview, or that msgspec decodes by
-its annotation, must be declared in a module that is not compiled. So these types have a module of their own.
+its annotation, must be declared in a module that is not compiled. So these types have their own module.
 """
 
 from __future__ import annotations

@@ -184,7 +184,7 @@ class Truncated(msgspec.Struct, frozen=True, gc=False):
 
 
 class TruncationFailed(msgspec.Struct, frozen=True, gc=False):
-    """The event that the TruncateLog is not possible now, perhaps because the disk is full.
+    """The event that the truncation of a TruncateLog is not possible now, perhaps because the disk is full.
 
     The log is unchanged. The event is not sent after a RoleChanged, which cancels the truncation.
     """

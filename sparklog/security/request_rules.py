@@ -135,7 +135,7 @@ _TRANSACTION = ResourceType.TRANSACTIONAL_ID
 
 
 def on_cluster(operation: Operation) -> Need:
-    """Return the need that this operation is allowed on the cluster."""
+    """Return the ``Need`` for this operation on the cluster."""
     return Need(operation, _CLUSTER, CLUSTER_NAME)
 
 

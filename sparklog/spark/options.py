@@ -153,7 +153,7 @@ def _unknown(name: str) -> str:
 
 
 def find_security(given: Mapping[str, str]) -> ClientSecurity | None:
-    """Return the settings of TLS and of the login, or None if no option sets one.
+    """Return the settings for TLS and login, or None if no option sets one.
 
     If the result is None, each process uses the file that the environment variable ``SPARKLOG_CLIENT_CONFIG`` names.
 
@@ -194,7 +194,7 @@ def check_stored(security: ClientSecurity | None) -> None:
 
 
 def without_security(options: Mapping[str, str]) -> dict[str, str]:
-    """Return the options without those of TLS and the login."""
+    """Return the options without those for TLS and login."""
     return {name: text for name, text in options.items() if name.lower().removeprefix("kafka.") not in SECURITY_OPTIONS}
 
 

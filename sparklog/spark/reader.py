@@ -186,7 +186,7 @@ def asked_ranges(
 
 @dataclass(frozen=True, slots=True)
 class HistoryRanges:
-    """The ranges that a batch reads from the archive (``archived``) and from the log (``logged``).
+    """The ranges of a batch read in the archive (``archived``) and in the log (``logged``).
 
     Offsets below the archive's end offset are read from the archive, and later offsets from the log.
     """

@@ -42,7 +42,7 @@ class SparklogSource(DataSource):
         freeze_planner()
 
     def __getstate__(self) -> dict[str, Any]:
-        """Return the state for the next planning process, or for tasks, which get no option of TLS and the login."""
+        """Return the state for the next planning process, or for tasks, which get no options for TLS and login."""
         if not self._is_planned:
             return self.__dict__
         return {**self.__dict__, "options": without_security(self.options)}

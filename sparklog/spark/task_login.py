@@ -31,7 +31,7 @@ _PAUSE_S = 0.05
 class TaskLogin:
     """A provider of the settings with which the tasks of one read or write log in.
 
-    ``lifetime_ms`` is the time after which a token expires unless tasks renew it; None means that of the brokers. With
+    ``lifetime_ms`` is the time after which a token expires unless tasks renew it; None means the brokers' default. With
     ``checks_rarely`` a shared token that a broker has accepted within the last ten seconds is not checked again. Not
     thread-safe: use it only in the planning process.
     """

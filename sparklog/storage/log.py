@@ -556,7 +556,7 @@ class Log:
     def is_outdated_for(self, headers: bytes | memoryview, now_us: int) -> bool:
         """Return whether a leader's batches show that this replica has received no batches for too long.
 
-        Too long is longer than the leader keeps tombstones and markers. Then the replica may still have records whose
+        This is longer than the leader keeps tombstones and markers. Then the replica may still have records whose
         tombstones it will never get. So it must start again with an empty log.
         """
         window, end = self._tail.tombstone_window, self._offsets.log_end

@@ -245,7 +245,7 @@ def runs_of(records: Iterable[tuple[int, str, int]]) -> tuple[Run, ...]:
 
 
 def record_value(producer: str, number: int, padding: int = 0) -> bytes:
-    """Return the content of a record that is named by its producer and number. The content begins with this name."""
+    """Return the content of a record: its name, which has its producer and number, and then padding."""
     return f"{producer}:{number}:".encode() + b"." * padding
 
 

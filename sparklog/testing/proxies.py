@@ -60,7 +60,7 @@ class ProxyNetwork:
         return "127.0.0.1"
 
     def inside(self, party: str, work: Callable[[], T]) -> T:
-        """Run ``work`` as ``party``. This only calls ``work``, because each connection names its party in its Hello."""
+        """Call ``work``. Nothing else is needed, because each connection names its party in its Hello."""
         return work()
 
     def add_broker(self, broker_id: int) -> PartyAddress:

@@ -28,7 +28,7 @@ Patch = tuple[object, str, Callable[..., Any]]
 
 
 class Caught(NamedTuple):
-    """What catches a mutant: the rule that it violates, and seeds.
+    """The rule that a mutant violates, and the seeds that catch the mutant.
 
     ``seed`` is a seed that finds the bug now. Of the first ``within`` seeds, at least one must find it.
     """

@@ -1,8 +1,8 @@
 """The command that plays seeds of the simulated cluster: ``python -m sparklog.testing.simulate --seeds 0..500``.
 
-It prints the number of runs and their speed. If a seed breaks a promise, the command searches a small case that breaks
-the same promise, and prints the trace of the case and the command that plays it again. With ``--mutant`` it plays a
-variant that is broken on purpose, and fails if no seed finds the bug.
+It prints the number of runs and their speed. If a seed violates a guarantee, the command searches for a small case that
+violates the same guarantee, and prints the trace of the case and the command that plays it again. With ``--mutant`` it
+plays a variant that is broken on purpose, and fails if no seed finds the bug.
 """
 
 from __future__ import annotations

@@ -166,7 +166,10 @@ class ControllerStore:
         return newest
 
     def owns(self, holder: Node | None) -> bool:
-        """Return whether this session created ``holder``, the ``/controller`` node as read. None means no node."""
+        """Return whether this session created ``/controller``.
+
+        ``holder`` is this node, or None if it does not exist.
+        """
         return holder is not None and holder.ephemeral_owner == self.session.session_id
 
     # --- writes ----------------------------------------------------------------------------------------------------

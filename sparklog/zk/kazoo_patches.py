@@ -211,7 +211,7 @@ OPEN_ENTRIES = acl_entries(OPEN_TO_ALL)
 
 
 def acl_bytes(acl: Sequence[Any]) -> bytes:
-    """Encode an ACL in kazoo's form as a request contains it. Source: ZooKeeper's jute file, vector<ACL>."""
+    """Encode an ACL, given in kazoo's form, for a request to ZooKeeper. Source: ZooKeeper's jute file, vector<ACL>."""
     parts = [_INT.pack(len(acl))]
     for entry in acl:
         scheme, name = entry.id.scheme.encode(), entry.id.id.encode()

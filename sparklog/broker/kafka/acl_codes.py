@@ -1,4 +1,4 @@
-"""The numbers that Kafka's protocol has for the parts of ACLs. Source: Kafka's ``AclOperation`` and its siblings."""
+"""The numbers that Kafka's protocol has for the parts of ACLs. Source: Kafka's ``AclOperation`` and similar enums."""
 
 from __future__ import annotations
 
@@ -46,5 +46,5 @@ PERMISSION_CODES = {permission: code for code, permission in PERMISSIONS.items()
 
 
 def operations_field(operations: Iterable[Operation]) -> int:
-    """Return the operations as a bit field, which responses have as "authorized operations"."""
+    """Return the bit field for these operations, which is called "authorized operations" in responses."""
     return sum(1 << OPERATION_CODES[operation] for operation in operations)

@@ -4,7 +4,8 @@ A handler gets the call and the decoded request, and returns the response. It is
 
 - A coroutine function, which runs as a task. It is cancelled when the client's connection ends.
 - A plain function, which returns the response or a future of it. The handlers of Produce and Fetch should be of this
-  kind: the time of a plain function counts in the server's limit for one iteration of the event loop (``net.turn``).
+  kind: the time of a plain function counts towards the server's limit for one iteration of the event loop
+  (``net.turn``).
 
 If a handler raises BrokerError, the client gets a response with only this error (``error_responses``). This requires
 that the response has a top-level error code. Otherwise the handler itself adds the error to each topic or partition of
@@ -70,7 +71,7 @@ class KafkaCall:
     async def pause(self) -> None:
         """Let other work of the event loop run if this call has used it for long.
 
-        A handler calls this between the entries of a request. ``native`` does it itself.
+        A handler calls this between the entries of a request. ``native`` calls it itself.
         """
         now_s = time.monotonic()
         if now_s < self._turn_ends_s:

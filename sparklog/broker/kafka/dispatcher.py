@@ -2,8 +2,8 @@
 
 The requests of one connection are handled one after the other, as in Kafka. Only Produce requests that follow each
 other are in progress at the same time, because each of them waits for the followers. Responses have the order of the
-requests. A request that waits for its turn counts in the limits of the connection (``net.server_connection``), as every
-request without a response.
+requests. A request that waits for its turn counts towards the limits of the connection (``net.server_connection``),
+like every request without a response.
 
 If the client's connection ends, the handlers that still run are cancelled.
 """

@@ -49,7 +49,7 @@ _JSON_FACTOR = 4
 class Rows(NamedTuple):
     """The records of one batch of the log, and their offsets.
 
-    They have the columns of ``DEFAULT_SCHEMA``, or those of a typed topic whose rows are sent as JSON.
+    They have the columns of ``DEFAULT_SCHEMA``, or the columns of a typed topic whose rows are sent as JSON.
     """
 
     rows: pa.RecordBatch
@@ -104,7 +104,7 @@ class RecordSource(Protocol):
         """Return whether the topic's rows are sent as JSON."""
 
     def records(self, rows: pa.RecordBatch, header: BatchHeader) -> pa.RecordBatch:
-        """Return rows of a batch, converted to the columns of ``DEFAULT_SCHEMA``."""
+        """Return the rows of a batch, converted to the columns of ``DEFAULT_SCHEMA``."""
 
     def sent(self, header: BatchHeader) -> memoryview | None:
         """Return the bytes of the batch as a Kafka client has sent them, or None if the broker does not have them."""
@@ -113,7 +113,7 @@ class RecordSource(Protocol):
         """Return the batch's rows if an earlier fetch decoded them, or None."""
 
     def keep_decoded(self, header: BatchHeader, rows: Rows) -> None:
-        """Keep the rows of a batch of which only a part was sent."""
+        """Cache the rows of a batch that was only partly sent."""
 
 
 class FetchedRecords(NamedTuple):

@@ -1,8 +1,8 @@
 """Produce requests of Kafka clients: each record batch is decoded once, and appended as one batch of the log.
 
 A batch keeps its producer id, epoch and sequence, so the log recognises retries. This broker has encoded the batch that
-it appends, so it does not validate the batch again. Effective acks, the checks of access, quotas and the wait for the
-in-sync replicas are as for producers of sparklog.
+it appends, so it does not validate the batch again. The effective acks, the checks of access, the quotas and the wait
+for the in-sync replicas are the same as for producers of sparklog.
 
 The decoding of a batch takes 2 to 5 ms per megabyte, and up to sixty with very many headers. A request with several
 partitions is handled in slices, and a batch of more than ``_LOOP_BYTES`` is decoded in a thread, so that the event loop

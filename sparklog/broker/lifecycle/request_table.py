@@ -106,7 +106,7 @@ def request_handlers(broker: Broker) -> Handlers:
 def handlers_of_tokens(broker: Broker, handlers: Handlers) -> Handlers:
     """Return the handlers for clients that have logged in with a delegation token.
 
-    ``handlers`` are those of all other clients.
+    ``handlers`` are the handlers for all other clients.
     """
     if broker.authorizer is not None:
         return handlers  # They check the scopes of tokens too.

@@ -70,7 +70,7 @@ class _InFlight(msgspec.Struct, frozen=True):
 
 
 class LeaderFetcher:
-    """A fetcher of all partitions that this broker follows at one leader.
+    """A fetcher for all partitions of one leader that this broker follows.
 
     A part of ``Fetchers``, which creates it at the first use of the leader and runs ``run`` as one task.
     """

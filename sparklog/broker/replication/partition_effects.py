@@ -1,4 +1,4 @@
-"""The effects that a partition leaves to other parts of the broker: ZooKeeper, fetchers, log maintenance and timers."""
+"""The effects of a partition that other parts of the broker perform: ZooKeeper, fetchers, maintenance and timers."""
 
 from __future__ import annotations
 

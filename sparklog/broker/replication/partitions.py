@@ -98,7 +98,7 @@ class Partitions:
         self.maintenance_index.drop(partition)
 
     def follower_lost(self, replica_id: int) -> None:
-        """Notify all partitions that this broker leads that the follower has lost its connection."""
+        """Report the lost connection of a follower to all partitions that this broker leads."""
         for partition in self.leading():
             partition.step(FollowerConnectionLost(replica_id))
 

@@ -43,10 +43,10 @@ class _NothingPaused:
     """The substitute for a connection, for work for which no connection waits."""
 
     def pause_requests(self) -> None:
-        """Do nothing, because no connection waits for the work."""
+        """Do nothing: no connection waits for this work, so no connection must stop reading."""
 
     def resume_requests(self) -> None:
-        """Do nothing, because no connection waits for the work."""
+        """Do nothing, because ``pause_requests`` has paused nothing."""
 
 
 class _Work(NamedTuple):

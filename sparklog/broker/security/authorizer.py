@@ -189,7 +189,7 @@ class Authorizer:
         return Decision(False, f"the scope of delegation token {connection.token_id} does not allow {need}")
 
     def require(self, connection: Requester, request: Request, clauses: Iterable[Clause]) -> None:
-        """Check that each clause is satisfied: that at least one of its needs is allowed.
+        """Check that the connection may do at least one of the operations (needs) in each clause.
 
         Raises:
             BrokerError: a clause is not satisfied. The error is the one for the clause's last need.

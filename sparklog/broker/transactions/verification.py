@@ -222,7 +222,7 @@ class TransactionVerification:
     ) -> VerifyTransactionReply:
         """Ask the coordinator once, which may be this broker, and return its confirmation.
 
-        ``still`` is whether the confirmation is still needed.
+        ``still`` returns whether the confirmation is still needed.
 
         Raises:
             BrokerError: the coordinator refuses the transaction, or there is no response.

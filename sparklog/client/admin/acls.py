@@ -59,6 +59,9 @@ def check_acl(
     name: str,
     host: str,
 ) -> Decision:
-    """Return the decision that a broker makes by its ACLs. See ``Admin.check_acl`` for the arguments and errors."""
+    """Return a broker's decision about an operation, based on its ACLs.
+
+    See ``Admin.check_acl`` for the arguments and errors.
+    """
     table = acl_table(cluster, AclFilter(resource_type=resource_type, name=name, matching=True))
     return table.decide(principal, host, operation, resource_type, name)

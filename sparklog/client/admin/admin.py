@@ -1,6 +1,6 @@
 """The admin client: topics, replicas, brokers, groups and transactions of a cluster.
 
-Every call is retried while its error is retriable. If it does not succeed in its time, it raises a typed error.
+A failed call is retried if its error is retriable. If it does not succeed within its timeout, it raises a typed error.
 """
 
 from __future__ import annotations
@@ -80,8 +80,8 @@ _HIGH_WATERMARK = -1
 class Admin:
     """A client for administration. Use it from one thread at a time. Close it, or use it in a ``with`` block.
 
-    Every method raises ClientTimeout if it does not succeed in its time. Its docstring says what may have happened
-    then.
+    Every method raises ClientTimeout if it does not succeed within its timeout. The method's docstring says what may
+    have happened then.
 
     >>> with Admin("localhost:9092") as admin:                                              # doctest: +SKIP
     ...     admin.create_topic("flights", partitions=6, schema="carrier string, dep_delay double", key="carrier")
@@ -99,7 +99,7 @@ class Admin:
         """Create the client. It connects at the first call.
 
         ``timeout_s`` bounds every call, including retries. As long as no broker has ever responded, ``first_contact_s``
-        is the bound; None means ``timeout_s``. ``security`` has the settings of TLS and the login, with Kafka's names,
+        is the bound; None means ``timeout_s``. ``security`` has the settings for TLS and login, with Kafka's names,
         or is the path of a file with them; None means the file that ``SPARKLOG_CLIENT_CONFIG`` names.
 
         Raises:

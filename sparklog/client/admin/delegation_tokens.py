@@ -28,9 +28,9 @@ ScopeText: TypeAlias = "tuple[str, str, str] | tuple[str, str, str, str]"
 class DelegationTokenDescription:
     """A delegation token without its secret. Times are milliseconds since the Unix epoch.
 
-    ``scope_size`` is the number of entries of the token's scope, or None if the token has none, so that its holder may
-    do what its owner may do. ``scope`` has the first three entries. The holder can renew the token for ``period_ms`` at
-    a time; 0 means that it cannot.
+    ``scope_size`` is the number of entries of the token's scope, or None if the token has no scope. Then its holder may
+    do everything that its owner may do. ``scope`` has the first three entries. The holder can renew the token for
+    ``period_ms`` at a time; 0 means that it cannot.
     """
 
     token_id: str

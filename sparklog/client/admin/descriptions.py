@@ -130,7 +130,7 @@ class TransactionDescription:
 
 @dataclass(frozen=True, slots=True)
 class HangingTransaction:
-    """A transaction that is open in a partition but unknown to every coordinator, so that none will end it."""
+    """A transaction that is open in a partition but unknown to every coordinator, so no coordinator will end it."""
 
     partition: TopicPartition
     producer_id: int

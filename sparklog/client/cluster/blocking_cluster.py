@@ -210,7 +210,10 @@ class BlockingCluster:
                 return result
 
     def refresh(self, topics: Iterable[str] | None = ()) -> MetadataReply:
-        """Request metadata once, from any broker, and cache them. None requests all topics, () only the brokers."""
+        """Request metadata once, from any broker, and cache the response.
+
+        If ``topics`` is None, request all topics. If it is empty, request only the brokers.
+        """
         return self.run(self.core.refresh(None if topics is None else tuple(topics)))
 
     def topic(self, name: str, *, timeout_s: float | None = None, refresh: bool = False) -> TopicMetadata:

@@ -20,7 +20,7 @@ _FIND_S = 6.0
 class CoordinatorSearch:
     """The search for the coordinator of one group or transactional id. It remembers the last coordinator.
 
-    Not thread-safe: use it only where its cluster client is used.
+    Not thread-safe: use it only in the thread, or on the event loop, of its cluster client.
     """
 
     def __init__(self, core: RoutingCore, kind: str, key: str) -> None:

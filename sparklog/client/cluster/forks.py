@@ -44,7 +44,10 @@ class InheritedClient:
 
 
 def watch(client: Any) -> None:
-    """Make ``client`` unusable in forked children. A child first calls its method ``after_fork``, if it has one."""
+    """Make ``client`` unusable in forked children.
+
+    A child first calls the client's method ``after_fork``, if there is one.
+    """
     _clients.add(client)
 
 

@@ -149,7 +149,7 @@ class RoutingCore:
     # --- facts ---
 
     def on_connected(self, broker_id: int) -> None:
-        """Trust a broker again, because a new connection to it is open."""
+        """Stop avoiding a broker, because a new connection to it is open."""
         self._doubted.discard(broker_id)
 
     def on_useless(self) -> None:
@@ -289,7 +289,10 @@ class RoutingCore:
         return pieces.reply
 
     def refresh(self, topics: tuple[str, ...] | None) -> RoutingSteps[MetadataReply]:
-        """Request metadata once, from any broker, and cache them. None requests all topics, () only the brokers."""
+        """Request metadata once, from any broker, and cache the response.
+
+        If ``topics`` is None, request all topics. If it is empty, request only the brokers.
+        """
         reply = yield from self.ask_metadata(Metadata(0, topics))
         self.metadata.update(reply)
         return reply

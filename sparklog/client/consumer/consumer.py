@@ -125,7 +125,7 @@ class Consumer:
             rack: (group) prefer partitions with a replica in this rack.
             metadata_max_age_ms: (without a group) the time within which the consumer begins to read new partitions. In
                 a group the coordinator assigns them.
-            security: the settings of TLS and the login, with Kafka's names, or the path of a file with them. None: the
+            security: the settings for TLS and login, with Kafka's names, or the path of a file with them. None: the
                 file that ``SPARKLOG_CLIENT_CONFIG`` names.
 
         Raises:

@@ -20,7 +20,7 @@ _FEW = 100
 
 
 class FetchTurns:
-    """A selector of the partitions in each fetch request, by which all partitions of a broker get their turn.
+    """A selector of the partitions in each fetch request. It gives each partition of a broker its turn.
 
     It has a counter for each broker. If all brokers shared one counter, and requests went to the brokers in turn, each
     request to the same broker might begin with the same partition.

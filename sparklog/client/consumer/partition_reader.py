@@ -80,7 +80,7 @@ class PartitionReader:
                 ``counters`` shows which one was used.
             max_bytes: the maximum size of one response. A larger batch is returned alone.
             timeout_s: the maximum time without any progress.
-            security: the settings of TLS and the login. Ignored with a cluster client, which has its own settings.
+            security: the settings for TLS and login. Ignored with a cluster client, which has its own settings.
         """
         assert 0 <= start <= end, f"range [{start}, {end})"
         if local not in get_args(LocalReadMode):

@@ -10,7 +10,7 @@ from sparklog.record.header import Flag
 
 @dataclass(slots=True)
 class ReadCounters:
-    """Counters of what one consumer or reader has read. Sizes are those of batch bodies, without headers."""
+    """Counters of what one consumer or reader has read. Sizes are the sizes of batch bodies, without headers."""
 
     #: The number of partitions in the responses to fetches.
     fetches: int = 0

@@ -169,7 +169,7 @@ class Producer:
                 ``sink_transaction.join``). That process begins and ends it.
             metadata_max_age_ms: the maximum age of metadata. The producer finds new partitions and columns within this
                 time, or at once when it writes to them.
-            security: the settings of TLS and the login, with Kafka's names, or the path of a file with them. None: the
+            security: the settings for TLS and login, with Kafka's names, or the path of a file with them. None: the
                 file that ``SPARKLOG_CLIENT_CONFIG`` names.
 
         Raises:

@@ -1,4 +1,4 @@
-"""The I/O thread of a producer, and the methods by which other threads give it work.
+"""The I/O thread of a producer, and the methods with which other threads give it work.
 
 The thread runs the event loop, or lends the loop to a caller that would only wait for the thread (``CallerIo``). The
 sender decides what the loop does (``SendLoop``).

@@ -48,7 +48,7 @@ class Sender:
     """The sender of one producer, which owns its queues, its requests in flight and its I/O thread.
 
     Any thread may call ``submit``, ``topic``, ``call`` and ``refresh_topic``. Only the thread that runs the loop's
-    callbacks may call the other methods, which are those of ``SendLoop``.
+    callbacks may call the other methods, which ``SendLoop`` defines.
     """
 
     def __init__(self, settings: SenderSettings, writes: OpenWrites) -> None:

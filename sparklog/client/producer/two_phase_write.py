@@ -81,7 +81,7 @@ def join(
         timeout_s: the coordinator aborts the transaction if it gets no request of any task for this time.
         max_block_s: how long this call may retry.
         by_topic: each topic has its own last committed version. Then the result is never AlreadyCommitted.
-        security: the settings of TLS and the login. Ignored if ``bootstrap`` is a cluster client, which has its own.
+        security: the settings for TLS and login. Ignored if ``bootstrap`` is a cluster client, which has its own.
 
     Raises:
         ProducerFenced: a later run has begun.
@@ -110,7 +110,9 @@ def settled_version(
     max_block_s: float = 60.0,
     security: Security = None,
 ) -> int:
-    """Return the last committed version of the sink ``key``, or -1. With ``topic_id``, return that of the topic.
+    """Return the last committed version of the sink ``key``, or -1.
+
+    With ``topic_id``, return the last version of this topic.
 
     First, the coordinator aborts the open transactions of the sink except those of the run ``run_id``, so that they can
     never be committed.

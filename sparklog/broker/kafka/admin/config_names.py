@@ -58,7 +58,7 @@ OFF: dict[str, frozenset[str]] = {
 
 
 def settings_to_set(configs: Iterable[tuple[str, str | None]]) -> dict[str, str]:
-    """Return sparklog's settings for those that a Kafka client sets.
+    """Convert the settings that a Kafka client sets to sparklog's settings.
 
     Raises:
         BrokerError: INVALID_CONFIG, a setting is unknown, has no value, or sparklog does not have it.

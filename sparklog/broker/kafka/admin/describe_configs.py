@@ -41,7 +41,7 @@ class ConfigResource(IntEnum):
 
 
 class ConfigSource(IntEnum):
-    """Where the value of a setting comes from. Source: Kafka's ``DescribeConfigsResponse.ConfigSource``."""
+    """The source of a setting's value. Source: Kafka's ``DescribeConfigsResponse.ConfigSource``."""
 
     TOPIC = 1
     STATIC_BROKER = 4

@@ -1,7 +1,7 @@
 """CreateTopics, DeleteTopics and CreatePartitions requests of Kafka clients.
 
 A topic that a Kafka client creates has the default schema: key, value, headers and timestamp. One request may name many
-topics. Each of them is created, deleted or extended on its own, a few at the same time, and gets its own error.
+topics. Each of them is created, deleted or extended separately, a few at the same time, and gets its own error.
 """
 
 from __future__ import annotations
