@@ -60,7 +60,7 @@ def enrol(enrolment: Enrolment, host: str) -> str:
 
 
 def no_request() -> str:
-    """Return the ending of a task whose host needs no new certificate, in a generation that ends for others."""
+    """Return the ending of a task whose host needs no new certificate, although other hosts need one."""
     return _ending(_Ending())
 
 

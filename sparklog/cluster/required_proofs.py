@@ -29,7 +29,7 @@ _NO_PROOF = "does not prove the cluster's secret"
 class RequiredProofs:
     """The filter of broker registrations for one controller term: it may require proofs that brokers know the secret.
 
-    ``settle`` sets the mark in ZooKeeper from which on proofs are required. If ``enabled`` is false, this controller
+    ``settle`` sets the mark in ZooKeeper. After that, proofs are required. If ``enabled`` is false, this controller
     knows no secret and does not require proofs. ``inter_broker`` is the listener through which it connects to brokers.
     """
 

@@ -259,7 +259,10 @@ class _DriverLog(logging.Handler):
         self.setFormatter(LineFormatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))
 
     def open(self) -> None:
-        """Open the file and write the kept lines. Raises OSError if the file cannot be opened."""
+        """Open the log file and write the lines that were kept until now.
+
+        Raises OSError if the file cannot be opened.
+        """
         file = bounded_file(str(self._path))
         file.setFormatter(self.formatter)
         self.acquire()

@@ -8,7 +8,7 @@ continues where the last one stopped:
   leaving   the target is in sync: leadership moves into the target; the leader removes the others from the ISR
   done      only the target is in the ISR: one write ends the move in the record and raises the leader epoch
 
-By the raised epoch a leader and replicas that were not notified learn of the end of a reassignment. A broker that is no
+The raised epoch shows the end of a reassignment to a leader and to replicas that were not notified. A broker that is no
 longer a replica cannot fetch in the new epoch. Here too, only the leader removes members from the ISR.
 
 A cancelled reassignment has the original assignment as its target. It does not wait for all of these replicas to be in

@@ -58,7 +58,7 @@ def member_size(protocols: Protocols, *names: str) -> int:
 
 
 def restored_member(state: ClassicMemberState, protocol: str) -> ClassicMember:
-    """Return the member of a record. Of its protocols only the one of the generation is known."""
+    """Return the member that a record describes. The record has only the protocol of its generation."""
     return ClassicMember(
         state.member_id,
         state.instance_id,

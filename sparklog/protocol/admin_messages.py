@@ -270,7 +270,7 @@ class DescribeBrokerReply(Message, frozen=True, tag="describe_broker_reply"):
     state: str  #: running, stopping
     replicas: Listed[ReplicaDescription]
     counters: Annotated[dict[str, int], msgspec.Meta(max_length=MAX_LISTED)]
-    #: The settings in effect. Of the defaults for topics, only those that were set.
+    #: The settings in effect. Defaults for topics are included only if they were set.
     settings: Settings = msgspec.field(default_factory=dict)
     #: The broker's addresses for Kafka clients, separated by commas.
     kafka: str = ""

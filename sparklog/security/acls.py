@@ -411,7 +411,7 @@ class AclTable:
         self._types = {kind: _Patterns(found) for kind, found in by_type.items()}
 
     def with_acls(self, acls: Iterable[AclBinding]) -> AclTable:
-        """Return a table with these ACLs, and with the super users and the setting of this table."""
+        """Return a table with these ACLs, and with this table's super users and ``allow_everyone_if_no_acl_found``."""
         return AclTable(
             acls,
             super_users=self.super_users,

@@ -1,9 +1,9 @@
 """The planning of a write: which columns of a DataFrame are data, and which ones choose the topic and partition.
 
-Columns are checked by name before any task starts. A column that the topic has is data. Of the others, ``topic``
-(``_topic``) and ``partition`` (``_partition``) choose the destination of a row. The remaining columns of a read
-(``offset``, ``timestampType``, ``_offset``, ``_timestamp``) are dropped, so that the rows of a read can be written to
-another topic. Any other column is an error, because its values would silently be lost.
+Columns are checked by name before any task starts. A column that the topic has is data. Among the other columns,
+``topic`` (``_topic``) and ``partition`` (``_partition``) choose the destination of a row. The remaining columns of a
+read (``offset``, ``timestampType``, ``_offset``, ``_timestamp``) are dropped, so that the rows of a read can be written
+to another topic. Any other column is an error, because its values would silently be lost.
 """
 
 from __future__ import annotations

@@ -84,8 +84,8 @@ class KafkaCall:
     async def native(self, request: Request, body: Sequence[Buffer] | memoryview = ()) -> Reply:
         """Run the handler of a request of sparklog's own protocol for the principal of this connection.
 
-        Return the reply without its body. ACLs, quotas and the audit log apply as to a request that a client of
-        sparklog sends. The correlation id of ``request`` has no meaning.
+        Return the reply without its body. ACLs, quotas and the audit log apply as if a client of sparklog had sent the
+        request. The correlation id of ``request`` has no meaning.
 
         Raises:
             BrokerError: the reply is an error.

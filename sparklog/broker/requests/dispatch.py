@@ -25,7 +25,10 @@ Handlers = Mapping[type, HandleRequest]
 
 
 def checked_handlers(access: Access, handlers: Handlers) -> Handlers:
-    """Return the handlers. For a request that only brokers may send, the handler first checks the sender."""
+    """Return the handlers.
+
+    If only brokers may send a request, its handler is replaced by one that checks the sender first.
+    """
 
     def of_brokers(handle: HandleRequest) -> HandleRequest:
         def checked(connection: ServerConnection, request: Any, body: memoryview) -> None:

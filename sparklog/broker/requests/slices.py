@@ -43,10 +43,10 @@ class _NothingPaused:
     """The substitute for a connection, for work for which no connection waits."""
 
     def pause_requests(self) -> None:
-        """Do nothing: no connection waits for this work, so no connection must stop reading."""
+        """Do nothing, because there is no connection to pause."""
 
     def resume_requests(self) -> None:
-        """Do nothing, because ``pause_requests`` has paused nothing."""
+        """Do nothing, because no connection was paused."""
 
 
 class _Work(NamedTuple):

@@ -30,8 +30,8 @@ from sparklog.record.required_columns import misplaced_null
 #: Fewer documents are read and written one by one, because the calls of Arrow take longer.
 FEW_DOCUMENTS = 64
 _NEWLINE, _NOTHING = binary_of([b"\n", b""])
-#: By the bits of a float: the number below which the float has all whole numbers exactly. A larger number is read from
-#: its text.
+#: For each float type, by its bits: the number below which the type has all whole numbers exactly. A larger number is
+#: read from its text.
 _EXACT_WHOLE = {64: 2.0**53, 32: 2.0**24}
 _BLOCK_BYTES = 1 << 16
 
