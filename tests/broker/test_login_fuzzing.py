@@ -13,13 +13,17 @@ from tests.conftest import ROOT
 #: The outcomes that show that the cases get beyond the first check of each target.
 OUTCOMES = {
     "server": ("logged in", "served", "SASL_AUTHENTICATION_FAILED", "ILLEGAL_SASL_STATE", "FRAME_TOO_LARGE"),
+    "kafka": (
+        *("logged in", "served", "SASL_AUTHENTICATION_FAILED", "ILLEGAL_SASL_STATE", "FRAME_TOO_LARGE"),
+        *("API_VERSIONS answered", "SASL_HANDSHAKE answered", "SASL_AUTHENTICATE answered"),
+    ),
     "mechanisms": ("SCRAM-SHA-256 logged in", "OAUTHBEARER logged in", "token accepted", "token refused"),
     "client": ("scram complete", "scram SASL_AUTHENTICATION_FAILED", "end MALFORMED_FRAME", "end read"),
     "connections": ("async logged in", "blocking logged in", "async SASL_AUTHENTICATION_FAILED"),
     "tls": ("random", "truncated", "mutated", "records", "frames"),
 }
 #: The cases of a run in the first tier, which takes a few seconds together.
-CASES = {"server": 3000, "mechanisms": 2500, "client": 2000, "connections": 120, "tls": 220}
+CASES = {"server": 3000, "kafka": 3000, "mechanisms": 2500, "client": 2000, "connections": 120, "tls": 220}
 #: The part of each target in a run of one hour.
 HOUR_S = 3600 // len(OUTCOMES)
 
