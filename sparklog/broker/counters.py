@@ -47,6 +47,7 @@ BROKER_COUNTERS: dict[str, str] = {
     "fetch.projected.sent.bytes": "bytes of those batches that were sent",
     "local.segments": "segments whose files were handed to readers on the same host",
     "local.batches": "batches in those segments that the readers may see",
+    "local.tickets": "tickets for files of segments that were given to clients",
     "local.refused": "requests for files of segments that were refused",
     # --- replication ---
     "fetcher.requests": "fetch requests sent to leaders",

@@ -39,6 +39,9 @@ Settings = Annotated[dict[str, str], msgspec.Meta(max_length=MAX_SETTINGS)]
 Name = Annotated[str, msgspec.Meta(max_length=255)]
 #: A nonce or a proof in Hello, HelloReply or Prove.
 Token = Annotated[bytes, msgspec.Meta(max_length=64)]
+#: The most bytes of a signed ticket for local reads, and such a ticket.
+MAX_TICKET_BYTES = 16 * 1024
+SignedTicket = Annotated[bytes, msgspec.Meta(max_length=MAX_TICKET_BYTES)]
 KeyIds = Annotated[tuple[Name, ...], msgspec.Meta(max_length=4)]
 
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import msgspec
 
 from sparklog.errors import BrokerError, ErrorCode
-from sparklog.protocol.fields import Listed
+from sparklog.protocol.fields import Listed, SignedTicket
 from sparklog.protocol.messages import AbortedRange
 
 FORMAT_VERSION = 1
@@ -30,6 +30,8 @@ class OpenSegment(msgspec.Struct, frozen=True, array_like=True):
     last_epoch: int
     offset: int
     isolation: int
+    #: The signed ticket of the client; empty if the broker named the socket in its reply to the hello.
+    ticket: SignedTicket = b""
 
 
 class OpenedSegment(msgspec.Struct, frozen=True, array_like=True):

@@ -122,6 +122,8 @@ from sparklog.protocol.quota_messages import (
     QuotaResult,
 )
 from sparklog.protocol.security_messages import (
+    LocalReadsReply,
+    RequestLocalReads,
     RequestUnixSocket,
     SaslAuthenticate,
     SaslAuthenticateReply,
@@ -276,6 +278,7 @@ __all__ = [
     "ListTransactions",
     "ListTransactionsReply",
     "ListedOffset",
+    "LocalReadsReply",
     "MAX_ENTRIES",
     "MemberDescription",
     "Message",
@@ -300,6 +303,7 @@ __all__ = [
     "RemoveSetAside",
     "Reply",
     "Request",
+    "RequestLocalReads",
     "RequestUnixSocket",
     "RestartBroker",
     "RestoreRecords",
@@ -388,6 +392,7 @@ Request = (
     | AlterUserScramCredentials
     | ControlUpdate
     | RequestUnixSocket
+    | RequestLocalReads
 )
 Reply = (
     HelloReply
@@ -433,6 +438,7 @@ Reply = (
     | ControlUpdateReply
     | SaslAuthenticateReply
     | UnixSocketReply
+    | LocalReadsReply
 )
 
 #: The errors that decoding invalid bytes may raise: msgspec's own, and Python's errors for text that is not UTF-8 and

@@ -1,4 +1,4 @@
-"""Messages of a SASL login, and of the move to the broker's Unix socket after it.
+"""Messages of a SASL login, and of what a client may do on the broker's host after it.
 
 The client sends ``SaslAuthenticate`` until a reply is complete. The messages of the mechanism are opaque here;
 ``protocol.sasl`` names the modules that understand them. Source: RFC 4422; Kafka's SaslAuthenticate (KIP-152, KIP-368).
@@ -13,6 +13,8 @@ import msgspec
 from sparklog.protocol.fields import Message, Name
 from sparklog.protocol.sasl import MAX_SASL_BYTES
 
+#: The most topics of one ticket for local reads.
+MAX_TICKET_TOPICS = 16
 #: One message of a SASL mechanism.
 SaslBytes = Annotated[bytes, msgspec.Meta(max_length=MAX_SASL_BYTES)]
 
@@ -57,3 +59,25 @@ class UnixSocketReply(Message, frozen=True, tag="unix_socket_reply"):
     #: to the Unix socket.
     reached_at: tuple[str, int] = ("", 0)
     secret: bytes = b""
+
+
+class RequestLocalReads(Message, frozen=True, tag="request_local_reads"):
+    """A request for a ticket with which the client gets open segment files of these topics (see ``local_reads``).
+
+    A client on the broker's host sends it if the reply to its hello names no socket for local reads.
+    """
+
+    topics: Annotated[tuple[Name, ...], msgspec.Meta(max_length=MAX_TICKET_TOPICS)]
+
+
+class LocalReadsReply(Message, frozen=True, tag="local_reads_reply"):
+    """The reply to RequestLocalReads.
+
+    Processes on the host with this ``boot_id`` can get files at ``local_socket`` with ``ticket``, for ``lifetime_ms``
+    from now on. ``local_socket`` is empty if the broker has no such socket.
+    """
+
+    boot_id: str = ""
+    local_socket: str = ""
+    ticket: bytes = b""
+    lifetime_ms: int = 0

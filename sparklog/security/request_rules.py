@@ -72,6 +72,7 @@ from sparklog.protocol.messages import (
     RemoveSetAside,
     RenewDelegationToken,
     Request,
+    RequestLocalReads,
     RequestUnixSocket,
     RestartBroker,
     RestoreRecords,
@@ -263,6 +264,10 @@ def _restore_records(request: RestoreRecords) -> Clauses:
     )
 
 
+def _local_reads(request: RequestLocalReads) -> Clauses:
+    return _of_topics(Operation.READ, request.topics)
+
+
 def _topics_of_partitions(request: Any) -> Iterable[str]:
     return (wanted.topic for wanted in request.partitions)
 
@@ -278,6 +283,7 @@ RULES: dict[type, RequestRule] = {
     Prove: everyone(_EVERY_PRINCIPAL),
     SaslAuthenticate: everyone(_EVERY_PRINCIPAL),
     RequestUnixSocket: everyone(_EVERY_PRINCIPAL),
+    RequestLocalReads: RequestRule("Read on all topics", _local_reads),
     Metadata: RequestRule(
         "Describe on each topic; a request for all topics leaves the others out",
         _no_clauses,

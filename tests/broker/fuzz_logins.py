@@ -378,8 +378,8 @@ class KafkaTarget:
         for data in messages:
             if dice.random() < 0.05:
                 yield self._other(dice)
-            said = maybe(data, dice, 0.1)
-            yield self._frame(ApiKey.SASL_AUTHENTICATE, SaslAuthenticateRequest(auth_bytes=said), dice, 0.05)
+            token = SaslAuthenticateRequest(auth_bytes=maybe(data, dice, 0.1))
+            yield self._frame(ApiKey.SASL_AUTHENTICATE, token, dice, 0.05)
 
     def _other(self, dice: random.Random) -> bytes:
         key = dice.choice(self._others)

@@ -38,6 +38,7 @@ EXPECTED: list[tuple[Request, list[str]]] = [
     (m.Prove(1, b""), []),
     (m.SaslAuthenticate(1, "SCRAM-SHA-512", b""), []),
     (m.RequestUnixSocket(1), []),
+    (m.RequestLocalReads(1, ("orders", "orders")), [f"Read {TOPIC}"]),
     (m.Metadata(1), []),
     (m.Metadata(1, ("orders", "other")), ["entry: Describe on orders", "entry: Describe on other"]),
     (m.Produce(1, 1, 100, (m.ProducePartition("orders", 0, "", 0, 0),)), ["entry: Write on orders"]),

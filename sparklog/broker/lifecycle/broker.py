@@ -32,6 +32,7 @@ from sparklog.broker.replication.set_aside import SetAsideLogs
 from sparklog.broker.replication.topic_notes import TopicNotes
 from sparklog.broker.requests.access import Access
 from sparklog.broker.requests.fetch import Fetches
+from sparklog.broker.requests.local_read_tickets import LocalReadTickets
 from sparklog.broker.requests.slices import Slices
 from sparklog.broker.security.acl_cache import AclCache
 from sparklog.broker.security.authorized_requests import AuthorizedFetch, scoped_fetch
@@ -146,6 +147,10 @@ class Broker:
             self.acls = AclCache(self.authorizer, self.context.counters)
             self.fetches.open_fetch = partial(AuthorizedFetch, self.authorizer)
             self.registry.session_listeners.append(self.acls.open)
+
+        self.local_read_tickets = LocalReadTickets(
+            self.context, self.scopes if self.authorizer is None else self.authorizer
+        )
 
     def _create_coordinators(self) -> None:
         context, partitions, log_start_moved = self.context, self.partitions, self.fetches.log_start_moved

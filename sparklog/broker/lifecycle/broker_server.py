@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import errno
 import logging
-from functools import partial
+from collections.abc import Sequence
 
 from sparklog.broker.kafka.api_table import kafka_handlers
 from sparklog.broker.kafka.call import NativeHandlers
@@ -98,16 +98,10 @@ class BrokerServer:
             OSError: the server cannot listen at one of its TCP addresses.
             ConfigError: a PEM file cannot be used.
         """
-        config, settings, context = self._config, self._context.config, self._context
+        settings, context = self._context.config, self._context
         listeners = self._listeners.all
-        # Readers of files do not log in and no ACL limits them, so only a listener without logins offers them, and no
-        # broker with an authorizer.
-        plain = any(listener.protocol is SecurityProtocol.PLAINTEXT for listener in listeners)
-        if config.control_socket and plain and self._broker.authorizer is None:
-            path = readers_socket(config.control_socket)
-            self._local_reads = LocalReads(context, self._broker.partitions, self._broker.quotas, path)
-            self._local_reads.open()
         broker = self._broker
+        self._open_local_reads(listeners)
         handlers = request_handlers(broker)
         handlers, of_tokens = (
             broker.quotas.limited(table, broker.fetches, broker.slices)
@@ -142,6 +136,17 @@ class BrokerServer:
         if self._listeners.kafka:
             await self._listen_for_kafka(server, NativeHandlers(handlers, of_tokens))
 
+    def _open_local_reads(self, listeners: Sequence[Listener]) -> None:
+        """Give segment files to readers on this host. They need a ticket unless any client could fetch all records."""
+        broker, tickets = self._broker, self._broker.local_read_tickets
+        plain = any(listener.protocol is SecurityProtocol.PLAINTEXT for listener in listeners)
+        tickets.required = broker.authorizer is not None or not plain
+        if self._config.control_socket:
+            path = readers_socket(self._config.control_socket)
+            self._local_reads = LocalReads(self._context, broker.partitions, broker.quotas, tickets, path)
+            self._local_reads.open()
+            tickets.socket = self._local_reads.address
+
     async def _listen_for_kafka(self, server: Server, natives: NativeHandlers) -> None:
         """Listen for Kafka clients. Raises as ``open`` does."""
         context, broker = self._context, self._broker
@@ -171,7 +176,7 @@ class BrokerServer:
         server.offer_to_kafka_clients(self.kafka_addresses)
 
     def _describe(self, cid: int, version: int) -> HelloReply:
-        context = self._context
+        context, tickets = self._context, self._broker.local_read_tickets
         return HelloReply(
             cid,
             version,
@@ -180,7 +185,7 @@ class BrokerServer:
             context.cluster_id,
             context.config.max_frame_bytes,
             boot_id=boot_id(),
-            local_socket=self._local_reads.address if self._local_reads is not None else "",
+            local_socket="" if tickets.required else tickets.socket,
         )
 
     def _on_user_revoked(self, principal: Principal) -> None:
@@ -190,14 +195,19 @@ class BrokerServer:
     def _end_user(self, principal: Principal) -> None:
         assert self._server is not None
         self._server.close_connections(principal)
+        self._broker.local_read_tickets.end(principal)
         if not self._broker.users.has(principal.name):  # It may have created tokens until now.
             work = self._broker.tokens.end_tokens_of(principal)
             self._context.spawn(work, f"end the tokens of {principal}")
 
     def _on_token_revoked(self, token: DelegationToken) -> None:
         assert self._server is not None
-        close = partial(self._server.close_connections, token.owner, token_id=token.token_id)
-        asyncio.get_running_loop().call_later(_REVOKED_S, close)
+        asyncio.get_running_loop().call_later(_REVOKED_S, self._end_token, token)
+
+    def _end_token(self, token: DelegationToken) -> None:
+        assert self._server is not None
+        self._server.close_connections(token.owner, token_id=token.token_id)
+        self._broker.local_read_tickets.end(token.owner, token.token_id)
 
     def _security(self, listener: Listener) -> ListenerSecurity:
         logins = self._broker.logins if listener.protocol.uses_sasl else None
@@ -206,6 +216,7 @@ class BrokerServer:
 
     def close_local_reads(self) -> None:
         """Stop giving segment files to readers on this host."""
+        self._broker.local_read_tickets.socket = ""
         if self._local_reads is not None:
             self._local_reads.close()
 

@@ -77,6 +77,7 @@ from sparklog.protocol.messages import (
     Produce,
     RemoveSetAside,
     RenewDelegationToken,
+    RequestLocalReads,
     RestartBroker,
     RestoreRecords,
     RestoreSetAside,
@@ -135,6 +136,7 @@ def _of_data(broker: Broker) -> Handlers:
         Fetch: broker.fetches.handle,
         Metadata: _metadata(context),
         ListOffsets: ListOffsetsRequests(partitions, slices).handle,
+        RequestLocalReads: broker.local_read_tickets.handle,
         DeleteRecords: delete_records.handle,
         RestoreRecords: RestoreRecordsRequests(context, partitions, slices).handle,
     }

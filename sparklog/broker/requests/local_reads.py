@@ -1,5 +1,8 @@
 """Local reads: readers on the same host get file descriptors of a segment, and map the part that they may read.
 
+If clients must log in or the broker has ACLs, a reader needs a ticket (``local_read_tickets``). The socket is only for
+processes of the broker's user, with a ticket too, because an open file shows the whole segment.
+
 Only the leader or an in-sync follower gives out files. As in a consumer's fetch, readers may read up to the high
 watermark or the last stable offset. A descriptor is still valid after the file was deleted. The log marks a segment
 whose files were given out, and never truncates these files in place, so the pages that a reader has mapped stay valid.
@@ -15,6 +18,7 @@ from sparklog.broker.context import BrokerContext
 from sparklog.broker.replication.partition import Partition
 from sparklog.broker.replication.partitions import Partitions
 from sparklog.broker.requests.fetch_read import parted_from_consumer, require_readable
+from sparklog.broker.requests.local_read_tickets import LocalReadTickets
 from sparklog.broker.security.quota_manager import QuotaManager
 from sparklog.errors import BrokerError, ErrorCode, StorageError
 from sparklog.net.descriptors import MAX_PACKET_BYTES, DescriptorServer
@@ -40,8 +44,16 @@ class LocalReads:
     Not thread-safe: use it only on the broker's event loop.
     """
 
-    def __init__(self, context: BrokerContext, partitions: Partitions, quotas: QuotaManager, path: Path) -> None:
+    def __init__(
+        self,
+        context: BrokerContext,
+        partitions: Partitions,
+        quotas: QuotaManager,
+        tickets: LocalReadTickets,
+        path: Path,
+    ) -> None:
         self._context = context
+        self._tickets = tickets
         self._quotas = quotas
         self._partitions = partitions
         self._path = path
@@ -96,6 +108,7 @@ class LocalReads:
         return payload, descriptors
 
     def _open_segment(self, request: OpenSegment) -> tuple[OpenedSegment, list[int]]:
+        topic_ids = self._tickets.check(request) if self._tickets.required else None
         if self._quotas.limits_consumers:  # what a reader maps cannot be counted
             raise BrokerError(ErrorCode.REPLICA_NOT_AVAILABLE, "consumers have quotas, so they must fetch")
         if request.isolation not in {0, 1}:
@@ -110,6 +123,9 @@ class LocalReads:
             last_epoch=request.last_epoch,
         )
         partition, parted = require_readable(self._partitions, wanted)
+        if topic_ids is not None and partition.topic_id not in topic_ids:
+            detail = f"{partition.tp}: the ticket does not name topic id {partition.topic_id}"
+            raise BrokerError(ErrorCode.CLUSTER_AUTHORIZATION_FAILED, detail)
         self._require_in_sync(partition)
         parted = parted or parted_from_consumer(partition, wanted, in_sync=True)
         if parted is not None:

@@ -1,14 +1,21 @@
 """The memory-mapped segment files of a partition, for a reader on the same host as an in-sync replica.
 
 A broker on this host passes open file descriptors of the segment that contains an offset, and the limit up to which the
-reader may read. The files stay readable even if the broker ends: an open file survives its deletion, and committed
-batches are never truncated in place. If all columns of a batch are read, its checksum is verified.
+reader may read. If clients must log in or the broker has ACLs, the reader first requests a ticket over its connection
+to the broker, and again before the ticket expires. The files stay readable even if the broker ends: an open file
+survives its deletion, and committed batches are never truncated in place. If all columns of a batch are read, its
+checksum is verified.
 """
 
 from __future__ import annotations
 
+import math
 import mmap
 import os
+import time
+from typing import NamedTuple
+
+from msgspec.structs import replace
 
 from sparklog.client.cluster.blocking_cluster import BlockingCluster
 from sparklog.client.cluster.metadata import Leader
@@ -17,13 +24,26 @@ from sparklog.errors import BrokerError, ErrorCode
 from sparklog.model import TopicPartition
 from sparklog.net.descriptors import DescriptorClient, boot_id, is_this_host
 from sparklog.protocol.local_reads import FORMAT_VERSION, OpenedSegment, OpenSegment, decode_reply, encode
-from sparklog.protocol.messages import FetchedPartition, HelloReply
+from sparklog.protocol.messages import FetchedPartition, HelloReply, LocalReadsReply, RequestLocalReads
 from sparklog.record.header import HEADER_BYTES, BatchHeader, unpack_headers
 from sparklog.record.projection import header_alone
 
 _TIMEOUT_S = 5.0
+#: The part of a ticket's lifetime after which the reader requests a new one.
+_RENEW_PART = 0.5
 #: The number of headers read from the index at a time.
 _HEADERS_AT_ONCE = 1024
+
+
+class _Source(NamedTuple):
+    """A broker on this host that provides files: its hello, its socket for local reads, and the reader's ticket."""
+
+    hello: HelloReply
+    socket: str
+    #: The ticket, or empty if the broker gives files to each process that may use its socket.
+    ticket: bytes = b""
+    #: The monotonic time from which the reader requests a new ticket.
+    renew_at_s: float = math.inf
 
 
 class _Segment:
@@ -101,7 +121,7 @@ class LocalLog:
         self._isolation = isolation
         self._max_bytes = max_bytes
         self._client: DescriptorClient | None = None
-        self._hello: HelloReply | None = None
+        self._source: _Source | None = None
         self._segment: _Segment | None = None
         self._position = -1
 
@@ -143,11 +163,11 @@ class LocalLog:
             self._segment = None
 
     def _open(self, request: OpenSegment, leader: Leader) -> tuple[OpenedSegment, _Segment | None]:
-        client, hello = self._connected(leader)
-        payload, descriptors = client.request(encode(request))
+        client, source = self._connected(leader)
+        payload, descriptors = client.request(encode(replace(request, ticket=source.ticket)))
         try:
             opened = decode_reply(payload)
-            self._check(opened, hello, len(descriptors))
+            self._check(opened, source, len(descriptors))
             if not descriptors:
                 return opened, None
             data, index = descriptors
@@ -161,11 +181,12 @@ class LocalLog:
             for descriptor in descriptors:
                 os.close(descriptor)
 
-    def _check(self, opened: OpenedSegment, hello: HelloReply, descriptors: int) -> None:
+    def _check(self, opened: OpenedSegment, source: _Source, descriptors: int) -> None:
+        hello = source.hello
         found = (opened.cluster_id, opened.broker_id, opened.incarnation)
         if found != (hello.cluster_id, hello.broker_id, hello.incarnation):
             raise BrokerError(
-                ErrorCode.REPLICA_NOT_AVAILABLE, f"{hello.local_socket} is {found}; expected broker {hello.broker_id}"
+                ErrorCode.REPLICA_NOT_AVAILABLE, f"{source.socket} is {found}; expected broker {hello.broker_id}"
             )
         if opened.code != ErrorCode.NONE:
             raise BrokerError(opened.code, opened.detail)
@@ -175,26 +196,44 @@ class LocalLog:
                 f"{descriptors} descriptors found with {opened.batch_count} batches of {self._tp}",
             )
 
-    def _connected(self, leader: Leader) -> tuple[DescriptorClient, HelloReply]:
-        if self._client is None or self._hello is None:
-            self._hello = self._find_broker(leader)
-            self._client = DescriptorClient(self._hello.local_socket, timeout_s=_TIMEOUT_S)
-        return self._client, self._hello
+    def _connected(self, leader: Leader) -> tuple[DescriptorClient, _Source]:
+        if self._client is None or self._source is None:
+            self._source = self._find_broker(leader)
+            self._client = DescriptorClient(self._source.socket, timeout_s=_TIMEOUT_S)
+        elif time.monotonic() >= self._source.renew_at_s:
+            self._source = self._with_ticket(self._source.hello)
+        return self._client, self._source
 
-    def _find_broker(self, leader: Leader) -> HelloReply:
-        """Return the HelloReply of the leader or of an in-sync follower that is on this host."""
+    def _find_broker(self, leader: Leader) -> _Source:
+        """Return the leader or an in-sync follower that is on this host and provides files."""
         partition = self._cluster.metadata.partition(self._tp)
         isr = partition.isr if partition is not None else ()
+        refusal = ""
         for broker_id in dict.fromkeys((leader.broker_id, *isr)):
             endpoint = self._cluster.metadata.endpoint(broker_id)
             if endpoint is None or not is_this_host(endpoint.host):
                 continue
             hello = self._cluster.connection(broker_id).hello
+            # A broker that requires a ticket, or a login before it names its host's boot, names no socket.
             if hello.local_socket and hello.boot_id == boot_id():
-                return hello
-        raise BrokerError(
-            ErrorCode.REPLICA_NOT_AVAILABLE, f"{self._tp}: no in-sync replica {list(isr)} provides files on this host"
-        )
+                return _Source(hello, hello.local_socket)
+            if not hello.local_socket and hello.boot_id in {"", boot_id()}:
+                try:
+                    return self._with_ticket(hello)
+                except BrokerError as error:  # One is an older broker, which does not know the request.
+                    refusal = f": broker {broker_id}: {error.detail}"
+        detail = f"{self._tp}: no in-sync replica {list(isr)} provides files on this host{refusal}"
+        raise BrokerError(ErrorCode.REPLICA_NOT_AVAILABLE, detail)
+
+    def _with_ticket(self, hello: HelloReply) -> _Source:
+        """Request a ticket for the topic. Raises BrokerError if the broker gives none to this process."""
+        asked_s = time.monotonic()
+        request = RequestLocalReads(0, (self._tp.topic,))
+        reply = self._cluster.ask_broker(hello.broker_id, request, LocalReadsReply)
+        if not reply.local_socket or reply.boot_id != boot_id():
+            raise BrokerError(ErrorCode.REPLICA_NOT_AVAILABLE, "it has no socket for local reads on this host")
+        renew_at_s = asked_s + reply.lifetime_ms / 1000 * _RENEW_PART
+        return _Source(hello, reply.local_socket, reply.ticket, renew_at_s)
 
 
 def _answer(tp: TopicPartition, opened: OpenedSegment) -> FetchedPartition:
