@@ -1,6 +1,7 @@
-"""Apache Kafka's jars and those of Spark's Kafka connector: found in a folder, or fetched from Maven Central.
+"""Jars of Apache Kafka, Kafka Connect and Spark's Kafka connector: found in a folder, or fetched from Maven Central.
 
-The jars are no part of the project. ``SPARKLOG_KAFKA_JARS`` names a folder with them, in ``broker/`` and ``spark/``.
+The jars are no part of the project. ``SPARKLOG_KAFKA_JARS`` names a folder with them, in ``broker/``, ``connect/`` and
+``spark/``.
 Without it Apache Ivy, which is one of pyspark's jars and needs only Java, fetches them once into
 ``$XDG_CACHE_HOME/sparklog`` (``~/.cache/sparklog``).
 """
@@ -26,6 +27,13 @@ _COMPILE_TIMEOUT_S = 120
 _BROKER = (
     ("org.apache.kafka", "kafka_2.13", KAFKA_VERSION),
     ("org.apache.kafka", "kafka-tools", KAFKA_VERSION),
+    ("org.apache.logging.log4j", "log4j-slf4j-impl", "2.24.3"),
+)
+#: With all dependencies.
+_CONNECT = (
+    ("org.apache.kafka", "connect-runtime", KAFKA_VERSION),
+    ("org.apache.kafka", "connect-file", KAFKA_VERSION),
+    ("org.apache.kafka", "connect-json", KAFKA_VERSION),
     ("org.apache.logging.log4j", "log4j-slf4j-impl", "2.24.3"),
 )
 #: Without dependencies: Spark has the others.
@@ -60,6 +68,11 @@ def broker_jars(*, fetch: bool) -> Path:
     return _folder_of("broker", _BROKER, transitive=True, fetch=fetch)
 
 
+def connect_jars(*, fetch: bool) -> Path:
+    """Return the folder with Kafka Connect's worker and file connectors. Raises as ``broker_jars``."""
+    return _folder_of("connect", _CONNECT, transitive=True, fetch=fetch)
+
+
 def connector_jars(*, fetch: bool) -> list[Path]:
     """Return the jars that Spark's JVM must start with. Raises as ``broker_jars``."""
     jars = _folder_of("spark", _CONNECTOR, transitive=False, fetch=fetch)
@@ -71,6 +84,7 @@ def connector_jars(*, fetch: bool) -> list[Path]:
 def main() -> None:
     """Fetch all jars that are missing, and print their folder."""
     broker_jars(fetch=True)
+    connect_jars(fetch=True)
     connector_jars(fetch=True)
     print(folder())
 
