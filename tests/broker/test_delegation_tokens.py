@@ -192,6 +192,7 @@ def test_the_tokens_of_a_deleted_user_end(users: dict[str, Admin], admin: Admin,
     become(bootstrap, by_delegation(created), admitted=False)
 
 
+@pytest.mark.extended
 def test_a_deleted_user_cannot_leave_a_token(users: dict[str, Admin], admin: Admin, bootstrap: str) -> None:
     created: list[CreatedToken] = []
 

@@ -138,6 +138,7 @@ def test_a_user_changes_its_own_password(admin: Admin, bootstrap: str) -> None:
     become(bootstrap, by_password("anna", OTHER))
 
 
+@pytest.mark.extended
 def test_a_deleted_user_is_cut_off(admin: Admin, bootstrap: str) -> None:
     """Its open connections end, and its client cannot log in again."""
     admin.create_topic("cut-off", partitions=1, replication_factor=2)

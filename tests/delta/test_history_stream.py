@@ -163,6 +163,7 @@ def test_a_stream_starts_in_the_archive_and_continues_in_the_log(
     assert (whole.files, whole.ranges) == (1, ["0:20-35", "1:8-10"])
 
 
+@pytest.mark.extended
 def test_a_batch_is_the_same_at_every_rerun(
     query_of: Callable[..., Query],
     brokers: ProcessCluster,
@@ -213,6 +214,7 @@ def _move(step: int, brokers: ProcessCluster, admin: Admin, archive: Archive, to
             archive.vacuum()
 
 
+@pytest.mark.extended
 def test_a_paused_query_continues_from_the_archive(
     query_of: Callable[..., Query], brokers: ProcessCluster, admin: Admin, archive: Archive, topic: str
 ) -> None:
@@ -271,6 +273,7 @@ def test_offsets_without_rows_before_an_archive_are_no_loss(
     query.reader.stop()
 
 
+@pytest.mark.extended
 def test_a_history_stream_starts_at_given_offsets(
     query_of: Callable[..., Query], brokers: ProcessCluster, topic: str
 ) -> None:
@@ -285,6 +288,7 @@ def test_a_history_stream_starts_at_given_offsets(
     assert (given.files, given.ranges) == (1, ["0:20-30", "1:9-11"])
 
 
+@pytest.mark.extended
 def test_a_finite_run_reads_what_existed_at_its_start(
     query_of: Callable[..., Query], brokers: ProcessCluster, archive: Archive, topic: str
 ) -> None:

@@ -213,6 +213,7 @@ def typed_rows() -> tuple[pa.Table, pa.Table]:
     return pa.concat_tables([whole.slice(0, 45), whole.slice(47)]), whole.slice(45, 2)
 
 
+@pytest.mark.extended
 def test_a_typed_topic_is_restored_with_its_types(cluster: ProcessCluster, admin: Admin, tmp_path: Path) -> None:
     config = {"retention.ms": "-1", "cleanup.policy": "compact", "min.insync.replicas": "1"}
     topic = described("typed", TYPED, partitions=1, key=("id",), event_time="at", config=config)
@@ -234,6 +235,7 @@ def test_a_typed_topic_is_restored_with_its_types(cluster: ProcessCluster, admin
         assert log[place][1]["at"] == row["at"]
 
 
+@pytest.mark.extended
 def test_a_restore_and_a_leader_are_killed(cluster: ProcessCluster, admin: Admin, tmp_path: Path) -> None:
     archived = default_archive(tmp_path, "killed", count=40_000)
     name = "killed"
@@ -279,6 +281,7 @@ def test_a_restore_and_a_leader_are_killed(cluster: ProcessCluster, admin: Admin
     assert restored(cluster, archived).was_there
 
 
+@pytest.mark.extended
 def test_obstacles_to_a_restore_are_reported(cluster: ProcessCluster, admin: Admin, tmp_path: Path) -> None:
     archived = default_archive(tmp_path, "mine", count=1000)
     with pytest.raises(ConfigError, match=r"2 partitions requested, but .* has 4"):
@@ -311,6 +314,7 @@ def test_obstacles_to_a_restore_are_reported(cluster: ProcessCluster, admin: Adm
         restored(cluster, other)
 
 
+@pytest.mark.extended
 def test_a_difference_between_topic_and_table_is_found(cluster: ProcessCluster, admin: Admin, tmp_path: Path) -> None:
     archived = default_archive(tmp_path, "same", count=500, config={"restored.from": ""})
     restored(cluster, archived)

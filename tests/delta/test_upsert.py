@@ -217,6 +217,7 @@ def test_any_history_equals_a_dictionary(spark: SparkSession, lake: str, topic: 
         assert in_utc == sorted(expected.values()), f"seed {seed}, batch {number}"
 
 
+@pytest.mark.extended
 def test_of_two_partitions_the_later_time_counts(spark: SparkSession) -> None:
     def chosen(*records: tuple[Any, ...]) -> list[Any]:
         found = newest(frame(spark, [("k", *record) for record in records]), ["k"])
@@ -229,6 +230,7 @@ def test_of_two_partitions_the_later_time_counts(spark: SparkSession) -> None:
     assert chosen((1, 0, 7, late, False), (1, 1, 9, early, False)) == [(0, 7, False)]
 
 
+@pytest.mark.extended
 def test_a_repeated_merge_changes_nothing(spark: SparkSession, lake: str, topic: str) -> None:
     """The table already has the batch number, so the content does not matter. The change feed has the changes of the
     first merge."""

@@ -138,6 +138,7 @@ def test_a_generation_refused_a_directory_has_not_stopped_its_broker(drivers: Dr
     assert drivers.running == []
 
 
+@pytest.mark.extended
 def test_a_smaller_cluster_stops_brokers_an_earlier_one_left(drivers: Drivers) -> None:
     driver = drivers.take()
     asyncio.run(drivers.run(driver, Phase.REGROUP))
@@ -186,6 +187,7 @@ def test_brokers_of_other_hosts_cannot_be_stopped_from_here(drivers: Drivers, wh
         assert left.startswith("brokers that the driver could not stop keep running: 7: ")
 
 
+@pytest.mark.extended
 def test_a_remotely_killed_broker_is_awaited_until_its_session_ends(
     drivers: Drivers, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -218,6 +220,7 @@ def test_a_stop_without_zookeeper_cannot_confirm_the_end(drivers: Drivers) -> No
     assert driver.stop().startswith("brokers may still run on hosts where Spark placed no task: ")
 
 
+@pytest.mark.extended
 def test_a_driver_stops_brokers_even_inside_a_running_loop(drivers: Drivers) -> None:
     """A notebook has a running event loop."""
     driver = drivers.take()
@@ -228,6 +231,7 @@ def test_a_driver_stops_brokers_even_inside_a_running_loop(drivers: Drivers) -> 
     assert asyncio.run(cell()) == ""
 
 
+@pytest.mark.extended
 def test_an_incomplete_stop_is_reported_until_its_brokers_are_unknown(
     drivers: Drivers,
 ) -> None:

@@ -20,7 +20,7 @@ from tests.integration import spark_stranger
 from tests.integration.cluster_job import ClusterJob
 from tests.ports import FirstPort
 
-pytestmark = [pytest.mark.integration, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.integration, pytest.mark.extended, pytest.mark.timeout(900)]
 
 _NOBODY = 65_534
 _LISTENING = "0A"
@@ -117,7 +117,6 @@ def test_the_secret_is_in_no_command_line_and_no_file(job: ClusterJob) -> None:
 
 
 @pytest.mark.skipif(os.getuid() != 0, reason="only root can become another user")
-@pytest.mark.extended
 def test_another_user_of_this_machine_cannot_use_sparks_ports(job: ClusterJob) -> None:
     """The same client is accepted with the secret, so the refusal has no other reason."""
     secret = secret_of(job)

@@ -11,7 +11,7 @@ import pytest
 
 from tests.conftest import ROOT
 
-pytestmark = pytest.mark.integration
+pytestmark = [pytest.mark.integration, pytest.mark.extended]
 
 
 def build(pages: Path, site: Path) -> subprocess.CompletedProcess[str]:
@@ -25,7 +25,6 @@ def build(pages: Path, site: Path) -> subprocess.CompletedProcess[str]:
     )
 
 
-@pytest.mark.extended
 def test_the_site_builds_without_a_warning(tmp_path: Path) -> None:
     done = build(ROOT / "docs", tmp_path)
     assert (done.returncode, done.stderr) == (0, "")

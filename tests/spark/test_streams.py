@@ -250,6 +250,7 @@ def test_windows_and_a_join_of_two_topics_work(
     assert spark.sql("select order_key from joined").collect() == [Row(order_key="o4")]
 
 
+@pytest.mark.extended
 def test_a_driver_killed_in_its_first_batch_keeps_its_start(
     spark: SparkSession, admin: Admin, brokers: ProcessCluster, topic: str, *, tmp_path: Path
 ) -> None:
