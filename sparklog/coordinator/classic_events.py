@@ -84,6 +84,16 @@ class LeaveRequested:
 
 
 @dataclass(frozen=True, slots=True)
+class OffsetsAccepted:
+    """The event that the coordinator accepts offsets that this member commits. They keep its session, as heartbeats do.
+
+    The member id is empty or unknown if the sender is not a member.
+    """
+
+    member_id: str
+
+
+@dataclass(frozen=True, slots=True)
 class StoreRefused:
     """The event that the state of an earlier ``StoreClassic`` is not in the log and never will be."""
 

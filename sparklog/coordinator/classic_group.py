@@ -44,6 +44,7 @@ from sparklog.coordinator.classic_events import (
     LeavingMember,
     Left,
     MemberIdGiven,
+    OffsetsAccepted,
     Protocols,
     StoreRefused,
     Synced,
@@ -91,7 +92,7 @@ class ClassicSettings:
     max_group_bytes: int = 4 * 2**20
 
 
-Event = ClassicRequest | Ticked | StoreRefused | Delayed | GroupEnded
+Event = ClassicRequest | OffsetsAccepted | Ticked | StoreRefused | Delayed | GroupEnded
 
 
 class ClassicGroup:
@@ -171,6 +172,9 @@ class ClassicGroup:
             case LeaveRequested():
                 codes = tuple(self._leave(one, now_ms) for one in event.members)
                 self._answer(event.ticket, Left(codes))
+            case OffsetsAccepted():
+                if event.member_id in self.members:
+                    self._renew_if_active(self.members[event.member_id], now_ms)
             case Ticked():
                 self._time_passed(now_ms)
             case StoreRefused():
@@ -618,9 +622,7 @@ class ClassicGroup:
         if refused is not None:
             self._answer(event.ticket, refused)
             return
-        member = self.members[event.member_id]
-        if member.joining is None and member.syncing is None:
-            self._renew(member, now_ms)
+        self._renew_if_active(self.members[event.member_id], now_ms)
         if self.phase is GroupPhase.PREPARING:
             self._answer(event.ticket, self._refused(ErrorCode.REBALANCE_IN_PROGRESS, "a rebalance has begun"))
         else:
@@ -697,6 +699,11 @@ class ClassicGroup:
         """Restart the session timeout of a member that has just sent a request or received a response."""
         member.session_ms = now_ms + member.session_timeout_ms
         self._note(member.session_ms)
+
+    def _renew_if_active(self, member: ClassicMember, now_ms: int) -> None:
+        """Restart the session timeout of a member, unless its JoinGroup or SyncGroup waits for a response."""
+        if member.joining is None and member.syncing is None:
+            self._renew(member, now_ms)
 
     # --- the table of members --------------------------------------------------------------------------------------
 

@@ -36,6 +36,7 @@ from sparklog.coordinator.classic_events import (
     GroupEnded,
     JoinRequested,
     LeaveRequested,
+    OffsetsAccepted,
     StoreRefused,
     SyncRequested,
 )
@@ -663,6 +664,8 @@ class Groups(CoordinatorCore[_Group, _GroupDraft]):
             if refusal is not None:
                 draft.answers.append(Respond(request.ticket, refusal))
                 return
+            if group.classic is not None:
+                self._step_classic(group, group.classic, OffsetsAccepted(request.member_id), draft, now_ms)
         for offset in request.offsets:
             place = OffsetKey(FORMAT_VERSION, group.key, offset.topic, offset.partition)
             draft.changes[place] = CommittedOffset(FORMAT_VERSION, offset, now_ms)

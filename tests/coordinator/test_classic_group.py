@@ -16,6 +16,7 @@ from sparklog.coordinator.classic_events import (
     LeavingMember,
     Left,
     MemberIdGiven,
+    OffsetsAccepted,
     StoreRefused,
     Synced,
     SyncRequested,
@@ -97,6 +98,9 @@ class Trace:
 
     def _beat(self, ticket: int, names: list[str], named: dict[str, str]) -> BeatRequested:
         return BeatRequested(ticket, "g", names[0], int(names[1]), named.get("static", ""))
+
+    def _accept(self, ticket: int, names: list[str], named: dict[str, str]) -> OffsetsAccepted:
+        return OffsetsAccepted(names[0])
 
     def _leave(self, ticket: int, names: list[str], named: dict[str, str]) -> LeaveRequested:
         members = [LeavingMember(name) for name in names if name != "-"]
@@ -225,6 +229,24 @@ def test_a_silent_member_is_removed() -> None:
         wait 500 -> CompletingRebalance
         sync a 2 a=x -> [store 2 range a=x] [sync a: gets x] Stable
         wait 1000 -> [removed a] [store 3] Empty
+    """)
+
+
+def test_commits_keep_the_session_of_a_member() -> None:
+    Trace().play("""
+        join a
+        join b
+        wait 100 -> PreparingRebalance
+        wait 100 -> [join a: a in 1 by range leads a b] [join b: b in 1 by range after a] CompletingRebalance
+        sync a 1 a=x b=y -> [store 1 range a=x,b=y] [sync a: gets x] Stable
+        sync b 1 -> [sync b: gets y] Stable
+        wait 900 -> Stable
+        accept a
+        accept z
+        wait 900 -> [removed b] PreparingRebalance
+        accept a
+        wait 900 -> PreparingRebalance
+        join a id=a -> [join a: a in 2 by range leads a] CompletingRebalance
     """)
 
 

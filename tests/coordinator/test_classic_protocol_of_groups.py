@@ -199,6 +199,18 @@ def test_requests_for_an_unknown_group_leave_nothing() -> None:
     assert not host.log
 
 
+def test_a_member_that_commits_stays_without_heartbeats() -> None:
+    host = Host()
+    host.stable()
+    for offset in range(4):
+        host.wait(900)
+        assert host.commit_as("a", 1, offset) == "Done"
+    host.wait(900)
+    assert host.commit_as("a", 0) == "ILLEGAL_GENERATION"
+    host.wait(900)
+    assert host.beat_of("a", 1) == "UNKNOWN_MEMBER_ID", "a refused commit keeps no session"
+
+
 def test_other_clients_commit_only_without_members() -> None:
     host = Host()
     assert host.commit_as("", -1, 3) == "Done"
