@@ -123,9 +123,12 @@ class KafkaPythonReader(Reader):
     def run(self) -> None:
         from kafka import AsyncConsumerRebalanceListener, KafkaConsumer
 
+        from tests.integration.kafka_python_sockets import DIRECT
+
         reader = self
         consumer = KafkaConsumer(
             bootstrap_servers=self.bootstrap.split(","),
+            proxy_url=DIRECT,
             group_id=self.group,
             auto_offset_reset="earliest",
             enable_auto_commit=False,

@@ -118,9 +118,11 @@ def read_kafka_python(bootstrap: str, topic: str, partitions: int, **options: An
     """Read all partitions from their beginning to their end with kafka-python."""
     import kafka
 
+    from tests.integration.kafka_python_sockets import DIRECT
+
     places = [kafka.TopicPartition(topic, number) for number in range(partitions)]
     consumer = kafka.KafkaConsumer(
-        bootstrap_servers=bootstrap.split(","), auto_offset_reset="none", group_id=None, **options
+        bootstrap_servers=bootstrap.split(","), proxy_url=DIRECT, auto_offset_reset="none", group_id=None, **options
     )
     found: dict[tuple[int, int], Written] = {}
     try:
@@ -146,7 +148,9 @@ def write_kafka_python(
     """Write records, each to its partition, with kafka-python. Return them by partition and offset."""
     import kafka
 
-    producer = kafka.KafkaProducer(bootstrap_servers=bootstrap.split(","), **options)
+    from tests.integration.kafka_python_sockets import DIRECT
+
+    producer = kafka.KafkaProducer(bootstrap_servers=bootstrap.split(","), proxy_url=DIRECT, **options)
     try:
         futures = [
             producer.send(

@@ -151,9 +151,11 @@ class KafkaPythonProducer(TransactionalProducer):
     def __init__(self, bootstrap: str, transactional_id: str, **options: Any) -> None:
         import kafka
 
+        from tests.integration.kafka_python_sockets import DIRECT
+
         self._library = kafka
         self._producer = kafka.KafkaProducer(
-            bootstrap_servers=bootstrap.split(","), transactional_id=transactional_id, **options
+            bootstrap_servers=bootstrap.split(","), proxy_url=DIRECT, transactional_id=transactional_id, **options
         )
         try:
             self._producer.init_transactions()
