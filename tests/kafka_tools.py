@@ -126,6 +126,30 @@ class KafkaTools:
             found.put(name, value)
         return found
 
+    def committing_listener(self, consumer: Any) -> Any:
+        """Return a ``ConsumerRebalanceListener`` that calls ``commitSync`` of the consumer at each change.
+
+        It is a proxy of Java around a method handle. Code of Python would call the consumer from another thread of the
+        JVM, which the consumer refuses.
+        """
+        lang = self.jvm.java.lang
+        of_name = lang.Class.forName
+
+        def classes(*names: str) -> Any:
+            found = self._gateway.new_array(lang.Class, len(names))
+            for index, name in enumerate(names):
+                found[index] = of_name(name)
+            return found
+
+        handles = lang.invoke.MethodHandles
+        commit = handles.publicLookup().bind(consumer, "commitSync", lang.invoke.MethodType.methodType(lang.Void.TYPE))
+        ignored = classes("java.lang.Object", "java.lang.reflect.Method", "[Ljava.lang.Object;")
+        handler = lang.invoke.MethodHandleProxies.asInterfaceInstance(
+            of_name("java.lang.reflect.InvocationHandler"), handles.dropArguments(commit, 0, ignored)
+        )
+        interfaces = classes("org.apache.kafka.clients.consumer.ConsumerRebalanceListener")
+        return lang.reflect.Proxy.newProxyInstance(consumer.getClass().getClassLoader(), interfaces, handler)
+
     def call(self, tool: str, *arguments: str) -> ToolResult:
         """Run one command to its end."""
         self._output.reset()

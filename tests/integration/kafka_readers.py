@@ -10,6 +10,8 @@ from collections import Counter
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any
 
+from py4j.protocol import Py4JJavaError
+
 from sparklog.client.consumer.consumer import Consumer
 from sparklog.model import TopicPartition
 
@@ -222,15 +224,25 @@ class SparklogReader(Reader):
 class JavaReader(Reader):
     """A member with Kafka's Java client, in the JVM of ``tools``. ``settings`` are those of the client.
 
-    It commits automatically, as ``poll`` and ``close`` do before they give partitions up: Kafka refuses other commits
-    during a rebalance.
+    It commits automatically, as ``poll`` does before a rebalance. With a cooperative assignor this is not enough: the
+    client continues to read while it waits in JoinGroup, when it cannot commit, and then gives partitions up without
+    another automatic commit. ``commits_on_changes`` lets the member commit in a rebalance listener. There the client
+    can commit again, and still has these partitions.
     """
 
     def __init__(
-        self, bootstrap: str, group: str, topic: str, readings: Readings, *, tools: KafkaTools, settings: dict[str, str]
+        self,
+        bootstrap: str,
+        group: str,
+        topic: str,
+        readings: Readings,
+        *,
+        tools: KafkaTools,
+        settings: dict[str, str],
+        commits_on_changes: bool = False,
     ) -> None:
         super().__init__(bootstrap, group, topic, readings)
-        self.tools, self.settings = tools, settings
+        self.tools, self.settings, self.commits_on_changes = tools, settings, commits_on_changes
 
     def run(self) -> None:
         jvm = self.tools.jvm
@@ -244,10 +256,14 @@ class JavaReader(Reader):
             **self.settings,
         }
         consumer = jvm.org.apache.kafka.clients.consumer.KafkaConsumer(self.tools.properties(named))
-        consumer.subscribe(jvm.java.util.List.of(self.topic))
+        topics = jvm.java.util.List.of(self.topic)
+        if self.commits_on_changes:
+            consumer.subscribe(topics, self.tools.committing_listener(consumer))
+        else:
+            consumer.subscribe(topics)
         wait = jvm.java.time.Duration.ofMillis(100)
         try:
-            while not self._ends.is_set():
+            while not self._ends.is_set() or not self._committed(consumer):
                 found = consumer.poll(wait)
                 lists = [found.records(partition) for partition in found.partitions()]
                 self.readings.add([record.value().encode() for records in lists for record in records])
@@ -256,6 +272,16 @@ class JavaReader(Reader):
                 self.owned = owned
         finally:
             consumer.close()
+
+    def _committed(self, consumer: Any) -> bool:
+        """Commit what has been read. Return False if a rebalance prevents it: it ends in ``poll``."""
+        try:
+            consumer.commitSync()
+        except Py4JJavaError as error:
+            if error.java_exception.getClass().getSimpleName() == "RebalanceInProgressException":
+                return False
+            raise
+        return True
 
 
 def wait_until(condition: Callable[[], bool], what: str, timeout_s: float = 60.0) -> None:

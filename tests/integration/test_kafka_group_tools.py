@@ -65,15 +65,15 @@ def new_reader(request: pytest.FixtureRequest, tools: KafkaTools) -> NewReader:
     return partial(JavaReader, tools=tools, settings=SETTINGS[request.param])
 
 
-# The cooperative members read records twice once, on a busy machine, for a reason that is not known yet.
-@pytest.mark.parametrize(
-    "new_reader", ["consumer", pytest.param("cooperative", marks=pytest.mark.long), "range"], indirect=True
-)
+@pytest.mark.parametrize("kind", sorted(SETTINGS))
 def test_each_record_is_read_once_by_java_consumers(
     cluster: ProcessCluster,
     topic: str,
-    new_reader: NewReader,
+    tools: KafkaTools,
+    kind: str,
 ) -> None:
+    listens = kind == "cooperative"
+    new_reader = partial(JavaReader, tools=tools, settings=SETTINGS[kind], commits_on_changes=listens)
     check_members_come_and_go(cluster, topic, new_reader)
 
 
