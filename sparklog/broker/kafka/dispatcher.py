@@ -22,9 +22,9 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from sparklog.broker.kafka.call import Handler, KafkaCall, NativeHandlers
-from sparklog.broker.kafka.error_codes import KafkaError, kafka_error
+from sparklog.broker.kafka.error_codes import REFUSALS, kafka_error
 from sparklog.broker.kafka.error_responses import error_response
-from sparklog.errors import BrokerError, ErrorCode
+from sparklog.errors import ErrorCode
 from sparklog.kafka.connection import KafkaRequest
 from sparklog.kafka.wire import ApiKey, MalformedMessage, RequestHeader, decode_request, response_frame
 from sparklog.net.server_connection import ServerConnection
@@ -209,7 +209,7 @@ class KafkaHandler:
     def _fail(self, slot: _Slot, error: BaseException) -> None:
         """Respond with an error. Close the connection if the API has no error for the whole request."""
         header = slot.request.header
-        if isinstance(error, (BrokerError, KafkaError)):
+        if isinstance(error, REFUSALS):
             code, detail = kafka_error(error)
         else:
             self._counters["requests.failed"] += 1

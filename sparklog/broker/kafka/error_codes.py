@@ -64,6 +64,10 @@ class KafkaError(SparklogError):
         super().__init__(code, detail)
 
 
+#: The errors with which a handler, or the coordinator that it asks, refuses a request.
+REFUSALS = (BrokerError, KafkaError)
+
+
 def kafka_code(code: int) -> int:
     """Return Kafka's error code for an error code of sparklog."""
     if code < _FIRST_OWN:

@@ -10,14 +10,15 @@ import asyncio
 from collections.abc import Callable, Iterable
 
 from sparklog.broker.kafka.call import Handler, KafkaCall
-from sparklog.broker.kafka.error_codes import KafkaCode, KafkaError, kafka_error
+from sparklog.broker.kafka.coordinator_access import coordinator_of, outcome_of
+from sparklog.broker.kafka.error_codes import REFUSALS, KafkaCode, KafkaError, kafka_error
 from sparklog.broker.kafka.groups.committed_offsets import CommittedOffsetsHandlers, commit_code
-from sparklog.broker.kafka.groups.group_access import FAILURES, MAX_NAME, GroupAccess
+from sparklog.broker.kafka.groups.group_access import MAX_NAME, GroupAccess
 from sparklog.broker.kafka.permissions import Permissions
 from sparklog.broker.kafka.transaction_codes import check_transactional_id, transaction_code, transaction_key
 from sparklog.broker.lifecycle.broker import Broker
 from sparklog.broker.transactions.transaction_host import TransactionHost
-from sparklog.coordinator.effects import Done, Ended, KafkaProducerGiven, Outcome, Refused
+from sparklog.coordinator.effects import Done, Ended, KafkaProducerGiven, Outcome
 from sparklog.coordinator.events import (
     KafkaAddRequested,
     KafkaEndRequested,
@@ -95,33 +96,14 @@ class KafkaTransactions:
         Raises:
             BrokerError: the coordinator refuses the request, is not on this broker, or does not respond in time.
         """
-        done: asyncio.Future[Outcome] = asyncio.get_running_loop().create_future()
-
-        def on_result(result: Outcome) -> None:
-            if not done.done():  # The client's connection may have ended meanwhile.
-                done.set_result(result)
-
-        self._host(name).ask(event_of, on_result)
-        await asyncio.wait({done}, timeout=timeout_s)
-        if not done.done():
+        try:
+            return await outcome_of(self._host(name), event_of, timeout_s=timeout_s)
+        except asyncio.TimeoutError:
             detail = f"{name}: the previous transaction has not ended within {timeout_s} s"
-            raise BrokerError(ErrorCode.CONCURRENT_TRANSACTIONS, detail)
-        outcome = done.result()
-        if isinstance(outcome, Refused):
-            raise BrokerError(outcome.code, outcome.detail)
-        return outcome
+            raise BrokerError(ErrorCode.CONCURRENT_TRANSACTIONS, detail) from None
 
     def _host(self, name: str) -> TransactionHost:
-        """Return the coordinator of the transactional id.
-
-        Raises BrokerError if this broker is not the coordinator or is not ready.
-        """
-        try:
-            return self._transactions.of(transaction_key(name))
-        except BrokerError as error:
-            if error.code is ErrorCode.BROKER_STOPPING:
-                raise BrokerError(ErrorCode.NOT_COORDINATOR, error.detail) from None
-            raise
+        return coordinator_of(self._transactions, transaction_key(name))
 
     def _require(self, call: KafkaCall, request: str, name: str) -> None:
         check_transactional_id(name)
@@ -143,7 +125,7 @@ class KafkaTransactions:
         """
         try:
             producer_id, epoch = await self._init(call, request)
-        except FAILURES as error:
+        except REFUSALS as error:
             code = transaction_code(kafka_error(error)[0], fences=call.version >= _INIT_FENCES_FROM)
             return InitProducerIdResponse(error_code=code, producer_id=-1, producer_epoch=-1)
         return InitProducerIdResponse(producer_id=producer_id, producer_epoch=epoch)
@@ -182,7 +164,7 @@ class KafkaTransactions:
         try:
             self._require(call, "AddPartitionsToTxn", name)
             results = await self._add(call, name, producer, topics)
-        except FAILURES as error:
+        except REFUSALS as error:
             code = transaction_code(kafka_error(error)[0], fences=call.version >= _FENCES_FROM)
             results = _topic_results(topics, lambda tp: code)
         return AddPartitionsToTxnResponse(results_by_topic_v3_and_below=results)
@@ -200,7 +182,7 @@ class KafkaTransactions:
                 results = await (self._verify if one.verify_only else self._add)(
                     call, one.transactional_id, producer, one.topics
                 )
-            except FAILURES as error:
+            except REFUSALS as error:
                 code = transaction_code(kafka_error(error)[0], fences=True)
                 results = _topic_results(one.topics, lambda tp, code=code: code)  # type: ignore[misc]
             found.append(AddPartitionsToTxnResult(transactional_id=one.transactional_id, topic_results=results))
@@ -267,7 +249,7 @@ class KafkaTransactions:
             await self._ask(
                 name, lambda ticket: KafkaAddRequested(ticket, transaction_key(name), *producer, group=group)
             )
-        except FAILURES as error:
+        except REFUSALS as error:
             code = transaction_code(kafka_error(error)[0], fences=call.version >= _FENCES_FROM)
             return AddOffsetsToTxnResponse(error_code=code)
         return AddOffsetsToTxnResponse()
@@ -283,7 +265,7 @@ class KafkaTransactions:
         try:
             self._require(call, "EndTxn", name)
             outcome = await self._end(call, request)
-        except FAILURES as error:
+        except REFUSALS as error:
             code = transaction_code(kafka_error(error)[0], fences=call.version >= _FENCES_FROM)
             return EndTxnResponse(error_code=code, producer_id=-1, producer_epoch=_NO_EPOCH)
         return EndTxnResponse(producer_id=outcome.producer_id, producer_epoch=outcome.producer_epoch)
@@ -333,7 +315,7 @@ class TransactionalOffsets:
             offsets, refused = await self._slices.result(self._offsets.checked(call, request))
             if offsets or not refused:
                 await self._commit(call, request, offsets)
-        except FAILURES as error:
+        except REFUSALS as error:
             code = transaction_code(commit_code(error), fences=False)
             if code in _STALE:
                 code = int(ErrorCode.ILLEGAL_GENERATION)

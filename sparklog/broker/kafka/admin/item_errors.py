@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from sparklog.broker.kafka.error_codes import KafkaError, kafka_error
+from sparklog.broker.kafka.error_codes import REFUSALS, KafkaError, kafka_error
 from sparklog.errors import BrokerError, ClusterError, ErrorCode
 
 #: The maximum length of a message. A message may repeat a resource name of any length from the client.
 _LONGEST = 1000
 #: The errors that concern one entry. The other entries of the request are still handled.
-FAILURES = (BrokerError, KafkaError, ClusterError)
+FAILURES = (*REFUSALS, ClusterError)
 
 
 class ItemError(NamedTuple):

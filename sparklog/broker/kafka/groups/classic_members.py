@@ -5,8 +5,8 @@ from __future__ import annotations
 import uuid
 
 from sparklog.broker.kafka.call import KafkaCall
-from sparklog.broker.kafka.error_codes import KafkaCode
-from sparklog.broker.kafka.groups.group_access import FAILURES, MAX_NAME, GroupAccess, group_code
+from sparklog.broker.kafka.error_codes import REFUSALS, KafkaCode
+from sparklog.broker.kafka.groups.group_access import MAX_NAME, GroupAccess, group_code
 from sparklog.broker.lifecycle.broker import Broker
 from sparklog.coordinator.classic_events import (
     BeatRequested,
@@ -56,7 +56,7 @@ class ClassicMemberHandlers:
             self._access.require(call, "JoinGroup", Operation.READ, request.group_id)
             self._check_session(request)
             outcome = await self._access.ask(request.group_id, lambda ticket: _joining(ticket, call, request))
-        except FAILURES as error:
+        except REFUSALS as error:
             return JoinGroupResponse(error_code=group_code(error), member_id=request.member_id)
         if isinstance(outcome, MemberIdGiven):
             return JoinGroupResponse(error_code=KafkaCode.MEMBER_ID_REQUIRED, member_id=outcome.member_id)
@@ -99,7 +99,7 @@ class ClassicMemberHandlers:
                     tuple((one.member_id, bytes(one.assignment)) for one in request.assignments),
                 ),
             )
-        except FAILURES as error:
+        except REFUSALS as error:
             return SyncGroupResponse(error_code=group_code(error))
         assert isinstance(outcome, Synced)
         return SyncGroupResponse(
@@ -119,7 +119,7 @@ class ClassicMemberHandlers:
                     request.group_instance_id or "",
                 ),
             )
-        except FAILURES as error:
+        except REFUSALS as error:
             return HeartbeatResponse(error_code=group_code(error))
         return HeartbeatResponse()
 
@@ -134,7 +134,7 @@ class ClassicMemberHandlers:
             outcome = await self._access.ask(
                 request.group_id, lambda ticket: LeaveRequested(ticket, request.group_id, leaving)
             )
-        except FAILURES as error:
+        except REFUSALS as error:
             return LeaveGroupResponse(error_code=group_code(error))
         assert isinstance(outcome, Left)
         if call.version < _SEVERAL:

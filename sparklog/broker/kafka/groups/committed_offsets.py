@@ -6,8 +6,8 @@ from collections.abc import Callable, Generator
 from typing import NamedTuple
 
 from sparklog.broker.kafka.call import KafkaCall
-from sparklog.broker.kafka.error_codes import KafkaCode, KafkaError
-from sparklog.broker.kafka.groups.group_access import FAILURES, GroupAccess, check_count, group_code
+from sparklog.broker.kafka.error_codes import REFUSALS, KafkaCode, KafkaError
+from sparklog.broker.kafka.groups.group_access import GroupAccess, check_count, group_code
 from sparklog.broker.lifecycle.broker import Broker
 from sparklog.coordinator.effects import OffsetsDeleted
 from sparklog.coordinator.group_events import CommitRequested, OffsetsDeleteRequested
@@ -69,7 +69,7 @@ class CommittedOffsetsHandlers:
                         request.group_instance_id or "",
                     ),
                 )
-        except FAILURES as error:
+        except REFUSALS as error:
             code = commit_code(error)
             return _committed(request, lambda topic, number: refused.get((topic, number), code))
         return _committed(request, lambda topic, number: refused.get((topic, number), 0))
@@ -130,7 +130,7 @@ class CommittedOffsetsHandlers:
             outcome = await self._access.ask(
                 request.group_id, lambda ticket: OffsetsDeleteRequested(ticket, request.group_id, partitions)
             )
-        except FAILURES as error:
+        except REFUSALS as error:
             return OffsetDeleteResponse(error_code=group_code(error))
         assert isinstance(outcome, OffsetsDeleted)
         refused.update(dict.fromkeys(outcome.subscribed, KafkaCode.GROUP_SUBSCRIBED_TO_TOPIC))

@@ -12,8 +12,8 @@ from collections.abc import Generator, Iterable
 from itertools import islice
 
 from sparklog.broker.kafka.call import KafkaCall
-from sparklog.broker.kafka.error_codes import KafkaCode, KafkaError
-from sparklog.broker.kafka.groups.group_access import FAILURES, MAX_NAME, GroupAccess, group_code
+from sparklog.broker.kafka.error_codes import REFUSALS, KafkaCode, KafkaError
+from sparklog.broker.kafka.groups.group_access import MAX_NAME, STATES, GroupAccess, group_code
 from sparklog.broker.lifecycle.broker import Broker
 from sparklog.coordinator.effects import Assigned
 from sparklog.coordinator.group_events import ConsumerHeartbeatRequested
@@ -37,8 +37,7 @@ from sparklog.security.acls import Operation, ResourceType
 
 #: The names of Kafka's server assignors. Both select the only assignor of sparklog.
 ASSIGNORS = ("uniform", "range")
-#: The state and the member type in ConsumerGroupDescribe.
-_STATES = {"empty": "Empty", "reconciling": "Reconciling", "stable": "Stable"}
+#: The member type in ConsumerGroupDescribe.
 _CONSUMER = 1
 #: The authorized operations of a response that does not name them.
 _UNKNOWN = -0x80000000
@@ -67,7 +66,7 @@ class ConsumerGroupHandlers:
             outcome = await self._access.ask(
                 request.group_id, lambda ticket: self._heartbeat_of(ticket, call, request, member_id)
             )
-        except FAILURES as error:
+        except REFUSALS as error:
             return ConsumerGroupHeartbeatResponse(
                 error_code=consumer_group_code(error), error_message=str(error)[:1000], member_id=member_id
             )
@@ -152,7 +151,7 @@ class ConsumerGroupHandlers:
                 if request.include_authorized_operations:
                     operations = self._access.permissions.operations(call, ResourceType.GROUP, name)
                 described = await self._slices.result(self._described(call, name, operations))
-            except FAILURES as error:
+            except REFUSALS as error:
                 described = ConsumerGroupDescribeGroup(
                     error_code=consumer_group_code(error), error_message=str(error)[:1000], group_id=name
                 )
@@ -178,7 +177,7 @@ class ConsumerGroupHandlers:
         yield from self._check_topics(call, "ConsumerGroupDescribe", sorted(topics))
         return ConsumerGroupDescribeGroup(
             group_id=name,
-            group_state=_STATES[found.state],
+            group_state=STATES[found.state],
             group_epoch=found.group_epoch,
             assignment_epoch=found.group_epoch,
             assignor_name=ASSIGNORS[0],

@@ -9,7 +9,8 @@ from __future__ import annotations
 from collections.abc import Generator, Iterable, Mapping, Set
 
 from sparklog.broker.kafka.call import KafkaCall
-from sparklog.broker.kafka.groups.group_access import FAILURES, GroupAccess, check_count, group_code
+from sparklog.broker.kafka.error_codes import REFUSALS
+from sparklog.broker.kafka.groups.group_access import GroupAccess, check_count, group_code
 from sparklog.broker.lifecycle.broker import Broker
 from sparklog.errors import ErrorCode
 from sparklog.kafka.wire.offsets import (
@@ -73,7 +74,7 @@ class FetchedOffsetsHandler:
                 request.group_id, request.member_id or "", request.member_epoch
             )
             return await self._slices.result(self._offsets(call, request, stable=stable))
-        except FAILURES as error:
+        except REFUSALS as error:
             return _failed(request, group_code(error))
 
     def _offsets(

@@ -2,23 +2,23 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from sparklog.broker.groups.group_host import GroupHost
 from sparklog.broker.kafka.call import KafkaCall
+from sparklog.broker.kafka.coordinator_access import coordinator_of, outcome_of
 from sparklog.broker.kafka.error_codes import KafkaCode, KafkaError, kafka_code
 from sparklog.broker.kafka.permissions import Permissions
 from sparklog.broker.lifecycle.broker import Broker
-from sparklog.coordinator.effects import Outcome, Refused
+from sparklog.coordinator.effects import Outcome
 from sparklog.errors import BrokerError, ErrorCode
 from sparklog.security.acls import Operation, ResourceType
 
 #: The maximum length of a group's name, as in sparklog's own requests.
 MAX_NAME = 255
-#: The errors that a response about groups reports.
-FAILURES = (BrokerError, KafkaError)
+#: Kafka's names of the states of a group of KIP-848.
+STATES = {"empty": "Empty", "reconciling": "Reconciling", "stable": "Stable"}
 
 
 class GroupAccess:
@@ -39,29 +39,14 @@ class GroupAccess:
 
     def host(self, group: str) -> GroupHost:
         """Return the group's coordinator. Raises BrokerError if this broker is not the coordinator or is not ready."""
-        try:
-            return self._groups.of(group)
-        except BrokerError as error:
-            if error.code is ErrorCode.BROKER_STOPPING:
-                raise BrokerError(ErrorCode.NOT_COORDINATOR, error.detail) from None
-            raise
+        return coordinator_of(self._groups, group)
 
     async def ask(self, group: str, event_of: Callable[[int], object]) -> Outcome:
         """Pass a request to the group's coordinator, and return the outcome.
 
         Raises BrokerError if the coordinator refuses the request.
         """
-        done: asyncio.Future[Outcome] = asyncio.get_running_loop().create_future()
-
-        def on_result(result: Outcome) -> None:
-            if not done.done():  # The client's connection may have ended meanwhile.
-                done.set_result(result)
-
-        self.host(group).ask(event_of, on_result)
-        outcome = await done
-        if isinstance(outcome, Refused):
-            raise BrokerError(outcome.code, outcome.detail)
-        return outcome
+        return await outcome_of(self.host(group), event_of)
 
 
 def check_count(topics: Sequence[Any], partitions: Iterable[int], most: int) -> None:

@@ -6,7 +6,8 @@ from collections.abc import Generator
 from itertools import islice
 
 from sparklog.broker.kafka.call import KafkaCall
-from sparklog.broker.kafka.groups.group_access import FAILURES, GroupAccess, group_code
+from sparklog.broker.kafka.error_codes import REFUSALS
+from sparklog.broker.kafka.groups.group_access import STATES, GroupAccess, group_code
 from sparklog.broker.lifecycle.broker import Broker
 from sparklog.coordinator.classic_group import ClassicGroup, GroupPhase
 from sparklog.coordinator.group_offsets import Groups
@@ -29,8 +30,6 @@ from sparklog.security.acls import CLUSTER_NAME, Operation, ResourceType
 
 #: Kafka's names of the types of groups.
 CLASSIC, CONSUMER = "classic", "consumer"
-#: Kafka's names of the states of a group of KIP-848.
-_STATES = {"empty": "Empty", "reconciling": "Reconciling", "stable": "Stable"}
 #: The operations of a response that does not name them.
 _UNKNOWN = -0x80000000
 #: The first version of DescribeGroups that reports a group that does not exist as an error.
@@ -83,7 +82,7 @@ class GroupListings:
                 if request.include_authorized_operations:
                     operations = self._access.permissions.operations(call, ResourceType.GROUP, name)
                 described = await self._slices.result(self._described(name, call.version, operations))
-            except FAILURES as error:
+            except REFUSALS as error:
                 described = DescribedGroup(error_code=group_code(error), group_id=name)
             groups.append(described)
         return DescribeGroupsResponse(groups=groups)
@@ -133,7 +132,7 @@ class GroupListings:
                 self._access.require(call, "DeleteGroups", Operation.DELETE, name)
                 self._access.host(name)
                 await call.native(DeleteGroup(0, name))
-            except FAILURES as error:
+            except REFUSALS as error:
                 code = group_code(error)
             results.append(DeletableGroupResult(group_id=name, error_code=code))
         return DeleteGroupsResponse(results=results)
@@ -142,7 +141,7 @@ class GroupListings:
 def _listed(groups: Groups, name: str) -> ListedGroup:
     if groups.is_consumer_group(name):
         state, _ = groups.summary(name)
-        return ListedGroup(group_id=name, protocol_type=CONSUMER, group_state=_STATES[state], group_type=CONSUMER)
+        return ListedGroup(group_id=name, protocol_type=CONSUMER, group_state=STATES[state], group_type=CONSUMER)
     classic: ClassicGroup | None = groups.classic(name)
     if classic is None:
         return ListedGroup(group_id=name, group_state=GroupPhase.EMPTY.value, group_type=CLASSIC)
