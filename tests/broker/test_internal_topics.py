@@ -13,8 +13,8 @@ from sparklog.broker.internal_topics import OFFSETS, TRANSACTIONS
 from sparklog.broker.transactions.coordinator_runtime import _decoded, _encoded
 from sparklog.cluster.options import ClusterOptions
 from sparklog.config import topic_config
-from sparklog.coordinator.group_offsets import Groups
 from sparklog.coordinator.group_records import GroupKey, GroupValue
+from sparklog.coordinator.groups import Groups
 from sparklog.coordinator.log_records import Record
 from sparklog.errors import BrokerError, ErrorCode
 from sparklog.model import TopicPartition, TopicRecord

@@ -15,7 +15,6 @@ from sparklog.broker.groups.group_requests import GroupRequests
 from sparklog.broker.requests import fetch, open_fetch, slices
 from sparklog.broker.transactions.transaction_host import TransactionHost
 from sparklog.broker.transactions.transaction_requests import TransactionRequests
-from sparklog.coordinator.group_offsets import Groups
 from sparklog.coordinator.group_records import (
     FORMAT_VERSION,
     About,
@@ -25,6 +24,7 @@ from sparklog.coordinator.group_records import (
     OffsetKey,
     group_record,
 )
+from sparklog.coordinator.groups import Groups
 from sparklog.coordinator.records import (
     OPEN,
     Participant,

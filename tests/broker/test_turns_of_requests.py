@@ -27,8 +27,8 @@ from sparklog.coordinator.events import (
     RewriteRequested,
 )
 from sparklog.coordinator.group_events import CommitRequested
-from sparklog.coordinator.group_offsets import Groups
 from sparklog.coordinator.group_records import CommittedOffset, OffsetKey, group_record
+from sparklog.coordinator.groups import Groups
 from sparklog.coordinator.records import (
     OPEN,
     Participant,

@@ -30,8 +30,9 @@ from sparklog.coordinator.group_events import (
     TopicsSeen,
 )
 from sparklog.coordinator.group_member import owned_parts, topic_partitions
-from sparklog.coordinator.group_offsets import Groups, GroupSettings
 from sparklog.coordinator.group_records import About, MemberKey, MemberState, decode_group_record
+from sparklog.coordinator.group_state import GroupSettings
+from sparklog.coordinator.groups import Groups
 from sparklog.coordinator.log_records import Record
 from sparklog.protocol.messages import JOIN, LEAVE, LEAVE_STATIC, DescribedGroup, GroupOffset
 

@@ -24,8 +24,8 @@ from sparklog.coordinator.consumer_protocol import assigned_partitions, subscrib
 from sparklog.coordinator.effects import OffsetsDeleted, Outcome, Refused
 from sparklog.coordinator.events import RewriteRequested, Ticked
 from sparklog.coordinator.group_events import CommitRequested, OffsetsDeleteRequested
-from sparklog.coordinator.group_offsets import GroupSettings
 from sparklog.coordinator.group_records import EpochKey, GroupEpoch, decode_group_record
+from sparklog.coordinator.group_state import GroupSettings
 from sparklog.errors import ErrorCode
 from sparklog.protocol.messages import GroupOffset, TopicPartitions
 from tests.coordinator.group_host import GroupsHost, SimMember, balance, code
@@ -255,17 +255,17 @@ def bounded(most: int) -> Host:
 def test_all_classic_groups_of_a_coordinator_are_bounded() -> None:
     host = bounded(600)
     host.stable()
-    used = host.core._classic_bytes
+    used = host.core._classic_groups.held_bytes
     assert used > ENTRY_BYTES + len(SUBSCRIPTION) + len(ASSIGNMENT)
     host.crash()
-    assert host.core._classic_bytes == used, "a new coordinator counts the members in the log"
+    assert host.core._classic_groups.held_bytes == used, "a new coordinator counts the members in the log"
     protocols = (("range", bytes(140)),)
     refused = host.ask(JoinRequested, "", "b", "consumer", protocols)
     assert isinstance(refused, Refused)
     assert refused.code is ErrorCode.GROUP_MAX_SIZE_REACHED
     assert isinstance(host.ask(JoinRequested, "a", "z", "consumer", protocols), Joined)
     host.ask(LeaveRequested, (LeavingMember("a"),))
-    assert not host.core._classic_bytes
+    assert not host.core._classic_groups.held_bytes
     assert isinstance(host.ask(JoinRequested, "", "b", "consumer", protocols), Joined)
 
 
@@ -302,7 +302,7 @@ def test_ids_of_new_members_are_bounded_over_all_groups() -> None:
     assert refused.code is ErrorCode.GROUP_MAX_SIZE_REACHED
     host.wait(1000)
     host.settle()
-    assert not host.core._classic_bytes, "the time of the ids is over"
+    assert not host.core._classic_groups.held_bytes, "the time of the ids is over"
     assert isinstance(ask("g-4", "m"), MemberIdGiven)
 
 
@@ -329,11 +329,11 @@ def test_the_record_counts_while_the_members_are_smaller() -> None:
     host = bounded(2000)
     host.join("a")
     host.sync("a", 1, a=bytes(1500))
-    used = host.core._classic_bytes
+    used = host.core._classic_groups.held_bytes
     assert isinstance(host.join("z", "a"), Joined)
-    assert host.core._classic_bytes == used, "the log still has the assignments"
+    assert host.core._classic_groups.held_bytes == used, "the log still has the assignments"
     host.sync("a", 2, a=b"x")
-    assert host.core._classic_bytes < used - 1000
+    assert host.core._classic_groups.held_bytes < used - 1000
 
 
 def test_a_join_that_ends_while_the_coordinator_is_late_gets_its_response() -> None:
@@ -415,7 +415,7 @@ def test_refused_appends_and_no_timeouts_keep_the_counts(seed: int) -> None:
         groups = list(filter(None, map(host.core.classic, ["g", "h"])))
         for one in groups:
             one.check_invariants()
-        assert sum(one.held_bytes for one in groups) <= host.core._classic_bytes <= 4000
+        assert sum(one.held_bytes for one in groups) <= host.core._classic_groups.held_bytes <= 4000
     host.settle()
     found_groups = filter(None, map(host.core.classic, ["g", "h"]))
     members = [member for found in found_groups for member in found.members.values()]

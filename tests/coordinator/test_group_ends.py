@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from sparklog.coordinator.group_events import CommitRequested, DeleteRequested
-from sparklog.coordinator.group_offsets import GroupSettings
+from sparklog.coordinator.group_state import GroupSettings
 from sparklog.protocol.messages import LEAVE, GroupOffset
 from tests.coordinator.group_host import GroupsHost, SimMember, balance, code, group
 

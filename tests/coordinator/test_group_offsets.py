@@ -7,8 +7,9 @@ import pytest
 from sparklog.coordinator.effects import Append, Done, Outcome, Refused, Respond, Rewritten
 from sparklog.coordinator.events import Appended, AppendRefused, RewriteRequested, Ticked
 from sparklog.coordinator.group_events import CommitRequested, DeleteRequested, TopicsGone
-from sparklog.coordinator.group_offsets import Groups, GroupSettings
 from sparklog.coordinator.group_records import FORMAT_VERSION, CommittedOffset, OffsetKey, group_record
+from sparklog.coordinator.group_state import GroupSettings
+from sparklog.coordinator.groups import Groups
 from sparklog.coordinator.log_records import Record
 from sparklog.errors import ClusterError, ErrorCode
 from sparklog.protocol.messages import GroupOffset

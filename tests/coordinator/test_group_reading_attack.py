@@ -15,7 +15,7 @@ from sparklog.coordinator.effects import Respond
 from sparklog.coordinator.events import Ticked
 from sparklog.coordinator.group_events import CommitRequested, HeartbeatRequested
 from sparklog.coordinator.group_member import topic_partitions
-from sparklog.coordinator.group_offsets import Groups
+from sparklog.coordinator.groups import Groups
 from sparklog.protocol.messages import JOIN, LEAVE, GroupOffset
 from tests.coordinator.group_host import SESSION_MS, GroupsHost, SimMember, balance
 

@@ -7,7 +7,7 @@ import time
 
 import pytest
 
-from sparklog.coordinator import group_offsets, membership
+from sparklog.coordinator import groups, membership
 from sparklog.coordinator.assignor import TopicView
 from sparklog.coordinator.effects import Assigned
 from sparklog.coordinator.events import Ticked
@@ -461,7 +461,7 @@ def test_every_partition_has_one_owner_and_balance_returns(
     if in_parts:
         monkeypatch.setattr(membership, "COMPUTED_AT_ONCE", 0)
         monkeypatch.setattr(membership, "PARTS_AT_ONCE", 2)
-        monkeypatch.setattr(group_offsets, "WORK_AT_ONCE", 3)
+        monkeypatch.setattr(groups, "WORK_AT_ONCE", 3)
     for seed in seeds:
         chaos = Chaos(seed)
         chaos.run(250)

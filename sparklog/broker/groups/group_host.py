@@ -17,8 +17,9 @@ from sparklog.config import BrokerConfig
 from sparklog.coordinator.assignor import TopicView
 from sparklog.coordinator.effects import ComputeTarget, Resume
 from sparklog.coordinator.group_events import HoldEnded, Resumed, TargetComputed, TopicsGone, TopicsSeen
-from sparklog.coordinator.group_offsets import Groups, GroupSettings
 from sparklog.coordinator.group_records import Hold
+from sparklog.coordinator.group_state import GroupSettings
+from sparklog.coordinator.groups import Groups
 from sparklog.errors import BrokerError, ClusterError
 from sparklog.model import is_internal
 from sparklog.zk.session import PAUSE_S

@@ -58,7 +58,7 @@ _NOT_APPENDED = {
 class Core(Protocol):
     """The part of a coordinator's state machine that ``CoordinatorRuntime`` uses.
 
-    ``coordinator.transactions.Transactions`` and ``coordinator.group_offsets.Groups`` implement it.
+    ``coordinator.transactions.Transactions`` and ``coordinator.groups.Groups`` implement it.
     """
 
     def load(self, records: Iterable[Record]) -> None: ...

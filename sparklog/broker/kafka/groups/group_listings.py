@@ -10,7 +10,7 @@ from sparklog.broker.kafka.error_codes import REFUSALS
 from sparklog.broker.kafka.groups.group_access import STATES, GroupAccess, group_code
 from sparklog.broker.lifecycle.broker import Broker
 from sparklog.coordinator.classic_group import ClassicGroup, GroupPhase
-from sparklog.coordinator.group_offsets import Groups
+from sparklog.coordinator.groups import Groups
 from sparklog.errors import BrokerError, ErrorCode
 from sparklog.kafka.wire.groups import (
     DeletableGroupResult,
