@@ -10,7 +10,10 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
+from sparklog.client.admin.admin import Admin
 from sparklog.client.consumer.consumer import Consumer
+from sparklog.client.consumer.partition_reader import PartitionReader
+from sparklog.model import TopicPartition
 
 #: The time for which a client may wait for the brokers.
 PATIENCE_S = 60.0
@@ -236,4 +239,22 @@ def read_sparklog(bootstrap: str, topic: str) -> dict[tuple[int, int], Written]:
         time_ms = -1 if row["timestamp"] is None else round(row["timestamp"].timestamp() * 1000)
         found[row["_partition"], row["_offset"]] = Written(row["key"], row["value"], headers, time_ms)
     assert len(found) == len(rows)
+    return found
+
+
+def read_partitions(bootstrap: str, topic: str) -> dict[tuple[int, int], Written]:
+    """Read all partitions from their beginning to their end as Spark's tasks do, each with a reader of offsets."""
+    found = {}
+    with Admin(bootstrap) as admin:
+        places = [TopicPartition(topic, part.partition) for part in admin.describe_topic(topic).partitions]
+        ends = admin.list_offsets(places, isolation="read_committed")
+    for tp, end in ends.items():
+        with PartitionReader(bootstrap, tp, 0, end) as reader:
+            for fetched in reader.fetched():
+                for row, record in enumerate(fetched.batch.to_pylist()):
+                    offset = fetched.first_offset + row if fetched.offsets is None else int(fetched.offsets[row])
+                    headers = tuple((header["key"], header["value"]) for header in record["headers"] or ())
+                    time_ms = -1 if record["timestamp"] is None else round(record["timestamp"].timestamp() * 1000)
+                    assert (tp.partition, offset) not in found
+                    found[tp.partition, offset] = Written(record["key"], record["value"], headers, time_ms)
     return found

@@ -21,6 +21,7 @@ from tests.integration.kafka_records import (
     read_aiokafka,
     read_confluent,
     read_kafka_python,
+    read_partitions,
     read_sparklog,
 )
 from tests.integration.kafka_transactions import (
@@ -96,6 +97,7 @@ def _untimed(found: Found) -> dict[tuple[int, int], Written]:
 def committed(cluster: ProcessCluster, topic: str) -> dict[int, list[str]]:
     """Return the committed values of each partition, after a comparison of what all clients read."""
     found = _untimed(read_sparklog(cluster.bootstrap, topic))
+    assert _untimed(read_partitions(cluster.bootstrap, topic)) == found
     assert _untimed(read_confluent(cluster.kafka_bootstrap, topic, PARTITIONS)) == found
     for reader in (read_aiokafka, read_kafka_python):
         read = reader(cluster.kafka_bootstrap, topic, PARTITIONS, isolation_level="read_committed")
