@@ -12,7 +12,8 @@ from sparklog.errors import BrokerError, ClusterError
 from sparklog.net.blocking import BlockingConnection
 from sparklog.protocol.messages import CONSUMER, Fetch, FetchPartition, FetchReply, PartitionMetadata
 from sparklog.record.codec import decode_batch
-from sparklog.record.header import HEADER_BYTES, unpack_headers
+from sparklog.record.header import HEADER_BYTES, BatchHeader, Flag, unpack_headers
+from sparklog.record.marker import Marker, decode_marker
 from sparklog.record.schema import DEFAULT_SCHEMA
 from sparklog.testing.history import FinalLog, ObservedBatch, record_name, runs_of
 from sparklog.testing.process_cluster import ProcessCluster, wait_until
@@ -117,7 +118,7 @@ def read_final_logs(cluster: ProcessCluster, topic: str) -> Iterator[FinalLog]:
         for replica in cluster.describe(slot.broker_id).replicas:
             if replica.topic == topic:
                 with cluster.connect(slot.broker_id) as connection:
-                    batches, records = _stored(
+                    stored = _stored(
                         connection, topic, replica.partition, replica.log_start_offset, replica.high_watermark
                     )
                 yield FinalLog(
@@ -127,16 +128,51 @@ def read_final_logs(cluster: ProcessCluster, topic: str) -> Iterator[FinalLog]:
                     log_start=replica.log_start_offset,
                     high_watermark=replica.high_watermark,
                     log_end=replica.log_end_offset,
-                    batches=tuple(batches),
-                    runs=runs_of(records),
+                    batches=tuple(stored.batches),
+                    runs=runs_of(stored.records),
+                    hidden=stored.hidden(),
                 )
 
 
-def _stored(
-    connection: BlockingConnection, topic: str, partition: int, start: int, end: int
-) -> tuple[list[ObservedBatch], list[tuple[int, str, int]]]:
-    batches: list[ObservedBatch] = []
-    records: list[tuple[int, str, int]] = []
+class _Stored:
+    """The content of one log, batch by batch in the order of offsets."""
+
+    def __init__(self) -> None:
+        self.batches: list[ObservedBatch] = []
+        self.records: list[tuple[int, str, int]] = []
+        self._hidden: list[tuple[int, int]] = []
+        #: The batches of open transactions, by producer id. A producer id has one open transaction at a time.
+        self._open: dict[int, list[tuple[int, int]]] = {}
+
+    def add(self, header: BatchHeader, stored_header: bytes, body: bytes) -> None:
+        digest = hashlib.sha256(stored_header)
+        digest.update(body)
+        self.batches.append(
+            ObservedBatch(header.base_offset, header.offset_span, header.leader_epoch, digest.hexdigest()[:16])
+        )
+        extent = header.base_offset, header.next_offset
+        if header.flags & Flag.CONTROL:
+            self._hidden.append(extent)
+            self._end_transactions(decode_marker(header, body[: header.length]))
+            return
+        if header.flags & Flag.TRANSACTIONAL:
+            self._open.setdefault(header.producer_id, []).append(extent)
+        values = decode_batch(header, body[: header.length], DEFAULT_SCHEMA).column("value").to_pylist()
+        self.records += [(header.base_offset + row, *record_name(value)) for row, value in enumerate(values)]
+
+    def _end_transactions(self, marker: Marker) -> None:
+        for producer_id, _ in marker.committed:
+            self._open.pop(producer_id, None)
+        for producer_id, _ in marker.aborted:
+            self._hidden += self._open.pop(producer_id, [])
+
+    def hidden(self) -> tuple[tuple[int, int], ...]:
+        """Return the ranges of markers and of records without a commit, in order."""
+        return tuple(sorted([*self._hidden, *(extent for extents in self._open.values() for extent in extents)]))
+
+
+def _stored(connection: BlockingConnection, topic: str, partition: int, start: int, end: int) -> _Stored:
+    stored = _Stored()
     position = start
     while position < end:
         wanted = FetchPartition(topic, partition, "", -1, position, _FETCH_BYTES)
@@ -149,13 +185,8 @@ def _stored(
             raise ClusterError(f"{topic}-{partition}: nothing at offset {position}, below the high watermark {end}")
         at = answer.batch_count * HEADER_BYTES
         for number, header in enumerate(unpack_headers(body[:at])):
-            stored = body[number * HEADER_BYTES : (number + 1) * HEADER_BYTES]
-            digest = hashlib.sha256(stored)
-            digest.update(body[at : at + header.stored_bytes])
-            batch = decode_batch(header, body[at : at + header.length], DEFAULT_SCHEMA)
-            values = batch.column("value").to_pylist()
-            batches.append(ObservedBatch(header.base_offset, len(values), header.leader_epoch, digest.hexdigest()[:16]))
-            records += [(header.base_offset + row, *record_name(value)) for row, value in enumerate(values)]
+            stored_header = body[number * HEADER_BYTES : (number + 1) * HEADER_BYTES]
+            stored.add(header, bytes(stored_header), bytes(body[at : at + header.stored_bytes]))
             at += header.stored_bytes
-            position = header.base_offset + len(values)
-    return batches, records
+            position = header.next_offset
+    return stored

@@ -18,7 +18,8 @@ import msgspec
 
 from sparklog.errors import ConfigError
 
-FORMAT_VERSION = 1
+#: Version 2 has transactions and groups.
+FORMAT_VERSION = 2
 #: What the checker expects of a topic. strict: producers are idempotent with acks=all, so no record is lost or
 #: repeated. loose: acks is 1 or 0, so that faults may lose and repeat records. remade: the topic is deleted and
 #: recreated under load, so that only reads are checked.
@@ -66,13 +67,17 @@ class TopicUsed(_Entry, frozen=True, tag="topic"):
 
 
 class Sent(_Entry, frozen=True, tag="sent"):
-    """The event that a client has passed a batch to a producer."""
+    """The event that a client has passed a batch to a producer.
+
+    ``transaction`` is the name of the batch's transaction, or empty.
+    """
 
     producer: str
     topic: str
     partition: int
     first: int
     count: int
+    transaction: str = ""
 
 
 class OperationEnded(_Entry, frozen=True, tag="ended"):
@@ -99,7 +104,10 @@ class Positioned(_Entry, frozen=True, tag="positioned"):
 
 
 class Polled(_Entry, frozen=True, tag="polled"):
-    """The event that a poll has returned records of one partition, with the offsets ``[start, end)``."""
+    """The event that a poll has returned records of one partition, with the offsets ``[start, end)``.
+
+    ``group`` is the group of which the consumer is a member, or empty.
+    """
 
     consumer: str
     topic: str
@@ -107,6 +115,26 @@ class Polled(_Entry, frozen=True, tag="polled"):
     start: int
     end: int
     runs: tuple[Run, ...]
+    group: str = ""
+
+
+class Assigned(_Entry, frozen=True, tag="assigned"):
+    """The event that a member of a group has received a partition. It begins at the group's committed offset."""
+
+    consumer: str
+    group: str
+    topic: str
+    partition: int
+
+
+class Committed(_Entry, frozen=True, tag="committed"):
+    """The event that the coordinator has acknowledged a group's offset of a partition."""
+
+    consumer: str
+    group: str
+    topic: str
+    partition: int
+    offset: int
 
 
 class ConsumerFailed(_Entry, frozen=True, tag="consumer_failed"):
@@ -125,7 +153,11 @@ class RecordedFault(_Entry, frozen=True, tag="fault"):
 
 
 class FinalLog(_Entry, frozen=True, tag="final_log"):
-    """The log of one replica up to its high watermark, after all faults have ended."""
+    """The log of one replica up to its high watermark, after all faults have ended.
+
+    ``hidden`` are the ranges of offsets that a reader of committed records must skip: markers, and records of
+    transactions that the log does not commit.
+    """
 
     broker: int
     topic: str
@@ -135,6 +167,7 @@ class FinalLog(_Entry, frozen=True, tag="final_log"):
     log_end: int
     batches: tuple[ObservedBatch, ...]
     runs: tuple[Run, ...]
+    hidden: tuple[tuple[int, int], ...] = ()
 
 
 class NotHealed(_Entry, frozen=True, tag="not_healed"):
@@ -157,6 +190,8 @@ Entry: TypeAlias = (
     | OperationEnded
     | Positioned
     | Polled
+    | Assigned
+    | Committed
     | ConsumerFailed
     | RecordedFault
     | FinalLog

@@ -49,6 +49,9 @@ SETTINGS = {
     "unclean.recovery.timeout.ms": "10000",
     "preferred.leader.rebalance.interval.ms": "3000",
     "segment.bytes": "262144",
+    "group.initial.rebalance.delay.ms": "100",
+    "group.consumer.heartbeat.interval.ms": "500",
+    "group.consumer.session.timeout.ms": "6000",
 }
 TOPICS = (
     Topic("strict", partitions=3),
@@ -57,6 +60,8 @@ TOPICS = (
     Topic("fire-and-forget", partitions=1, acks="0", rules="loose"),
     Topic("remade", partitions=1, rules="remade"),
 )
+#: The topics of coordinators, which Kafka clients use.
+_INTERNAL = ("__transaction_state", "__consumer_offsets")
 _HEAL_TIMEOUT_S = 60.0
 _SECOND_FAULT = 0.25
 _OPERATION = 0.3
@@ -79,6 +84,8 @@ class Torture:
         self._beyond = beyond
         self._kafka = kafka
         self._lasting = [topic.name for topic in TOPICS if topic.rules != "remade"]
+        #: The topics that must be in sync before the next fault.
+        self._whole = [*self._lasting, *(_INTERNAL if kafka else ())]
         self.faults = Faults(cluster, self._lasting, session_s=SESSION_S, seed=seed)
         self._operations: list[Callable[[], str]] = [
             self._remake,
@@ -120,7 +127,7 @@ class Torture:
                 self._operate([*self._operations, self._rolling_restart])
             else:
                 self._break(self.faults.any_fault())
-            wait_in_sync(self.cluster, self._lasting, _HEAL_TIMEOUT_S)
+            wait_in_sync(self.cluster, self._whole, _HEAL_TIMEOUT_S)
             self._wait_moved()
             self._make_again()
         except SparklogError as error:
@@ -225,7 +232,7 @@ class Torture:
 
     def _rolling_restart(self) -> str:
         for broker_id in self.cluster.slots:
-            wait_in_sync(self.cluster, self._lasting, _HEAL_TIMEOUT_S)
+            wait_in_sync(self.cluster, self._whole, _HEAL_TIMEOUT_S)
             self.cluster.restart(broker_id)
         return "all brokers were restarted, one after the other"
 

@@ -286,6 +286,7 @@ class Workload:
             ReaderClient(f"reader-{number}", cluster.bootstrap, lasting, history, seed=seed)
             for number in range(readers)
         ]
+        self._has_transactions = more_clients is not None
         if more_clients is not None:
             writing, reading = more_clients(cluster, topics, history, seed=seed, pause_s=pause_s)
             self.writers += writing
@@ -346,6 +347,16 @@ class Workload:
                     self.history.write(found)
         self.history.write(Finished())
 
+    def _end_partitions(self) -> None:
+        """Write a last record to each partition, so that readers reach its end. Otherwise a marker may be there."""
+        places = [(topic.name, p) for topic in self.topics if topic.rules == "strict" for p in range(topic.partitions)]
+        with Producer(self.cluster.bootstrap, delivery_timeout_s=DELIVERY_TIMEOUT_S) as producer:
+            for number, (topic, partition) in enumerate(places):
+                self.history.write(Sent(producer="last", topic=topic, partition=partition, first=number, count=1))
+                value = record_value("last", number)
+                producer.write(topic, pa.table({"value": [value]}), partition=partition).result(DELIVERY_TIMEOUT_S)
+                self.history.write(OperationEnded(producer="last", first=number, outcome="acknowledged"))
+
     def _settle(self, timeout_s: float) -> None:
         self.wait_progress(timeout_s)
         for writer in self.writers:
@@ -353,6 +364,8 @@ class Workload:
         for writer in self.writers:
             if not writer.flush(DELIVERY_TIMEOUT_S + timeout_s):
                 raise ClusterError(f"writes of {writer.name} did not end")
+        if self._has_transactions:
+            self._end_partitions()
         lasting = [topic.name for topic in self.topics if topic.rules != "remade"]
         wait_whole(self.cluster, lasting, timeout_s)
         ends = {

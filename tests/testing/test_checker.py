@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
+from typing import Literal
 
 import msgspec
 import pytest
@@ -11,6 +12,8 @@ import pytest
 from sparklog.errors import ConfigError
 from sparklog.testing.checker import check
 from sparklog.testing.history import (
+    Assigned,
+    Committed,
     ConsumerFailed,
     Entry,
     FinalLog,
@@ -32,6 +35,7 @@ from sparklog.testing.history import (
 )
 
 History = list[Entry]
+Outcome = Literal["acknowledged", "refused", "unknown", "aborted"]
 
 
 def sent(first: int, count: int = 2, *, topic: str = "t", partition: int = 0) -> Sent:
@@ -83,6 +87,44 @@ def good() -> History:
         final(0, *log),
         final(1, *log),
         Finished(),
+    ]
+
+
+def in_transaction(name: str, first: int, outcome: Outcome, *, count: int = 2) -> History:
+    return [
+        Sent(producer="p", topic="t", partition=0, first=first, count=count, transaction=name),
+        OperationEnded(producer="p", first=first, outcome=outcome),
+    ]
+
+
+def transactions() -> History:
+    """Return a good history of three transactions: committed, aborted, and committed with an unknown outcome.
+
+    A marker follows each. A consumer skips what the log hides, and two members of a group read in turn.
+    """
+    runs = (Run(0, "p", 0, 2), Run(3, "p", 2, 2), Run(6, "p", 4, 2))
+    log = msgspec.structs.replace(final(0, *runs), hidden=((2, 3), (3, 6), (8, 9)))
+    return [
+        TopicUsed(topic="t", rules="strict", acks=-1),
+        *in_transaction("a", 0, "acknowledged"),
+        *in_transaction("b", 2, "aborted"),
+        *in_transaction("c", 4, "unknown"),
+        polled(0, runs[0]),
+        polled(6, runs[2]),
+        *grouped("m1", 0, runs[0], commit=2),
+        *grouped("m2", 6, runs[2], commit=8),
+        log,
+        msgspec.structs.replace(log, broker=1),
+        Finished(),
+    ]
+
+
+def grouped(member: str, start: int, run: Run, *, commit: int) -> History:
+    """Return the entries of a member of group ``g`` that receives the partition, reads one run and commits."""
+    return [
+        Assigned(consumer=member, group="g", topic="t", partition=0),
+        msgspec.structs.replace(polled(start, run, consumer=member), group="g"),
+        Committed(consumer=member, group="g", topic="t", partition=0, offset=commit),
     ]
 
 
@@ -176,6 +218,59 @@ def test_every_kind_of_fault_is_found(name: str) -> None:
     assert kind in found, f"{kind} expected, found {found}"
 
 
+def changed_transaction(old: str, outcome: Outcome) -> History:
+    """Return the good history of transactions, in which those with the outcome ``old`` have another one."""
+    history = transactions()
+    for at, entry in enumerate(history):
+        if isinstance(entry, OperationEnded) and entry.outcome == old:
+            history[at] = msgspec.structs.replace(entry, outcome=outcome)
+    return history
+
+
+BAD_TRANSACTIONS: dict[str, tuple[str, History]] = {
+    "a committed transaction is aborted in the log": ("lost", changed_transaction("aborted", "acknowledged")),
+    "an aborted transaction is committed in the log": ("aborted", changed_transaction("acknowledged", "aborted")),
+    "a record of an aborted transaction was read": ("aborted", [*transactions(), polled(3, Run(3, "p", 2, 2))]),
+    "a transaction is committed in part": ("torn", [*transactions(), *in_transaction("c", 8, "unknown", count=1)]),
+    "a consumer skipped a committed transaction": (
+        "skipped",
+        [
+            entry
+            for entry in transactions()
+            if not (isinstance(entry, Polled) and entry.consumer == "c" and entry.start == 0)
+        ],
+    ),
+    "a group skipped records": (
+        "skipped",
+        [entry for entry in transactions() if not (isinstance(entry, Polled) and entry.consumer == "m1")],
+    ),
+    "a member began before a committed offset": (
+        "repeated",
+        [*transactions(), *grouped("m3", 6, Run(6, "p", 4, 2), commit=8)],
+    ),
+    "a member skipped records": ("skipped", [*transactions(), *grouped("m3", 12, Run(12, "p", 4, 2), commit=14)]),
+}
+
+
+def test_a_good_history_of_transactions_has_no_violations() -> None:
+    report = check(transactions())
+    assert report.violations == ()
+    assert report.counts["transactions"] == 3 and report.counts["offsets committed"] == 2
+
+
+@pytest.mark.parametrize("name", BAD_TRANSACTIONS)
+def test_every_fault_of_transactions_and_groups_is_found(name: str) -> None:
+    kind, history = BAD_TRANSACTIONS[name]
+    found = kinds(history)
+    assert kind in found, f"{kind} expected, found {found}"
+
+
+def test_a_member_may_read_again_what_the_group_has_not_committed() -> None:
+    last = grouped("m3", 6, Run(6, "p", 4, 2), commit=8)
+    history = [entry for entry in transactions() if not (isinstance(entry, Committed) and entry.offset == 8)]
+    assert kinds([*history, *last]) == set()
+
+
 def test_loose_topics_may_lose_but_show_nothing_uncommitted() -> None:
     loose: Entry = TopicUsed(topic="t", rules="loose", acks=1)
     history: History = [loose, *logs(Run(0, "p", 2, 2), Run(2, "p", 2, 2))[1:]]
@@ -207,7 +302,7 @@ def test_a_history_is_read_as_written(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "named"),
     [
-        ('{"what":"began","version":2,"seed":1,"brokers":3}\n', "format version 2"),
+        ('{"what":"began","version":3,"seed":1,"brokers":3}\n', "format version 3"),
         ('{"what":"finished"}\n', "beginning of a history"),
         ("PAR1\n", "line 1"),
     ],

@@ -12,9 +12,11 @@ import pytest
 
 from sparklog.errors import ClusterError
 from sparklog.testing.history import (
+    Committed,
     FinalLog,
     Finished,
     HistoryWriter,
+    OperationEnded,
     Polled,
     RecordedFault,
     Sent,
@@ -83,7 +85,7 @@ def test_a_secure_cluster_keeps_its_promises(tmp_path: Path) -> None:
 @pytest.mark.extended
 @pytest.mark.timeout(300)
 def test_kafka_clients_lose_nothing_under_faults(tmp_path: Path) -> None:
-    """Clients of Kafka and of sparklog write and read the same topics."""
+    """Clients of Kafka and of sparklog write and read the same topics, also in transactions and in groups."""
     options = ["--kafka", "--minutes", "0.5", "--seed", "7", "--history", str(tmp_path / "history.jsonl")]
     run = subprocess.run(
         [sys.executable, "-m", "sparklog.testing.torture", *options],
@@ -98,6 +100,13 @@ def test_kafka_clients_lose_nothing_under_faults(tmp_path: Path) -> None:
     sent = {entry.first for entry in entries if isinstance(entry, Sent) and entry.producer == "kafka-writer-all"}
     assert len(sent) > 1_000
     assert any(isinstance(entry, Polled) and entry.consumer == "kafka-reader" for entry in entries)
+    outcomes = {
+        entry.outcome for entry in entries if isinstance(entry, OperationEnded) and "transactions" in entry.producer
+    }
+    assert outcomes >= {"acknowledged", "aborted"}
+    committed = {entry.group for entry in entries if isinstance(entry, Committed)}
+    assert committed == {"kafka-group-eager", "kafka-group-cooperative", "kafka-group-consumer"}
+    assert any(isinstance(entry, FinalLog) and entry.hidden for entry in entries)
 
 
 def test_an_incomplete_history_is_neither_good_nor_bad(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
