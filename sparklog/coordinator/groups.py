@@ -245,8 +245,8 @@ class Groups(CoordinatorCore[Group, GroupDraft]):
 
         The answer is without effect. ``HoldRequested`` checks it again.
         """
-        group = self._entries.get(request.group)
-        return group.refuses_commit(request) if group is not None else None
+        known = self._entries.get(request.group)
+        return (known or Group(request.group, Membership(request.group, max_size=0))).refuses_commit(request)
 
     def values(self, group: str) -> list[GroupValue]:
         """Return the values of all current records of a group in the log."""

@@ -241,7 +241,12 @@ def test_offsets_of_an_open_transaction_are_unstable(caller: Caller) -> None:
     assert stable_offset(caller)[0] == ErrorCode.UNSTABLE_OFFSET_COMMIT
     assert caller.end(producer, commit=False)[0] == 0
     wait_until(lambda: stable_offset(caller) == (0, 5))
-    stranger = caller.send_offset(producer, 7, version=5, member_id="stranger", generation_id=3)
+
+
+@pytest.mark.parametrize("group", ["group", "unknown"])
+def test_offsets_of_no_member_are_not_added(caller: Caller, group: str) -> None:
+    producer = caller.given()
+    stranger = caller.send_offset(producer, 7, version=5, group=group, member_id="stranger", generation_id=3)
     assert stranger in {ErrorCode.UNKNOWN_MEMBER_ID, ErrorCode.ILLEGAL_GENERATION}
     assert caller.end(producer)[0] == ErrorCode.INVALID_TXN_STATE, "the refused offsets began nothing"
 

@@ -336,20 +336,25 @@ class TransactionalOffsets:
         )
 
     async def _commit(self, call: KafkaCall, request: TxnOffsetCommitRequest, offsets: tuple[GroupOffset, ...]) -> None:
-        """Add the offsets to the transaction, and put a hold on them until the transaction ends. Raises BrokerError."""
+        """Put a hold on the offsets until the transaction ends, and add them to it. Raises BrokerError.
+
+        Nothing is added for a sender that may not commit. The group checks the sender at once, and again with the hold,
+        which needs the epoch of the transaction's coordinator. The group is part of the transaction by then, but
+        without offsets. Kafka has the same order.
+        """
         group, key = request.group_id, transaction_key(request.transactional_id)
         member = (request.member_id, request.generation_id, request.group_instance_id or "")
-        # A member that may not commit must not get its offsets into the transaction.
-        refusal = self._access.host(group).groups.refuses_hold(
-            HoldRequested(0, group, key, request.producer_id, _NO_EPOCH, offsets, *member)
-        )
+
+        def hold(ticket: int, epoch: int) -> HoldRequested:
+            return HoldRequested(ticket, group, key, request.producer_id, epoch, offsets, *member)
+
+        refusal = self._access.host(group).groups.refuses_hold(hold(0, _NO_EPOCH))
         if refusal is not None:
             raise BrokerError(refusal.code, refusal.detail)
-        epoch = await self._add(call, request, offsets)
-        outcome = await self._access.ask(
-            group, lambda ticket: HoldRequested(ticket, group, key, request.producer_id, epoch, offsets, *member)
-        )
+        epoch = await self._add(call, request, ())
+        outcome = await self._access.ask(group, lambda ticket: hold(ticket, epoch))
         assert isinstance(outcome, Done)
+        await self._add(call, request, offsets)
 
     async def _add(self, call: KafkaCall, request: TxnOffsetCommitRequest, offsets: tuple[GroupOffset, ...]) -> int:
         """Pass the offsets on to the transaction's coordinator. Return the coordinator's leader epoch."""
