@@ -18,11 +18,11 @@ from sparklog.controller.controller import Controller, ControllerSettings
 from sparklog.controller.effects import Effect, ReadStates, SendUpdate, WriteStates
 from sparklog.controller.events import (
     BrokersRead,
+    ControllerTicked,
     Event,
     Loaded,
     StatesRead,
     StatesWritten,
-    Ticked,
     TopicSnapshot,
     UpdateReplied,
 )
@@ -159,7 +159,7 @@ class LargeCluster:
         self.sent_s = 0.0
         effects = list(self.step(BrokersRead(tuple(self.brokers.values()), frozenset((victim,)))))
         while self.controller.deadline_ms is not None and self.controller.deadline_ms <= self.now_ms:
-            effects += self.step(Ticked())  # one step decides about a bounded number of partitions
+            effects += self.step(ControllerTicked())  # one step decides about a bounded number of partitions
         decide_s = self.core_s
         elected = await self._carry_out(effects, zookeeper)
         shrunk = self._shrink(victim)
@@ -241,7 +241,7 @@ class LargeCluster:
     def _tick(self) -> None:
         while self.controller.deadline_ms is not None:
             self.now_ms = max(self.now_ms, self.controller.deadline_ms)
-            self._follow(self.step(Ticked()))
+            self._follow(self.step(ControllerTicked()))
 
     def _follow(self, effects: Iterable[Effect]) -> None:
         """Answer the updates as brokers do."""

@@ -16,7 +16,7 @@ from typing import Any
 from sparklog.cluster.retry_pauses import growing_pauses
 from sparklog.controller.controller import Controller
 from sparklog.controller.effects import Effect
-from sparklog.controller.events import Event, Ticked
+from sparklog.controller.events import ControllerTicked, Event
 from sparklog.zk.codecs import ZkFormatError
 from sparklog.zk.errors import ZkError, ZkUnreachable
 from sparklog.zk.session import PAUSE_S, ZkSession
@@ -92,7 +92,7 @@ class CoreRunner:
             self._timer = None
         deadline = self.core.deadline_ms
         if deadline is not None and not self.over.done():
-            self._timer = self._loop.call_later(max(0, deadline - _now_ms()) / 1000, self.step, Ticked())
+            self._timer = self._loop.call_later(max(0, deadline - _now_ms()) / 1000, self.step, ControllerTicked())
 
     def report_change(self) -> None:
         """Call ``on_change``, because the state or the counters of the term may have changed."""

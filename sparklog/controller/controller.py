@@ -34,6 +34,7 @@ from sparklog.controller.effects import (
 )
 from sparklog.controller.events import (
     BrokersRead,
+    ControllerTicked,
     DeletionsRead,
     Disconnected,
     ElectionsRead,
@@ -49,7 +50,6 @@ from sparklog.controller.events import (
     StatesUnknown,
     StatesWritten,
     StoppingRead,
-    Ticked,
     TopicDeleted,
     TopicGone,
     TopicNotWritten,
@@ -159,7 +159,7 @@ class Controller:
 
     @property
     def deadline_ms(self) -> int | None:
-        """Return the time at which the caller must pass ``Ticked`` to ``step`` at the latest, or None."""
+        """Return the time at which the caller must pass ``ControllerTicked`` to ``step`` at the latest, or None."""
         if not self._states.connected or self.resigned:
             return None
         if self._states.any_marked:
@@ -231,7 +231,7 @@ class Controller:
             case Fenced():
                 self.resigned = True
                 self._effects.append(Resign(event.detail))
-            case Ticked():
+            case ControllerTicked():
                 if self._states.connected:
                     self._brokers_changed(BrokerChanges(failed=self.brokers.fail_overdue(now_ms)))
                     self._states.mark(self._unclean_recovery.overdue(now_ms))
@@ -411,7 +411,7 @@ class Controller:
 
     def _decide(
         self, partition: ClusterPartition, liveness: election.IsrLiveness, now_ms: int
-    ) -> election.Decision | None:
+    ) -> election.ElectionDecision | None:
         return self._decisions.decide(partition, liveness, now_ms)
 
     def _forget(self, partition: ClusterPartition) -> None:

@@ -59,7 +59,7 @@ class IsrLiveness(NamedTuple):
     controller_epoch: int
 
 
-class Decision(NamedTuple):
+class ElectionDecision(NamedTuple):
     state: LeaderAndIsr
     leader_incarnation: int
     reason: str
@@ -74,7 +74,7 @@ def decide(
     broken: Collection[int] = (),
     copying: Collection[int] = (),
     unclean: bool = False,
-) -> Decision | None:
+) -> ElectionDecision | None:
     """Return the next state of a partition, or None if the stored state needs no change.
 
     The replicas of ``suspects`` may have lost the ends of their logs, and ``broken`` brokers cannot open their
@@ -146,14 +146,14 @@ def fit(stored: VersionedState, liveness: IsrLiveness, unfit: Collection[int]) -
     return [m for m in stored.state.isr if m in live and m not in unfit and m not in stopping]
 
 
-def move(stored: VersionedState, liveness: IsrLiveness, leader: int) -> Decision:
+def move(stored: VersionedState, liveness: IsrLiveness, leader: int) -> ElectionDecision:
     """Return the decision that makes ``leader``, a member of the ISR, the leader in a new leader epoch."""
     return _next(stored, liveness, leader, stored.state.isr, MOVED)
 
 
 def prefer(
     replicas: tuple[int, ...], stored: VersionedState, liveness: IsrLiveness, unfit: Collection[int]
-) -> Decision | None:
+) -> ElectionDecision | None:
     """Return the decision that moves the leadership from a live leader to the preferred replica.
 
     Return None if the preferred replica already leads or may not lead, or if the leader is not live.
@@ -164,7 +164,7 @@ def prefer(
     return move(stored, liveness, preferred) if preferred in fit(stored, liveness, unfit) else None
 
 
-def raised(stored: VersionedState, liveness: IsrLiveness, above: int) -> Decision:
+def raised(stored: VersionedState, liveness: IsrLiveness, above: int) -> ElectionDecision:
     """Return the decision that raises the leader epoch above ``above``, because that epoch was already used.
 
     A live leader stays the leader. Otherwise the partition has no leader at first.
@@ -177,10 +177,10 @@ def raised(stored: VersionedState, liveness: IsrLiveness, above: int) -> Decisio
         leader_epoch=epoch,
         controller_epoch=liveness.controller_epoch,
     )
-    return Decision(state, liveness.live.get(leader, NO_EPOCH), RAISED)
+    return ElectionDecision(state, liveness.live.get(leader, NO_EPOCH), RAISED)
 
 
-def recover(stored: VersionedState, liveness: IsrLiveness, ends: Mapping[int, tuple[int, int]]) -> Decision:
+def recover(stored: VersionedState, liveness: IsrLiveness, ends: Mapping[int, tuple[int, int]]) -> ElectionDecision:
     """Return the decision to elect the replica with the longest log, because all ISR members may have lost records.
 
     ``ends`` has the leader epoch of the last batch and the log end offset of each candidate. The replica with the
@@ -191,7 +191,7 @@ def recover(stored: VersionedState, liveness: IsrLiveness, ends: Mapping[int, tu
     return _next(stored, liveness, best, (best,), RECOVERED)
 
 
-def settle(stored: VersionedState, liveness: IsrLiveness, refuser: int, *, sound: bool) -> Decision:
+def settle(stored: VersionedState, liveness: IsrLiveness, refuser: int, *, sound: bool) -> ElectionDecision:
     """Return the decision after a replica has refused to truncate committed records that its leader lacks.
 
     If the log of the replica is ``sound``, it becomes the leader and the only ISR member. Otherwise the partition has
@@ -203,18 +203,20 @@ def settle(stored: VersionedState, liveness: IsrLiveness, refuser: int, *, sound
     return decision._replace(state=msgspec.structs.replace(decision.state, disputed=True))
 
 
-def _first(replicas: tuple[int, ...], liveness: IsrLiveness) -> Decision | None:
+def _first(replicas: tuple[int, ...], liveness: IsrLiveness) -> ElectionDecision | None:
     live = liveness.live
     chosen = [r for r in replicas if r in live and r not in liveness.stopping] or [r for r in replicas if r in live]
     if not chosen:
         return None
     state = LeaderAndIsr(chosen[0], 0, tuple(chosen), liveness.controller_epoch, lossy_epoch=NO_LOSS)
-    return Decision(state, live[chosen[0]], CREATED)
+    return ElectionDecision(state, live[chosen[0]], CREATED)
 
 
-def _next(stored: VersionedState, liveness: IsrLiveness, leader: int, isr: tuple[int, ...], reason: str) -> Decision:
+def _next(
+    stored: VersionedState, liveness: IsrLiveness, leader: int, isr: tuple[int, ...], reason: str
+) -> ElectionDecision:
     epoch = stored.state.leader_epoch + 1
     # An earlier release did not record the epoch of a lossy election, which may be any epoch up to this one.
     lossy = epoch if reason in LOSSY or stored.state.lossy_epoch == UNKNOWN_LOSS else stored.state.lossy_epoch
     state = LeaderAndIsr(leader, epoch, isr, liveness.controller_epoch, lossy_epoch=lossy)
-    return Decision(state, liveness.live.get(leader, NO_EPOCH), reason)
+    return ElectionDecision(state, liveness.live.get(leader, NO_EPOCH), reason)

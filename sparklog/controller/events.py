@@ -287,7 +287,7 @@ class Fenced:
 
 
 @dataclass(frozen=True, slots=True)
-class Ticked:
+class ControllerTicked:
     """The event that time has passed. The caller sends it at ``Controller.deadline_ms`` or later."""
 
 
@@ -314,5 +314,5 @@ Event = (
     | Disconnected
     | Reconnected
     | Fenced
-    | Ticked
+    | ControllerTicked
 )

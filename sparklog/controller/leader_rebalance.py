@@ -70,7 +70,9 @@ class LeaderRebalance:
     def may_be_unclean(self, partition: ClusterPartition) -> bool:
         return partition.topic.unclean or self._requests.wants(partition, UNCLEAN)
 
-    def better_leader(self, partition: ClusterPartition, liveness: election.IsrLiveness) -> election.Decision | None:
+    def better_leader(
+        self, partition: ClusterPartition, liveness: election.IsrLiveness
+    ) -> election.ElectionDecision | None:
         """Return the decision that moves the leadership of a partition away from a live leader, or None if it may stay.
 
         The reason for a move is a reassignment, a request, or the return to the preferred leader. If there is none, the

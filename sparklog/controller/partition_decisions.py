@@ -38,7 +38,7 @@ class PartitionDecisions:
 
     def decide(
         self, partition: ClusterPartition, liveness: election.IsrLiveness, now_ms: int
-    ) -> election.Decision | None:
+    ) -> election.ElectionDecision | None:
         """Return the decision that changes the partition's state, or None if the state stays for now."""
         stored = partition.stored
         if stored is not None and stored.state.leader_epoch <= partition.outdated:
@@ -149,7 +149,7 @@ class ReassignmentCompletion:
         return orders
 
 
-def state_write(partition: ClusterPartition, decision: election.Decision) -> StateWrite:
+def state_write(partition: ClusterPartition, decision: election.ElectionDecision) -> StateWrite:
     stored = partition.stored
     return StateWrite(
         partition.tp,

@@ -58,7 +58,7 @@ def next_leader(
     *,
     unfit: Collection[int],
     min_isr: int,
-) -> election.Decision | None:
+) -> election.ElectionDecision | None:
     """Return the decision that moves the leadership to a replica of the target.
 
     Return None if no move is needed or possible now. The new leader is a live replica of the target that may lead. The
@@ -86,7 +86,7 @@ def finish(
     *,
     unfit: Collection[int],
     min_isr: int,
-) -> election.Decision | None:
+) -> election.ElectionDecision | None:
     """Return the decision that ends the reassignment. Return None if it is not finished or the leader is not live."""
     state = stored.state
     if state.leader not in move.target or not set(state.isr).issubset(move.target):

@@ -22,7 +22,7 @@ from sparklog.model import NO_LEADER, VersionedState
 class SettledRefusal(NamedTuple):
     """The decision for a partition in which a replica refuses to truncate, and the report about the decision."""
 
-    decision: election.Decision
+    decision: election.ElectionDecision
     report: ControllerReport
 
 

@@ -52,7 +52,7 @@ from sparklog.coordinator.classic_events import (
 )
 from sparklog.coordinator.classic_member import ClassicMember, member_size, restored_member
 from sparklog.coordinator.effects import CoordinatorReport, Done, Outcome, Refused, Respond, StoreClassic
-from sparklog.coordinator.events import Ticked
+from sparklog.coordinator.events import CoordinatorTicked
 from sparklog.coordinator.group_member import NEVER
 from sparklog.coordinator.group_records import ClassicState
 from sparklog.errors import ErrorCode
@@ -92,7 +92,7 @@ class ClassicSettings:
     max_group_bytes: int = 4 * 2**20
 
 
-Event = ClassicRequest | OffsetsAccepted | Ticked | StoreRefused | Delayed | GroupEnded
+Event = ClassicRequest | OffsetsAccepted | CoordinatorTicked | StoreRefused | Delayed | GroupEnded
 
 
 class ClassicGroup:
@@ -111,7 +111,8 @@ class ClassicGroup:
         self.protocol = ""
         self.leader = ""
         self.members: dict[str, ClassicMember] = {}
-        #: The latest time at which the owner must pass ``Ticked`` to ``step``. It may be earlier than necessary.
+        #: The latest time at which the owner must pass ``CoordinatorTicked`` to ``step``. It may be earlier than
+        #: necessary.
         self.deadline_ms = NEVER
         self._settings = settings
         self._effects: list[Respond | StoreClassic | CoordinatorReport] = []
@@ -175,7 +176,7 @@ class ClassicGroup:
             case OffsetsAccepted():
                 if event.member_id in self.members:
                     self._renew_if_active(self.members[event.member_id], now_ms)
-            case Ticked():
+            case CoordinatorTicked():
                 self._time_passed(now_ms)
             case StoreRefused():
                 if self.members:

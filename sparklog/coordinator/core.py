@@ -14,10 +14,10 @@ from collections.abc import Iterable
 from typing import Any, Generic, Protocol, TypeVar
 
 from sparklog.coordinator.effects import Append, Effect, Rewritten
-from sparklog.coordinator.events import Appended, AppendRefused, RewriteRequested, Ticked
+from sparklog.coordinator.events import Appended, AppendRefused, CoordinatorTicked, RewriteRequested
 from sparklog.coordinator.log_records import Record
 
-#: The interval of ``Ticked`` while an entry has work in progress.
+#: The interval of ``CoordinatorTicked`` while an entry has work in progress.
 TICK_MS = 500
 #: The interval of the checks for expired entries.
 EXPIRY_CHECK_MS = 60_000
@@ -99,7 +99,7 @@ class CoordinatorCore(ABC, Generic[_Entry, Draft]):
                 if self._rewrite is None:
                     self._rewrite = dict.fromkeys(self._entries)
                 self._rewrite_more()
-            case Ticked():
+            case CoordinatorTicked():
                 self._time_passed(now_ms)
             case _:
                 self._handle(event, now_ms)
@@ -107,7 +107,7 @@ class CoordinatorCore(ABC, Generic[_Entry, Draft]):
 
     @property
     def deadline_ms(self) -> int | None:
-        """Return the time at which the caller must pass ``Ticked`` to ``step`` at the latest, or None."""
+        """Return the time at which the caller must pass ``CoordinatorTicked`` to ``step`` at the latest, or None."""
         times = [self._next_tick_ms] if self._watches() or self._rewrite is not None else []
         if self._entries:
             times.append(self._next_expiry_ms)
@@ -125,7 +125,7 @@ class CoordinatorCore(ABC, Generic[_Entry, Draft]):
 
     @abstractmethod
     def _handle(self, event: Any, now_ms: int) -> None:
-        """Handle an event other than Appended, AppendRefused, RewriteRequested and Ticked."""
+        """Handle an event other than Appended, AppendRefused, RewriteRequested and CoordinatorTicked."""
 
     @abstractmethod
     def _unchanged(self, entry: _Entry) -> Draft:

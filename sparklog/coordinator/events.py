@@ -206,7 +206,7 @@ class RewriteRequested:
 
 
 @dataclass(frozen=True, slots=True)
-class Ticked:
+class CoordinatorTicked:
     """The event that time has passed. The caller sends it at the coordinator's ``deadline_ms`` or later."""
 
 
@@ -221,4 +221,4 @@ TransactionRequest = (
     | KafkaRequest
 )
 TransactionEvent = TransactionRequest | MarkersWritten | OffsetsWritten
-Event = TransactionEvent | Appended | AppendRefused | RewriteRequested | Ticked
+Event = TransactionEvent | Appended | AppendRefused | RewriteRequested | CoordinatorTicked

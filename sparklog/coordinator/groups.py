@@ -31,7 +31,7 @@ from sparklog.coordinator.classic_group import ClassicGroup
 from sparklog.coordinator.classic_groups import ClassicGroups
 from sparklog.coordinator.core import CoordinatorCore
 from sparklog.coordinator.effects import ComputeTarget, CoordinatorReport, Done, Effect, Refused, Respond, Resume
-from sparklog.coordinator.events import Ticked
+from sparklog.coordinator.events import CoordinatorTicked
 from sparklog.coordinator.group_events import (
     CommitRequested,
     ConsumerHeartbeatRequested,
@@ -332,7 +332,7 @@ class Groups(CoordinatorCore[Group, GroupDraft]):
                 case TargetComputed():
                     group.membership.target_computed(event.inputs, event.target, now_ms)
         if group.classic is not None and now_ms >= group.classic.deadline_ms:
-            self._effects += self._classic_groups.step(group, group.classic, Ticked(), draft, now_ms)
+            self._effects += self._classic_groups.step(group, group.classic, CoordinatorTicked(), draft, now_ms)
         for detail in group.membership.settle(self._topics, now_ms):
             self._effects.append(CoordinatorReport("groups.members.removed", detail))
         draft.changes.update(self._membership_changes(group, now_ms))

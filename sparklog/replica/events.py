@@ -203,7 +203,7 @@ class LogNamed(msgspec.Struct, frozen=True, gc=False):
     """
 
 
-class Ticked(msgspec.Struct, frozen=True, gc=False):
+class ReplicaTicked(msgspec.Struct, frozen=True, gc=False):
     """The event that time has passed. The caller sends it at ``Replica.deadline_ms`` or later."""
 
 
@@ -228,6 +228,6 @@ Event = (
     | TruncationFailed
     | LogFailed
     | LogNamed
-    | Ticked
+    | ReplicaTicked
     | Stopped
 )

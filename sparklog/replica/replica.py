@@ -233,7 +233,7 @@ class Replica:
 
     @property
     def deadline_ms(self) -> int:
-        """Return the earliest time at which the replica needs Ticked, or NEVER."""
+        """Return the earliest time at which the replica needs ReplicaTicked, or NEVER."""
         role = self._role
         if not isinstance(role, LeaderRole):
             return NEVER
@@ -537,7 +537,7 @@ class Replica:
     def _log_named(self, event: events.LogNamed, now_ms: int) -> list[Effect]:
         return self._role.log_named() if isinstance(self._role, LeaderRole) else []
 
-    def _ticked(self, event: events.Ticked, now_ms: int) -> list[Effect]:
+    def _ticked(self, event: events.ReplicaTicked, now_ms: int) -> list[Effect]:
         return self._role.ticked(now_ms) if isinstance(self._role, LeaderRole) else []
 
     def _stopped(self, event: events.Stopped, now_ms: int) -> list[Effect]:
@@ -564,7 +564,7 @@ Replica._DISPATCH.update(
         events.FollowerConnectionLost: Replica._follower_connection_lost,
         events.LogFailed: Replica._log_failed,
         events.LogNamed: Replica._log_named,
-        events.Ticked: Replica._ticked,
+        events.ReplicaTicked: Replica._ticked,
         events.Stopped: Replica._stopped,
     }
 )

@@ -177,7 +177,7 @@ class AclBinding(NamedTuple):
         return f"an ACL {verb} {self.principal} {self.operation} on {self.pattern} from {source}"
 
 
-class Decision(NamedTuple):
+class AuthorizationResult(NamedTuple):
     """The result of an authorization: whether the operation is allowed, and a sentence about the rule that decided."""
 
     allowed: bool
@@ -420,13 +420,13 @@ class AclTable:
 
     def decide(
         self, principal: Principal, host: str, operation: Operation, resource_type: ResourceType, name: str
-    ) -> Decision:
+    ) -> AuthorizationResult:
         """Decide whether ``principal`` may do the operation on the resource called ``name``.
 
         ``host`` is the address from which the principal sends the request.
         """
         if principal in self.super_users:
-            return Decision(True, f"{principal} is a super user")
+            return AuthorizationResult(True, f"{principal} is a super user")
         internal = resource_type is ResourceType.TOPIC and is_internal(name)
         implying = _IMPLIED_BY[operation]
         allowed: AclBinding | None = None
@@ -437,7 +437,7 @@ class AclTable:
             for acl in (*entries.get(principal, ()), *entries.get(EVERYONE, ())):
                 if acl.permission is Permission.DENY:
                     if acl.operation in {operation, Operation.ALL} and host_matches(acl.host, host):
-                        return Decision(False, str(acl))
+                        return AuthorizationResult(False, str(acl))
                 elif (
                     allowed is None
                     and acl.operation in implying
@@ -446,21 +446,25 @@ class AclTable:
                 ):
                     allowed = acl
         if allowed is not None:
-            return Decision(True, str(allowed))
+            return AuthorizationResult(True, str(allowed))
         if self.allow_everyone_if_no_acl_found and not found and not internal:
-            return Decision(True, f"{resource_type} {name!r} has no ACL, and allow.everyone.if.no.acl.found is true")
-        return Decision(False, f"no ACL allows {principal} {operation} on {resource_type} {name!r} from {host}")
+            return AuthorizationResult(
+                True, f"{resource_type} {name!r} has no ACL, and allow.everyone.if.no.acl.found is true"
+            )
+        return AuthorizationResult(
+            False, f"no ACL allows {principal} {operation} on {resource_type} {name!r} from {host}"
+        )
 
     def decide_any(
         self, principal: Principal, host: str, operation: Operation, resource_type: ResourceType
-    ) -> Decision:
+    ) -> AuthorizationResult:
         """Decide whether ``principal`` may do the operation on at least one resource of this type.
 
         An ACL that allows the operation counts unless another ACL denies the operation on its whole pattern. Source:
         KIP-679, ``Authorizer.authorizeByResourceType``.
         """
         if principal in self.super_users:
-            return Decision(True, f"{principal} is a super user")
+            return AuthorizationResult(True, f"{principal} is a super user")
         denied: list[ResourcePattern] = []
         allowed: list[AclBinding] = []
         for acl in self.acls:
@@ -476,10 +480,10 @@ class AclTable:
                 allowed.append(acl)
         for acl in allowed:
             if not any(_covers(pattern, acl.pattern) for pattern in denied):
-                return Decision(True, str(acl))
+                return AuthorizationResult(True, str(acl))
         if self.allow_everyone_if_no_acl_found and not any(pattern.name == ANY for pattern in denied):
-            return Decision(True, "allow.everyone.if.no.acl.found is true")
-        return Decision(False, f"no ACL allows {principal} {operation} on any {resource_type} from {host}")
+            return AuthorizationResult(True, "allow.everyone.if.no.acl.found is true")
+        return AuthorizationResult(False, f"no ACL allows {principal} {operation} on any {resource_type} from {host}")
 
 
 def _covers(wider: ResourcePattern, pattern: ResourcePattern) -> bool:

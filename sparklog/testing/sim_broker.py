@@ -256,7 +256,7 @@ class SimBroker(ReplicaPerformer):
                 if now_ms - fetching.sent_ms >= FETCH_TIMEOUT_MS:
                     self._fetch(tp, hosted, fetching)
             elif hosted.replica is not None and hosted.replica.deadline_ms <= now_ms:
-                self.handle(tp, ev.Ticked())
+                self.handle(tp, ev.ReplicaTicked())
         self.later(TICK_MS, self._tick)
 
     def _checkpoint(self) -> None:

@@ -212,7 +212,7 @@ class CoreController(SimProcess):
         if shown is None or shown.isr_changes or not self.zk.shows(shown):
             session.ask(self.zk.levels, lambda levels: self._show(core, session, levels), lambda: None)
         if core.deadline_ms is not None and core.deadline_ms <= self.now_ms:
-            self._step(core, ev.Ticked())
+            self._step(core, ev.ControllerTicked())
         self.later(PERIOD_MS + int(self.world.random.random() * PERIOD_MS), lambda: self._look(core))
 
     def _show(self, core: Controller, session: SimSession, levels: Levels) -> None:

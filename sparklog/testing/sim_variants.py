@@ -14,7 +14,7 @@ from sparklog.broker.lifecycle.supervisor_lease import LeaseName, OrphanStep, Su
 from sparklog.controller import reassignments
 from sparklog.controller.cluster_state import ClusterPartition
 from sparklog.controller.controller import Controller
-from sparklog.controller.election import ELECTED, MOVED, Decision, IsrLiveness, decide, leader_remains
+from sparklog.controller.election import ELECTED, MOVED, ElectionDecision, IsrLiveness, decide, leader_remains
 from sparklog.controller.election import move as elect
 from sparklog.errors import ErrorCode
 from sparklog.model import NO_LEADER, LeaderAndIsr, Reassignment, TopicPartition, VersionedState
@@ -238,7 +238,7 @@ class SmallFactorReplica(Replica):
 class Resuming(Controller):
     """A controller that lets a new incarnation of a leader continue in the leader epoch of the earlier one."""
 
-    def _decide(self, partition: ClusterPartition, liveness: IsrLiveness, now_ms: int) -> Decision | None:
+    def _decide(self, partition: ClusterPartition, liveness: IsrLiveness, now_ms: int) -> ElectionDecision | None:
         stored = partition.stored
         if stored is not None and stored.state.leader in liveness.live:
             partition.stored = structs.replace(stored, leader_incarnation=liveness.live[stored.state.leader])
@@ -265,7 +265,7 @@ class TrustingController(CoreController):
 class Unclean(Controller):
     """A controller that elects any live replica, though the topic does not allow unclean elections."""
 
-    def _decide(self, partition: ClusterPartition, liveness: IsrLiveness, now_ms: int) -> Decision | None:
+    def _decide(self, partition: ClusterPartition, liveness: IsrLiveness, now_ms: int) -> ElectionDecision | None:
         decision = super()._decide(partition, liveness, now_ms)
         if partition.stored is None or (decision is not None and decision.state.leader != NO_LEADER):
             return decision
@@ -280,7 +280,7 @@ class UncleanController(CoreController):
 class Hurried(Controller):
     """A controller that does not wait for ISR members that have just disappeared before an unclean election."""
 
-    def _decide(self, partition: ClusterPartition, liveness: IsrLiveness, now_ms: int) -> Decision | None:
+    def _decide(self, partition: ClusterPartition, liveness: IsrLiveness, now_ms: int) -> ElectionDecision | None:
         if self._leader_rebalance.may_be_unclean(partition):
             liveness = liveness._replace(held=frozenset())
         return super()._decide(partition, liveness, now_ms)
@@ -329,7 +329,7 @@ class CredulousBroker(SimBroker):
 class VotingOut(Controller):
     """A controller that removes dead and stopping brokers from the ISR when it elects a leader."""
 
-    def _decide(self, partition: ClusterPartition, liveness: IsrLiveness, now_ms: int) -> Decision | None:
+    def _decide(self, partition: ClusterPartition, liveness: IsrLiveness, now_ms: int) -> ElectionDecision | None:
         decision = super()._decide(partition, liveness, now_ms)
         if decision is None or decision.reason not in {ELECTED, MOVED}:
             return decision
@@ -368,7 +368,7 @@ def done_too_early(move: Reassignment, isr: Collection[int], min_isr: int) -> bo
     return bool(set(move.target).intersection(isr))
 
 
-def in_the_same_epoch(*arguments: Any, **named: Any) -> Decision | None:
+def in_the_same_epoch(*arguments: Any, **named: Any) -> ElectionDecision | None:
     """End a reassignment without a new leader epoch."""
     decision = _finish(*arguments, **named)
     if decision is None:
@@ -383,7 +383,7 @@ def never(*_: Any) -> bool:
 
 def with_the_removed(
     move: Reassignment, stored: VersionedState, liveness: IsrLiveness, *, unfit: Collection[int], min_isr: int
-) -> Decision | None:
+) -> ElectionDecision | None:
     """End a reassignment while replicas that it removes are still in the ISR."""
     ready = reassignments.may_leave(move, stored.state.isr, min_isr) and leader_remains(stored, liveness, unfit)
     if stored.state.leader not in move.target or not ready:

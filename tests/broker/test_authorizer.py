@@ -13,7 +13,7 @@ from sparklog.errors import BrokerError, ConfigError, ErrorCode
 from sparklog.protocol.messages import ListGroups
 from sparklog.protocol.proof import Identity
 from sparklog.protocol.senders import SenderKind
-from sparklog.security.acls import AclBinding, AclTable, Decision, Operation, ResourceType, binding
+from sparklog.security.acls import AclBinding, AclTable, AuthorizationResult, Operation, ResourceType, binding
 from sparklog.security.principals import ANONYMOUS, Principal
 from sparklog.security.request_rules import Need, on_cluster
 
@@ -44,7 +44,7 @@ class Counted(AclTable):
 
     def decide(
         self, principal: Principal, host: str, operation: Operation, resource_type: ResourceType, name: str
-    ) -> Decision:
+    ) -> AuthorizationResult:
         self.decisions += 1
         return super().decide(principal, host, operation, resource_type, name)
 

@@ -29,7 +29,7 @@ from sparklog.protocol.messages import (
 )
 from sparklog.record.codec import encode_batch
 from sparklog.record.schema import DEFAULT_SCHEMA, schema_message
-from sparklog.replica.events import Ticked
+from sparklog.replica.events import ReplicaTicked
 from sparklog.replica.fetch_session import FULL, SESSIONLESS, SessionCache
 from sparklog.storage.log import Log
 from sparklog.storage.log_directory import LogDirectory
@@ -282,7 +282,7 @@ def test_the_time_of_each_event_is_measured_separately(tmp_path: Path, monkeypat
         partition.produce(first, acks=-1, deadline_ms=2**60)
         ask(broker, line, 2, session=session, epoch=1, offset=1, wait_ms=500)
         assert len(appended) == 2 and partition.log.log_end_offset == 2
-        partition.step(Ticked())
+        partition.step(ReplicaTicked())
         assert partition.replica.isr_state is not None and partition.replica.isr_state.maximal == (FOLLOWER, 1)
         assert not partition.replica.in_flight
 

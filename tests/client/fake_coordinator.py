@@ -99,7 +99,7 @@ class FakeCoordinator:
         if broker_id != self.broker_id:
             reply(ErrorReply(request.cid, ErrorCode.NOT_COORDINATOR, f"broker {self.broker_id} coordinates"))
             return
-        self._step(events.Ticked())
+        self._step(events.CoordinatorTicked())
         self._ask(lambda ticket: self._event(request, ticket), lambda outcome: reply(_reply(request.cid, outcome)))
 
     def _hanging(self, broker_id: int, request: FindHanging | AbortHanging) -> Reply:

@@ -31,6 +31,7 @@ from sparklog.controller.effects import (
 )
 from sparklog.controller.events import (
     BrokersRead,
+    ControllerTicked,
     DeletionsRead,
     ElectionRequested,
     ElectionsRead,
@@ -41,7 +42,6 @@ from sparklog.controller.events import (
     StatesReported,
     StatesWritten,
     StoppingRead,
-    Ticked,
     TopicDeleted,
     TopicNotWritten,
     TopicRead,
@@ -163,7 +163,7 @@ class World:
         end = self.now_ms + ms
         while (deadline := self.controller.deadline_ms) is not None and deadline <= end:
             self.now_ms = max(self.now_ms + 1, deadline)
-            self.feed(Ticked())
+            self.feed(ControllerTicked())
         self.now_ms = max(self.now_ms, end)
 
     def create(self, record: TopicRecord) -> list[Effect]:

@@ -11,9 +11,9 @@ from sparklog.controller import outbox, partition_states
 from sparklog.controller.effects import Effect, SendUpdate, WriteStates
 from sparklog.controller.events import (
     BrokersRead,
+    ControllerTicked,
     Event,
     StatesWritten,
-    Ticked,
     TopicRead,
     TopicSnapshot,
     UpdateLost,
@@ -207,7 +207,7 @@ def steps(world: World, event: Event) -> tuple[list[Effect], float]:
         deadline_ms = world.controller.deadline_ms
         if deadline_ms is None or deadline_ms > world.now_ms:
             return effects, longest_s
-        event = Ticked()
+        event = ControllerTicked()
 
 
 def written(effects: list[Effect]) -> StatesWritten:
@@ -283,6 +283,6 @@ def test_one_step_examines_some_partitions_and_the_next_continues(monkeypatch: p
     for _ in range(3):
         effects = world.controller.step(event, world.now_ms)
         found.append([len(effect.writes) for effect in effects if isinstance(effect, WriteStates)])
-        event = Ticked()
+        event = ControllerTicked()
     assert found == [[2], [2], [1]]
     assert world.controller.deadline_ms is None or world.controller.deadline_ms > world.now_ms

@@ -20,7 +20,7 @@ from sparklog.coordinator.effects import (
     Resume,
     Rewritten,
 )
-from sparklog.coordinator.events import Appended, AppendRefused, Ticked
+from sparklog.coordinator.events import Appended, AppendRefused, CoordinatorTicked
 from sparklog.coordinator.group_events import (
     CommitRequested,
     DeleteRequested,
@@ -150,7 +150,7 @@ class GroupsHost:
         while self.now_ms < end_ms:
             due_ms = self.core.deadline_ms
             self.now_ms = min(end_ms, max(self.now_ms + 1, due_ms if due_ms is not None else end_ms))
-            self.step(Ticked())
+            self.step(CoordinatorTicked())
             self.settle()
 
     def describe(self) -> DescribedGroup:
@@ -366,7 +366,7 @@ class Chaos:
 
     def _time(self) -> None:
         self.host.now_ms += self.random.choice([1, 50, 500, 2500])
-        self.host.step(Ticked())
+        self.host.step(CoordinatorTicked())
 
     def _grow(self) -> None:
         view = self.host.views["u"]

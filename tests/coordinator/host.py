@@ -19,13 +19,13 @@ from sparklog.coordinator.events import (
     Appended,
     AppendRefused,
     BeginRequested,
+    CoordinatorTicked,
     EndRequested,
     Event,
     MarkersWritten,
     OffsetsWritten,
     RewriteRequested,
     SettleRequested,
-    Ticked,
     TouchRequested,
     VerifyRequested,
 )
@@ -121,7 +121,7 @@ class Host:
 
     def tick(self, ms: int) -> None:
         self.now_ms += ms
-        self.step(Ticked())
+        self.step(CoordinatorTicked())
 
     # --- requests: each returns its ticket ---
 

@@ -23,7 +23,7 @@ from sparklog.coordinator.classic_events import (
 )
 from sparklog.coordinator.classic_group import NEW_MEMBER_MS, ClassicGroup, ClassicSettings
 from sparklog.coordinator.effects import CoordinatorReport, Done, Outcome, Refused, Respond, StoreClassic
-from sparklog.coordinator.events import Ticked
+from sparklog.coordinator.events import CoordinatorTicked
 
 SETTINGS = ClassicSettings(initial_delay_ms=100, max_size=4, max_member_bytes=1000, max_group_bytes=2500)
 
@@ -56,7 +56,7 @@ class Trace:
         plain = [word for word in words if "=" not in word]
         if plain[0] == "wait":
             self.now_ms += int(plain[1])
-            effects = self.step(Ticked())
+            effects = self.step(CoordinatorTicked())
         elif plain[0] == "failover":
             assert self.stored is not None
             self.group = ClassicGroup.restored(

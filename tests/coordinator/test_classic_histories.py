@@ -22,7 +22,7 @@ from sparklog.coordinator.classic_events import (
 )
 from sparklog.coordinator.classic_group import ClassicGroup, ClassicSettings, GroupPhase
 from sparklog.coordinator.effects import CoordinatorReport, Outcome, Refused, Respond, StoreClassic
-from sparklog.coordinator.events import Ticked
+from sparklog.coordinator.events import CoordinatorTicked
 from sparklog.errors import ErrorCode
 
 SETTINGS = ClassicSettings(initial_delay_ms=50, max_size=5)
@@ -200,7 +200,7 @@ class Histories(RuleBasedStateMachine):
     @rule(ms=st.sampled_from([10, 60, 500, 1100, 2100]))
     def wait(self, ms: int) -> None:
         self.now_ms += ms
-        self.step(Ticked())
+        self.step(CoordinatorTicked())
 
     @precondition(lambda self: self.committed is not None)
     @rule()
@@ -236,7 +236,7 @@ class Histories(RuleBasedStateMachine):
                 self.act(client)
                 self.receive(client)
             self.now_ms += 100
-            self.step(Ticked())
+            self.step(CoordinatorTicked())
         live = self.clients[: SETTINGS.max_size]
         if live:
             assert self.group.phase is GroupPhase.STABLE

@@ -22,7 +22,7 @@ from sparklog.coordinator.classic_events import (
 from sparklog.coordinator.classic_group import ENTRY_BYTES
 from sparklog.coordinator.consumer_protocol import assigned_partitions, subscribed_topics
 from sparklog.coordinator.effects import OffsetsDeleted, Outcome, Refused
-from sparklog.coordinator.events import RewriteRequested, Ticked
+from sparklog.coordinator.events import CoordinatorTicked, RewriteRequested
 from sparklog.coordinator.group_events import CommitRequested, OffsetsDeleteRequested
 from sparklog.coordinator.group_records import EpochKey, GroupEpoch, decode_group_record
 from sparklog.coordinator.group_state import GroupSettings
@@ -346,7 +346,7 @@ def test_a_join_that_ends_while_the_coordinator_is_late_gets_its_response() -> N
     due_ms = host.core.deadline_ms
     assert due_ms is not None
     host.now_ms = due_ms + 1000
-    host.step(Ticked())
+    host.step(CoordinatorTicked())
     host.wait(1)
     assert isinstance(host.answers.get(ticket), Joined)
 
@@ -407,7 +407,7 @@ def test_refused_appends_and_no_timeouts_keep_the_counts(seed: int) -> None:
                 host.step(LeaveRequested(host.ticket(), group, (LeavingMember(name),)))
             case "wait":
                 host.now_ms += rng.choice([1, 200, 1100])
-                host.step(Ticked())
+                host.step(CoordinatorTicked())
             case "commit" if host.appends:
                 host.commit_one()
             case "refuse" if host.appends:

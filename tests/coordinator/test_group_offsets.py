@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from sparklog.coordinator.effects import Append, Done, Outcome, Refused, Respond, Rewritten
-from sparklog.coordinator.events import Appended, AppendRefused, RewriteRequested, Ticked
+from sparklog.coordinator.events import Appended, AppendRefused, CoordinatorTicked, RewriteRequested
 from sparklog.coordinator.group_events import CommitRequested, DeleteRequested, TopicsGone
 from sparklog.coordinator.group_records import FORMAT_VERSION, CommittedOffset, OffsetKey, group_record
 from sparklog.coordinator.group_state import GroupSettings
@@ -177,7 +177,7 @@ def test_a_deleted_topics_offsets_go_although_an_append_was_refused(busy: bool) 
         host.step(CommitRequested(-2, "g", (GroupOffset("u", 0, 8, "id-2"),), None))
     else:
         host.now_ms += 60_000
-        host.step(Ticked())
+        host.step(CoordinatorTicked())
     host.settle()
     assert host.offsets() == [8 if busy else 7], "without an id the offset may belong to the next topic by then"
 
@@ -188,14 +188,14 @@ def test_groups_expire_and_memories_of_transactions_sooner() -> None:
     host.commit(5, group="used")
     host.settle()
     host.now_ms += 2 * HOUR_MS
-    host.step(Ticked())
+    host.step(CoordinatorTicked())
     host.settle()
     assert host.core.live_records == 2, "the handover must have expired"
     host.now_ms += 21 * HOUR_MS
     host.commit(6, group="used")
     host.settle()
     host.now_ms += 2 * HOUR_MS
-    host.step(Ticked())
+    host.step(CoordinatorTicked())
     host.settle()
     assert host.core.names() == ["used"]
     host.crash()

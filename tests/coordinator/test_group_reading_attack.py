@@ -12,7 +12,7 @@ import pytest
 
 from sparklog.coordinator.assignor import Part
 from sparklog.coordinator.effects import Respond
-from sparklog.coordinator.events import Ticked
+from sparklog.coordinator.events import CoordinatorTicked
 from sparklog.coordinator.group_events import CommitRequested, HeartbeatRequested
 from sparklog.coordinator.group_member import topic_partitions
 from sparklog.coordinator.groups import Groups
@@ -181,7 +181,7 @@ class Attack:
 
     def _time(self) -> None:
         self.host.now_ms += self.random.choice([1, 50, 500, 2500])
-        self.host.step(Ticked())
+        self.host.step(CoordinatorTicked())
 
 
 @pytest.mark.parametrize(
@@ -216,7 +216,7 @@ def test_a_dead_member_is_removed_although_every_append_is_slow() -> None:
         if alive.ticket is None or alive.receive():
             alive.send()
         host.now_ms += 300
-        host.step(Ticked())
+        host.step(CoordinatorTicked())
         if host.appends:
             host.commit_one()
     assert [report for report in host.reports if "m2" in report]

@@ -10,7 +10,7 @@ import pytest
 from sparklog.coordinator import groups, membership
 from sparklog.coordinator.assignor import TopicView
 from sparklog.coordinator.effects import Assigned
-from sparklog.coordinator.events import Ticked
+from sparklog.coordinator.events import CoordinatorTicked
 from sparklog.coordinator.group_events import CommitRequested, HeartbeatRequested, TopicsGone
 from sparklog.coordinator.group_records import decode_group_record
 from sparklog.protocol.messages import GroupOffset
@@ -368,7 +368,7 @@ def test_a_paused_coordinator_removes_no_member() -> None:
     host = GroupsHost({"t": 2})
     members = group(host, 2)
     host.now_ms += 20 * SESSION_MS
-    host.step(Ticked())
+    host.step(CoordinatorTicked())
     balance(host, members)
     assert not host.reports
     assert host.describe().state == "stable"
@@ -423,7 +423,7 @@ def test_a_slow_append_removes_no_member() -> None:
     assert host.appends
     for _ in range(3 * SESSION_MS // 100):
         host.now_ms += 100
-        host.step(Ticked())
+        host.step(CoordinatorTicked())
     host.commit_one()
     balance(host, [*members, late])
     assert not host.reports

@@ -87,7 +87,7 @@ class Stage:
         while (deadline_ms := self.replica.deadline_ms) <= end_ms:
             self.now_ms = max(self.now_ms, deadline_ms)
             before = len(seen)
-            seen += self.send(ev.Ticked())
+            seen += self.send(ev.ReplicaTicked())
             assert self.replica.deadline_ms != deadline_ms or len(seen) > before, "a tick must change something"
         self.now_ms = end_ms
         return seen

@@ -19,7 +19,7 @@ from sparklog.broker.replication.maintenance_index import MaintenanceIndex
 from sparklog.broker.replication.partition import Partition
 from sparklog.errors import BrokerError, ErrorCode
 from sparklog.model import NO_EPOCH, TopicPartition
-from sparklog.replica.events import FollowerConnectionLost, Ticked
+from sparklog.replica.events import FollowerConnectionLost, ReplicaTicked
 from sparklog.replica.purgatory import NEVER
 from sparklog.storage.log import Log
 from sparklog.storage.log_directory import LogDirectory
@@ -195,7 +195,7 @@ class Partitions:
             if partition.stopped:
                 continue
             if partition.replica.deadline_ms <= now_ms:
-                partition.step(Ticked())
+                partition.step(ReplicaTicked())
             else:
                 self.deadline_moved(partition)
         self._arm_for_next(now_ms)

@@ -15,7 +15,7 @@ from sparklog.config import BrokerConfig
 from sparklog.errors import BrokerError, ConfigError, ErrorCode
 from sparklog.protocol.messages import Request
 from sparklog.protocol.proof import Identity
-from sparklog.security.acls import AclTable, Decision, Operation, ResourceType
+from sparklog.security.acls import AclTable, AuthorizationResult, Operation, ResourceType
 from sparklog.security.principals import Principal, parse_super_users
 from sparklog.security.request_rules import REFUSALS, Clause, Need
 
@@ -79,13 +79,13 @@ class _NoAcls(AclTable):
 
     def decide(
         self, principal: Principal, host: str, operation: Operation, resource_type: ResourceType, name: str
-    ) -> Decision:
-        return Decision(True, "the broker has no ACLs")
+    ) -> AuthorizationResult:
+        return AuthorizationResult(True, "the broker has no ACLs")
 
     def decide_any(
         self, principal: Principal, host: str, operation: Operation, resource_type: ResourceType
-    ) -> Decision:
-        return Decision(True, "the broker has no ACLs")
+    ) -> AuthorizationResult:
+        return AuthorizationResult(True, "the broker has no ACLs")
 
 
 def scope_authorizer(denials: DenialLog, scope_of: ScopeOf) -> Authorizer:
@@ -180,13 +180,13 @@ class Authorizer:
         self._known.clear()
         self._cached = 0
 
-    def decide(self, connection: Requester, need: Need) -> Decision:
+    def decide(self, connection: Requester, need: Need) -> AuthorizationResult:
         """Decide without the cache whether ``need`` is allowed. The result has the rule that decided."""
         found = _decision(self._table, connection, need)
         scope = self._scope_of(connection.token_id) if connection.token_id else None
         if scope is None or not found.allowed or _decision(scope, connection, need).allowed:
             return found
-        return Decision(False, f"the scope of delegation token {connection.token_id} does not allow {need}")
+        return AuthorizationResult(False, f"the scope of delegation token {connection.token_id} does not allow {need}")
 
     def require(self, connection: Requester, request: Request, clauses: Iterable[Clause]) -> None:
         """Check that the connection may do at least one of the operations (needs) in each clause.
@@ -222,7 +222,7 @@ class Authorizer:
         return f"{connection.principal} may not {need.operation} on {need.resource_type} {name[:255]!r}"
 
 
-def _decision(table: AclTable, connection: Requester, need: Need) -> Decision:
+def _decision(table: AclTable, connection: Requester, need: Need) -> AuthorizationResult:
     operation, resource_type, name = need
     principal, host = connection.principal, connection.peer_host
     if name is None:

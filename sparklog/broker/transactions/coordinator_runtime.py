@@ -23,7 +23,7 @@ from sparklog.broker.replication.partition import Answer as ProduceAnswer
 from sparklog.broker.replication.partition import Batches, Partition, PendingProduce
 from sparklog.config import MIB
 from sparklog.coordinator.effects import Append, CoordinatorReport, Outcome, Refused, Respond, Rewritten
-from sparklog.coordinator.events import Appended, AppendRefused, RewriteRequested, Ticked
+from sparklog.coordinator.events import Appended, AppendRefused, CoordinatorTicked, RewriteRequested
 from sparklog.coordinator.log_records import Record
 from sparklog.errors import BrokerError, ErrorCode, SparklogError, StorageError
 from sparklog.protocol.messages import ACKS_ALL
@@ -223,7 +223,7 @@ class CoordinatorRuntime(ABC):
             return
         took_ms = (time.monotonic() - began) * 1000
         _log.info("%s: coordinator of epoch %d read %d records in %.0f ms", tp, self.epoch, self._records, took_ms)
-        self.step(Ticked())
+        self.step(CoordinatorTicked())
 
     async def _read_log(self) -> None:
         partition, end = self.partition, self._read_to
@@ -392,7 +392,7 @@ class CoordinatorRuntime(ABC):
             self._timer_at_ms = self._now_ms() + 1000
             self._timer = asyncio.get_running_loop().call_later(1.0, self._tick)
             return
-        self.step(Ticked())
+        self.step(CoordinatorTicked())
 
 
 def _encoded(records: Sequence[Record], schema_id: int) -> Batches:

@@ -15,7 +15,7 @@ from sparklog.protocol.messages import (
     DescribeAclsReply,
 )
 from sparklog.security.acl_entries import binding_of, condition_to_send, entry_of
-from sparklog.security.acls import AclBinding, AclFilter, AclTable, Decision, Operation, ResourceType
+from sparklog.security.acls import AclBinding, AclFilter, AclTable, AuthorizationResult, Operation, ResourceType
 from sparklog.security.principals import Principal, parse_principal
 
 
@@ -58,7 +58,7 @@ def check_acl(
     resource_type: ResourceType,
     name: str,
     host: str,
-) -> Decision:
+) -> AuthorizationResult:
     """Return a broker's decision about an operation, based on its ACLs.
 
     See ``Admin.check_acl`` for the arguments and errors.

@@ -65,7 +65,7 @@ from sparklog.security.acls import (
     ANY,
     AclBinding,
     AclFilter,
-    Decision,
+    AuthorizationResult,
     cluster_name,
     parse_operation,
     parse_resource_type,
@@ -462,13 +462,13 @@ class Admin:
 
     def check_acl(
         self, principal: str, operation: str, *, resource_type: str = "topic", name: str, host: str = ANY
-    ) -> Decision:
+    ) -> AuthorizationResult:
         """Return whether the principal may do the operation on a resource, and in one sentence the rule that decides.
 
         ``host`` is an address; ``*`` means a host that no ACL names.
 
         >>> admin.check_acl("User:anna", "Write", name="orders")                            # doctest: +SKIP
-        Decision(allowed=True, rule="an ACL allows User:anna Write on Topic 'orders' from any host")
+        AuthorizationResult(allowed=True, rule="an ACL allows User:anna Write on Topic 'orders' from any host")
 
         Raises:
             ConfigError: the principal, the operation or the type is invalid.
