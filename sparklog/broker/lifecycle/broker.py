@@ -48,6 +48,7 @@ from sparklog.broker.transactions.coordinator_registry import CoordinatorHosting
 from sparklog.broker.transactions.fenced_producers import FencedProducers
 from sparklog.broker.transactions.hanging_transactions import HangingTransactions
 from sparklog.broker.transactions.hosted_coordinators import HostedCoordinators
+from sparklog.broker.transactions.leader_transactions import LeaderTransactions
 from sparklog.broker.transactions.marker_append import MarkerAppend
 from sparklog.broker.transactions.marker_sender import MarkerSender
 from sparklog.broker.transactions.transaction_host import TransactionHost
@@ -158,11 +159,12 @@ class Broker:
         self.transactions: HostedCoordinators[TransactionHost] = HostedCoordinators(context, TRANSACTIONS)
         self.groups: HostedCoordinators[GroupHost] = HostedCoordinators(context, OFFSETS)
         self.coordinator_epochs = epochs = CoordinatorEpochs(context.cache)
-        self.fences = fences = FencedProducers()
+        self.fences = FencedProducers()
+        rules = LeaderTransactions(self.fences, context.counters)
         self.verifications = TransactionVerification(
-            context, partitions, epochs=epochs, fences=fences, transactions=self.transactions
+            context, partitions, epochs=epochs, rules=rules, transactions=self.transactions
         )
-        self.markers = MarkerAppend(context, partitions, epochs=epochs, fences=fences, verifications=self.verifications)
+        self.markers = MarkerAppend(context, partitions, epochs=epochs, rules=rules)
         self.hanging = HangingTransactions(
             context, partitions, epochs=epochs, markers=self.markers, transactions=self.transactions
         )

@@ -19,8 +19,7 @@ from sparklog.broker.replication.partitions import Partitions
 from sparklog.broker.requests.access import Access
 from sparklog.broker.requests.slices import Slices, Steps, answer_failure
 from sparklog.broker.transactions.coordinator_epochs import CoordinatorEpochs
-from sparklog.broker.transactions.fenced_producers import FencedProducers
-from sparklog.broker.transactions.verification import TransactionVerification
+from sparklog.broker.transactions.leader_transactions import LeaderTransactions
 from sparklog.errors import BrokerError, ErrorCode
 from sparklog.model import TopicPartition
 from sparklog.net.server_connection import ServerConnection
@@ -88,14 +87,12 @@ class MarkerAppend:
         partitions: Partitions,
         *,
         epochs: CoordinatorEpochs,
-        fences: FencedProducers,
-        verifications: TransactionVerification,
+        rules: LeaderTransactions,
     ) -> None:
         self._context = context
         self._partitions = partitions
         self._epochs = epochs
-        self._fences = fences
-        self._verifications = verifications
+        self._rules = rules
         self._waiting: dict[TopicPartition, list[_Waiting]] = {}
 
     def write(self, marker: TransactionMarker, on_result: OnResult, *, proved: bool = True) -> None:
@@ -129,17 +126,7 @@ class MarkerAppend:
             )
         partition = self._partitions.require(tp, marker.topic_id)
         partition.require_leader(-1)
-        over = set()
-        for producer_id, _ in (*marker.committed, *marker.aborted):
-            if self._fences.is_over(tp, producer_id, marker.decision):
-                over.add(producer_id)
-            elif self._fences.add(tp, producer_id, marker.decision):
-                self._verifications.cancel(tp, producer_id)
-        transactions = partition.log.transactions
-        what = Marker(
-            tuple(producer for producer in marker.committed if producer[0] in transactions and producer[0] not in over),
-            tuple(producer for producer in marker.aborted if producer[0] in transactions and producer[0] not in over),
-        )
+        what = self._rules.fence(partition.log, marker)
         if what.committed or what.aborted:
             self._append(partition, what, on_result)
         else:

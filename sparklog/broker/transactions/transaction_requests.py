@@ -183,9 +183,9 @@ class TransactionRequests:
             if isinstance(outcome, Refused):
                 connection.reply(ErrorReply(request.cid, outcome.code, outcome.detail))
             else:
-                connection.reply(_confirmed(request.cid, host, outcome))
+                connection.reply(confirmed(request.cid, host, outcome))
 
-        _ask_whether_it_may(host, request, on_result)
+        ask_host(host, request, on_result)
         if not told:
             # This is earlier than the timeout of the leader that asks. After its timeout the leader would close the
             # connection, which other verifications use too.
@@ -247,7 +247,7 @@ async def verify(
     """
     host = transactions.of(request.key)
     outcome: asyncio.Future[Outcome] = asyncio.get_running_loop().create_future()
-    _ask_whether_it_may(host, request, lambda found: None if outcome.done() else outcome.set_result(found))
+    ask_host(host, request, lambda found: None if outcome.done() else outcome.set_result(found))
     if not outcome.done():
         await asyncio.wait({outcome}, timeout=timeout_s)
     if not outcome.done():
@@ -255,10 +255,10 @@ async def verify(
     found = outcome.result()
     if isinstance(found, Refused):
         raise BrokerError(found.code, found.detail)
-    return _confirmed(0, host, found)
+    return confirmed(0, host, found)
 
 
-def _confirmed(cid: int, host: TransactionHost, outcome: Outcome) -> VerifyTransactionReply:
+def confirmed(cid: int, host: TransactionHost, outcome: Outcome) -> VerifyTransactionReply:
     return VerifyTransactionReply(cid, host.epoch, outcome.decision if isinstance(outcome, Done) else -1)
 
 
@@ -267,9 +267,7 @@ def _unconfirmed(request: VerifyTransaction, waited_s: float) -> Refused:
     return Refused(ErrorCode.COORDINATOR_NOT_AVAILABLE, detail)
 
 
-def _ask_whether_it_may(
-    host: TransactionHost, request: VerifyTransaction, on_result: Callable[[Outcome], None]
-) -> None:
+def ask_host(host: TransactionHost, request: VerifyTransaction, on_result: Callable[[Outcome], None]) -> None:
     """Ask the coordinator whether the producer may append. If the producer may, ``on_result`` is called at once.
 
     If the request adds a partition or offsets to the transaction, ``on_result`` is called once they are durable.
