@@ -34,6 +34,8 @@ USER = "User"
 NO_LEADER = -1
 NO_EPOCH = -1
 NO_PRODUCER = -1
+#: The prefix of the key of a transactional id in the transaction coordinator. The key of a Spark sink has no prefix.
+TRANSACTIONAL_ID_PREFIX = "id:"
 
 #: The lowest producer id that may be assigned (``producer_id_floor``) rises by this number each second. A cluster
 #: assigns fewer ids in a second.

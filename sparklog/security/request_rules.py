@@ -22,6 +22,7 @@ from collections.abc import Callable, Iterable
 from typing import Any, NamedTuple
 
 from sparklog.errors import ErrorCode
+from sparklog.model import TRANSACTIONAL_ID_PREFIX
 from sparklog.protocol.messages import (
     CONSUMER,
     AbortHanging,
@@ -146,7 +147,7 @@ def transactional_id(key: str) -> str:
     For the key of a producer, which has a prefix, it is the transactional id without the prefix. For the key of a Spark
     sink, it is the key itself.
     """
-    return key.removeprefix("id:")
+    return key.removeprefix(TRANSACTIONAL_ID_PREFIX)
 
 
 CLUSTER_ACTION: Clause = (on_cluster(Operation.CLUSTER_ACTION),)

@@ -7,12 +7,11 @@ cannot be fetched, pytest skips these tests.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
 
-from bench.kafka_jars import broker_jars
-from sparklog.errors import ClusterError
 from sparklog.kafka.wire import ApiKey
 from sparklog.kafka.wire import admin as wire
 from sparklog.kafka.wire import security as wire_security
@@ -39,12 +38,8 @@ class Side(NamedTuple):
 
 
 @pytest.fixture(scope="module")
-def sides(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Side, Side]]:
+def sides(jars: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Side, Side]]:
     """Return a real Kafka and a sparklog, each with the topic ``orders``."""
-    try:
-        jars = broker_jars(fetch=True)
-    except ClusterError as error:
-        pytest.skip(str(error))
     settings = {"default.replication.factor": "1", "internal.topic.replication.factor": "1"}
     with (
         KafkaBroker(jars.parent, tmp_path_factory.mktemp("kafka")) as kafka,

@@ -15,9 +15,7 @@ from typing import Any
 
 import pytest
 
-from bench.kafka_jars import broker_jars
 from sparklog.client.admin.admin import Admin
-from sparklog.errors import ClusterError
 from sparklog.testing.final_logs import wait_in_sync
 from sparklog.testing.process_cluster import ProcessCluster
 from tests.integration.kafka_records import PATIENCE_S, read_confluent, read_sparklog
@@ -28,14 +26,6 @@ pytestmark = [pytest.mark.integration, pytest.mark.extended]
 PARTITIONS = 3
 RECORDS = 30_000
 _JVM = ["-XX:TieredStopAtLevel=1", "-XX:+UseSerialGC", "-Xmx256m"]
-
-
-@pytest.fixture(scope="module")
-def jars() -> Path:
-    try:
-        return broker_jars(fetch=True)
-    except ClusterError as error:
-        pytest.skip(str(error))
 
 
 @pytest.fixture(scope="module")

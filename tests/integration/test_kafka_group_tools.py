@@ -11,9 +11,7 @@ from functools import partial
 
 import pytest
 
-from bench.kafka_jars import broker_jars
 from sparklog.client.admin.admin import Admin
-from sparklog.errors import ClusterError
 from sparklog.testing.process_cluster import ProcessCluster
 from tests.integration.kafka_readers import JavaReader, Readings
 from tests.integration.test_kafka_groups import (
@@ -36,16 +34,6 @@ SETTINGS = {
     "cooperative": {**_CLASSIC, "partition.assignment.strategy": _ASSIGNORS + "CooperativeStickyAssignor"},
     "consumer": {"group.protocol": "consumer"},
 }
-
-
-@pytest.fixture(scope="module")
-def tools() -> Iterator[KafkaTools]:
-    try:
-        jars = broker_jars(fetch=True)
-    except ClusterError as error:
-        pytest.skip(str(error))
-    with KafkaTools(jars) as running:
-        yield running
 
 
 @pytest.fixture(scope="module")

@@ -14,26 +14,14 @@ from pathlib import Path
 import pytest
 from confluent_kafka import Consumer, Message
 
-from bench.kafka_jars import broker_jars
 from sparklog.client.admin.admin import Admin
 from sparklog.client.producer.producer import Producer
-from sparklog.errors import ClusterError
 from sparklog.testing.process_cluster import ProcessCluster
 from tests.broker.test_acls import PASSWORD, create_users
 from tests.kafka_tools import KafkaTools
 from tests.waiting import wait_until
 
 pytestmark = [pytest.mark.integration, pytest.mark.extended]
-
-
-@pytest.fixture(scope="module")
-def tools() -> Iterator[KafkaTools]:
-    try:
-        jars = broker_jars(fetch=True)
-    except ClusterError as error:
-        pytest.skip(str(error))
-    with KafkaTools(jars) as running:
-        yield running
 
 
 @pytest.fixture(scope="module")

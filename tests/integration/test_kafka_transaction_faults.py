@@ -10,14 +10,13 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import pytest
 
-from bench.kafka_jars import broker_jars
 from sparklog.client.admin.admin import Admin
 from sparklog.client.producer.producer import Producer
 from sparklog.cluster.embedded_zookeeper import find_java
-from sparklog.errors import ClusterError
 from sparklog.testing.final_logs import wait_in_sync
 from sparklog.testing.process_cluster import ProcessCluster
 from tests.broker.transactions import find_coordinator
@@ -202,12 +201,8 @@ def test_each_transaction_of_aiokafka_has_one_fate(cluster: ProcessCluster) -> N
 @pytest.mark.extended
 @pytest.mark.parametrize("disturb", [kill_coordinator, kill_all_in_turn])
 def test_each_transaction_of_kafkas_java_producer_has_one_fate(
-    cluster: ProcessCluster, disturb: Callable[[ProcessCluster, Writer], None]
+    cluster: ProcessCluster, jars: Path, disturb: Callable[[ProcessCluster, Writer], None]
 ) -> None:
-    try:
-        jars = broker_jars(fetch=True)
-    except ClusterError as error:
-        pytest.skip(str(error))
     with KafkaTools(jars) as tools:
         create = lambda: JavaProducer(tools, cluster.kafka_bootstrap, KEY)  # noqa: E731
         with Writer(create) as writer:
@@ -220,12 +215,8 @@ COPIED = 20_000
 
 
 @pytest.mark.extended
-def test_kafkas_message_copier_copies_each_record_once_under_kills(cluster: ProcessCluster) -> None:
+def test_kafkas_message_copier_copies_each_record_once_under_kills(cluster: ProcessCluster, jars: Path) -> None:
     """Kafka's own job for its transactions: consume, process, produce, and send offsets, under kills of all parts."""
-    try:
-        jars = broker_jars(fetch=True)
-    except ClusterError as error:
-        pytest.skip(str(error))
     with Admin(cluster.bootstrap) as admin:
         admin.create_topic("in", partitions=1, replication_factor=3)
     with Producer(cluster.bootstrap) as producer:

@@ -5,15 +5,14 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator
 from itertools import count
+from pathlib import Path
 from typing import Any
 
 import pytest
 
-from bench.kafka_jars import broker_jars
 from sparklog.client.admin.admin import Admin
 from sparklog.client.errors import ProducerFenced
 from sparklog.client.producer.producer import Producer
-from sparklog.errors import ClusterError
 from sparklog.testing.process_cluster import ProcessCluster
 from tests.integration.kafka_records import (
     Found,
@@ -65,10 +64,7 @@ def create(request: pytest.FixtureRequest, cluster: ProcessCluster) -> Iterator[
     """Return a function that creates a transactional producer of one client library."""
     made: list[TransactionalProducer] = []
     if request.param == "java":
-        try:
-            tools = KafkaTools(broker_jars(fetch=True))
-        except ClusterError as error:
-            pytest.skip(str(error))
+        tools = KafkaTools(request.getfixturevalue("jars"))
     else:
         pytest.importorskip(request.param)
         tools = None
@@ -161,11 +157,7 @@ def read_java(tools: KafkaTools, bootstrap: str, topic: str) -> dict[int, list[s
 
 
 @pytest.mark.extended
-def test_kafkas_java_consumer_sees_the_same_records(cluster: ProcessCluster, topic: str) -> None:
-    try:
-        jars = broker_jars(fetch=True)
-    except ClusterError as error:
-        pytest.skip(str(error))
+def test_kafkas_java_consumer_sees_the_same_records(cluster: ProcessCluster, topic: str, jars: Path) -> None:
     with KafkaTools(jars) as tools:
         producers = [
             JavaProducer(tools, cluster.kafka_bootstrap, f"java-{topic}"),

@@ -32,6 +32,9 @@ from sparklog.protocol.messages import ErrorReply, Reply, Request
 #: The time after which a call lets other work of the event loop run.
 _TURN_S = 0.03
 
+#: The maximum number of partitions of a response that is encoded on the event loop.
+MOST_PARTITIONS = 2000
+
 #: A handler of one API: it gets the call and the decoded request, and returns the response. See the module's docstring.
 Handler = Callable[["KafkaCall", Any], "Awaitable[Any] | Any"]
 

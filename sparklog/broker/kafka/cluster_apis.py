@@ -32,7 +32,7 @@ from sparklog.kafka.wire.metadata import (
     MetadataResponsePartition,
     MetadataResponseTopic,
 )
-from sparklog.model import NO_LEADER, is_internal
+from sparklog.model import NO_LEADER, TRANSACTIONAL_ID_PREFIX, is_internal
 from sparklog.protocol.messages import (
     CreateTopic,
     FindCoordinator,
@@ -45,7 +45,7 @@ from sparklog.protocol.messages import (
 from sparklog.security.acls import CLUSTER_NAME, ResourceType
 
 #: The kinds of coordinators by the key type of FindCoordinator, and the beginning of their keys in sparklog.
-_COORDINATORS = {0: ("group", ""), 1: ("transaction", "id:")}
+_COORDINATORS = {0: ("group", ""), 1: ("transaction", TRANSACTIONAL_ID_PREFIX)}
 #: The number of topics and partitions that are converted in one iteration of the event loop, in about 10 ms.
 _AT_ONCE = 5000
 #: The maximum wait for the leaders of a topic that Metadata creates.

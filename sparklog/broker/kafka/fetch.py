@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 import pyarrow as pa
 
 from sparklog.broker.context import BrokerContext
-from sparklog.broker.kafka.call import KafkaCall
+from sparklog.broker.kafka.call import MOST_PARTITIONS, KafkaCall
 from sparklog.broker.kafka.data_topics import DataTopics, json_topic, refuse_internal_topic, require_kafka_columns
 from sparklog.broker.kafka.error_codes import kafka_code
 from sparklog.broker.kafka.fetched_records import DecodedBatches, FetchedRecords, Rows, encode_fetched
@@ -53,8 +53,6 @@ _log = logging.getLogger(__name__)
 _NO_SESSION, _SESSIONLESS, _FULL = 0, -1, 0
 #: The maximum number of bytes of batches that are encoded without a pause for other work.
 _AT_ONCE_BYTES = 256 * 1024
-#: The maximum number of partitions of a response that is encoded on the event loop.
-_MOST_ENTRIES = 2000
 #: The limit of the decoded batches that are kept because only a part of them was sent.
 _DECODED_BYTES = 32 * 1024 * 1024
 #: The first version whose clients can decompress zstd. Source: KIP-110.
@@ -290,7 +288,7 @@ class _FetchCall:
         return LeaderIdAndEpoch(leader_id=leader, leader_epoch=epoch)
 
     def _finish(self, responses: list[FetchableTopicResponse], size: int) -> None:
-        self._call.encodes_in_thread = sum(len(topic.partitions) for topic in responses) > _MOST_ENTRIES
+        self._call.encodes_in_thread = sum(len(topic.partitions) for topic in responses) > MOST_PARTITIONS
         fetches, throttle_ms = self._of.fetches, 0
         fetches.counters["fetch.consumer.bytes"] += size
         if fetches.consumer_sent is not None:

@@ -22,7 +22,7 @@ from typing import Any, NamedTuple
 import pyarrow as pa
 
 from sparklog.broker.context import BrokerContext
-from sparklog.broker.kafka.call import KafkaCall
+from sparklog.broker.kafka.call import MOST_PARTITIONS, KafkaCall
 from sparklog.broker.kafka.data_topics import DataTopics, json_topic, refuse_internal_topic, require_kafka_columns
 from sparklog.broker.kafka.error_codes import kafka_code
 from sparklog.broker.kafka.transaction_codes import produce_code, transaction_key
@@ -67,9 +67,7 @@ _ZSTD = 4
 _LEADERS_FROM = 10
 #: The first version whose clients do not send AddPartitionsToTxn. Source: KIP-890.
 _ADDS_FROM = 12
-#: One thread, so that only one large batch at a time is decompressed in memory. The maximum number of partitions of a
-#: response that is encoded on the event loop.
-_MOST_ENTRIES = 2000
+#: One thread, so that only one large batch at a time is decompressed in memory.
 _thread = ThreadPoolExecutor(1, "kafka batches")
 #: The codec of the log for each codec of Kafka: none, gzip, snappy, lz4, zstd.
 _STORED_AS: dict[int, str | None] = {0: None, 1: "zstd", 2: "lz4", 3: "lz4", 4: "zstd"}
@@ -111,7 +109,7 @@ class KafkaProduce:
         self.verifications = verifications
         self.counters = context.counters
         #: The requests that wait until an earlier one of the same connection is handled in slices, by connection.
-        self.sliced: dict[ServerConnection, deque[_OpenProduce]] = {}
+        self.sliced: dict[ServerConnection, deque[_OpenKafkaProduce]] = {}
         #: Called after each append of a new batch.
         self.on_appended: OnAppended | None = None
 
@@ -120,7 +118,7 @@ class KafkaProduce:
 
         The result is None for acks=0, which has no response.
         """
-        opened = _OpenProduce(self, call, request)
+        opened = _OpenKafkaProduce(self, call, request)
         opened.start()
         return opened.answer
 
@@ -132,7 +130,7 @@ class KafkaProduce:
         return ACKS_ALL if acks == 1 and self.context.moves_leaderships else acks
 
 
-class _OpenProduce:
+class _OpenKafkaProduce:
     """A Produce request that waits for the results of some partitions."""
 
     __slots__ = ("_acks", "_call", "_deadline_ms", "_missing", "_nodes", "_of", "_request", "_results", "answer")
@@ -205,7 +203,7 @@ class _OpenProduce:
         following = self._of.sliced[connection] = deque()
         self._of.slices.run(connection, self._sliced(connection, steps, following), self._fail)
 
-    def _sliced(self, connection: ServerConnection, steps: Steps, following: deque[_OpenProduce]) -> Steps:
+    def _sliced(self, connection: ServerConnection, steps: Steps, following: deque[_OpenKafkaProduce]) -> Steps:
         """Append the batches in slices.
 
         Then append the batches of the ``following`` requests, which have arrived on the connection meanwhile, in order.
@@ -439,7 +437,7 @@ class _OpenProduce:
                 connection.close()
             self.answer.set_result(None)
             return
-        self._call.encodes_in_thread = sum(map(len, self._results)) > _MOST_ENTRIES
+        self._call.encodes_in_thread = sum(map(len, self._results)) > MOST_PARTITIONS
         quotas = self._of.quotas
         response = ProduceResponse(
             responses=[

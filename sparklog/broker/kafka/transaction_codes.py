@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from sparklog.broker.kafka.error_codes import KafkaCode
 from sparklog.errors import BrokerError, ErrorCode
+from sparklog.model import TRANSACTIONAL_ID_PREFIX
 
-#: The prefix of the keys of transactional ids. The keys of Spark's sinks have no prefix.
-KEY_PREFIX = "id:"
 #: The maximum length of a transactional id. With the prefix of its key it is a name in the requests between brokers.
-_MAX_ID = 255 - len(KEY_PREFIX)
+_MAX_ID = 255 - len(TRANSACTIONAL_ID_PREFIX)
 #: The first version of Produce with TRANSACTION_ABORTABLE, and the first one with CONCURRENT_TRANSACTIONS (KIP-890).
 _ABORTABLE_FROM, _CONCURRENT_FROM = 11, 12
 #: The errors of a coordinator that a producer retries. In a response to Produce a client would not expect them.
@@ -19,7 +18,7 @@ _COORDINATOR_ERRORS = frozenset(
 
 def transaction_key(transactional_id: str) -> str:
     """Return the key of a transactional id in the transaction coordinator."""
-    return KEY_PREFIX + transactional_id
+    return TRANSACTIONAL_ID_PREFIX + transactional_id
 
 
 def check_transactional_id(name: str) -> None:

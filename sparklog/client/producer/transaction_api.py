@@ -18,7 +18,7 @@ from sparklog.client.producer.partition_queues import ProducerIdentity
 from sparklog.client.producer.sender import Sender
 from sparklog.client.producer.transaction_run import MAX_ID_BYTES, TransactionRun
 from sparklog.errors import ConfigError, SparklogError
-from sparklog.model import TopicPartition
+from sparklog.model import TRANSACTIONAL_ID_PREFIX, TopicPartition
 from sparklog.protocol.messages import GroupOffset
 
 #: How long ``close`` waits for the abort of an open transaction. After that, the transaction's timeout aborts it.
@@ -43,7 +43,7 @@ def producer_run(transactional_id: str, timeout_s: float) -> TransactionRun:
         raise ConfigError(f"transactional_id={transactional_id!r}: expected 1 to {MAX_ID_BYTES} bytes of text")
     if not 0 < timeout_s <= 86_400:
         raise ConfigError(f"transaction_timeout_s={timeout_s!r}: expected more than 0, at most a day")
-    return TransactionRun(f"id:{transactional_id}", uuid.uuid4().hex, -1, timeout_s)
+    return TransactionRun(TRANSACTIONAL_ID_PREFIX + transactional_id, uuid.uuid4().hex, -1, timeout_s)
 
 
 class ProducerTransactions:

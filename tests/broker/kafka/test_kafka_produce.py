@@ -112,14 +112,14 @@ def test_an_unexpected_error_fails_only_its_own_request(monkeypatch: pytest.Monk
         listener = Listener()
         listener.accept_large_batches()
         first, second = listener.produce(LARGE, compressed=True), listener.produce(b"b")
-        steps = produce._OpenProduce._steps
+        steps = produce._OpenKafkaProduce._steps
 
         def fail(self: object) -> Any:
-            monkeypatch.setattr(produce._OpenProduce, "_steps", steps)
+            monkeypatch.setattr(produce._OpenKafkaProduce, "_steps", steps)
             raise RuntimeError("unexpected")
             yield
 
-        monkeypatch.setattr(produce._OpenProduce, "_steps", fail)
+        monkeypatch.setattr(produce._OpenKafkaProduce, "_steps", fail)
         third = listener.produce(b"c")
         codes = [await code(response) for response in (first, second, third)]
         assert codes == [0, ErrorCode.UNKNOWN_SERVER_ERROR, 0]

@@ -28,15 +28,13 @@ from sparklog.kafka.wire.transactions import (
     TopicResponse,
     TransactionState,
 )
-from sparklog.model import TopicPartition
+from sparklog.model import TRANSACTIONAL_ID_PREFIX, TopicPartition
 from sparklog.protocol.messages import DescribedTransaction, ListTransactions, ListTransactionsReply
 from sparklog.security.acls import Operation, ResourceType
 
 #: Kafka's names for the states of a transaction. Kafka has more states, which no transaction of sparklog has.
 _STATES = {"empty": "Empty", "open": "Ongoing", "committing": "PrepareCommit", "aborting": "PrepareAbort"}
 _KNOWN_STATES = frozenset({*_STATES.values(), "CompleteCommit", "CompleteAbort", "Dead", "PrepareEpochFence"})
-#: The prefix of the keys of transactional ids. The keys of Spark's sinks have no prefix.
-_PREFIX = "id:"
 _UNKNOWN = -1
 
 
@@ -106,8 +104,8 @@ class TransactionHandlers:
             self._permissions.require(
                 call, "DescribeTransactions", Operation.DESCRIBE, ResourceType.TRANSACTIONAL_ID, name
             )
-            host = self._coordinators.of(_PREFIX + name)
-            found = await self._slices.result(host.describe(_PREFIX + name))
+            host = self._coordinators.of(TRANSACTIONAL_ID_PREFIX + name)
+            found = await self._slices.result(host.describe(TRANSACTIONAL_ID_PREFIX + name))
             if found is None:
                 raise KafkaError(KafkaCode.TRANSACTIONAL_ID_NOT_FOUND, f"transactional id {name!r} does not exist")
         except FAILURES as failure:
@@ -131,9 +129,9 @@ class TransactionHandlers:
         assert isinstance(reply, ListTransactionsReply)
         now_ms = self._context.wall_ms()
         found = {
-            one.key.removeprefix(_PREFIX): one
+            one.key.removeprefix(TRANSACTIONAL_ID_PREFIX): one
             for one in reply.transactions
-            if one.key.startswith(_PREFIX) and _is_selected(request, one, now_ms)
+            if one.key.startswith(TRANSACTIONAL_ID_PREFIX) and _is_selected(request, one, now_ms)
         }
         names = matching_names(pattern, list(found)) if pattern else found.keys()
         return ListTransactionsResponse(
