@@ -6,7 +6,8 @@ They suffice to play the run again, also in another process or with fewer action
 from __future__ import annotations
 
 import gc
-from collections import deque
+import logging
+from collections import Counter, deque
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -92,6 +93,11 @@ class Case:
         """Play the case; return the violation, or None if there was none."""
         return self._run(self._cluster())
 
+    def play_counted(self) -> tuple[Found | None, Counter[str]]:
+        """Play the case; return the violation and the number of events of each kind."""
+        cluster = self._cluster()
+        return self._run(cluster), cluster.world.happened
+
     def play_traced(self) -> Play:
         """Play the case; return the violation and the trace of the partition that it concerns.
 
@@ -135,6 +141,7 @@ class Case:
             page_cache_loss=loss,
             salt=self.salt,
             produce_ms=self.produce_ms,
+            kafka=variant.kafka,
         )
         cluster.case = self
         if self.calm:
@@ -142,7 +149,7 @@ class Case:
         return cluster
 
     def _run(self, cluster: SimCluster) -> Found | None:
-        with self.variant.applied(), _uncollected():
+        with self.variant.applied(), _without_collector_and_log():
             try:
                 cluster.run(fault_ms=self.fault_ms, heal_ms=self.heal_ms)
             except SimViolation as broken:
@@ -170,13 +177,18 @@ class Case:
 
 
 @contextmanager
-def _uncollected() -> Iterator[None]:
-    """Disable the cyclic garbage collector, which took a fifth of a run's time and finds few cycles."""
-    enabled = gc.isenabled()
+def _without_collector_and_log() -> Iterator[None]:
+    """Disable the cyclic garbage collector, which took a fifth of a run's time and finds few cycles.
+
+    Disable the log as well: a coordinator's log has a line for each fault.
+    """
+    enabled, disabled = gc.isenabled(), logging.root.manager.disable
     gc.disable()
+    logging.disable(logging.CRITICAL)
     try:
         yield
     finally:
+        logging.disable(disabled)
         if enabled:
             gc.enable()
 

@@ -12,6 +12,7 @@ from bisect import bisect_right
 from collections.abc import Callable, Collection
 from typing import NoReturn
 
+from sparklog.errors import BrokerError, ErrorCode
 from sparklog.model import NO_EPOCH, NO_LEADER, NO_PRODUCER, LeaderAndIsr, Reassignment, VersionedState
 from sparklog.testing.sim_log import SimBatch, SimLog
 
@@ -75,6 +76,8 @@ class PartitionChecker:
         #: Each batch that was ever appended, by base offset and epoch, with base offset and epoch of the batch before
         #: it.
         self._places: dict[_Place, tuple[SimBatch, _Place | None]] = {}
+        #: Called for each committed batch instead of the check of idempotence, if the producers are Kafka's.
+        self.on_commit: Callable[[SimBatch], None] | None = None
         #: By producer id: the epoch and the next sequence after the committed batches.
         self._sequences: dict[int, tuple[int, int]] = {}
 
@@ -197,6 +200,9 @@ class PartitionChecker:
 
     def _follow_sequence(self, batch: SimBatch) -> None:
         """Check idempotence: the sequences of each producer are committed once and in order, from 0 in each epoch."""
+        if self.on_commit is not None:
+            self.on_commit(batch)
+            return
         header = batch.header
         if header.producer_id == NO_PRODUCER:
             return
@@ -207,6 +213,11 @@ class PartitionChecker:
             found = f"epoch {header.producer_epoch} sequence {header.first_sequence}"
             self.fail("idempotence", f"{batch.body}: {found} at {header.base_offset}, {epoch} and {expected} expected")
         self._sequences[header.producer_id] = (epoch, expected + header.record_count)
+
+    def sequence_refused(self, error: BrokerError, *, unknown: bool) -> None:
+        """Check the refusal of a sequence. ``unknown`` is whether the batch is the first one of a Kafka producer."""
+        if unknown and error.code is ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER:
+            self.fail("unknown producers begin anywhere", str(error))
 
     def holds(self, broker: int, end: int, rule: str, why: str) -> None:
         """Check that the broker's log has all committed records below ``end``.

@@ -20,6 +20,7 @@ from collections.abc import Callable
 from functools import partial
 from random import Random
 
+from sparklog.broker.internal_topics import TRANSACTIONS
 from sparklog.broker.lifecycle.supervisor_lease import SupervisorLease
 from sparklog.model import LeaderAndIsr, TopicPartition, TopicRecord, TopicSchema, VersionedState
 from sparklog.replica.replica import Replica, ReplicaSettings
@@ -30,6 +31,7 @@ from sparklog.testing.sim_clients import SimProducer, SimWriter
 from sparklog.testing.sim_controller_core import CoreController
 from sparklog.testing.sim_driver import Driver
 from sparklog.testing.sim_faults import SimFaults
+from sparklog.testing.sim_kafka_clients import TOPIC, KafkaClients
 from sparklog.testing.sim_log import SimLog
 from sparklog.testing.sim_network import CONTROLLERS, FINE, WEATHERS, NetworkFaults, SimNetwork
 from sparklog.testing.sim_schedule import Action, draw_schedule
@@ -68,6 +70,7 @@ class SimCluster:
         accidents: bool = True,
         salt: int = 0,
         produce_ms: int | None = None,
+        kafka: bool = False,
     ) -> None:
         """Create the cluster of a seed.
 
@@ -76,6 +79,8 @@ class SimCluster:
         the log allow that. Without ``accidents``, only the actions of the test happen. Another ``salt`` plays the same
         schedule with other delays and losses of messages. ``produce_ms`` is the mean pause between two batches of a
         partition's producer; by default, the load of the whole cluster does not depend on the number of partitions.
+        With ``kafka`` the idempotent producers of the permanent topic are Kafka's, and some of them have transactions;
+        ``broker_type`` must be a ``TransactionBroker``.
         """
         self.seed = seed
         self.world = SimNetwork(seed, weather=FINE, salt=salt)
@@ -98,6 +103,8 @@ class SimCluster:
         self._accidents = accidents
         self._by_id: dict[tuple[str, int], PartitionChecker] = {}
         self._writers: list[SimWriter] = []
+        self._kafka_topics = frozenset({TOPIC, TRANSACTIONS} if kafka else ())
+        self.kafka: KafkaClients | None = None
         self.brokers = {broker_id: broker_type(broker_id, self) for broker_id in range(1, brokers + 1)}
         self.controllers = [controller_type(name, self) for name in CONTROLLERS]
         self.faults = SimFaults(self)
@@ -110,7 +117,12 @@ class SimCluster:
         }
         ids = list(self.brokers)
         replicas = (tuple(ids[n % brokers :] + ids[: n % brokers]) for n in range(partitions))
-        self.create_topic("t", tuple(replicas))
+        self.create_topic(TOPIC, tuple(replicas))
+        if kafka:
+            self.create_topic(TRANSACTIONS, (tuple(ids[:3]),))
+            self.kafka = KafkaClients(self)
+            for number in range(partitions):
+                self.kafka.watch(self.checkers[TopicPartition(TOPIC, number)])
 
     # --- topics -------------------------------------------------------------------------------------------------
 
@@ -128,9 +140,11 @@ class SimCluster:
                 checker = PartitionChecker(str(tp), replicas, min_isr=self.min_isr)
                 checker.unclean_allowed = record.config[UNCLEAN_KEY] == "true"
                 self._by_id[record.topic_id, number] = checker
+                if record.name in self._kafka_topics and record.name != TRANSACTIONS:
+                    self._writers.append(SimWriter(self, tp, pause_ms=2 * self.produce_ms))
             checker.assigned(replicas, record.reassigning.get(number))
             self.checkers[tp] = checker
-            if tp not in self.producers:
+            if tp not in self.producers and record.name not in self._kafka_topics:
                 number_of = len(self.producers) + 1
                 self.producers[tp] = SimProducer(self, tp, number_of, pause_ms=self.produce_ms)
                 self._writers.append(SimWriter(self, tp, pause_ms=2 * self.produce_ms))
@@ -202,6 +216,8 @@ class SimCluster:
             producer.stopped = True
         for writer in self._writers:
             writer.stopped = True
+        if self.kafka is not None:
+            self.kafka.stop()
 
     # --- the end ------------------------------------------------------------------------------------------------
 
@@ -219,6 +235,20 @@ class SimCluster:
             if left or producer.gave_up_ms > self._sound_ms + 500:
                 what = f"writes {left} do not end" if left else f"one begun at {producer.gave_up_ms} ms was given up"
                 raise SimViolation(f"{tp}: {what}", rule="every write ends", partition=str(tp))
+        if self.kafka is not None:
+            self._check_kafka(self.kafka)
+
+    def _check_kafka(self, clients: KafkaClients) -> None:
+        self.world.happened.update(clients.checks.counts)
+        if clients.ended < clients.transactional_ids:
+            raise SimViolation("a producer is not initialized after the faults", rule="transactions end")
+        for number in range(clients.partition_count):
+            tp = TopicPartition(TOPIC, number)
+            clients.checks.settled(self.checkers[tp])
+            for broker in self.brokers.values():
+                if tp in broker.hosted and broker.hosted[tp].log.transactions.any_open:
+                    what = f"broker {broker.broker_id} has {broker.hosted[tp].log.transactions.open()}"
+                    raise SimViolation(f"{tp}: {what}", rule="transactions end", partition=str(tp))
 
     def _check_partition(self, tp: TopicPartition, replicas: tuple[int, ...]) -> None:
         def fail(rule: str, what: str) -> None:

@@ -15,7 +15,7 @@ from sparklog.replica import events as ev
 from sparklog.replica.effects import RefuseTruncation, TruncateLog
 from sparklog.replica.replica import Replica, ReplicaSettings
 from sparklog.testing.sim_checks import PartitionChecker
-from sparklog.testing.sim_log import NOT_IDEMPOTENT, Sequenced, SimBatch, SimLog
+from sparklog.testing.sim_log import NOT_IDEMPOTENT, Content, Sequenced, SimBatch, SimLog
 from sparklog.testing.sim_network import SimNetwork
 from sparklog.testing.sim_process import SimProcess
 from sparklog.testing.sim_zk import SimZk
@@ -53,6 +53,11 @@ class SimProduce(msgspec.Struct, frozen=True, gc=False):
     timeout_ms: int = 500
     #: The function to call with the response, which is sent over the network.
     told: Told | None = None
+    content: Content = None
+    #: Whether the first batch of an unknown producer may have any sequence, as for clients of Kafka.
+    begins_anywhere: bool = False
+    #: The function of the broker itself to call with the response. It is called after the replica's step.
+    on_result: Told | None = None
 
 
 @dataclass(slots=True)

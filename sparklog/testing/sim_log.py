@@ -12,9 +12,15 @@ from collections.abc import Sequence
 from random import Random
 from typing import NamedTuple
 
-from sparklog.model import NO_EPOCH, NO_PRODUCER, EpochEnd, OffsetRange
-from sparklog.record.header import BatchHeader
-from sparklog.storage.producers import ProducerTable, check_sequence, replay
+from sparklog.coordinator.log_records import Record
+from sparklog.model import NO_EPOCH, NO_PRODUCER, EpochEnd, OffsetRange, TopicPartition
+from sparklog.record.header import BatchHeader, Flag
+from sparklog.record.marker import Marker
+from sparklog.storage.producers import ProducerTable, replay
+from sparklog.storage.transactions import TransactionTable
+
+#: The content of a batch that matters: a marker, the records of a coordinator, or the name of a transaction.
+Content = Marker | tuple[Record, ...] | str | None
 
 
 class SimBatch(NamedTuple):
@@ -22,6 +28,11 @@ class SimBatch(NamedTuple):
 
     header: BatchHeader
     body: str
+    content: Content = None
+
+    @property
+    def marker(self) -> Marker | None:
+        return self.content if isinstance(self.content, Marker) else None
 
 
 class Sequenced(NamedTuple):
@@ -30,9 +41,13 @@ class Sequenced(NamedTuple):
     producer_id: int
     producer_epoch: int
     first_sequence: int
+    flags: int = 0
 
 
 NOT_IDEMPOTENT = Sequenced(NO_PRODUCER, -1, -1)
+#: A marker. It has no records, but an offset.
+A_MARKER = Sequenced(NO_PRODUCER, -1, -1, int(Flag.CONTROL))
+_TP = TopicPartition("simulated", 0)
 
 
 class SimLog:
@@ -71,13 +86,25 @@ class SimLog:
 
     # --- appending ----------------------------------------------------------------------------------------------
 
-    def duplicate(self, header: BatchHeader) -> OffsetRange | None:
-        """Return the offsets at which the log already has the batch of this header, or None if the batch is new.
+    @property
+    def transactions(self) -> TransactionTable:
+        return self.producers.transactions
+
+    def known(
+        self, batches: Sequence[tuple[BatchHeader, object]], *, begins_anywhere: bool = False
+    ) -> list[OffsetRange]:
+        """Return the offsets of the batches that the log already has.
 
         Raises:
-            BrokerError: the batch does not follow the producer's last batch.
+            BrokerError: a batch does not follow the producer's last batch.
         """
-        return check_sequence(self.producers.get(header.producer_id), header)
+        return self.producers.known(batches, _TP, begins_anywhere=begins_anywhere)
+
+    def forget_producer(self, producer_id: int) -> None:
+        """Forget the last batches of an idle producer, as a broker does after producer.id.expiration.ms."""
+        state = self.producers.state()
+        entries = {known: entry for known, entry in state.entries.items() if known != producer_id}
+        self.producers = ProducerTable(entries, state.transactions)
 
     def append(
         self, body: str, count: int, *, leader_epoch: int, now_ms: int, sequence: Sequenced = NOT_IDEMPOTENT
@@ -87,10 +114,19 @@ class SimLog:
         self._add(batch)
         return batch
 
-    def planned(self, body: str, count: int, *, leader_epoch: int, now_ms: int, sequence: Sequenced) -> SimBatch:
+    def planned(
+        self,
+        body: str,
+        count: int,
+        *,
+        leader_epoch: int,
+        now_ms: int,
+        sequence: Sequenced,
+        content: Content = None,
+    ) -> SimBatch:
         """Return the batch that ``append`` would write."""
         header = self._header(count, sequence, leader_epoch=leader_epoch, now_ms=now_ms, length=len(body))
-        return SimBatch(header, body)
+        return SimBatch(header, body, content)
 
     def append_copies(self, batches: Sequence[SimBatch]) -> int:
         """Append a leader's batches as a follower; return the new end offset.
@@ -110,7 +146,7 @@ class SimLog:
         self.log_end_offset = header.base_offset + header.offset_span
         self._ends.append(self.log_end_offset)
         self.last_epoch = header.leader_epoch
-        self.producers.record(header)
+        self.producers.record(header, batch.marker)
 
     def _header(self, count: int, sequence: Sequenced, *, leader_epoch: int, now_ms: int, length: int) -> BatchHeader:
         now_us = now_ms * 1000
@@ -132,7 +168,7 @@ class SimLog:
             first_sequence=sequence.first_sequence,
             offset_array_length=0,
             producer_epoch=sequence.producer_epoch,
-            flags=0,
+            flags=sequence.flags,
         )
 
     # --- reading ------------------------------------------------------------------------------------------------
@@ -177,7 +213,7 @@ class SimLog:
 
     def rebuild_producers(self) -> None:
         self.producers.clear()
-        replay(self.producers, ((batch.header, None) for batch in self.batches))
+        replay(self.producers, ((batch.header, batch.marker) for batch in self.batches))
 
     # --- the disk -----------------------------------------------------------------------------------------------
 

@@ -6,25 +6,30 @@ shows the bug.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from sparklog.broker.lifecycle.supervisor_lease import SupervisorLease
 from sparklog.broker.metadata_cache import MetadataCache
+from sparklog.broker.transactions.fenced_producers import FencedProducers
 from sparklog.controller import reassignments
+from sparklog.coordinator import kafka_transactions
+from sparklog.coordinator.records import LAST_EPOCH
 from sparklog.replica.replica import Replica
+from sparklog.storage import producers
 from sparklog.testing import sim_variants as variants
 from sparklog.testing.sim_broker import SimBroker
 from sparklog.testing.sim_controller_core import CoreController
 from sparklog.testing.sim_log import SimLog
 from sparklog.testing.sim_network import NetworkFaults
 from sparklog.testing.sim_schedule import FAULTS
+from sparklog.testing.sim_transactions import TransactionBroker
 
-#: A patch: a module or class, the name of a function in it, and the broken function that replaces this function.
 NOTHING = "nothing"
-Patch = tuple[object, str, Callable[..., Any]]
+#: A patch: a module or class, the name of a function or constant in it, and the broken one that replaces it.
+Patch = tuple[object, str, Any]
 
 
 class Caught(NamedTuple):
@@ -61,6 +66,8 @@ class Mutant:
     #: The weights of faults and operations that differ from the defaults.
     likely: tuple[tuple[str, float], ...] = ()
     partitions: int = 1
+    #: Whether the producers are Kafka's; ``broker_type`` is then a ``TransactionBroker``.
+    kafka: bool = False
 
     @property
     def sound(self) -> bool:
@@ -78,6 +85,8 @@ class Mutant:
 
 
 _DOUBLED = NetworkFaults(loss=0.02, duplicate=0.5, slow=0.1, duplicate_ms=500)
+#: A network that only doubles messages. Apart from the copies, they arrive in order.
+_COPIES_ALONE = NetworkFaults(loss=0.0, duplicate=0.5, slow=0.0, delay_ms=1, duplicate_ms=2500)
 _LATE_COPIES = NetworkFaults(loss=0.02, duplicate=0.5, slow=0.1, duplicate_ms=2500)
 _MOVING_LEADERS = (
     ("withdrawn stop", 40),
@@ -105,6 +114,8 @@ _CRASHES_ALONE = (
     *((kind, 0) for kind in FAULTS if kind not in {"crash", "full disk"}),
 )
 _DRIVERLESS = (("driver away", 20),)
+#: For Kafka's producers: their transactions promise nothing if all hosts lose power at once.
+_NO_POWER_CUT = (("power cut", 0),)
 _LOSING_LOGS = (("lose a log", 15), ("exchange logs", 10))
 
 MUTANTS: tuple[Mutant, ...] = (
@@ -327,6 +338,58 @@ MUTANTS: tuple[Mutant, ...] = (
         lease_type=variants.ForsakenLease,
         likely=_DRIVERLESS,
     ),
+    Mutant(
+        "epochs that do not fence",
+        "coordinator, log",
+        Caught("epochs fence", 2, 40),
+        broker_type=TransactionBroker,
+        patches=((kafka_transactions, "_not_current", variants.any_epoch),),
+        likely=_NO_POWER_CUT,
+        partitions=2,
+        kafka=True,
+    ),
+    Mutant(
+        "a transaction confirmed for the next one too",
+        "leader",
+        Caught("late batches stay out", 0, 40),
+        broker_type=variants.EagerLeader,
+        weather=_LATE_COPIES,
+        likely=_NO_POWER_CUT,
+        partitions=2,
+        kafka=True,
+    ),
+    Mutant(
+        "a marker that removes the producer",
+        "log",
+        Caught("retries are duplicates", 11, 40),
+        broker_type=TransactionBroker,
+        patches=((producers, "ONE_TRANSACTION", LAST_EPOCH),),
+        weather=_COPIES_ALONE,
+        likely=_NO_POWER_CUT,
+        partitions=2,
+        kafka=True,
+    ),
+    Mutant(
+        "unknown producers that begin at 0 only",
+        "log",
+        Caught("unknown producers begin anywhere", 0, 40),
+        broker_type=TransactionBroker,
+        patches=((producers, "check_sequence", variants.from_zero),),
+        likely=_NO_POWER_CUT,
+        partitions=2,
+        kafka=True,
+    ),
+    Mutant(
+        "a repeated marker that ends the next transaction",
+        "leader",
+        Caught("late batches stay out", 0, 40),
+        broker_type=TransactionBroker,
+        patches=((FencedProducers, "is_over", variants.never),),
+        weather=_LATE_COPIES,
+        likely=_NO_POWER_CUT,
+        partitions=2,
+        kafka=True,
+    ),
 )
 BY_NAME = {mutant.name: mutant for mutant in MUTANTS}
 #: The production code.
@@ -337,3 +400,14 @@ BY_NAME[DRIVERLESS.name] = DRIVERLESS
 #: The production code, in a cluster where log directories are lost or swapped.
 LOSING_LOGS = Mutant("sound, losing logs at times", NOTHING, Caught("", 0, 0), partitions=6, likely=_LOSING_LOGS)
 BY_NAME[LOSING_LOGS.name] = LOSING_LOGS
+#: The production code, with Kafka's producers. No power cut loses their acknowledged batches.
+KAFKA = Mutant(
+    "sound, with Kafka's producers",
+    NOTHING,
+    Caught("", 0, 0),
+    broker_type=TransactionBroker,
+    partitions=2,
+    likely=_NO_POWER_CUT,
+    kafka=True,
+)
+BY_NAME[KAFKA.name] = KAFKA

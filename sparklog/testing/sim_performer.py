@@ -23,7 +23,7 @@ from sparklog.replica import effects as fx
 from sparklog.replica import events as ev
 from sparklog.testing.sim_checks import SimViolation
 from sparklog.testing.sim_hosted import Asked, Fetching, Hosted, PeerBroker, SimBrokerHost, SimProduce
-from sparklog.testing.sim_log import NOT_IDEMPOTENT, SimBatch
+from sparklog.testing.sim_log import SimBatch
 from sparklog.testing.sim_process import ProcessEnded
 from sparklog.testing.sim_session import SimSession
 from sparklog.testing.sim_zk import BadVersion, NodeGone
@@ -73,16 +73,18 @@ class ReplicaPerformer(PeerBroker):
             self._tell(produce, ErrorCode.UNKNOWN_TOPIC_OR_PARTITION)
             return
         self._tickets += 1
-        if produce.sequence is NOT_IDEMPOTENT:
+        if produce.sequence.first_sequence < 0:
             produce = structs.replace(produce, body=f"{produce.body}.{self.broker_id}.{self._tickets}")
         hosted.produces[self._tickets] = produce
         deadline_ms = self.now_ms + produce.timeout_ms
         self.handle(tp, ev.ProduceArrived(self._tickets, produce.acks, deadline_ms))
 
     def _tell(self, produce: SimProduce, code: ErrorCode) -> None:
-        told = produce.told
+        told, on_result = produce.told, produce.on_result
         if told is not None:
             self.world.send(self.name, "client", (None, 0, partial(told, code)))
+        if on_result is not None:
+            self.later(0, partial(on_result, code))
 
     def handle(
         self,
@@ -249,16 +251,25 @@ class ReplicaPerformer(PeerBroker):
         ticket, leader_epoch = effect.ticket, effect.leader_epoch
         produce, log = hosted.produces[ticket], hosted.log
         planned = log.planned(
-            produce.body, produce.count, leader_epoch=leader_epoch, now_ms=self.now_ms, sequence=produce.sequence
+            produce.body,
+            produce.count,
+            leader_epoch=leader_epoch,
+            now_ms=self.now_ms,
+            sequence=produce.sequence,
+            content=produce.content,
         )
-        if produce.sequence is not NOT_IDEMPOTENT:
+        if produce.sequence.first_sequence >= 0:
             try:
-                known = log.duplicate(planned.header)
+                known = log.known([(planned.header, None)], begins_anywhere=produce.begins_anywhere)
             except BrokerError as error:
+                unknown = log.producers.get(planned.header.producer_id) is None
+                hosted.checker.sequence_refused(error, unknown=unknown and produce.begins_anywhere)
                 return self._refuse_append(hosted, ticket, error.code)
-            if known is not None:
+            if known:
                 self.world.happened["duplicate recognised"] += 1
-                return ev.LeaderAppended(ticket, known.start, known.end)
+                if produce.content is not None and planned.header.producer_id not in log.transactions:
+                    self.world.happened["duplicate after its marker"] += 1
+                return ev.LeaderAppended(ticket, known[0].start, known[0].end)
         if self._has_no_room():
             return self._refuse_append(hosted, ticket, ErrorCode.KAFKA_STORAGE_ERROR)
         if self.append_fault is not None:

@@ -6,19 +6,26 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection
+from dataclasses import replace
 from typing import Any, ClassVar
 
 from msgspec import structs
 
 from sparklog.broker.lifecycle.supervisor_lease import LeaseName, OrphanStep, SupervisorLease
+from sparklog.broker.transactions.leader_transactions import Batches, LeaderTransactions, TransactionalLog
 from sparklog.controller import reassignments
 from sparklog.controller.cluster_state import ClusterPartition
 from sparklog.controller.controller import Controller
 from sparklog.controller.election import ELECTED, MOVED, ElectionDecision, IsrLiveness, decide, leader_remains
 from sparklog.controller.election import move as elect
+from sparklog.coordinator import kafka_transactions
+from sparklog.coordinator.effects import Refused
+from sparklog.coordinator.events import KafkaAddRequested, KafkaEndRequested
+from sparklog.coordinator.records import Transaction
 from sparklog.errors import ErrorCode
-from sparklog.model import NO_LEADER, LeaderAndIsr, Reassignment, TopicPartition, VersionedState
+from sparklog.model import NO_LEADER, LeaderAndIsr, OffsetRange, Reassignment, TopicPartition, VersionedState
 from sparklog.protocol.messages import ControlUpdate
+from sparklog.record.header import BatchHeader
 from sparklog.replica import effects as fx
 from sparklog.replica import events as ev
 from sparklog.replica.follower import FollowerRole
@@ -26,9 +33,11 @@ from sparklog.replica.isr import IsrState, PendingIsr
 from sparklog.replica.leader import LeaderRole
 from sparklog.replica.progress import Progress
 from sparklog.replica.replica import Replica
+from sparklog.storage.producers import ProducerEntry, check_sequence
 from sparklog.testing.sim_broker import SimBroker
 from sparklog.testing.sim_controller_core import CoreController
 from sparklog.testing.sim_log import SimLog
+from sparklog.testing.sim_transactions import TransactionBroker
 
 
 class CommittedOnly(LeaderRole):
@@ -392,3 +401,34 @@ def with_the_removed(
 
 
 _finish = reassignments.finish
+
+
+class EagerTransactions(LeaderTransactions):
+    """A leader that asks the coordinator only about producers that are new in its log."""
+
+    def _is_confirmed_or_known(
+        self, log: TransactionalLog, tp: TopicPartition, batches: Batches, *, producer: tuple[int, int]
+    ) -> bool:
+        known = super()._is_confirmed_or_known(log, tp, batches, producer=producer)
+        return known or (isinstance(log, SimLog) and log.producers.get(producer[0]) is not None)
+
+
+class EagerLeader(TransactionBroker):
+    rules_type = EagerTransactions
+
+
+def any_epoch(key: str, now: Transaction, request: KafkaAddRequested | KafkaEndRequested) -> Refused | None:
+    """Accept a request of any epoch of the producer id."""
+    if now.kafka is None:
+        return _not_current(key, now, request)
+    known = now.kafka.producer_id, now.kafka.epoch
+    return _not_current(key, now, replace(request, producer_id=known[0], producer_epoch=known[1]))
+
+
+def from_zero(entry: ProducerEntry | None, header: BatchHeader, *, begins_anywhere: bool = False) -> OffsetRange | None:
+    """Require that the first batch of any unknown producer has sequence 0."""
+    return _check_sequence(entry, header)
+
+
+_not_current = kafka_transactions._not_current
+_check_sequence = check_sequence

@@ -7,7 +7,9 @@ from collections import Counter
 
 import pytest
 
+from sparklog.testing.sim_case import Case
 from sparklog.testing.sim_cluster import SimCluster
+from sparklog.testing.sim_mutants import KAFKA
 from sparklog.testing.sim_schedule import FAULTS, OPERATIONS
 
 SEEDS = 60
@@ -57,6 +59,21 @@ _BESIDES = (
     "cut forgotten",
     "cut without room",
 )
+#: what happens to Kafka's producers
+_OF_KAFKA = (
+    "kafka commits",
+    "kafka aborts",
+    "kafka batch given up",
+    "kafka batch: INVALID_PRODUCER_EPOCH",
+    "kafka batch: INVALID_TXN_STATE",
+    "kafka end before its markers",
+    "kafka epoch of an idempotent producer",
+    "kafka producer forgotten",
+    "duplicate after its marker",
+    "marker of an earlier transaction",
+    "marker sent again",
+    "question repeated",
+)
 
 
 @pytest.fixture(scope="module")
@@ -86,6 +103,16 @@ def test_every_kind_of_action_has_an_effect(kind: str, happened: Counter[str]) -
 
 def test_the_network_and_the_clients_have_faults(happened: Counter[str]) -> None:
     assert not [kind for kind in _BESIDES if not happened[kind]]
+
+
+def test_kafka_producers_meet_the_faults_that_their_promises_are_about() -> None:
+    """They are fenced, repeat themselves after markers, are forgotten, and lose leaders and coordinators."""
+    total: Counter[str] = Counter()
+    for seed in range(8, 20):
+        found, happened = Case(seed, mutant=KAFKA.name, partitions=2).play_counted()
+        assert found is None, (seed, found)
+        total += happened
+    assert not [kind for kind in _OF_KAFKA if not total[kind]], total
 
 
 def test_many_partitions_on_five_brokers_settle() -> None:

@@ -7,6 +7,7 @@ import os
 import pytest
 
 from sparklog.testing.sim_case import Case
+from sparklog.testing.sim_mutants import KAFKA
 from sparklog.testing.simulate import main
 
 
@@ -39,6 +40,21 @@ def test_brokers_with_lost_or_swapped_logs_copy_them(capsys: pytest.CaptureFixtu
     """At their start they find single directories missing or exchanged."""
     code = main(["--seeds", "0..20", "--partitions", "3", "--mutant", "sound, losing logs at times"])
     assert code == 0, capsys.readouterr().out
+
+
+@pytest.mark.parametrize("seeds", ["0..8", pytest.param("8..200", marks=pytest.mark.extended)])
+def test_the_promises_to_kafka_producers_hold(seeds: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """Epochs fence, late batches stay out, retries are duplicates, and unknown producers begin anywhere."""
+    code = main(["--seeds", seeds, "--mutant", KAFKA.name, "--jobs", "2", "--budget", "100"])
+    assert code == 0, capsys.readouterr().out
+
+
+@pytest.mark.long
+@pytest.mark.timeout(6 * 3600)
+def test_five_thousand_seeds_of_kafka_producers_pass(capsys: pytest.CaptureFixture[str]) -> None:
+    jobs = str(os.cpu_count() or 1)
+    arguments = ["--seeds", "0..5000", "--mutant", KAFKA.name, "--partitions", "3", "--jobs", jobs, "--all"]
+    assert main(arguments) == 0, capsys.readouterr().out
 
 
 @pytest.mark.parametrize(("seed", "partitions"), [(500, 2), (1606, 2), (7000198, 6), (1005596, 6), (1019830, 6)])
