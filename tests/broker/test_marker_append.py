@@ -36,9 +36,7 @@ def test_one_failing_marker_does_not_stop_the_others() -> None:
         broken.fails = RuntimeError("a bug")
         replies: list[Any] = []
         nothing = lambda: None  # noqa: E731
-        connection = cast(
-            Any, SimpleNamespace(reply=replies.append, hold=nothing, release=nothing, resume_requests=nothing)
-        )
+        connection = cast(Any, SimpleNamespace(reply=replies.append, pause_requests=nothing, resume_requests=nothing))
         request = WriteMarkers(3, tuple(marker(number) for number in range(3)))
         stage.handle(connection, request)
         await until(lambda: replies)
