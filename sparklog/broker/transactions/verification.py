@@ -195,9 +195,11 @@ def _producer(tp: TopicPartition, batches: Batches, *, key: str, acks: int) -> t
     if acks != ACKS_ALL:
         # Otherwise a commit would confirm records that may be lost.
         raise BrokerError(ErrorCode.INVALID_REQUIRED_ACKS, f"{tp}: transactions require acks -1 (all), found {acks}")
-    producers = {(header.producer_id, header.producer_epoch) for header, _ in batches}
-    producer = min(producers)
-    if len(producers) != 1 or producer[0] < 0 or any(header.first_sequence < 0 for header, _ in batches):
-        detail = f"{tp}: producers {sorted(producers)[:8]} with sequences found, one id of {key!r} expected"
-        raise BrokerError(ErrorCode.INVALID_RECORD, detail)
+    first = batches[0][0]
+    producer = first.producer_id, first.producer_epoch
+    for header, _ in batches:
+        found = header.producer_id, header.producer_epoch
+        if found != producer or header.producer_id < 0 or header.first_sequence < 0:
+            detail = f"{tp}: producer {found} with sequence {header.first_sequence} found, one id of {key!r} expected"
+            raise BrokerError(ErrorCode.INVALID_RECORD, detail)
     return producer
