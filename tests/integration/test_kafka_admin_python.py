@@ -27,7 +27,9 @@ def cluster() -> Iterator[ProcessCluster]:
 
 @pytest.fixture(scope="module")
 def admin(cluster: ProcessCluster) -> Iterator[Any]:
-    client = kafka_admin.KafkaAdminClient(bootstrap_servers=cluster.kafka_bootstrap.split(","))
+    from tests.integration.kafka_python_sockets import DIRECT
+
+    client = kafka_admin.KafkaAdminClient(bootstrap_servers=cluster.kafka_bootstrap.split(","), proxy_url=DIRECT)
     yield client
     client.close()
 

@@ -116,7 +116,9 @@ def test_confluent_kafka_lists_topics(cluster: ProcessCluster) -> None:
 
 def test_kafka_python_describes_the_cluster(cluster: ProcessCluster) -> None:
     kafka = pytest.importorskip("kafka")
-    admin = kafka.KafkaAdminClient(bootstrap_servers=cluster.kafka_bootstrap.split(","))
+    from tests.integration.kafka_python_sockets import DIRECT
+
+    admin = kafka.KafkaAdminClient(bootstrap_servers=cluster.kafka_bootstrap.split(","), proxy_url=DIRECT)
     try:
         described = admin.describe_cluster()
         assert described["cluster_id"] == cluster.cluster_id

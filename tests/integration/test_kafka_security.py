@@ -94,8 +94,11 @@ def test_kcat_logs_in(cluster: SecureCluster) -> None:
 
 def test_kafka_python_logs_in(cluster: SecureCluster) -> None:
     kafka = pytest.importorskip("kafka")
+    from tests.integration.kafka_python_sockets import DIRECT
+
     admin = kafka.KafkaAdminClient(
         bootstrap_servers=cluster.kafka_bootstrap.split(","),
+        proxy_url=DIRECT,
         security_protocol="SASL_SSL",
         ssl_cafile=cluster.ca,
         sasl_mechanism="SCRAM-SHA-256",
