@@ -15,7 +15,7 @@ from msgspec.structs import replace
 
 from sparklog.coordinator import transaction_end
 from sparklog.coordinator.effects import Done, Ended, KafkaProducerGiven, Refused, Respond
-from sparklog.coordinator.events import KafkaAddRequested, KafkaEndRequested, KafkaInitRequested
+from sparklog.coordinator.events import KafkaAddRequested, KafkaEndRequested, KafkaInitRequested, VerifyRequested
 from sparklog.coordinator.records import (
     EMPTY,
     FIRST_EPOCH,
@@ -86,7 +86,7 @@ def add(
     The first addition begins the transaction.
     """
     now = draft.transaction if draft is not None and draft.transaction is not None else entry.transaction
-    refusal = _not_current(entry.key, now, request)
+    refusal = not_current(entry.key, now, request)
     if refusal is None and entry.ending:
         detail = f"{entry.key}: the last transaction is {now.state}, its markers are not written yet"
         refusal = Refused(ErrorCode.CONCURRENT_TRANSACTIONS, detail)
@@ -140,7 +140,7 @@ def end(entry: TransactionEntry, request: KafkaEndRequested, *, now_ms: int) -> 
         if entry.ending:
             return None
         return transaction_end.unchanged(entry, Respond(request.ticket, ended(now, complete=True)))
-    refusal = _not_current(entry.key, now, request)
+    refusal = not_current(entry.key, now, request)
     if refusal is not None or kafka is None:
         return refusal or _unknown(entry.key, request.producer_id)
     if entry.ending:
@@ -186,7 +186,10 @@ def _repeats(kafka: KafkaProducer, request: KafkaEndRequested) -> bool:
     )
 
 
-def _not_current(key: str, now: Transaction, request: KafkaAddRequested | KafkaEndRequested) -> Refused | None:
+def not_current(
+    key: str, now: Transaction, request: KafkaAddRequested | KafkaEndRequested | VerifyRequested
+) -> Refused | None:
+    """Return the refusal of a request if its producer is not the current one of the key, or None."""
     if now.kafka is None:
         if now.run_id:
             return fenced(key, request.producer_id, request.producer_epoch)

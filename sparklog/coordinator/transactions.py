@@ -416,6 +416,11 @@ class Transactions(CoordinatorCore[TransactionEntry, TransactionDraft]):
         Otherwise a record could be appended after the transaction's marker.
         """
         entry = self._entries.get(request.key)
+        if entry is not None and entry.transaction.kafka is not None:
+            # A fenced producer gets INVALID_PRODUCER_EPOCH, as from Kafka: its client must not try to abort.
+            refusal = kafka_transactions.not_current(entry.key, entry.transaction, request)
+            if refusal is not None:
+                return refusal
         participant = entry.participants.get(request.producer_id) if entry is not None else None
         if entry is None or participant is None or entry.transaction.state != OPEN:
             detail = f"{request.key}: producer {request.producer_id} takes part in nothing that is open"

@@ -99,7 +99,9 @@ def test_a_new_producer_fences_the_old_one_and_aborts_its_transaction(host: Kafk
     assert new[0] == old[0] and new[1] > old[1]
     for late in (host.put(old, PLACE), host.decide(old), host.decide(old, commit=False), host.init(producer=old)):
         assert host.result(late) == "INVALID_PRODUCER_EPOCH"
+    assert host.result(host.ask(old)) == "INVALID_PRODUCER_EPOCH"
     assert host.result(host.put(new, PLACE)) == "Done"
+    assert host.result(host.ask(old)) == "INVALID_PRODUCER_EPOCH"
 
 
 @pytest.mark.parametrize("opened", [False, True])

@@ -177,6 +177,15 @@ def test_a_late_batch_after_the_end_gets_the_code_of_its_version(caller: Caller,
     assert caller.produce(producer, 0, version=version) == sent, "a retry after the marker is a duplicate"
 
 
+@pytest.mark.parametrize("version", [10, 11, 12])
+def test_a_fenced_producers_batch_gets_the_code_for_its_epoch(caller: Caller, version: int) -> None:
+    old = caller.given()
+    assert caller.add(old, "orders") == {"orders": 0}
+    assert caller.produce(old, 0)[0] == 0
+    caller.given()
+    assert caller.produce(old, 1, version=version)[0] == ErrorCode.INVALID_PRODUCER_EPOCH
+
+
 def test_a_late_batch_never_enters_the_next_transaction(caller: Caller) -> None:
     first = caller.given()
     assert caller.produce(first, 0, version=12)[0] == 0, "the leader adds the partition"
