@@ -278,10 +278,15 @@ def test_acls_are_created_described_and_deleted(admin: KafkaCalls, version: int)
     assert listed(admin, None, PREFIXED, version) == [prefixed]
     filters = [wire_security.DeleteAclsFilter(**selecting(name)) for name in ("bills", "never-existed", "bi")]
     odd = wire_security.DeleteAclsFilter(**{**selecting("bills"), "operation": 99})
+    nameless = {**selecting("bills"), "principal_filter": "*"}  # no ACL has a principal without a type
+    response = admin.ask(ApiKey.DESCRIBE_ACLS, version, wire_security.DescribeAclsRequest(**nameless))
+    assert (response.error_code, response.resources) == (0, [])
+    filters.insert(0, wire_security.DeleteAclsFilter(**nameless))
     deletion = wire_security.DeleteAclsRequest(filters=[*filters, odd])
     found = admin.ask(ApiKey.DELETE_ACLS, version, deletion).filter_results
-    assert [one.error_code for one in found] == [0, 0, 0, ErrorCode.INVALID_REQUEST]
-    assert [sorted(acl.operation for acl in one.matching_acls) for one in found[:3]] == [[READ, DESCRIBE], [], [DELETE]]
+    assert [one.error_code for one in found] == [0, 0, 0, 0, ErrorCode.INVALID_REQUEST]
+    operations = [sorted(acl.operation for acl in one.matching_acls) for one in found[:4]]
+    assert operations == [[], [READ, DESCRIBE], [], [DELETE]]
     assert listed(admin, None) == []
 
 

@@ -39,6 +39,7 @@ from sparklog.protocol.acl_messages import MAX_ADDED, AclCondition, AclEntry
 from sparklog.protocol.messages import CreateAcls, DeleteAcls, DeleteAclsReply, DescribeAcls, DescribeAclsReply
 from sparklog.security.acl_entries import binding_of
 from sparklog.security.acls import parse_operation, parse_pattern_type, parse_permission, parse_resource_type
+from sparklog.security.principals import parse_principal
 
 _Part = TypeVar("_Part", bound=Enum)
 
@@ -179,16 +180,27 @@ def _entry(creation: AclCreation) -> AclEntry:
 def _condition(wanted: _Filter) -> AclCondition:
     """Return the condition that selects the ACLs of a filter. Raises BrokerError INVALID_REQUEST."""
     pattern_type = wanted.pattern_type_filter
+    principal, host = wanted.principal_filter, wanted.host_filter
+    if principal is not None and not _is_principal(principal):
+        principal, host = None, ""  # As in Kafka, no ACL has such a principal. No ACL has an empty host.
     return AclCondition(
         _filtered(RESOURCE_TYPES, wanted.resource_type_filter, "resource type"),
         wanted.resource_name_filter,
         None if pattern_type == MATCH else _filtered(PATTERN_TYPES, pattern_type, "pattern type"),
-        wanted.principal_filter,
-        wanted.host_filter,
+        principal,
+        host,
         _filtered(OPERATIONS, wanted.operation, "operation"),
         _filtered(PERMISSIONS, wanted.permission_type, "permission"),
         matching=pattern_type == MATCH,
     )
+
+
+def _is_principal(text: str) -> bool:
+    try:
+        parse_principal(text)
+    except ConfigError:
+        return False
+    return True
 
 
 def _filtered(known: Mapping[int, _Part], code: int, what: str) -> str | None:
