@@ -14,7 +14,7 @@ import subprocess
 import time
 import uuid
 from base64 import urlsafe_b64encode
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from sparklog.cluster.embedded_zookeeper import find_java
@@ -40,9 +40,13 @@ logger.cleaner.level=INFO
 
 
 class KafkaCluster:
-    """A Kafka cluster in ``directory``. Owner: the bench's main thread, which calls ``start`` and ``stop``."""
+    """A Kafka cluster in ``directory``. Owner: the bench's main thread, which calls ``start`` and ``stop``.
 
-    def __init__(self, jars: Path, directory: Path) -> None:
+    ``settings`` of the brokers override those above.
+    """
+
+    def __init__(self, jars: Path, directory: Path, *, settings: Mapping[str, str] | None = None) -> None:
+        self._settings = settings or {}
         self._class_path = str(jars / "*")
         self._directory = directory
         self._cluster_id = urlsafe_b64encode(uuid.uuid4().bytes).decode().rstrip("=")
@@ -137,6 +141,7 @@ class KafkaCluster:
             "min.insync.replicas": 2,
             "group.initial.rebalance.delay.ms": 0,
             "log.cleaner.backoff.ms": 1000,
+            **self._settings,
         }
         self._config(node).write_text("".join(f"{key}={value}\n" for key, value in settings.items()))
         self.format(node)
