@@ -86,9 +86,9 @@ def list_quotas(
     with open_admin(bootstrap, timeout) as admin:
         found = admin.describe_quotas(user=wanted.user, client_id=wanted.client_id, ip=wanted.ip)
     if as_json:
-        print_json([_described(_of(one)) | {"quotas": one.quotas} for one in found])
+        print_json([_described(_entity_of(one)) | {"quotas": one.quotas} for one in found])
         return
-    rows = [(_of(one), name, f"{value:.17g}") for one in found for name, value in sorted(one.quotas.items())]
+    rows = [(_entity_of(one), name, f"{value:.17g}") for one in found for name, value in sorted(one.quotas.items())]
     print_table(("clients", "quota", "value"), rows, numeric=("value",))
 
 
@@ -122,7 +122,7 @@ def remove_quotas(
     _check_names(names or [])
     with open_admin(bootstrap, timeout) as admin:
         found = admin.describe_quotas(user=entity.user, client_id=entity.client_id, ip=entity.ip)
-        present = {name for one in found if _of(one) == entity for name in one.quotas}
+        present = {name for one in found if _entity_of(one) == entity for name in one.quotas}
         removed = [name for name in names or sorted(present) if name in present]
         if not removed:
             what = " or ".join(names) if names else "quota"
@@ -168,7 +168,7 @@ def _required(entity: QuotaEntity) -> QuotaEntity:
     return entity
 
 
-def _of(found: ClientQuotas) -> QuotaEntity:
+def _entity_of(found: ClientQuotas) -> QuotaEntity:
     return QuotaEntity(found.user, found.client_id, found.ip)
 
 

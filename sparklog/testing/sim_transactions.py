@@ -270,14 +270,14 @@ class SimTransactionHost(TransactionHost):
         super()._fail()
 
     def _arm(self) -> None:
-        deadline_ms = self._core.deadline_ms if not self.unready else None
+        deadline_ms = self._core.deadline_ms if not self.not_ready_reason else None
         if deadline_ms is None or 0 < self._timer_at_ms <= deadline_ms:
             return
         self._timer_at_ms = deadline_ms
         self._broker.later(max(deadline_ms - self._now_ms(), 1), lambda: self._due(deadline_ms))
 
     def _due(self, at_ms: int) -> None:
-        if at_ms == self._timer_at_ms and not self.unready:
+        if at_ms == self._timer_at_ms and not self.not_ready_reason:
             self._timer_at_ms = 0
             self.step(CoordinatorTicked())
 

@@ -44,7 +44,7 @@ class Coordinator:
             decisions=broker.marker_sender,
             log_start_moved=broker.fetches.log_start_moved,
         )
-        self.host.unready = ""
+        self.host.not_ready_reason = ""
         self.failed = 0
         self.host.on_failed = self._on_failed
 
@@ -80,7 +80,7 @@ def test_requests_during_a_write_share_the_next_write() -> None:
         assert (first, second, third, len(it.led.appended)) == ([ErrorCode.INVALID_TXN_STATE], [], [], 2)
         it.led.answer(COMMITTED)
         assert (second, third) == (first, first)
-        assert (len(it.led.appended), it.host.unready, it.failed) == (2, "", 0), (
+        assert (len(it.led.appended), it.host.not_ready_reason, it.failed) == (2, "", 0), (
             "no request waits, so nothing is written"
         )
 
@@ -92,7 +92,7 @@ def test_a_request_is_accepted_again_if_its_write_failed(code: ErrorCode) -> Non
     def story(it: Coordinator) -> None:
         first, second = it.ask(), it.ask()
         it.led.answer(Answer(code, 0, 0, "why"))
-        assert (first, second, it.host.unready) == (UNAVAILABLE, [], "")
+        assert (first, second, it.host.not_ready_reason) == (UNAVAILABLE, [], "")
         it.led.answer(COMMITTED)
         assert (second, it.failed) == ([ErrorCode.INVALID_TXN_STATE], 0)
 
@@ -103,7 +103,7 @@ def test_a_write_with_an_unknown_outcome_ends_the_coordinator() -> None:
     def story(it: Coordinator) -> None:
         first, second = it.ask(), it.ask()
         it.led.answer(Answer(ErrorCode.REQUEST_TIMED_OUT, 0, 0, "why"))
-        assert (first, second, it.host.unready, it.failed) == (UNAVAILABLE, UNAVAILABLE, "failed", 1)
+        assert (first, second, it.host.not_ready_reason, it.failed) == (UNAVAILABLE, UNAVAILABLE, "failed", 1)
 
     play(story)
 
@@ -114,7 +114,7 @@ def test_a_deposed_coordinator_redirects_to_the_next_one() -> None:
         it.led.replica.is_leader = False
         it.led.answer(Answer(ErrorCode.NOT_LEADER_OR_FOLLOWER, 0, 0, "why"))
         assert first == second == [ErrorCode.NOT_COORDINATOR]
-        assert (it.host.unready, it.failed, len(it.led.appended)) == ("ended", 0, 1)
+        assert (it.host.not_ready_reason, it.failed, len(it.led.appended)) == ("ended", 0, 1)
 
     play(story)
 
@@ -147,6 +147,6 @@ def test_a_response_callback_that_raises_leaves_no_waiters() -> None:
         assert (first, third) == ([ErrorCode.INVALID_TXN_STATE], [])
         it.led.answer(COMMITTED)
         assert third == UNAVAILABLE, "by what is left of it"
-        assert (it.host.unready, it.failed) == ("failed", 1)
+        assert (it.host.not_ready_reason, it.failed) == ("failed", 1)
 
     play(story)

@@ -79,7 +79,7 @@ def load_offsets(host: GroupHost, *topics: tuple[str, str]) -> None:
         )
         for topic, i in topics
     )
-    host.unready = ""
+    host.not_ready_reason = ""
 
 
 def test_a_deleted_topics_offsets_are_dropped_and_not_an_unknown_ones() -> None:
@@ -228,7 +228,7 @@ def test_a_waiting_group_learns_that_a_transaction_has_ended(known: dict[int, st
         now_ms = time.time_ns() // 1_000_000
         value = Hold(FORMAT_VERSION, "m1", 1, 7, knew, (("t", 0),), now_ms)
         host.groups.load([group_record(HoldKey(FORMAT_VERSION, "g", "tx"), value)])
-        host.unready = ""
+        host.not_ready_reason = ""
         holds = host.groups.holds("g", "m2", [("t", 0)])
         assert holds == [("tx", value)] and not host.groups.holds("g", "m1", [("t", 0)])
         host.check_holds("g", holds)
@@ -258,7 +258,7 @@ def test_a_member_learns_of_offsets_that_no_transaction_holds() -> None:
         for one in offsets:
             state[OffsetKey(FORMAT_VERSION, "g", "t", one.partition)] = CommittedOffset(FORMAT_VERSION, one, now_ms)
         host.groups.load([group_record(*found) for found in state.items()])
-        host.unready = ""
+        host.not_ready_reason = ""
         replies: list[Reply] = []
         groups = SimpleNamespace(of=lambda _: host)
         requests = GroupRequests(
@@ -302,7 +302,7 @@ def test_a_heartbeat_with_too_many_topics_advises_a_pattern() -> None:
 def test_a_thread_computes_the_target_of_a_large_group() -> None:
     async def story() -> None:
         host = Stage().group_host()
-        host.unready = ""
+        host.not_ready_reason = ""
         host.step(TopicsSeen({"t": TopicView("t-id", 2 * COMPUTED_AT_ONCE)}))
         threads: list[int] = []
         compute = TargetInputs.compute
@@ -331,14 +331,14 @@ def test_a_target_that_cannot_be_computed_ends_the_coordinator(monkeypatch: pyte
 
     async def story() -> None:
         host = Stage().group_host()
-        host.unready = ""
+        host.not_ready_reason = ""
         host.step(TopicsSeen({"t": TopicView("t-id", 2 * COMPUTED_AT_ONCE)}))
         monkeypatch.setattr(TargetInputs, "compute", lambda _: 1 / 0)
         outcomes: list[Outcome] = []
         host.ask(lambda ticket: HeartbeatRequested(ticket, "g", "m", 0, 1, (), About(("t",))), outcomes.append)
         await until(lambda: outcomes)
         assert isinstance(outcomes[0], Refused) and outcomes[0].code is ErrorCode.COORDINATOR_NOT_AVAILABLE
-        assert host.unready == "failed"
+        assert host.not_ready_reason == "failed"
 
     asyncio.run(story())
 

@@ -235,7 +235,7 @@ def test_every_task_of_a_decision_in_parts_gets_its_marker(monkeypatch: pytest.M
             decisions=stage.broker.marker_sender,
             log_start_moved=stage.broker.fetches.log_start_moved,
         )
-        host.unready = ""
+        host.not_ready_reason = ""
         records = [transaction_record("k", Transaction(state=OPEN, run_id="r", version=2, timeout_ms=60_000))]
         for producer_id in range(5):
             stage.hosted.log.open[producer_id] = OpenTransaction(0, 3)

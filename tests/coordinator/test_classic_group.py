@@ -80,13 +80,13 @@ class Trace:
         return JoinRequested(
             ticket,
             "g",
-            named.get("id", ""),
-            names[0],
-            named.get("type", "consumer"),
-            protocols,
-            named.get("static", ""),
-            int(named.get("session", 1000)),
-            int(named.get("rebalance", 5000)),
+            member_id=named.get("id", ""),
+            new_member_id=names[0],
+            protocol_type=named.get("type", "consumer"),
+            protocols=protocols,
+            instance_id=named.get("static", ""),
+            session_timeout_ms=int(named.get("session", 1000)),
+            rebalance_timeout_ms=int(named.get("rebalance", 5000)),
             needs_member_id="v4" in names,
             can_skip="v9" in names,
         )
@@ -94,7 +94,16 @@ class Trace:
     def _sync(self, ticket: int, names: list[str], named: dict[str, str]) -> SyncRequested:
         kind, protocol, static = named.pop("type", ""), named.pop("by", ""), named.pop("static", "")
         assigned = tuple((name, value.encode()) for name, value in named.items())
-        return SyncRequested(ticket, "g", names[0], int(names[1]), static, kind, protocol, assigned)
+        return SyncRequested(
+            ticket,
+            "g",
+            names[0],
+            int(names[1]),
+            instance_id=static,
+            protocol_type=kind,
+            protocol=protocol,
+            assignments=assigned,
+        )
 
     def _beat(self, ticket: int, names: list[str], named: dict[str, str]) -> BeatRequested:
         return BeatRequested(ticket, "g", names[0], int(names[1]), named.get("static", ""))

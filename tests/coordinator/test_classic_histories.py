@@ -92,11 +92,20 @@ class Histories(RuleBasedStateMachine):
         self.ask(
             client,
             lambda ticket: JoinRequested(
-                ticket, "g", client.member_id, new_id, "consumer", PROTOCOLS, client.instance_id, 1000,
-                client.rebalance_ms, needs_member_id=not client.old, can_skip=not client.old,
+                ticket,
+                "g",
+                member_id=client.member_id,
+                new_member_id=new_id,
+                protocol_type="consumer",
+                protocols=PROTOCOLS,
+                instance_id=client.instance_id,
+                session_timeout_ms=1000,
+                rebalance_timeout_ms=client.rebalance_ms,
+                needs_member_id=not client.old,
+                can_skip=not client.old,
             ),
             refuse=refuse,
-        )  # fmt: skip
+        )
 
     def receive(self, client: Client) -> bool:
         """Act on the response to the client's request. Return whether there was one."""
@@ -145,11 +154,17 @@ class Histories(RuleBasedStateMachine):
         self.ask(
             client,
             lambda ticket: SyncRequested(
-                ticket, "g", client.member_id, joined.generation, client.instance_id, "consumer", joined.protocol,
-                assignments,
+                ticket,
+                "g",
+                client.member_id,
+                joined.generation,
+                instance_id=client.instance_id,
+                protocol_type="consumer",
+                protocol=joined.protocol,
+                assignments=assignments,
             ),
             refuse=refuse,
-        )  # fmt: skip
+        )
 
     def beat(self, client: Client) -> None:
         self.ask(

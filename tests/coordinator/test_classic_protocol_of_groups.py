@@ -290,7 +290,14 @@ def test_ids_of_new_members_are_bounded_over_all_groups() -> None:
         ticket = host.ticket()
         protocols = (("range", b""),)
         new = JoinRequested(
-            ticket, group, "", member_id, "consumer", protocols, session_timeout_ms=1000, needs_member_id=True
+            ticket,
+            group,
+            member_id="",
+            new_member_id=member_id,
+            protocol_type="consumer",
+            protocols=protocols,
+            session_timeout_ms=1000,
+            needs_member_id=True,
         )
         host.step(new)
         host.settle()
@@ -356,7 +363,16 @@ def test_a_refused_append_may_leave_the_group_empty() -> None:
     host.step(CommitRequested(host.ticket(), "g", (GroupOffset("t", 0, 1, "id-t"),)))
     # Both requests wait for the commit of the offset. So no time passes between them.
     protocols = (("range", SUBSCRIPTION),)
-    host.step(JoinRequested(host.ticket(), "g", "", "a", "consumer", protocols, rebalance_timeout_ms=0))
+    join = JoinRequested(
+        host.ticket(),
+        "g",
+        member_id="",
+        new_member_id="a",
+        protocol_type="consumer",
+        protocols=protocols,
+        rebalance_timeout_ms=0,
+    )
+    host.step(join)
     ticket = host.ticket()
     host.step(SyncRequested(ticket, "g", "a", 1, assignments=(("a", b"x"),)))
     host.commit_one()
@@ -379,7 +395,7 @@ def test_refused_appends_and_no_timeouts_keep_the_counts(seed: int) -> None:
         found = host.core.classic(group)
         generation = found.generation if found is not None else 0
         name = rng.choice([*(found.members if found is not None else ()), *names])
-        timeouts = (rng.choice([0, 1000]), rng.choice([0, 0, 2000]))
+        session_ms, rebalance_ms = rng.choice([0, 1000]), rng.choice([0, 0, 2000])
         match rng.choice(["join", "join", "sync", "sync", "beat", "leave", "wait", "both", "commit", "refuse"]):
             case "join":
                 protocols = (("range", bytes(rng.choice([1, 400, 1500]))),)
@@ -387,10 +403,18 @@ def test_refused_appends_and_no_timeouts_keep_the_counts(seed: int) -> None:
                 instance_id = rng.choice(["", "", "s"])
                 host.step(
                     JoinRequested(
-                        host.ticket(), group, member_id, f"m{number}", "consumer", protocols, instance_id, *timeouts,
+                        host.ticket(),
+                        group,
+                        member_id=member_id,
+                        new_member_id=f"m{number}",
+                        protocol_type="consumer",
+                        protocols=protocols,
+                        instance_id=instance_id,
+                        session_timeout_ms=session_ms,
+                        rebalance_timeout_ms=rebalance_ms,
                         needs_member_id=rng.random() < 0.3,
                     )
-                )  # fmt: skip
+                )
             case "sync":
                 assignments = ((name, bytes(rng.choice([1, 400, 1500]))),)
                 host.step(SyncRequested(host.ticket(), group, name, generation, assignments=assignments))
@@ -398,7 +422,17 @@ def test_refused_appends_and_no_timeouts_keep_the_counts(seed: int) -> None:
                 # An offset's append is in flight, so the requests wait and are handled together.
                 host.step(CommitRequested(host.ticket(), group, (GroupOffset("t", 0, number, "id-t"),)))
                 protocols = (("range", b"x"),)
-                host.step(JoinRequested(host.ticket(), group, "", f"m{number}", "consumer", protocols, "", *timeouts))
+                join = JoinRequested(
+                    host.ticket(),
+                    group,
+                    member_id="",
+                    new_member_id=f"m{number}",
+                    protocol_type="consumer",
+                    protocols=protocols,
+                    session_timeout_ms=session_ms,
+                    rebalance_timeout_ms=rebalance_ms,
+                )
+                host.step(join)
                 assignments = ((f"m{number}", b"y"),)
                 host.step(SyncRequested(host.ticket(), group, f"m{number}", generation + 1, assignments=assignments))
             case "beat":

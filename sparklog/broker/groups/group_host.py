@@ -87,7 +87,7 @@ class GroupHost(CoordinatorRuntime):
 
     async def load(self) -> None:
         await super().load()
-        if not self.unready:
+        if not self.not_ready_reason:
             self._update_topics()
             self._drop_deleted()
             self.context.metadata_listeners.append(self._metadata_changed)
@@ -118,7 +118,7 @@ class GroupHost(CoordinatorRuntime):
             takes_part, epoch = await self._takes_part(key, hold.producer_id)
             # A transaction coordinator of an earlier leader epoch may not know the transaction. One of this epoch or a
             # later one does: it has read the transaction's records.
-            if not takes_part and epoch >= hold.coordinator_epoch and not self.unready:
+            if not takes_part and epoch >= hold.coordinator_epoch and not self.not_ready_reason:
                 self.step(HoldEnded(group, key, hold.producer_id))
         except BrokerError as error:  # the member asks again
             _log.info("%s: unknown whether transaction %s has ended: %s", self.partition.tp, key, error)
@@ -134,7 +134,7 @@ class GroupHost(CoordinatorRuntime):
 
     def _update_topics(self) -> None:
         self._update_timer = None
-        if not self.unready:
+        if not self.not_ready_reason:
             began = time.monotonic()
             self.step(TopicsSeen(_views(self.context.cache)))
             self._update_after_s = max(_TOGETHER_S, _SMALL_PART * (time.monotonic() - began))

@@ -125,8 +125,8 @@ def _refusal(request: FetchRequest) -> int | None:
 class _FetchCall:
     """One Fetch request of a Kafka client, from its arrival to its response."""
 
-    def __init__(self, of: KafkaFetches, call: KafkaCall, request: FetchRequest) -> None:
-        self._of = of
+    def __init__(self, handler: KafkaFetches, call: KafkaCall, request: FetchRequest) -> None:
+        self._handler = handler
         self._call = call
         self._request = request
         #: The error of each topic whose id this broker does not know, by the topic's number in the request.
@@ -142,7 +142,7 @@ class _FetchCall:
         """Read the partitions, and respond now or later. A quota may have reduced the limit in ``request``."""
         if self.answer.done():  # the client's connection has ended
             return
-        self._max_bytes = max(1, min(request.max_bytes, self._of.fetches.consumer_max_bytes))
+        self._max_bytes = max(1, min(request.max_bytes, self._handler.fetches.consumer_max_bytes))
         for number, topic in enumerate(request.topics):
             self._add(number, topic)
         wait_ms = 0 if self._unknown or request.min_bytes <= 0 else max(request.max_wait_ms, 0)
@@ -158,12 +158,12 @@ class _FetchCall:
             _SESSIONLESS,
             tuple(self._wanted.values()),
         )
-        self._of.fetches.serve(connection, native, partial(KafkaFetch, self))
+        self._handler.fetches.serve(connection, native, partial(KafkaFetch, self))
 
     def _add(self, number: int, topic: FetchTopic) -> None:
         """Add the partitions of one topic of the request."""
         try:
-            name = self._of.topics.name(topic.topic, topic.topic_id)
+            name = self._handler.topics.name(topic.topic, topic.topic_id)
         except BrokerError as error:
             self._unknown[number] = error
             self._names.append("")
@@ -183,7 +183,7 @@ class _FetchCall:
 
     def check_readable(self, wanted: FetchPartition) -> None:
         """Raise BrokerError if the client may not read the partition, or if another broker leads it."""
-        self._of.check_readable(self._call, wanted)
+        self._handler.check_readable(self._call, wanted)
 
     # --- the response ---
 
@@ -191,7 +191,7 @@ class _FetchCall:
         """Encode the records that were read, and respond. Encode many records in slices."""
         steps = self._respond(reads)
         if sum(read.size for read in reads.values()) > _AT_ONCE_BYTES:
-            self._of.slices.start(steps, self.fail)
+            self._handler.slices.start(steps, self.fail)
             return
         try:
             for _ in steps:
@@ -229,7 +229,7 @@ class _FetchCall:
     def _unread_partition(self, wanted: FetchPartition) -> PartitionRead:
         """Return the offsets of a partition whose records did not fit into the response, without records."""
         return read_for_consumer(
-            self._of.partitions, wanted, verdict=None, max_bytes=0, isolation=self._request.isolation_level
+            self._handler.partitions, wanted, verdict=None, max_bytes=0, isolation=self._request.isolation_level
         )
 
     def _partition(
@@ -263,10 +263,10 @@ class _FetchCall:
     def _records(
         self, wanted: FetchPartition, read: PartitionRead, max_bytes: int
     ) -> Generator[None, None, FetchedRecords]:
-        partition = self._of.partitions.require((wanted.topic, wanted.partition), wanted.topic_id)
-        source = _Source(self._of, partition, zstd=self._call.version >= _ZSTD_FROM)
+        partition = self._handler.partitions.require((wanted.topic, wanted.partition), wanted.topic_id)
+        source = _Source(self._handler, partition, zstd=self._call.version >= _ZSTD_FROM)
         work = encode_fetched(read.body, wanted.fetch_offset, source, max_bytes=max_bytes, aborted=read.result.aborted)
-        over = self._of.slices.over
+        over = self._handler.slices.over
         while True:
             try:
                 next(work)
@@ -281,7 +281,7 @@ class _FetchCall:
         if self._call.version < _LEADERS_FROM:
             return LeaderIdAndEpoch()
         tp = TopicPartition(wanted.topic, wanted.partition)
-        leader, epoch, endpoint = self._of.topics.leader(tp, self._call.connection.listener)
+        leader, epoch, endpoint = self._handler.topics.leader(tp, self._call.connection.listener)
         if endpoint is None:
             return LeaderIdAndEpoch()
         self._nodes[leader] = NodeEndpoint(node_id=leader, host=endpoint.host, port=endpoint.port)
@@ -289,7 +289,7 @@ class _FetchCall:
 
     def _finish(self, responses: list[FetchableTopicResponse], size: int) -> None:
         self._call.encodes_in_thread = sum(len(topic.partitions) for topic in responses) > MOST_PARTITIONS
-        fetches, throttle_ms = self._of.fetches, 0
+        fetches, throttle_ms = self._handler.fetches, 0
         fetches.counters["fetch.consumer.bytes"] += size
         if fetches.consumer_sent is not None:
             throttle_ms = fetches.consumer_sent(self._call.connection, size)
@@ -311,15 +311,15 @@ def _unread(partition: int, code: int) -> PartitionData:
 class KafkaFetch(OpenFetch):
     """A fetch that checks before each read whether the Kafka client may read the partition, and answers the call."""
 
-    __slots__ = ("_of_call",)
+    __slots__ = ("_fetch_call",)
 
-    def __init__(self, of_call: _FetchCall, *args: Any, **named: Any) -> None:
+    def __init__(self, fetch_call: _FetchCall, *args: Any, **named: Any) -> None:
         super().__init__(*args, **named)
-        self._of_call = of_call
+        self._fetch_call = fetch_call
 
     def read_one(self, key: Key, wanted: FetchPartition, max_bytes: int) -> int:
         try:
-            self._of_call.check_readable(wanted)
+            self._fetch_call.check_readable(wanted)
         except BrokerError as error:
             refusal = FetchedPartition(wanted.topic, wanted.partition, error.code, -1, -1, -1, -1, detail=error.detail)
             return self.refuse_one(key, refusal)
@@ -327,17 +327,17 @@ class KafkaFetch(OpenFetch):
 
     def _answer(self) -> None:
         self.abandon()
-        self._of_call.respond(self._reads)
+        self._fetch_call.respond(self._reads)
 
     def _failed(self, error: Exception) -> None:
         self.abandon()
-        self._of_call.fail(error)
+        self._fetch_call.fail(error)
 
 
 class _Source(NamedTuple):
     """A partition as the source of records for one response."""
 
-    of: KafkaFetches
+    handler: KafkaFetches
     partition: Partition
     #: Whether the client can decompress zstd.
     zstd: bool
@@ -359,13 +359,13 @@ class _Source(NamedTuple):
         return json_topic(self.partition.rules, rows.schema).records(rows, append_time_us=header.append_time)
 
     def sent(self, header: BatchHeader) -> memoryview | None:
-        return self.of.sent.get(self.partition, header, zstd=self.zstd)
+        return self.handler.sent.get(self.partition, header, zstd=self.zstd)
 
     def decoded(self, header: BatchHeader) -> Rows | None:
-        return self.of.decoded.get(self._key(header))
+        return self.handler.decoded.get(self._key(header))
 
     def keep_decoded(self, header: BatchHeader, rows: Rows) -> None:
-        self.of.decoded.add(self._key(header), rows)
+        self.handler.decoded.add(self._key(header), rows)
 
     def _key(self, header: BatchHeader) -> tuple[str, int, int, int]:
         partition = self.partition

@@ -16,7 +16,7 @@ from sparklog.net.server_connection import ServerConnection
 from sparklog.net.unix_tokens import TokenIssuer
 
 #: The APIs that the end of a connection handles itself.
-_OF_THE_END = frozenset({ApiKey.API_VERSIONS, ApiKey.SASL_HANDSHAKE, ApiKey.SASL_AUTHENTICATE})
+_ANSWERED_BY_CONNECTION = frozenset({ApiKey.API_VERSIONS, ApiKey.SASL_HANDSHAKE, ApiKey.SASL_AUTHENTICATE})
 #: The features that ApiVersions names, and their highest levels. Source: Kafka's KIP-584.
 FEATURES: dict[str, int] = {"transaction.version": 2}
 
@@ -50,7 +50,7 @@ class KafkaProtocol:
         self._versions = [
             ApiVersion(api_key=int(key), min_version=first, max_version=last)
             for key, (first, last) in sorted(API_VERSIONS.items())
-            if key in handlers or key in _OF_THE_END
+            if key in handlers or key in _ANSWERED_BY_CONNECTION
         ]
 
     def new_end(self, connection: ServerConnection, transport: asyncio.BaseTransport) -> KafkaServerEnd:

@@ -133,10 +133,10 @@ class KafkaProduce:
 class _OpenKafkaProduce:
     """A Produce request that waits for the results of some partitions."""
 
-    __slots__ = ("_acks", "_call", "_deadline_ms", "_missing", "_nodes", "_of", "_request", "_results", "answer")
+    __slots__ = ("_acks", "_call", "_deadline_ms", "_handler", "_missing", "_nodes", "_request", "_results", "answer")
 
-    def __init__(self, of: KafkaProduce, call: KafkaCall, request: ProduceRequest) -> None:
-        self._of = of
+    def __init__(self, handler: KafkaProduce, call: KafkaCall, request: ProduceRequest) -> None:
+        self._handler = handler
         self._call = call
         self._request = request
         self._acks = request.acks
@@ -156,26 +156,28 @@ class _OpenKafkaProduce:
         for topic in self._request.topic_data:
             for part in topic.partition_data:
                 size += len(part.records) if part.records is not None else 0
-        counters = self._of.counters
+        counters = self._handler.counters
         counters["produce.requests"] += 1
         counters["produce.bytes"] += size
         try:
-            self._of.quotas.begin(self._call.connection, Produce, self._request, size, self._begin, failed=self._fail)
+            self._handler.quotas.begin(
+                self._call.connection, Produce, self._request, size, self._begin, failed=self._fail
+            )
         except BrokerError as error:
             self._refuse(error)
 
     def _begin(self, connection: ServerConnection, request: ProduceRequest, size: object) -> None:
         refusal = self._refusal()
         if refusal is not None:
-            self._of.counters["produce.requests.refused"] += 1
+            self._handler.counters["produce.requests.refused"] += 1
             self._refuse(refusal)
             return
         if not self._missing:
             self._finish()
             return
         timeout_ms = min(max(request.timeout_ms, 0), _MAX_TIMEOUT_MS)
-        self._deadline_ms = self._of.context.now_ms() + timeout_ms
-        earlier = self._of.sliced.get(connection)
+        self._deadline_ms = self._handler.context.now_ms() + timeout_ms
+        earlier = self._handler.sliced.get(connection)
         if earlier is not None:
             earlier.append(self)
         elif self._missing == 1:
@@ -200,8 +202,8 @@ class _OpenKafkaProduce:
 
     def _slice(self, connection: ServerConnection, steps: Steps) -> None:
         """Do ``steps`` in slices. From now on, later requests of the connection wait for them."""
-        following = self._of.sliced[connection] = deque()
-        self._of.slices.run(connection, self._sliced(connection, steps, following), self._fail)
+        following = self._handler.sliced[connection] = deque()
+        self._handler.slices.run(connection, self._sliced(connection, steps, following), self._fail)
 
     def _sliced(self, connection: ServerConnection, steps: Steps, following: deque[_OpenKafkaProduce]) -> Steps:
         """Append the batches in slices.
@@ -221,11 +223,11 @@ class _OpenKafkaProduce:
                 opened = following.popleft()
                 steps = opened._steps()
         finally:
-            del self._of.sliced[connection]
+            del self._handler.sliced[connection]
 
     def _refusal(self) -> BrokerError | None:
         """Return the error for which the whole request is refused, or None."""
-        context, acks = self._of.context, self._acks
+        context, acks = self._handler.context, self._acks
         if acks not in _ACKS:
             return BrokerError(ErrorCode.INVALID_REQUIRED_ACKS, f"acks: expected 0, 1 or -1 (all), found {acks}")
         if context.quiesced:
@@ -233,14 +235,14 @@ class _OpenKafkaProduce:
             return BrokerError(ErrorCode.BROKER_STOPPING, detail)
         if self._request.transactional_id is not None:
             try:
-                self._of.topics.require_transactional_id(self._call, self._request.transactional_id, api="Produce")
+                self._handler.topics.require_transactional_id(self._call, self._request.transactional_id, api="Produce")
             except BrokerError as error:
                 return error
         return None
 
     def _steps(self) -> Steps:
         """Append the batch of each partition. Yield when the event loop should run other work."""
-        over, first = self._of.slices.over, True
+        over, first = self._handler.slices.over, True
         for number, topic in enumerate(self._request.topic_data):
             for index, data in enumerate(topic.partition_data):
                 if not first and over():
@@ -251,7 +253,7 @@ class _OpenKafkaProduce:
 
     def _produce(self, part: _Part, partition_index: int) -> Steps:
         try:
-            topic = self._of.topics.name(part.topic.name, part.topic.topic_id)
+            topic = self._handler.topics.name(part.topic.name, part.topic.topic_id)
             partition = self._writable(part, topic, partition_index)
             rules = partition.rules
             view = self._single_batch(part)
@@ -260,19 +262,19 @@ class _OpenKafkaProduce:
             self._on_error(part, partition_index, error)
         except Exception as error:
             # One batch that this broker cannot decode must not keep the others from their results.
-            self._of.counters["requests.failed"] += 1
+            self._handler.counters["requests.failed"] += 1
             _log.exception("produce of %s to partition %d failed", self._call.connection.peer, partition_index)
             detail = f"{type(error).__name__}: {error}"
             self._on_error(part, partition_index, BrokerError(ErrorCode.UNKNOWN_SERVER_ERROR, detail))
 
     def _writable(self, part: _Part, topic: str, partition_index: int) -> Partition:
         """Return the partition. Raise BrokerError if the client cannot write to it on this broker."""
-        of = self._of
-        of.topics.require_access(self._call, Operation.WRITE, topic, api="Produce")
+        handler = self._handler
+        handler.topics.require_access(self._call, Operation.WRITE, topic, api="Produce")
         refuse_internal_topic(topic, "not written to")
-        if of.context.quiesced:  # the broker may have begun to stop since the request arrived
-            raise BrokerError(ErrorCode.BROKER_STOPPING, f"broker {of.context.broker_id} accepts no new writes")
-        partition = of.topics.require(topic, partition_index, part.topic.topic_id)
+        if handler.context.quiesced:  # the broker may have begun to stop since the request arrived
+            raise BrokerError(ErrorCode.BROKER_STOPPING, f"broker {handler.context.broker_id} accepts no new writes")
+        partition = handler.topics.require(topic, partition_index, part.topic.topic_id)
         partition.require_leader(NO_EPOCH)
         require_kafka_columns(topic, partition.rules)
         return partition
@@ -305,7 +307,7 @@ class _OpenKafkaProduce:
         if not view.transactional and header.producer_id >= 0 and header.producer_id in partition.log.transactions:
             detail = f"{partition.tp}: producer {header.producer_id} has a transaction open, a batch outside it found"
             raise BrokerError(ErrorCode.INVALID_TXN_STATE, detail)
-        self._of.counters["produce.batches"] += 1
+        self._handler.counters["produce.batches"] += 1
         pending = PendingProduce(
             [(header, memoryview(body))],
             partial(self._on_result, part, partition, view, header.body_crc),
@@ -315,7 +317,7 @@ class _OpenKafkaProduce:
         if view.transactional:
             self._verify_and_append(partition, pending)
         else:
-            partition.produce(pending, acks=self._of.effective_acks(self._acks), deadline_ms=self._deadline_ms)
+            partition.produce(pending, acks=self._handler.effective_acks(self._acks), deadline_ms=self._deadline_ms)
 
     def _verify_and_append(self, partition: Partition, pending: PendingProduce) -> None:
         """Append a batch after the transaction's coordinator has verified the producer. Raises BrokerError."""
@@ -323,13 +325,13 @@ class _OpenKafkaProduce:
 
         def append() -> None:
             try:
-                hosted = self._of.topics.hosted(tp, topic_id)
+                hosted = self._handler.topics.hosted(tp, topic_id)
             except BrokerError as error:  # the partition was dropped or recreated during the verification
                 pending.on_result(Answer(error.code, -1, -1, error.detail))
             else:
                 hosted.produce(pending, acks=acks, deadline_ms=deadline_ms)
 
-        self._of.verifications.produce(
+        self._handler.verifications.produce(
             partition,
             pending.batches,
             key=transaction_key(self._request.transactional_id or ""),
@@ -351,8 +353,8 @@ class _OpenKafkaProduce:
         # Consumers of JSON get documents with all columns, and not what the producer has sent.
         # A retry may differ from the batch in the log.
         original_us, is_json = answer.original_us, partition.rules.kafka_json
-        if self._of.on_appended is not None and original_us is None and not stamped and not is_json:
-            self._of.on_appended(partition, body_crc, answer.base_offset, view)
+        if self._handler.on_appended is not None and original_us is None and not stamped and not is_json:
+            self._handler.on_appended(partition, body_crc, answer.base_offset, view)
         append_time_us = answer.append_time_us if original_us is None else original_us
         self._record(
             part,
@@ -365,7 +367,7 @@ class _OpenKafkaProduce:
         )
 
     def _on_error(self, part: _Part, partition_index: int, error: BrokerError) -> None:
-        self._of.counters["produce.errors"] += 1
+        self._handler.counters["produce.errors"] += 1
         code = kafka_code(error.code)
         if self._request.transactional_id:
             code = produce_code(code, self._call.version)
@@ -391,13 +393,13 @@ class _OpenKafkaProduce:
 
     def _leader(self, part: _Part, partition_index: int) -> LeaderIdAndEpoch:
         """Return the leader of the partition, and add its address to the response."""
-        listener, topics = self._call.connection.listener, self._of.topics
+        listener, topics = self._call.connection.listener, self._handler.topics
         try:
             name = topics.name(part.topic.name, part.topic.topic_id)
         except BrokerError:
             return LeaderIdAndEpoch()
         leader, epoch, endpoint = topics.leader(TopicPartition(name, partition_index), listener)
-        if endpoint is None or leader == self._of.context.broker_id:
+        if endpoint is None or leader == self._handler.context.broker_id:
             return LeaderIdAndEpoch()
         self._nodes[leader] = NodeEndpoint(node_id=leader, host=endpoint.host, port=endpoint.port)
         return LeaderIdAndEpoch(leader_id=leader, leader_epoch=epoch)
@@ -423,7 +425,7 @@ class _OpenKafkaProduce:
         if isinstance(error, BrokerError):
             self._refuse(error)
             return
-        self._of.counters["requests.failed"] += 1
+        self._handler.counters["requests.failed"] += 1
         _log.error("produce of %s failed", self._call.connection.peer, exc_info=error)
         self._refuse(BrokerError(ErrorCode.UNKNOWN_SERVER_ERROR, f"{type(error).__name__}: {error}"))
 
@@ -438,7 +440,7 @@ class _OpenKafkaProduce:
             self.answer.set_result(None)
             return
         self._call.encodes_in_thread = sum(map(len, self._results)) > MOST_PARTITIONS
-        quotas = self._of.quotas
+        quotas = self._handler.quotas
         response = ProduceResponse(
             responses=[
                 TopicProduceResponse(name=topic.name, topic_id=topic.topic_id, partition_responses=results)
@@ -447,7 +449,7 @@ class _OpenKafkaProduce:
             throttle_time_ms=quotas.throttle_ms(connection) if quotas.active else 0,
             node_endpoints=list(self._nodes.values()),
         )
-        self._of.fetches.reply_after_consumers(self._set_answer, response)
+        self._handler.fetches.reply_after_consumers(self._set_answer, response)
 
     def _set_answer(self, response: ProduceResponse) -> None:
         if not self.answer.done():

@@ -97,7 +97,7 @@ class CoordinatorRuntime(ABC):
         #: Called after a failure, so that the owner can start a new coordinator.
         self.on_failed: Callable[[], None] = lambda: None
         #: Why this coordinator does not serve (``loading``, ``failed`` or ``ended``); empty if it serves.
-        self.unready = "loading"
+        self.not_ready_reason = "loading"
         self._core = core
         self._settled = asyncio.Event()
         self._events: deque[object] = deque()
@@ -130,7 +130,7 @@ class CoordinatorRuntime(ABC):
 
     @property
     def ended(self) -> bool:
-        return self.unready == "ended"
+        return self.not_ready_reason == "ended"
 
     def require_ready(self) -> None:
         """Raise an error unless this coordinator is ready to serve requests.
@@ -140,11 +140,11 @@ class CoordinatorRuntime(ABC):
                 read, BROKER_STOPPING.
         """
         tp = self.partition.tp
-        if self.unready == "loading":
+        if self.not_ready_reason == "loading":
             raise BrokerError(ErrorCode.COORDINATOR_LOAD_IN_PROGRESS, f"{tp} is being loaded")
-        if self.unready == "failed":
+        if self.not_ready_reason == "failed":
             raise BrokerError(ErrorCode.COORDINATOR_NOT_AVAILABLE, f"{tp} cannot be read; see the broker's log")
-        if self.unready:
+        if self.not_ready_reason:
             raise BrokerError(
                 ErrorCode.NOT_COORDINATOR, f"broker {self.context.broker_id} is no longer the leader of {tp}"
             )
@@ -169,7 +169,7 @@ class CoordinatorRuntime(ABC):
             return
         self._stepping = True
         try:
-            while self._events and not self.unready:
+            while self._events and not self.not_ready_reason:
                 self._perform_all(self._core.step(self._events.popleft(), self._now_ms()))
         except Exception:
             _log.exception("%s: coordinator failed", self.partition.tp)
@@ -180,7 +180,7 @@ class CoordinatorRuntime(ABC):
 
     def committed(self) -> None:
         """Begin to load the log if the high watermark has risen far enough for that."""
-        if self.unready == "loading" and self.partition.replica.high_watermark >= self._read_to:
+        if self.not_ready_reason == "loading" and self.partition.replica.high_watermark >= self._read_to:
             self._settled.set()
 
     def end(self) -> None:
@@ -188,8 +188,8 @@ class CoordinatorRuntime(ABC):
 
         Waiting requests get NOT_COORDINATOR, after which clients find the next coordinator.
         """
-        if self.unready != "ended":
-            self.unready = "ended"
+        if self.not_ready_reason != "ended":
+            self.not_ready_reason = "ended"
             self._settled.set()
             self._release(ErrorCode.NOT_COORDINATOR, "is no longer led by this broker")
 
@@ -205,7 +205,7 @@ class CoordinatorRuntime(ABC):
             await self._read_log()
             if self.ended:
                 return
-            self.unready = ""
+            self.not_ready_reason = ""
             self._rewrite_above = self._worth_rewriting()
             self._stepping = True
             try:
@@ -244,7 +244,7 @@ class CoordinatorRuntime(ABC):
     def _fail(self) -> None:
         self.context.counters["coordinators.failed"] += 1
         if not self.ended:
-            self.unready = "failed"
+            self.not_ready_reason = "failed"
             self.on_failed()
         self._release(ErrorCode.COORDINATOR_NOT_AVAILABLE, "has failed; the broker's log has the reason")
 
@@ -332,7 +332,7 @@ class CoordinatorRuntime(ABC):
     def _confirmed(self, answers: Sequence[Respond], answer: ProduceAnswer) -> None:
         self._confirming = False
         try:
-            if self.unready:  # all open requests already have a response
+            if self.not_ready_reason:  # all open requests already have a response
                 return
             if answer.code is ErrorCode.NONE:
                 for found in answers:
@@ -377,7 +377,7 @@ class CoordinatorRuntime(ABC):
         return self.context.wall_ms()
 
     def _arm(self) -> None:
-        deadline_ms = self._core.deadline_ms if not self.unready else None
+        deadline_ms = self._core.deadline_ms if not self.not_ready_reason else None
         if deadline_ms is None or (self._timer is not None and self._timer_at_ms <= deadline_ms):
             return
         if self._timer is not None:

@@ -27,7 +27,7 @@ class BatchRevalidation:
 
     def revalidate_topic(self, topic: ProducerTopic) -> None:
         """Call ``revalidate`` for every batch of a topic that is not in flight."""
-        for batch in self._of(topic.name):
+        for batch in self._batches_of(topic.name):
             self.revalidate(batch)
 
     def revalidate(self, batch: ProducerBatch) -> None:
@@ -52,7 +52,7 @@ class BatchRevalidation:
 
     def fail_topic(self, topic: str, error: BrokerError) -> None:
         """Fail all batches of a topic that are not in flight."""
-        for batch in self._of(topic):
+        for batch in self._batches_of(topic):
             self._fail_batch(batch, error)
 
     def discard_all(self, error: BaseException) -> None:
@@ -69,7 +69,7 @@ class BatchRevalidation:
                 batch.state = BatchState.DONE  # the interrupt came while the batch moved from one queue to another
             self._reports.fail(batch, error)
 
-    def _of(self, topic: str) -> Iterator[ProducerBatch]:
+    def _batches_of(self, topic: str) -> Iterator[ProducerBatch]:
         if self._queues.topic_busy(topic):
             for batch in self._queues.batches(topic):
                 if batch.state is not BatchState.IN_FLIGHT:

@@ -41,7 +41,7 @@ _HEADERS_TYPE = DEFAULT_SCHEMA.field("headers").type
 _TIME_TYPE = DEFAULT_SCHEMA.field("timestamp").type
 
 
-class _Few:
+class _SmallBatch:
     """The records of a small batch. ``times_us`` is None if a record has no timestamp."""
 
     __slots__ = ("headers", "keys", "times_ms", "times_us", "values")
@@ -72,8 +72,8 @@ class DecodedBatch:
     """The records of a produced batch, checked and decompressed."""
 
     __slots__ = (
-        "_few",
         "_rows",
+        "_small",
         "base_sequence",
         "count",
         "max_timestamp_ms",
@@ -83,7 +83,12 @@ class DecodedBatch:
     )
 
     def __init__(
-        self, view: BatchView, max_timestamp_ms: int, *, few: _Few | None = None, rows: pa.RecordBatch | None = None
+        self,
+        view: BatchView,
+        max_timestamp_ms: int,
+        *,
+        small: _SmallBatch | None = None,
+        rows: pa.RecordBatch | None = None,
     ) -> None:
         self.count = view.record_count
         self.producer_id = view.producer_id  #: -1: not idempotent
@@ -91,15 +96,15 @@ class DecodedBatch:
         self.base_sequence = view.base_sequence
         self.transactional = view.transactional
         self.max_timestamp_ms = max_timestamp_ms  #: the greatest timestamp of the records; -1: they have none
-        self._few = few
+        self._small = small
         self._rows = rows
 
     @property
     def rows(self) -> pa.RecordBatch:
         """Return the records as a batch of ``DEFAULT_SCHEMA``. A record with timestamp -1 has a null there."""
         if self._rows is None:
-            assert self._few is not None
-            self._rows = _rows_of_few(self._few)
+            assert self._small is not None
+            self._rows = _rows_of_small(self._small)
         return self._rows
 
     def stored(self, *, schema_id: int, timed: bool, compression: str | None = None) -> EncodedBatch:
@@ -109,14 +114,14 @@ class DecodedBatch:
         the topic's event-time column. The batch needs no further validation: ``validate_batch`` accepts it, unless it
         is larger than the topic allows.
         """
-        few = self._few
-        body = None if few is None or compression not in {None, "none"} else few.body()
-        if few is None or few.times_us is None or body is None:
+        small = self._small
+        body = None if small is None or compression not in {None, "none"} else small.body()
+        if small is None or small.times_us is None or body is None:
             event_time = DEFAULT_EVENT_TIME if timed else None
             return self.stored_rows(self.rows, schema_id=schema_id, event_time=event_time, compression=compression)
         earliest = latest = NO_TIMESTAMP
         if timed:
-            earliest, latest = header_times(min(few.times_us), max(few.times_us))
+            earliest, latest = header_times(min(small.times_us), max(small.times_us))
         header = BatchHeader(
             base_offset=0,
             position=0,
@@ -179,7 +184,7 @@ def decode_batch(view: BatchView, *, max_bytes: int, keyed: bool = False) -> Dec
     data = bytes(data)
     if count <= FEW_RECORDS and len(data) <= _FEW_BYTES:
         try:
-            return _decoded_few(view, data, keyed)
+            return _decoded_small(view, data, keyed)
         except ManyHeaders:
             pass
     return _decoded_many(view, data, keyed)
@@ -207,15 +212,15 @@ def _check_header(view: BatchView) -> None:
         raise InvalidRecords(ErrorCode.INVALID_RECORD, "a transactional batch has no producer id")
 
 
-def _decoded_few(view: BatchView, data: bytes, keyed: bool) -> DecodedBatch:
-    few = _Few(*decode_few(data, view.record_count, view.base_timestamp_ms))
-    times = few.times_ms
+def _decoded_small(view: BatchView, data: bytes, keyed: bool) -> DecodedBatch:
+    small = _SmallBatch(*decode_few(data, view.record_count, view.base_timestamp_ms))
+    times = small.times_ms
     latest = max(times)
     if latest > GREATEST_MS or min(times) < LEAST_MS:
         raise _bad_times([index for index, time in enumerate(times) if not LEAST_MS <= time <= GREATEST_MS])
-    if keyed and None in few.keys:
-        raise _no_keys([index for index, key in enumerate(few.keys) if key is None])
-    return DecodedBatch(view, latest, few=few)
+    if keyed and None in small.keys:
+        raise _no_keys([index for index, key in enumerate(small.keys) if key is None])
+    return DecodedBatch(view, latest, small=small)
 
 
 def _decoded_many(view: BatchView, data: bytes, keyed: bool) -> DecodedBatch:
@@ -261,12 +266,12 @@ def _rows_of_columns(
     return pa.RecordBatch.from_arrays([keys, values, headers, times_us], schema=DEFAULT_SCHEMA)
 
 
-def _rows_of_few(few: _Few) -> pa.RecordBatch:
-    body = few.body()
+def _rows_of_small(small: _SmallBatch) -> pa.RecordBatch:
+    body = small.body()
     if body is not None:  # to encode it and to read that is faster than to make the arrays one by one
         return read_record_batch(pa.py_buffer(body), DEFAULT_SCHEMA)
-    headers = None if few.headers is None else _header_array(few.headers)
-    return _rows_of_columns(binary_of(few.keys), binary_of(few.values), headers, np.array(few.times_ms, np.int64))
+    headers = None if small.headers is None else _header_array(small.headers)
+    return _rows_of_columns(binary_of(small.keys), binary_of(small.values), headers, np.array(small.times_ms, np.int64))
 
 
 def _no_headers(count: int) -> pa.Array:

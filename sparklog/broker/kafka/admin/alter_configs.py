@@ -66,7 +66,7 @@ class AlterConfigsHandlers:
             check_unique(config.name for config in resource.configs)
             if resource.resource_type == ConfigResource.BROKER:
                 kept = [config.name for config in resource.configs if config.config_operation != _Change.DELETE]
-                self._refuse_of_broker(call, kept)
+                self._refuse_broker_settings(call, kept)
                 return
             config, unset = self._changes(resource.resource_name, resource.configs)
             await self._alter_topic(call, resource.resource_name, config, unset, validate_only=request.validate_only)
@@ -77,7 +77,7 @@ class AlterConfigsHandlers:
         async def alter(resource: AlterConfigsResource) -> None:
             check_unique(config.name for config in resource.configs)
             if resource.resource_type == ConfigResource.BROKER:
-                self._refuse_of_broker(call, [config.name for config in resource.configs])
+                self._refuse_broker_settings(call, [config.name for config in resource.configs])
                 return
             config = settings_to_set((one.name, one.value) for one in resource.configs)
             topic = self._cache.topic(resource.resource_name)
@@ -134,7 +134,7 @@ class AlterConfigsHandlers:
         else:
             await call.native(native)
 
-    def _refuse_of_broker(self, call: KafkaCall, names: Sequence[str]) -> None:
+    def _refuse_broker_settings(self, call: KafkaCall, names: Sequence[str]) -> None:
         """Check the client's permission, and raise BrokerError if it wants to set any settings of a broker."""
         self._permissions.require(call, "AlterConfigs", Operation.ALTER_CONFIGS, ResourceType.CLUSTER, CLUSTER_NAME)
         if names:

@@ -91,12 +91,12 @@ class ClassicMemberHandlers:
                 lambda ticket: SyncRequested(
                     ticket,
                     request.group_id,
-                    request.member_id,
-                    request.generation_id,
-                    request.group_instance_id or "",
-                    request.protocol_type or "",
-                    request.protocol_name or "",
-                    tuple((one.member_id, bytes(one.assignment)) for one in request.assignments),
+                    member_id=request.member_id,
+                    generation=request.generation_id,
+                    instance_id=request.group_instance_id or "",
+                    protocol_type=request.protocol_type or "",
+                    protocol=request.protocol_name or "",
+                    assignments=tuple((one.member_id, bytes(one.assignment)) for one in request.assignments),
                 ),
             )
         except REFUSALS as error:
@@ -114,9 +114,9 @@ class ClassicMemberHandlers:
                 lambda ticket: BeatRequested(
                     ticket,
                     request.group_id,
-                    request.member_id,
-                    request.generation_id,
-                    request.group_instance_id or "",
+                    member_id=request.member_id,
+                    generation=request.generation_id,
+                    instance_id=request.group_instance_id or "",
                 ),
             )
         except REFUSALS as error:
@@ -153,15 +153,15 @@ def _joining(ticket: int, call: KafkaCall, request: JoinGroupRequest) -> JoinReq
     return JoinRequested(
         ticket,
         request.group_id,
-        request.member_id,
-        f"{(instance_id or call.client_id)[:MAX_NAME]}-{uuid.uuid4()}",
-        request.protocol_type,
-        tuple((one.name, bytes(one.metadata)) for one in request.protocols),
-        instance_id,
-        request.session_timeout_ms,
-        rebalance_timeout_ms if rebalance_timeout_ms >= 0 else request.session_timeout_ms,
-        call.client_id[:MAX_NAME],
-        f"/{call.connection.peer_host}",
+        member_id=request.member_id,
+        new_member_id=f"{(instance_id or call.client_id)[:MAX_NAME]}-{uuid.uuid4()}",
+        protocol_type=request.protocol_type,
+        protocols=tuple((one.name, bytes(one.metadata)) for one in request.protocols),
+        instance_id=instance_id,
+        session_timeout_ms=request.session_timeout_ms,
+        rebalance_timeout_ms=rebalance_timeout_ms if rebalance_timeout_ms >= 0 else request.session_timeout_ms,
+        client_id=call.client_id[:MAX_NAME],
+        host=f"/{call.connection.peer_host}",
         needs_member_id=call.version >= _ID_FIRST and not instance_id,
         can_skip=call.version >= _SKIPS,
     )
