@@ -96,7 +96,6 @@ class ServerConnection(asyncio.BufferedProtocol):
         self.security = security
         self._handshake = handshake
         self._limits = limits
-        self._max_in_flight = limits.max_in_flight
         self._budget = limits.budget
         self._turn = limits.turn
         self._queue: deque[ReceivedRequest | ImmediateAnswer] = deque()
@@ -106,6 +105,9 @@ class ServerConnection(asyncio.BufferedProtocol):
         self._handling = False
         #: The number of reasons why no further request is handled.
         self._pauses = 0
+        #: The number of requests that may be in progress now. It is 0 during a pause, and while the peer does not read
+        #: its replies.
+        self._most_in_hand = limits.max_in_flight
         #: Whether a large frame is being received or waits for room, and the bytes that had arrived at the last check.
         self._receives = False
         self._seen_bytes = 0
@@ -249,15 +251,17 @@ class ServerConnection(asyncio.BufferedProtocol):
             self._queue.append(event)
         else:
             self._handle(event)
-            if self._reading and not (self._budget.exhausted or self._is_full()):
+            if self._reading and len(self._in_hand) < self._most_in_hand and not self._budget.exhausted:
                 return  # The queue is empty, and the socket is being read.
         self.resume()
 
     def pause_writing(self) -> None:
         self._writable = False
+        self._limit_in_hand()
 
     def resume_writing(self) -> None:
         self._writable = True
+        self._limit_in_hand()
         self.resume()
 
     def connection_lost(self, exc: Exception | None) -> None:
@@ -370,9 +374,11 @@ class ServerConnection(asyncio.BufferedProtocol):
         client that has exceeded a quota. Each caller must call ``resume_requests`` once.
         """
         self._pauses += 1
+        self._limit_in_hand()
 
     def resume_requests(self) -> None:
         self._pauses -= 1
+        self._limit_in_hand()
         if not self._handling:
             self.resume()
 
@@ -510,15 +516,15 @@ class ServerConnection(asyncio.BufferedProtocol):
 
     def _handle(self, event: ReceivedRequest) -> None:
         handler, request, size = self._handler, event.request, event.frame_bytes
-        cid = request.cid
-        if cid in self._in_hand:
+        cid, in_hand = request.cid, self._in_hand
+        if cid in in_hand:
             assert self._transport is not None
             # Two requests with the same id would count as one, so the limits would not hold any more.
             detail = f"correlation id {cid} found, its earlier request is not answered yet"
             self._transport.writelines(self._end.encode_answer(ErrorReply(cid, ErrorCode.INVALID_REQUEST, detail)))
             return
         assert handler is not None
-        self._in_hand[cid] = size
+        in_hand[cid] = size
         self._budget.take(size)
         self._handling = True
         self.used_s = began_s = time.monotonic()
@@ -526,14 +532,13 @@ class ServerConnection(asyncio.BufferedProtocol):
             handler.request_received(request, event.body)
         finally:
             self._handling = False
-            took_s = time.monotonic() - began_s
-            if took_s >= NOTED_S:
+            if (took_s := time.monotonic() - began_s) >= NOTED_S:
                 self._turn.use(took_s)
 
     def _may_handle(self, event: ReceivedRequest) -> bool:
-        return not (
-            self._turn.is_spent or self._is_full() or self._handler is None or (event.body and self._budget.exhausted)
-        )
+        if len(self._in_hand) >= self._most_in_hand or self._turn.is_spent or self._handler is None:
+            return False
+        return not (self._budget.exhausted and event.body)
 
     def _may_read(self) -> bool:
         """Return whether the socket may be read.
@@ -546,10 +551,10 @@ class ServerConnection(asyncio.BufferedProtocol):
         if self._receives and not self._limits.receiving.may_receive(self):
             return False
         # Requests that wait because of the ``Turn`` are handled before more is read.
-        return not (self._is_full() or (self._queue and self._turn.is_spent))
+        return len(self._in_hand) < self._most_in_hand and not (self._queue and self._turn.is_spent)
 
-    def _is_full(self) -> bool:
-        return not self._writable or self._pauses > 0 or len(self._in_hand) >= self._max_in_flight
+    def _limit_in_hand(self) -> None:
+        self._most_in_hand = self._limits.max_in_flight if self._writable and not self._pauses else 0
 
     def _set_reading(self, reading: bool) -> None:
         if self._transport is not None and not self._transport.is_closing():

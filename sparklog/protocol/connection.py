@@ -34,8 +34,8 @@ from sparklog.protocol.messages import (
     SaslAuthenticateReply,
     UnixSocketReply,
     decode_reply,
-    decode_request,
     encode_message,
+    request_decoder,
 )
 from sparklog.protocol.proof import Authenticator, Identity, IdentityClaim, certified
 from sparklog.protocol.received import Frame, OversizeFrame, ReceivedReply, ReceivedRequest, cid_of
@@ -198,6 +198,7 @@ class ServerEnd:
     ) -> None:
         waits = login is not None or only_proved
         self._decoder = FrameDecoder(max_frame_bytes, MAX_HELLO_BYTES, MAX_LOGIN_BYTES if waits else 0)
+        self._decode = request_decoder()
         self._only_proved = only_proved
         self._max_frame_bytes = max_frame_bytes
         self.describe = describe
@@ -313,7 +314,7 @@ class ServerEnd:
         if len(header) > MAX_HEADER_BYTES and (refusal := self._oversize_header(header)) is not None:
             return refusal
         try:
-            request = decode_request(header)
+            request = self._decode(header)
         except msgspec.ValidationError as error:
             code = ErrorCode.UNKNOWN_API if "Invalid value" in str(error) else ErrorCode.INVALID_REQUEST
             return ImmediateAnswer(ErrorReply(cid_of(header), code, str(error)), close=not self.admitted)
@@ -434,6 +435,6 @@ def encode_reply(reply: Reply, body: Sequence[Buffer] = (), body_bytes: int = -1
 
     ``body_bytes`` has the same meaning as in ``encode_frame``.
     """
-    if isinstance(reply, ErrorReply) and len(reply.detail) > _MAX_DETAIL:
+    if type(reply) is ErrorReply and len(reply.detail) > _MAX_DETAIL:
         reply = ErrorReply(reply.cid, reply.code, f"{reply.detail[:_MAX_DETAIL]}...")
     return encode_frame(encode_message(reply), body, body_bytes)

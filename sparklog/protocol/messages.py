@@ -330,6 +330,7 @@ __all__ = [
     "decode_reply",
     "decode_request",
     "encode_message",
+    "request_decoder",
 ]
 
 PROTOCOL_MIN_VERSION = 1
@@ -454,11 +455,16 @@ encode_message: Callable[[Request | Reply], bytes] = _encoder.encode
 decode_reply: Callable[[bytes | memoryview], Reply] = _reply_decoder.decode
 
 
+@functools.cache  # Created at the first use: clients do not need it, and its creation takes 3 ms.
+def request_decoder() -> Callable[[bytes | memoryview], Request]:
+    """Return the function that decodes the header of a request.
+
+    The function raises one of the exceptions in ``UNDECODABLE`` for invalid bytes.
+    """
+    decoder: msgspec.msgpack.Decoder[Request] = msgspec.msgpack.Decoder(Request)
+    return decoder.decode
+
+
 def decode_request(header: bytes | memoryview) -> Request:
     """Decode the header of a request. Raises one of the exceptions in ``UNDECODABLE`` if the bytes are invalid."""
-    return _request_decoder().decode(header)
-
-
-@functools.cache  # Created at the first use: clients do not need it, and its creation takes 3 ms.
-def _request_decoder() -> msgspec.msgpack.Decoder[Request]:
-    return msgspec.msgpack.Decoder(Request)
+    return request_decoder()(header)

@@ -12,6 +12,8 @@ import struct
 from functools import lru_cache
 from typing import NamedTuple
 
+import msgspec
+
 from sparklog.record.message import PREFIX_BYTES
 from sparklog.record.small_batch_encoder import (
     buffer_positions,
@@ -42,7 +44,7 @@ class _Binary(NamedTuple):
     length: int
 
 
-class _Shape(NamedTuple):
+class _Shape(msgspec.Struct, frozen=True):
     """What must be checked in messages with the same metadata, and where."""
 
     rows: int

@@ -67,14 +67,15 @@ class LeaderRole:
 
     name = "leader"
 
-    __slots__ = ("_end", "_may_commit", "_members", "_peers", "check_ms", "contested_by", "epoch", "epoch_start", "isr",
-                 "progress", "purgatory", "view")  # fmt: skip
+    __slots__ = ("_end", "_is_large_enough", "_may_commit", "_members", "_peers", "check_ms", "contested_by", "epoch",
+                 "epoch_start", "isr", "progress", "purgatory", "view")  # fmt: skip
 
     def __init__(self, view: PartitionView, state: LeaderAndIsr, now_ms: int, *, purgatory: Purgatory) -> None:
         self.view = view
         self.epoch = state.leader_epoch
         #: The log end offset at the start of the epoch. All records that earlier leaders committed are below it.
         self.epoch_start = view.log.log_end_offset
+        #: The log end offset as of the last append. Only the appends of this leader move it.
         self._end = self.epoch_start
         self.purgatory = purgatory
         self.isr: IsrState = CommittedIsr(view.broker_id, state.isr)
@@ -93,7 +94,7 @@ class LeaderRole:
         acks = event.acks
         if self.contested_by:
             return [RespondToProduce(event.ticket, ErrorCode.NOT_ENOUGH_REPLICAS, -1, self._contest)]
-        if acks == -1 and len(self.isr.committed) < self.view.min_committed:
+        if acks == -1 and not self._is_large_enough:
             detail = f"{len(self.isr.committed)} in sync {self.isr.committed}, {self.view.min_committed} needed"
             return [RespondToProduce(event.ticket, ErrorCode.NOT_ENOUGH_REPLICAS, -1, detail)]
         if acks not in {-1, 1, 0}:
@@ -152,8 +153,7 @@ class LeaderRole:
             assert peer is not None
             self._check_in_time(now_ms)  # The new incarnation may lag.
         view = self.view
-        log, offset = view.log, event.offset
-        end = log.log_end_offset
+        log, offset, end = view.log, event.offset, self._end
         outside = offset != end and (offset > end or offset < log.log_start_offset)
         if outside or event.last_epoch != log.last_epoch:
             objection = self._compare(event, end)
@@ -265,7 +265,7 @@ class LeaderRole:
         if not self._may_commit:
             return
         view = self.view
-        before, mark = view.high_watermark, view.log.log_end_offset
+        before, mark = view.high_watermark, self._end
         for peer in self._peers:
             if peer.log_end <= before:
                 return
@@ -275,11 +275,9 @@ class LeaderRole:
             return
         view.high_watermark = mark
         effects.append(HighWatermarkMoved(mark))
-        if self.purgatory.first_end <= mark:
-            effects += [
-                RespondToProduce(entry.ticket, ErrorCode.NONE, entry.base_offset)
-                for entry in self.purgatory.complete(mark)
-            ]
+        effects += [
+            RespondToProduce(entry.ticket, ErrorCode.NONE, entry.base_offset) for entry in self.purgatory.complete(mark)
+        ]
 
     def _isr_became(self, isr: IsrState) -> None:
         self.isr = isr
@@ -287,6 +285,7 @@ class LeaderRole:
         self._peers = [self.progress[broker] for broker in isr.maximal if broker != self.view.broker_id]
         view = self.view
         enough = len(isr.committed) >= view.min_committed
+        self._is_large_enough = enough
         self._may_commit = enough and view.log.named and not self.contested_by
 
     # --- in-sync replicas ---------------------------------------------------------------------------------------

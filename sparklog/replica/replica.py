@@ -123,7 +123,7 @@ class Replica:
     #: The handler of each event type. It is a dict, so that a frequent event takes one lookup.
     _DISPATCH: ClassVar[dict[type, Callable[[Any, Any, int], list[Effect]]]] = {}
 
-    __slots__ = ("_role", "_view")
+    __slots__ = ("_handlers", "_role", "view")
 
     def __init__(
         self, broker_id: int, log: LogView, *, high_watermark: int = 0, settings: ReplicaSettings | None = None
@@ -134,7 +134,9 @@ class Replica:
         its tail.
         """
         mark = max(log.log_start_offset, min(high_watermark, log.log_end_offset))
-        self._view = PartitionView(broker_id, log, settings or ReplicaSettings(), mark)
+        self._handlers = self._DISPATCH  # an instance attribute, because a class attribute is found more slowly
+        #: The state that all roles share. Other code may read it, but only ``step`` changes it.
+        self.view = PartitionView(broker_id, log, settings or ReplicaSettings(), mark)
         self._role: Role = Offline(ErrorCode.NOT_LEADER_OR_FOLLOWER, "started, and has no role yet", final=False)
 
     def step(self, event: events.Event, now_ms: int) -> list[Effect]:
@@ -142,7 +144,7 @@ class Replica:
 
         ``now_ms`` never decreases from one step to the next.
         """
-        return self._DISPATCH[type(event)](self, event, now_ms)
+        return self._handlers[type(event)](self, event, now_ms)
 
     # --- queries ------------------------------------------------------------------------------------------------
 
@@ -158,8 +160,13 @@ class Replica:
     @property
     def leader(self) -> int:
         """Return the leader of the last decision; NO_LEADER if the partition has none or no decision has come yet."""
-        state = self._view.state
+        state = self.view.state
         return NO_LEADER if state is None else state.leader
+
+    def leads_in(self, leader_epoch: int) -> bool:
+        """Return whether this replica leads in ``leader_epoch``; -1 matches any epoch."""
+        role = self._role
+        return isinstance(role, LeaderRole) and leader_epoch in (NO_EPOCH, role.epoch)
 
     @property
     def leader_epoch(self) -> int:
@@ -167,12 +174,12 @@ class Replica:
 
     @property
     def high_watermark(self) -> int:
-        return self._view.high_watermark
+        return self.view.high_watermark
 
     @property
     def version(self) -> int:
         """Return the version of the partition's ZooKeeper node at the last decision; -1 before the first decision."""
-        return self._view.version
+        return self.view.version
 
     @property
     def replicated_end(self) -> int:
@@ -180,12 +187,12 @@ class Replica:
 
         If this replica does not lead, return its own log end offset.
         """
-        return self._role.replicated_end if isinstance(self._role, LeaderRole) else self._view.log.log_end_offset
+        return self._role.replicated_end if isinstance(self._role, LeaderRole) else self.view.log.log_end_offset
 
     @property
     def isr(self) -> tuple[int, ...]:
         """Return the last known committed ISR; empty before the first decision."""
-        state = self._view.state
+        state = self.view.state
         return () if state is None else state.isr
 
     @property
@@ -204,7 +211,7 @@ class Replica:
 
         The broker's log of the partition is then no longer needed.
         """
-        role, view = self._role, self._view
+        role, view = self._role, self.view
         return isinstance(role, Offline) and not role.final and view.version >= 0 and self._dismissed(view.state)
 
     @property
@@ -224,39 +231,41 @@ class Replica:
         All records that earlier leaders committed are below that offset. Until then, ListOffsets requests are refused
         with OFFSET_NOT_AVAILABLE. Source: KIP-207.
         """
-        return isinstance(self._role, LeaderRole) and self._view.high_watermark >= self._role.epoch_start
+        return isinstance(self._role, LeaderRole) and self.view.high_watermark >= self._role.epoch_start
 
     @property
     def waiting(self) -> int:
         """Return the number of acks=all produces that wait for the high watermark."""
         return len(self._role.purgatory) if isinstance(self._role, LeaderRole) else 0
 
-    @property
     def deadline_ms(self) -> int:
-        """Return the earliest time at which the replica needs ReplicaTicked, or NEVER."""
+        """Return the earliest time at which the replica needs ReplicaTicked, or NEVER.
+
+        This is not a property, because it runs for every event, and a property costs more.
+        """
         role = self._role
         if not isinstance(role, LeaderRole):
             return NEVER
         check_ms, earliest_ms = role.check_ms, role.purgatory.earliest_ms
-        return check_ms if check_ms < earliest_ms else earliest_ms  # min() is slower, and this runs for every event.
+        return check_ms if check_ms < earliest_ms else earliest_ms  # min() is slower
 
     @property
     def settings(self) -> ReplicaSettings:
-        return self._view.settings
+        return self.view.settings
 
     @settings.setter
     def settings(self, settings: ReplicaSettings) -> None:
         """Set the topic's new settings. They apply from the next step on."""
-        if settings != self._view.settings and isinstance(self._role, LeaderRole):
+        if settings != self.view.settings and isinstance(self._role, LeaderRole):
             self._role.check_ms = 0  # other members may be out of sync by the new settings
-        self._view.settings = settings
+        self.view.settings = settings
 
     def readable_end(self, isolation: int = 0) -> int:
         """Return the offset below which consumers may read.
 
         With ``isolation`` 1 (read_committed) this is the last stable offset, otherwise the high watermark.
         """
-        view = self._view
+        view = self.view
         return view.log.last_stable_offset(view.high_watermark) if isolation else view.high_watermark
 
     def check_epoch(self, leader_epoch: int) -> ErrorCode | None:
@@ -277,17 +286,17 @@ class Replica:
         Another replica may have a higher high watermark and may have served records that this one lacks. So only the
         log end offset of a leader proves that an offset is out of range.
         """
-        log = self._view.log
+        log = self.view.log
         if offset < log.log_start_offset or (offset > log.log_end_offset and isinstance(self._role, LeaderRole)):
             return ErrorCode.OFFSET_OUT_OF_RANGE
-        return ErrorCode.OFFSET_NOT_AVAILABLE if offset > self._view.high_watermark else None
+        return ErrorCode.OFFSET_NOT_AVAILABLE if offset > self.view.high_watermark else None
 
     def check_invariants(self) -> None:
         """Raise AssertionError if this replica's state contradicts itself.
 
         For tests. Call this only after the effects of the last step were carried out.
         """
-        view, role = self._view, self._role
+        view, role = self.view, self._role
         log = view.log
         mark, end = view.high_watermark, log.log_end_offset
         assert log.log_start_offset <= mark <= end, f"high watermark {mark} outside [{log.log_start_offset}, {end}]"
@@ -308,7 +317,7 @@ class Replica:
     # --- decisions ----------------------------------------------------------------------------------------------
 
     def _decided(self, event: events.Decided, now_ms: int) -> list[Effect]:
-        view = self._view
+        view = self.view
         if self._final:
             return []
         if event.version < view.version:
@@ -340,18 +349,18 @@ class Replica:
         order is valid only for the version of its decision.
         """
         if isinstance(role := self._role, LeaderRole) and event.state.leader_epoch == role.epoch:
-            self._view.accept_decision(event)
-            self._view.leaving &= event.leaving
+            self.view.accept_decision(event)
+            self.view.leaving &= event.leaving
             return role.cluster_changed(now_ms)
-        if self._waits_for_controller(event.state) and self._view.broker_id in event.replicas:
-            self._view.accept_decision(event)
-            assert self._view.state is not None
-            return self._become_follower(structs.replace(self._view.state, leader=event.state.leader))
+        if self._waits_for_controller(event.state) and self.view.broker_id in event.replicas:
+            self.view.accept_decision(event)
+            assert self.view.state is not None
+            return self._become_follower(structs.replace(self.view.state, leader=event.state.leader))
         return []
 
     def _follow_decision(self, state: LeaderAndIsr, version: int, now_ms: int, *, announce: bool) -> list[Effect]:
         """Change the role to the one that ``state`` requires. ``version`` is newer than the view's version."""
-        view, old = self._view, self._role
+        view, old = self.view, self._role
         contradiction = self._contradiction(state)
         view.version = version
         if contradiction:
@@ -387,7 +396,7 @@ class Replica:
             isinstance(role, FollowerRole)
             and role.leader == NO_LEADER
             and role.epoch == state.leader_epoch
-            and state.leader not in {NO_LEADER, self._view.broker_id}
+            and state.leader not in {NO_LEADER, self.view.broker_id}
         )
 
     def _dismissed(self, state: LeaderAndIsr | None) -> bool:
@@ -396,16 +405,16 @@ class Replica:
         A member of the ISR is always needed, even if it is not among the replicas, because its log may be needed to
         commit or to elect.
         """
-        kept = (*self._view.replicas, *(state.isr if state else ()))
-        return self._view.broker_id not in kept
+        kept = (*self.view.replicas, *(state.isr if state else ()))
+        return self.view.broker_id not in kept
 
     def _dismiss(self) -> list[Effect]:
-        detail = f"broker {self._view.broker_id} is not among the replicas {self._view.replicas}"
+        detail = f"broker {self.view.broker_id} is not among the replicas {self.view.replicas}"
         return self._become_offline(ErrorCode.NOT_LEADER_OR_FOLLOWER, detail, final=False)
 
     def _contradiction(self, state: LeaderAndIsr) -> str:
         """Return why a decision contradicts itself or the known state, or an empty string."""
-        known = self._view.state
+        known = self.view.state
         if not state.isr:
             return f"empty ISR in leader epoch {state.leader_epoch}"
         if len(set(state.isr)) != len(state.isr):
@@ -430,16 +439,16 @@ class Replica:
             purgatory = self._role.purgatory
         elif isinstance(self._role, FollowerRole):
             effects.append(StopFetching())
-        self._view.state = state
-        self._role = self.leader_type(self._view, state, now_ms, purgatory=purgatory)
+        self.view.state = state
+        self._role = self.leader_type(self.view, state, now_ms, purgatory=purgatory)
         effects.append(RoleChanged("leader", state.leader_epoch))
         effects += self._role.cluster_changed(now_ms)
         return effects
 
     def _become_follower(self, state: LeaderAndIsr) -> list[Effect]:
         effects = self._refuse_waiting(ErrorCode.NOT_LEADER_OR_FOLLOWER, f"deposed: leader {state.leader}")
-        self._view.state = state
-        self._role = self.follower_type(self._view, state)
+        self.view.state = state
+        self._role = self.follower_type(self.view, state)
         return [*effects, self._role.start(), RoleChanged("follower", state.leader_epoch)]
 
     def _become_offline(self, code: ErrorCode, detail: str, *, final: bool) -> list[Effect]:
@@ -497,26 +506,26 @@ class Replica:
         """
         if isinstance(self._role, FollowerRole):
             self._role.truncated()
-        log = self._view.log
-        mark = max(log.log_start_offset, min(self._view.high_watermark, log.log_end_offset))
-        if mark == self._view.high_watermark:
+        log = self.view.log
+        mark = max(log.log_start_offset, min(self.view.high_watermark, log.log_end_offset))
+        if mark == self.view.high_watermark:
             return []
-        self._view.high_watermark = mark
+        self.view.high_watermark = mark
         return [HighWatermarkMoved(mark)]
 
     def _truncation_failed(self, event: events.TruncationFailed, now_ms: int) -> list[Effect]:
         return self._role.truncation_failed() if isinstance(self._role, FollowerRole) else []
 
     def _isr_written(self, event: events.IsrWritten, now_ms: int) -> list[Effect]:
-        if isinstance(self._role, LeaderRole) and event.version > self._view.version:
+        if isinstance(self._role, LeaderRole) and event.version > self.view.version:
             return self._role.isr_written(event, now_ms)
         return []
 
     def _isr_refused(self, event: events.IsrRefused, now_ms: int) -> list[Effect]:
         if self._final:
             return []
-        if event.version > self._view.version:
-            self._view.leaving = frozenset()  # The order was given for an earlier ISR.
+        if event.version > self.view.version:
+            self.view.leaving = frozenset()  # The order was given for an earlier ISR.
             return self._follow_decision(event.state, event.version, now_ms, announce=True)
         return self._role.isr_refused(event, now_ms) if isinstance(self._role, LeaderRole) else []
 
@@ -524,8 +533,8 @@ class Replica:
         return self._role.isr_write_failed(event) if isinstance(self._role, LeaderRole) else []
 
     def _brokers_changed(self, event: events.BrokersChanged, now_ms: int) -> list[Effect]:
-        self._view.incarnations = event.incarnations
-        self._view.stopping = event.stopping
+        self.view.incarnations = event.incarnations
+        self.view.stopping = event.stopping
         return self._role.brokers_changed(now_ms) if isinstance(self._role, LeaderRole) else []
 
     def _follower_connection_lost(self, event: events.FollowerConnectionLost, now_ms: int) -> list[Effect]:

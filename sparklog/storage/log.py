@@ -62,12 +62,12 @@ class Log:
 
     __slots__ = (
         "_files",
-        "_offsets",
         "_tail",
         "cleaning",
         "durability",
         "findings",
         "named",
+        "offsets",
         "retention",
         "topic_id",
         "tp",
@@ -92,12 +92,14 @@ class Log:
         #: What the recovery truncated, as sentences for operators.
         self.findings: tuple[str, ...] = ()
         self._files = LogFiles(tp, topic_id, directory=directory, schemas=schemas, config=config, services=services)
-        self._offsets = LogOffsets(tp, topic_id, services)
-        self._tail = LogTail(self._files, self._offsets)
-        self.durability = LogDurability(self._files, self._offsets, self._tail)
-        self.cleaning = LogCleaning(self._files, self._offsets, self._tail, self.durability)
-        self.truncation = LogTruncation(self._files, self._offsets, self._tail, self.durability, self.cleaning)
-        self.retention = LogRetention(self._files, self._offsets, self._tail, self.durability, self.cleaning)
+        #: The offsets of this log. Code that every request runs reads them here: a property of ``Log`` costs as much as
+        #: a call.
+        self.offsets = LogOffsets(tp, topic_id, services)
+        self._tail = LogTail(self._files, self.offsets)
+        self.durability = LogDurability(self._files, self.offsets, self._tail)
+        self.cleaning = LogCleaning(self._files, self.offsets, self._tail, self.durability)
+        self.truncation = LogTruncation(self._files, self.offsets, self._tail, self.durability, self.cleaning)
+        self.retention = LogRetention(self._files, self.offsets, self._tail, self.durability, self.cleaning)
 
     def __repr__(self) -> str:
         return f"Log({self.tp}, [{self.log_start_offset}, {self.log_end_offset}), hw {self.high_watermark})"
@@ -127,7 +129,7 @@ class Log:
         self.findings = found.findings
         files.recovered(found)
         log_end = found.segments[-1].end_offset if found.segments else at.log_start_offset
-        self._offsets.recovered(at, first_segment_offset=files.chain.first_offset(log_end), log_end=log_end)
+        self.offsets.recovered(at, first_segment_offset=files.chain.first_offset(log_end), log_end=log_end)
         self._tail.recovered(found)
         self.durability.recovered(found, clean=clean)
         if CLEANER_FILE in found.names:
@@ -175,21 +177,21 @@ class Log:
 
     @property
     def log_start_offset(self) -> int:
-        return self._offsets.log_start
+        return self.offsets.log_start
 
     @property
     def log_end_offset(self) -> int:
         """Return the offset that the next record will get."""
-        return self._offsets.log_end
+        return self.offsets.log_end
 
     @property
     def high_watermark(self) -> int:
-        return self._offsets.high_watermark
+        return self.offsets.high_watermark
 
     @property
     def recovery_point(self) -> int:
         """Return the offset below which everything is fsynced."""
-        return self._offsets.recovery_point
+        return self.offsets.recovery_point
 
     @property
     def last_epoch(self) -> int:
@@ -203,7 +205,7 @@ class Log:
         A follower whose fetch offset is out of range fetches from this offset on, so that its files become equal to the
         leader's.
         """
-        return self._files.chain.first_offset(self._offsets.log_end)
+        return self._files.chain.first_offset(self.offsets.log_end)
 
     @property
     def on_disk(self) -> bool:
@@ -240,14 +242,14 @@ class Log:
         The log remembers these offsets, because the checkpoint will claim that the log has all records below them. A
         later truncation first lowers such offsets in the checkpoint.
         """
-        return self._offsets.checkpoint()
+        return self.offsets.checkpoint()
 
     def set_high_watermark(self, high_watermark: int) -> None:
         """Set the high watermark, limited to the range from the log start offset to the log end offset.
 
         Readers may then map the files up to this offset.
         """
-        self._tail.producers.transactions.committed_below(self._offsets.committed(high_watermark))
+        self._tail.producers.transactions.committed_below(self.offsets.committed(high_watermark))
 
     def mark_named(self) -> None:
         """Record that a durable checkpoint has an entry for this log."""
@@ -289,7 +291,7 @@ class Log:
                 placed batches that do not begin at the log end offset.
             StorageError: the log directory must go offline.
         """
-        files, offsets, tail = self._files, self._offsets, self._tail
+        files, offsets, tail = self._files, self.offsets, self._tail
         files.check_open()
         if leader_epoch < tail.epochs.last_epoch:
             raise BrokerError(
@@ -332,7 +334,7 @@ class Log:
         self._files.check_open()
         appended: tuple[int, int] | None
         try:
-            plain = append_fast_path.append_as_follower(self._files, self._offsets, self._tail, headers, bodies)
+            plain = append_fast_path.append_as_follower(self._files, self.offsets, self._tail, headers, bodies)
             if plain is not None:
                 appended = plain.record_count, plain.append_time
             else:
@@ -341,7 +343,7 @@ class Log:
             raise self._append_failed(failure) from failure
         if appended is not None:  # perhaps no record: a cleaner may leave an empty batch
             self.durability.appended(*appended)
-        return self._offsets.log_end
+        return self.offsets.log_end
 
     def _append_failed(self, failure: OSError | StorageError) -> BrokerError | StorageError:
         """Return the error to raise after a failed append: a BrokerError if the disk is full.
@@ -400,7 +402,7 @@ class Log:
             BrokerError: OFFSET_OUT_OF_RANGE outside [log start, log end].
             StorageError: the log directory must go offline.
         """
-        chain, offsets = self._files.chain, self._offsets
+        chain, offsets = self._files.chain, self.offsets
         self._check_readable(offset, chain.first_offset(offsets.log_end) if for_follower else offsets.log_start)
         if offset >= end_offset or offset == offsets.log_end:
             return log_reads.nothing_at(offset)
@@ -453,7 +455,7 @@ class Log:
         with self._files.offline_on_error("reading"):
             found = log_reads.files(self._files.chain, offset, end_offset=end_offset)
         if found is not None:
-            self._offsets.served(found.next_offset)
+            self.offsets.served(found.next_offset)
         return found
 
     def offset_for_time(self, timestamp_us: int, *, end_offset: int, start_offset: int = 0) -> tuple[int, int] | None:
@@ -512,10 +514,10 @@ class Log:
 
     def _check_readable(self, offset: int, start: int) -> None:
         self._files.check_open()
-        if not start <= offset <= self._offsets.log_end:
+        if not start <= offset <= self.offsets.log_end:
             raise BrokerError(
                 ErrorCode.OFFSET_OUT_OF_RANGE,
-                f"{self.tp}: offset {offset} found, {start} to {self._offsets.log_end} expected",
+                f"{self.tp}: offset {offset} found, {start} to {self.offsets.log_end} expected",
             )
 
     # --- truncation ---------------------------------------------------------------------------------------------
@@ -559,12 +561,12 @@ class Log:
         This is longer than the leader keeps tombstones and markers. Then the replica may still have records whose
         tombstones it will never get. So it must start again with an empty log.
         """
-        window, end = self._tail.tombstone_window, self._offsets.log_end
+        window, end = self._tail.tombstone_window, self.offsets.log_end
         if not window.is_possible(now_us) or end == self.first_segment_offset:
             return False
         return window.is_shown_by(headers, now_us, delete_retention_ms=self.config.delete_retention_ms)
 
     def caught_up(self, high_watermark: int) -> None:
         """Record that this follower has caught up, if its log reaches the leader's ``high_watermark``."""
-        if self._offsets.log_end >= high_watermark:
+        if self.offsets.log_end >= high_watermark:
             self._tail.tombstone_window.ended()

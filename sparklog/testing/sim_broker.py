@@ -255,7 +255,7 @@ class SimBroker(ReplicaPerformer):
             if fetching is not None:  # a follower that waits for a fetch has no other timer
                 if now_ms - fetching.sent_ms >= FETCH_TIMEOUT_MS:
                     self._fetch(tp, hosted, fetching)
-            elif hosted.replica is not None and hosted.replica.deadline_ms <= now_ms:
+            elif hosted.replica is not None and hosted.replica.deadline_ms() <= now_ms:
                 self.handle(tp, ev.ReplicaTicked())
         self.later(TICK_MS, self._tick)
 

@@ -55,7 +55,7 @@ class ToMarkReplica(Replica):
 
     def _become_follower(self, state: LeaderAndIsr) -> list[fx.Effect]:
         effects = super()._become_follower(state)
-        if self.high_watermark < self._view.log.log_end_offset:
+        if self.high_watermark < self.view.log.log_end_offset:
             return [fx.TruncateLog(self.high_watermark), *effects]
         return effects
 
@@ -81,8 +81,8 @@ class AnyOrderReplica(Replica):
 
     def _decided(self, event: ev.Decided, now_ms: int) -> list[fx.Effect]:
         if event.version != self.version:
-            self._view.version = -1
-            self._view.state = None
+            self.view.version = -1
+            self.view.state = None
         return super()._decided(event, now_ms)
 
     _DISPATCH: ClassVar[dict[type, Callable[[Any, Any, int], list[fx.Effect]]]] = {
@@ -229,7 +229,7 @@ class LatchedLeavingReplica(Replica):
     """
 
     def _overtaken(self, event: ev.Decided, now_ms: int) -> list[fx.Effect]:
-        return super()._overtaken(structs.replace(event, leaving=self._view.leaving), now_ms)
+        return super()._overtaken(structs.replace(event, leaving=self.view.leaving), now_ms)
 
 
 class SmallFactorReplica(Replica):

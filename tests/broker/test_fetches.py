@@ -56,6 +56,7 @@ class Line:
     """The connection of one follower. It records the time and the content of each response."""
 
     peer = "follower"
+    token_id = ""
     writable = True
 
     def __init__(self) -> None:

@@ -45,7 +45,8 @@ class Waiting:
     """A partition that wants to be woken at ``deadline_ms``, and then not for a long time."""
 
     def __init__(self, partitions: Partitions, deadline_ms: int) -> None:
-        self.replica = SimpleNamespace(deadline_ms=deadline_ms)
+        self._deadline_ms = deadline_ms
+        self.replica = SimpleNamespace(deadline_ms=lambda: self._deadline_ms)
         self.timer_ms = NEVER
         self.stopped = False
         self.woken = asyncio.Event()
@@ -53,7 +54,7 @@ class Waiting:
 
     def step(self, event: Event) -> None:
         self.woken.set()
-        self.replica.deadline_ms += 1_000_000
+        self._deadline_ms += 1_000_000
         self._partitions.deadline_moved(cast(Partition, self))
 
 

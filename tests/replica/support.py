@@ -84,11 +84,11 @@ class Stage:
         """Advance the time, with a tick where the core has requested one."""
         end_ms = self.now_ms + ms
         seen: list[fx.Effect] = []
-        while (deadline_ms := self.replica.deadline_ms) <= end_ms:
+        while (deadline_ms := self.replica.deadline_ms()) <= end_ms:
             self.now_ms = max(self.now_ms, deadline_ms)
             before = len(seen)
             seen += self.send(ev.ReplicaTicked())
-            assert self.replica.deadline_ms != deadline_ms or len(seen) > before, "a tick must change something"
+            assert self.replica.deadline_ms() != deadline_ms or len(seen) > before, "a tick must change something"
         self.now_ms = end_ms
         return seen
 

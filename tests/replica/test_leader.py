@@ -438,10 +438,10 @@ def test_an_idle_leader_removes_a_follower_that_stops_fetching() -> None:
     for follower in (2, 3):
         stage.fetch(follower, 0)
     stage.wait(2000)
-    assert stage.replica.deadline_ms == NEVER, "all replicas have all records"
+    assert stage.replica.deadline_ms() == NEVER, "all replicas have all records"
     stage.wait(100_000)
     stage.produce()
-    assert stage.replica.deadline_ms == stage.now_ms + 1000
+    assert stage.replica.deadline_ms() == stage.now_ms + 1000
     stage.fetch(2, 1)
     assert one(stage.wait(1000), fx.WriteIsr).isr == (1, 2)
 
@@ -452,7 +452,7 @@ def test_a_member_that_returns_with_less_is_removed_without_writes() -> None:
     for follower in (2, 3):
         stage.fetch(follower, 2)
     stage.wait(100_000)
-    assert stage.replica.deadline_ms == NEVER
+    assert stage.replica.deadline_ms() == NEVER
     stage.fetch(3, 1, incarnation=LIVE[3] + 1)
     assert one(stage.wait(2000), fx.WriteIsr).isr == (1, 2)
 
@@ -463,7 +463,7 @@ def test_the_end_of_an_unused_connection_wakes_no_replica() -> None:
     stage.fetch(2, 0)
     stage.wait(2000)
     stage.send(ev.FollowerConnectionLost(3))
-    assert stage.replica.deadline_ms == NEVER
+    assert stage.replica.deadline_ms() == NEVER
 
 
 def test_a_shorter_lag_time_applies_from_the_next_tick_on() -> None:

@@ -80,7 +80,7 @@ def test_the_end_is_final(end: ev.Event) -> None:
     for event in (decided(1, 9, 9), end, ev.IsrRefused(LeaderAndIsr(1, 9, (1,), 1), 9), ev.BrokersChanged(LIVE)):
         assert stage.send(event) == []
     assert stage.replica.role == "offline"
-    assert stage.replica.deadline_ms == NEVER
+    assert stage.replica.deadline_ms() == NEVER
 
 
 def test_queries_have_answers_before_any_decision() -> None:

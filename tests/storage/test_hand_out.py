@@ -52,7 +52,7 @@ def test_a_range_lent_to_a_reader_is_not_truncated_in_place(log: Log, handed_out
     before = found.data_path.read_bytes()
     inode = found.data_path.stat().st_ino
     if not handed_out:
-        log._offsets.served_end = 0
+        log.offsets.served_end = 0
     log.truncate(27)
     assert (found.data_path.stat().st_ino != inode) == handed_out
     if handed_out:  # otherwise the process would die here

@@ -143,10 +143,10 @@ class Broker:
         #: Checks the scopes of delegation tokens if there is no authorizer.
         self.scopes = scope_authorizer(audit, scope_of)
         if self.authorizer is None:
-            self.fetches.open_fetch = scoped_fetch(self.scopes)
+            self.fetches.open_fetch_of_token = scoped_fetch(self.scopes)
         else:
             self.acls = AclCache(self.authorizer, self.context.counters)
-            self.fetches.open_fetch = partial(AuthorizedFetch, self.authorizer)
+            self.fetches.open_fetch = self.fetches.open_fetch_of_token = partial(AuthorizedFetch, self.authorizer)
             self.registry.session_listeners.append(self.acls.open)
 
         self.local_read_tickets = LocalReadTickets(

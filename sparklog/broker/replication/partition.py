@@ -19,7 +19,7 @@ import pyarrow as pa
 
 from sparklog.broker.lifecycle.logging_setup import Lines
 from sparklog.errors import BrokerError, ErrorCode, StorageError
-from sparklog.model import NO_EPOCH, NO_LEADER, TopicPartition
+from sparklog.model import NO_LEADER, TopicPartition
 from sparklog.record.codec import out_of_memory
 from sparklog.record.header import BatchHeader
 from sparklog.record.validate import validate_batch, validate_placed_batch
@@ -71,7 +71,7 @@ FetchVerdict = ServeFetch | RefuseFetch | AnswerDiverging
 _UNJUDGED: FetchVerdict = RefuseFetch(ErrorCode.NOT_LEADER_OR_FOLLOWER, "")
 
 
-class AppendRules(NamedTuple):
+class AppendRules(msgspec.Struct, frozen=True, eq=False):
     """The rules of a topic that a batch must satisfy before it is appended."""
 
     schema: pa.Schema
@@ -85,6 +85,8 @@ class AppendRules(NamedTuple):
     stamped_by_log: bool = False
     #: whether Kafka clients write and read the rows as JSON documents
     kafka_json: bool = False
+    #: whether the topic is being restored, so that it accepts only batches with offsets
+    restoring: bool = False
 
 
 class CheckedBatches(NamedTuple):
@@ -252,7 +254,7 @@ class Partition:
             self._fail(error)
         finally:
             self._stepping = False
-        if replica.deadline_ms < self.timer_ms:
+        if replica.deadline_ms() < self.timer_ms:
             self._host.deadline_moved(self)
 
     def produce(self, pending: PendingProduce, *, acks: int, deadline_ms: int) -> None:
@@ -394,7 +396,7 @@ class Partition:
         The error is NOT_LEADER_OR_FOLLOWER, FENCED_LEADER_EPOCH or UNKNOWN_LEADER_EPOCH.
         """
         replica = self.replica
-        if not replica.is_leader or leader_epoch not in (NO_EPOCH, replica.leader_epoch):
+        if not replica.leads_in(leader_epoch):
             code = replica.check_epoch(leader_epoch) or ErrorCode.NOT_LEADER_OR_FOLLOWER
             raise BrokerError(code, self.describe_role(leader_epoch))
 
@@ -419,7 +421,7 @@ class Partition:
             # Batches that are already in the log are not checked again: a retry of them succeeds, even if the schema
             # has changed since.
             if not pending.own:
-                if placed or log.config.restoring:
+                if placed or self.rules.restoring:
                     self._check_restoring(placed=placed)
                 known = log.known(batches, begins_anywhere=pending.begins_anywhere)
                 if pending.checked is not None and pending.checked.rules is self.rules:
@@ -448,9 +450,9 @@ class Partition:
 
     def _check_restoring(self, *, placed: bool) -> None:
         """Raise BrokerError if a topic in restore gets ordinary batches, or another topic gets batches with offsets."""
-        if self.log.config.restoring and not placed:
+        if self.rules.restoring and not placed:
             raise BrokerError(ErrorCode.TOPIC_RESTORING, "the topic accepts no writes until its restore completes")
-        if placed and not self.log.config.restoring:
+        if placed and not self.rules.restoring:
             raise BrokerError(
                 ErrorCode.INVALID_REQUEST, "the topic is not being restored: only its leader assigns offsets"
             )

@@ -167,7 +167,7 @@ class Partitions:
 
         This may be called after every step, so it does almost nothing if the deadline is not earlier than before.
         """
-        deadline_ms = partition.replica.deadline_ms
+        deadline_ms = partition.replica.deadline_ms()
         if deadline_ms >= partition.timer_ms:
             return
         partition.timer_ms = deadline_ms
@@ -194,7 +194,7 @@ class Partitions:
         for partition in due:
             if partition.stopped:
                 continue
-            if partition.replica.deadline_ms <= now_ms:
+            if partition.replica.deadline_ms() <= now_ms:
                 partition.step(ReplicaTicked())
             else:
                 self.deadline_moved(partition)

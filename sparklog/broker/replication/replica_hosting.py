@@ -158,6 +158,7 @@ def _append_rules(topic: CachedTopic) -> AppendRules:
         topic.config.compacted,
         topic.config.timestamp_type == "LogAppendTime",
         topic.config.kafka_value_format == "json",
+        topic.config.restoring,
     )
 
 

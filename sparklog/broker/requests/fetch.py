@@ -61,6 +61,8 @@ class Fetches:
         self.counters = context.counters
         #: The class of the fetches; with an authorizer, one that checks what the principal may read.
         self.open_fetch: Callable[..., OpenFetch] = OpenFetch
+        #: The same for connections whose login is that of a delegation token, which may have a scope.
+        self.open_fetch_of_token: Callable[..., OpenFetch] = OpenFetch
         #: Called with the bytes of each reply to a consumer, if consumers have quotas. It returns the throttle time.
         self.consumer_sent: Callable[[ServerConnection, int], int] | None = None
         #: Called with the seconds of each later read for a waiting consumer, if the time of requests has quotas.
@@ -68,7 +70,6 @@ class Fetches:
         self.consumer_max_bytes = context.config.fetch_max_bytes
         self.follower_max_bytes = context.config.replica_fetch_response_max_bytes
         self._sessions = sessions
-        self._holders = sessions.holders
         sessions.on_close = self._session_closed
         sessions.may_use = _same_principal
         #: The waiting fetches by number.
@@ -181,12 +182,14 @@ class Fetches:
         due, ends_s = self._due_to_read, time.monotonic() + _READS_S
         for _ in range(len(due)):
             fetch = due.popleft()
-            if not fetch.of_follower:
-                self._consumers_due -= 1
-            if self.time_used is None or fetch.of_follower:
+            if fetch.of_follower:
                 fetch.read_again()
             else:
-                self._read_again_timed(fetch, self.time_used)
+                self._consumers_due -= 1
+                if self.time_used is None:
+                    fetch.read_again()
+                else:
+                    self._read_again_timed(fetch, self.time_used)
             if due and time.monotonic() >= ends_s:
                 break
         if due and not self._reads_scheduled:
@@ -212,14 +215,14 @@ class Fetches:
             raise BrokerError(ErrorCode.INVALID_REQUEST, f"max_bytes: expected at least 1, found {request.max_bytes}")
         replica_id = request.replica_id
         if replica_id != CONSUMER:
-            admitted = self._admitted.get(replica_id)
-            if admitted is None or admitted[0] is not connection or admitted[1] != request.incarnation:
+            if self._admitted.get(replica_id) != (connection, request.incarnation):
                 self._admit(connection, replica_id, request.incarnation)
         elif len(request.partitions) > MAX_ENTRIES or len(request.forgotten) > MAX_ENTRIES:
             found = max(len(request.partitions), len(request.forgotten))
             detail = f"{found} partitions found in a consumer's fetch, at most {MAX_ENTRIES} expected"
             raise BrokerError(ErrorCode.INVALID_REQUEST, detail)
-        earlier = self._waiting.get(request.session_id) if request.session_id > 0 else None
+        session_id = request.session_id
+        earlier = self._waiting.get(session_id) if session_id > 0 else None
         if earlier is not None and _same_principal(earlier.connection, connection):
             # The client has sent a new request in this session, so the older one gets its response now.
             earlier.complete()
@@ -232,7 +235,8 @@ class Fetches:
             return
         session = context.session
         number = next(self._numbers) if session is None else session.session_id
-        fetch = self.open_fetch(self, connection, number, request=request, context=context)
+        open_fetch = self.open_fetch_of_token if connection.token_id else self.open_fetch
+        fetch = open_fetch(self, connection, number, request=request, context=context)
         if fetch.of_follower:
             self.counters["fetch.follower.requests"] += 1
             served = self._note_positions(fetch)
@@ -429,12 +433,11 @@ class Fetches:
         self._seen = None
         key: Key = partition.tp
         found = []
-        if key in self._holders:
-            for session in self._sessions.wake(key):
-                fetch = self._waiting.get(session.session_id)
-                if fetch is not None:
-                    fetch.stale[key] = session.wanted[key]
-                    found.append(fetch)
+        for session in self._sessions.wake(key):
+            fetch = self._waiting.get(session.session_id)
+            if fetch is not None:
+                fetch.stale[key] = session.wanted[key]
+                found.append(fetch)
         if self._sessionless:
             for fetch, wanted in self._sessionless.get(key, {}).items():
                 fetch.stale[key] = wanted

@@ -104,7 +104,7 @@ def read_for_follower(
         if isinstance(verdict, AnswerDiverging):
             return _diverging(partition, wanted, verdict.epoch, verdict.end_offset)
         log = partition.log
-        end_offset = log.log_end_offset
+        end_offset = log.offsets.log_end
         # A position in the log's last epoch cannot diverge, unless the position is beyond the log end.
         if wanted.last_epoch >= 0 and (wanted.last_epoch != log.last_epoch or wanted.fetch_offset > end_offset):
             divergence = divergence_point(log, wanted.fetch_offset, wanted.last_epoch)
@@ -218,15 +218,15 @@ def _result(
     aborted: tuple[AbortedRange, ...] = (),
     stored_bytes: int = 0,
 ) -> FetchedPartition:
-    replica, log = partition.replica, partition.log
+    high_watermark, log = partition.replica.view.high_watermark, partition.log
     return FetchedPartition(
         wanted.topic,
         wanted.partition,
         ErrorCode.NONE,
-        replica.high_watermark,
-        replica.readable_end(1),
-        log.log_start_offset,
-        log.log_end_offset,
+        high_watermark,
+        log.last_stable_offset(high_watermark),
+        log.offsets.log_start,
+        log.offsets.log_end,
         batch_count,
         body_bytes,
         diverging,

@@ -50,25 +50,23 @@ class _OpenProduce:
     The callbacks that the partitions call with their results refer to it.
     """
 
-    __slots__ = ("_acks", "_cid", "_connection", "_missing", "_requests", "_results", "_wanted")
+    __slots__ = ("_connection", "_missing", "_request", "_requests", "_results")
 
     def __init__(self, requests: ProduceRequests, connection: ServerConnection, request: Produce) -> None:
         self._requests = requests
         self._connection = connection
-        self._cid = request.cid
-        self._acks = request.acks
-        self._wanted = wanted = request.partitions
-        self._missing = missing = len(wanted)
+        self._request = request
+        self._missing = missing = len(request.partitions)
         #: The result of each partition, or None.
         self._results: list[Any] = [None] * missing
 
     def on_result(self, index: int, answer: Answer) -> None:
-        requests, results, wanted = self._requests, self._results, self._wanted[index]
+        requests, results = self._requests, self._results
         assert results[index] is None, "a partition has one result"
-        results[index] = requests.result_of((wanted.topic, wanted.partition), answer)
+        results[index] = requests.result_of(self._request.partitions[index], answer)
         self._missing -= 1
         if not self._missing:  # all results are present
-            requests.finish(self._connection, self._cid, acks=self._acks, results=tuple(results))
+            requests.finish(self._connection, self._request, tuple(results))
 
     def fail(self, error: Exception) -> None:
         """Respond to the whole request with an error after an unexpected exception.
@@ -78,11 +76,11 @@ class _OpenProduce:
         self._requests.counters["requests.failed"] += 1
         _log.error("produce from %s failed", self._connection.peer, exc_info=error)
         self._missing = 0
-        if self._acks == 0:
-            self._connection.done(self._cid)
+        if self._request.acks == 0:
+            self._connection.done(self._request.cid)
         else:
             detail = f"{type(error).__name__}: {error}"
-            self._connection.reply(ErrorReply(self._cid, ErrorCode.UNKNOWN_SERVER_ERROR, detail))
+            self._connection.reply(ErrorReply(self._request.cid, ErrorCode.UNKNOWN_SERVER_ERROR, detail))
 
 
 class ProduceRequests:
@@ -111,7 +109,8 @@ class ProduceRequests:
 
     def handle(self, connection: ServerConnection, request: Produce, body: memoryview) -> None:
         """Append the batches of each partition. If the request is inconsistent, refuse all of it."""
-        refusal = self._refusal(request, len(body))
+        body_bytes = len(body)
+        refusal = self._refusal(request, body_bytes)
         if refusal is not None:
             self.counters["produce.requests.refused"] += 1
             if request.acks == 0:
@@ -121,13 +120,13 @@ class ProduceRequests:
             return
         counters, partitions = self.counters, request.partitions
         counters["produce.requests"] += 1
-        counters["produce.bytes"] += len(body)
+        counters["produce.bytes"] += body_bytes
         timeout_ms = request.timeout_ms
         if not 0 <= timeout_ms <= _MAX_TIMEOUT_MS:
             timeout_ms = min(max(timeout_ms, 0), _MAX_TIMEOUT_MS)
         deadline_ms = self._context.now_ms() + timeout_ms
         if not partitions:
-            self.finish(connection, request.cid, acks=request.acks, results=())
+            self.finish(connection, request, ())
             return
         open_produce = _OpenProduce(self, connection, request)
         if len(partitions) == 1 and self._is_short(partitions[0]):  # a short request does not wait for large requests
@@ -293,9 +292,9 @@ class ProduceRequests:
         except BrokerError as error:
             on_result(Answer(error.code, -1, -1, error.detail))
 
-    def result_of(self, tp: tuple[str, int], answer: Answer) -> ProduceResult:
-        hosted = self._partitions.get(tp)
-        start = -1 if hosted is None else hosted.log.log_start_offset
+    def result_of(self, wanted: ProducePartition, answer: Answer) -> ProduceResult:
+        hosted = self._partitions.get((wanted.topic, wanted.partition))
+        start = -1 if hosted is None else hosted.log.offsets.log_start
         code = answer.code
         if code is ErrorCode.NONE:
             return ProduceResult(code, answer.base_offset, answer.append_time_us, start)
@@ -305,12 +304,12 @@ class ProduceRequests:
             leader = (hosted.replica.leader, hosted.replica.leader_epoch)
         return ProduceResult(code, answer.base_offset, answer.append_time_us, start, answer.detail, *leader)
 
-    def finish(self, connection: ServerConnection, cid: int, *, acks: int, results: tuple[ProduceResult, ...]) -> None:
-        if acks != 0:
+    def finish(self, connection: ServerConnection, request: Produce, results: tuple[ProduceResult, ...]) -> None:
+        if request.acks != 0:
             throttle_ms = self._quotas.throttle_ms(connection) if self._quotas.active else 0
-            self._fetches.reply_after_consumers(connection.reply, ProduceReply(cid, results, throttle_ms))
+            self._fetches.reply_after_consumers(connection.reply, ProduceReply(request.cid, results, throttle_ms))
             return
-        connection.done(cid)
+        connection.done(request.cid)
         # A producer with acks=0 gets no responses. If it writes to the wrong broker, it learns of that only because the
         # connection is closed. Source: Kafka's acks=0.
         if any(BrokerError(result.code).refresh_metadata for result in results):

@@ -332,15 +332,15 @@ def scoped_handlers(authorizer: Authorizer, handlers: Handlers, *, slices: Slice
 
 
 def scoped_fetch(authorizer: Authorizer) -> Callable[..., OpenFetch]:
-    """Return a constructor of fetches for a broker without ACLs.
+    """Return a constructor of fetches of connections with a delegation token, for a broker without ACLs.
 
-    If the client's delegation token has a scope, the fetch checks each read.
+    If the token has a scope, the fetch checks each read.
     """
 
     def open_fetch(
         host: FetchHost, connection: ServerConnection, number: int, *, request: Fetch, context: FetchContext
     ) -> OpenFetch:
-        if connection.token_id and authorizer.has_scope(connection):
+        if authorizer.has_scope(connection):
             return AuthorizedFetch(authorizer, host, connection, number, request=request, context=context)
         return OpenFetch(host, connection, number, request=request, context=context)
 

@@ -8,6 +8,7 @@ from unittest.mock import patch
 
 import pyarrow as pa
 import pytest
+from msgspec.structs import replace
 
 from sparklog.broker.kafka import produce
 from sparklog.broker.kafka.produce import _LOOP_BYTES, _decoded_on_loop, _stored
@@ -55,7 +56,7 @@ def test_the_event_loop_decodes_small_batches(codec: int) -> None:
 
 @pytest.mark.parametrize("codec", COMPRESS)
 def test_json_documents_have_a_lower_limit(codec: int) -> None:
-    rules = RULES._replace(kafka_json=True)
+    rules = replace(RULES, kafka_json=True)
     assert _decoded_on_loop(batch(1000, codec), rules) is not None
     assert _decoded_on_loop(batch(100_000, codec), rules) is None
 
@@ -63,7 +64,7 @@ def test_json_documents_have_a_lower_limit(codec: int) -> None:
 @pytest.mark.parametrize("codec", COMPRESS)
 def test_the_topic_refuses_what_is_above_its_own_limit(codec: int) -> None:
     with pytest.raises(InvalidRecords) as refused:
-        _decoded_on_loop(batch(5000, codec), RULES._replace(max_message_bytes=4096))
+        _decoded_on_loop(batch(5000, codec), replace(RULES, max_message_bytes=4096))
     assert refused.value.code is ErrorCode.MESSAGE_TOO_LARGE
 
 
@@ -82,7 +83,7 @@ def test_the_limit_of_the_event_loop_refuses_no_valid_batch() -> None:
     data = write_record(record, time_delta=0, offset_delta=0)
     frames = b"".join(COMPRESS[4](data[at : at + 64]) for at in range(0, len(data), 64))
     (view,) = read_batches(memoryview(write_batch(produced([record], attributes=4), frames)))
-    rules = RULES._replace(max_message_bytes=1024 * 1024 * 1024)
+    rules = replace(RULES, max_message_bytes=1024 * 1024 * 1024)
     with patch.object(produce, "_LOOP_BYTES", 64 * 1024):
         assert _decoded_on_loop(view, rules) is None
     assert _stored(view, rules).header.record_count == 1

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from typing import Any, cast
 
 import pytest
+from msgspec.structs import replace
 
 from sparklog.broker.kafka import produce
 from sparklog.broker.kafka.call import KafkaCall
@@ -68,7 +69,7 @@ class Listener:
     def accept_large_batches(self) -> None:
         """Apply a larger ``max.message.bytes`` to the replica, before the metadata cache has it."""
         hosted = self.stage.hosted
-        hosted.rules = hosted.rules._replace(max_message_bytes=1 << 30)
+        hosted.rules = replace(hosted.rules, max_message_bytes=1 << 30)
 
 
 async def code(response: asyncio.Future[ProduceResponse | None]) -> int:
