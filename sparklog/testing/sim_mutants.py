@@ -343,7 +343,7 @@ MUTANTS: tuple[Mutant, ...] = (
         "coordinator, log",
         Caught("epochs fence", 2, 40),
         broker_type=TransactionBroker,
-        patches=((kafka_transactions, "_not_current", variants.any_epoch),),
+        patches=((kafka_transactions, "not_current", variants.any_epoch),),
         likely=_NO_POWER_CUT,
         partitions=2,
         kafka=True,

@@ -430,5 +430,5 @@ def from_zero(entry: ProducerEntry | None, header: BatchHeader, *, begins_anywhe
     return _check_sequence(entry, header)
 
 
-_not_current = kafka_transactions._not_current
+_not_current = kafka_transactions.not_current
 _check_sequence = check_sequence
