@@ -99,7 +99,7 @@ def read_summary(output: str) -> dict[str, Result]:
 
 def read_junit(path: Path) -> dict[str, Result]:
     """Return the results in a JUnit file of pytest, by module and name."""
-    found = {}
+    found: dict[str, Result] = {}
     for case in ET.parse(path).iter("testcase"):
         name = f"{case.get('classname')}::{case.get('name')}"
         result = Result(PASSED)

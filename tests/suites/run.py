@@ -16,7 +16,7 @@ class Runner(Protocol):
     """The function that runs the fetched tests in a folder on a cluster."""
 
     def __call__(
-        self, folder: Path, bootstrap: str, output: Path, *, creates_topics: bool, only: Collection[str]
+        self, folder: Path, bootstrap: str, output: Path, /, *, creates_topics: bool, only: Collection[str]
     ) -> dict[str, Result]: ...
 
 
