@@ -25,7 +25,8 @@ _LIMIT_S = 900
 
 
 def fetch() -> Path:
-    """Return the folder of the built runner. Raises as ``cached``."""
+    """Return the folder of the built runner. Raises as ``cached`` and ``broker_jars``."""
+    broker_jars(fetch=True)  # for the scripts that some tests call
 
     def make(folder: Path) -> None:
         (archive,) = step(["npm", "pack", "--silent", PACKAGE], folder).split()
