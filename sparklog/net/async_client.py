@@ -72,6 +72,8 @@ class AsyncConnection(asyncio.BufferedProtocol):
         self.hello: HelloReply | None = None
         self._prove: Prove | None = None
         self.on_lost: Callable[[], None] | None = None
+        #: The time of the loop before which the broker handles no further request, because a quota is exceeded.
+        self.throttled_until_s = 0.0
         self._end = ClientEnd(max_frame_bytes, MAX_GREETING_REPLY_BYTES)
         self._waiting: dict[int, OnOutcome] = {}
         self._transport: asyncio.Transport | None = None
@@ -372,6 +374,11 @@ class AsyncConnection(asyncio.BufferedProtocol):
 
     # --- the end ---
 
+    def note_throttle_time(self, reply: Reply) -> None:
+        """Record the wait that a reply demands because of a quota. The caller of ``request`` decides how to wait."""
+        if throttle_time_ms := getattr(reply, "throttle_time_ms", 0):
+            self.throttled_until_s = self._loop.time() + throttle_time_ms / 1000
+
     def close(self) -> None:
         self.closed = True
         if self._transport is not None:
@@ -430,6 +437,7 @@ class AsyncConnection(asyncio.BufferedProtocol):
         reply = received.reply
         answer: ReplyAndBody | BrokerError = (reply, received.body)
         if isinstance(reply, ErrorReply):
+            self.note_throttle_time(reply)
             answer = error_of_reply(reply)
             if reply.cid == -1:
                 self._reason = reply.detail

@@ -70,6 +70,8 @@ class BlockingConnection:
         self._end = ClientEnd(max_frame_bytes, MAX_GREETING_REPLY_BYTES)
         self._received: deque[ReceivedReply] = deque()
         self.closed = False
+        #: The monotonic time before which the broker handles no request, because a quota is exceeded; 0 without.
+        self._throttled_until_s = 0.0
         #: True if the connection was closed because the broker did not send its reply in time.
         self.timed_out = False
         self._timeout_s = timeout_s
@@ -161,11 +163,14 @@ class BlockingConnection:
     ) -> tuple[Reply, memoryview]:
         """Send one request and wait for its reply. No other request may be in flight.
 
-        ``at_most_s`` limits each wait for bytes of this reply, in addition to the connection's own limit.
+        ``at_most_s`` limits each wait for bytes of this reply, in addition to the connection's own limit. If the last
+        reply demands a wait because of a quota, wait first, for at most the same time.
 
         Raises:
           BrokerError: the broker's error, or NETWORK_EXCEPTION.
         """
+        if self._throttled_until_s:
+            self._wait_for_quota(self._timeout_s if at_most_s is None else min(at_most_s, self._timeout_s))
         if at_most_s is None or at_most_s >= self._timeout_s or self.closed:
             return self._request(message, body)
         self._socket.settimeout(at_most_s)
@@ -180,8 +185,16 @@ class BlockingConnection:
         while True:
             received = self._next()
             if received.reply.cid in {cid, -1}:
+                if throttle_time_ms := getattr(received.reply, "throttle_time_ms", 0):
+                    self._throttled_until_s = time.monotonic() + throttle_time_ms / 1000
                 raise_for_error(received.reply)
                 return received.reply, received.body
+
+    def _wait_for_quota(self, at_most_s: float) -> None:
+        """Wait until the broker handles the next request. Otherwise the delay would count towards its timeout."""
+        wait_s, self._throttled_until_s = self._throttled_until_s - time.monotonic(), 0.0
+        if wait_s > 0 and not self.closed:
+            time.sleep(min(wait_s, at_most_s))
 
     def send(self, message: Request, body: Sequence[Buffer] = ()) -> int:
         """Send a request without waiting for its reply. Return the correlation id of the request and its reply.

@@ -32,7 +32,7 @@ from sparklog.net.tls_listener import Handshake
 from sparklog.net.turn import NOTED_S
 from sparklog.net.unix_socket import ip_address, peer_process
 from sparklog.net.unix_tokens import TokenIssuer, UnixSession
-from sparklog.protocol.connection import ImmediateAnswer, encode_reply
+from sparklog.protocol.connection import ImmediateAnswer, encode_reply, with_throttle_time
 from sparklog.protocol.frames import Buffer
 from sparklog.protocol.messages import ErrorReply, Reply, SaslAuthenticateReply, UnixSocketReply
 from sparklog.protocol.proof import Identity
@@ -129,6 +129,8 @@ class ServerConnection(asyncio.BufferedProtocol):
         self._admitted = False
         #: Whether this connection uses the Unix socket.
         self.within_host = False
+        #: Returns the time in milliseconds that the next request must wait because of a quota. None without a quota.
+        self.throttle_ms: Callable[[], int] | None = None
         self.closed = False
 
     @property
@@ -336,6 +338,8 @@ class ServerConnection(asyncio.BufferedProtocol):
         transport = self._transport
         if self.closed or transport is None:
             return
+        if self.throttle_ms is not None:
+            message = with_throttle_time(message, self.throttle_ms())
         buffers = encode_reply(message, body, body_bytes)
         if len(buffers) == 1:
             transport.write(buffers[0])

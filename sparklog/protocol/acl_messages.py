@@ -74,6 +74,7 @@ class DescribeAclsReply(Message, frozen=True, tag="describe_acls_reply"):
     acls: Listed[AclEntry]
     super_users: Listed[str] = ()
     allow_everyone: bool = False
+    throttle_time_ms: int = 0
 
 
 class DeleteAcls(Message, frozen=True, tag="delete_acls"):
@@ -86,3 +87,4 @@ class DeleteAclsReply(Message, frozen=True, tag="delete_acls_reply"):
     """The reply to DeleteAcls: the ACLs that were deleted."""
 
     acls: Listed[AclEntry]
+    throttle_time_ms: int = 0

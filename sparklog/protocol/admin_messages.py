@@ -44,6 +44,7 @@ class CreateTopicReply(Message, frozen=True, tag="create_topic_reply"):
 
     topic_id: str
     warning: str = ""
+    throttle_time_ms: int = 0
 
 
 class DeleteTopic(Message, frozen=True, tag="delete_topic"):
@@ -119,6 +120,7 @@ class DeleteRecordsReply(Message, frozen=True, tag="delete_records_reply"):
     """The reply to DeleteRecords: one result per partition, in the order of the request."""
 
     results: Listed[DeletedRecords]
+    throttle_time_ms: int = 0
 
 
 class RestoreRecords(Message, frozen=True, tag="restore_records"):
@@ -146,6 +148,7 @@ class RestoreRecordsReply(Message, frozen=True, tag="restore_records_reply"):
     code: int
     log_end_offset: int
     detail: str = ""
+    throttle_time_ms: int = 0
 
 
 class ReplicaMove(msgspec.Struct, frozen=True, array_like=True):
@@ -180,6 +183,7 @@ class AlterReassignmentsReply(Message, frozen=True, tag="alter_reassignments_rep
 
     results: Listed[PartitionResult]
     warning: str = ""
+    throttle_time_ms: int = 0
 
 
 class ListReassignments(Message, frozen=True, tag="list_reassignments"):
@@ -203,6 +207,7 @@ class ListReassignmentsReply(Message, frozen=True, tag="list_reassignments_reply
     """The reply to ListReassignments: all reassignments in progress."""
 
     moves: Listed[ReassignmentStatus]
+    throttle_time_ms: int = 0
 
 
 class ElectLeaders(Message, frozen=True, tag="elect_leaders"):
@@ -224,6 +229,7 @@ class ElectLeadersReply(Message, frozen=True, tag="elect_leaders_reply"):
     """
 
     results: Listed[PartitionResult]
+    throttle_time_ms: int = 0
 
 
 class RestartBroker(Message, frozen=True, tag="restart_broker"):
@@ -238,6 +244,8 @@ class RestartBroker(Message, frozen=True, tag="restart_broker"):
 
 class Ack(Message, frozen=True, tag="ack"):
     """The reply to a request that has succeeded and has no result to return."""
+
+    throttle_time_ms: int = 0
 
 
 class DescribeBroker(Message, frozen=True, tag="describe_broker"):
@@ -274,3 +282,4 @@ class DescribeBrokerReply(Message, frozen=True, tag="describe_broker_reply"):
     settings: Settings = msgspec.field(default_factory=dict)
     #: The broker's addresses for Kafka clients, separated by commas.
     kafka: str = ""
+    throttle_time_ms: int = 0

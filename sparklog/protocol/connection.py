@@ -430,11 +430,18 @@ def _before_login(reply: HelloReply, mechanisms: tuple[str, ...]) -> HelloReply:
     )
 
 
+def with_throttle_time(reply: Reply, throttle_time_ms: int) -> Reply:
+    """Return the reply with at least this throttle time, if replies of its kind have one."""
+    if throttle_time_ms > getattr(reply, "throttle_time_ms", throttle_time_ms):
+        return msgspec.structs.replace(reply, throttle_time_ms=throttle_time_ms)
+    return reply
+
+
 def encode_reply(reply: Reply, body: Sequence[Buffer] = (), body_bytes: int = -1) -> list[Buffer]:
     """Return the buffers of a frame with a reply and its body. A long error text is shortened.
 
     ``body_bytes`` has the same meaning as in ``encode_frame``.
     """
     if type(reply) is ErrorReply and len(reply.detail) > _MAX_DETAIL:
-        reply = ErrorReply(reply.cid, reply.code, f"{reply.detail[:_MAX_DETAIL]}...")
+        reply = msgspec.structs.replace(reply, detail=f"{reply.detail[:_MAX_DETAIL]}...")
     return encode_frame(encode_message(reply), body, body_bytes)

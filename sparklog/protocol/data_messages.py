@@ -105,6 +105,7 @@ class ErrorReply(Message, frozen=True, tag="error_reply"):
 
     code: int
     detail: str
+    throttle_time_ms: int = 0
 
 
 # --- metadata ---------------------------------------------------------------------------------------------------------
@@ -169,6 +170,7 @@ class MetadataReply(Message, frozen=True, tag="metadata_reply"):
     brokers: Listed[BrokerEndpoint]
     topics: Listed[TopicMetadata]
     next: tuple[str, int] | None = None
+    throttle_time_ms: int = 0
 
 
 # --- data plane -------------------------------------------------------------------------------------------------------
@@ -220,11 +222,7 @@ class ProduceResult(msgspec.Struct, frozen=True, array_like=True):
 
 
 class ProduceReply(Message, frozen=True, tag="produce_reply"):
-    """The reply to Produce: one result per partition, in the order of the request.
-
-    If the client has exceeded a quota, the broker handles the connection's next request only after
-    ``throttle_time_ms``.
-    """
+    """The reply to Produce: one result per partition, in the order of the request."""
 
     results: Listed[ProduceResult]
     throttle_time_ms: int = 0
@@ -317,10 +315,7 @@ class FetchedPartition(msgspec.Struct, frozen=True, array_like=True, gc=False):
 
 
 class FetchReply(Message, frozen=True, tag="fetch_reply"):
-    """The reply to Fetch. In a fetch session, it omits unchanged partitions. ``code`` is an error of the session.
-
-    ``throttle_time_ms`` has the same meaning as in ProduceReply.
-    """
+    """The reply to Fetch. In a fetch session, it omits unchanged partitions. ``code`` is an error of the session."""
 
     code: int
     session_id: int
@@ -362,6 +357,7 @@ class ListOffsetsReply(Message, frozen=True, tag="list_offsets_reply"):
     """The reply to ListOffsets: one result per partition, in the order of the request."""
 
     results: Listed[ListedOffset]
+    throttle_time_ms: int = 0
 
 
 class InitProducerId(Message, frozen=True, tag="init_producer_id"):
@@ -375,3 +371,4 @@ class InitProducerIdReply(Message, frozen=True, tag="init_producer_id_reply"):
 
     producer_id: int
     producer_epoch: int
+    throttle_time_ms: int = 0

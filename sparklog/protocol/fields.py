@@ -46,7 +46,11 @@ KeyIds = Annotated[tuple[Name, ...], msgspec.Meta(max_length=4)]
 
 
 class Message(msgspec.Struct, frozen=True, array_like=True, tag=True):
-    """The base class of all messages. ``cid`` is the correlation id, which a reply copies from its request."""
+    """The base class of all messages. ``cid`` is the correlation id, which a reply copies from its request.
+
+    The replies to clients have a field ``throttle_time_ms``. If the client has exceeded a quota, the broker handles the
+    connection's next request only after this time.
+    """
 
     cid: int
 

@@ -49,6 +49,7 @@ class CommitOffsetsReply(Message, frozen=True, tag="commit_offsets_reply"):
     """The reply to CommitOffsets: one result per partition, in the order of the request."""
 
     results: Listed[PartitionResult]
+    throttle_time_ms: int = 0
 
 
 class HoldOffsets(Message, frozen=True, tag="hold_offsets"):
@@ -89,11 +90,14 @@ class FetchOffsets(Message, frozen=True, tag="fetch_offsets"):
 class FetchOffsetsReply(Message, frozen=True, tag="fetch_offsets_reply"):
     """The reply to FetchOffsets. It omits partitions without a committed offset.
 
-    A member must request the offsets of the ``held`` partitions again later.
+    A member must request the offsets of the ``held`` partitions again later. ``refused`` has the partitions of the
+    request whose topics the principal may not describe.
     """
 
     offsets: Listed[GroupOffset]
     held: Listed[tuple[str, int]] = ()
+    throttle_time_ms: int = 0
+    refused: Listed[PartitionResult] = ()
 
 
 class TopicPartitions(msgspec.Struct, frozen=True, array_like=True):
@@ -142,6 +146,7 @@ class HeartbeatReply(Message, frozen=True, tag="heartbeat_reply"):
 
     member_epoch: int
     assigned: Listed[TopicPartitions] = ()
+    throttle_time_ms: int = 0
 
 
 class MemberDescription(msgspec.Struct, frozen=True, array_like=True):
@@ -188,6 +193,7 @@ class DescribeGroupReply(Message, frozen=True, tag="describe_group_reply"):
     """The reply to DescribeGroup. ``description`` is None if there is no such group."""
 
     description: DescribedGroup | None
+    throttle_time_ms: int = 0
 
 
 class DeleteGroup(Message, frozen=True, tag="delete_group"):
@@ -206,3 +212,4 @@ class ListGroupsReply(Message, frozen=True, tag="list_groups_reply"):
     groups: Listed[str]
     #: The state and the number of members of each group, in the order of ``groups``.
     states: Listed[tuple[str, int]] = ()
+    throttle_time_ms: int = 0

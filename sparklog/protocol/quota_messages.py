@@ -54,6 +54,7 @@ class AlterClientQuotasReply(Message, frozen=True, tag="alter_client_quotas_repl
     """The reply to AlterClientQuotas: one result per entity, in the order of the request."""
 
     results: Listed[QuotaResult]
+    throttle_time_ms: int = 0
 
 
 class DescribeClientQuotas(Message, frozen=True, tag="describe_client_quotas"):
@@ -80,3 +81,4 @@ class DescribeClientQuotasReply(Message, frozen=True, tag="describe_client_quota
     """The reply to DescribeClientQuotas: the selected entities with their quotas, sorted by entity."""
 
     entries: Listed[DescribedQuotas]
+    throttle_time_ms: int = 0

@@ -81,3 +81,4 @@ class LocalReadsReply(Message, frozen=True, tag="local_reads_reply"):
     local_socket: str = ""
     ticket: bytes = b""
     lifetime_ms: int = 0
+    throttle_time_ms: int = 0

@@ -54,6 +54,7 @@ class ListSetAsideReply(Message, frozen=True, tag="list_set_aside_reply"):
     broker_id: int
     logs: Listed[SetAsideLog]
     notes: bytes = b""
+    throttle_time_ms: int = 0
 
 
 class RestoreSetAside(Message, frozen=True, tag="restore_set_aside"):
@@ -72,6 +73,7 @@ class RestoreSetAsideReply(Message, frozen=True, tag="restore_set_aside_reply"):
     topic: str
     partitions: int
     findings: Listed[str] = ()
+    throttle_time_ms: int = 0
 
 
 class RemoveSetAside(Message, frozen=True, tag="remove_set_aside"):

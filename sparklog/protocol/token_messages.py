@@ -81,6 +81,8 @@ class CreateDelegationTokenReply(Message, frozen=True, tag="create_delegation_to
     def __repr__(self) -> str:
         return f"CreateDelegationTokenReply({self.cid}, {self.token})"
 
+    throttle_time_ms: int = 0
+
 
 class RenewDelegationToken(Message, frozen=True, tag="renew_delegation_token"):
     """A request to renew a token, so that it expires ``period_ms`` from now; -1 means the default period.
@@ -109,6 +111,7 @@ class DelegationTokenExpiryReply(Message, frozen=True, tag="delegation_token_exp
 
     expiry_ms: int
     left_ms: int = -1
+    throttle_time_ms: int = 0
 
 
 class DescribeDelegationTokens(Message, frozen=True, tag="describe_delegation_tokens"):
@@ -124,3 +127,4 @@ class DescribeDelegationTokensReply(Message, frozen=True, tag="describe_delegati
     """The reply to DescribeDelegationTokens: the tokens, sorted by id."""
 
     tokens: Listed[TokenDescription]
+    throttle_time_ms: int = 0

@@ -28,6 +28,7 @@ class FindCoordinatorReply(Message, frozen=True, tag="find_coordinator_reply"):
 
     broker: BrokerEndpoint
     partition: int
+    throttle_time_ms: int = 0
 
 
 class BeginTransaction(Message, frozen=True, tag="begin_transaction"):
@@ -69,6 +70,7 @@ class BeginTransactionReply(Message, frozen=True, tag="begin_transaction_reply")
     producer_id: int
     producer_epoch: int
     run: int
+    throttle_time_ms: int = 0
 
 
 class SettleVersion(Message, frozen=True, tag="settle_version"):
@@ -91,6 +93,7 @@ class SettleVersionReply(Message, frozen=True, tag="settle_version_reply"):
     """The reply to SettleVersion. ``last_version`` is -1 if no version is committed."""
 
     last_version: int
+    throttle_time_ms: int = 0
 
 
 class AddToTransaction(Message, frozen=True, tag="add_to_transaction"):
@@ -153,6 +156,7 @@ class EndTransactionReply(Message, frozen=True, tag="end_transaction_reply"):
 
     complete: bool
     replayed: bool = False
+    throttle_time_ms: int = 0
 
 
 class ListTransactions(Message, frozen=True, tag="list_transactions"):
@@ -184,6 +188,7 @@ class ListTransactionsReply(Message, frozen=True, tag="list_transactions_reply")
     """The reply to ListTransactions: the transactions that the broker coordinates."""
 
     transactions: Listed[DescribedTransaction]
+    throttle_time_ms: int = 0
 
 
 class AbortTransaction(Message, frozen=True, tag="abort_transaction"):
@@ -309,6 +314,7 @@ class FindHangingReply(Message, frozen=True, tag="find_hanging_reply"):
     """The reply to FindHanging: the hanging transactions that the broker has found."""
 
     transactions: Listed[FoundHangingTransaction]
+    throttle_time_ms: int = 0
 
 
 class AbortHanging(Message, frozen=True, tag="abort_hanging"):

@@ -49,6 +49,7 @@ class DescribeUserScramCredentialsReply(Message, frozen=True, tag="describe_user
     """The reply to DescribeUserScramCredentials: the users, sorted by name."""
 
     users: Listed[DescribedUser]
+    throttle_time_ms: int = 0
 
 
 class ScramCredentialDeletion(msgspec.Struct, frozen=True, array_like=True):
@@ -98,3 +99,4 @@ class AlterUserScramCredentialsReply(Message, frozen=True, tag="alter_user_scram
     """The reply to AlterUserScramCredentials: one result per user, in the order of first appearance in the request."""
 
     users: Alterations[AlteredUser]
+    throttle_time_ms: int = 0

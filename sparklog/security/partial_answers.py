@@ -22,6 +22,7 @@ from sparklog.protocol.messages import (
     DescribedTransaction,
     DescribeGroupReply,
     ErrorReply,
+    FetchOffsets,
     FetchOffsetsReply,
     FindHangingReply,
     HeartbeatReply,
@@ -50,14 +51,14 @@ Allows = Callable[[Operation, ResourceType, str], bool]
 #: A generator that returns a reply and yields now and then, so that the broker can do other work.
 Shown = Generator[None, None, Reply]
 #: The requests whose entries the broker can handle separately.
-Split = Produce | ListOffsets | DeleteRecords | CommitOffsets
+Split = Produce | ListOffsets | DeleteRecords | CommitOffsets | FetchOffsets
 
 
 def without(request: Split, body: memoryview, refused: Collection[int]) -> tuple[Request, memoryview]:
     """Return the request and its body without the entries whose indices are in ``refused``."""
     if isinstance(request, CommitOffsets):
         return replace(request, offsets=_others(request.offsets, refused)), body
-    kept = replace(request, partitions=_others(request.partitions, refused))
+    kept = replace(request, partitions=_others(request.partitions or (), refused))
     return kept, _body_without(request, body, refused) if isinstance(request, Produce) else body
 
 
@@ -110,6 +111,10 @@ def merged(request: Split, reply: Reply, refused: dict[int, str]) -> Reply:
                     lambda n: PartitionResult(offsets[n].topic, offsets[n].partition, REFUSED, refused[n]),
                 ),
             )
+        case FetchOffsets(), FetchOffsetsReply():
+            named = request.partitions or ()
+            refusals = (PartitionResult(*named[n], REFUSED, refused[n]) for n in sorted(refused))
+            return replace(reply, refused=tuple(refusals))
     return reply
 
 

@@ -237,10 +237,8 @@ def _committed_topics(request: CommitOffsets) -> Iterable[str]:
     return (offset.topic for offset in request.offsets) if request.transaction is None else ()
 
 
-def _fetch_offsets(request: FetchOffsets) -> Clauses:
-    yield (Need(Operation.DESCRIBE, _GROUP, request.group),)
-    if request.partitions is not None:
-        yield from _of_topics(Operation.DESCRIBE, (topic for topic, _ in request.partitions))
+def _topics_of_offsets(request: FetchOffsets) -> Iterable[str]:
+    return (topic for topic, _ in request.partitions or ())
 
 
 def _hold_offsets(request: HoldOffsets) -> Clauses:
@@ -325,8 +323,9 @@ RULES: dict[type, RequestRule] = {
         (Operation.READ, _committed_topics),
     ),
     FetchOffsets: RequestRule(
-        "Describe on the group and on all named topics; a request for all topics leaves the others out",
-        _fetch_offsets,
+        "Describe on the group and on each named topic; a request for all topics leaves the others out",
+        lambda request: ((Need(Operation.DESCRIBE, _GROUP, request.group),),),
+        (Operation.DESCRIBE, _topics_of_offsets),
         hides=True,
     ),
     HoldOffsets: RequestRule("Write on the transactional id, Read on the group and on all topics", _hold_offsets),

@@ -276,6 +276,25 @@ def test_entries_are_served_separately() -> None:
     assert found.partitions == (asked[0], asked[2])
 
 
+def test_offsets_of_refused_topics_are_refused_one_by_one() -> None:
+    """As in Kafka, a refused topic gets its own error, and the request does not fail for the other topics."""
+    connection = Connection(BERT)
+    acls = [*ELSEWHERE, binding("group", "billing", "User:bert", "describe")]
+    asked = (("else-1", 0), ("orders", 0), ("missing", 2), ("else-2", 0))
+    [found] = served(acls, connection, m.FetchOffsets(1, "billing", asked))
+    assert isinstance(found, m.FetchOffsets) and found.partitions == (asked[0], asked[3])
+    [reply] = connection.replies
+    assert isinstance(reply, m.FetchOffsetsReply) and reply.offsets == (), "and no offset of another topic"
+    detail = "User:bert may not Describe on Topic"
+    assert reply.refused == (
+        m.PartitionResult("orders", 0, 29, f"{detail} 'orders'"),
+        m.PartitionResult("missing", 2, 29, f"{detail} 'missing'"),
+    )
+    connection = Connection(BERT)
+    assert served(acls, connection, m.FetchOffsets(1, "billing", asked[1:2])) == []
+    assert connection.replies == [m.FetchOffsetsReply(1, (), refused=reply.refused[:1])]
+
+
 def test_a_refused_produce_without_acks_closes_the_connection() -> None:
     for transaction in ("", "sink"):
         connection = Connection(BERT)

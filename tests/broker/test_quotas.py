@@ -18,14 +18,26 @@ from sparklog.model import TopicPartition
 from sparklog.net.blocking import BlockingConnection
 from sparklog.protocol.messages import (
     CONSUMER,
+    LATEST,
     AlterClientQuotas,
     AlterClientQuotasReply,
+    DeleteTopic,
+    DescribeGroup,
+    ErrorReply,
     Fetch,
     FetchPartition,
     FetchReply,
+    FindCoordinator,
+    InitProducerId,
+    ListGroups,
+    ListOffsets,
+    ListOffsetsPartition,
+    Metadata,
+    MetadataReply,
     ProduceReply,
     QuotaAlteration,
     QuotaKey,
+    Request,
 )
 from sparklog.security.quotas import (
     CONNECTION_CREATION_RATE,
@@ -109,6 +121,35 @@ def test_a_producer_stays_within_its_quota(cluster: ProcessCluster, admin: Admin
         assert throttled_ms > 0
         assert waits(cluster) > before
         assert write(other, topic, 10)[1] == 0, "clients without a quota do not wait"
+
+
+def test_every_reply_has_the_throttle_time(cluster: ProcessCluster, admin: Admin) -> None:
+    """The time of requests is limited, so replies without records and errors name the wait too."""
+    requests: list[Request] = [Metadata(0), ListOffsets(0, 0, (ListOffsetsPartition("missing", 0, LATEST),))]
+    requests += [FindCoordinator(0, "group", "g"), ListGroups(0), DescribeGroup(0, "none"), InitProducerId(0)]
+    requests += [DeleteTopic(0, "missing", 1000)]
+    for number, request in enumerate(requests):
+        alter(cluster, {REQUEST_PERCENTAGE: 0.00001}, client_id=f"app-{number}")
+        with connected(cluster, f"app-{number}") as limited:
+            reply = limited._next_of(limited.send(request)).reply
+        assert getattr(reply, "throttle_time_ms", 0) > 0, reply
+    assert isinstance(reply, ErrorReply), "the last request fails"
+    with connected(cluster, "other") as other:
+        reply, _ = other.request(Metadata(0))
+        assert isinstance(reply, MetadataReply) and reply.throttle_time_ms == 0
+
+
+def test_a_client_waits_before_its_next_request(cluster: ProcessCluster, admin: Admin) -> None:
+    alter(cluster, {REQUEST_PERCENTAGE: 0.01}, client_id="app")
+    with connected(cluster, "app") as limited:
+        throttled_ms = 0
+        while not throttled_ms:
+            reply, _ = limited.request(Metadata(0))
+            assert isinstance(reply, MetadataReply)
+            throttled_ms = reply.throttle_time_ms
+        began = time.monotonic()
+        limited.request(Metadata(0))
+        assert time.monotonic() - began >= throttled_ms / 1000 - 0.1
 
 
 def test_new_connections_do_not_avoid_the_quota(cluster: ProcessCluster, admin: Admin, topic: str) -> None:

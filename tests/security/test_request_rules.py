@@ -67,7 +67,10 @@ EXPECTED: list[tuple[Request, list[str]]] = [
     (m.WriteMarkers(1, ()), [f"ClusterAction {CLUSTER}"]),
     (m.CommitOffsets(1, "billing", (OFFSET,)), [f"Read {GROUP}", "entry: Read on orders"]),
     (m.CommitOffsets(1, "billing", (OFFSET,), ("sink", 1)), [f"ClusterAction {CLUSTER}"]),
-    (m.FetchOffsets(1, "billing", (("orders", 0), ("orders", 1))), [f"Describe {GROUP}", f"Describe {TOPIC}"]),
+    (
+        m.FetchOffsets(1, "billing", (("orders", 0), ("other", 1))),
+        [f"Describe {GROUP}", "entry: Describe on orders", "entry: Describe on other"],
+    ),
     (m.FetchOffsets(1, "billing"), [f"Describe {GROUP}"]),
     (
         m.HoldOffsets(1, "billing", "sink", 1, (OFFSET,), "me", 1),

@@ -32,6 +32,8 @@ from sparklog.protocol.messages import (
     DeleteRecordsReply,
     Fetch,
     FetchedPartition,
+    FetchOffsets,
+    FetchOffsetsReply,
     FetchPartition,
     ListOffsets,
     ListOffsetsReply,
@@ -56,6 +58,7 @@ _EMPTY: dict[type, Callable[[int], Reply]] = {
     ListOffsets: lambda cid: ListOffsetsReply(cid, ()),
     DeleteRecords: lambda cid: DeleteRecordsReply(cid, ()),
     CommitOffsets: lambda cid: CommitOffsetsReply(cid, ()),
+    FetchOffsets: lambda cid: FetchOffsetsReply(cid, ()),
 }
 
 
@@ -83,6 +86,8 @@ class _Checks:
             return self._metadata(handle)
         if kind is Produce:
             return self._produce(rule, handle)
+        if kind is FetchOffsets:
+            return self._fetch_offsets(rule, handle)
         if kind is not Fetch and rule.entries is not None:
             return self._entries(rule, handle)
         return self._hiding(rule, handle) if rule.hides else self._whole(kind, rule, handle)
@@ -189,6 +194,22 @@ class _Checks:
 
         return authorized
 
+    def _fetch_offsets(self, rule: RequestRule, handle: HandleRequest) -> HandleRequest:
+        authorizer, slices = self._authorizer, self._slices
+
+        def hiding(connection: ServerConnection, request: FetchOffsets, body: memoryview) -> None:
+            if not authorizer.skips(connection):
+                allows = _allows(authorizer, connection)
+                connection = cast(ServerConnection, HidingConnection(connection, request, slices, allows))
+            handle(connection, request, body)
+
+        of_all, of_named = self._hiding(rule, handle), self._entries(rule, hiding)
+
+        def authorized(connection: ServerConnection, request: FetchOffsets, body: memoryview) -> None:
+            (of_all if request.partitions is None else of_named)(connection, request, body)
+
+        return authorized
+
     def _find_refused(
         self,
         connection: ServerConnection,
@@ -235,7 +256,7 @@ class _Checks:
     ) -> None:
         """Handle the entries that are not refused, and add the refusals to the reply."""
         merging = MergingConnection(connection, lambda reply: merged(request, reply, refused))
-        entries = request.offsets if isinstance(request, CommitOffsets) else request.partitions
+        entries = request.offsets if isinstance(request, CommitOffsets) else request.partitions or ()
         if isinstance(request, Produce) and request.acks == 0:
             merging.closes = True
         if len(refused) == len(entries):

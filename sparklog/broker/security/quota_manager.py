@@ -1,7 +1,7 @@
 """The enforcement of quotas in one broker.
 
 The broker handles a request, and charges the client for its bytes and for the time that it used the event loop. If the
-client exceeds a quota, the reply contains a wait (``throttle_time_ms``), and the broker delays the connection's next
+client exceeds a quota, each reply contains a wait (``throttle_time_ms``), and the broker delays the connection's next
 request by this time. Meanwhile it does not read from the socket. A client could open a new connection for each request
 to avoid the wait. So the first request that uses a quota on a connection waits until the client's earlier debt is paid.
 
@@ -89,6 +89,8 @@ class _Client:
     #: The monotonic time until which the connection waits; 0 if it does not wait.
     until_s: float = 0.0
     timer: asyncio.TimerHandle | None = None
+    #: The monotonic time from which the request that is being handled has not been charged yet; 0 without one.
+    began_s: float = 0.0
     #: The seconds for which this connection's requests have been charged so far.
     charged_s: float = 0.0
     #: The size of each request that waits, and the function that handles it. Only a connection with several requests
@@ -180,6 +182,7 @@ class QuotaManager:
 
     def connection_lost(self, connection: ServerConnection) -> None:
         client = self._clients.pop(connection, None)
+        connection.throttle_ms = None
         if client is not None:
             if client.timer is not None:
                 client.timer.cancel()
@@ -236,12 +239,28 @@ class QuotaManager:
                 else:
                     # A reply of at most one window's bytes keeps the wait short.
                     request = replace(request, max_bytes=min(request.max_bytes, max(1, int(bucket.burst))))
+            client.began_s = began_s
             try:
                 handle(connection, request, body)
             finally:
-                self._charge_time(owner, client, time.monotonic() - began_s)
+                self._charge_so_far(owner, client)
+                client.began_s = 0.0
 
         return limited
+
+    def _charge_so_far(self, owner: ServerConnection, client: _Client) -> None:
+        """Charge the time of the request that is being handled, up to now."""
+        if client.began_s:
+            began_s, client.began_s = client.began_s, time.monotonic()
+            self._charge_time(owner, client, client.began_s - began_s)
+
+    def _time_of_reply(self, owner: ServerConnection, client: _Client) -> int:
+        """Return the throttle time of a reply. Most handlers reply before they return, so charge their time first."""
+        if self._clients.get(owner) is not client:  # The quotas have changed.
+            owner.throttle_ms = None
+            return 0
+        self._charge_so_far(owner, client)
+        return self.throttle_ms(owner)
 
     def _charge_time(self, owner: ServerConnection, client: _Client, took_s: float) -> None:
         if (bucket := client.buckets.get(REQUEST_PERCENTAGE)) is not None:
@@ -277,6 +296,8 @@ class QuotaManager:
             if limit is not None:
                 found[name] = buckets.bucket(limit, now_s)
         client = self._clients[connection] = _Client(found, set(found))
+        if found:
+            connection.throttle_ms = partial(self._time_of_reply, connection, client)
         return client
 
     def _earlier_excess_s(self, client: _Client, quota: str) -> float:

@@ -220,10 +220,14 @@ class LoopCluster:
         connection = self._connections.get(broker_id)
         if connection is None:
             raise BrokerError(ErrorCode.NETWORK_EXCEPTION, f"broker {broker_id} is not connected")
+        # If the request were sent during the wait that a quota demands, the delay would count towards its timeout.
+        if (wait_s := connection.throttled_until_s - self._now()) > 0:
+            await asyncio.sleep(min(wait_s, timeout_s))
         try:
             reply, _ = await asyncio.wait_for(connection.request(request), timeout_s)
         except asyncio.TimeoutError:
             raise NoResponse(connection.address, timeout_s) from None
+        connection.note_throttle_time(reply)
         return reply
 
     async def ask_any(self, request: Request, expected: type[R]) -> R:

@@ -442,6 +442,9 @@ class GroupSession:
         for piece in pieces(wanted):
             request = FetchOffsets(0, self._settings.group, tuple(piece), self._member_id, self._epoch)
             reply = await attempts.ask(request, FetchOffsetsReply)
+            if reply.refused:
+                names = ", ".join(sorted({one.topic for one in reply.refused}))
+                raise BrokerError(reply.refused[0].code, f"{reply.refused[0].detail}; refused topics: {names}")
             found.update({(one.topic, one.partition): one for one in reply.offsets})
             held.update(reply.held)
         offsets: dict[AssignedPartition, int | None] = {}
