@@ -5,8 +5,8 @@ client proves that it knows the password, and then the server proves that it kno
 both nonces and all earlier messages.
 
 A client cannot find out whether a user exists. For an unknown user the server sends the same replies and does the same
-work as for a wrong password. The dummy credential of an unknown user has the usual number of iterations and length of
-salt. So the replies still reveal a user whose credential has an unusual number or length.
+work as for a wrong password. The numbers of iterations and lengths of salts of unknown users are as frequent as those
+of users.
 
 There is no channel binding. Source: RFC 5802, RFC 7677; KIP-84 (Kafka's use), KIP-48 (the extension ``tokenauth``).
 """
@@ -17,9 +17,11 @@ import base64
 import binascii
 import hashlib
 import hmac
-from collections.abc import Callable
+import math
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from enum import Enum
+from types import MappingProxyType
 from typing import NamedTuple
 
 from sparklog.errors import BrokerError, ConfigError, ErrorCode
@@ -180,7 +182,7 @@ class ScramServer:
     delegation token, or None; without ``tokens`` every token is unknown. ``nonce`` is the server's part of the nonce,
     and must be new for each login. ``dummy`` is a secret of the cluster, from which the server derives the credentials
     of unknown users. It must be the same on all brokers and never change, because a salt that differs between two
-    logins would reveal that the user does not exist. ``usual`` is the form of most credentials of users.
+    logins would reveal that the user does not exist. ``forms`` has the number of users with each form of credential.
     """
 
     def __init__(
@@ -191,10 +193,10 @@ class ScramServer:
         dummy: bytes,
         *,
         tokens: Callable[[str], TokenCredential | None] | None = None,
-        usual: CredentialForm = NEW_FORM,
+        forms: Mapping[CredentialForm, int] = MappingProxyType({NEW_FORM: 1}),
     ) -> None:
         self.mechanism = mechanism
-        self._usual = usual
+        self._forms = forms
         self._hash = _HASHES[mechanism]
         self._lookup = lookup
         self._tokens = tokens
@@ -244,7 +246,8 @@ class ScramServer:
 
     def _credential(self, name: str, *, token: bool) -> ScramCredential:
         """Return the credential with which to check the client's proof, and record whether it is a dummy."""
-        dummy = dummy_credential(self.mechanism, name, self._dummy, TOKEN_FORM if token else self._usual)
+        form = TOKEN_FORM if token else form_of_unknown(self.mechanism, name, self._dummy, self._forms)
+        dummy = dummy_credential(self.mechanism, name, self._dummy, form)
         found: ScramCredential | None
         self._principal = Principal(USER, name)
         if token:
@@ -277,6 +280,22 @@ class ScramServer:
             raise BrokerError(ErrorCode.SASL_AUTHENTICATION_FAILED, _REFUSED)
         reply = b"v=" + base64.b64encode(signature)
         return ServerStep(reply, self._principal, self._expires_at_ms, self.token_id)
+
+
+def form_of_unknown(mechanism: str, name: str, dummy: bytes, forms: Mapping[CredentialForm, int]) -> CredentialForm:
+    """Return the form of the dummy credential of a user that does not exist.
+
+    Each form is as frequent among unknown users as its number in ``forms``, so a rare form does not reveal a user. The
+    same name gets the same form, and a change of the numbers changes the forms of few names. Source: weighted
+    rendezvous hashing.
+    """
+
+    def score(form: CredentialForm) -> float:
+        said = f"form\0{mechanism}\0{name}\0{form.iterations}\0{form.salt_bytes}".encode()
+        part = int.from_bytes(hmac.digest(dummy, said, "sha256")[:6], "big") + 1
+        return -math.log(part / (2**48 + 1)) / forms[form]
+
+    return min(forms, key=score, default=NEW_FORM)
 
 
 def dummy_credential(mechanism: str, name: str, dummy: bytes, form: CredentialForm = NEW_FORM) -> ScramCredential:

@@ -19,7 +19,14 @@ from sparklog.net.authentication import ListenerSecurity
 from sparklog.protocol.connection import hello
 from sparklog.protocol.messages import Ack, ErrorReply, Metadata, Reply, SaslAuthenticate, SaslAuthenticateReply
 from sparklog.protocol.sasl import SCRAM_SHA_256, SCRAM_SHA_512, ServerStep
-from sparklog.protocol.scram import NEW_FORM, CredentialForm, SaltedPasswords, ScramClient, ScramCredential
+from sparklog.protocol.scram import (
+    NEW_FORM,
+    CredentialForm,
+    SaltedPasswords,
+    ScramClient,
+    ScramCredential,
+    form_of_unknown,
+)
 from tests.net.test_connection_slots import Scene, closed, served
 from tests.net.test_logins import Client
 
@@ -117,19 +124,30 @@ def test_wrong_passwords_and_unknown_users_get_the_same_reply() -> None:
     play(test)
 
 
-def test_an_unknown_user_has_the_form_of_most_credentials() -> None:
+def test_unknown_users_have_the_forms_of_credentials() -> None:
     def made(iterations: int) -> dict[str, ScramCredential]:
         return {SCRAM_SHA_256: ScramCredential(b"s" * 16, iterations, b"k" * 32, b"k" * 32)}
 
     users = Known(one=made(8192), two=made(8192), three=made(20_000))
-    assert users.usual_form(SCRAM_SHA_256) == CredentialForm(8192, 16)
-    assert users.usual_form(SCRAM_SHA_512) == NEW_FORM, "no user has a credential for this mechanism"
-    users._use({"one": None, "two": made(20_000)})
-    assert users.usual_form(SCRAM_SHA_256) == CredentialForm(20_000, 16)
+    assert users.forms(SCRAM_SHA_256) == {CredentialForm(8192, 16): 2, CredentialForm(20_000, 16): 1}
+    assert users.forms(SCRAM_SHA_512) == {}, "no user has a credential for this mechanism"
+    key = bytes(32)
+
+    def iterations(name: str) -> int:
+        return form_of_unknown(SCRAM_SHA_256, name, key, users.forms(SCRAM_SHA_256)).iterations
+
+    names = [f"nemo{number}" for number in range(300)]
+    before = [iterations(name) for name in names]
+    assert before == [iterations(name) for name in names], "the same name gets the same form"
+    assert 130 < before.count(8192) < 260 and before.count(8192) + before.count(20_000) == 300
+    users._use({"four": made(8192)})
+    changed = sum(iterations(name) != earlier for name, earlier in zip(names, before, strict=True))
+    assert changed < 60, "a new user changes the forms of few unknown ones"
+    users._use(dict.fromkeys(("one", "two", "four")))
     challenge = logins_of(users)._server(SCRAM_SHA_256).step(b"n,,n=nemo,r=client-nonce").data
     assert challenge.endswith(b"i=20000")
-    users._use({"two": None, "three": None})
-    assert users.usual_form(SCRAM_SHA_256) == NEW_FORM
+    users._use({"three": None})
+    assert {iterations(name) for name in names} == {NEW_FORM.iterations}
 
 
 def test_another_mechanism_is_refused() -> None:

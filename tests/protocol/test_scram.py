@@ -197,10 +197,10 @@ def test_an_unknown_user_gets_the_replies_of_a_wrong_password() -> None:
     assert _until_refused("olga", "wrong")[0] != unknown
 
 
-def test_an_unknown_name_has_the_usual_form_of_credentials() -> None:
+def test_an_unknown_name_has_the_form_of_credentials() -> None:
     usual = CredentialForm(8192, 40)
     for _ in range(2):
-        other = ScramServer(SCRAM_SHA_256, lambda name: None, SERVER_NONCE, DUMMY, usual=usual)
+        other = ScramServer(SCRAM_SHA_256, lambda name: None, SERVER_NONCE, DUMMY, forms={usual: 1})
         challenge = other.step(client("otto").first()).data
         salt = re.search(rb"s=([^,]+)", challenge)
         assert salt is not None and len(base64.b64decode(salt[1])) == 40 and challenge.endswith(b"i=8192")

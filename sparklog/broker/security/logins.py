@@ -123,7 +123,7 @@ class Logins:
             base64.b64encode(os.urandom(_NONCE_BYTES)).decode(),
             self._users.unknown_users_key,
             tokens=lambda token_id: self._tokens.credential(mechanism, token_id),
-            usual=self._users.usual_form(mechanism),
+            forms=self._users.forms(mechanism),
         )
 
     def session_lifetime_ms(self, step: ServerStep) -> int:

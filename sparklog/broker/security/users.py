@@ -13,12 +13,15 @@ from collections.abc import Callable
 from sparklog.broker.security.index_follower import IndexFollower
 from sparklog.errors import BrokerError, ErrorCode
 from sparklog.model import USER, Principal
-from sparklog.protocol.scram import NEW_FORM, CredentialForm, ScramCredential
+from sparklog.protocol.scram import CredentialForm, ScramCredential
 from sparklog.zk.session import Node, ZkSession
 from sparklog.zk.unreadable import Unreadable
 from sparklog.zk.user_store import KEY_BYTES, Credentials, UserStore, decode_index
 
 _log = logging.getLogger(__name__)
+
+#: The most forms of credentials that unknown users have. Each login computes an HMAC for each of them.
+_MOST_FORMS = 16
 
 
 class Users:
@@ -34,9 +37,9 @@ class Users:
         self.follower = IndexFollower("users", lambda node: decode_index(node).changed, self._apply)
         self._store: UserStore | None = None
         self._users: dict[str, Credentials] = {}
-        #: For each mechanism, the number of credentials of each form (iterations and length of the salt).
+        #: The number of credentials of each form, by mechanism, and the most frequent of them.
         self._forms: dict[str, Counter[CredentialForm]] = {}
-        self._usual: dict[str, CredentialForm] = {}
+        self._frequent: dict[str, dict[CredentialForm, int]] = {}
         # As long as there is no user, no broker has another key.
         self._unknown_users_key = os.urandom(KEY_BYTES)
 
@@ -77,12 +80,12 @@ class Users:
         found = self._users.get(name)
         return None if found is None else found.get(mechanism)
 
-    def usual_form(self, mechanism: str) -> CredentialForm:
-        """Return the most frequent form of the mechanism's credentials.
+    def forms(self, mechanism: str) -> dict[CredentialForm, int]:
+        """Return the most frequent forms of the mechanism's credentials, with the number of each.
 
-        The dummy credentials of unknown users have it too.
+        The dummy credentials of unknown users have them too.
         """
-        return self._usual.get(mechanism, NEW_FORM)
+        return self._frequent.get(mechanism, {})
 
     async def _apply(self, node: Node | None, names: set[str] | None) -> None:
         """Read the users with these names, or all users if ``names`` is None."""
@@ -109,11 +112,10 @@ class Users:
                 _log.info("a credential of user %r was changed or deleted: ending its connections", name)
                 for listener in self.revoked_listeners:
                     listener(Principal(USER, name))
-        # Brokers that know the same users choose the same form.
-        self._usual = {
-            mechanism: max(forms, key=lambda form: (forms[form], form))
+        # Brokers that know the same users choose the same forms.
+        self._frequent = {
+            mechanism: dict(sorted(forms.items(), key=lambda one: (one[1], one[0]), reverse=True)[:_MOST_FORMS])
             for mechanism, forms in self._forms.items()
-            if forms
         }
 
     def _count(self, credentials: Credentials, change: int) -> None:
