@@ -20,7 +20,7 @@ from sparklog.controller.election import ELECTED, MOVED, ElectionDecision, IsrLi
 from sparklog.controller.election import move as elect
 from sparklog.coordinator import kafka_transactions
 from sparklog.coordinator.effects import Refused
-from sparklog.coordinator.events import KafkaAddRequested, KafkaEndRequested
+from sparklog.coordinator.events import KafkaAddRequested, KafkaEndRequested, VerifyRequested
 from sparklog.coordinator.records import Transaction
 from sparklog.errors import ErrorCode
 from sparklog.model import NO_LEADER, LeaderAndIsr, OffsetRange, Reassignment, TopicPartition, VersionedState
@@ -417,7 +417,9 @@ class EagerLeader(TransactionBroker):
     rules_type = EagerTransactions
 
 
-def any_epoch(key: str, now: Transaction, request: KafkaAddRequested | KafkaEndRequested) -> Refused | None:
+def any_epoch(
+    key: str, now: Transaction, request: KafkaAddRequested | KafkaEndRequested | VerifyRequested
+) -> Refused | None:
     """Accept a request of any epoch of the producer id."""
     if now.kafka is None:
         return _not_current(key, now, request)
