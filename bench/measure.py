@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, NamedTuple
 
-from bench.machine import Others
+from bench.machine import Others, compiled
 
 if TYPE_CHECKING:
     from bench.sides import Bench, Side
@@ -53,6 +53,8 @@ class Ratio(NamedTuple):
     goal: float | None = None
     #: The smaller figure is better, and the goal is an upper bound of the ratio.
     lower: bool = False
+    #: The goal of the compiled modules, if it is another one.
+    compiled_goal: float | None = None
 
 
 class Row(NamedTuple):
@@ -152,6 +154,7 @@ def lines(row: Row, rounds: Sequence[Round]) -> Iterator[Line]:
     def runs_of(of: Of) -> list[float]:
         return [found.figures[of[0]][of[1]] for found in rounds if of[0] in found.figures]
 
+    is_compiled = compiled()
     for ratio in row.ratios:
         ours = runs_of(ratio.ours)
         if not ours:
@@ -166,7 +169,7 @@ def lines(row: Row, rounds: Sequence[Round]) -> Iterator[Line]:
             statistics.median(ours),
             None if best is None else medians[best],
             " or ".join(of[0] for of in ratio.against) if best is None else best[0],
-            ratio.goal,
+            ratio.compiled_goal if is_compiled and ratio.compiled_goal is not None else ratio.goal,
             ratio.lower,
             {" ".join(of): runs for of, runs in {ratio.ours: ours, **others}.items() if runs},
             max(found.others for found in rounds),

@@ -9,7 +9,8 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from bench import report, values
+from bench import measure, report, values
+from bench.java_producer import digest
 from bench.measure import Line, Lost, Ratio, Round, Row, lines, quietest
 from bench.picture import svg
 
@@ -56,6 +57,44 @@ def test_a_figure_without_a_rival_meets_its_goal_or_not() -> None:
     alone = Row("row", (Ratio("work", "%", ("ours", "rate"), goal=10, lower=True),), open=None)  # type: ignore[arg-type]
     assert only(alone, {"ours": [9]}).met is True
     assert only(alone, {"ours": [11]}).met is False
+
+
+def test_compiled_modules_have_a_goal_of_their_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    ratios = (
+        Ratio("both", "1/s", ("ours", "rate"), (("a", "rate"),), 1.5, compiled_goal=2.0),
+        Ratio("one", "1/s", ("ours", "rate"), (("a", "rate"),), 1.5),
+    )
+    rounds = [Round({"ours": {"rate": 18}, "a": {"rate": 10}}, others=0.0)]
+    for is_compiled, goals, met in ((False, [1.5, 1.5], [True, True]), (True, [2.0, 1.5], [False, True])):
+        monkeypatch.setattr(measure, "compiled", lambda is_compiled=is_compiled: is_compiled)
+        found = list(lines(Row("row", ratios, open=None), rounds))  # type: ignore[arg-type]
+        assert ([line.goal for line in found], [line.met for line in found]) == (goals, met)
+
+
+# --- the values of the Java producer ---
+
+
+def letters(count: int, size: int) -> list[bytes]:
+    whole = np.random.default_rng(1).integers(ord("A"), ord("Z") + 1, count * size, np.uint8).tobytes()
+    return [whole[at : at + size] for at in range(0, len(whole), size)]
+
+
+@pytest.mark.parametrize("size", [100, 1000])
+def test_the_digest_is_independent_of_the_order(size: int) -> None:
+    found = letters(50, size)
+    expected = digest(b"".join(found), 50, size)
+    assert digest(b"".join(found[::-1]), 50, size) == expected
+    assert digest(b"".join([*found[:-1], found[0]]), 50, size) != expected
+    changed = (b"B" if found[3].startswith(b"A") else b"A") + found[3][1:]
+    assert digest(b"".join([*found[:3], changed, *found[4:]]), 50, size) != expected
+
+
+def test_the_digest_refuses_other_values() -> None:
+    found = b"".join(letters(50, 20))
+    with pytest.raises(Lost, match="49 values"):
+        digest(found[20:], 50, 20)
+    with pytest.raises(Lost, match="capital letters"):
+        digest(found[:-1] + b"a", 50, 20)
 
 
 def arrow(numbers: list[int]) -> list[pa.RecordBatch]:
