@@ -90,19 +90,33 @@ def several_records_body(
         packed_times = struct.pack(f"<{count}q", *times)
     except struct.error as error:
         raise OverflowError(f"a timestamp of more than 64 bits: {error}") from None
-    key_nulls, key_buffers = _binary(keys)
-    value_nulls, value_buffers = _binary(values)
-    buffers = (
-        *key_buffers,
-        *value_buffers,
-        bytes(-(-count // 8)),
-        bytes(4 * (count + 1)),
-        *_INSIDE_NO_HEADERS,
-        b"",
-        packed_times,
-    )
-    metadata = small_batch_metadata(count, (key_nulls, value_nulls), tuple(map(len, buffers)))
-    return b"".join((metadata, *_padded(buffers)))
+    return body_of_columns(count, _binary(keys), _binary(values), packed_times)
+
+
+class BinaryParts(NamedTuple):
+    """A column of keys or values as parts of a batch: its number of nulls, and its buffers.
+
+    ``pieces`` are the consecutive bytes of the values, ``length`` bytes in total.
+    """
+
+    nulls: int
+    validity: bytes
+    offsets: bytes
+    pieces: Sequence[bytes | memoryview]
+    length: int
+
+
+def body_of_columns(count: int, key: BinaryParts, value: BinaryParts, times: bytes) -> bytes:
+    """Return the body of a batch of ``count`` records without headers, in which the values are copied once.
+
+    ``times`` are the timestamps as they are stored: 64 bits each, little-endian.
+    """
+    sizes = small_batch_buffer_sizes(count, (key.nulls, value.nulls), (key.length, value.length))
+    parts: list[bytes | memoryview] = [small_batch_metadata(count, (key.nulls, value.nulls), sizes)]
+    for column in (key, value):
+        parts += (*_padded((column.validity, column.offsets)), *column.pieces, _ZEROS[: -column.length % ALIGNMENT])
+    parts += _padded((bytes(-(-count // 8)), bytes(4 * (count + 1)), *_INSIDE_NO_HEADERS, b"", times))
+    return b"".join(parts)
 
 
 #: The buffers of the nested columns of a headers column without headers: the structs, their keys and their values. All
@@ -120,11 +134,10 @@ def _content(found: bytes | str | None) -> bytes | None:
     return found.encode() if isinstance(found, str) else found
 
 
-def _binary(values: Sequence[bytes | str | None]) -> tuple[int, tuple[bytes, bytes, bytes]]:
-    """Return the number of nulls of a binary column, and its validity, offsets and bytes."""
+def _binary(values: Sequence[bytes | str | None]) -> BinaryParts:
     nulls = values.count(None)
     if nulls == len(values):
-        return nulls, (bytes(-(-nulls // 8)), bytes(4 * (nulls + 1)), b"")
+        return nulls_only(nulls)
     given = [b"" if value is None else value for value in values] if nulls else values
     content = cast("Sequence[bytes]", given)
     try:
@@ -133,7 +146,12 @@ def _binary(values: Sequence[bytes | str | None]) -> tuple[int, tuple[bytes, byt
         content = [_content(value) or b"" for value in given]
         joined = b"".join(content)
     offsets = struct.pack(f"<{len(values) + 1}i", *accumulate(map(len, content), initial=0))
-    return nulls, (_validity(values) if nulls else b"", offsets, joined)
+    return BinaryParts(nulls, _validity(values) if nulls else b"", offsets, (joined,), len(joined))
+
+
+def nulls_only(count: int) -> BinaryParts:
+    """Return a binary column of ``count`` nulls."""
+    return BinaryParts(count, bytes(-(-count // 8)), bytes(4 * (count + 1)), (), 0)
 
 
 def _validity(values: Sequence[object]) -> bytes:

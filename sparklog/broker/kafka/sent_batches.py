@@ -19,6 +19,8 @@ from sparklog.record.header import BatchHeader
 _ZSTD = 4
 #: The approximate overhead of a batch, in bytes.
 _OVERHEAD = 400
+#: A batch is copied out of its request if more than this part of its size would be kept without use.
+_MOST_UNUSED = 8
 
 #: A topic id and a partition.
 _Place = tuple[str, int]
@@ -28,6 +30,8 @@ class _SentBatch(NamedTuple):
     body_crc: int
     data: memoryview
     codec: int
+    #: The bytes that the batch keeps in memory, which may be more than those of ``data``.
+    size_bytes: int
 
 
 class SentBatches:
@@ -54,13 +58,16 @@ class SentBatches:
         key = ((partition.topic_id, partition.tp.partition), base_offset)
         if key in self._batches:
             self._remove(key)
-        if len(view.data) + _OVERHEAD > self.limit_bytes:
+        data = view.data
+        # The view keeps the memory of the whole request, which may be much larger than the batch.
+        size = memoryview(data.obj).nbytes
+        if size > len(data) + len(data) // _MOST_UNUSED:
+            data, size = memoryview(bytes(data)), len(data)
+        if size + _OVERHEAD > self.limit_bytes:
             return
-        # A view would keep the memory of the whole request, which may be much larger than the batch.
-        data = memoryview(bytes(view.data))
-        self._batches[key] = _SentBatch(body_crc, data, view.codec)
+        self._batches[key] = _SentBatch(body_crc, data, view.codec, size + _OVERHEAD)
         self._offsets.setdefault(key[0], set()).add(base_offset)
-        self.size_bytes += len(data) + _OVERHEAD
+        self.size_bytes += size + _OVERHEAD
         while self.size_bytes > self.limit_bytes:
             self._remove(next(iter(self._batches)))
 
@@ -81,7 +88,7 @@ class SentBatches:
             self._remove((place, offset))
 
     def _remove(self, key: tuple[_Place, int]) -> None:
-        self.size_bytes -= len(self._batches.pop(key).data) + _OVERHEAD
+        self.size_bytes -= self._batches.pop(key).size_bytes
         place, offset = key
         offsets = self._offsets[place]
         offsets.remove(offset)

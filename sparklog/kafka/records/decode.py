@@ -16,20 +16,22 @@ from sparklog.errors import ErrorCode
 from sparklog.kafka.records.batch_view import BatchView, verify_crc
 from sparklog.kafka.records.compression import decompressed, refuse_large
 from sparklog.kafka.records.decode_few import Headers, ManyHeaders, decode_few
-from sparklog.kafka.records.decode_many import decode_many
+from sparklog.kafka.records.decode_many import Columns, decode_many
 from sparklog.kafka.records.invalid import MOST_RECORD_ERRORS, InvalidRecords, RecordError
 from sparklog.record.arrays import binary_of
 from sparklog.record.checksum import crc32c
 from sparklog.record.codec import NO_TIMESTAMP, EncodedBatch, encode_batch, header_times, read_record_batch
 from sparklog.record.header import BatchHeader, Flag
 from sparklog.record.schema import DEFAULT_EVENT_TIME, DEFAULT_SCHEMA
-from sparklog.record.small_batch_encoder import several_records_body, single_record_body
+from sparklog.record.small_batch_encoder import body_of_columns, several_records_body, single_record_body
 
 #: With more records than this, numpy and Arrow are faster than a loop. The first number is for the plain Python loop,
 #: and the second for the compiled one. ``bench/kafka_records.py`` measures both.
 FEW_RECORDS = 400 if hasattr(decode_few, "__code__") else 1500
 #: With more bytes than this, records have large values.
 _FEW_BYTES = 1024 * 1024
+#: With values of at least this size on average, a loop that copies each value once is faster than Arrow.
+_LARGE_VALUE = 400
 #: A record's timestamp of this value means that it has none.
 NO_TIME_MS = -1
 #: The least and the greatest milliseconds that fit into 64 bits of microseconds.
@@ -67,13 +69,54 @@ class _SmallBatch:
             return single_record_body(self.keys[0], self.values[0], self.times_us[0])
         return several_records_body(self.keys, self.values, self.times_us)
 
+    def time_range_us(self) -> tuple[int, int]:
+        assert self.times_us is not None
+        return min(self.times_us), max(self.times_us)
+
+    def rows(self) -> pa.RecordBatch:
+        body = self.body()
+        if body is not None:  # to encode it and to read that is faster than to make the arrays one by one
+            return read_record_batch(pa.py_buffer(body), DEFAULT_SCHEMA)
+        headers = None if self.headers is None else _header_array(self.headers)
+        times = np.array(self.times_ms, np.int64)
+        return _rows_of_columns(binary_of(self.keys), binary_of(self.values), headers, times)
+
+
+class _LargeBatch:
+    """The records of a large batch."""
+
+    __slots__ = ("_columns", "_times_ms")
+
+    def __init__(self, columns: Columns, times_ms: npt.NDArray[np.int64]) -> None:
+        self._columns = columns
+        self._times_ms = times_ms
+
+    def body(self) -> bytes | None:
+        """Return the records as the body of a batch of the log, or None if Arrow makes the body in less time.
+
+        Arrow copies each value twice. Here it is copied once, but each value costs as much as a copy of some hundreds
+        of bytes.
+        """
+        columns, count = self._columns, len(self._times_ms)
+        size = int(np.maximum(columns.values.lengths, 0).sum())
+        if columns.headers is not None or size < _LARGE_VALUE * count or np.any(self._times_ms == NO_TIME_MS):
+            return None
+        return body_of_columns(count, columns.keys.parts(), columns.values.parts(), (self._times_ms * 1000).tobytes())
+
+    def time_range_us(self) -> tuple[int, int]:
+        return 1000 * int(self._times_ms.min()), 1000 * int(self._times_ms.max())
+
+    def rows(self) -> pa.RecordBatch:
+        columns = self._columns
+        return _rows_of_columns(columns.keys.array(), columns.values.array(), columns.headers, self._times_ms)
+
 
 class DecodedBatch:
     """The records of a produced batch, checked and decompressed."""
 
     __slots__ = (
+        "_records",
         "_rows",
-        "_small",
         "base_sequence",
         "count",
         "max_timestamp_ms",
@@ -82,29 +125,21 @@ class DecodedBatch:
         "transactional",
     )
 
-    def __init__(
-        self,
-        view: BatchView,
-        max_timestamp_ms: int,
-        *,
-        small: _SmallBatch | None = None,
-        rows: pa.RecordBatch | None = None,
-    ) -> None:
+    def __init__(self, view: BatchView, max_timestamp_ms: int, records: _SmallBatch | _LargeBatch) -> None:
         self.count = view.record_count
         self.producer_id = view.producer_id  #: -1: not idempotent
         self.producer_epoch = view.producer_epoch
         self.base_sequence = view.base_sequence
         self.transactional = view.transactional
         self.max_timestamp_ms = max_timestamp_ms  #: the greatest timestamp of the records; -1: they have none
-        self._small = small
-        self._rows = rows
+        self._records = records
+        self._rows: pa.RecordBatch | None = None
 
     @property
     def rows(self) -> pa.RecordBatch:
         """Return the records as a batch of ``DEFAULT_SCHEMA``. A record with timestamp -1 has a null there."""
         if self._rows is None:
-            assert self._small is not None
-            self._rows = _rows_of_small(self._small)
+            self._rows = self._records.rows()
         return self._rows
 
     def stored(self, *, schema_id: int, timed: bool, compression: str | None = None) -> EncodedBatch:
@@ -114,14 +149,13 @@ class DecodedBatch:
         the topic's event-time column. The batch needs no further validation: ``validate_batch`` accepts it, unless it
         is larger than the topic allows.
         """
-        small = self._small
-        body = None if small is None or compression not in {None, "none"} else small.body()
-        if small is None or small.times_us is None or body is None:
+        body = None if compression not in {None, "none"} else self._records.body()
+        if body is None:
             event_time = DEFAULT_EVENT_TIME if timed else None
             return self.stored_rows(self.rows, schema_id=schema_id, event_time=event_time, compression=compression)
         earliest = latest = NO_TIMESTAMP
         if timed:
-            earliest, latest = header_times(min(small.times_us), max(small.times_us))
+            earliest, latest = header_times(*self._records.time_range_us())
         header = BatchHeader(
             base_offset=0,
             position=0,
@@ -181,13 +215,12 @@ def decode_batch(view: BatchView, *, max_bytes: int, keyed: bool = False) -> Dec
     count = view.record_count
     if count * _LEAST_RECORD_BYTES > len(data):
         raise InvalidRecords(ErrorCode.INVALID_RECORD, f"{count} records declared in {len(data)} bytes of records")
-    data = bytes(data)
     if count <= FEW_RECORDS and len(data) <= _FEW_BYTES:
         try:
-            return _decoded_small(view, data, keyed)
+            return _decoded_small(view, bytes(data), keyed)
         except ManyHeaders:
             pass
-    return _decoded_many(view, data, keyed)
+    return _decoded_many(view, memoryview(data), keyed)
 
 
 def _check_header(view: BatchView) -> None:
@@ -220,10 +253,10 @@ def _decoded_small(view: BatchView, data: bytes, keyed: bool) -> DecodedBatch:
         raise _bad_times([index for index, time in enumerate(times) if not LEAST_MS <= time <= GREATEST_MS])
     if keyed and None in small.keys:
         raise _no_keys([index for index, key in enumerate(small.keys) if key is None])
-    return DecodedBatch(view, latest, small=small)
+    return DecodedBatch(view, latest, small)
 
 
-def _decoded_many(view: BatchView, data: bytes, keyed: bool) -> DecodedBatch:
+def _decoded_many(view: BatchView, data: memoryview, keyed: bool) -> DecodedBatch:
     columns = decode_many(data, view.record_count, _HEADERS_TYPE)
     deltas, base = columns.deltas_ms, view.base_timestamp_ms
     # The bounds are compared with the deltas, because a sum may have more than 64 bits.
@@ -232,9 +265,8 @@ def _decoded_many(view: BatchView, data: bytes, keyed: bool) -> DecodedBatch:
         raise _bad_times(np.flatnonzero((deltas < least) | (deltas > greatest)).tolist())
     times = deltas + base
     if keyed and columns.keys.null_count:
-        raise _no_keys(np.flatnonzero(columns.keys.is_null()).tolist())
-    rows = _rows_of_columns(columns.keys, columns.values, columns.headers, times)
-    return DecodedBatch(view, int(times.max()), rows=rows)
+        raise _no_keys(np.flatnonzero(columns.keys.lengths < 0).tolist())
+    return DecodedBatch(view, int(times.max()), _LargeBatch(columns, times))
 
 
 def _bad_times(numbers: Sequence[int]) -> InvalidRecords:
@@ -264,14 +296,6 @@ def _rows_of_columns(
     if headers is None:
         headers = _no_headers(count)
     return pa.RecordBatch.from_arrays([keys, values, headers, times_us], schema=DEFAULT_SCHEMA)
-
-
-def _rows_of_small(small: _SmallBatch) -> pa.RecordBatch:
-    body = small.body()
-    if body is not None:  # to encode it and to read that is faster than to make the arrays one by one
-        return read_record_batch(pa.py_buffer(body), DEFAULT_SCHEMA)
-    headers = None if small.headers is None else _header_array(small.headers)
-    return _rows_of_columns(binary_of(small.keys), binary_of(small.values), headers, np.array(small.times_ms, np.int64))
 
 
 def _no_headers(count: int) -> pa.Array:

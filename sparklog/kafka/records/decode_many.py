@@ -15,6 +15,7 @@ from sparklog.errors import ErrorCode
 from sparklog.kafka.records.decode_few import MOST_HEADERS, header_places, record_ends, refuse_records
 from sparklog.kafka.records.invalid import InvalidRecords
 from sparklog.record.arrays import array_of
+from sparklog.record.small_batch_encoder import BinaryParts, nulls_only
 
 Integers = npt.NDArray[np.int64]
 Octets = npt.NDArray[np.uint8]
@@ -33,12 +34,45 @@ _U32 = 2**32 - 1
 _MOST_U32_BYTES, _MOST_U64_BYTES = 5, 10
 
 
+class Binary:
+    """The keys or the values of all records, as places in the bytes of the batch. A length of -1 means null."""
+
+    __slots__ = ("_at", "_data", "lengths")
+
+    def __init__(self, data: memoryview, at: Integers, lengths: Integers) -> None:
+        self._data = data
+        self._at = at
+        self.lengths = lengths
+
+    @property
+    def null_count(self) -> int:
+        return int(np.count_nonzero(self.lengths < 0))
+
+    def array(self) -> pa.Array:
+        return _binary_array(self._data, self._at, self.lengths, pa.binary())
+
+    def parts(self) -> BinaryParts:
+        """Return the column as parts of a batch of the log. The values are views of the batch's bytes."""
+        count, nulls = len(self.lengths), self.null_count
+        if nulls == count:
+            return nulls_only(count)
+        used, validity = self.lengths, b""
+        if nulls:
+            used, validity = np.maximum(used, 0), np.packbits(used >= 0, bitorder="little").tobytes()
+        offsets = np.zeros(count + 1, np.int32)
+        np.cumsum(used, out=offsets[1:])
+        data = self._data
+        borders = zip(self._at.tolist(), (self._at + used).tolist(), strict=True)
+        pieces = [data[start:end] for start, end in borders]
+        return BinaryParts(nulls, validity, offsets.tobytes(), pieces, int(offsets[-1]))
+
+
 class Columns:
     """The decoded columns of a batch. ``deltas_ms`` are the records' timestamps minus the batch's base timestamp."""
 
     __slots__ = ("deltas_ms", "headers", "keys", "values")
 
-    def __init__(self, keys: pa.Array, values: pa.Array, headers: pa.Array | None, deltas_ms: Integers) -> None:
+    def __init__(self, keys: Binary, values: Binary, headers: pa.Array | None, deltas_ms: Integers) -> None:
         self.keys = keys
         self.values = values
         self.headers = headers  #: None: no record has any
@@ -49,7 +83,7 @@ class _Fault(Exception):
     """The error for an invalid field of any record. ``refuse_records`` then finds the record and the reason."""
 
 
-def decode_many(data: bytes, count: int, header_type: pa.DataType) -> Columns:
+def decode_many(data: memoryview, count: int, header_type: pa.DataType) -> Columns:
     """Return the columns of the ``count`` records in ``data``.
 
     Raises:
@@ -59,14 +93,14 @@ def decode_many(data: bytes, count: int, header_type: pa.DataType) -> Columns:
         return _Decoder(data, count).columns(header_type)
     except _Fault:
         pass  # The error is raised after this, so that it does not keep the decoder's arrays.
-    refuse_records(data, count)
+    refuse_records(bytes(data), count)
     raise AssertionError("both decoders refuse the same records")
 
 
 class _Decoder:
     """The decoding of one batch. ``at`` is the position in each record up to which its fields have been read."""
 
-    def __init__(self, data: bytes, count: int) -> None:
+    def __init__(self, data: memoryview, count: int) -> None:
         self.data = data
         self.octets: Octets = np.frombuffer(data, np.uint8)
         self.count = count
@@ -81,8 +115,8 @@ class _Decoder:
         offset_deltas = self._varints(_MOST_U32_BYTES)
         if not np.array_equal(offset_deltas, np.arange(0, 2 * self.count, 2)):
             raise _Fault
-        keys = self._binary(pa.binary())
-        values = self._binary(pa.binary())
+        keys = self._binary()
+        values = self._binary()
         return Columns(keys, values, self._headers(header_type), deltas)
 
     def _varints(self, most_bytes: int) -> Integers:
@@ -90,11 +124,12 @@ class _Decoder:
         found, self.at = _varints_at(self.octets, self.at, self.ends, most_bytes)
         return found
 
-    def _binary(self, kind: pa.DataType) -> pa.Array:
+    def _binary(self) -> Binary:
         """Read the next key or value of each record: its length, then its bytes. The length -1 means null."""
         lengths = _zigzag(self._varints(_MOST_U32_BYTES))
-        array, self.at = _binary_at(self.data, lengths, self.at, self.ends, kind, nulls=True)
-        return array
+        found = Binary(self.data, self.at, lengths)
+        self.at = _after(lengths, self.at, self.ends, least=-1)
+        return found
 
     def _headers(self, kind: pa.DataType) -> pa.Array | None:
         if not np.any(self.octets[np.minimum(self.at, len(self.data) - 1)]):
@@ -121,13 +156,14 @@ class _Decoder:
 # --- records ---
 
 
-def _bounds(octets: Octets, data: bytes, count: int) -> tuple[Integers, Integers]:
+def _bounds(octets: Octets, data: memoryview, count: int) -> tuple[Integers, Integers]:
     """Return the end of each record, and the position after the varint of its length.
 
     If consecutive records have the same size, the bytes of their lengths repeat at a distance of one record. The
     converse is also true: if these bytes repeat at this distance, each record begins where the one before it ends.
     """
     pieces: list[Integers] = []
+    copied = b""  # the loop needs bytes, and most batches do not need the loop
     at = done = 0
     while done < count:
         run, size = _run(octets, at, count - done)
@@ -135,8 +171,9 @@ def _bounds(octets: Octets, data: bytes, count: int) -> tuple[Integers, Integers
             ends = at + size * np.arange(1, run + 1, dtype=np.int64)
         else:
             run = min(_CHUNK, count - done)
+            copied = copied or bytes(data)
             try:
-                ends = np.array(record_ends(data, at, done, run), np.int64)
+                ends = np.array(record_ends(copied, at, done, run), np.int64)
             except InvalidRecords:
                 raise _Fault from None
         pieces.append(ends)
@@ -216,20 +253,24 @@ def _varints_at(octets: Octets, at: Integers, ends: Integers, most_bytes: int) -
     return found, after
 
 
-def _binary_at(
-    data: bytes, lengths: Integers, at: Integers, ends: Integers, kind: pa.DataType, *, nulls: bool
-) -> tuple[pa.Array, Integers]:
-    """Return the value at each position as an array, and the positions after the values. The length -1 means null."""
-    least, greatest = int(lengths.min()), int(lengths.max())
-    if least < (-1 if nulls else 0):
+def _after(lengths: Integers, at: Integers, ends: Integers, *, least: int) -> Integers:
+    """Return the position after each value. The length -1 means null. ``least`` is the least allowed length."""
+    found = int(lengths.min())
+    if found < least:
         raise _Fault
-    count = len(lengths)
-    if greatest <= 0 and least == greatest:
-        validity = pa.py_buffer(bytes(-(-count // 8))) if least < 0 else None
-        return pa.Array.from_buffers(kind, count, [validity, pa.py_buffer(bytes(4 * (count + 1))), _EMPTY]), at
-    after = at + (np.maximum(lengths, 0) if least < 0 else lengths)
+    after = at + (np.maximum(lengths, 0) if found < 0 else lengths)
     if np.any(after > ends):
         raise _Fault
+    return after
+
+
+def _binary_array(data: memoryview, at: Integers, lengths: Integers, kind: pa.DataType) -> pa.Array:
+    """Return the value at each position as an array. The length -1 means null."""
+    least, greatest, count = int(lengths.min()), int(lengths.max()), len(lengths)
+    if greatest <= 0 and least == greatest:
+        validity = pa.py_buffer(bytes(-(-count // 8))) if least < 0 else None
+        return pa.Array.from_buffers(kind, count, [validity, pa.py_buffer(bytes(4 * (count + 1))), _EMPTY])
+    after = at + (np.maximum(lengths, 0) if least < 0 else lengths)
     # Element 2 i is the value of record i, and element 2 i + 1 is what follows it up to the next value.
     borders = np.empty(2 * count, np.int32)
     borders[0::2] = at
@@ -239,7 +280,7 @@ def _binary_at(
     if least < 0:
         validity = pa.py_buffer(np.packbits(lengths >= 0, bitorder="little"))
         array = pa.Array.from_buffers(kind, count, [validity, *array.buffers()[1:]])
-    return array, after
+    return array
 
 
 _EMPTY = pa.py_buffer(b"")
@@ -276,7 +317,7 @@ class _Places:
             field[headers] = found[number::4]
 
 
-def _header_places(data: bytes, numbers: Integers, at: Integers, ends: Integers) -> tuple[_Places, Integers]:
+def _header_places(data: memoryview, numbers: Integers, at: Integers, ends: Integers) -> tuple[_Places, Integers]:
     """Find all headers. Return their places, and the position after the headers of each record.
 
     ``numbers`` has the number of headers of each record.
@@ -292,10 +333,11 @@ def _header_places(data: bytes, numbers: Integers, at: Integers, ends: Integers)
         at[records] = _read_headers(octets, places, header, at[records], ends[records])
         done += 1
         records = records[numbers[records] > done]
+    copied = bytes(data) if len(records) else b""
     for record in records.tolist():
         try:
             found, at[record] = header_places(
-                data, int(at[record]), int(ends[record]), int(numbers[record]) - done, record
+                copied, int(at[record]), int(ends[record]), int(numbers[record]) - done, record
             )
         except (IndexError, InvalidRecords):
             raise _Fault from None
@@ -320,15 +362,17 @@ def _read_headers(octets: Octets, places: _Places, header: Integers, at: Integer
     return at
 
 
-def _header_array(data: bytes, numbers: Integers, places: _Places, kind: pa.DataType) -> pa.Array:
+def _header_array(data: memoryview, numbers: Integers, places: _Places, kind: pa.DataType) -> pa.Array:
     """Return the headers of each record as a list. A record without headers has a null."""
     no_limit = np.full(len(places.key_at), len(data), np.int64)
-    keys, _ = _binary_at(data, places.key_length, places.key_at, no_limit, pa.string(), nulls=False)
+    _after(places.key_length, places.key_at, no_limit, least=0)
+    keys = _binary_array(data, places.key_at, places.key_length, pa.string())
     try:
         keys.validate(full=True)
     except pa.ArrowInvalid:
         raise _Fault from None
-    values, _ = _binary_at(data, places.value_length, places.value_at, no_limit, pa.binary(), nulls=True)
+    _after(places.value_length, places.value_at, no_limit, least=-1)
+    values = _binary_array(data, places.value_at, places.value_length, pa.binary())
     pairs = pa.Array.from_buffers(kind.value_type, len(keys), [None], children=[keys, values])
     borders = np.zeros(len(numbers) + 1, np.int32)
     np.cumsum(numbers, out=borders[1:])

@@ -73,6 +73,17 @@ def test_a_batch_does_not_keep_the_memory_of_its_request() -> None:
         assert len(found) == len(memoryview(found.obj)) == size
 
 
+def test_a_batch_that_is_almost_its_whole_request_is_not_copied() -> None:
+    sent = SentBatches(10_000_000)
+    request = memoryview(bytes(1 << 20))
+    sent.add(partition(), 77, 0, _VIEW._replace(data=request[200:]))
+    found = sent.get(partition(), header(0, 77), zstd=True)
+    assert found is not None and found.obj is request.obj
+    assert sent.size_bytes >= len(request)
+    sent.drop(partition())
+    assert sent.size_bytes == 0
+
+
 def test_a_batch_above_the_limit_leaves_the_others() -> None:
     sent = SentBatches(10_000)
     sent.add(partition(), 77, 0, _VIEW)
