@@ -11,8 +11,9 @@ from __future__ import annotations
 import asyncio
 from typing import Protocol
 
-#: The time for requests in one turn. The last request may exceed it.
-_TURN_S = 0.03
+#: The time for requests in one turn. The last request may exceed it. Work on large requests has a turn of the same time
+#: of its own (``broker.requests.slices``).
+TURN_S = 0.03
 #: A request that takes less than this is not counted.
 NOTED_S = 0.001
 
@@ -41,7 +42,7 @@ class Turn:
         if not self._spent_s:
             asyncio.get_running_loop().call_soon(self._next)
         self._spent_s += seconds
-        self.is_spent = self._spent_s >= _TURN_S
+        self.is_spent = self._spent_s >= TURN_S
 
     def wait(self, connection: TurnWaiter) -> None:
         """Queue the connection. Its ``resume`` is called in the next turn or, if that turn's time is used up, later."""

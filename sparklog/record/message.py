@@ -16,6 +16,7 @@ from functools import lru_cache
 from typing import NamedTuple
 
 from sparklog.record.flatbuffer import LONG, SHORT, UBYTE, ReadOnly, Table, malformed, root_table
+from sparklog.record.header import BatchHeader, Flag
 
 CONTINUATION = 0xFFFFFFFF
 PREFIX_BYTES = 8
@@ -34,6 +35,7 @@ _VERSION, _HEADER_TYPE, _HEADER, _BODY_LENGTH, _CUSTOM_METADATA = 0, 1, 2, 3, 4
 # KeyValue: key, value
 _KEY, _VALUE = 0, 1
 _SCHEMA, RECORD_BATCH = 1, 3
+_COMPRESSED = int(Flag.LZ4 | Flag.ZSTD)
 _HEADER_NAMES = {0: "none", 1: "Schema", 2: "DictionaryBatch", 3: "RecordBatch", 4: "Tensor", 5: "SparseTensor"}
 # RecordBatch: length, nodes, buffers, compression, variadic buffer counts
 _ROWS, _NODES, _BUFFERS, _COMPRESSION, _VARIADIC = 0, 1, 2, 3, 4
@@ -167,6 +169,14 @@ def counted_bytes(message: BatchMessage, source: ReadOnly) -> int:
     body = source[message.metadata_length :]
     unpacked = sum(buffer_uncompressed_bytes(body, offset, length) for offset, length in message.buffers)
     return max(len(source), message.metadata_length + unpacked)
+
+
+def unpacked_bytes(header: BatchHeader, body: memoryview) -> int:
+    """Return the size of a batch after decompression. Raise BrokerError CORRUPT_MESSAGE."""
+    if not header.flags & _COMPRESSED:
+        return len(body)
+    message = body[: header.length]
+    return counted_bytes(read_batch_message(message), message)
 
 
 def buffer_uncompressed_bytes(body: ReadOnly, offset: int, length: int) -> int:

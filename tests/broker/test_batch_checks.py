@@ -65,7 +65,7 @@ def checked(count: int, *, bad: frozenset[int] = frozenset()) -> tuple[CheckedBa
 
 
 def test_each_batch_is_a_slice_if_the_time_is_short(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(slices, "_TURN_S", 0.0)
+    monkeypatch.setattr(slices, "TURN_S", 0.0)
     verdict, yielded, connection = checked(5, bad=frozenset({1, 3}))
     assert sorted(verdict.refusals) == [1, 3]
     assert {error.code for error in verdict.refusals.values()} == {ErrorCode.INVALID_RECORD}
@@ -74,14 +74,14 @@ def test_each_batch_is_a_slice_if_the_time_is_short(monkeypatch: pytest.MonkeyPa
 
 
 def test_a_few_batches_take_one_turn_and_block_no_connection(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(slices, "_TURN_S", 1e9)
+    monkeypatch.setattr(slices, "TURN_S", 1e9)
     verdict, yielded, connection = checked(5)
     assert (verdict.refusals, yielded) == ({}, [])
     assert (connection.held, connection.released) == (False, 0)
 
 
 def test_a_large_batch_is_checked_in_a_thread(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(slices, "_TURN_S", 1e9)
+    monkeypatch.setattr(slices, "TURN_S", 1e9)
     monkeypatch.setattr(batch_checks, "LOOP_BYTES", 100)
     threads: list[str] = []
 
@@ -98,7 +98,7 @@ def test_a_large_batch_is_checked_in_a_thread(monkeypatch: pytest.MonkeyPatch) -
 
 def test_the_checks_of_many_requests_share_one_turn(monkeypatch: pytest.MonkeyPatch) -> None:
     """Each check alone would use the whole turn."""
-    monkeypatch.setattr(slices, "_TURN_S", 0.0)
+    monkeypatch.setattr(slices, "TURN_S", 0.0)
     order: list[str] = []
 
     async def test() -> None:
@@ -121,7 +121,7 @@ def test_the_checks_of_many_requests_share_one_turn(monkeypatch: pytest.MonkeyPa
 
 
 def test_a_failed_check_is_reported_and_the_connection_stays_usable(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(slices, "_TURN_S", 0.0)
+    monkeypatch.setattr(slices, "TURN_S", 0.0)
     failures: list[Exception] = []
     connection = Connection()
 

@@ -43,7 +43,7 @@ class Scene(NamedTuple):
 
 @pytest.fixture(autouse=True)
 def one_partition_a_turn(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(slices, "_TURN_S", 0.0)
+    monkeypatch.setattr(slices, "TURN_S", 0.0)
 
 
 @asynccontextmanager

@@ -103,7 +103,7 @@ def test_one_failing_local_marker_does_not_stop_the_others(monkeypatch: pytest.M
 
 
 def test_markers_for_local_partitions_are_sent_in_turns(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(slices, "_TURN_S", 0.0)
+    monkeypatch.setattr(slices, "TURN_S", 0.0)
 
     async def story() -> None:
         stage, host = Stage(), Coordinator()

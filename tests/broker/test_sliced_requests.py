@@ -88,10 +88,10 @@ class Connection:
 
 @pytest.fixture(autouse=True)
 def one_entry_a_turn(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(slices, "_TURN_S", 0.0)
+    monkeypatch.setattr(slices, "TURN_S", 0.0)
     monkeypatch.setattr(open_fetch, "_READS_S", 0.0)
     monkeypatch.setattr(open_fetch, "_READS_AT_CLOCK", 1)
-    monkeypatch.setattr(fetch, "_READS_S", 0.0)
+    monkeypatch.setattr(fetch, "TURN_S", 0.0)
 
 
 async def turns_until(true: Callable[[], object]) -> int:

@@ -19,7 +19,7 @@ CONNECTIONS, REQUESTS = 5, 20
 
 @pytest.fixture(autouse=True)
 def one_request_a_turn(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(turn, "_TURN_S", 0.0)
+    monkeypatch.setattr(turn, "TURN_S", 0.0)
     monkeypatch.setattr(server_connection, "NOTED_S", 0.0)
 
 

@@ -18,23 +18,19 @@ other are in progress at the same time. Responses have the order of the requests
 from __future__ import annotations
 
 import asyncio
-import time
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Any, NamedTuple, cast
 
 from sparklog.broker.requests.dispatch import Handlers
+from sparklog.broker.requests.slices import Slices
 from sparklog.broker.security.forwarding_connections import ForwardingConnection
 from sparklog.net.server_connection import ServerConnection
 from sparklog.protocol.connection import error_of_reply
 from sparklog.protocol.frames import Buffer
 from sparklog.protocol.messages import ErrorReply, Reply, Request
 
-#: The time after which a call lets other work of the event loop run.
-_TURN_S = 0.03
-
-#: The maximum number of partitions of a response that is encoded on the event loop.
-MOST_PARTITIONS = 2000
-
+#: The maximum number of entries of a response that is encoded on the event loop, which takes up to 20 ms.
+LOOP_ENTRIES = 5000
 #: A handler of one API: it gets the call and the decoded request, and returns the response. See the module's docstring.
 Handler = Callable[["KafkaCall", Any], "Awaitable[Any] | Any"]
 
@@ -56,33 +52,35 @@ class KafkaCall:
     The dispatcher creates it for each request, on the broker's event loop.
     """
 
-    __slots__ = ("_natives", "_turn_ends_s", "client_id", "connection", "encodes_in_thread", "version")
+    __slots__ = ("_natives", "_slices", "client_id", "connection", "encodes_in_thread", "version")
 
-    def __init__(self, connection: ServerConnection, natives: NativeHandlers, *, version: int, client_id: str) -> None:
+    def __init__(
+        self,
+        connection: ServerConnection,
+        natives: NativeHandlers,
+        slices: Slices,
+        *,
+        version: int,
+        client_id: str,
+    ) -> None:
         #: The connection that sent the request. It has the principal, the listener and the address of the client.
         self.connection = connection
         #: The version of the API that the client chose for this request.
         self.version = version
         #: The client id in the request's header; empty without one.
         self.client_id = client_id
-        #: Whether a thread encodes the response. The dispatcher does so too for a response with very many entries.
+        #: Whether a thread encodes the response, because it has more than ``LOOP_ENTRIES``. Only the handlers of
+        #: Produce and Fetch set it. The dispatcher counts the entries of all other responses.
         self.encodes_in_thread = False
         self._natives = natives
-        #: The monotonic time at which ``pause`` lets other work run; 0 before its first call.
-        self._turn_ends_s = 0.0
+        self._slices = slices
 
     async def pause(self) -> None:
-        """Let other work of the event loop run if this call has used it for long.
+        """Let other work of the event loop run if large requests have used it for long (``Slices.pause``).
 
         A handler calls this between the entries of a request. ``native`` calls it itself.
         """
-        now_s = time.monotonic()
-        if now_s < self._turn_ends_s:
-            return
-        if self._turn_ends_s:
-            await asyncio.sleep(0)
-            now_s = time.monotonic()
-        self._turn_ends_s = now_s + _TURN_S
+        await self._slices.pause()
 
     async def native(self, request: Request, body: Sequence[Buffer] | memoryview = ()) -> Reply:
         """Run the handler of a request of sparklog's own protocol for the principal of this connection.

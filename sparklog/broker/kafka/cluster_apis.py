@@ -7,7 +7,6 @@ the responses name this broker as the controller.
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Iterable
 from typing import Any
 
@@ -46,8 +45,9 @@ from sparklog.security.acls import CLUSTER_NAME, ResourceType
 
 #: The kinds of coordinators by the key type of FindCoordinator, and the beginning of their keys in sparklog.
 _COORDINATORS = {0: ("group", ""), 1: ("transaction", TRANSACTIONAL_ID_PREFIX)}
-#: The number of topics and partitions that are converted in one iteration of the event loop, in about 10 ms.
-_AT_ONCE = 5000
+#: The number of partitions that are converted between two pauses, in about 1 ms, and the number of names in one request
+#: of sparklog.
+_AT_ONCE = 500
 #: The maximum wait for the leaders of a topic that Metadata creates.
 _CREATE_MS = 5000
 #: The error code of a request for the endpoints of controllers, which are no brokers in sparklog.
@@ -96,10 +96,15 @@ class _ClusterRequests:
     async def _topics(self, call: KafkaCall, request: MetadataRequest) -> list[MetadataResponseTopic]:
         if request.topics is None or (call.version == 0 and not request.topics):
             return await self._converted(call, request, await self._describe(call, None))
-        names = [topic.name for topic in request.topics if topic.name is not None]
-        # An id has no meaning beside a name.
-        ids = [topic.topic_id for topic in request.topics if topic.name is None and topic.topic_id != ZERO_UUID]
-        found = await self._describe(call, names)
+        names: dict[str, None] = {}
+        ids: list[bytes] = []
+        for topic in request.topics:
+            await call.pause()
+            if topic.name is not None:  # An id has no meaning beside a name.
+                names[topic.name] = None
+            elif topic.topic_id != ZERO_UUID:
+                ids.append(topic.topic_id)
+        found = await self._describe_named(call, list(names))
         if request.allow_auto_topic_creation and self._context.config.kafka_auto_create_topics:
             found = [await self._created(call, topic) for topic in found]
         return await self._converted(call, request, found) + await self._topics_by_id(call, request, ids)
@@ -107,30 +112,24 @@ class _ClusterRequests:
     async def _converted(
         self, call: KafkaCall, request: MetadataRequest, topics: list[TopicMetadata]
     ) -> list[MetadataResponseTopic]:
-        """Convert the topics for the response. Other work of the event loop runs between many of them."""
-        converted: list[MetadataResponseTopic] = []
-        at_once = 0
-        for topic in topics:
-            converted.append(self._topic(call, request, topic))
-            at_once += 1 + len(topic.partitions)
-            if at_once >= _AT_ONCE:
-                call.encodes_in_thread, at_once = True, 0
-                await asyncio.sleep(0)
-        return converted
+        return [await self._topic(call, request, topic) for topic in topics]
 
     async def _topics_by_id(
         self, call: KafkaCall, request: MetadataRequest, ids: list[bytes]
     ) -> list[MetadataResponseTopic]:
         """Return an entry for each topic id. A topic that the client may not see has the error of an unknown id."""
-        names = {topic_id: self._cache.name_of(topic_id.hex()) for topic_id in ids}
-        described = await self._describe(call, [name for name in names.values() if name is not None])
+        names: dict[bytes, str | None] = {}
+        for topic_id in ids:
+            await call.pause()
+            names[topic_id] = self._cache.name_of(topic_id.hex())
+        described = await self._describe_named(call, [name for name in names.values() if name is not None])
         found = {topic.name: topic for topic in described if topic.code == ErrorCode.NONE}
         entries = []
         for topic_id, name in names.items():
             await call.pause()
             topic = found.get(name) if name is not None else None
             if topic is not None and topic.topic_id == topic_id.hex():
-                entries.append(self._topic(call, request, topic))
+                entries.append(await self._topic(call, request, topic))
             else:
                 # Until version 12 a name cannot be null.
                 no_name = None if call.version >= 12 else ""
@@ -138,10 +137,14 @@ class _ClusterRequests:
                 entries.append(MetadataResponseTopic(error_code=code, name=no_name, topic_id=topic_id))
         return entries
 
+    async def _describe_named(self, call: KafkaCall, names: list[str]) -> list[TopicMetadata]:
+        found: list[TopicMetadata] = []
+        for first in range(0, len(names), _AT_ONCE):
+            found += await self._describe(call, names[first : first + _AT_ONCE])
+        return found
+
     async def _describe(self, call: KafkaCall, names: list[str] | None) -> list[TopicMetadata]:
         """Return the metadata of the named topics, or of all topics that the client may see."""
-        if names == []:
-            return []
         found: list[TopicMetadata] = []
         start: tuple[str, int] | None = None
         while True:
@@ -155,7 +158,6 @@ class _ClusterRequests:
             if reply.next is None:
                 return found
             start = reply.next
-            await asyncio.sleep(0)  # A reply may take 20 ms of the event loop.
 
     async def _created(self, call: KafkaCall, topic: TopicMetadata) -> TopicMetadata:
         """Create the topic if it does not exist, and return its metadata."""
@@ -170,7 +172,8 @@ class _ClusterRequests:
                 return TopicMetadata(error.code, topic.name, detail=error.detail)
         return (await self._describe(call, [topic.name]))[0]
 
-    def _topic(self, call: KafkaCall, request: MetadataRequest, topic: TopicMetadata) -> MetadataResponseTopic:
+    async def _topic(self, call: KafkaCall, request: MetadataRequest, topic: TopicMetadata) -> MetadataResponseTopic:
+        await call.pause()
         if topic.code != ErrorCode.NONE:
             return MetadataResponseTopic(
                 error_code=kafka_error(BrokerError(topic.code, topic.detail))[0],
@@ -181,11 +184,16 @@ class _ClusterRequests:
         operations = _NOT_ASKED
         if request.include_topic_authorized_operations:
             operations = self._permissions.operations(call, ResourceType.TOPIC, topic.name)
+        partitions: list[MetadataResponsePartition] = []
+        for first in range(0, len(topic.partitions), _AT_ONCE):
+            if first:
+                await call.pause()
+            partitions += [_partition(one, live) for one in topic.partitions[first : first + _AT_ONCE]]
         return MetadataResponseTopic(
             name=topic.name,
             topic_id=bytes.fromhex(topic.topic_id),
             is_internal=is_internal(topic.name),
-            partitions=[_partition(partition, live) for partition in topic.partitions],
+            partitions=partitions,
             topic_authorized_operations=operations,
         )
 
@@ -238,6 +246,7 @@ class _ClusterRequests:
     async def _coordinators(self, call: KafkaCall, key_type: int, keys: Iterable[str]) -> list[Coordinator]:
         found: list[Coordinator] = []
         for key in keys:
+            await call.pause()
             last = found[-1] if found else None
             if last is not None and last.error_code == ErrorCode.COORDINATOR_NOT_AVAILABLE:
                 # The first failure has waited for the coordinators, and the others fail for the same reason.

@@ -21,23 +21,22 @@ from typing import Any, Protocol
 from msgspec import Struct
 from msgspec.structs import replace
 
-from sparklog.broker.kafka.call import Handler, KafkaCall, NativeHandlers
+from sparklog.broker.kafka.call import LOOP_ENTRIES, Handler, KafkaCall, NativeHandlers
 from sparklog.broker.kafka.error_codes import REFUSALS, kafka_error
 from sparklog.broker.kafka.error_responses import error_response
+from sparklog.broker.requests.slices import Slices
 from sparklog.errors import ErrorCode
 from sparklog.kafka.connection import KafkaRequest
 from sparklog.kafka.wire import ApiKey, MalformedMessage, RequestHeader, decode_request, response_frame
 from sparklog.net.server_connection import ServerConnection
+from sparklog.net.turn import TURN_S
 from sparklog.protocol.frames import Buffer
 
 _log = logging.getLogger(__name__)
 
-#: The time after which further requests of the connection start in the next iteration of the event loop.
-_TURN_S = 0.03
-#: The maximum number of entries of a response that is encoded on the event loop, which takes about 20 ms.
-_MOST_ENTRIES = 10_000
-
-
+#: A request with more bytes is decoded in a thread, except a Produce request, whose elements have a lower limit. The
+#: smallest elements of this number of bytes take about 30 ms.
+_LOOP_BYTES = 128 * 1024
 #: The APIs whose handlers themselves ask for a thread, because their responses are frequent.
 _RECORDS = frozenset({ApiKey.PRODUCE, ApiKey.FETCH})
 
@@ -91,7 +90,7 @@ class KafkaHandler:
 
     A part of the server's connection. ``on_lost`` is called with the connection when the connection has ended.
     ``quotas`` limits the time of requests. Each response that has a field for it contains the time for which the next
-    request waits, so that clients send nothing meanwhile.
+    request waits, so that clients send nothing meanwhile. ``slices`` runs the work on large requests.
     """
 
     def __init__(
@@ -103,7 +102,9 @@ class KafkaHandler:
         on_lost: Callable[[ServerConnection], None],
         *,
         quotas: RequestQuotas,
+        slices: Slices,
     ) -> None:
+        self._slices = slices
         self._quotas = quotas
         self._handlers = handlers
         self._natives = natives
@@ -133,7 +134,7 @@ class KafkaHandler:
         if self._starting:
             return
         self._starting = True
-        ends_s = time.monotonic() + _TURN_S
+        ends_s = time.monotonic() + TURN_S
         try:
             while self._waiting and self._may_start(self._waiting[0]):
                 slot = _Slot(self._waiting.popleft())
@@ -152,15 +153,41 @@ class KafkaHandler:
         return request.header.api_key == ApiKey.PRODUCE == last.header.api_key
 
     def _begin(self, slot: _Slot) -> None:
-        header = slot.request.header
+        """Decode the request, and pass it to its handler."""
+        header, message = slot.request.header, slot.request.message
+        decode = partial(decode_request, header.api_key, header.api_version, message)
+        if len(message) > _LOOP_BYTES and header.api_key != ApiKey.PRODUCE:
+            slot.work = asyncio.get_running_loop().run_in_executor(None, decode)
+            slot.work.add_done_callback(partial(self._decoded, slot))
+            return
         try:
-            request = decode_request(header.api_key, header.api_version, slot.request.message)
+            request = decode()
         except MalformedMessage as error:
             self._give_up(str(error))
             return
+        self._handle(slot, request)
+
+    def _decoded(self, slot: _Slot, work: asyncio.Future[Any]) -> None:
+        """Handle a request that a thread has decoded."""
+        if work.cancelled() or self._connection.closed:
+            return
+        error = work.exception()
+        if error is None:
+            self._handle(slot, work.result())
+        elif isinstance(error, MalformedMessage):
+            self._give_up(str(error))
+        else:
+            self._fail(slot, error)
+
+    def _handle(self, slot: _Slot, request: Any) -> None:
+        header = slot.request.header
         try:
             call = KafkaCall(
-                self._connection, self._natives, version=header.api_version, client_id=header.client_id or ""
+                self._connection,
+                self._natives,
+                self._slices,
+                version=header.api_version,
+                client_id=header.client_id or "",
             )
             handler = partial(self._handlers[header.api_key], call, request)
             is_limited = self._quotas.limits_time
@@ -249,7 +276,7 @@ class KafkaHandler:
 def has_many_entries(response: Any) -> bool:
     """Return whether the lists of a response have too many elements for an encoding on the event loop.
 
-    The function visits only about ``_MOST_ENTRIES`` elements.
+    The function visits only about ``LOOP_ENTRIES`` elements.
     """
     found, waiting = 0, [response]
     while waiting:
@@ -258,7 +285,7 @@ def has_many_entries(response: Any) -> bool:
             value = getattr(struct, name)
             if isinstance(value, list) and value:
                 found += len(value)
-                if found > _MOST_ENTRIES:
+                if found > LOOP_ENTRIES:
                     return True
                 if isinstance(value[0], Struct):
                     waiting.extend(value)

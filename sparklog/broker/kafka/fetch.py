@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 import pyarrow as pa
 
 from sparklog.broker.context import BrokerContext
-from sparklog.broker.kafka.call import MOST_PARTITIONS, KafkaCall
+from sparklog.broker.kafka.call import LOOP_ENTRIES, KafkaCall
 from sparklog.broker.kafka.data_topics import DataTopics, json_topic, refuse_internal_topic, require_kafka_columns
 from sparklog.broker.kafka.error_codes import kafka_code
 from sparklog.broker.kafka.fetched_records import DecodedBatches, FetchedRecords, Rows, encode_fetched
@@ -27,7 +27,7 @@ from sparklog.broker.replication.partitions import Partitions
 from sparklog.broker.requests.fetch import Fetches
 from sparklog.broker.requests.fetch_read import PartitionRead, read_for_consumer
 from sparklog.broker.requests.open_fetch import OpenFetch
-from sparklog.broker.requests.slices import Slices, Steps
+from sparklog.broker.requests.slices import Slices, Steps, Waited, resumed
 from sparklog.broker.security.quota_manager import QuotaManager
 from sparklog.errors import BrokerError, ErrorCode
 from sparklog.kafka.wire import ZERO_UUID
@@ -53,6 +53,8 @@ _log = logging.getLogger(__name__)
 _NO_SESSION, _SESSIONLESS, _FULL = 0, -1, 0
 #: The maximum number of bytes of batches that are encoded without a pause for other work.
 _AT_ONCE_BYTES = 256 * 1024
+#: The maximum number of partitions and of topics of a request that is handled without a pause.
+_AT_ONCE = 500
 #: The limit of the decoded batches that are kept because only a part of them was sent.
 _DECODED_BYTES = 32 * 1024 * 1024
 #: The first version whose clients can decompress zstd. Source: KIP-110.
@@ -117,9 +119,13 @@ def _refusal(request: FetchRequest) -> int | None:
         return ErrorCode.INVALID_FETCH_SESSION_EPOCH
     if request.replica_id >= 0 or request.replica_state.replica_id >= 0 or request.isolation_level not in {0, 1}:
         return ErrorCode.INVALID_REQUEST
-    if sum(len(topic.partitions) for topic in request.topics) > MAX_ENTRIES:
+    if max(len(request.topics), _partition_count(request)) > MAX_ENTRIES:
         return ErrorCode.INVALID_REQUEST
     return None
+
+
+def _partition_count(request: FetchRequest) -> int:
+    return sum(len(topic.partitions) for topic in request.topics)
 
 
 class _FetchCall:
@@ -143,7 +149,27 @@ class _FetchCall:
         if self.answer.done():  # the client's connection has ended
             return
         self._max_bytes = max(1, min(request.max_bytes, self._handler.fetches.consumer_max_bytes))
+        self._run(self._serve(connection, request))
+
+    def _run(self, steps: Steps, size: int = 0) -> None:
+        """Do the steps now, or in slices for many partitions or for more than ``_AT_ONCE_BYTES`` of batches."""
+        if size > _AT_ONCE_BYTES or max(len(self._request.topics), _partition_count(self._request)) > _AT_ONCE:
+            self._handler.slices.start(steps, self.fail)
+            return
+        try:
+            for waited in steps:
+                if waited is not None:
+                    self._handler.slices.start(resumed(waited, steps), self.fail)
+                    return
+        except Exception as error:
+            self.fail(error)
+
+    def _serve(self, connection: ServerConnection, request: FetchRequest) -> Steps:
+        """Find the partitions of the request, and read them."""
+        over = self._handler.slices.over
         for number, topic in enumerate(request.topics):
+            if over():
+                yield None
             self._add(number, topic)
         wait_ms = 0 if self._unknown or request.min_bytes <= 0 else max(request.max_wait_ms, 0)
         native = Fetch(
@@ -189,22 +215,14 @@ class _FetchCall:
 
     def respond(self, reads: Mapping[Key, PartitionRead]) -> None:
         """Encode the records that were read, and respond. Encode many records in slices."""
-        steps = self._respond(reads)
-        if sum(read.size for read in reads.values()) > _AT_ONCE_BYTES:
-            self._handler.slices.start(steps, self.fail)
-            return
-        try:
-            for _ in steps:
-                pass
-        except Exception as error:
-            self.fail(error)
+        self._run(self._respond(reads), sum(read.size for read in reads.values()))
 
     def fail(self, error: Exception) -> None:
         if not self.answer.done():
             self.answer.set_exception(error)
 
     def _respond(self, reads: Mapping[Key, PartitionRead]) -> Steps:
-        left, responses, size = self._max_bytes, [], 0
+        left, responses, size, over = self._max_bytes, [], 0, self._handler.slices.over
         for number, topic in enumerate(self._request.topics):
             if number in self._unknown:
                 code = kafka_code(self._unknown[number].code)
@@ -217,6 +235,8 @@ class _FetchCall:
             for index in dict.fromkeys(wanted.partition for wanted in topic.partitions):
                 if self.answer.done():
                     return
+                if over():
+                    yield None
                 wanted = self._wanted[self._names[number], index]
                 read = reads.get((wanted.topic, index)) or self._unread_partition(wanted)
                 data, records_size = yield from self._partition(wanted, read, left)
@@ -234,7 +254,7 @@ class _FetchCall:
 
     def _partition(
         self, wanted: FetchPartition, read: PartitionRead, left: int
-    ) -> Generator[None, None, tuple[PartitionData, int]]:
+    ) -> Generator[Waited, None, tuple[PartitionData, int]]:
         result, records = read.result, FetchedRecords([], 0)
         code = kafka_code(result.code)
         if read.body and left > 0:
@@ -262,19 +282,19 @@ class _FetchCall:
 
     def _records(
         self, wanted: FetchPartition, read: PartitionRead, max_bytes: int
-    ) -> Generator[None, None, FetchedRecords]:
+    ) -> Generator[Waited, None, FetchedRecords]:
         partition = self._handler.partitions.require((wanted.topic, wanted.partition), wanted.topic_id)
         source = _Source(self._handler, partition, zstd=self._call.version >= _ZSTD_FROM)
         work = encode_fetched(read.body, wanted.fetch_offset, source, max_bytes=max_bytes, aborted=read.result.aborted)
         over = self._handler.slices.over
         while True:
             try:
-                next(work)
+                waited = next(work)
             except StopIteration as end:
                 found: FetchedRecords = end.value
                 return found
-            if over():
-                yield
+            if waited is not None or over():
+                yield waited
 
     def _leader(self, wanted: FetchPartition) -> LeaderIdAndEpoch:
         """Return the leader of a partition that this broker does not lead, and add its address to the response."""
@@ -288,7 +308,7 @@ class _FetchCall:
         return LeaderIdAndEpoch(leader_id=leader, leader_epoch=epoch)
 
     def _finish(self, responses: list[FetchableTopicResponse], size: int) -> None:
-        self._call.encodes_in_thread = sum(len(topic.partitions) for topic in responses) > MOST_PARTITIONS
+        self._call.encodes_in_thread = sum(len(topic.partitions) for topic in responses) > LOOP_ENTRIES
         fetches, throttle_ms = self._handler.fetches, 0
         fetches.counters["fetch.consumer.bytes"] += size
         if fetches.consumer_sent is not None:

@@ -15,12 +15,15 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Generator, Iterator, Sequence
+from functools import partial
 from typing import NamedTuple, Protocol
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
+from sparklog.broker.kafka.stored_batches import run_by_size
+from sparklog.broker.requests.slices import Waited
 from sparklog.kafka.records.batch_view import placed_batch
 from sparklog.kafka.records.control import encode_control_batch
 from sparklog.kafka.records.encode import encode_batch, rows_that_fit
@@ -125,8 +128,10 @@ class FetchedRecords(NamedTuple):
 
 def encode_fetched(
     body: Sequence[Buffer], offset: int, source: RecordSource, *, max_bytes: int, aborted: Sequence[AbortedRange]
-) -> Generator[None, None, FetchedRecords]:
-    """Encode the records from ``offset`` on. Yield after each piece, so that the event loop may run other work.
+) -> Generator[Waited, None, FetchedRecords]:
+    """Encode the records from ``offset`` on.
+
+    Yield after each piece, so that the event loop may run other work. Yield the future if a thread decodes a batch.
 
     ``body`` has the headers of the batches, then their bodies, as a partition's log has them. ``aborted`` are the
     aborted transactions whose records are left out. The result has about ``max_bytes`` at most. It has at least one
@@ -280,7 +285,7 @@ class _Encoder:
             and self._source.sent(header) is None
         )
 
-    def add_small(self, header: BatchHeader, stored: memoryview) -> Generator[None, None, None]:
+    def add_small(self, header: BatchHeader, stored: memoryview) -> Generator[Waited, None, None]:
         """Collect a small batch. Encode the collected batches when they are large enough for a piece.
 
         Encode them also if the batch cannot follow them in one batch: it has another epoch, or offsets are missing
@@ -293,7 +298,7 @@ class _Encoder:
                 if self.full:
                     return
         try:
-            rows = _decode(header, stored, self._source).rows
+            rows = (yield from _decode(header, stored, self._source)).rows
         except Exception:
             if self.buffers or self._small:  # The client gets the records before the damaged batch now.
                 yield from self.add_merged()
@@ -305,7 +310,7 @@ class _Encoder:
         if self._small_bytes >= min(_PIECE_BYTES, self._max_bytes - self.size):
             yield from self.add_merged()
 
-    def add_merged(self) -> Generator[None, None, None]:
+    def add_merged(self) -> Generator[Waited, None, None]:
         """Encode the collected small batches, in one or several pieces."""
         small, self._small, self._small_bytes = self._small, [], 0
         if not small:
@@ -327,10 +332,10 @@ class _Encoder:
         )
         yield from self._add_pieces(together, Rows(rows, None), keep=False)
 
-    def add_rows(self, header: BatchHeader, stored: memoryview) -> Generator[None, None, None]:
+    def add_rows(self, header: BatchHeader, stored: memoryview) -> Generator[Waited, None, None]:
         """Add the rows of a batch from the requested offset on, in pieces, until the limit is reached."""
         try:
-            found = self._source.decoded(header) or _decode(header, stored, self._source)
+            found = self._source.decoded(header) or (yield from _decode(header, stored, self._source))
         except Exception:
             if self.buffers:  # The client gets the records before the damaged batch now, and the error next.
                 self.full = True
@@ -338,7 +343,7 @@ class _Encoder:
             raise
         yield from self._add_pieces(header, found)
 
-    def _add_pieces(self, header: BatchHeader, found: Rows, *, keep: bool = True) -> Generator[None, None, None]:
+    def _add_pieces(self, header: BatchHeader, found: Rows, *, keep: bool = True) -> Generator[Waited, None, None]:
         """Add the rows from the requested offset on. If only a part fits and ``keep`` is set, cache the rows."""
         rows, offsets = found
         first, count = _first_row(header, offsets, self._offset), rows.num_rows
@@ -361,7 +366,7 @@ class _Encoder:
                 break
             self._add(buffers, header, next_offset)
             first += taken
-            yield
+            yield None
         if keep and first < count:
             self._source.keep_decoded(header, found)
 
@@ -432,8 +437,9 @@ def _first_row(header: BatchHeader, offsets: npt.NDArray[np.int64] | None, offse
     return int(np.searchsorted(offsets, offset))
 
 
-def _decode(header: BatchHeader, stored: memoryview, source: RecordSource) -> Rows:
-    rows = decode_batch(header, stored[: header.length + header.offset_array_length], source.schema(header.schema_id))
+def _decode(header: BatchHeader, stored: memoryview, source: RecordSource) -> Generator[Waited, None, Rows]:
+    body = stored[: header.length + header.offset_array_length]
+    rows = yield from run_by_size(header, body, partial(decode_batch, header, body, source.schema(header.schema_id)))
     if rows.num_columns > len(_COLUMNS) and not source.json:
         rows = rows.select(_COLUMNS)
     return Rows(rows, offsets_of(header, stored) if header.flags & _ARRAY else None)

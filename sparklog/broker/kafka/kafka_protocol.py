@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping
 
 from sparklog.broker.kafka.call import Handler, NativeHandlers
 from sparklog.broker.kafka.dispatcher import KafkaHandler, RequestQuotas
+from sparklog.broker.requests.slices import Slices
 from sparklog.errors import ErrorCode
 from sparklog.kafka.connection import KafkaServerEnd
 from sparklog.kafka.wire import API_VERSIONS, ApiKey, RequestHeader, is_supported
@@ -25,7 +26,8 @@ class KafkaProtocol:
     """Kafka's protocol with the requests of clients. ``handlers`` has the handler of each served API.
 
     ``natives`` are the handlers of sparklog's own requests, which the handlers of Kafka's requests call. The protocol
-    calls ``on_lost`` with each connection that has ended. ``quotas`` limits the time of requests.
+    calls ``on_lost`` with each connection that has ended. ``quotas`` limits the time of requests, and ``slices``
+    runs the work on large ones.
     """
 
     has_peers = False
@@ -40,8 +42,10 @@ class KafkaProtocol:
         counters: Counter[str],
         on_lost: Callable[[ServerConnection], None],
         quotas: RequestQuotas,
+        slices: Slices,
     ) -> None:
         self._quotas = quotas
+        self._slices = slices
         self._handlers = handlers
         self._natives = natives
         self._max_frame_bytes = max_frame_bytes
@@ -59,7 +63,13 @@ class KafkaProtocol:
 
     def new_handler(self, connection: ServerConnection) -> KafkaHandler:
         return KafkaHandler(
-            self._handlers, self._natives, self._counters, connection, self._on_lost, quotas=self._quotas
+            self._handlers,
+            self._natives,
+            self._counters,
+            connection,
+            self._on_lost,
+            quotas=self._quotas,
+            slices=self._slices,
         )
 
     def token_issuer(self, connection: ServerConnection, transport: asyncio.BaseTransport) -> TokenIssuer | None:

@@ -8,6 +8,7 @@ time.
 from __future__ import annotations
 
 from collections.abc import Generator
+from functools import partial
 from typing import NamedTuple
 
 import numpy as np
@@ -17,8 +18,9 @@ import pyarrow.compute as pc
 from sparklog.broker.kafka.call import KafkaCall
 from sparklog.broker.kafka.data_topics import DataTopics, json_topic, require_kafka_columns
 from sparklog.broker.kafka.error_codes import kafka_code
-from sparklog.broker.replication.partition import Partition
-from sparklog.broker.requests.slices import Slices
+from sparklog.broker.kafka.stored_batches import run_by_size
+from sparklog.broker.replication.partition import AppendRules, Partition
+from sparklog.broker.requests.slices import Slices, Waited
 from sparklog.errors import BrokerError, ErrorCode, StorageError
 from sparklog.kafka.wire.data import (
     EpochEndOffset,
@@ -34,7 +36,7 @@ from sparklog.kafka.wire.data import (
 )
 from sparklog.record.codec import decode_batch
 from sparklog.record.compacted_batch import offsets_of
-from sparklog.record.header import Flag, unpack_headers
+from sparklog.record.header import BatchHeader, Flag, unpack_headers
 from sparklog.record.schema import DEFAULT_EVENT_TIME
 from sparklog.security.acls import Operation
 
@@ -71,20 +73,20 @@ class KafkaListOffsets:
     async def list_offsets(self, call: KafkaCall, request: ListOffsetsRequest) -> ListOffsetsResponse:
         return await self._slices.result(self._list(call, request))
 
-    def _list(self, call: KafkaCall, request: ListOffsetsRequest) -> Generator[None, None, ListOffsetsResponse]:
+    def _list(self, call: KafkaCall, request: ListOffsetsRequest) -> Generator[Waited, None, ListOffsetsResponse]:
         topics = []
         for topic in request.topics:
             results = []
             for wanted in topic.partitions:
                 if self._slices.over():
-                    yield
+                    yield None
                 results.append((yield from self._list_one(call, topic.name, wanted, request.isolation_level)))
             topics.append(ListOffsetsTopicResponse(name=topic.name, partitions=results))
         return ListOffsetsResponse(topics=topics)
 
     def _list_one(
         self, call: KafkaCall, topic: str, wanted: ListOffsetsPartition, isolation: int
-    ) -> Generator[None, None, ListOffsetsPartitionResponse]:
+    ) -> Generator[Waited, None, ListOffsetsPartitionResponse]:
         try:
             self._topics.require_access(call, Operation.DESCRIBE, topic, api="ListOffsets")
             partition = self._topics.require(topic, wanted.partition_index)
@@ -101,7 +103,7 @@ class KafkaListOffsets:
             leader_epoch=found.leader_epoch,
         )
 
-    def _find(self, partition: Partition, timestamp: int, isolation: int) -> Generator[None, None, _Found]:
+    def _find(self, partition: Partition, timestamp: int, isolation: int) -> Generator[Waited, None, _Found]:
         log, replica = partition.log, partition.replica
         if timestamp in {EARLIEST, EARLIEST_LOCAL}:
             start = log.log_start_offset
@@ -126,7 +128,7 @@ class KafkaListOffsets:
         except StorageError as error:
             raise partition.storage_failed(error) from error
 
-    def _at_or_after(self, partition: Partition, timestamp: int, end_offset: int) -> Generator[None, None, _Found]:
+    def _at_or_after(self, partition: Partition, timestamp: int, end_offset: int) -> Generator[Waited, None, _Found]:
         """Find the first record at or after ``timestamp``, in milliseconds."""
         if timestamp > _MOST_MS:
             return _NOTHING
@@ -135,14 +137,14 @@ class KafkaListOffsets:
             found = partition.log.offset_for_time(timestamp * 1000, end_offset=end_offset, start_offset=start)
             if found is None:
                 return _NOTHING
-            record, start = _search(partition, found[0], end_offset, at_least_ms=timestamp)
+            record, start = yield from _search(partition, found[0], end_offset, at_least_ms=timestamp)
             if record is not None:
                 return record
             if self._slices.over():
-                yield
+                yield None
         return _NOTHING
 
-    def _greatest_time(self, partition: Partition, end_offset: int) -> Generator[None, None, _Found]:
+    def _greatest_time(self, partition: Partition, end_offset: int) -> Generator[Waited, None, _Found]:
         """Find the first record with the greatest time.
 
         If the records of a batch have no times, its header has the time of the append. No record has this time, so the
@@ -154,23 +156,23 @@ class KafkaListOffsets:
             if found is None:
                 return _NOTHING
             offset, below_us = found
-            record, _end = _search(partition, offset, end_offset, at_least_ms=below_us // 1000)
+            record, _end = yield from _search(partition, offset, end_offset, at_least_ms=below_us // 1000)
             if record is not None:
                 return record
             if self._slices.over():
-                yield
+                yield None
         return _NOTHING
 
     # --- leader epochs ---
 
     async def end_offsets(self, call: KafkaCall, request: OffsetForLeaderEpochRequest) -> OffsetForLeaderEpochResponse:
-        def steps() -> Generator[None, None, OffsetForLeaderEpochResponse]:
+        def steps() -> Generator[Waited, None, OffsetForLeaderEpochResponse]:
             topics = []
             for topic in request.topics:
                 results = []
                 for wanted in topic.partitions:
                     if self._slices.over():
-                        yield
+                        yield None
                     results.append(self._end_offset(call, topic.topic, wanted))
                 topics.append(OffsetForLeaderTopicResult(topic=topic.topic, partitions=results))
             return OffsetForLeaderEpochResponse(topics=topics)
@@ -194,7 +196,9 @@ class KafkaListOffsets:
         return EpochEndOffset(partition=wanted.partition, leader_epoch=epoch, end_offset=end_offset)
 
 
-def _search(partition: Partition, offset: int, end_offset: int, *, at_least_ms: int) -> tuple[_Found | None, int]:
+def _search(
+    partition: Partition, offset: int, end_offset: int, *, at_least_ms: int
+) -> Generator[Waited, None, tuple[_Found | None, int]]:
     """Search the batch at ``offset`` for the first record from ``offset`` on with a time of at least ``at_least_ms``.
 
     Return a pair: the record, or None if the batch has no such record, and the offset after the batch.
@@ -205,24 +209,47 @@ def _search(partition: Partition, offset: int, end_offset: int, *, at_least_ms: 
     header = unpack_headers(read.headers)[0]
     if header.flags & Flag.CONTROL or not header.record_count:
         return None, header.next_offset
-    stored = memoryview(read.bodies[0])
-    rows = decode_batch(
-        header, stored[: header.length + header.offset_array_length], partition.log.schema(header.schema_id)
+    stored = memoryview(read.bodies[0])[: header.length + header.offset_array_length]
+    find = partial(
+        _first_record,
+        header,
+        stored,
+        partition.log.schema(header.schema_id),
+        partition.rules,
+        range(offset, end_offset),
+        at_least_ms=at_least_ms,
     )
+    return (yield from run_by_size(header, stored, find)), header.next_offset
+
+
+def _first_record(
+    header: BatchHeader,
+    stored: memoryview,
+    schema: pa.Schema,
+    rules: AppendRules,
+    wanted: range,
+    *,
+    at_least_ms: int,
+) -> _Found | None:
+    """Return the first record of the batch with a wanted offset and a time of at least ``at_least_ms``.
+
+    Any thread may call this.
+    """
+    rows = decode_batch(header, stored, schema)
     offsets = offsets_of(header, stored)
-    if partition.rules.stamped_by_log:
+    if rules.stamped_by_log:
         times = np.full(rows.num_rows, header.max_timestamp, dtype=np.int64)
         known = np.ones(rows.num_rows, dtype=bool)
     else:
-        if partition.rules.kafka_json:
-            column = json_topic(partition.rules, rows.schema).times(rows, append_time_us=header.append_time)
+        if rules.kafka_json:
+            column = json_topic(rules, rows.schema).times(rows, append_time_us=header.append_time)
         else:
             column = rows.column(DEFAULT_EVENT_TIME)
         known = pc.is_valid(column).to_numpy(zero_copy_only=False)
         times = column.cast(pa.int64()).fill_null(-1).to_numpy(zero_copy_only=False)
-    in_range = (offsets >= offset) & (offsets < end_offset) & known & (times >= at_least_ms * 1000)
+    in_range = (offsets >= wanted.start) & (offsets < wanted.stop) & known & (times >= at_least_ms * 1000)
     matches = np.flatnonzero(in_range)
     if not len(matches):
-        return None, header.next_offset
+        return None
     first = int(matches[0])
-    return _Found(int(offsets[first]), int(times[first]) // 1000, header.leader_epoch), header.next_offset
+    return _Found(int(offsets[first]), int(times[first]) // 1000, header.leader_epoch)

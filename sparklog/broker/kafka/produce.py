@@ -5,7 +5,7 @@ it appends, so it does not validate the batch again. The effective acks, the che
 for the in-sync replicas are the same as for producers of sparklog.
 
 The decoding of a batch takes 2 to 5 ms per megabyte, and up to sixty with very many headers. A request with several
-partitions is handled in slices, and a batch of more than ``_LOOP_BYTES`` is decoded in a thread, so that the event loop
+partitions is handled in slices, and a batch of more than ``LOOP_BYTES`` is decoded in a thread, so that the event loop
 also serves others.
 """
 
@@ -22,13 +22,14 @@ from typing import Any, NamedTuple
 import pyarrow as pa
 
 from sparklog.broker.context import BrokerContext
-from sparklog.broker.kafka.call import MOST_PARTITIONS, KafkaCall
+from sparklog.broker.kafka.call import LOOP_ENTRIES, KafkaCall
 from sparklog.broker.kafka.data_topics import DataTopics, json_topic, refuse_internal_topic, require_kafka_columns
 from sparklog.broker.kafka.error_codes import kafka_code
+from sparklog.broker.kafka.stored_batches import LOOP_BYTES
 from sparklog.broker.kafka.transaction_codes import produce_code, transaction_key
 from sparklog.broker.replication.partition import Answer, AppendRules, CheckedBatches, Partition, PendingProduce
 from sparklog.broker.requests.fetch import Fetches
-from sparklog.broker.requests.slices import Slices, Steps
+from sparklog.broker.requests.slices import Slices, Steps, resumed
 from sparklog.broker.security.quota_manager import QuotaManager
 from sparklog.broker.transactions.verification import TransactionVerification
 from sparklog.errors import BrokerError, ErrorCode
@@ -47,7 +48,7 @@ from sparklog.kafka.wire.data import (
 )
 from sparklog.model import NO_EPOCH, TopicPartition
 from sparklog.net.server_connection import ServerConnection
-from sparklog.protocol.messages import ACKS_ALL, Produce
+from sparklog.protocol.messages import ACKS_ALL, MAX_ENTRIES, Produce
 from sparklog.record.codec import EncodedBatch, encode_batch
 from sparklog.record.schema import DEFAULT_SCHEMA
 from sparklog.security.acls import Operation
@@ -56,9 +57,8 @@ _log = logging.getLogger(__name__)
 
 _ACKS = frozenset({0, 1, ACKS_ALL})
 _MAX_TIMEOUT_MS = 3_600_000
-#: The maximum number of uncompressed bytes of a batch that is decoded on the event loop.
-_LOOP_BYTES = 1024 * 1024
-#: The same limit for JSON documents, which take up to a hundred times as long if they are read one by one.
+#: The maximum number of uncompressed bytes of JSON documents that are decoded on the event loop. They take up to a
+#: hundred times as long as other records if they are read one by one.
 _JSON_LOOP_BYTES = 64 * 1024
 #: The first version of Produce whose clients may compress with zstd. Source: KIP-110.
 _ZSTD_FROM = 7
@@ -69,6 +69,9 @@ _LEADERS_FROM = 10
 _ADDS_FROM = 12
 #: One thread, so that only one large batch at a time is decompressed in memory.
 _thread = ThreadPoolExecutor(1, "kafka batches")
+#: Another thread for JSON, because one batch of documents may take seconds. Each connection has at most one batch in a
+#: thread or waiting for it, so connections take turns.
+_json_thread = ThreadPoolExecutor(1, "kafka json batches")
 #: The codec of the log for each codec of Kafka: none, gzip, snappy, lz4, zstd.
 _STORED_AS: dict[int, str | None] = {0: None, 1: "zstd", 2: "lz4", 3: "lz4", 4: "zstd"}
 
@@ -117,7 +120,14 @@ class KafkaProduce:
         """Append the batches of each partition, and return the future of the response.
 
         The result is None for acks=0, which has no response.
+
+        Raises:
+            BrokerError: the request has more than ``MAX_ENTRIES`` partitions.
         """
+        count = sum(len(topic.partition_data) for topic in request.topic_data)
+        if count > MAX_ENTRIES:
+            detail = f"found {count} partitions in a Produce request; expected at most {MAX_ENTRIES}"
+            raise BrokerError(ErrorCode.INVALID_REQUEST, detail)
         opened = _OpenKafkaProduce(self, call, request)
         opened.start()
         return opened.answer
@@ -198,7 +208,7 @@ class _OpenKafkaProduce:
         except Exception as error:
             self._fail(error)
             return
-        self._slice(connection, _resumed(work, steps))
+        self._slice(connection, resumed(work, steps))
 
     def _slice(self, connection: ServerConnection, steps: Steps) -> None:
         """Do ``steps`` in slices. From now on, later requests of the connection wait for them."""
@@ -298,7 +308,8 @@ class _OpenKafkaProduce:
         if decoded is not None:
             batch = _encoded(decoded, view.codec, rules)
         else:
-            work = asyncio.get_running_loop().run_in_executor(_thread, _stored, view, rules)
+            thread = _json_thread if rules.kafka_json else _thread
+            work = asyncio.get_running_loop().run_in_executor(thread, _stored, view, rules)
             yield work
             batch = work.result()
             # The topic may have been deleted or recreated meanwhile.
@@ -439,7 +450,7 @@ class _OpenKafkaProduce:
                 connection.close()
             self.answer.set_result(None)
             return
-        self._call.encodes_in_thread = sum(map(len, self._results)) > MOST_PARTITIONS
+        self._call.encodes_in_thread = sum(map(len, self._results)) > LOOP_ENTRIES
         quotas = self._handler.quotas
         response = ProduceResponse(
             responses=[
@@ -456,12 +467,6 @@ class _OpenKafkaProduce:
             self.answer.set_result(response)
 
 
-def _resumed(work: asyncio.Future[Any] | None, steps: Steps) -> Steps:
-    """Continue ``steps``, whose first step has returned ``work``."""
-    yield work
-    yield from steps
-
-
 def _decoded_on_loop(view: BatchView, rules: AppendRules) -> DecodedBatch | None:
     """Decode a batch on the event loop, or return None if a thread must decode it.
 
@@ -470,7 +475,7 @@ def _decoded_on_loop(view: BatchView, rules: AppendRules) -> DecodedBatch | None
     Raises:
         BrokerError: the batch is invalid. If single records are invalid, InvalidRecords names them.
     """
-    most_bytes = _JSON_LOOP_BYTES if rules.kafka_json else _LOOP_BYTES
+    most_bytes = _JSON_LOOP_BYTES if rules.kafka_json else LOOP_BYTES
     if len(view.records) > most_bytes:
         return None
     limit = min(most_bytes, rules.max_message_bytes)

@@ -176,6 +176,7 @@ class KafkaTransactions:
         )
         found = []
         for one in request.transactions:
+            await call.pause()
             producer = (one.producer_id, one.producer_epoch)
             try:
                 check_transactional_id(one.transactional_id)
@@ -208,6 +209,7 @@ class KafkaTransactions:
         codes: dict[TopicPartition, int] = {}
         for topic in topics:
             for number in topic.partitions:
+                await call.pause()
                 tp = TopicPartition(topic.name, number)
                 try:
                     place = self._place(tp)

@@ -157,6 +157,7 @@ class BrokerServer:
             counters=context.counters,
             on_lost=broker.connection_lost,
             quotas=broker.quotas,
+            slices=broker.slices,
         )
         directory = broker.partitions.directory
         for listener in self._listeners.kafka:

@@ -15,8 +15,8 @@ from typing import Any, NamedTuple
 from sparklog.broker.replication.partition import AppendRules, Batches, CheckedBatches, Partition, check_batch
 from sparklog.broker.requests.slices import Slices
 from sparklog.errors import BrokerError, ErrorCode
-from sparklog.record.header import BatchHeader, Flag
-from sparklog.record.message import counted_bytes, read_batch_message
+from sparklog.record.header import BatchHeader
+from sparklog.record.message import unpacked_bytes
 
 MIB = 1024 * 1024
 #: The maximum number of batches of one partition in one request. Producers send only one.
@@ -26,7 +26,6 @@ MAX_BYTES = 4096 * MIB
 #: A batch with more bytes after decompression is checked in a thread.
 LOOP_BYTES = 32 * MIB
 
-_COMPRESSED = int(Flag.LZ4 | Flag.ZSTD)
 #: One thread, so that only one large batch at a time is decompressed in memory.
 _thread = ThreadPoolExecutor(1, "batch checks")
 
@@ -59,7 +58,7 @@ def check_batches(partition: Partition, batches: Batches, slices: Slices, *, pla
         if slices.over():
             yield None
         try:
-            size = _unpacked_bytes(header, body)
+            size = unpacked_bytes(header, body)
             unpacked += min(size, rules.max_message_bytes)
             if size <= LOOP_BYTES or size > rules.max_message_bytes:  # the check refuses an oversized batch
                 check_batch(partition.tp, rules, header, body, placed=placed)
@@ -78,11 +77,3 @@ def check_batches(partition: Partition, batches: Batches, slices: Slices, *, pla
 
 def _check_in_thread(tp: Any, rules: AppendRules, batch: _Batch) -> None:
     check_batch(tp, rules, batch.header, batch.body, placed=batch.placed)
-
-
-def _unpacked_bytes(header: BatchHeader, body: memoryview) -> int:
-    """Return the size of the batch after decompression. Raise BrokerError CORRUPT_MESSAGE."""
-    if not header.flags & _COMPRESSED:
-        return len(body)
-    message = body[: header.length]
-    return counted_bytes(read_batch_message(message), message)

@@ -27,6 +27,7 @@ from sparklog.broker.requests.open_fetch import OpenFetch
 from sparklog.errors import BrokerError, ErrorCode
 from sparklog.model import NO_EPOCH
 from sparklog.net.server_connection import ServerConnection
+from sparklog.net.turn import TURN_S
 from sparklog.protocol.messages import CONSUMER, MAX_ENTRIES, Fetch, FetchPartition, FetchReply
 from sparklog.replica.effects import ServeFetch
 from sparklog.replica.events import FollowerFetched
@@ -37,8 +38,6 @@ _log = logging.getLogger(__name__)
 #: The event loop rounds its timers to milliseconds, so a timer may fire early, by less than this time. A fetch that is
 #: due within this time gets its response now. A new timer for the rest would fire at once, repeatedly.
 _TIMER_EARLY_S = 0.002
-#: The time for which waiting fetches read again before the event loop runs other work; one fetch may exceed it.
-_READS_S = 0.03
 #: The maximum number of fetches without a session that wait on one connection. Clients have one or two.
 _MOST_OF_CONNECTION = 16
 #: The maximum number of fetches without a session that wait in the whole broker. A fetch above this number gets its
@@ -174,12 +173,12 @@ class Fetches:
             self._consumers_due += 1
 
     def _read_due(self) -> None:
-        """Let the scheduled fetches read again for ``_READS_S``, and schedule the rest.
+        """Let the scheduled fetches read again for ``TURN_S``, and schedule the rest.
 
         The limit is needed because thousands of fetches may wait for one partition.
         """
         self._reads_scheduled = False
-        due, ends_s = self._due_to_read, time.monotonic() + _READS_S
+        due, ends_s = self._due_to_read, time.monotonic() + TURN_S
         for _ in range(len(due)):
             fetch = due.popleft()
             if fetch.of_follower:

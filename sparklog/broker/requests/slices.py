@@ -2,11 +2,13 @@
 
 The broker has one thread for all clients, and a watchdog ends the process if the event loop hangs. So a function that
 visits many entries of a request is a generator: it calls ``over`` between two entries, and yields if ``over`` returns
-true. All such work of one broker shares ``_TURN_S`` in each iteration of the event loop. If there is a lot of such work
+true. All such work of one broker shares ``TURN_S`` in each iteration of the event loop. If there is a lot of such work
 at the same time, it only takes longer, and the event loop stays responsive. Until the work is done, its connection
 reads no further request, so that no later request overtakes it.
 
 A generator may also yield the future of work in a thread. The generator continues when the future is done.
+
+A coroutine calls ``pause`` between two entries. It shares the same time, and waits in the same queue.
 """
 
 from __future__ import annotations
@@ -16,19 +18,19 @@ import logging
 import time
 from collections import deque
 from collections.abc import Callable, Generator
-from typing import Any, NamedTuple, Protocol, TypeVar
+from typing import Any, NamedTuple, Protocol, TypeAlias, TypeVar
 
 from sparklog.errors import BrokerError, ErrorCode
 from sparklog.net.server_connection import ServerConnection
+from sparklog.net.turn import NOTED_S, TURN_S
 from sparklog.protocol.messages import ErrorReply, Reply, Request
 
 _log = logging.getLogger(__name__)
 
-#: The time for all work on large requests in one iteration of the event loop; one entry may exceed it.
-_TURN_S = 0.03
-
 _T = TypeVar("_T")
-Steps = Generator["asyncio.Future[Any] | None", None, None]
+#: What a generator yields: the future for which it waits, or None to let other work run.
+Waited: TypeAlias = "asyncio.Future[Any] | None"
+Steps: TypeAlias = Generator[Waited, None, None]
 
 
 class Pausable(Protocol):
@@ -62,10 +64,12 @@ class Slices:
     """
 
     def __init__(self) -> None:
-        self._waiting: deque[_Work] = deque()
-        #: The monotonic time at which the current slice ends.
+        #: Generators, and the futures on which coroutines wait.
+        self._waiting: deque[_Work | asyncio.Future[None]] = deque()
+        #: The monotonic time at which the slices of the current turn end.
         self._ends_s = 0.0
         self._slicing = False
+        #: Whether a turn has begun in this iteration of the event loop. ``_turn`` begins the next one.
         self._scheduled = False
         self._closed = False
         #: Called with a connection and the seconds that each slice of its work has taken, or None.
@@ -75,7 +79,7 @@ class Slices:
         """Return whether the time of the current slice is over, so that the current work must yield."""
         return time.monotonic() >= self._ends_s
 
-    async def result(self, work: Generator[asyncio.Future[Any] | None, None, _T]) -> _T:
+    async def result(self, work: Generator[Waited, None, _T]) -> _T:
         """Do the work in slices and return its result. If the work raises an error, raise this error."""
         done: asyncio.Future[_T] = asyncio.get_running_loop().create_future()
 
@@ -102,14 +106,41 @@ class Slices:
         it.
         """
         work = _Work(connection, steps, failed)
-        if not (self._slicing or self._waiting):
-            self._ends_s = time.monotonic() + _TURN_S
+        if self._has_time():
             if self._advance(work):
                 return
         else:
             self._waiting.append(work)
             self._schedule()
         connection.pause_requests()
+
+    async def pause(self) -> None:
+        """Let other work of the event loop run if the time of the current turn is over.
+
+        A coroutine calls this between the entries of a request, as a generator yields.
+        """
+        if self._has_time():
+            self._schedule()
+            return
+        slice_begins: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._waiting.append(slice_begins)
+        self._schedule()
+        try:
+            await slice_begins
+        finally:
+            if not slice_begins.cancelled():
+                # ``_turn`` has left the time to this coroutine, also if the coroutine was cancelled meanwhile.
+                self._ends_s, self._scheduled = time.monotonic() + TURN_S, False
+                self._schedule()
+
+    def _has_time(self) -> bool:
+        """Return whether work may take time in this iteration of the event loop."""
+        if self._slicing or self._waiting:
+            return False
+        if self._scheduled:
+            return not self.over()
+        self._ends_s = time.monotonic() + TURN_S
+        return True
 
     def close(self) -> None:
         """Drop all work that is not done yet."""
@@ -129,8 +160,11 @@ class Slices:
             return True
         finally:
             self._slicing = False
+            took_s = time.monotonic() - began_s
+            if took_s >= NOTED_S:  # further work of this iteration has only the rest of the time
+                self._schedule()
             if self.used is not None:
-                self.used(work.connection, time.monotonic() - began_s)
+                self.used(work.connection, took_s)
         if waited is None:
             self._wait(work)
         else:
@@ -149,11 +183,18 @@ class Slices:
 
     def _turn(self) -> None:
         self._scheduled = False
-        self._ends_s = time.monotonic() + _TURN_S
+        self._ends_s = time.monotonic() + TURN_S
         for _ in range(len(self._waiting)):
             if not self._waiting:
                 return
             work = self._waiting.popleft()
+            if isinstance(work, asyncio.Future):
+                if work.done():  # the coroutine was cancelled
+                    continue
+                # The coroutine continues in the next iteration, and begins the turn of that iteration.
+                self._scheduled = True
+                work.set_result(None)
+                return
             if self._advance(work):
                 # The connection reads its next request only later, because that request may be as large.
                 asyncio.get_running_loop().call_soon(work.connection.resume_requests)
@@ -163,11 +204,17 @@ class Slices:
             self._schedule()
 
 
+def resumed(waited: Waited, steps: Steps) -> Steps:
+    """Return steps that continue ``steps``, which has yielded ``waited``."""
+    yield waited
+    yield from steps
+
+
 def answer_in_slices(
     slices: Slices,
     connection: ServerConnection,
     request: Request,
-    work: Generator[asyncio.Future[Any] | None, None, Reply],
+    work: Generator[Waited, None, Reply],
 ) -> None:
     """Do ``work`` in slices, and respond with its result or its error."""
 

@@ -33,8 +33,11 @@ API_VERSIONS: dict[ApiKey, tuple[int, int]] = PARSED_VERSIONS | {
     ApiKey.PRODUCE: (0, PARSED_VERSIONS[ApiKey.PRODUCE][1])
 }
 
-#: The maximum number of elements of all arrays of one request together. Decoding them takes less than 0.1 s and 20 MB.
-MAX_ELEMENTS = 200_000
+#: The maximum number of elements of all arrays of one request together. Decoding them takes at most 0.06 s and 12 MB,
+#: and a handler may visit all of them once without a pause.
+MAX_ELEMENTS = 120_000
+#: The same for Produce, whose requests are decoded on the event loop, however large they are, in less than 0.02 s.
+MAX_PRODUCE_ELEMENTS = 40_000
 #: The maximum number of tagged fields of a header. Kafka's own headers have none.
 _MAX_HEADER_TAGS = 1000
 _LENGTH_BYTES = 4
@@ -204,7 +207,9 @@ def _with_length(parts: list[Buffer]) -> list[Buffer]:
 
 def _reader(table: dict[ApiKey, Message], api_key: int, version: int) -> Reader:
     known = _known(table, api_key, version)
-    limit = MAX_ELEMENTS if table is REQUESTS else None
+    limit = None
+    if table is REQUESTS:
+        limit = MAX_PRODUCE_ELEMENTS if api_key == ApiKey.PRODUCE else MAX_ELEMENTS
     return compile_reader(known.declared, version, flexible=version in known.flexible, max_elements=limit)
 
 

@@ -11,7 +11,8 @@ import pytest
 from msgspec.structs import replace
 
 from sparklog.broker.kafka import produce
-from sparklog.broker.kafka.produce import _LOOP_BYTES, _decoded_on_loop, _stored
+from sparklog.broker.kafka.produce import _decoded_on_loop, _stored
+from sparklog.broker.kafka.stored_batches import LOOP_BYTES
 from sparklog.broker.replication.partition import AppendRules
 from sparklog.errors import ErrorCode
 from sparklog.kafka.records.batch_view import BatchView, read_batches
@@ -40,8 +41,8 @@ def batch(size: int, codec: int, *, cut: int = 0) -> BatchView:
 
 @pytest.mark.parametrize("codec", COMPRESS)
 def test_a_thread_decodes_large_batches(codec: int) -> None:
-    assert len(batch(2 * _LOOP_BYTES, codec).records) < _LOOP_BYTES // 10 or codec == 0
-    for size in (_LOOP_BYTES + 1, 3 * _LOOP_BYTES):
+    assert len(batch(2 * LOOP_BYTES, codec).records) < LOOP_BYTES // 10 or codec == 0
+    for size in (LOOP_BYTES + 1, 3 * LOOP_BYTES):
         large = batch(size, codec)
         assert _decoded_on_loop(large, RULES) is None
         assert _stored(large, RULES).header.record_count == 1
@@ -49,7 +50,7 @@ def test_a_thread_decodes_large_batches(codec: int) -> None:
 
 @pytest.mark.parametrize("codec", COMPRESS)
 def test_the_event_loop_decodes_small_batches(codec: int) -> None:
-    for size in (10, _LOOP_BYTES - 100):
+    for size in (10, LOOP_BYTES - 100):
         found = _decoded_on_loop(batch(size, codec), RULES)
         assert found is not None and found.count == 1
 
@@ -84,6 +85,6 @@ def test_the_limit_of_the_event_loop_refuses_no_valid_batch() -> None:
     frames = b"".join(COMPRESS[4](data[at : at + 64]) for at in range(0, len(data), 64))
     (view,) = read_batches(memoryview(write_batch(produced([record], attributes=4), frames)))
     rules = replace(RULES, max_message_bytes=1024 * 1024 * 1024)
-    with patch.object(produce, "_LOOP_BYTES", 64 * 1024):
+    with patch.object(produce, "LOOP_BYTES", 64 * 1024):
         assert _decoded_on_loop(view, rules) is None
     assert _stored(view, rules).header.record_count == 1

@@ -4,20 +4,31 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import threading
 import time
 from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from typing import Any, cast
+from unittest.mock import patch
 
 import pytest
 
+from sparklog.broker.kafka import dispatcher
 from sparklog.broker.kafka.call import Handler, KafkaCall, NativeHandlers
 from sparklog.broker.kafka.dispatcher import has_many_entries
 from sparklog.broker.kafka.error_codes import KafkaCode, KafkaError
 from sparklog.broker.kafka.kafka_protocol import KafkaProtocol
+from sparklog.broker.requests.slices import Slices
 from sparklog.errors import BrokerError, ErrorCode
-from sparklog.kafka.wire import ApiKey, RequestHeader, decode_response, decode_response_header, request_frame
+from sparklog.kafka.wire import (
+    ApiKey,
+    RequestHeader,
+    decode_request,
+    decode_response,
+    decode_response_header,
+    request_frame,
+)
 from sparklog.kafka.wire.data import ProduceRequest, ProduceResponse
 from sparklog.kafka.wire.groups import HeartbeatRequest
 from sparklog.kafka.wire.metadata import (
@@ -26,6 +37,7 @@ from sparklog.kafka.wire.metadata import (
     DescribeClusterRequest,
     FindCoordinatorResponse,
     MetadataRequest,
+    MetadataRequestTopic,
     MetadataResponse,
     MetadataResponsePartition,
     MetadataResponseTopic,
@@ -172,6 +184,7 @@ async def running(
         counters=broker.counters,
         on_lost=broker.lost.append,
         quotas=broker,
+        slices=Slices(),
     )
     security = security or ListenerSecurity(KAFKA_LISTENER + "PLAINTEXT")
     broker.port = await server.listen("127.0.0.1", 0, security, protocol)
@@ -342,16 +355,16 @@ def test_a_large_response_is_encoded_in_a_thread() -> None:
 
 def test_a_thread_encodes_a_response_with_many_entries() -> None:
     partitions = [MetadataResponsePartition(partition_index=number) for number in range(100)]
-    topics = [MetadataResponseTopic(name=f"t-{number}", partitions=partitions) for number in range(99)]
+    topics = [MetadataResponseTopic(name=f"t-{number}", partitions=partitions) for number in range(49)]
     assert not has_many_entries(MetadataResponse())
     assert not has_many_entries(MetadataResponse(topics=topics))
     assert has_many_entries(MetadataResponse(topics=[*topics, *topics[:2]]))
-    assert has_many_entries(FindCoordinatorResponse(coordinators=[Coordinator()] * 10_001))
+    assert has_many_entries(FindCoordinatorResponse(coordinators=[Coordinator()] * 5001))
 
 
 def test_a_call_lets_other_work_run() -> None:
     async def test() -> None:
-        call = KafkaCall(cast(ServerConnection, None), NativeHandlers({}, {}), version=0, client_id="")
+        call = KafkaCall(cast(ServerConnection, None), NativeHandlers({}, {}), Slices(), version=0, client_id="")
         others = 0
 
         async def other() -> None:
@@ -365,7 +378,7 @@ def test_a_call_lets_other_work_run() -> None:
         while time.monotonic() < ends_s:
             await call.pause()
         task.cancel()
-        assert 2 <= others <= 10
+        assert 2 <= others <= 40
 
     asyncio.run(test())
 
@@ -419,6 +432,46 @@ def test_requests_without_a_response_are_limited() -> None:
             for done in range(MAX_IN_FLIGHT + 3):
                 (await broker.until(done + 1))[done].set_result(ProduceResponse())
                 await client.response()
+
+    asyncio.run(test())
+
+
+def test_a_large_request_is_decoded_in_a_thread() -> None:
+    async def test() -> None:
+        names = [MetadataRequestTopic(name=f"a-topic-with-this-name-{number:06}") for number in range(20_000)]
+        loop_thread, threads = threading.get_ident(), []
+
+        def decode(*request: Any) -> Any:
+            threads.append(threading.get_ident() == loop_thread)
+            return decode_request(*request)
+
+        with patch.object(dispatcher, "decode_request", decode):
+            async with running() as (broker, connect):
+                client = await connect()
+                client.send(ApiKey.METADATA, 12, MetadataRequest(topics=names))
+                client.metadata()
+                (large,) = await broker.until(1)
+                large.set_result(MetadataResponse(throttle_time_ms=1))
+                _, small = await broker.until(2)
+                small.set_result(MetadataResponse(throttle_time_ms=2))
+                assert [(await client.response()).throttle_time_ms for _ in range(2)] == [1, 2]
+        assert threads == [False, True]
+
+    asyncio.run(test())
+
+
+def test_a_large_malformed_request_closes_the_connection() -> None:
+    async def test() -> None:
+        async with running() as (broker, connect):
+            client = await connect()
+            header = RequestHeader(ApiKey.METADATA, 12, 1, "test")
+            names = [MetadataRequestTopic(name="a" * 200)] * 1000
+            frame = bytearray(b"".join(map(bytes, request_frame(header, MetadataRequest(topics=names)))))
+            frame[-6:] = b"\xff" * 6
+            client.writer.write(bytes(frame))
+            client.metadata()
+            assert await client.closed()
+            assert not broker.started
 
     asyncio.run(test())
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from collections.abc import Generator, Sequence
+from typing import cast
 
 import numpy as np
 import pyarrow as pa
@@ -12,6 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sparklog.broker.kafka.fetched_records import DecodedBatches, FetchedRecords, Rows, encode_fetched
+from sparklog.broker.requests.slices import Waited
 from sparklog.errors import BrokerError, ErrorCode
 from sparklog.kafka.records.batch_view import BatchView, read_batches
 from sparklog.kafka.records.json_rows import JsonTopic
@@ -121,15 +124,17 @@ def fetch(
     return found
 
 
-def result_of(work: Generator[None, None, FetchedRecords]) -> FetchedRecords:
-    results: list[FetchedRecords] = []
+def result_of(work: Generator[Waited, None, FetchedRecords]) -> FetchedRecords:
+    async def run() -> FetchedRecords:
+        while True:
+            try:
+                waited = next(work)
+            except StopIteration as end:
+                return cast(FetchedRecords, end.value)
+            if waited is not None:
+                await asyncio.wait([waited])
 
-    def run() -> Generator[None, None, None]:
-        results.append((yield from work))
-
-    for _ in run():
-        pass
-    return results[0]
+    return asyncio.run(run())
 
 
 def views(found: FetchedRecords) -> list[BatchView]:

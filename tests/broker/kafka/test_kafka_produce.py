@@ -13,10 +13,12 @@ from msgspec.structs import replace
 from sparklog.broker.kafka import produce
 from sparklog.broker.kafka.call import KafkaCall
 from sparklog.broker.kafka.data_apis import data_handlers
-from sparklog.errors import ErrorCode
+from sparklog.broker.kafka.stored_batches import LOOP_BYTES
+from sparklog.errors import BrokerError, ErrorCode
 from sparklog.kafka.wire import ZERO_UUID, ApiKey
 from sparklog.kafka.wire.data import PartitionProduceData, ProduceRequest, ProduceResponse, TopicProduceData
 from sparklog.model import DEFAULT_LISTENER
+from sparklog.protocol.messages import MAX_ENTRIES
 from sparklog.security.principals import ANONYMOUS
 from tests.broker.staged import Stage
 from tests.broker.test_sliced_requests import Connection
@@ -26,7 +28,7 @@ from tests.kafka.records.reference import Record, write_batch, write_record
 TOPIC_ID = bytes(range(16))
 _GZIP = 1
 #: A thread decodes a batch with this value.
-LARGE = b"a" * (2 * produce._LOOP_BYTES)
+LARGE = b"a" * (2 * LOOP_BYTES)
 
 
 class Client(Connection):
@@ -63,7 +65,11 @@ class Listener:
             partition_data=[part],
         )
         request = ProduceRequest(acks=-1, timeout_ms=1000, topic_data=[topic])
-        call = KafkaCall(cast(Any, self._connection), cast(Any, None), version=version, client_id="test")
+        return self.ask(request, version)
+
+    def ask(self, request: ProduceRequest, version: int) -> asyncio.Future[ProduceResponse | None]:
+        slices = self.stage.broker.slices
+        call = KafkaCall(cast(Any, self._connection), cast(Any, None), slices, version=version, client_id="test")
         return cast("asyncio.Future[ProduceResponse | None]", self._handle(call, request))
 
     def accept_large_batches(self) -> None:
@@ -124,5 +130,15 @@ def test_an_unexpected_error_fails_only_its_own_request(monkeypatch: pytest.Monk
         third = listener.produce(b"c")
         codes = [await code(response) for response in (first, second, third)]
         assert codes == [0, ErrorCode.UNKNOWN_SERVER_ERROR, 0]
+
+    asyncio.run(test())
+
+
+def test_a_request_of_too_many_partitions_is_refused() -> None:
+    async def test() -> None:
+        parts = [PartitionProduceData(index=0)] * (MAX_ENTRIES + 1)
+        request = ProduceRequest(acks=-1, timeout_ms=1000, topic_data=[TopicProduceData(partition_data=parts)])
+        with pytest.raises(BrokerError, match="at most 10000"):
+            Listener().ask(request, 13)
 
     asyncio.run(test())

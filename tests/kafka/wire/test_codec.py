@@ -160,7 +160,7 @@ def test_the_elements_of_a_request_are_limited_together() -> None:
     most = MAX_ELEMENTS // 2
     topic = "0001 61" + f"{most:08x}" + "00000000" * most
     body = bytes.fromhex("00000002" + topic + topic)
-    with pytest.raises(MalformedMessage, match="more than 200000 elements in one request"):
+    with pytest.raises(MalformedMessage, match="more than 120000 elements in one request"):
         decode_request(ApiKey.ELECT_LEADERS, 0, memoryview(body))
     smaller = bytes.fromhex("00000001" + topic + "00000001")
     decoded = decode_request(ApiKey.ELECT_LEADERS, 0, memoryview(smaller))
@@ -173,7 +173,7 @@ def test_the_tagged_fields_of_a_request_are_limited_together() -> None:
         return memoryview(no_topics + uvarint_bytes(tags) + b"\x09\0" * tags)
 
     assert decode_request(ApiKey.METADATA, 12, message(MAX_ELEMENTS // 4)).topics == []
-    with pytest.raises(MalformedMessage, match="more than 200000 elements in one request"):
+    with pytest.raises(MalformedMessage, match="more than 120000 elements in one request"):
         decode_request(ApiKey.METADATA, 12, message(MAX_ELEMENTS // 4 + 1))
 
 

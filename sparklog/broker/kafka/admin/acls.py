@@ -127,9 +127,10 @@ async def delete_acls(call: KafkaCall, request: DeleteAclsRequest) -> DeleteAcls
     """Delete the ACLs that each filter selects, one filter after the other."""
     results: list[DeleteAclsFilterResult] = []
     for wanted in request.filters:
+        await call.pause()
         try:
             results.append(DeleteAclsFilterResult(error_message=None, matching_acls=await _delete(call, wanted)))
-        except FAILURES as failure:  # noqa: PERF203 - each filter fails on its own
+        except FAILURES as failure:
             error = item_error(failure)
             results.append(DeleteAclsFilterResult(error_code=error.code, error_message=error.message))
     return DeleteAclsResponse(filter_results=results)

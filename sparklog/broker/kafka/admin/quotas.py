@@ -104,9 +104,10 @@ async def alter_client_quotas(call: KafkaCall, request: AlterClientQuotasRequest
     errors: dict[int, ItemError] = {}
     valid: list[tuple[int, QuotaAlteration]] = []
     for index, entry in enumerate(request.entries):
+        await call.pause()
         try:
             valid.append((index, _alteration(entry)))
-        except BrokerError as failure:  # noqa: PERF203 - each entity fails on its own
+        except BrokerError as failure:
             errors[index] = item_error(failure)
     for first in range(0, len(valid) or 1, MAX_ALTERATIONS):
         await _alter(call, valid[first : first + MAX_ALTERATIONS], errors, validate_only=request.validate_only)

@@ -40,15 +40,12 @@ class ReassignmentHandlers:
     async def alter(
         self, call: KafkaCall, request: AlterPartitionReassignmentsRequest
     ) -> AlterPartitionReassignmentsResponse:
-        moves = [
-            ReplicaMove(
-                topic.name,
-                partition.partition_index,
-                None if partition.replicas is None else tuple(partition.replicas),
-            )
-            for topic in request.topics
-            for partition in topic.partitions
-        ]
+        moves: list[ReplicaMove] = []
+        for topic in request.topics:
+            for partition in topic.partitions:
+                await call.pause()
+                target = None if partition.replicas is None else tuple(partition.replicas)
+                moves.append(ReplicaMove(topic.name, partition.partition_index, target))
         errors: dict[tuple[str, int], ItemError] = {}
         if not request.allow_replication_factor_change:
             moves = self._with_same_factor(moves, errors)
@@ -61,19 +58,18 @@ class ReassignmentHandlers:
                 error_code=error.code,
                 error_message=error.message,
             )
+        responses: list[ReassignableTopicResponse] = []
+        for topic in request.topics:
+            await call.pause()
+            results = [
+                _result(partition.partition_index, errors[topic.name, partition.partition_index])
+                for partition in topic.partitions
+            ]
+            responses.append(ReassignableTopicResponse(name=topic.name, partitions=results))
         return AlterPartitionReassignmentsResponse(
             allow_replication_factor_change=request.allow_replication_factor_change,
             error_message=None,
-            responses=[
-                ReassignableTopicResponse(
-                    name=topic.name,
-                    partitions=[
-                        _result(partition.partition_index, errors[topic.name, partition.partition_index])
-                        for partition in topic.partitions
-                    ],
-                )
-                for topic in request.topics
-            ],
+            responses=responses,
         )
 
     def _with_same_factor(

@@ -76,7 +76,14 @@ def _described(user: DescribedUser, *, is_twice: bool) -> DescribeUserScramCrede
 
 
 async def alter_users(call: KafkaCall, request: AlterUserScramCredentialsRequest) -> AlterUserScramCredentialsResponse:
-    """Set and delete credentials of users, and return the result of each user."""
+    """Set and delete credentials of users, and return the result of each user.
+
+    Raises:
+        BrokerError: the request has more than ``MAX_ENTRIES`` changes.
+    """
+    count = len(request.deletions) + len(request.upsertions)
+    if count > MAX_ENTRIES:
+        raise BrokerError(ErrorCode.INVALID_REQUEST, f"found {count} changes; expected at most {MAX_ENTRIES}")
     names = dict.fromkeys([one.name for one in request.deletions] + [one.name for one in request.upsertions])
     errors: dict[str, ItemError] = {}
     deletions, upsertions = [], []

@@ -126,11 +126,11 @@ class ClassicMemberHandlers:
     async def leave(self, call: KafkaCall, request: LeaveGroupRequest) -> LeaveGroupResponse:
         """Remove members from a group. Versions before 3 name one member, whose error is the response's error."""
         named = request.members if call.version >= _SEVERAL else [MemberIdentity(member_id=request.member_id)]
-        leaving = tuple(LeavingMember(one.member_id, one.group_instance_id or "") for one in named)
         try:
             self._access.require(call, "LeaveGroup", Operation.READ, request.group_id)
-            if len(leaving) > MAX_ENTRIES:
+            if len(named) > MAX_ENTRIES:
                 raise BrokerError(ErrorCode.INVALID_REQUEST, f"at most {MAX_ENTRIES} members expected")
+            leaving = tuple(LeavingMember(one.member_id, one.group_instance_id or "") for one in named)
             outcome = await self._access.ask(
                 request.group_id, lambda ticket: LeaveRequested(ticket, request.group_id, leaving)
             )
