@@ -88,10 +88,11 @@ def _column(keys: pa.Array, field: pa.Field) -> pa.Array:
     found = pa.Array.from_buffers(kind, len(keys), [validity, pa.py_buffer(np.ascontiguousarray(table))])
     row = 0
     try:
-        for row in range(len(keys)) if types.is_decimal(kind) else ():
+        for row in range(len(keys)) if types.is_decimal(kind) or types.is_time(kind) else ():
             found.slice(row, 1).validate(full=True)
     except pa.ArrowInvalid:
-        raise UndecodableKey(row, f"its key has more digits than field {field.name} ({kind})") from None
+        fault = "has more digits than" if types.is_decimal(kind) else "is no time of a day, as needed by"
+        raise UndecodableKey(row, f"its key {fault} field {field.name} ({kind})") from None
     return found
 
 

@@ -154,3 +154,16 @@ def test_any_bytes_are_a_key_or_refused(keys: list[bytes | None], leaves: list[A
     else:
         for column in found:
             column.validate(full=True)
+
+
+@pytest.mark.parametrize(
+    ("kind", "key"),
+    [(pa.time32("s"), 86_400), (pa.time32("ms"), -1), (pa.time64("us"), 86_400_000_000), (pa.time64("ns"), -1)],
+    ids=str,
+)
+def test_a_key_that_is_no_time_of_a_day_is_refused(kind: pa.DataType, key: int) -> None:
+    bad = key.to_bytes(kind.bit_width // 8, "big", signed=True)
+    good = (86_399).to_bytes(kind.bit_width // 8, "big")
+    with pytest.raises(UndecodableKey, match="no time of a day") as refused:
+        columns_from_keys(pa.array([None, good, bad], pa.binary()), [pa.field("at", kind)])
+    assert refused.value.row == 2
