@@ -388,7 +388,8 @@ class ServerConnection(asyncio.BufferedProtocol):
 
     def close(self) -> None:
         """Close the connection after all written bytes are sent."""
-        if self._transport is not None:
+        # A second close would let asyncio's TLS of Python 3.11 forget the connection, and then it could not be aborted.
+        if self._transport is not None and not self._transport.is_closing():
             self._transport.close()
             if self.security.tls is not None:
                 # A peer could delay the end of TLS.

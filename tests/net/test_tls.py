@@ -18,6 +18,7 @@ from typing import Any, Protocol
 import pytest
 
 from sparklog.errors import BrokerError, ConfigError, ErrorCode
+from sparklog.net import server_connection
 from sparklog.net.async_client import AsyncConnection
 from sparklog.net.authentication import ListenerSecurity
 from sparklog.net.blocking import BlockingConnection
@@ -553,3 +554,32 @@ def test_the_first_frames_of_a_client_may_come_with_its_handshake(kind: str, cer
                 assert received
                 incoming.write(received)
                 found += tls.read(65536)
+
+
+@pytest.mark.parametrize("kind", ["asyncio", "uvloop"])
+def test_a_peer_that_does_not_end_tls_is_aborted(
+    kind: str, certificates: Certificates, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also after a second close, as when a login fails while the connection is closing."""
+    monkeypatch.setattr(server_connection, "_TLS_CLOSE_S", 0.1)
+    failures: list[str] = []
+    with secure(kind, certificates.server()) as server:
+        server.loop.call_soon_threadsafe(
+            server.loop.set_exception_handler, lambda loop, context: failures.append(repr(context))
+        )
+        context = ssl.create_default_context(cafile=certificates.ca)
+        with (
+            socket.create_connection(("127.0.0.1", server.port), 10) as plain,
+            context.wrap_socket(plain, server_hostname="127.0.0.1") as client,
+        ):
+            wait_until(lambda: bool(server.connections), "the handshake is complete")
+            [connection] = server.connections
+
+            async def close_twice() -> None:
+                connection.close()
+                connection.close()
+
+            server.run(close_twice())
+            wait_until(lambda: connection.closed, "the connection is aborted")
+            assert client.fileno() >= 0
+    assert not failures
