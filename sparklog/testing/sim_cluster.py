@@ -97,6 +97,7 @@ class SimCluster:
         self.checkers: dict[TopicPartition, PartitionChecker] = {}
         self.producers: dict[TopicPartition, SimProducer] = {}
         self.faults_over = False
+        self.clients_stopped = False
         #: The time after which no fault has an effect and no process is paused.
         self._sound_ms = 0
         self.restless = self.world.random.choice((0.0, 0.03, 0.15)) if restless is None else restless
@@ -212,6 +213,7 @@ class SimCluster:
         self._sound_ms = self.faults.end()
 
     def _stop_clients(self) -> None:
+        self.clients_stopped = True
         for producer in self.producers.values():
             producer.stopped = True
         for writer in self._writers:

@@ -144,5 +144,7 @@ class SimBrokerHost(Protocol):
     check_cores: bool
     #: The probability that a batch fails the checks before its append.
     append_failure: float
+    #: Whether the clients send nothing more, so that the logs can settle before the end.
+    clients_stopped: bool
 
     def checker(self, tp: TopicPartition, topic_id: str) -> PartitionChecker: ...

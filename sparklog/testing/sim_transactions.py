@@ -203,25 +203,6 @@ class SimMarkers(MarkerAppend):
             )
         )
 
-    def _wait(self, partition: Any, on_result: OnResult) -> None:
-        end, epoch = partition.log.log_end_offset, partition.replica.leader_epoch
-        deadline_ms = partition.broker.now_ms + _MARKER_MS
-
-        def check() -> None:
-            replica, code = partition.replica, None
-            if not replica.is_leader or replica.leader_epoch != epoch:
-                code = ErrorCode.NOT_LEADER_OR_FOLLOWER
-            elif replica.high_watermark >= end:
-                code = ErrorCode.NONE
-            elif partition.broker.now_ms >= deadline_ms:
-                code = ErrorCode.REQUEST_TIMED_OUT
-            if code is None:
-                partition.broker.later(10, check)
-            else:
-                on_result(PartitionResult(partition.tp.topic, partition.tp.partition, code))
-
-        check()
-
 
 class SimTransactionHost(TransactionHost):
     """A transaction coordinator in the leader of a simulated partition of the internal topic."""
@@ -324,7 +305,11 @@ class _MarkerSender:
         broker.later(_ANSWER_MS, lambda: answered(ErrorCode.NETWORK_EXCEPTION))
         if broker.world.random.random() < _REPEATED:
             late_ms = broker.world.random.randrange(_LATE_MS)
-            broker.later(late_ms, lambda: broker.send(other, partial(message, lambda result: None)))
+            broker.later(late_ms, lambda: self._repeat(other, message))
+
+    def _repeat(self, leader: TransactionBroker, message: Callable[..., None]) -> None:
+        if not self._broker.cluster.clients_stopped:  # a late marker would leave the log no time to settle
+            self._broker.send(leader, partial(message, lambda result: None))
 
 
 class TransactionBroker(SimBroker):

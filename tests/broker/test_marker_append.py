@@ -10,9 +10,10 @@ from typing import Any, cast
 import pytest
 
 from sparklog.broker.transactions import fenced_producers
-from sparklog.errors import ErrorCode
+from sparklog.errors import BrokerError, ErrorCode
 from sparklog.model import TopicPartition
 from sparklog.protocol.messages import PartitionResult, TransactionMarker, WriteMarkers, WriteMarkersReply
+from sparklog.record.marker import Marker, decode_marker
 from sparklog.storage.transactions import OpenTransaction
 from tests.broker.staged import TOPIC_ID, TP, Hosted, Stage, until
 
@@ -28,6 +29,11 @@ def three_partitions() -> tuple[Stage, list[Hosted]]:
         hosted.log.open[7] = OpenTransaction(0, 3)
         stage.partitions[hosted.tp] = hosted
     return stage, found
+
+
+def ended(hosted: Hosted) -> list[Marker]:
+    """Return the appended markers."""
+    return [decode_marker(header, body) for pending in hosted.appended for header, body in pending.batches]
 
 
 def test_one_failing_marker_does_not_stop_the_others() -> None:
@@ -96,6 +102,20 @@ def test_a_marker_for_an_earlier_topic_of_that_name_is_refused() -> None:
     asyncio.run(story())
 
 
+def test_only_a_commit_proves_that_no_transaction_is_open() -> None:
+    """A deposed leader that does not know its successor yet finds no open transaction in its log either."""
+
+    async def story() -> None:
+        stage, (hosted, *_) = three_partitions()
+        hosted.log.open.clear()
+        hosted.fails = BrokerError(ErrorCode.REQUEST_TIMED_OUT, "no follower has fetched the marker")
+        told: list[PartitionResult] = []
+        stage.broker.markers.write(marker(0), told.append)
+        assert [result.code for result in told] == [ErrorCode.REQUEST_TIMED_OUT]
+
+    asyncio.run(story())
+
+
 def test_a_repeated_marker_does_not_end_the_next_transaction() -> None:
     async def story() -> None:
         stage, (hosted, *_) = three_partitions()
@@ -107,9 +127,9 @@ def test_a_repeated_marker_does_not_end_the_next_transaction() -> None:
         fences.begin(TP, 7, 4)  # the coordinator has confirmed the next transaction
         assert not fences.has(TP, 7)
         stage.broker.markers.write(first, told.append)
-        assert len(hosted.appended) == 1 and not fences.has(TP, 7)
+        assert ended(hosted) == [Marker(((7, 1),)), Marker()] and not fences.has(TP, 7)
         stage.broker.markers.write(TransactionMarker("t", 0, (), ((7, 1),), decision=5), told.append)
-        assert len(hosted.appended) == 2 and fences.has(TP, 7)
+        assert ended(hosted)[2:] == [Marker((), ((7, 1),))] and fences.has(TP, 7)
         assert [result.code for result in told] == [ErrorCode.NONE] * 3
 
     asyncio.run(story())

@@ -49,6 +49,11 @@ def test_the_promises_to_kafka_producers_hold(seeds: str, capsys: pytest.Capture
     assert code == 0, capsys.readouterr().out
 
 
+def test_a_deposed_leader_cannot_confirm_a_marker() -> None:
+    """It had no open transaction in its log, and knew no successor. Its response left the transaction open there."""
+    assert Case(1632, KAFKA.name, partitions=2).play() is None
+
+
 @pytest.mark.long
 @pytest.mark.timeout(6 * 3600)
 def test_five_thousand_seeds_of_kafka_producers_pass(capsys: pytest.CaptureFixture[str]) -> None:

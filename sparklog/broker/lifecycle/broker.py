@@ -212,7 +212,6 @@ class Broker:
             fetchers=self._fetchers,
             fetches=self.fetches,
             log_maintenance=self._log_maintenance,
-            markers=self.markers,
             coordinators=self._coordinators,
             log_failed=self.log_failed,
         )

@@ -13,7 +13,6 @@ from sparklog.broker.replication.partition import OnLogFailed, Partition
 from sparklog.broker.replication.partitions import Partitions
 from sparklog.broker.requests.fetch import Fetches
 from sparklog.broker.transactions.coordinator_registry import Coordinators
-from sparklog.broker.transactions.marker_append import MarkerAppend
 from sparklog.replica.effects import RefuseTruncation, WriteIsr
 from sparklog.storage.truncation_job import TruncationJob
 
@@ -36,7 +35,6 @@ class PartitionEffects:
         fetchers: Fetchers,
         fetches: Fetches,
         log_maintenance: LogMaintenance,
-        markers: MarkerAppend,
         coordinators: Coordinators,
         log_failed: OnLogFailed,
     ) -> None:
@@ -46,7 +44,6 @@ class PartitionEffects:
         self._fetchers = fetchers
         self._fetches = fetches
         self._log_maintenance = log_maintenance
-        self._markers = markers
         self._coordinators = coordinators
         self._log_failed = log_failed
         #: The ISR writes that were postponed because the cluster was stopping. They are performed if this broker
@@ -103,7 +100,6 @@ class PartitionEffects:
         self._context.counters[f"roles.{partition.replica.role}"] += 1
         self._partitions.role_changed(partition)
         self._fetches.changed(partition)
-        self._markers.role_changed(partition)
         self._coordinators.role_changed(partition)
         for listener in self.role_listeners:
             listener(partition)
@@ -112,7 +108,6 @@ class PartitionEffects:
     def high_watermark_moved(self, partition: Partition) -> None:
         self._fetches.high_watermark_moved(partition)
         self._log_maintenance.committed(partition)
-        self._markers.committed(partition)
         self._coordinators.committed(partition)
 
     def bad_decision(self, partition: Partition, detail: str) -> None:

@@ -1,17 +1,17 @@
 """WriteMarkers requests: the partition's leader appends a control batch, and responds when the batch is committed.
 
-If the producers have no open transaction in the partition, there is nothing to write. But their transactions may have
-been ended by an earlier marker that is not committed yet. So the response then waits until all records of the log are
-committed. In both cases the producers are fenced: their pending verifications fail, and the leader refuses their late
-batches without asking the coordinator.
+If the producers have no open transaction in the partition, the leader appends a marker without transactions. Only the
+commit of a batch proves that no other broker leads the partition: a deposed leader that does not know its successor yet
+knows nothing of the transactions there. Source: Kafka's leaders append each marker that they get.
+
+The producers are fenced: their pending verifications fail, and the leader refuses their late batches without asking the
+coordinator.
 """
 
 from __future__ import annotations
 
-import asyncio
 import logging
 from collections.abc import Callable
-from dataclasses import dataclass
 
 from sparklog.broker.context import BrokerContext
 from sparklog.broker.replication.partition import Answer, Partition, PendingProduce
@@ -62,23 +62,10 @@ class _Once:
             )
 
 
-@dataclass(eq=False, slots=True)
-class _Waiting:
-    """A marker that needs no write, whose result waits until the high watermark reaches ``offset``."""
-
-    partition: Partition
-    leader_epoch: int
-    offset: int
-    on_result: OnResult
-    deadline_ms: int
-    timer: asyncio.TimerHandle
-
-
 class MarkerAppend:
     """The writer of transaction markers to the partitions that this broker leads.
 
-    Not thread-safe: use it only on the broker's event loop. Only ``committed`` and ``role_changed`` may be called
-    inside a partition's step.
+    Not thread-safe: use it only on the broker's event loop, and not inside a partition's step.
     """
 
     def __init__(
@@ -93,7 +80,6 @@ class MarkerAppend:
         self._partitions = partitions
         self._epochs = epochs
         self._rules = rules
-        self._waiting: dict[TopicPartition, list[_Waiting]] = {}
 
     def write(self, marker: TransactionMarker, on_result: OnResult, *, proved: bool = True) -> None:
         """Write a marker, and call ``on_result`` once, now or later.
@@ -116,7 +102,7 @@ class MarkerAppend:
             once(PartitionResult(marker.topic, marker.partition, ErrorCode.UNKNOWN_SERVER_ERROR, detail))
 
     def _write(self, marker: TransactionMarker, on_result: OnResult) -> None:
-        """Write a marker, or wait for the commit of an earlier one. Raise BrokerError."""
+        """Write a marker. Raise BrokerError."""
         tp = TopicPartition(marker.topic, marker.partition)
         if marker.coordinator >= 0:
             self._epochs.record(marker.coordinator, marker.coordinator_epoch)
@@ -126,11 +112,7 @@ class MarkerAppend:
             )
         partition = self._partitions.require(tp, marker.topic_id)
         partition.require_leader(-1)
-        what = self._rules.fence(partition.log, marker)
-        if what.committed or what.aborted:
-            self._append(partition, what, on_result)
-        else:
-            self._wait(partition, on_result)
+        self._append(partition, self._rules.fence(partition.log, marker), on_result)
 
     def _append(self, partition: Partition, what: Marker, on_result: OnResult) -> None:
         tp, context = partition.tp, self._context
@@ -142,48 +124,6 @@ class MarkerAppend:
 
         pending = PendingProduce([(header, memoryview(body))], ended, own=True)
         partition.produce(pending, acks=ACKS_ALL, deadline_ms=context.now_ms() + _TIMEOUT_MS)
-
-    # --- markers without a write ---
-
-    def _wait(self, partition: Partition, on_result: OnResult) -> None:
-        tp, end = partition.tp, partition.log.log_end_offset
-        if partition.replica.high_watermark >= end:
-            on_result(PartitionResult(tp.topic, tp.partition, ErrorCode.NONE))
-            return
-        deadline_ms = self._context.now_ms() + _TIMEOUT_MS
-        timer = asyncio.get_running_loop().call_later(_TIMEOUT_MS / 1000 + 0.01, self._check, tp)
-        waiting = _Waiting(partition, partition.replica.leader_epoch, end, on_result, deadline_ms, timer)
-        self._waiting.setdefault(tp, []).append(waiting)
-
-    def committed(self, partition: Partition) -> None:
-        """Respond to the waiting markers of this partition that the new high watermark has committed."""
-        if self._waiting and partition.tp in self._waiting:
-            self._check(partition.tp)
-
-    def role_changed(self, partition: Partition) -> None:
-        if partition.tp in self._waiting:
-            self._check(partition.tp)
-
-    def _check(self, tp: TopicPartition) -> None:
-        now_ms = self._context.now_ms()
-        left: list[_Waiting] = []
-        over: list[tuple[_Waiting, ErrorCode]] = []
-        for waiting in self._waiting.pop(tp, ()):
-            replica = waiting.partition.replica
-            if not replica.is_leader or replica.leader_epoch != waiting.leader_epoch:
-                over.append((waiting, ErrorCode.NOT_LEADER_OR_FOLLOWER))
-            elif replica.high_watermark >= waiting.offset:
-                over.append((waiting, ErrorCode.NONE))
-            elif now_ms >= waiting.deadline_ms:
-                over.append((waiting, ErrorCode.REQUEST_TIMED_OUT))
-            else:
-                left.append(waiting)
-        if left:
-            self._waiting[tp] = left
-        for waiting, code in over:
-            waiting.timer.cancel()
-            detail = "" if code is ErrorCode.NONE else f"{tp}: offset {waiting.offset} is not committed here"
-            waiting.on_result(PartitionResult(tp.topic, tp.partition, code, detail))
 
 
 class MarkerRequests:
