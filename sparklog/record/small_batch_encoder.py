@@ -18,7 +18,7 @@ import pyarrow as pa
 
 from sparklog.model import NO_PRODUCER
 from sparklog.record.batch_metadata import record_batch_metadata
-from sparklog.record.checksum import crc32c
+from sparklog.record.checksum import Buffer, crc32c
 from sparklog.record.codec import NO_TIMESTAMP, EncodedBatch, header_times
 from sparklog.record.header import BatchHeader
 from sparklog.record.message import ALIGNMENT
@@ -102,7 +102,7 @@ class BinaryParts(NamedTuple):
     nulls: int
     validity: bytes
     offsets: bytes
-    pieces: Sequence[bytes | memoryview]
+    pieces: Sequence[Buffer]
     length: int
 
 
@@ -112,7 +112,7 @@ def body_of_columns(count: int, key: BinaryParts, value: BinaryParts, times: byt
     ``times`` are the timestamps as they are stored: 64 bits each, little-endian.
     """
     sizes = small_batch_buffer_sizes(count, (key.nulls, value.nulls), (key.length, value.length))
-    parts: list[bytes | memoryview] = [small_batch_metadata(count, (key.nulls, value.nulls), sizes)]
+    parts: list[Buffer] = [small_batch_metadata(count, (key.nulls, value.nulls), sizes)]
     for column in (key, value):
         parts += (*_padded((column.validity, column.offsets)), *column.pieces, _ZEROS[: -column.length % ALIGNMENT])
     parts += _padded((bytes(-(-count // 8)), bytes(4 * (count + 1)), *_INSIDE_NO_HEADERS, b"", times))

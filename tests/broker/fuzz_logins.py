@@ -341,7 +341,13 @@ class KafkaTarget:
         self._good = good
         protocol: Any = KafkaProtocol
         protocol = protocol(
-            dict.fromkeys(API_VERSIONS), None, max_frame_bytes=2**20, counters={}, on_lost=None, quotas=None
+            dict.fromkeys(API_VERSIONS),
+            None,
+            max_frame_bytes=2**20,
+            counters={},
+            on_lost=None,
+            quotas=None,
+            slices=None,
         )
         self._api_versions = protocol._api_versions
         self._others = sorted(set(API_VERSIONS) - {ApiKey.SASL_HANDSHAKE, ApiKey.SASL_AUTHENTICATE})

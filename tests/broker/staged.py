@@ -32,10 +32,15 @@ Ask = Callable[[int, Request], Coroutine[Any, Any, Reply]]
 
 
 @dataclass
+class Offsets:
+    log_start: int = 10
+    log_end: int = 10
+
+
+@dataclass
 class Log:
     open: dict[int, OpenTransaction] = field(default_factory=dict)
-    log_start_offset: int = 10
-    log_end_offset: int = 10
+    offsets: Offsets = field(default_factory=Offsets)
     #: The first sequences of batches that are in the log already.
     in_log: set[int] = field(default_factory=set)
 
