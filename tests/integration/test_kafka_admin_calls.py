@@ -177,7 +177,7 @@ def test_topics_grow_in_all_versions(calls: KafkaCalls, own: Admin, version: int
     request = wire.CreatePartitionsRequest(topics=wanted, timeout_ms=MANY)
     found = calls.ask(ApiKey.CREATE_PARTITIONS, version, request).results
     assert [one.error_code for one in found] == [0, ErrorCode.UNKNOWN_TOPIC_OR_PARTITION]
-    assert len(own.describe_topic(name).partitions) == 2
+    wait_until(lambda: len(own.describe_topic(name).partitions) == 2)  # another broker may learn of it a little later
 
 
 @pytest.mark.parametrize("version", versions(ApiKey.DELETE_RECORDS))

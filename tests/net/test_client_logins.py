@@ -296,14 +296,17 @@ def test_a_client_logs_in_again_before_its_session_ends(kind: str, client: Clien
 
 
 def test_a_changed_password_ends_the_session(kind: str, client: Client) -> None:
-    logins = ScramLogins(200)
+    logins = ScramLogins(1000)
     with protected(kind, logins) as server:
         connection = client(server, anna())
         logins.password = "changed"
         with pytest.raises(BrokerError) as caught:
-            for _ in range(300):
+            for _ in range(600):
                 connection.request(Metadata(0))
                 time.sleep(0.01)
         assert caught.value.code in {ErrorCode.SASL_AUTHENTICATION_FAILED, ErrorCode.NETWORK_EXCEPTION}
-        assert (logins.successes, logins.failures) == (1, 1)
+        # On a busy machine the session may expire before the client has tried to log in again.
+        assert (logins.successes, logins.failures) in {(1, 1), (1, 0)}
+        with pytest.raises(BrokerError, match="SASL_AUTHENTICATION_FAILED"):
+            client(server, anna())
         connection.close()

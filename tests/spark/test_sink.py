@@ -430,7 +430,7 @@ assert not {"asyncio", "uvloop", "pandas", "pyarrow.compute", "sparklog.client.p
 admin = {f"sparklog.client.admin.{name}" for name in ("admin", "topics", "descriptions")}
 assert not admin & set(sys.modules)
 assert not {"sparklog.spark.topics", "sparklog.spark.columns", "difflib"} & set(sys.modules)
-assert not sys.modules["sparklog.protocol.messages"]._request_decoder.cache_info().currsize
+assert not sys.modules["sparklog.protocol.messages"].request_decoder.cache_info().currsize
 sys.stdout.buffer.write(pickle.dumps(writer))
 """
 _COMMIT = """
@@ -438,7 +438,7 @@ import pickle, sys
 writer, messages = pickle.load(sys.stdin.buffer)
 writer.commit(messages)
 assert not {"numpy", "pyarrow", "difflib"} & set(sys.modules)
-assert not sys.modules["sparklog.protocol.messages"]._request_decoder.cache_info().currsize
+assert not sys.modules["sparklog.protocol.messages"].request_decoder.cache_info().currsize
 """
 
 
