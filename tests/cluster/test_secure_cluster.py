@@ -355,7 +355,7 @@ def anna(cluster: SecureCluster) -> Iterator[Admin]:
 
 @pytest.mark.integration
 @pytest.mark.extended
-@pytest.mark.timeout(400)
+@pytest.mark.timeout(800)
 @pytest.mark.parametrize("given", ["password", "password and conf", "reference and conf"])
 def test_no_output_of_a_spark_job_and_no_executor_has_the_password(
     cluster: SecureCluster, anna: Admin, tmp_path: Path, given: str
@@ -390,7 +390,7 @@ def test_no_output_of_a_spark_job_and_no_executor_has_the_password(
     job.stdin.flush()
     try:
         output = tmp_path / "stdout"
-        wait_until(lambda: job.poll() is not None or "\nui " in output.read_text(), "the queries", timeout_s=300)
+        wait_until(lambda: job.poll() is not None or "\nui " in output.read_text(), "the queries", timeout_s=600)
         printed = output.read_text()
         assert "read 1000" in printed and "copied 1000" in printed, (tmp_path / "stderr").read_text()[-3000:]
         assert "refused" in printed and "TOPIC_AUTHORIZATION_FAILED" in printed
