@@ -48,6 +48,14 @@ class Log:
         return [OffsetRange(0, 1) for header, _ in batches if header.first_sequence in self.in_log]
 
     @property
+    def log_start_offset(self) -> int:
+        return self.offsets.log_start
+
+    @property
+    def log_end_offset(self) -> int:
+        return self.offsets.log_end
+
+    @property
     def transactions(self) -> TransactionTable:
         return TransactionTable(TransactionState(self.open, (), ()))
 
