@@ -305,8 +305,8 @@ def test_a_changed_password_ends_the_session(kind: str, client: Client) -> None:
                 connection.request(Metadata(0))
                 time.sleep(0.01)
         assert caught.value.code in {ErrorCode.SASL_AUTHENTICATION_FAILED, ErrorCode.NETWORK_EXCEPTION}
-        # On a busy machine the session may expire before the client has tried to log in again.
-        assert (logins.successes, logins.failures) in {(1, 1), (1, 0)}
         with pytest.raises(BrokerError, match="SASL_AUTHENTICATION_FAILED"):
             client(server, anna())
+        # On a busy machine the session may have expired before the first connection tried to log in again.
+        assert logins.successes == 1 and logins.failures >= 1
         connection.close()
