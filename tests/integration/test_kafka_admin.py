@@ -31,6 +31,7 @@ from confluent_kafka.error import KafkaError
 from sparklog.client.admin.admin import Admin
 from sparklog.client.producer.producer import Producer
 from sparklog.testing.process_cluster import ProcessCluster
+from sparklog.testing.settled_admin import SettledAdmin
 
 pytestmark = pytest.mark.integration
 
@@ -52,7 +53,7 @@ def admin(cluster: ProcessCluster) -> AdminClient:
 @pytest.fixture
 def own(cluster: ProcessCluster) -> Iterator[Admin]:
     """Return sparklog's own admin client, to see what a Kafka client has done."""
-    with Admin(cluster.bootstrap) as found:
+    with SettledAdmin(cluster.bootstrap) as found:
         yield found
 
 

@@ -27,6 +27,7 @@ from sparklog.kafka.wire.transactions import (
 from sparklog.kafka.wire.transactions import TopicRequest as ProducersTopic
 from sparklog.model import TopicPartition
 from sparklog.testing.process_cluster import ProcessCluster
+from sparklog.testing.settled_admin import SettledAdmin
 from tests.integration.kafka_calls import KafkaCalls
 from tests.waiting import wait_until
 
@@ -51,7 +52,7 @@ def calls(cluster: ProcessCluster) -> Iterator[KafkaCalls]:
 
 @pytest.fixture
 def own(cluster: ProcessCluster) -> Iterator[Admin]:
-    with Admin(cluster.bootstrap) as found:
+    with SettledAdmin(cluster.bootstrap) as found:
         yield found
 
 
@@ -141,7 +142,7 @@ def test_topics_are_deleted_by_name_in_all_versions(calls: KafkaCalls, own: Admi
         request = wire.DeleteTopicsRequest(topic_names=[name], timeout_ms=MANY)
     (found,) = calls.ask(ApiKey.DELETE_TOPICS, version, request).responses
     assert (found.name, found.error_code) == (name, 0)
-    wait_until(lambda: name not in own.list_topics())  # another broker may learn of the deletion a little later
+    assert name not in own.list_topics()
 
 
 def test_topics_are_deleted_by_id(calls: KafkaCalls, own: Admin) -> None:
@@ -154,7 +155,7 @@ def test_topics_are_deleted_by_id(calls: KafkaCalls, own: Admin) -> None:
     found, refused = calls.ask(ApiKey.DELETE_TOPICS, 6, request).responses
     assert (found.name, found.topic_id, found.error_code) == (name, wanted, 0)
     assert (refused.name, refused.topic_id, refused.error_code) == (None, unknown, ErrorCode.UNKNOWN_TOPIC_ID)
-    wait_until(lambda: name not in own.list_topics())
+    assert name not in own.list_topics()
 
 
 def test_a_topic_to_delete_has_either_a_name_or_an_id(calls: KafkaCalls, own: Admin) -> None:
@@ -177,7 +178,7 @@ def test_topics_grow_in_all_versions(calls: KafkaCalls, own: Admin, version: int
     request = wire.CreatePartitionsRequest(topics=wanted, timeout_ms=MANY)
     found = calls.ask(ApiKey.CREATE_PARTITIONS, version, request).results
     assert [one.error_code for one in found] == [0, ErrorCode.UNKNOWN_TOPIC_OR_PARTITION]
-    wait_until(lambda: len(own.describe_topic(name).partitions) == 2)  # another broker may learn of it a little later
+    assert len(own.describe_topic(name).partitions) == 2
 
 
 @pytest.mark.parametrize("version", versions(ApiKey.DELETE_RECORDS))

@@ -10,6 +10,7 @@ import pytest
 from sparklog.client.admin.admin import Admin
 from sparklog.client.producer.producer import Producer
 from sparklog.testing.process_cluster import ProcessCluster
+from sparklog.testing.settled_admin import SettledAdmin
 from tests.waiting import wait_until
 
 pytestmark = pytest.mark.integration
@@ -36,7 +37,7 @@ def admin(cluster: ProcessCluster) -> Iterator[Any]:
 
 @pytest.fixture
 def own(cluster: ProcessCluster) -> Iterator[Admin]:
-    with Admin(cluster.bootstrap) as found:
+    with SettledAdmin(cluster.bootstrap) as found:
         yield found
 
 

@@ -11,9 +11,9 @@ from typing import Any
 
 import pytest
 
-from sparklog.client.admin.admin import Admin
 from sparklog.client.producer.producer import Producer
 from sparklog.testing.process_cluster import ProcessCluster
+from sparklog.testing.settled_admin import SettledAdmin
 from tests.integration.kafka_records import (
     BASE_MS,
     PATIENCE_S,
@@ -48,7 +48,7 @@ def topic(cluster: ProcessCluster) -> str:
 
 def create(cluster: ProcessCluster, **config: str) -> str:
     name = f"topic-{next(_numbers)}"
-    with Admin(cluster.bootstrap) as admin:
+    with SettledAdmin(cluster.bootstrap) as admin:
         settings = {key.replace("_", "."): value for key, value in config.items()}
         admin.create_topic(name, partitions=PARTITIONS, replication_factor=3, config=settings)
     return name
@@ -231,7 +231,7 @@ def test_a_typed_topic_is_refused_by_name(cluster: ProcessCluster) -> None:
 
     confluent = pytest.importorskip("confluent_kafka")
     name = f"typed-{next(_numbers)}"
-    with Admin(cluster.bootstrap) as admin:
+    with SettledAdmin(cluster.bootstrap) as admin:
         admin.create_topic(name, partitions=1, replication_factor=3, schema=pa.schema([("number", pa.int64())]))
     producer = confluent.Producer({"bootstrap.servers": cluster.kafka_bootstrap})
     errors = []

@@ -9,7 +9,6 @@ from typing import Any
 
 import pytest
 
-from sparklog.client.admin.admin import Admin
 from sparklog.errors import ErrorCode
 from sparklog.kafka.records.batch_view import read_batches
 from sparklog.kafka.wire import ApiKey
@@ -36,6 +35,7 @@ from sparklog.model import TopicPartition
 from sparklog.record.checksum import crc32c
 from sparklog.testing.final_logs import metadata_of
 from sparklog.testing.process_cluster import ProcessCluster
+from sparklog.testing.settled_admin import SettledAdmin
 from tests.integration.kafka_calls import KafkaCalls
 from tests.kafka.records.batches import produced
 from tests.kafka.records.reference import Record, read_batch, write_batch
@@ -59,7 +59,7 @@ class Leader:
 
     def __init__(self, cluster: ProcessCluster, **config: str) -> None:
         self.topic = f"calls-{next(_numbers)}"
-        with Admin(cluster.bootstrap) as admin:
+        with SettledAdmin(cluster.bootstrap) as admin:
             settings = {key.replace("_", "."): value for key, value in config.items()}
             admin.create_topic(self.topic, partitions=1, replication_factor=2, config=settings)
             self.topic_id = bytes.fromhex(admin.describe_topic(self.topic).topic_id)
@@ -237,7 +237,7 @@ def test_a_listed_offset_has_the_epoch_of_its_record(
     first = leader.epoch
     assert [leader.find(at).leader_epoch for at in (EARLIEST, LATEST)] == [first, first], "the log is empty"
     leader.write("a")
-    with Admin(cluster.bootstrap) as admin:
+    with SettledAdmin(cluster.bootstrap) as admin:
         moved = [1 - leader.leader, leader.leader]
         admin.reassign({TopicPartition(leader.topic, 0): moved})
         wait_until(lambda: metadata_of(cluster, leader.topic)[0].replicas == tuple(moved), "the new order")

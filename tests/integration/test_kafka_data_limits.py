@@ -8,7 +8,6 @@ from collections.abc import Iterator
 
 import pytest
 
-from sparklog.client.admin.admin import Admin
 from sparklog.errors import ErrorCode
 from sparklog.kafka.wire import ApiKey
 from sparklog.kafka.wire.data import (
@@ -27,6 +26,7 @@ from sparklog.kafka.wire.data import (
 )
 from sparklog.protocol import messages as m
 from sparklog.testing.process_cluster import ProcessCluster
+from sparklog.testing.settled_admin import SettledAdmin
 from tests.broker.test_acls import PASSWORD, as_peer, create_users
 from tests.integration.kafka_calls import KafkaCalls
 from tests.kafka.records.batches import produced
@@ -125,7 +125,7 @@ def test_offsets_are_listed_for_whom_may_describe_the_topic(anna: KafkaCalls) ->
 def cluster() -> Iterator[ProcessCluster]:
     settings = {"quota.window.size.seconds": "1"}
     with ProcessCluster(1, settings=settings, kafka=True) as running:
-        with Admin(running.bootstrap) as admin:
+        with SettledAdmin(running.bootstrap) as admin:
             admin.create_topic("limited", partitions=1, replication_factor=1)
             config = {"max.message.bytes": str(64 << 20)}
             admin.create_topic("large", partitions=1, replication_factor=1, config=config)

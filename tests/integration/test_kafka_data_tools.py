@@ -15,9 +15,9 @@ from typing import Any
 
 import pytest
 
-from sparklog.client.admin.admin import Admin
 from sparklog.testing.final_logs import wait_in_sync
 from sparklog.testing.process_cluster import ProcessCluster
+from sparklog.testing.settled_admin import SettledAdmin
 from tests.integration.kafka_records import PATIENCE_S, read_confluent, read_sparklog
 from tests.waiting import wait_until
 
@@ -36,7 +36,7 @@ def cluster() -> Iterator[ProcessCluster]:
 
 
 def create(cluster: ProcessCluster, topic: str) -> None:
-    with Admin(cluster.bootstrap) as admin:
+    with SettledAdmin(cluster.bootstrap) as admin:
         admin.create_topic(topic, partitions=PARTITIONS, replication_factor=3)
 
 

@@ -12,13 +12,13 @@ from typing import Any
 
 import pytest
 
-from sparklog.client.admin.admin import Admin
 from sparklog.client.consumer.consumer import Consumer
 from sparklog.client.producer.producer import Producer
 from sparklog.kafka.wire import ApiKey, RequestHeader, decode_response, decode_response_header, request_frame
 from sparklog.kafka.wire.fields import REQUESTS, Array, Field, Primitive, fields_of
 from sparklog.kafka.wire.metadata import ApiVersionsRequest
 from sparklog.testing.process_cluster import ProcessCluster
+from sparklog.testing.settled_admin import SettledAdmin
 
 pytestmark = pytest.mark.integration
 
@@ -168,7 +168,7 @@ def frame_of(header: RequestHeader, request: Any) -> bytes:
 @pytest.fixture
 def cluster() -> Iterator[ProcessCluster]:
     with ProcessCluster(2, kafka=True) as running:
-        with Admin(running.bootstrap) as admin:
+        with SettledAdmin(running.bootstrap) as admin:
             admin.create_topic("events", partitions=2, replication_factor=2)
         yield running
 
@@ -181,7 +181,7 @@ def errors(cluster: ProcessCluster) -> str:
 
 
 def fuzz(cluster: ProcessCluster, seed: int, count: int) -> Counter[str]:
-    with Admin(cluster.bootstrap) as admin:
+    with SettledAdmin(cluster.bootstrap) as admin:
         (topic,) = admin.describe_topics(["events"])
         fuzzer = Fuzzer(cluster.kafka_bootstrap, RandomRequests(seed, [bytes.fromhex(topic.topic_id)]))
         asyncio.run(fuzzer.run(count))

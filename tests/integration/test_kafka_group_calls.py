@@ -6,7 +6,6 @@ from collections.abc import Iterator
 
 import pytest
 
-from sparklog.client.admin.admin import Admin
 from sparklog.errors import ErrorCode
 from sparklog.kafka.wire import API_VERSIONS, ApiKey
 from sparklog.kafka.wire.groups import (
@@ -37,6 +36,7 @@ from sparklog.kafka.wire.offsets import (
     OffsetFetchRequestTopics,
 )
 from sparklog.testing.process_cluster import ProcessCluster
+from sparklog.testing.settled_admin import SettledAdmin
 from tests.integration.kafka_calls import KafkaCalls, coordinator_of
 
 pytestmark = pytest.mark.integration
@@ -46,7 +46,7 @@ MEMBER_ID_REQUIRED = 79
 @pytest.fixture(scope="module")
 def cluster() -> Iterator[ProcessCluster]:
     with ProcessCluster(3, kafka=True, settings={"group.initial.rebalance.delay.ms": "0"}) as running:
-        with Admin(running.bootstrap) as admin:
+        with SettledAdmin(running.bootstrap) as admin:
             admin.create_topic("t", partitions=4, replication_factor=3)
         yield running
 
@@ -180,7 +180,7 @@ def test_offsets_are_committed_and_fetched_in_each_version(cluster: ProcessClust
             ApiKey.OFFSET_FETCH, 9, OffsetFetchRequest(groups=[OffsetFetchRequestGroup(group_id=group, topics=None)])
         )
         assert [one.partition_index for one in whole.groups[0].topics[0].partitions] == [0, 3]
-    with Admin(cluster.bootstrap) as admin:
+    with SettledAdmin(cluster.bootstrap) as admin:
         assert sorted(admin.group_offsets(group).values()) == [0, 5]
 
 
@@ -212,7 +212,7 @@ def test_groups_are_listed_described_and_deleted(cluster: ProcessCluster) -> Non
                 ApiKey.DELETE_GROUPS, version, DeleteGroupsRequest(groups_names=["described"])
             ).results
             assert refused.error_code == ErrorCode.NON_EMPTY_GROUP
-        with Admin(cluster.bootstrap) as admin:
+        with SettledAdmin(cluster.bootstrap) as admin:
             described = admin.describe_group("described")
             assert described is not None
             assert (described.state, described.members[0].instance_id) == ("stable", "static-1")
@@ -312,7 +312,7 @@ def test_some_offsets_of_a_group_are_deleted(cluster: ProcessCluster) -> None:
         )
         found = calls.ask(ApiKey.OFFSET_DELETE, 0, request)
         assert (found.error_code, found.topics[0].partitions[0].error_code) == (0, 0)
-    with Admin(cluster.bootstrap) as admin:
+    with SettledAdmin(cluster.bootstrap) as admin:
         assert list(admin.group_offsets("pruned").values()) == [2]
 
 
@@ -364,5 +364,5 @@ def test_members_go_on_after_the_coordinator_is_killed(cluster: ProcessCluster) 
             assert commit(calls, group, {0: 8}, member=member) == [0]
     finally:
         cluster.start_brokers()
-    with Admin(cluster.bootstrap) as admin:
+    with SettledAdmin(cluster.bootstrap) as admin:
         assert list(admin.group_offsets(group).values()) == [8]

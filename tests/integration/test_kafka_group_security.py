@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
-from sparklog.client.admin.admin import Admin
 from sparklog.model import TopicPartition
 from sparklog.security.acls import binding
 from sparklog.testing.secure_cluster import SecureCluster
+from sparklog.testing.settled_admin import SettledAdmin
 
 pytestmark = pytest.mark.integration
 PASSWORDS = {"anna": "a-password-of-anna", "bert": "a-password-of-bert"}
@@ -22,7 +22,7 @@ def cluster() -> Iterator[SecureCluster]:
     with SecureCluster(2, settings=listeners) as running:
         for name, password in PASSWORDS.items():
             running.user(name, password)
-        with Admin(running.bootstrap, security=running.client_security) as admin:
+        with SettledAdmin(running.bootstrap, security=running.client_security) as admin:
             for topic in ("open", "closed", "seen"):
                 admin.create_topic(topic, partitions=1, replication_factor=2)
             admin.create_acls(
@@ -59,7 +59,7 @@ def test_a_refused_topic_has_an_error_of_its_own(cluster: SecureCluster) -> None
     offsets = [confluent.TopicPartition(topic, 0, 3) for topic in ("open", "closed", "seen")]
     with pytest.raises(confluent.KafkaException, match="TOPIC_AUTHORIZATION_FAILED"):
         consumer.commit(offsets=offsets, asynchronous=False)
-    with Admin(cluster.bootstrap, security=cluster.client_security) as admin:
+    with SettledAdmin(cluster.bootstrap, security=cluster.client_security) as admin:
         assert admin.group_offsets("annas") == {TopicPartition("open", 0): 3}
     fetched = {one.topic: one for one in consumer.committed(offsets, timeout=30)}
     assert fetched["open"].offset == 3
@@ -78,7 +78,7 @@ def test_a_member_needs_read_on_the_group(cluster: SecureCluster, protocol: str)
     consumer.close()
     assert found is not None
     assert "authorization failed" in found.error().str()
-    with Admin(cluster.bootstrap, security=cluster.client_security) as admin:
+    with SettledAdmin(cluster.bootstrap, security=cluster.client_security) as admin:
         described = admin.describe_group("annas")
     assert described is None or not described.members
 
@@ -100,7 +100,7 @@ def test_a_member_with_read_on_group_and_topic_joins(cluster: SecureCluster, pro
 def test_a_list_shows_only_groups_with_describe(cluster: SecureCluster) -> None:
     confluent = pytest.importorskip("confluent_kafka.admin")
     admins = {user: confluent.AdminClient(settings_of(cluster, user, "x")) for user in PASSWORDS}
-    with Admin(cluster.bootstrap, security=cluster.client_security) as own:
+    with SettledAdmin(cluster.bootstrap, security=cluster.client_security) as own:
         for group in ("annas", "others"):
             own.commit_offsets(group, {TopicPartition("open", 0): 1})
     listed = {

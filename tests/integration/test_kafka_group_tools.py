@@ -11,8 +11,8 @@ from functools import partial
 
 import pytest
 
-from sparklog.client.admin.admin import Admin
 from sparklog.testing.process_cluster import ProcessCluster
+from sparklog.testing.settled_admin import SettledAdmin
 from tests.integration.kafka_readers import JavaReader, Readings
 from tests.integration.test_kafka_groups import (
     NewReader,
@@ -116,7 +116,7 @@ def test_the_tool_lists_describes_resets_and_deletes_groups(
         state = groups("--describe", "--group", topic, "--state")
         assert "Empty" in state
     groups("--reset-offsets", "--group", topic, "--topic", f"{topic}:0,1", "--to-offset", "7", "--execute")
-    with Admin(cluster.bootstrap) as admin:
+    with SettledAdmin(cluster.bootstrap) as admin:
         offsets = {tp.partition: offset for tp, offset in admin.group_offsets(topic).items()}
         assert (offsets[0], offsets[1], offsets[2]) == (7, 7, 200)
         groups("--delete-offsets", "--group", topic, "--topic", f"{topic}:0")

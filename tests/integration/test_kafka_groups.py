@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 
-from sparklog.client.admin.admin import Admin
 from sparklog.client.consumer.consumer import Consumer
 from sparklog.errors import BrokerError
 from sparklog.testing.process_cluster import ProcessCluster
+from sparklog.testing.settled_admin import SettledAdmin
 from tests.integration.kafka_calls import coordinator_of
 from tests.integration.kafka_readers import (
     AiokafkaReader,
@@ -58,7 +58,7 @@ def topic(cluster: ProcessCluster) -> str:
 
 def new_topic(cluster: ProcessCluster) -> str:
     name = f"t-{uuid.uuid4().hex[:8]}"
-    with Admin(cluster.bootstrap) as admin:
+    with SettledAdmin(cluster.bootstrap) as admin:
         admin.create_topic(name, partitions=PARTITIONS, replication_factor=3)
     return name
 
@@ -126,7 +126,7 @@ def check_members_come_and_go(cluster: ProcessCluster, topic: str, new_reader: N
     produce(cluster, topic, range(4000, 6000))
     wait_until(lambda: shared(first, second, third), "three members share the partitions")
     readings.wait_for(6000)
-    with Admin(cluster.bootstrap) as admin:
+    with SettledAdmin(cluster.bootstrap) as admin:
         described = admin.describe_group(topic)
         assert described is not None
         assert (described.state, len(described.members)) == ("stable", 3)
@@ -138,7 +138,7 @@ def check_members_come_and_go(cluster: ProcessCluster, topic: str, new_reader: N
     second.stop()
     third.stop()
     assert set(readings.counts.values()) == {1}, "records were read twice"
-    with Admin(cluster.bootstrap) as admin:
+    with SettledAdmin(cluster.bootstrap) as admin:
         assert sum(admin.group_offsets(topic).values()) == 8000
 
 
@@ -205,7 +205,7 @@ def check_the_coordinator_is_killed(cluster: ProcessCluster, topic: str, new_rea
         cluster.start_brokers()
     for reader in readers:
         reader.stop()
-    with Admin(cluster.bootstrap) as admin:
+    with SettledAdmin(cluster.bootstrap) as admin:
         assert sum(admin.group_offsets(topic).values()) == 2400
     produce(cluster, topic, range(2400, 3000))
     more = Readings()

@@ -11,13 +11,13 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from sparklog.client.admin.admin import Admin
 from sparklog.client.consumer.consumer import Consumer
 from sparklog.client.producer.producer import Producer
 from sparklog.errors import ErrorCode
 from sparklog.kafka.wire import ApiKey
 from sparklog.kafka.wire.data import PartitionProduceData, ProduceRequest, TopicProduceData
 from sparklog.testing.process_cluster import ProcessCluster
+from sparklog.testing.settled_admin import SettledAdmin
 from tests.integration.kafka_calls import KafkaCalls
 from tests.integration.kafka_records import BASE_MS, PATIENCE_S, Written, read_confluent, write_confluent
 from tests.kafka.records.batches import produced
@@ -51,7 +51,7 @@ def cluster() -> Iterator[ProcessCluster]:
 def create(cluster: ProcessCluster, **config: str) -> str:
     name = f"json-{next(_numbers)}"
     settings = {"kafka.value.format": "json"} | {key.replace("_", "."): value for key, value in config.items()}
-    with Admin(cluster.bootstrap) as admin:
+    with SettledAdmin(cluster.bootstrap) as admin:
         admin.create_topic(
             name,
             partitions=PARTITIONS,
@@ -118,7 +118,7 @@ def test_a_document_that_does_not_fit_refuses_its_batch(cluster: ProcessCluster)
 
 def test_the_error_names_record_and_field(cluster: ProcessCluster) -> None:
     topic = create(cluster)
-    with Admin(cluster.bootstrap) as admin:
+    with SettledAdmin(cluster.bootstrap) as admin:
         leader = admin.describe_topic(topic).partitions[0].leader
     assert leader is not None
     batch = produced([Record(None, value, (), 5) for value in (b'{"id":1}', b'{"id":2,"price":"dear"}')])

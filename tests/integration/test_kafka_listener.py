@@ -11,12 +11,12 @@ from typing import Any
 
 import pytest
 
-from sparklog.client.admin.admin import Admin
 from sparklog.kafka.wire import ApiKey, RequestHeader, decode_response, decode_response_header, request_frame
 from sparklog.kafka.wire.admin import DescribeClientQuotasRequest
 from sparklog.kafka.wire.groups import ListGroupsRequest
 from sparklog.kafka.wire.metadata import ApiVersionsRequest
 from sparklog.testing.process_cluster import ProcessCluster, wait_until
+from sparklog.testing.settled_admin import SettledAdmin
 from tests.broker.kafka.test_dispatcher import Client
 from tests.conftest import ROOT
 from tests.ports import FirstPort
@@ -27,7 +27,7 @@ pytestmark = pytest.mark.integration
 @pytest.fixture(scope="module")
 def cluster() -> Iterator[ProcessCluster]:
     with ProcessCluster(3, kafka=True) as running:
-        with Admin(running.bootstrap) as admin:
+        with SettledAdmin(running.bootstrap) as admin:
             admin.create_topic("flights", partitions=6, replication_factor=3)
         yield running
 
@@ -79,7 +79,7 @@ def test_a_reply_has_the_time_that_a_request_quota_demands(cluster: ProcessClust
         (ApiKey.LIST_GROUPS, 4, ListGroupsRequest(states_filter=[])),
         (ApiKey.DESCRIBE_CLIENT_QUOTAS, 1, DescribeClientQuotasRequest(components=[], strict=False)),
     ]
-    with Admin(cluster.bootstrap) as admin:
+    with SettledAdmin(cluster.bootstrap) as admin:
         assert [asyncio.run(throttled(*call)) for call in calls] == [0, 0]
         try:
             for call in calls:

@@ -16,13 +16,13 @@ import jwt
 import pytest
 from cryptography.hazmat.primitives.asymmetric import ec
 
-from sparklog.client.admin.admin import Admin
 from sparklog.kafka.wire import ApiKey, RequestHeader, decode_response, decode_response_header, request_frame
 from sparklog.kafka.wire.metadata import MetadataRequest
 from sparklog.kafka.wire.security import SaslAuthenticateRequest, SaslHandshakeRequest
 from sparklog.protocol.scram import ScramClient
 from sparklog.security.acls import binding
 from sparklog.testing.secure_cluster import SecureCluster
+from sparklog.testing.settled_admin import SettledAdmin
 
 pytestmark = pytest.mark.integration
 
@@ -50,7 +50,7 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SecureCluster]
     with SecureCluster(2, settings=settings) as running:
         for name, password in PASSWORDS.items():
             running.user(name, password)
-        with Admin(running.bootstrap, security=running.client_security) as admin:
+        with SettledAdmin(running.bootstrap, security=running.client_security) as admin:
             admin.create_topic("seen", partitions=2, replication_factor=2)
             admin.create_topic("hidden", partitions=1, replication_factor=2)
             admin.create_acls([binding("topic", "seen", "User:anna", "describe")])
@@ -168,7 +168,7 @@ def test_a_token_of_an_identity_provider_logs_in(cluster: SecureCluster) -> None
 
 
 def counters(cluster: SecureCluster) -> Counter[str]:
-    with Admin(cluster.bootstrap, security=cluster.client_security) as admin:
+    with SettledAdmin(cluster.bootstrap, security=cluster.client_security) as admin:
         return sum((Counter(broker.counters) for broker in admin.describe_brokers()), Counter())
 
 
@@ -191,7 +191,7 @@ def test_a_client_logs_in_again_on_its_connections(cluster: SecureCluster) -> No
 
 def test_a_delegation_token_logs_in(cluster: SecureCluster) -> None:
     anna = cluster.user("anna", PASSWORDS["anna"])
-    with Admin(cluster.bootstrap, security=anna) as admin:
+    with SettledAdmin(cluster.bootstrap, security=anna) as admin:
         made = admin.create_delegation_token()
     login = ScramClient("SCRAM-SHA-256", made.token.token_id, made.secret.reveal(), "a-clients-nonce", token=True)
     context = ssl.create_default_context(cafile=cluster.ca)

@@ -17,6 +17,7 @@ from confluent_kafka import Consumer, Message
 from sparklog.client.admin.admin import Admin
 from sparklog.client.producer.producer import Producer
 from sparklog.testing.process_cluster import ProcessCluster
+from sparklog.testing.settled_admin import SettledAdmin
 from tests.broker.test_acls import PASSWORD, create_users
 from tests.kafka_tools import KafkaTools
 from tests.waiting import wait_until
@@ -39,7 +40,7 @@ def server(cluster: ProcessCluster) -> tuple[str, str]:
 @pytest.fixture
 def own(cluster: ProcessCluster) -> Iterator[Admin]:
     """Return sparklog's own admin client, to see what a tool has done."""
-    with Admin(cluster.bootstrap) as found:
+    with SettledAdmin(cluster.bootstrap) as found:
         yield found
 
 

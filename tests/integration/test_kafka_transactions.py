@@ -10,10 +10,10 @@ from typing import Any
 
 import pytest
 
-from sparklog.client.admin.admin import Admin
 from sparklog.client.errors import ProducerFenced
 from sparklog.client.producer.producer import Producer
 from sparklog.testing.process_cluster import ProcessCluster
+from sparklog.testing.settled_admin import SettledAdmin
 from tests.integration.kafka_records import (
     Found,
     Written,
@@ -51,7 +51,7 @@ def cluster() -> Iterator[ProcessCluster]:
 @pytest.fixture
 def topic(cluster: ProcessCluster) -> str:
     name = f"topic-{next(_numbers)}"
-    with Admin(cluster.bootstrap) as admin:
+    with SettledAdmin(cluster.bootstrap) as admin:
         admin.create_topic(name, partitions=PARTITIONS, replication_factor=3)
     return name
 
@@ -190,7 +190,7 @@ def test_offsets_take_effect_with_their_transaction(cluster: ProcessCluster, top
             producer.commit()
         else:
             producer.abort()
-        with Admin(cluster.bootstrap) as admin:
+        with SettledAdmin(cluster.bootstrap) as admin:
             found = {place.partition: offset for place, offset in admin.group_offsets(group).items()}
         assert found == ({1: offset, 2: offset + 1} if commit else {1: 3, 2: 4})
     assert committed(cluster, topic)[0] == ["up to 3", "up to 5"]
@@ -240,7 +240,7 @@ def test_a_transaction_whose_time_is_up_is_aborted(cluster: ProcessCluster, topi
     producer.begin()
     producer.send(topic, 0, "late")
     producer.flush()
-    with Admin(cluster.bootstrap) as admin:
+    with SettledAdmin(cluster.bootstrap) as admin:
 
         def is_open() -> bool:
             return any(one.key == f"id:id-{topic}" and one.state == "open" for one in admin.transactions())
@@ -255,7 +255,7 @@ def test_a_transaction_whose_time_is_up_is_aborted(cluster: ProcessCluster, topi
 def test_a_pipeline_with_a_group_reads_each_record_once(cluster: ProcessCluster, topic: str) -> None:
     confluent = pytest.importorskip("confluent_kafka")
     source = f"{topic}-source"
-    with Admin(cluster.bootstrap) as admin:
+    with SettledAdmin(cluster.bootstrap) as admin:
         admin.create_topic(source, partitions=2, replication_factor=3)
     with Producer(cluster.bootstrap) as own:
         for number in range(400):

@@ -17,10 +17,10 @@ from pyspark.sql import DataFrame, Row, SparkSession
 from pyspark.sql import functions as sf
 from pyspark.sql.streaming.query import StreamingQuery
 
-from sparklog.client.admin.admin import Admin
 from sparklog.client.producer.producer import Producer
 from sparklog.testing.final_logs import wait_in_sync
 from sparklog.testing.process_cluster import ProcessCluster
+from sparklog.testing.settled_admin import SettledAdmin
 from tests.broker.transactions import find_coordinator
 from tests.integration.kafka_records import PATIENCE_S, Written, read_confluent, read_partitions
 from tests.integration.kafka_transactions import PYTHON
@@ -43,7 +43,7 @@ SETTINGS = {"zookeeper.session.timeout.ms": "1000", "replica.lag.time.max.ms": "
 def cluster() -> Iterator[ProcessCluster]:
     pytest.importorskip("confluent_kafka")
     with ProcessCluster(3, settings=SETTINGS, kafka=True) as running:
-        with Admin(running.bootstrap) as admin:
+        with SettledAdmin(running.bootstrap) as admin:
             admin.create_topic("out", partitions=PARTITIONS, replication_factor=3)
         yield running
 
@@ -160,7 +160,7 @@ LIVES = [("begun", 3), ("flushed", 4), ("positioned", 2), ("ending", 3), ("flush
 def test_spark_reads_transactions_of_killed_kafka_clients_once(
     plain_spark: SparkSession, cluster: ProcessCluster, tmp_path: Path
 ) -> None:
-    with Admin(cluster.bootstrap) as admin:
+    with SettledAdmin(cluster.bootstrap) as admin:
         admin.create_topic("in", partitions=1, replication_factor=3)
     with Producer(cluster.bootstrap) as producer:
         for number in range(COPIED):
