@@ -47,6 +47,8 @@ log = logging.getLogger(__name__)
 #: The maximum wait for brokers. On a busy machine executors may take over a minute to start.
 SLOTS_TIMEOUT_S = 120.0
 READY_TIMEOUT_S = 120.0
+#: The maximum wait at the start until each broker knows all live brokers.
+INFORMED_TIMEOUT_S = 10.0
 _AGAIN = "start the cluster again to adopt or stop them"
 
 
@@ -165,6 +167,8 @@ class ClusterDriver:
                 f"{options.brokers} brokers were requested, but there are log directories for {len(report.brokers)}:"
                 " add log directories, or request fewer brokers"
             )
+        if not self._controller.wait_informed({one.broker_id for one in report.brokers}, INFORMED_TIMEOUT_S):
+            log.warning("the cluster is ready, but not every broker knows all other brokers yet")
         return report
 
     def _signer(self, context: SparkContext, master: str) -> CertificateSigner | None:

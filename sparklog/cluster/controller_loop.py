@@ -14,7 +14,7 @@ import socket
 import threading
 import time
 import uuid
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Set
 from dataclasses import dataclass, field, replace
 
 from sparklog.cluster.controller_term import ControllerTerm
@@ -55,6 +55,8 @@ class ControllerStatus:
     state: str = "connecting"
     controller_epoch: int = -1
     brokers: tuple[BrokerEndpoint, ...] = ()
+    #: The ids of the brokers that have accepted the current table of live brokers.
+    informed: frozenset[int] = frozenset()
     topics: int = 0
     detail: str = ""
     counters: Mapping[str, int] = field(default_factory=dict)
@@ -143,6 +145,19 @@ class ControllerLoop:
         if status.state in {"failed", "stopped"}:
             raise ClusterError(f"the controller {status.state}: {status.detail}")
         return status
+
+    def wait_informed(self, brokers: Set[int], timeout_s: float) -> bool:
+        """Wait until each of these brokers knows all live brokers, and return whether it does.
+
+        Before that, a broker may refuse a new topic, because it knows fewer live brokers than the topic has replicas.
+        A controller in another process does not report this, so return True if this one is not active.
+        """
+
+        def informed() -> bool:
+            return self._status.state != "active" or brokers <= self._status.informed
+
+        with self._changed:
+            return self._changed.wait_for(informed, timeout_s)
 
     def stop(self) -> None:
         """Resign and end the thread. Another controller can then be elected immediately. Idempotent."""
@@ -309,8 +324,9 @@ class ControllerLoop:
     def _term_changed(self, term: ControllerTerm) -> None:
         core = term.core
         brokers = tuple(found.endpoint for found in core.brokers.registrations.values())
+        informed = frozenset(one for one in core.brokers.registrations if core.has_current_brokers(one))
         status = ControllerStatus(
-            "active", core.controller_epoch, brokers, len(core.state.topics), "", dict(term.counters)
+            "active", core.controller_epoch, brokers, informed, len(core.state.topics), "", dict(term.counters)
         )
         if status != self._status:
             self._set(status)

@@ -477,6 +477,10 @@ class Controller:
 
     # --- for operators and tests -----------------------------------------------------------------------------------
 
+    def has_current_brokers(self, broker_id: int) -> bool:
+        """Return whether this live broker has accepted the current table of live brokers."""
+        return self._outbox.has_current_brokers(broker_id)
+
     def leaderless(self) -> int:
         """Return the number of partitions without a leader."""
         return sum(1 for p in self.state.partitions() if p.stored is None or p.stored.state.leader == NO_LEADER)

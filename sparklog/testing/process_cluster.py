@@ -31,7 +31,7 @@ from sparklog.broker.lifecycle.secret_file import new_secret, write_secret_file
 from sparklog.cluster.controller_loop import ControllerLoop
 from sparklog.cluster.embedded_zookeeper import EmbeddedZookeeper
 from sparklog.cluster.process import boot_id, send_signal
-from sparklog.errors import ClusterError
+from sparklog.errors import BrokerError, ClusterError, ErrorCode
 from sparklog.model import host_and_port
 from sparklog.net.blocking import BlockingConnection
 from sparklog.net.client_security import ClientSecurity
@@ -351,7 +351,12 @@ class ProcessCluster:
         running = {slot.broker_id for slot in self.slots.values() if slot.running}
 
         def known() -> bool:
-            return all({b.broker_id for b in self.metadata(broker_id).brokers} == running for broker_id in running)
+            try:
+                return all({b.broker_id for b in self.metadata(broker_id).brokers} == running for broker_id in running)
+            except BrokerError as error:
+                if error.code != ErrorCode.BROKER_NOT_AVAILABLE:  # a broker that has not read the ACLs or the users yet
+                    raise
+                return False
 
         wait_until(known, timeout_s, f"brokers {sorted(running)} to know each other")
 

@@ -12,9 +12,9 @@ from typing import Any
 
 import pytest
 
-from sparklog.client.admin.admin import Admin
 from sparklog.testing.final_logs import metadata_of, wait_in_sync
 from sparklog.testing.process_cluster import ProcessCluster
+from sparklog.testing.settled_admin import SettledAdmin
 from tests.integration.kafka_records import PATIENCE_S, read_confluent, read_sparklog
 
 pytestmark = pytest.mark.integration
@@ -31,7 +31,7 @@ SETTINGS = {
 @pytest.fixture
 def cluster() -> Iterator[ProcessCluster]:
     with ProcessCluster(3, settings=SETTINGS, kafka=True) as running:
-        with Admin(running.bootstrap) as admin:
+        with SettledAdmin(running.bootstrap) as admin:
             admin.create_topic("strict", partitions=PARTITIONS, replication_factor=3)
         yield running
 

@@ -19,6 +19,7 @@ from sparklog.client.producer.producer import Producer
 from sparklog.cluster.embedded_zookeeper import find_java
 from sparklog.testing.final_logs import wait_in_sync
 from sparklog.testing.process_cluster import ProcessCluster
+from sparklog.testing.settled_admin import SettledAdmin
 from tests.broker.transactions import find_coordinator
 from tests.integration.kafka_records import PATIENCE_S, read_confluent, read_partitions, read_sparklog
 from tests.integration.kafka_transactions import PYTHON, JavaProducer, TransactionalProducer
@@ -44,7 +45,7 @@ _ALL = ["out", "__transaction_state"]
 @pytest.fixture
 def cluster() -> Iterator[ProcessCluster]:
     with ProcessCluster(3, settings=SETTINGS, kafka=True) as running:
-        with Admin(running.bootstrap) as admin:
+        with SettledAdmin(running.bootstrap) as admin:
             admin.create_topic("out", partitions=PARTITIONS, replication_factor=3)
         yield running
 

@@ -46,6 +46,8 @@ class Hearer:
         self.log_ends: dict[TopicPartition, tuple[int, int]] = {}
         self.registry: BrokerRegistry
         self.server: Server
+        #: Responses that wait for ``release``; None if this broker responds at once.
+        self.held: list[ControlUpdateReply] | None = None
 
     def __call__(self, connection: ServerConnection) -> Hearer:
         self.connection = connection
@@ -65,7 +67,20 @@ class Hearer:
         code = ErrorCode.NONE if request.incarnation == self.incarnation else ErrorCode.STALE_BROKER_EPOCH
         if code is ErrorCode.NONE:
             self._take(request)
-        self.connection.reply(ControlUpdateReply(request.cid, code))
+        reply = ControlUpdateReply(request.cid, code)
+        if self.held is None:
+            self.connection.reply(reply)
+        else:
+            self.held.append(reply)
+
+    def hold(self) -> None:
+        """Send no more responses to updates until ``release``."""
+        self.held = []
+
+    def release(self) -> None:
+        held, self.held = self.held or [], None
+        for reply in held:
+            self.connection.reply(reply)
 
     def _take(self, update: ControlUpdate) -> None:
         self.updates.append(update)

@@ -65,6 +65,21 @@ def test_a_term_that_fails_on_a_watch_event_has_a_successor(connect: str, monkey
     run_with_three(connect, scenario)
 
 
+def test_all_brokers_are_informed_when_each_knows_all_others(connect: str) -> None:
+    async def scenario(loop: ControllerLoop, hearers: list[Hearer]) -> None:
+        assert await asyncio.to_thread(loop.wait_informed, {1, 2, 3}, 60)
+        hearers[1].hold()
+        async with hearing(connect, 4) as four:
+            await until(lambda: bool(hearers[1].held), "an update that broker 2 does not respond to")
+            await until(lambda: 4 in loop.status.informed, "the response of broker 4")
+            assert not await asyncio.to_thread(loop.wait_informed, {1, 2, 3, 4}, 0)
+            hearers[1].release()
+            assert await asyncio.to_thread(loop.wait_informed, {1, 2, 3, 4}, 60)
+            assert hearers[1].brokers == four.brokers == [1, 2, 3, 4]
+
+    run_with_three(connect, scenario)
+
+
 async def lead_on(hearer: Hearer, tp: TopicPartition, *isr: int, tell: bool = True) -> None:
     """Change the partition's ISR as its leader."""
     known = hearer.known[tp]
