@@ -136,10 +136,14 @@ def end(entry: TransactionEntry, request: KafkaEndRequested, *, now_ms: int) -> 
     """
     now = entry.transaction
     kafka = now.kafka
-    if kafka is not None and _repeats(kafka, request) and now.state != OPEN:
-        if entry.ending:
-            return None
-        return transaction_end.unchanged(entry, Respond(request.ticket, ended(now, complete=True)))
+    if kafka is not None and _is_decided(kafka, request) and now.state != OPEN:
+        if request.commit != kafka.committed and request.raises_epoch and request.producer_epoch != kafka.epoch:
+            decision = "committed" if kafka.committed else "aborted"
+            return Refused(ErrorCode.INVALID_TXN_STATE, f"{entry.key}: the transaction has been {decision}")
+        if request.commit == kafka.committed:
+            if entry.ending:
+                return None
+            return transaction_end.unchanged(entry, Respond(request.ticket, ended(now, complete=True)))
     refusal = not_current(entry.key, now, request)
     if refusal is not None or kafka is None:
         return refusal or _unknown(entry.key, request.producer_id)
@@ -173,16 +177,15 @@ def ended(now: Transaction, *, complete: bool) -> Ended:
     return Ended(complete, producer_id=now.kafka.producer_id, producer_epoch=now.kafka.epoch)
 
 
-def _repeats(kafka: KafkaProducer, request: KafkaEndRequested) -> bool:
-    """Return whether this request, or an equal one, has made the last decision.
+def _is_decided(kafka: KafkaProducer, request: KafkaEndRequested) -> bool:
+    """Return whether the transaction of the request is the last one, which has been committed or aborted.
 
     The producer has the epoch of that transaction, or the one after it.
     """
     sent = (request.producer_id, request.producer_epoch)
-    return (
-        (kafka.is_last(*sent) or sent == (kafka.producer_id, kafka.epoch))
-        and sent == (kafka.decided_producer_id, kafka.decided_epoch)
-        and request.commit == kafka.committed
+    return (kafka.is_last(*sent) or sent == (kafka.producer_id, kafka.epoch)) and sent == (
+        kafka.decided_producer_id,
+        kafka.decided_epoch,
     )
 
 

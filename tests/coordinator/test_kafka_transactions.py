@@ -84,7 +84,8 @@ def test_the_end_raises_the_epoch_with_transaction_version_2(host: KafkaHost) ->
     assert host.given(host.decide(first, raises=True)) == second, "the repetition of a request has the same result"
     assert host.result(host.put(second, PLACE)) == "Done"
     third = host.given(host.decide(second, commit=False, raises=True))
-    assert host.result(host.decide(second, commit=True, raises=True)) == "INVALID_PRODUCER_EPOCH"
+    assert host.result(host.decide(second, commit=True, raises=True)) == "INVALID_TXN_STATE", "it has been aborted"
+    assert host.result(host.decide(second, commit=True)) == "INVALID_PRODUCER_EPOCH"
     assert host.given(host.decide(third, commit=False, raises=True)) == (first[0], third[1] + 1), "nothing was open"
 
 

@@ -1,4 +1,4 @@
-"""Tests that sparklog answers administrative requests with the error codes of a real Kafka 4.1.1.
+"""Tests that sparklog answers administrative requests and EndTxn with the error codes of a real Kafka 4.1.1.
 
 Both systems get the same requests. Kafka's jars are fetched once from Maven Central (``bench.kafka_jars``). If they
 cannot be fetched, pytest skips these tests.
@@ -7,11 +7,13 @@ cannot be fetched, pytest skips these tests.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from itertools import product
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
 
+from sparklog.errors import ErrorCode
 from sparklog.kafka.wire import ApiKey
 from sparklog.kafka.wire import admin as wire
 from sparklog.kafka.wire import security as wire_security
@@ -23,7 +25,9 @@ from sparklog.kafka.wire.transactions import (
 from sparklog.kafka.wire.transactions import TopicRequest as ProducersTopic
 from sparklog.testing.process_cluster import ProcessCluster
 from tests.integration.kafka_calls import KafkaCalls
+from tests.integration.test_kafka_transaction_calls import Caller, Identity, has_coordinators
 from tests.spark.kafka_side import KafkaBroker
+from tests.waiting import wait_until
 
 pytestmark = [pytest.mark.integration, pytest.mark.extended]
 
@@ -357,6 +361,43 @@ def transactions(side: Side) -> Any:
     )
 
 
+def ends_of_transactions(side: Side) -> Any:
+    """End a transactional id's transaction in each state, and return the codes.
+
+    The versions before 5 belong to clients that keep their epoch. A transaction is empty if its AddPartitionsToTxn has
+    not reached a broker.
+    """
+    wait_until(lambda: has_coordinators(side.calls))
+    found = []
+    for version, state, commit in product((1, 3, 5), ("empty", "open", "committed", "aborted"), (True, False)):
+        caller = Caller(side.calls, f"{version}-{state}-{commit}")
+        first = latest = caller.given()
+        if state != "empty":
+            assert caller.produce(first, 0, version=12)[0] == 0
+        if state in {"committed", "aborted"}:
+            code, after = ended(caller, first, commit=state == "committed", version=version)
+            assert code == 0
+            latest = after if version >= 5 else first
+        for producer in dict.fromkeys((first, latest)):
+            code, (_, epoch) = ended(caller, producer, commit=commit, version=version)
+            raised = epoch - first[1] if version >= 5 and not code else 0
+            found.append((version, state, commit, producer == latest, code, raised))
+    return found
+
+
+def ended(caller: Caller, producer: Identity, *, commit: bool, version: int) -> tuple[int, Identity]:
+    """Send EndTxn, and send it again until the end of an earlier transaction is complete."""
+    last = (0, producer)
+
+    def sent() -> bool:
+        nonlocal last
+        last = caller.end(producer, commit=commit, version=version)
+        return last[0] != ErrorCode.CONCURRENT_TRANSACTIONS
+
+    wait_until(sent)
+    return last
+
+
 @pytest.mark.parametrize(
     "ask",
     [
@@ -376,6 +417,7 @@ def transactions(side: Side) -> Any:
         users,
         pages,
         transactions,
+        ends_of_transactions,
     ],
 )
 def test_both_systems_answer_alike(sides: tuple[Side, Side], ask: Callable[[Side], Any]) -> None:
