@@ -136,7 +136,8 @@ def _exact_integer(value: Any, kind: pa.DataType) -> int:
     if _is_integer(value):
         number = int(value)
     elif isinstance(value, (float, np.floating)):
-        if not float(value).is_integer():
+        # Not ``float.is_integer``: a number of numpy may have more digits than a float.
+        if not np.isfinite(value) or value != np.trunc(value):
             raise _no(value, kind, "expected a whole number")
         number = int(value)
     elif isinstance(value, decimal.Decimal):
@@ -186,8 +187,10 @@ def _is_integer(value: Any) -> bool:
 def _exact_decimal(value: Any, kind: pa.DataType) -> decimal.Decimal:
     if _is_integer(value):
         number = decimal.Decimal(int(value))
-    elif isinstance(value, (float, np.floating)):
+    elif isinstance(value, (float, np.float16)):
         number = decimal.Decimal(repr(float(value)))
+    elif isinstance(value, np.floating):
+        number = decimal.Decimal(str(value))  # the shortest text of its own type, as in a cast of Arrow
     elif isinstance(value, decimal.Decimal):
         number = value
     else:
@@ -238,7 +241,10 @@ def _exact_bytes(value: Any, kind: pa.DataType) -> bytes:
 def _exact_date(value: Any, kind: pa.DataType) -> Any:
     if isinstance(value, np.datetime64) and np.datetime_data(value)[0] == "D":
         days = int(value.astype(np.int64)) * np.datetime_data(value)[1]
-        return days if types.is_date32(kind) else days * 86_400_000
+        ticks, bits = (days, 31) if types.is_date32(kind) else (days * 86_400_000, 63)
+        if not -(2**bits) <= ticks < 2**bits:
+            raise _no(value, kind, "it is out of range")
+        return ticks
     if isinstance(value, dt.date) and not isinstance(value, dt.datetime):
         return value
     raise _no(value, kind, "expected a date")

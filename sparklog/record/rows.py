@@ -20,6 +20,7 @@ from functools import partial
 from itertools import accumulate, chain
 from operator import itemgetter
 from typing import Any, TypeAlias
+from zoneinfo import ZoneInfo
 
 import pyarrow as pa
 from pyarrow import types
@@ -123,6 +124,8 @@ def _builder_of(kind: pa.DataType) -> _Builder:
         return _builder_of_lists(kind)
     if types.is_time64(kind):
         return partial(_build_times, kind)
+    if types.is_timestamp(kind) and kind.unit in {"us", "ns"}:
+        return partial(_build_timestamps, kind)
     allowed = frozenset({_NONE, *_exact_types(kind)})
     if types.is_floating(kind) and kind.bit_width < 64:
         return partial(_build_narrow, kind, allowed)
@@ -153,14 +156,16 @@ def _exact_types(kind: pa.DataType) -> set[type]:
         return {bytes}
     if types.is_date(kind):
         return {dt.date}
-    if types.is_timestamp(kind) and kind.unit in {"us", "ns"}:
-        return {dt.datetime}
     if types.is_duration(kind) and kind.unit in {"us", "ns"}:
         return {dt.timedelta}
     return set()
 
 
 _TIMES = frozenset({_NONE, dt.time})
+_DATETIMES = frozenset({_NONE, dt.datetime})
+#: The types of time zones whose offsets are always whole seconds.
+_WHOLE_ZONES = frozenset({_NONE, ZoneInfo})
+_NO_OFFSET = dt.timedelta()
 _SEQUENCES = frozenset({_NONE, list, tuple})
 _MAPPINGS = frozenset({_NONE, dict})
 
@@ -176,6 +181,18 @@ def _build_narrow(kind: pa.DataType, allowed: frozenset[type], values: Sequence[
 def _build_times(kind: pa.DataType, values: Sequence[Any]) -> pa.Array | None:
     if not set(map(type, values)) <= _TIMES or any(value is not None and value.tzinfo for value in values):
         return None
+    return pa.array(values, kind)
+
+
+def _build_timestamps(kind: pa.DataType, values: Sequence[Any]) -> pa.Array | None:
+    """Build an array of timestamps. Return None if an offset has microseconds, which pyarrow would drop."""
+    if not set(map(type, values)) <= _DATETIMES:
+        return None
+    zones = {value.tzinfo for value in values if value is not None} - {dt.timezone.utc}
+    if not set(map(type, zones)) <= _WHOLE_ZONES:
+        offsets = [value.utcoffset() or _NO_OFFSET for value in values if value is not None]
+        if any(offset.microseconds for offset in offsets):
+            return None
     return pa.array(values, kind)
 
 

@@ -150,6 +150,9 @@ def _convert(array: pa.Array, target: pa.DataType) -> pa.Array:
     if source == target:
         return array
     if isinstance(source, pa.BaseExtensionType):
+        if types.is_integer(source.storage_type):
+            # The number stands for another kind of value, such as a boolean (bool8) or a period of pandas.
+            raise _DoesNotFitError("the types are of different kinds")
         return _convert(array.storage, target)
     if types.is_dictionary(source):
         # Convert the values first: pyarrow cannot decode dictionaries of views, as in polars' categoricals.
@@ -214,8 +217,11 @@ def _convert_leaf(array: pa.Array, target: pa.DataType) -> pa.Array:
         # For a direct cast pyarrow would require enough precision for all values of the integer type.
         array = array.cast(pa.decimal128(20, 0))
         source = array.type
-    elif _is_half_float(source) and types.is_decimal(target):
-        array, source = array.cast(pa.float32()), pa.float32()
+    elif types.is_floating(source) and types.is_decimal(target):
+        # The shortest text of a float has the digits that its user means. Arrow's direct cast adds digits of the binary
+        # number where the scale has room for them: 1.1 would become 1.10000000000000008882.
+        wide = array.cast(pa.float32()).cast(pa.float64()) if _is_half_float(source) else array
+        return wide.cast(pa.string()).cast(target)
     elif types.is_decimal(source) and _is_half_float(target):
         return _convert_leaf(_convert_leaf(array, pa.float64()), target)
     fitted = array.cast(target)
@@ -235,7 +241,7 @@ def _convert_leaf(array: pa.Array, target: pa.DataType) -> pa.Array:
 def _may_round(source: pa.DataType, target: pa.DataType) -> bool:
     """Return whether Arrow's cast between these types may round silently. Other casts fail if a value would change."""
     if types.is_floating(source):
-        return bool(types.is_decimal(target) or (types.is_floating(target) and target.bit_width < source.bit_width))
+        return bool(types.is_floating(target) and target.bit_width < source.bit_width)
     if types.is_integer(source):
         return _is_half_float(target)
     return bool(types.is_decimal(source) and types.is_floating(target))

@@ -71,6 +71,10 @@ def test_metadata_of_data_frames_is_removed() -> None:
         (pa.array([0.5, None, float("inf")]), pa.float32(), [0.5, None, float("inf")]),
         (pa.array([7]), pa.decimal128(5, 2), [decimal.Decimal("7.00")]),
         (pa.array([decimal.Decimal("7.5")]), pa.decimal128(9, 3), [decimal.Decimal("7.500")]),
+        (pa.array([1.1, None, -0.0]), pa.decimal128(38, 20), [decimal.Decimal("1.1"), None, decimal.Decimal(0)]),
+        (pa.array([1e30]), pa.decimal128(38, 0), [decimal.Decimal("1e30")]),
+        (pa.array([0.1], pa.float32()), pa.decimal256(50, 9), [decimal.Decimal("0.1")]),
+        (pa.array(np.array([0.5], np.float16)), pa.decimal128(5, 2), [decimal.Decimal("0.5")]),
         (pa.array([3], pa.timestamp("s")), pa.timestamp("us"), [np.datetime64(3, "s").astype(datetime.datetime)]),
         (
             pa.array([3000], pa.timestamp("ns")),
@@ -126,6 +130,10 @@ def test_types_of_one_kind_are_cast(array: pa.Array, kind: pa.DataType, expected
         (pa.array([0.1]), pa.float32(), "rounded"),
         (pa.array([1e300]), pa.float32(), "rounded"),
         (pa.array([1000]), pa.decimal128(5, 2), "precision"),
+        (pa.array([1000.0]), pa.decimal128(5, 2), "precision"),
+        (pa.array([0.125]), pa.decimal128(5, 2), "data loss"),
+        (pa.array([float("nan")]), pa.decimal128(5, 2), "not a valid decimal"),
+        (pa.ExtensionArray.from_storage(pa.bool8(), pa.array([1], pa.int8())), pa.int8(), "of different kinds"),
         (pa.array([1], pa.timestamp("ns")), UTC, "lose data"),
         (pa.array([2**62], pa.timestamp("s")), UTC, "out of bounds"),
         (pa.array([b"\xff"]), pa.string(), "UTF8"),
@@ -194,6 +202,11 @@ def test_a_polars_frame_is_cast() -> None:
         (batch,) = result.combine_chunks().to_batches()
         sent = encoded(batch)
         assert decode_batch(sent.header, sent.body, schema).equals(batch)
+
+
+def test_periods_are_no_numbers() -> None:
+    table = pa.Table.from_pandas(pd.DataFrame({"month": pd.period_range("2024-01", periods=2, freq="M")}))
+    assert "of different kinds" in refused(table, pa.schema([("month", pa.int64())]))
 
 
 def test_a_pandas_frame_is_cast() -> None:

@@ -73,6 +73,8 @@ def refused(value: Any, kind: pa.DataType) -> ValueRefusedError:
         (Decimal("1e2"), pa.decimal128(4, 1), Decimal("100.0")),
         (1.5, pa.decimal128(4, 2), Decimal("1.50")),
         (7, pa.decimal256(50, 10), Decimal(7)),
+        (np.float32(0.1), pa.decimal128(4, 2), Decimal("0.10")),
+        (np.longdouble(2) ** 63 - 1, pa.int64(), 2**63 - 1),
         ("ä", pa.string(), "ä"),
         (b"abc", pa.string(), "abc"),
         ("ä", pa.binary(), "ä".encode()),
@@ -116,6 +118,15 @@ def test_a_datetime_without_a_zone_is_utc(value: Any, kind: pa.DataType) -> None
     assert stored(value, kind).cast(pa.int64())[0].as_py() == NOON_US * factor
 
 
+@pytest.mark.parametrize("zone", [dt.timezone(dt.timedelta(hours=1, seconds=5)), dt.timezone(-dt.timedelta(0, 0, 7))])
+def test_an_offset_is_subtracted_to_the_microsecond(zone: dt.timezone) -> None:
+    values = [NOON.replace(tzinfo=zone), NOON.replace(tzinfo=UTC), NOON]
+    us = [NOON_US - zone.utcoffset(None) // dt.timedelta(microseconds=1), NOON_US, NOON_US]
+    for value, expected in zip(values, us, strict=True):
+        assert stored(value, STAMP).cast(pa.int64())[0].as_py() == expected
+    assert ColumnOfValues(STAMP).array(values).cast(pa.int64()).to_pylist() == us
+
+
 @pytest.mark.parametrize(
     ("value", "kind"),
     [
@@ -148,6 +159,13 @@ def test_nulls_of_pandas_and_numpy_become_null(missing: Any, kind: pa.DataType) 
         (Decimal("1.7"), pa.int64(), "expected a whole number"),
         (Decimal("1e999999"), pa.int64(), "expected a whole number"),
         (float("nan"), pa.int64(), "expected a whole number"),
+        (float("-inf"), pa.int64(), "expected a whole number"),
+        pytest.param(
+            np.longdouble(2) ** 60 + np.longdouble(0.5),
+            pa.int64(),
+            "expected a whole number",
+            marks=pytest.mark.skipif(np.finfo(np.longdouble).nmant < 61, reason="a longdouble is a double here"),
+        ),
         (2**31, pa.int32(), "expected -2147483648 to 2147483647"),
         (-1, pa.uint64(), "expected 0 to 18446744073709551615"),
         (1, pa.bool_(), "expected True or False"),
@@ -173,6 +191,8 @@ def test_nulls_of_pandas_and_numpy_become_null(missing: Any, kind: pa.DataType) 
         (5, pa.date32(), "expected a date"),
         (dt.datetime(2024, 1, 1), pa.date32(), "expected a date"),
         (dt.datetime(2024, 1, 1), pa.date64(), "expected a date"),
+        (np.datetime64(2**31, "D"), pa.date32(), "out of range"),
+        (np.datetime64(-(2**40), "D"), pa.date64(), "out of range"),
         (5, STAMP, "expected a datetime"),
         ("2024-01-01", STAMP, "expected a datetime"),
         (NOON, pa.timestamp("ms"), "finer than ms"),
@@ -299,6 +319,10 @@ def test_values_survive_conversion(column: tuple[pa.DataType, list[Any]]) -> Non
         ([{"a": 1, "tpyo": 2}], pa.struct([pa.field("a", pa.int8())])),
         ([[1.5]], pa.list_(pa.int8())),
         ([1.5], pa.decimal128(5, 2)),
+        ([1.1], pa.decimal128(38, 20)),
+        ([1e30], pa.decimal128(38, 0)),
+        ([123456789.123], pa.decimal256(76, 40)),
+        ([float("nan")], pa.decimal128(5, 2)),
         ([2.0], pa.int8()),
         ([7], pa.decimal128(5, 2)),
         ([Decimal("0.1")], pa.float64()),
