@@ -351,12 +351,7 @@ class ProcessCluster:
         running = {slot.broker_id for slot in self.slots.values() if slot.running}
 
         def known() -> bool:
-            try:
-                return all({b.broker_id for b in self.metadata(broker_id).brokers} == running for broker_id in running)
-            except BrokerError as error:
-                if error.code != ErrorCode.BROKER_NOT_AVAILABLE:  # a broker that has not read the ACLs or the users yet
-                    raise
-                return False
+            return all({b.broker_id for b in self.metadata(broker_id).brokers} == running for broker_id in running)
 
         wait_until(known, timeout_s, f"brokers {sorted(running)} to know each other")
 
@@ -409,10 +404,23 @@ class ProcessCluster:
         return Identity(SenderKind.BROKER, broker_id, self.describe(broker_id).incarnation)
 
     def metadata(self, broker_id: int, *topics: str) -> MetadataReply:
-        with self.connect(broker_id) as connection:
-            reply, _ = connection.request(Metadata(0, topics or None))
+        """Return the metadata of one broker. Wait for a broker that has not read the users or the ACLs yet."""
+        found: list[MetadataReply] = []
+
+        def replies() -> bool:
+            try:
+                with self.connect(broker_id) as connection:
+                    reply, _ = connection.request(Metadata(0, topics or None))
+            except BrokerError as error:
+                if error.code != ErrorCode.BROKER_NOT_AVAILABLE:
+                    raise
+                return False
             assert isinstance(reply, MetadataReply)
-            return reply
+            found.append(reply)
+            return True
+
+        wait_until(replies, _START_TIMEOUT_S, f"metadata of broker {broker_id}")
+        return found[0]
 
     def describe(self, broker_id: int) -> DescribeBrokerReply:
         with self.connect(broker_id) as connection:

@@ -25,6 +25,7 @@ from sparklog.model import TopicPartition
 from sparklog.net.descriptors import DescriptorClient
 from sparklog.protocol.local_reads import FORMAT_VERSION, OpenSegment, decode_reply, encode
 from sparklog.testing.process_cluster import ProcessCluster, wait_until
+from sparklog.testing.settled_admin import SettledAdmin
 from tests.broker.topics import create_topic, leader, replica, wait_equal
 
 pytestmark = pytest.mark.integration
@@ -35,7 +36,7 @@ SMALL_SEGMENTS = {"segment.bytes": "65536"}
 
 @pytest.fixture
 def admin(cluster: ProcessCluster) -> Iterator[Admin]:
-    with Admin(cluster.bootstrap) as client:
+    with SettledAdmin(cluster.bootstrap) as client:
         yield client
 
 
