@@ -13,6 +13,9 @@ from sparklog.storage.log_offsets import LogOffsets
 from sparklog.storage.log_tail import LogTail
 from sparklog.storage.segment import Segment
 
+#: The time without batches after which a compacted log counts as idle.
+_QUIET_US = 500_000
+
 
 class LogRetention:
     """The part of a ``Log`` that deletes old segments at its start.
@@ -105,7 +108,8 @@ class LogRetention:
             # Segments are deleted in order. So roll only if all are old: otherwise the log would roll again and again.
             due_us = max(segment.running_max for segment in chain.segments) + config.retention_ms * 1000 + 1
         if config.compacted:
-            due_us = _earlier(due_us, last.first_append_us + config.max_compaction_lag_ms * 1000 + 1)
+            lag_us = last.first_append_us + config.max_compaction_lag_ms * 1000 + 1
+            due_us = _earlier(due_us, max(lag_us, last.last_append_us + _QUIET_US))
         return due_us
 
     def roll_due(self, now_us: int) -> bool:
@@ -113,8 +117,9 @@ class LogRetention:
 
         Retention and compaction skip the active segment, so it must roll before its records can be deleted. It should
         roll if the whole log is older than ``retention.ms``. In a compacted log it should also roll if a record of the
-        active segment is older than ``max.compaction.lag.ms``. The segment must be committed and have no open
-        transactions. The leader begins the new segment with a marker, and a segment with only that marker does not
+        active segment is older than ``max.compaction.lag.ms``, and no batch has arrived for ``_QUIET_US``: otherwise
+        the next batch begins the new segment, and no marker takes an offset. The segment must be committed and have no
+        open transactions. The leader begins the new segment with a marker, and a segment with only that marker does not
         roll. This method reads no file. Source: Kafka's ``UnifiedLog.deleteSegments``, KIP-354.
         """
         due_us = self._roll_due_us()

@@ -28,7 +28,11 @@ from tests.integration.kafka_records import (
     write_kafka_python,
 )
 
-pytestmark = pytest.mark.integration
+pytestmark = [
+    pytest.mark.integration,
+    # kafka-python reads its schemas with a function that Python 3.11 deprecates.
+    pytest.mark.filterwarnings("ignore:(read|open)_text is deprecated:DeprecationWarning"),
+]
 
 PARTITIONS = 3
 CODECS = ("none", "gzip", "snappy", "lz4", "zstd")

@@ -168,3 +168,16 @@ def test_a_compaction_lag_rolls_the_active_segment_for_the_cleaner(disk: SimDisk
     assert clean(log, 6_000_001) is not None
     assert [one.offset for one in seen(log)] == [4, 5]
     assert not log.retention.roll_due(2**50)
+
+
+def test_a_compacted_log_in_use_rolls_without_a_marker(disk: SimDisk) -> None:
+    log = keyed_log(open_directory(disk=disk), max_compaction_lag_ms=1000)
+    for now_us in (5_000_000, 5_900_000):
+        append(log, keyed([(b"key", now_us)]), now_us=now_us)
+    log.set_high_watermark(log.log_end_offset)
+    assert not log.retention.roll_due(6_100_000), "the next batch may come soon"
+    assert append(log, keyed([(b"key", 1)]), now_us=6_100_000) == OffsetRange(2, 3)
+    assert [segment.base_offset for segment in log.segments] == [0, 2]
+    log.set_high_watermark(log.log_end_offset)
+    due_us = log.retention.due_us()
+    assert due_us == 7_100_001 and log.retention.roll_due(due_us), "no further batch has come"
