@@ -185,7 +185,7 @@ BROKER_SETTINGS: dict[str, Setting] = {
     "unclean.recovery.timeout.ms": Setting(
         "unclean_recovery_timeout_ms",
         30_000,
-        "How long to wait for all log end offsets before electing the highest if all in-sync replicas lost data.",
+        "How long to wait for all log end offsets if all in-sync replicas lost data. Then the highest is elected.",
         0,
         86_400_000,
     ),
@@ -284,7 +284,7 @@ BROKER_SETTINGS: dict[str, Setting] = {
     "internal.topic.replication.factor": Setting(
         "internal_replication_factor",
         3,
-        "Replication factor of internal topics, which are created once that many brokers are alive.",
+        "Replication factor of internal topics. They are created when this number of brokers is alive.",
         1,
         32,
     ),
@@ -411,7 +411,7 @@ BROKER_SETTINGS: dict[str, Setting] = {
     "kafka.batch.cache.bytes": Setting(
         "kafka_batch_cache_bytes",
         64 * MIB,
-        "Newest batches of Kafka producers that a broker keeps as they were sent, for Kafka consumers; 0: none.",
+        "Memory per broker for the newest batches of Kafka producers, kept unchanged for Kafka consumers; 0: none.",
         0,
         2**40,
     ),
@@ -475,7 +475,7 @@ BROKER_SETTINGS: dict[str, Setting] = {
     "sasl.oauthbearer.jwks.endpoint.url": Setting(
         "sasl_oauthbearer_jwks_endpoint_url",
         "",
-        "URL file:///path of the file with the public keys (JWK set) for the tokens of OAUTHBEARER.",
+        "URL (file:///path) of the public keys (JWK set) that verify OAUTHBEARER tokens.",
         longest=_LONGEST_PATH,
     ),
     "sasl.oauthbearer.expected.issuer": Setting(
@@ -495,7 +495,7 @@ BROKER_SETTINGS: dict[str, Setting] = {
         3600,
     ),
     "sasl.oauthbearer.sub.claim.name": Setting(
-        "sasl_oauthbearer_sub_claim_name", "sub", "Claim of a token that has the name of the principal."
+        "sasl_oauthbearer_sub_claim_name", "sub", "Claim of a token that contains the name of the principal."
     ),
     "authorizer.enable": Setting(
         "authorizer_enable",

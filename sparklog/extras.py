@@ -39,7 +39,7 @@ def require_cryptography(what: str) -> None:
     """Check that the package ``cryptography`` is installed, without importing it.
 
     Raises:
-        ConfigError: the package is not installed, so ``what`` cannot be done.
+        ConfigError: the package is not installed. ``what`` names the feature that needs it.
     """
     if find_spec("cryptography") is None:
         raise ConfigError(f"{what} needs the package cryptography: run pip install 'sparklog[certs]'")

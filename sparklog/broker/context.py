@@ -110,7 +110,7 @@ class BrokerContext:
     # --- changes ---
 
     def next_metadata(self) -> asyncio.Future[None]:
-        """Return a future that completes after the next update of the controller was applied."""
+        """Return a future that completes after the next update from the controller is applied."""
         return _waiter(self._metadata_waiters)
 
     def metadata_changed(self) -> None:

@@ -1,8 +1,8 @@
 """Requests that this broker sends to other brokers as a coordinator or as a leader.
 
 There is one connection to each broker, opened for the first request and closed after a failure. A request ends early if
-an update of the controller makes it pointless: the broker is gone, or another broker must be asked instead. Otherwise
-requests to a broker that hangs would wait until their timeout, because it keeps its connections open.
+an update of the controller makes it pointless: the broker is no longer registered, or another broker now has to get the
+request. Otherwise requests to a broker that hangs would wait for their timeout, because it keeps its connections open.
 """
 
 from __future__ import annotations
@@ -64,7 +64,11 @@ class InterBrokerClient:
             if work.done():
                 return work.result()
             self._drop(broker_id)
-            why = "is no longer the one to ask" if asking.given_up.done() else f"gave no response in {timeout_s:g} s"
+            why = (
+                "is no longer the broker for this request"
+                if asking.given_up.done()
+                else f"gave no response in {timeout_s:g} s"
+            )
             raise BrokerError(ErrorCode.NETWORK_EXCEPTION, f"broker {broker_id} {why}")
         finally:
             self._asking.discard(asking)

@@ -58,7 +58,7 @@ TopicNames = Annotated[Named, typer.Option("--topic", metavar="NAME", help="Topi
 GroupNames = Annotated[Named, typer.Option("--group", metavar="NAME", help="Consumer group.")]
 TransactionalIds = Annotated[Named, typer.Option("--transactional-id", metavar="NAME", help="Transactional id.")]
 TokenNames = Annotated[Named, typer.Option("--delegation-token", metavar="ID", help="Delegation token.")]
-UserNames = Annotated[Named, typer.Option("--user", metavar="NAME", help="User whose delegation tokens it is for.")]
+UserNames = Annotated[Named, typer.Option("--user", metavar="NAME", help="Owner of delegation tokens.")]
 Cluster = Annotated[bool, typer.Option("--cluster", help="The cluster itself.")]
 
 

@@ -29,8 +29,8 @@ def locate(
     bootstrap: Bootstrap = None,
     as_json: AsJson = False,
 ) -> None:
-    """Find the first record at or after a time in each partition: in the archive, in the log, or ahead, at the log end
-    offset, if no such record exists yet.
+    """Find the first record at or after a time in each partition, in the archive or in the log. If no such record
+    exists yet, the store is "ahead" and the offset is the log end offset.
 
     Example: sparklog topics locate flights 2024-05-01T00:00:00Z --history /data/archive
     """

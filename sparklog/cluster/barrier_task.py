@@ -80,7 +80,7 @@ def run_task(spec: GenerationSpec, _rows: Iterator[object]) -> Iterator[str]:
 
 
 async def alone(message: str) -> list[str]:
-    """Return what ``allGather`` would return in a job with a single task. It is for a task that runs outside Spark."""
+    """Return the result of ``allGather`` for a single task, for a task that runs outside Spark."""
     return [message]
 
 

@@ -125,10 +125,10 @@ class CertificateSigner:
         several = _are_several_hosts(executors)
         for host in hosts:
             if several and _is_loopback(host):
-                raise ConfigError(f"a task asks for the name {host}, which each of several hosts has for itself")
+                raise ConfigError(f"a task requests the name {host}, which several hosts have")
             if not _is_one_of(host, known, by_loopback=not several):
                 raise ConfigError(
-                    f"a task asks for the name {host}, but Spark has no executor there (executors:"
+                    f"a task requests the name {host}, but Spark has no executor there (executors:"
                     f" {', '.join(sorted(set(known)))}): make the names of hosts resolve on the driver's host"
                 )
         log.info("signed the certificate of host %s", ", ".join(hosts))

@@ -224,7 +224,7 @@ def read_settings(path: Path) -> dict[str, str]:
 
 
 def add_setting(settings: dict[str, str], text: str, *, where: str) -> None:
-    """Add the setting in ``text``, ``key=value``, to ``settings``. ``where`` says in errors where the text is from.
+    """Add the setting in ``text``, ``key=value``, to ``settings``. ``where`` names the source of the text in errors.
 
     Raises:
         ConfigError: the text is not ``key=value`` or repeats a key.

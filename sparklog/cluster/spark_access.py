@@ -25,7 +25,7 @@ _SECRET_BYTES = 32
 
 
 def share_secret() -> None:
-    """Start Spark's JVM unless it runs. If it needs a secret and has none, create one and set it there.
+    """Start Spark's JVM unless it already runs. If Spark needs a secret and has none, give the JVM a new secret.
 
     Call this before the process creates its SparkContext or SparkSession.
     """

@@ -226,7 +226,7 @@ class BrokerSupervisor:
                 status = await connection.call("status", timeout_s=self._link.hung_after_s)
         except asyncio.TimeoutError:
             await connection.close()
-            await self._kill(process, f"did not answer for {self._link.hung_after_s:g} s")
+            await self._kill(process, f"did not respond for {self._link.hung_after_s:g} s")
             return False
         except ConnectionError:
             await connection.close()
@@ -258,7 +258,7 @@ class BrokerSupervisor:
         try:
             await self._link.poll()
         except asyncio.TimeoutError:
-            await self._kill(process, f"did not answer for {self._link.hung_after_s:g} s")
+            await self._kill(process, f"did not respond for {self._link.hung_after_s:g} s")
 
     async def _retire_ended(self) -> None:
         """Record in ZooKeeper that the broker is dead, so that its partitions get new leaders at once.

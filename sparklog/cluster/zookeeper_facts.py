@@ -111,12 +111,12 @@ class ZookeeperFacts:
         )
 
     def follow(self) -> None:
-        """From now on pass every change in ZooKeeper to the ``Controller``."""
+        """Start to pass every change in ZooKeeper to the ``Controller``."""
         self._unwatch.append(self._session.watch_data(paths.CONTROLLER, self._on_controller))
         self._unwatch.append(self._topics.follow())
         self._start(paths.BROKER_IDS, self._read_brokers, "live brokers")
-        # Watch this as well: if a registration is already gone when its process is proved dead, only the mark in
-        # ``/brokers/retired`` changes.
+        # Watch ``/brokers/retired`` as well. If a registration no longer exists when a supervisor finds the process
+        # dead, only the mark in ``/brokers/retired`` changes.
         self._start(paths.RETIRED, self._read_brokers, "retired brokers")
         self._start(paths.STOPPING, self.read_stopping, "stopping brokers")
         self._start(paths.DELETE_TOPICS, self._read_deletions, "topic deletions")

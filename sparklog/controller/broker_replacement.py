@@ -91,7 +91,7 @@ class BrokerReplacement:
         self._reported_stuck.intersection_update(away)
 
     def start_over(self) -> None:
-        """Measure every absence from now on, as if it had only just begun."""
+        """Measure every absence from now on, as if it began now."""
         self._away_since = {}
 
     def _due(self, now_ms: int) -> frozenset[int]:

@@ -298,7 +298,7 @@ class Controller:
                 self._states.mark(self.state.hosted(broker_id))
         for broker_id in changes.failed:
             self._effects.append(
-                ControllerReport("controller.brokers.failed", f"broker {broker_id} is gone", grave=True)
+                ControllerReport("controller.brokers.failed", f"broker {broker_id} is no longer registered", grave=True)
             )
             self._outbox.broker_failed(broker_id)
             self._untrusted.end(broker_id)

@@ -7,7 +7,7 @@ partitions and brokers concerned. ``docs/reference/metrics.md`` is generated fro
 from __future__ import annotations
 
 CONTROLLER_COUNTERS: dict[str, str] = {
-    "controller.brokers.failed": "brokers whose registration is gone",
+    "controller.brokers.failed": "brokers whose registration has disappeared",
     "controller.brokers.held": "brokers that disappeared together; the controller waits before they count as failed",
     "controller.brokers.refused": "brokers left out because they have seen epochs far above those in ZooKeeper",
     "controller.partitions.created": "partitions that got their first state",

@@ -101,9 +101,9 @@ def rebuild_cluster(inventories: Sequence[DirectoryInventory]) -> RebuiltCluster
 def rebuild_topics(
     logs: Iterable[LogCopy], notes: Iterable[TopicNote], *, asked: Collection[int], findings: list[str]
 ) -> list[RebuiltTopic]:
-    """Return the rebuilt topics of these logs and notes, in order of their names.
+    """Return the topics that these logs and notes describe, ordered by name.
 
-    ``asked`` are the brokers whose logs have all been given.
+    ``asked`` are the brokers of which all logs are in ``logs``.
 
     If several topics have the same name, only the latest is rebuilt. Brokers will move the logs of the others aside. A
     message about these logs is added to ``findings``.

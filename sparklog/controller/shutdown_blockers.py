@@ -14,7 +14,7 @@ from sparklog.controller.cluster_state import ClusterPartition, ClusterState
 
 
 class ShutdownBlockers:
-    """A tracker of the partitions that block the controlled shutdown of brokers. Use only ``among``."""
+    """A tracker of the partitions that block the controlled shutdown of brokers. Use only its method ``among``."""
 
     def __init__(self) -> None:
         #: For each broker, the partitions that needed it at the last full check, except those that no longer do; None

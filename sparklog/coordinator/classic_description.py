@@ -13,7 +13,7 @@ _CONDITIONS = {GroupPhase.EMPTY: "empty", GroupPhase.STABLE: "stable"}
 
 
 def classic_condition(group: ClassicGroup) -> str:
-    """Return the group's state in the words of the other protocol: "empty", "reconciling" or "stable"."""
+    """Return the group's state in the terms of KIP-848: "empty", "reconciling" or "stable"."""
     return _CONDITIONS.get(group.phase, "reconciling")
 
 

@@ -78,7 +78,7 @@ class ClassicGroups:
             group.membership.epoch = max(group.membership.epoch, classic.generation)
 
     def on_stored(self, group: Group, record: GroupValue | None) -> None:
-        """Note that the log has this record of the group, or none."""
+        """Update the counted bytes, because the log now has this record of the group (None: no record)."""
         classic = record.classic if isinstance(record, GroupEpoch) else None
         group.record_bytes = _record_bytes(classic) if classic is not None else 0
         self._count(group)

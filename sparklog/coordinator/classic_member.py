@@ -36,7 +36,7 @@ class ClassicMember:
         self.size = member_size(self.protocols, self.member_id, self.instance_id, self.client_id, self.host)
 
     def metadata(self, protocol: str) -> bytes:
-        """Return the member's metadata for ``protocol``, or no bytes if the member does not support it."""
+        """Return the member's metadata for ``protocol``, or empty bytes if the member does not support it."""
         return next((metadata for name, metadata in self.protocols if name == protocol), b"")
 
     def state(self, protocol: str) -> ClassicMemberState:

@@ -180,7 +180,7 @@ class Groups(CoordinatorCore[Group, GroupDraft]):
         return known.classic if known is not None else None
 
     def is_consumer_group(self, group: str) -> bool:
-        """Return whether the group is one of KIP-848. A group that has only offsets is none."""
+        """Return whether the group is one of KIP-848. A group that has only offsets is not one."""
         known = self._entries.get(group)
         if known is None or known.classic is not None:
             return False
@@ -280,7 +280,7 @@ class Groups(CoordinatorCore[Group, GroupDraft]):
         if request.group in self._entries or len(self._entries) < self._settings.max_groups:
             return True
         if isinstance(request, SyncRequested | BeatRequested | LeaveRequested):
-            return True  # A group that does not exist answers at once.
+            return True  # A request about a group that does not exist gets its response at once.
         return isinstance(request, CommitRequested) and request.transaction is not None
 
     def _enqueue(self, request: GroupRequest, now_ms: int) -> None:

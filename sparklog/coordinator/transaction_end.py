@@ -317,7 +317,7 @@ def _merged(fates: list[_Fates]) -> tuple[_Ids, _Ids]:
 
 
 def with_offsets(known: _GroupOffsets, group: str, added: tuple[GroupOffset, ...]) -> _GroupOffsets:
-    """Return ``known`` with offsets added for ``group``. Of two offsets of the same partition the added one counts."""
+    """Return ``known`` with offsets added for ``group``. An added offset replaces a known one of the same partition."""
     groups = dict(known)
     merged = {(found.topic, found.partition): found for found in (*groups.get(group, ()), *added)}
     groups[group] = tuple(merged.values())

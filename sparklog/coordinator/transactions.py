@@ -423,7 +423,7 @@ class Transactions(CoordinatorCore[TransactionEntry, TransactionDraft]):
                 return refusal
         participant = entry.participants.get(request.producer_id) if entry is not None else None
         if entry is None or participant is None or entry.transaction.state != OPEN:
-            detail = f"{request.key}: producer {request.producer_id} takes part in nothing that is open"
+            detail = f"{request.key}: producer {request.producer_id} takes part in no open transaction"
             return Refused(ErrorCode.INVALID_TXN_STATE, detail)
         if entry.draft is not None and entry.draft.transaction is not None and entry.draft.transaction.state != OPEN:
             return Refused(ErrorCode.INVALID_TXN_STATE, f"{request.key}: the transaction is being ended")

@@ -83,7 +83,7 @@ class Quarantine:
             )
 
     def without_pending(self, rows: DataFrame, ends: Mapping[int, int]) -> DataFrame:
-        """Return ``rows`` without the pending rows. ``rows`` are of a batch that begins at ``ends``."""
+        """Return ``rows``, the rows of a batch with the start offsets ``ends``, without the pending rows."""
         if self._pending is None or all(ends.get(number, 0) >= end for number, end in self._pending_ends.items()):
             return rows
         return rows.join(self._pending, [PARTITION, OFFSET], "left_anti")

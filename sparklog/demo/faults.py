@@ -115,7 +115,7 @@ class FaultThread(threading.Thread):
             raise ClusterError(f"partition 0 of {self._topic} got no new leader within {_TURN_S:g} s")
         after = admin.describe_topic(self._topic).partitions[0]
         # If no supervisor sees the end, the broker may be running again before its ZooKeeper session expires.
-        which = "once more, as a new process" if after.leader == before.leader else "now"
+        which = "again, as a new process" if after.leader == before.leader else "now"
         self._story.tell(
             "leader elected",
             f"broker {after.leader} leads partition 0 {which}, in epoch {after.leader_epoch}, "

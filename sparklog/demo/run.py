@@ -92,6 +92,6 @@ def _explain(duplicates: Duplicates, run_again: int) -> str:
             "tasks were run again by Spark. The write is exactly once: that is a defect."
         )
     return (
-        f"No row is there twice: what the {run_again} tasks that Spark ran again had written before was aborted with "
-        "the decision that committed the rest. A producer's retries carry sequence numbers."
+        f"No row is in the log twice. Spark ran {run_again} tasks again, and the commit has aborted the rows of their "
+        "earlier attempts. The retries of a producer have sequence numbers."
     )

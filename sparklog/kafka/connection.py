@@ -104,7 +104,7 @@ class KafkaServerEnd:
 
     @property
     def receiving(self) -> tuple[int, int]:
-        """Return the size of the large request that is being received and its received bytes; (0, 0) without one."""
+        """Return the size and the received bytes of the large request in progress; (0, 0) if there is none."""
         return self._decoder.receiving
 
     def decode_single(self, count: int) -> ReceivedRequest | ImmediateAnswer | None:
@@ -146,7 +146,7 @@ class KafkaServerEnd:
         self.admitted, self._expired = False, True
 
     def encode_answer(self, reply: ImmediateReply) -> list[Buffer]:
-        """Return the bytes of an answer of this end. An error that belongs to no request has no bytes."""
+        """Return the bytes of a response that this end made itself. An error outside any request has no bytes."""
         match reply:
             case EncodedReply():
                 return reply.buffers

@@ -137,7 +137,7 @@ class AsyncConnection(asyncio.BufferedProtocol):
             return chosen
 
         async def change(connection: AsyncConnection) -> AsyncConnection:
-            """Continue on the broker's Unix socket with a token, if the broker gives one."""
+            """Return a connection on the broker's Unix socket, or ``connection`` if the broker gives no token."""
             try:
                 given, _ = await connection.request(RequestUnixSocket(0))
                 by_unix = unix_socket.connect(cast(UnixSocketReply, given), connection.peer)

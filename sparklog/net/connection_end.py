@@ -53,7 +53,7 @@ class ConnectionEnd(Protocol):
 
     @property
     def claimed_session(self) -> object:
-        """Return the session of another connection that the peer continues or offers to continue by a token."""
+        """Return the session that the peer continues from another connection, or claims by a token."""
 
     @property
     def is_body_in_progress(self) -> bool:
@@ -61,7 +61,7 @@ class ConnectionEnd(Protocol):
 
     @property
     def receiving(self) -> tuple[int, int]:
-        """Return the size of the large request that is being received and its received bytes; (0, 0) without one."""
+        """Return the size and the received bytes of the large request in progress; (0, 0) if there is none."""
 
     def get_buffer(self) -> memoryview:
         """Return the buffer into which to receive the next bytes."""
@@ -83,7 +83,7 @@ class ConnectionEnd(Protocol):
         """Record that the session has expired. The end then accepts no further request before the next login."""
 
     def encode_answer(self, reply: ImmediateReply) -> list[Buffer]:
-        """Return the bytes of a reply of this end itself, or of an error that ends the connection.
+        """Return the bytes of a reply that this end made itself, or of an error that ends the connection.
 
         Return an empty list if the protocol has no bytes for the error.
         """

@@ -525,7 +525,7 @@ class ServerConnection(asyncio.BufferedProtocol):
         if cid in in_hand:
             assert self._transport is not None
             # Two requests with the same id would count as one, so the limits would not hold any more.
-            detail = f"correlation id {cid} found, its earlier request is not answered yet"
+            detail = f"correlation id {cid} found, but an earlier request with this id has no reply yet"
             self._transport.writelines(self._end.encode_answer(ErrorReply(cid, ErrorCode.INVALID_REQUEST, detail)))
             return
         assert handler is not None

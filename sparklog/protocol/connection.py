@@ -230,10 +230,7 @@ class ServerEnd:
 
     @property
     def receiving(self) -> tuple[int, int]:
-        """Return the size of the large request that is being received, and the bytes received so far.
-
-        Return (0, 0) if there is none.
-        """
+        """Return the size and the received bytes of the large request in progress; (0, 0) if there is none."""
         return self._decoder.receiving
 
     @property
@@ -243,10 +240,7 @@ class ServerEnd:
 
     @property
     def claimed_session(self) -> object:
-        """Return the session (of another connection) that the peer continues, or offers to prove by a token.
-
-        Return None without such a session.
-        """
+        """Return the session that the peer continues from another connection, or claims by a token, or None."""
         return self._claim.session if self._claim is not None else self.session
 
     def decode_single(self, count: int) -> ReceivedRequest | ImmediateAnswer | None:
@@ -276,12 +270,12 @@ class ServerEnd:
         return events
 
     def encode_answer(self, reply: ImmediateReply) -> list[Buffer]:
-        """Return the frame of a reply that this end has given itself. Return no bytes for a Kafka client."""
+        """Return the frame of a reply that this end made itself, or an empty list for a Kafka client."""
         assert not isinstance(reply, EncodedReply), "only other protocols have encoded replies"
         return [] if self._is_kafka_client else encode_reply(reply)
 
     def _no_frame(self, error: ProtocolError) -> ImmediateAnswer:
-        """Return the error for bytes that are no frame."""
+        """Return the error for bytes that are not a frame."""
         code, detail = error.code, error.detail
         if not self.version and is_kafka_request(self._decoder.beginning):
             self._is_kafka_client = True

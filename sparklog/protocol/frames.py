@@ -107,7 +107,7 @@ class FrameDecoder:
 
     @property
     def beginning(self) -> memoryview:
-        """Return the received bytes that are not decoded yet. They are no frame if ``buffer_updated`` has failed."""
+        """Return the received bytes that are not decoded yet. They are not a frame if ``buffer_updated`` has failed."""
         return self._scratch[: self._end]
 
     @property

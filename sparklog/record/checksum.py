@@ -43,7 +43,7 @@ class Following(NamedTuple):
 
     @classmethod
     def of(cls, length: int) -> Following:
-        """Return the factor for a second piece of ``length`` bytes, which must be below 2^32."""
+        """Return the factor for a second piece of ``length`` bytes. The length must be below 2^32."""
         assert 0 <= length < 1 << 32, length
         return cls(_power(length))
 

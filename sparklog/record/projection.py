@@ -104,7 +104,7 @@ class ProjectedBatch(NamedTuple):
 
     @property
     def body(self) -> bytes:
-        """Return all pieces, joined."""
+        """Return the bytes of the projected batch in one piece."""
         return b"".join(self.pieces)
 
 

@@ -124,7 +124,7 @@ class FetchContext(msgspec.Struct, frozen=True):
         return self.session.reported.get((result.topic, result.partition)) != marks
 
     def marks_moved(self, key: Key, high_watermark: int, log_start_offset: int) -> bool:
-        """Return what ``has_news`` would return for a result with these offsets and no records, error or divergence."""
+        """Return whether these offsets differ from those last reported. Without a session, return True."""
         return self.session is None or self.session.reported.get(key) != (high_watermark, log_start_offset)
 
     def has_news_else_not_due(self, result: FetchedPartition) -> bool:

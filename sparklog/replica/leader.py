@@ -521,7 +521,7 @@ class LeaderRole:
         return effects
 
     def log_named(self) -> list[Effect]:
-        """Count the own log for the high watermark from now on, because a durable checkpoint now contains it."""
+        """Count this leader's log for the high watermark, because a durable checkpoint now contains it."""
         self._isr_became(self.isr)
         effects: list[Effect] = []
         self.advance(effects)

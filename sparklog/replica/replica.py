@@ -310,7 +310,7 @@ class Replica:
                 assert set(committed) <= set(isr.maximal)
             assert committed == state.isr, f"ISR {committed} acted on, {state.isr} written"
             assert role.epoch_start <= end
-            assert role.purgatory.first_end > mark, "a committed produce was not answered"
+            assert role.purgatory.first_end > mark, "a committed produce has no response"
             for peer in role.progress.values():
                 assert peer.log_end <= end, f"a follower fetched from {peer.log_end}, the log ends at {end}"
 

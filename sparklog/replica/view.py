@@ -120,7 +120,7 @@ class PartitionView:
         self.factor = event.factor
 
     def repeats(self, event: Decided) -> bool:
-        """Return whether the decision changes nothing that the replica knows from sources other than the node."""
+        """Return whether the decision changes no field except those that the partition's node stores."""
         return (
             self.incarnations == event.incarnations
             and self.replicas == event.replicas

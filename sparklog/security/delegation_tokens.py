@@ -157,7 +157,7 @@ def secret_of(id_bytes: bytes, random_bytes: bytes) -> str:
 
 
 def hmac_of_secret(secret: str) -> bytes:
-    """Return the HMAC of a new token, as Kafka's clients know it."""
+    """Return the HMAC of a new token for Kafka clients."""
     return base64.b64decode(secret)
 
 

@@ -1,4 +1,4 @@
-"""The coalescing of small Arrow batches of a task, because each batch takes Spark's JVM, or the log, a fixed time."""
+"""The coalescing of small Arrow batches of a task, because each batch costs Spark's JVM or the log a fixed time."""
 
 from __future__ import annotations
 

@@ -79,9 +79,9 @@ class WrittenRows(WriterCommitMessage):
     """The result of one task: the number of appended rows, and the offset ranges that contain these rows.
 
     The ranges may also contain records of other producers. ``run`` is None if the write is not exactly once.
-    ``producer_id`` is None if this version was committed before; the task then only counted the rows. ``topic_ids`` has
-    the ids of the written topics, by name. ``known_rows`` is the number of rows that were not written because their
-    topics already have this version.
+    ``producer_id`` is None if an earlier run has committed this write; the task then only counted the rows.
+    ``topic_ids`` has the ids of the written topics, by name. ``known_rows`` is the number of rows that were not
+    written because their topics already have this version.
     """
 
     rows: int
@@ -180,10 +180,10 @@ def commit_run(bootstrap: str, messages: Sequence[WriterCommitMessage | None], *
     """
     written = [message for message in messages if isinstance(message, WrittenRows)]
     if missing := len(messages) - len(written):
-        raise ClusterError(f"{missing} of {len(messages)} write tasks reported nothing")
+        raise ClusterError(f"{missing} of {len(messages)} write tasks sent no result")
     runs = {message.run for message in written}
     if len(runs) > 1:
-        raise ClusterError(f"tasks of different runs in one commit: {', '.join(sorted(map(str, runs)))}")
+        raise ClusterError(f"one commit got tasks of different runs: {', '.join(sorted(map(str, runs)))}")
     run = next(iter(runs), None)
     if run is not None:
         _require_same_topics(run, written)

@@ -31,7 +31,7 @@ _CHECKED_S = 10.0
 class CachedToken(msgspec.Struct, frozen=True):
     """A delegation token with its secret. Tasks that start before ``until_ms`` (since 1970) may get it.
 
-    Tasks can renew it for ``period_ms``, or not if that is 0.
+    Tasks can renew it for ``period_ms``. If ``period_ms`` is 0, they cannot renew it.
     """
 
     token_id: str

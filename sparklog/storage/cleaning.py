@@ -45,7 +45,7 @@ from sparklog.storage.key_table import SPILL_FILE, KeyTable, SpillFile
 from sparklog.storage.producers import ONE_TRANSACTION
 from sparklog.storage.segment import DATA_SUFFIX, INDEX_SUFFIX, file_stem
 
-#: The target size, uncompressed, of a batch that is merged from several ones.
+#: The target size, uncompressed, of a batch that is merged from several batches.
 _BATCH_BYTES = 1 << 20
 #: The number of headers that are read from an index at a time. Each takes 96 bytes until it is yielded.
 _HEADERS_AT_ONCE = 8192

@@ -186,8 +186,8 @@ def _make_private(disk: Disk, path: Path) -> None:
             logger.warning("%s: other users had rights on this log directory: its mode is 0700 from now on", path)
     except PermissionError:
         logger.warning(
-            "%s: this log directory belongs to another user, and its mode lets more users in than the broker's: "
-            "give it to the broker's user, with mode 0700",
+            "%s: this log directory belongs to another user, and its mode gives rights to other users than the "
+            "broker's: give it to the broker's user, with mode 0700",
             path,
         )
 
@@ -216,7 +216,7 @@ def refuse_remote(path: Path, *, mounts: str | None = None) -> None:
     file_system = file_system_of(path, mounts if mounts is not None else _read_mounts())
     if file_system in _REFUSED_FILE_SYSTEMS or file_system.startswith("fuse."):
         raise StorageError(
-            f"log directory {path} is on {file_system}, whose locks may lapse: a local file system is expected"
+            f"log directory {path} is on {file_system}, whose locks may expire: expected a local file system"
         )
 
 

@@ -241,7 +241,7 @@ class StoredPartition:
 
 
 def unpack_header_or_none(headers: npt.NDArray[np.void]) -> BatchHeader | None:
-    """Return the last one of ``headers``, or None if it is damaged."""
+    """Decode and return the last of ``headers``, or return None if it is damaged."""
     try:
         return unpack_header(headers[-1:].tobytes())
     except BrokerError:

@@ -41,7 +41,7 @@ from sparklog.storage.log_durability import LogDurability
 from sparklog.storage.log_files import LogFiles
 from sparklog.storage.log_offsets import LogOffsets
 from sparklog.storage.log_reads import MANY, HandedOut
-from sparklog.storage.log_reads import LogSlice as LogSlice  # what ``read`` gives: known from here
+from sparklog.storage.log_reads import LogSlice as LogSlice  # callers import the result type of ``read`` from here
 from sparklog.storage.log_retention import LogRetention
 from sparklog.storage.log_tail import LogTail
 from sparklog.storage.log_truncation import LogTruncation

@@ -266,7 +266,7 @@ class _Checker:
     def _check_written(self, topic: str, partition: int, offset: int, name: RecordName, who: str) -> None:
         sent = self._destination.get(name)
         if sent is None:
-            self._wrong("unknown", f"{who}: {_say(name)} at offset {offset}, which nobody sent")
+            self._wrong("unknown", f"{who}: {_say(name)} at offset {offset}, which no producer sent")
         elif (sent.topic, sent.partition) != (topic, partition):
             place = f"{sent.topic}-{sent.partition}"
             self._wrong("unknown", f"{who}: {_say(name)} at offset {offset}, which was sent to {place}")
@@ -315,7 +315,7 @@ class _Checker:
             missing = [name for name in names if name not in found]
             if not self._must_last(sent.topic):
                 remade = self._rules(sent.topic) == "remade"
-                reason = "records gone with their topic" if remade else "records lost where acks allow it"
+                reason = "records deleted with their topic" if remade else "records lost where acks allow it"
                 self.counts[reason] += len(missing)
                 continue
             place = f"{sent.topic}-{sent.partition}"

@@ -18,7 +18,7 @@ from sparklog.protocol.messages import Metadata, MetadataReply
 
 
 class SettledAdmin(Admin):
-    """An Admin whose changes and views of topics end when all live brokers agree."""
+    """An Admin whose methods for topics return only when all live brokers agree."""
 
     def create_topic(self, *args: Any, **kwargs: Any) -> Any:
         created = super().create_topic(*args, **kwargs)

@@ -149,7 +149,7 @@ class Driver:
             broker.withdraw_stop()
         elif step is OrphanStep.STOP:
             self._check_stop(broker)
-            self.world.note(f"b{broker.broker_id} stops: an orphan that nobody counts on")
+            self.world.note(f"b{broker.broker_id} stops: an orphan in no ISR")
             self.world.happened["orphan stops"] += 1
             broker.stop_in_order(lambda: self._stopped(broker))
 

@@ -59,7 +59,7 @@ def _event(event: ev.Event) -> str:
         case ev.LeaderResponded() if event.batch_count:
             return f"told of records up to {event.end_offset}, high watermark {event.high_watermark}"
         case ev.LeaderResponded() if event.diverging is not None:
-            return f"told that histories part at epoch {event.diverging[0]}, end {event.diverging[1]}"
+            return f"receives the divergence point: epoch {event.diverging[0]}, end {event.diverging[1]}"
         case ev.LeaderResponded() if event.code != ErrorCode.NONE:
             return f"refused with {ErrorCode(event.code).name}"
         case ev.FollowerAppended(end_offset):
@@ -103,7 +103,7 @@ def _effect(effect: fx.Effect) -> str:
         case fx.RefuseFetch(code):
             return f"refuses with {code.name}"
         case fx.AnswerDiverging(epoch, end_offset):
-            return f"answers that histories part at epoch {epoch}, end {end_offset}"
+            return f"reports the divergence point: epoch {epoch}, end {end_offset}"
         case fx.RespondToProduce(_, code, base_offset) if code == ErrorCode.NONE:
             return f"acknowledges {base_offset}"
         case fx.StartFetching(leader, leader_epoch):

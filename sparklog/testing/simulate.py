@@ -45,7 +45,7 @@ def _parser() -> argparse.ArgumentParser:
     add("--page-cache-loss", type=float, metavar="P", help="chance that a crash takes unflushed data (0.3)")
     add("--mutant", choices=list(BY_NAME), metavar="NAME", help=f"a variant broken on purpose: {', '.join(BY_NAME)}")
     add("--jobs", type=int, default=1, metavar="N", help="processes (1)")
-    add("--all", action="store_true", help="go on after a seed that breaks a promise; name each, minimise the first")
+    add("--all", action="store_true", help="continue after a seed that breaks a promise; list all, minimise the first")
     add("--no-minimise", dest="minimise", action="store_false", help="do not look for a smaller case, print no trace")
     add("--budget", type=int, default=BUDGET, metavar="N", help=f"runs to spend on a smaller case ({BUDGET})")
     add("--only", type=_actions, metavar="N@MS,...", help="play these actions of the seed's schedule, at these times")

@@ -308,11 +308,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--minutes", type=float, default=1.0)
     parser.add_argument("--seed", type=int, help="which faults come; by default any, printed")
     parser.add_argument("--brokers", type=int, default=3)
-    parser.add_argument("--history", type=Path, help="where the history goes; by default a new file, named at the end")
+    parser.add_argument(
+        "--history", type=Path, help="file for the history; default: a new file, whose name is printed at the end"
+    )
     parser.add_argument("--beyond", action="store_true", help="also kill all brokers at once now and then")
     parser.add_argument("--secure", action="store_true", help="use TLS, logins and certificates; needs namespaces")
     parser.add_argument("--kafka", action="store_true", help="also use clients of Kafka; needs confluent-kafka")
-    parser.add_argument("--check", type=Path, metavar="FILE", help="only judge a history that is there")
+    parser.add_argument("--check", type=Path, metavar="FILE", help="only check an existing history")
     options = parser.parse_args(arguments)
     try:
         if options.check is not None:

@@ -241,5 +241,5 @@ def _write(path: str, node: Node | None, wanted: frozenset[AclBinding]) -> Op:
 def merge(
     known: Mapping[str, frozenset[AclBinding]], read: Mapping[str, frozenset[AclBinding]]
 ) -> dict[str, frozenset[AclBinding]]:
-    """Return the ACLs in ``known`` with the nodes in ``read`` replaced. Both map the name of a node to its ACLs."""
+    """Return ``known`` updated with the nodes in ``read``. Both map the name of a node to its ACLs."""
     return {name: acls for name, acls in {**known, **read}.items() if acls}

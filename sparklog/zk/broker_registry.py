@@ -269,7 +269,7 @@ class BrokerRegistry:
                 if incarnation == self.incarnation:  # The node exists after all.
                     continue
                 self.incarnation = incarnation
-                why = "its registration was taken away" if taken else "a session expiry"
+                why = "its registration was deleted" if taken else "a session expiry"
                 log.warning("re-registered as incarnation %d after %s", self.incarnation, why)
                 if self._on_registered is not None:
                     self._on_registered(self.incarnation)

@@ -377,7 +377,7 @@ class ZkSession:
         return self._submit(lambda: self._client.get_acls_async(path), lambda found: acl_entries(found[0]))
 
     def set_acl(self, path: str) -> asyncio.Future[None]:
-        """Set a node's ACL to the one with which this session creates nodes."""
+        """Set a node's ACL to the ACL that this session gives to new nodes."""
         return self._set_acl(path, self._acl_of(path))
 
     def set_entries(self, path: str, entries: Iterable[AclEntry]) -> asyncio.Future[None]:

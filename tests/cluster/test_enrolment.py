@@ -92,7 +92,7 @@ def test_the_driver_signs_no_name_without_an_executor(
     ca: Path, tmp_path: Path, hosts: tuple[str, ...], alias: str
 ) -> None:
     driver = signer(ca, *hosts, alias=alias)
-    with pytest.raises(ClusterError, match=r"asks for the name stranger\.invalid"):
+    with pytest.raises(ClusterError, match=r"requests the name stranger\.invalid"):
         driver.sign([enrol(on_host(driver, tmp_path / "host"), "stranger.invalid")])
     assert on_host(driver, tmp_path / "host").certificates == ()
 
@@ -110,7 +110,7 @@ def test_no_loopback_name_is_signed_for_several_hosts(
 ) -> None:
     names_with_loopback(monkeypatch, "driver", "any.localhost")
     driver = signer(ca, *hosts)
-    with pytest.raises(ClusterError, match="asks for the name"):
+    with pytest.raises(ClusterError, match="requests the name"):
         driver.sign([enrol(on_host(driver, tmp_path / "host"), name)])
 
 

@@ -412,7 +412,7 @@ def test_at_least_once_writes_without_a_transaction(plan: WritePlan) -> None:
 
 
 def test_impossible_commit_messages_are_refused(plan: WritePlan) -> None:
-    with pytest.raises(ClusterError, match="1 of 2 write tasks reported nothing"):
+    with pytest.raises(ClusterError, match="1 of 2 write tasks sent no result"):
         commit_run(plan.options.bootstrap, [WrittenRows(1), None])
     two = [WrittenRows(1, (), run(plan, 0, run_id), 1) for run_id in "ab"]
     with pytest.raises(ClusterError, match="different runs"):

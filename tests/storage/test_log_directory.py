@@ -351,7 +351,7 @@ MOUNTS = """22 1 0:21 / / rw - overlay overlay rw
 def test_remote_file_systems_are_refused(path: str, kind: str) -> None:
     assert file_system_of(Path(path), MOUNTS) == kind
     if kind in ("nfs4", "fuse.sshfs"):
-        with pytest.raises(StorageError, match=f"is on {kind}, whose locks may lapse"):
+        with pytest.raises(StorageError, match=f"is on {kind}, whose locks may expire"):
             refuse_remote(Path(path), mounts=MOUNTS)
     else:
         refuse_remote(Path(path), mounts=MOUNTS)

@@ -282,7 +282,7 @@ def test_loose_topics_may_lose_but_show_nothing_uncommitted() -> None:
 def test_records_of_a_recreated_topic_do_not_count_as_lost() -> None:
     remade: Entry = TopicUsed(topic="t", rules="remade", acks=-1)
     counts = check([remade, *logs(Run(0, "p", 2, 2))[1:]]).counts
-    assert counts["records gone with their topic"] == 2 and "records lost where acks allow it" not in counts
+    assert counts["records deleted with their topic"] == 2 and "records lost where acks allow it" not in counts
 
 
 def test_a_history_is_read_as_written(tmp_path: Path) -> None:

@@ -167,7 +167,7 @@ class GroupRequests:
     async def _hold(self, request: HoldOffsets) -> Reply:
         takes_part, epoch = await self._takes_part(request.key, request.producer_id)
         if not takes_part:
-            detail = f"producer {request.producer_id} takes no part in what {request.key!r} has open"
+            detail = f"producer {request.producer_id} is not part of the open transaction of {request.key!r}"
             raise BrokerError(ErrorCode.INVALID_TXN_STATE, detail)
         done: asyncio.Future[Outcome] = asyncio.get_running_loop().create_future()
 

@@ -1,4 +1,4 @@
-"""The coordinators that this broker hosts, as the handlers of Kafka's requests use them."""
+"""Access to the coordinators on this broker, for the handlers of Kafka's requests."""
 
 from __future__ import annotations
 

@@ -265,7 +265,7 @@ class BrokerProcess:
             _log.warning("the driver does not supervise this broker: asking to give up its leaderships")
             await registry.announce_stopping()
         elif step is OrphanStep.SERVE_ON:
-            _log.warning("the driver is gone: continuing to serve")
+            _log.warning("no driver is registered: continuing to serve")
             await registry.withdraw_stopping()
         elif step is OrphanStep.STOP:
             self._ending.begin(StopMode.CONTROLLED)

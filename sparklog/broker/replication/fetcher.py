@@ -453,7 +453,7 @@ class Fetchers:
     def follow(self, partition: Partition, leader: int, leader_epoch: int) -> None:
         """Fetch this partition from ``leader``, from this replica's log end on.
 
-        If the partition was fetched from another leader, stop that.
+        Stop fetching the partition from an earlier leader.
         """
         self.unfollow(partition, unless=leader)
         if self._closed:

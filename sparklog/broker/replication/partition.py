@@ -364,7 +364,7 @@ class Partition:
     def stop_at_exit(self) -> None:
         """Stop the replica because the process ends.
 
-        If the replica is a follower without waiting requests, send no notifications: for ten thousand followers they
+        A follower without waiting requests sends no notifications. For ten thousand followers, the notifications
         took a tenth of a second.
         """
         if self.replica.is_leader or self._pending:

@@ -53,7 +53,7 @@ class TopicNotes:
                 await asyncio.to_thread(self.write)
 
     def collect(self) -> bool:
-        """Update the notes on the topics that ``on_update`` has remembered; return whether ``write`` is needed."""
+        """Update the notes of the topics that ``on_update`` received. Return whether the caller must call ``write``."""
         named, self._named = self._named, set()
         hosted = {partition.tp.topic for partition in self._partitions} & named if named else set()
         changed, self._may_be_gone = self._may_be_gone, False

@@ -1,4 +1,4 @@
-"""The tickets for local reads of one broker: whom the broker gives one, and which ones it accepts.
+"""The tickets for local reads of one broker: which clients get one, and which tickets the broker accepts.
 
 If the broker has ACLs, or if all its listeners authenticate clients, it gives segment files only for a ticket. A client
 requests the ticket over its authenticated connection, and presents it on the socket for local reads, which

@@ -122,7 +122,7 @@ class OpenFetch:
         self._completes = False
 
     def begin(self) -> None:
-        """Respond now if there are enough records, an error or a divergence, or if the request does not wait.
+        """Respond now if there are enough records, an error or a divergence, or if the request allows no wait.
 
         Otherwise wait.
         """

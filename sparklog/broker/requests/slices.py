@@ -129,7 +129,7 @@ class Slices:
             await slice_begins
         finally:
             if not slice_begins.cancelled():
-                # ``_turn`` has left the time to this coroutine, also if the coroutine was cancelled meanwhile.
+                # ``_turn`` has given its time to this coroutine, even if the coroutine was cancelled meanwhile.
                 self._ends_s, self._scheduled = time.monotonic() + TURN_S, False
                 self._schedule()
 
@@ -205,7 +205,7 @@ class Slices:
 
 
 def resumed(waited: Waited, steps: Steps) -> Steps:
-    """Return steps that continue ``steps``, which has yielded ``waited``."""
+    """Return a generator that yields ``waited`` again, and then the remaining items of ``steps``."""
     yield waited
     yield from steps
 

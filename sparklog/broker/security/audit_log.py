@@ -167,7 +167,7 @@ class AuditFile(logging.Handler):
         self._lines: queue.Queue[logging.LogRecord | None] = queue.Queue(_MOST_WAITING)
         self._thread: threading.Thread | None = None
         self._file: logging.Handler | None = None
-        #: The number of lines dropped because too many were waiting, and the number of drops that the file reports.
+        #: The number of lines that were dropped because too many waited, and the number of these that the file reports.
         self.dropped = 0
         self.lines_noted = 0
 

@@ -189,10 +189,10 @@ class Authorizer:
         return AuthorizationResult(False, f"the scope of delegation token {connection.token_id} does not allow {need}")
 
     def require(self, connection: Requester, request: Request, clauses: Iterable[Clause]) -> None:
-        """Check that the connection may do at least one of the operations (needs) in each clause.
+        """Check the clauses of a request: the connection must be allowed at least one operation of each clause.
 
         Raises:
-            BrokerError: a clause is not satisfied. The error is the one for the clause's last need.
+            BrokerError: no operation of a clause is allowed. The error is that of the clause's last operation.
         """
         for clause in clauses:
             for need in clause:

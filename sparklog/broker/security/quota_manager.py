@@ -270,7 +270,7 @@ class QuotaManager:
     def timed(self, connection: ServerConnection, step: Callable[[], _T]) -> _T:
         """Do one step of a request of another protocol, and return its result. Charge the client for its time.
 
-        Time that the step has charged itself, because it has handled a request of sparklog's protocol, counts once.
+        If the step handles a request of sparklog's protocol, the time of that request is not charged twice.
         """
         client = self._clients.get(connection) or self._new_client(connection)
         before_s, began_s = client.charged_s, time.monotonic()
@@ -401,5 +401,5 @@ def _answer(connection: ServerConnection, failed: Callable[[], None]) -> None:
     try:
         failed()
     except Exception:
-        _log.exception("a request of %s that a quota had delayed got no answer", connection.peer)
+        _log.exception("a request of %s that a quota had delayed got no response", connection.peer)
         connection.close()

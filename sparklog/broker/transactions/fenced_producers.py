@@ -55,7 +55,7 @@ class FencedProducers:
         _keep(self._begun, tp, producer_id, decision)
 
     def is_over(self, tp: TopicPartition, producer_id: int, decision: int) -> bool:
-        """Return whether a marker of this decision belongs to a transaction before the one that has begun."""
+        """Return whether this decision ended a transaction that is earlier than the producer's newest one."""
         return 0 <= decision <= self._begun.get((tp, producer_id), -1)
 
 

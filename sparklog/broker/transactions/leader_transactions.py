@@ -28,7 +28,7 @@ Batches = Sequence[tuple[BatchHeader, Buffer]]
 
 
 class TransactionalLog(Protocol):
-    """The part of a log that these rules use."""
+    """The part of a log that a leader uses to append transactional batches and markers."""
 
     @property
     def transactions(self) -> TransactionTable: ...
@@ -187,7 +187,7 @@ class LeaderTransactions:
         Without the first batch of a producer, the later batches would begin with a gap in the sequence.
         """
         if question.held and now_ms >= question.held[0].deadline_ms:
-            detail = f"{question.tp}: the coordinator of {question.request.key!r} has not answered in time: {error}"
+            detail = f"{question.tp}: the coordinator of {question.request.key!r} did not respond in time: {error}"
             self.refuse(question, BrokerError(ErrorCode.REQUEST_TIMED_OUT, detail))
 
     def refuse(self, question: Question, error: BrokerError) -> None:

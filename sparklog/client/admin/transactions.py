@@ -67,8 +67,8 @@ def find_hanging(cluster: BlockingCluster, *, open_s: float) -> list[HangingTran
 def abort_hanging(cluster: BlockingCluster, tp: TopicPartition, producer_id: int) -> None:
     """Abort a hanging transaction.
 
-    Raises BrokerError INVALID_TXN_STATE if none is open there or if a coordinator knows the transaction. Raises
-    ClientTimeout if the leader does not respond.
+    Raises BrokerError INVALID_TXN_STATE if the producer has no open transaction in the partition, or if a coordinator
+    knows the transaction. Raises ClientTimeout if the leader does not respond.
     """
     uncertain = False
 

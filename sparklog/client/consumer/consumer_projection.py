@@ -78,6 +78,6 @@ class ConsumerProjection:
         schemas = list(found.values())
         if any(not schema.equals(schemas[0]) for schema in schemas):
             raise BrokerError(
-                ErrorCode.SCHEMA_MISMATCH, f"topics {list(found)} have different columns: read each topic by itself"
+                ErrorCode.SCHEMA_MISMATCH, f"topics {list(found)} have different columns: read each topic separately"
             )
         return schemas[0] if schemas else pa.schema([])

@@ -3,7 +3,7 @@
 So a consumer can return plain ``pyarrow.RecordBatch``es. ``origin(batch)`` returns topic, partition, and the offset and
 leader epoch of the first record. The offset increases by one for each record. In a compacted topic there may be gaps
 between the offsets of a batch, and only the ``_offset`` column of ``Consumer(..., log_columns=True)`` shows them.
-Batches can be combined into a table, because Arrow does not compare metadata then.
+Batches can be combined into a table, because Arrow ignores this metadata when it combines them.
 """
 
 from __future__ import annotations

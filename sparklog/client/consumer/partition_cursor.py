@@ -14,7 +14,7 @@ from sparklog.model import NO_EPOCH, TopicPartition
 
 
 class LogPosition(NamedTuple):
-    """A position in a log, and the leader epoch of the record before it as far as it is known."""
+    """A position in a log, and the leader epoch of the record before it if it is known."""
 
     offset: int
     #: The leader epoch of the record before the offset. -1: unknown, so a truncation cannot be detected.

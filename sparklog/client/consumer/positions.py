@@ -104,7 +104,7 @@ class Assignment:
                     self._add(tp, 0)
 
     def next_refresh_s(self) -> float:
-        """Return the seconds until ``add_new_partitions`` must refresh the metadata, or 0 if its next call does so."""
+        """Return the seconds until ``add_new_partitions`` must refresh the metadata, or 0 if it is due now."""
         return max(0.0, self._refreshed_at + self._refresh_after_s - time.monotonic())
 
     def _add(self, tp: TopicPartition, position: int) -> None:

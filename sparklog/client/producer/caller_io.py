@@ -77,7 +77,7 @@ class CallerIo:
     def act(self, work: Callable[..., None], arguments: tuple[Any, ...], *, only_waiting: bool = False) -> bool:
         """Run ``work`` in the calling thread if the I/O thread has lent the event loop. Return whether it ran.
 
-        ``only_waiting`` says whether ``work`` begins with a wait, during which an interrupt does no harm.
+        If ``only_waiting`` is true, ``work`` begins with a wait, and an interrupt of the wait does no harm.
         """
         handoff = self._handoff
         if get_ident() == handoff.thread:

@@ -92,7 +92,7 @@ class Completion(Protocol):
         """
 
     def consume_failure(self) -> BaseException | None:
-        """Return the first error. Return None without an error, or if a future or an earlier call has reported it."""
+        """Return the first error, or None if there is none or if a future or an earlier call has reported it."""
 
 
 def notify(resolve: Callable[[T], None], outcome: T) -> None:
@@ -107,7 +107,7 @@ def notify(resolve: Callable[[T], None], outcome: T) -> None:
     except BaseException as error:
         if isinstance(error, KeyboardInterrupt) and threading.current_thread() is threading.main_thread():
             raise
-        _log.exception("a future's callback")
+        _log.exception("a future's callback failed")
 
 
 def end_in_child(future: Future[Any], error: BaseException) -> None:

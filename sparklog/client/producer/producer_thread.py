@@ -82,7 +82,7 @@ class ProducerThread:
             self.wake()
 
     def recall_loop(self) -> None:
-        """Give the event loop back to the I/O thread, because the caller is about to wait without running it."""
+        """Give the event loop back to the I/O thread, before the caller waits without running the loop."""
         self.handoff.recall()
 
     def on_io_thread(self) -> bool:

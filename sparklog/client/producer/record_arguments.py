@@ -64,7 +64,7 @@ def header_list(headers: Mapping[str, str | bytes | None] | Sequence[tuple[str, 
 
 
 def utf8(what: str, text: str) -> bytes:
-    """Encode text as UTF-8. Raise ValueError, which names ``what``, for a lone surrogate, which UTF-8 cannot encode."""
+    """Encode text as UTF-8. Raise a ValueError that names ``what`` for a lone surrogate."""
     try:
         return text.encode()
     except UnicodeEncodeError as error:
@@ -83,7 +83,9 @@ def typed_row(topic: ProducerTopic, value: Any, key: Any, headers: Any) -> tuple
     if type(value) is not dict and not isinstance(value, Mapping):
         raise TypeError(f"value: {type(value).__name__} found; topic {topic.name!r} expects {topic.schema.names}")
     if key is not None or headers is not None:
-        raise TypeError(f"topic {topic.name!r} has columns of its own: a typed record has no key or headers of its own")
+        raise TypeError(
+            f"topic {topic.name!r} has columns of its own: pass the columns as the value, without key and headers"
+        )
     if not topic.column_names.issuperset(value):
         unknown = value.keys() - topic.column_names
         raise BrokerError(

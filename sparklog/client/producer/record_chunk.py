@@ -49,7 +49,7 @@ class IoThread(Protocol):
         """Do the producer's I/O in the calling thread until ``finished()`` is true. This method may return earlier."""
 
     def recall_loop(self) -> None:
-        """Give the event loop back to the I/O thread, because the caller is about to wait without running it."""
+        """Give the event loop back to the I/O thread, before the caller waits without running the loop."""
 
     def on_io_thread(self) -> bool:
         """Return whether the calling thread runs the event loop, and so must not wait for it."""

@@ -29,7 +29,7 @@ class RecordOutcomes(Protocol):
         """
 
     def recall_loop(self) -> None:
-        """Give the event loop back to the I/O thread, because the caller is about to wait without running it."""
+        """Give the event loop back to the I/O thread, before the caller waits without running the loop."""
 
     def outcome(self, index: int) -> RecordMetadata | BaseException | None: ...
 
@@ -100,7 +100,7 @@ class RecordFuture(Future[RecordMetadata]):
         return error
 
     def abandon(self, error: BaseException) -> None:
-        """End this future in a forked child, if it has become a full one; see the module.
+        """End this future in a forked child, if it has become a ``concurrent.futures.Future``.
 
         Otherwise the future reads the error from its chunk.
         """

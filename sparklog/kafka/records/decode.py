@@ -28,9 +28,9 @@ from sparklog.record.small_batch_encoder import body_of_columns, several_records
 #: With more records than this, numpy and Arrow are faster than a loop. The first number is for the plain Python loop,
 #: and the second for the compiled one. ``bench/kafka_records.py`` measures both.
 FEW_RECORDS = 400 if hasattr(decode_few, "__code__") else 1500
-#: With more bytes than this, records have large values.
+#: The size of a batch in bytes from which its values may be large; see ``_LARGE_VALUE``.
 _FEW_BYTES = 1024 * 1024
-#: With values of at least this size on average, a loop that copies each value once is faster than Arrow.
+#: The average size of values in bytes from which a loop that copies each value once is faster than Arrow.
 _LARGE_VALUE = 400
 #: A record's timestamp of this value means that it has none.
 NO_TIME_MS = -1
@@ -94,8 +94,8 @@ class _LargeBatch:
     def body(self) -> bytes | None:
         """Return the records as the body of a batch of the log, or None if Arrow makes the body in less time.
 
-        Arrow copies each value twice. Here it is copied once, but each value costs as much as a copy of some hundreds
-        of bytes.
+        Arrow copies each value twice. This method copies it once, but its fixed cost for each value equals a copy of
+        some hundreds of bytes.
         """
         columns, count = self._columns, len(self._times_ms)
         size = int(np.maximum(columns.values.lengths, 0).sum())

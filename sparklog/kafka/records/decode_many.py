@@ -27,15 +27,16 @@ _SHORTEST_RUN = 16
 #: Headers are read in rounds, one header of each record in a round, while at least this number of records have another
 #: header.
 _FEWEST_AT_ONCE = 32
-#: The maximum number of headers of a batch: this number, and one more for each of these bytes of its records. Two bytes
-#: declare a header, which takes more than forty here. A batch with one header in each record never has too many.
+#: The maximum number of headers of a batch is ``_LEAST_LIMIT``, and one more for each ``_BYTES_PER_HEADER`` bytes of
+#: records. The limit is needed because a header of two bytes takes more than forty bytes of memory here. A batch with
+#: one header in each record never exceeds the limit.
 _LEAST_LIMIT, _BYTES_PER_HEADER = 16 * 1024, 8
 _U32 = 2**32 - 1
 _MOST_U32_BYTES, _MOST_U64_BYTES = 5, 10
 
 
 class Binary:
-    """The keys or the values of all records, as places in the bytes of the batch. A length of -1 means null."""
+    """The positions of all keys, or of all values, in the bytes of a batch. A length of -1 means null."""
 
     __slots__ = ("_at", "_data", "lengths")
 
@@ -311,7 +312,7 @@ class _Places:
         self.value_length = np.empty(total, np.int64)
 
     def set(self, headers: slice, found: list[int]) -> None:
-        """Set the places of consecutive headers. ``found`` has four numbers for each."""
+        """Store the positions of consecutive headers. ``found`` has four numbers for each header."""
         fields = self.key_at, self.key_length, self.value_at, self.value_length
         for number, field in enumerate(fields):
             field[headers] = found[number::4]

@@ -1,4 +1,4 @@
-"""A builder of Python source, which the compilers of readers and writers share."""
+"""A builder of Python source code for the compilers of message readers and writers."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ class Code:
         self._lines.append("    " * self._depth + text)
 
     def block(self, text: str) -> None:
-        """Append a line that opens a block, and enter the block."""
+        """Append a line that opens a block. Later lines belong to the block, until ``end``."""
         self.line(text)
         self._depth += 1
 
     def end(self) -> None:
-        """Leave a block."""
+        """End the current block, so that later lines belong to the enclosing block."""
         self._depth -= 1
 
     def variable(self, stem: str) -> str:

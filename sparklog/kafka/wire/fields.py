@@ -132,7 +132,9 @@ class _FieldSpec:
 
 
 class FieldType:
-    """A primitive as declarations use it: ``int32("7+", default=-1)`` declares a field, ``array(int32, "5+")`` a list.
+    """A primitive type, for the declarations of messages.
+
+    ``int32("7+", default=-1)`` declares a field, and ``array(int32, "5+")`` declares a list.
 
     ``nullable`` names the versions in which the field may be None. ``tag`` is the number of a tagged field. ``tagged``
     names the versions in which it is tagged; by default these are all versions that have the field.
