@@ -190,7 +190,7 @@ class BatchArchiver:
         if not before.ends:
             return {number: batch.begun.get(number, 0) for number in batch.ends}
         if not before.begins:
-            return {}  # unknown
+            return {}  # the begins are unknown
         return {**dict.fromkeys(batch.ends, 0), **before.begins}
 
     def _lost(self, ends: Mapping[int, int], batch: BatchEnds) -> dict[int, tuple[int, int]]:

@@ -49,7 +49,7 @@ _LOADED = (
     "pyspark.worker",
     "pyspark.sql.worker.write_into_data_source",
     "pyspark.sql.worker.plan_data_source_read",
-    "pandas",  # pyspark loads it at the end of a write, through the next two.
+    "pandas",  # pyspark loads it at the end of a write, through the next two modules.
     "pyarrow.pandas_compat",
     "pyarrow.vendored.version",
     "pyarrow.compute",

@@ -177,7 +177,7 @@ class ProducerTable:
         return len(self._entries)
 
     def count_in(self, count: ProducerCount | None) -> None:
-        """Include this table's producer ids in ``count`` from now on, and exclude them from the earlier count."""
+        """Count this table's producer ids in ``count`` from now on, and no longer in the earlier counter."""
         if self._count is not None:
             self._count.add(-len(self._entries))
         self._count = count

@@ -80,7 +80,7 @@ def high_watermarks(cluster: ProcessCluster, topic: str) -> dict[int, int]:
 
 
 def wait_whole(cluster: ProcessCluster, topics: Sequence[str], timeout_s: float) -> None:
-    """Wait until all replicas are in sync and have the same log end offset, and this is their high watermark.
+    """Wait until all replicas are in sync, and all log end offsets and high watermarks of a partition are equal.
 
     Raises:
         ClusterError: timeout; the message has the last differences.

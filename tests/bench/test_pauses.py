@@ -54,7 +54,7 @@ def test_a_side_that_is_slow_to_resume_is_paused_again() -> None:
         assert give_to(None) == (False, False)
 
 
-def test_the_rows_that_pause_no_side_match_the_page() -> None:
+def test_the_page_names_the_rows_without_a_paused_system() -> None:
     named = re.search(r"\(Not in ([^)]*)\.\)", (ROOT / "docs" / "performance.md").read_text())
     assert named is not None
     assert sorted(row.name for row in _pausing_nobody()) == sorted(re.findall(r"`([^`]+)`", named.group(1)))

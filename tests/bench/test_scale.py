@@ -45,7 +45,7 @@ def test_results_are_kept_and_drawn(tmp_path: Path) -> None:
     assert sum(element.tag.endswith("circle") for element in picture.iter()) == 6, "0 has no logarithm"
 
 
-def test_a_dead_broker_costs_only_what_it_hosts() -> None:
+def test_a_dead_broker_affects_only_its_own_partitions() -> None:
     cost = scale_core.measure(brokers=20, partitions=4_000)
     assert (cost.elected, cost.shrunk) == (200, 600)
     assert cost.requests == 200 / 50, "fifty writes at a time"

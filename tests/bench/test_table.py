@@ -115,12 +115,12 @@ def test_values_are_the_same_in_every_form() -> None:
     [list(range(COUNT - 1)), [*range(COUNT), 7], [*range(COUNT - 1), 7]],
     ids=["missing", "doubled", "one for another"],
 )
-def test_a_loss_is_seen(numbers: list[int]) -> None:
+def test_a_lost_record_is_found(numbers: list[int]) -> None:
     with pytest.raises(Lost):
         values.check_arrow(arrow(numbers), COUNT, SIZE)
 
 
-def test_damage_is_seen() -> None:
+def test_a_damaged_record_is_found() -> None:
     whole = values.matrix(COUNT, SIZE)
     values.check([whole.reshape(-1)], COUNT, SIZE)
     for column, byte in ((SIZE - 1, ord("y")), (3, ord("7")), (0, ord(" "))):
@@ -143,7 +143,7 @@ def test_rows_measured_at_another_time_are_kept(tmp_path: Path) -> None:
     assert [(line.row, line.ours) for line in found] == [("three", 40), ("two", 50), ("one", 30)]
 
 
-def test_a_title_tells_that_another_size_was_measured() -> None:
+def test_a_title_says_that_another_size_was_measured() -> None:
     line = only(row(), {"ours": [10], "a": [5], "b": [4]})
     assert [found.title for scale in (1.0, 0.4) for found in report.named([line], scale)] == ["work", "work (x 0.4)"]
 

@@ -243,7 +243,7 @@ class TestEveryRequest:
         assert connection.replies == ([REVEALING[type(request_)]] if type(request_) in REVEALING else [])
 
 
-def test_an_error_tells_neither_the_rule_nor_whether_the_resource_exists() -> None:
+def test_an_error_hides_the_rule_and_whether_the_resource_exists() -> None:
     details = set()
     for topic in ("t", "missing"):
         connection = Connection(BERT)

@@ -82,7 +82,7 @@ def load_offsets(host: GroupHost, *topics: tuple[str, str]) -> None:
     host.not_ready_reason = ""
 
 
-def test_a_deleted_topics_offsets_are_dropped_and_not_an_unknown_ones() -> None:
+def test_offsets_of_deleted_topics_are_dropped_but_not_of_unknown_ones() -> None:
     """A broker that has just become coordinator may be the last to learn of a topic."""
 
     async def story() -> None:

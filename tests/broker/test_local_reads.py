@@ -220,7 +220,7 @@ class Local:
         return reply.code, reply.batch_count
 
 
-def test_a_broker_answers_valid_and_invalid_local_reads(cluster: ProcessCluster, admin: Admin) -> None:
+def test_a_broker_responds_to_valid_and_invalid_local_reads(cluster: ProcessCluster, admin: Admin) -> None:
     make(cluster, admin, "asked", 60)
     leads = leader(cluster, "asked")
     with Local(cluster, "asked") as near:

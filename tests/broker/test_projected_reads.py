@@ -164,7 +164,7 @@ def ask(
     return reply.partitions[0], body
 
 
-def test_a_broker_answers_valid_and_invalid_projected_reads(cluster: ProcessCluster, wide: pa.Table) -> None:
+def test_a_broker_responds_to_valid_and_invalid_projected_reads(cluster: ProcessCluster, wide: pa.Table) -> None:
     leads = leader(cluster, TP.topic)
     with cluster.connect(leads) as connection:
         refused, body = ask(connection, ("c1", "nonsense"))

@@ -40,7 +40,7 @@ def test_a_cancel_returns_to_the_original_replicas() -> None:
     assert altered(record, ReplicaMove("t", 0, None)) == record
 
 
-def test_another_order_is_a_move_and_the_same_order_is_none() -> None:
+def test_only_a_changed_order_of_replicas_is_a_move() -> None:
     assert altered(RECORD, ReplicaMove("t", 0, (1, 0))).reassigning == {0: Reassignment((1, 0), (0, 1))}
     assert altered(RECORD, ReplicaMove("t", 0, (0, 1))) == RECORD
 

@@ -88,7 +88,7 @@ def test_posted_work_reclaims_the_loop_after_the_current_thread_leaves(handoff: 
     assert not handoff.lent
 
 
-def test_an_unused_loop_returns_by_itself(handoff: LoopHandoff) -> None:
+def test_an_unused_loop_returns_to_the_io_thread(handoff: LoopHandoff) -> None:
     borrowed(handoff)
     turned = threading.Event()
     handoff._loop.call_soon(turned.set)
@@ -223,7 +223,7 @@ def test_an_interrupted_wait_loses_no_record(
     ("method", "line"),
     lines(CallerIo._receive, AsyncConnection.read_now, AsyncConnection.buffer_updated, ClientEnd.decode_single),
 )
-def test_an_interrupt_outside_a_callback_costs_only_the_connection(
+def test_an_interrupt_outside_a_callback_loses_only_the_connection(
     fake: FakeCluster, method: Callable[..., Any], line: int
 ) -> None:
     fake.create("t", partitions=1)

@@ -406,7 +406,7 @@ def test_topics_without_a_leader_are_listed_until_they_have_one() -> None:
     assert acc.leaderless == set()
 
 
-def test_partitions_with_an_outstanding_request_cost_nothing() -> None:
+def test_partitions_with_an_outstanding_batch_are_not_visited() -> None:
     acc = accumulator()
     many = [batch(TopicPartition("t", number)) for number in range(50)]
     for one in many:

@@ -232,7 +232,7 @@ def test_tables_and_transactions_do_not_wait_for_an_ended_thread(
     producer.close(30)
 
 
-def test_a_callback_that_tries_to_end_its_thread_ends_nothing(fake: FakeCluster) -> None:
+def test_a_callback_that_raises_systemexit_does_not_end_the_producer(fake: FakeCluster) -> None:
     fake.create("t")
 
     added = threading.Event()

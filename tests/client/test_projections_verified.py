@@ -143,7 +143,7 @@ def test_a_consumer_has_the_rest_of_a_response_verified(wide: FakeCluster) -> No
     assert [at for at, verify in asked if not verify and at < 80] == [0]
 
 
-def test_a_consumer_verifies_nothing_before_the_damage(wide: FakeCluster) -> None:
+def test_only_fetches_of_the_damaged_part_ask_for_verification(wide: FakeCluster) -> None:
     asked = noted(wide, heals_at=50)
     with Consumer(wide.bootstrap, "t", columns=["n"]) as consumer:
         consumer.seek(TP, 30)

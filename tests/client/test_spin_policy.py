@@ -180,5 +180,5 @@ def test_a_single_processor_never_spins() -> None:
         assert subject.spin_s == 0
 
 
-def test_there_is_at_least_one_processor() -> None:
+def test_the_number_of_processors_is_at_least_one() -> None:
     assert processors() >= 1

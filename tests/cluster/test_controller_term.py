@@ -152,7 +152,7 @@ def test_a_recreated_topic_is_read_during_its_predecessors_deletion() -> None:
     asyncio.run(scenario())
 
 
-def test_an_ended_broker_is_gone_before_its_stop_request_is() -> None:
+def test_a_broker_ends_before_its_stop_request_ends() -> None:
     """The stop request and the registration are removed together. In the other order the controller would announce
     the broker again, and would send its leaders thousands of states while it exits."""
 

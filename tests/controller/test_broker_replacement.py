@@ -105,7 +105,7 @@ def test_the_lack_of_another_broker_is_reported_once() -> None:
     assert targets(world) == {0: (5, 2, 3)}
 
 
-def test_the_last_hope_of_a_leaderless_partition_is_waited_for() -> None:
+def test_a_partition_without_a_leader_waits_for_its_last_isr_member() -> None:
     world = world_of()
     world.leader_writes_isr(TP, 1)
     world.lose(1)

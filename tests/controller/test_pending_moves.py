@@ -206,7 +206,7 @@ def test_a_successor_with_a_full_update_knows_of_the_move() -> None:
             world.feed(UpdateReplied(update.broker.broker_id, update.update_id, 0))
 
 
-def test_all_learn_of_another_successor_when_the_first_is_gone() -> None:
+def test_all_brokers_learn_of_the_next_successor_when_the_first_fails() -> None:
     """The first successor may have received its notification or not."""
     world = World(SIX)
     world.hold_updates = True

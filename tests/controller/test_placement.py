@@ -178,7 +178,7 @@ def test_placement_at_the_maximum_number_of_brokers_and_partitions() -> None:
 
 
 @given(clusters(), st.integers(1, 40), st.data())
-def test_equal_requests_have_equal_answers_in_any_order(
+def test_the_order_of_brokers_does_not_change_the_placement(
     brokers: list[BrokerEndpoint], partitions: int, data: st.DataObject
 ) -> None:
     shuffled = data.draw(st.permutations(brokers))

@@ -389,7 +389,7 @@ def test_a_record_seen_before_its_writes_response_changes_nothing() -> None:
     assert world.controller.settled()
 
 
-def test_a_topic_deleted_in_each_phase_of_a_move_is_gone() -> None:
+def test_a_topic_can_be_deleted_in_each_phase_of_a_move() -> None:
     for isr in ((1, 2, 3), (1, 2, 3, 4), (1, 2, 3, 4, 5), (1, 4, 5)):
         world = world_of()
         world.reassign(4, 5, 1)

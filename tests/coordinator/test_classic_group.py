@@ -462,7 +462,7 @@ def test_requests_of_other_generations_and_members_are_refused() -> None:
     """)
 
 
-def test_a_pause_of_the_coordinator_costs_no_member_its_session() -> None:
+def test_a_pause_of_the_coordinator_ends_no_members_session() -> None:
     Trace().play("""
         join a
         wait 100 -> [join a: a in 1 by range leads a] CompletingRebalance
@@ -488,7 +488,7 @@ def test_members_that_join_extend_the_initial_delay() -> None:
     """)
 
 
-def test_a_deleted_group_answers_that_it_ended() -> None:
+def test_requests_to_a_deleted_group_get_an_error() -> None:
     Trace().play("""
         join a v4 -> [join a: given a] Empty
         end

@@ -95,7 +95,7 @@ def test_the_assignment_is_in_the_log_before_any_member_gets_it() -> None:
     assert (record.epoch, record.classic.leader, record.classic.members[0].assignment) == (1, "a", b"x")
 
 
-def test_members_go_on_after_a_failover() -> None:
+def test_members_continue_after_a_failover() -> None:
     host = Host()
     host.stable()
     assert host.commit_as("a", 1, 7) == "Done"
@@ -108,7 +108,7 @@ def test_members_go_on_after_a_failover() -> None:
     assert host.beat_of("a", 1) == "UNKNOWN_MEMBER_ID", "its new session has ended"
 
 
-def test_members_go_on_after_a_rewrite_and_a_failover() -> None:
+def test_members_continue_after_a_rewrite_and_a_failover() -> None:
     host = Host()
     host.stable()
     start = len(host.log)

@@ -98,7 +98,7 @@ def test_the_progress_is_found_at_each_version(tmp_path: Path) -> None:
     assert log.progress() == log.progress(7)
 
 
-def test_new_commits_are_searched_upwards(tmp_path: Path) -> None:
+def test_new_commits_are_searched_in_ascending_order(tmp_path: Path) -> None:
     for version in range(3):
         commit(tmp_path, version, **said(version))
     asked: list[str] = []

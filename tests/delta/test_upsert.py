@@ -218,7 +218,7 @@ def test_any_history_equals_a_dictionary(spark: SparkSession, lake: str, topic: 
 
 
 @pytest.mark.extended
-def test_of_two_partitions_the_later_time_counts(spark: SparkSession) -> None:
+def test_the_later_time_counts_between_partitions(spark: SparkSession) -> None:
     def chosen(*records: tuple[Any, ...]) -> list[Any]:
         found = newest(frame(spark, [("k", *record) for record in records]), ["k"])
         return [tuple(row) for row in found.select("_partition", "_offset", sf.col(TOMBSTONE)).collect()]

@@ -420,6 +420,6 @@ def ended(caller: Caller, producer: Identity, *, commit: bool, version: int) -> 
         ends_of_transactions,
     ],
 )
-def test_both_systems_answer_alike(sides: tuple[Side, Side], ask: Callable[[Side], Any]) -> None:
+def test_both_systems_return_the_same_results(sides: tuple[Side, Side], ask: Callable[[Side], Any]) -> None:
     kafka, ours = sides
     assert ask(ours) == ask(kafka)

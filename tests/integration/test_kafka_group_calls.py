@@ -336,7 +336,7 @@ def test_requests_outside_the_bounds_are_refused(cluster: ProcessCluster) -> Non
             commit(calls, "bounds", dict.fromkeys(range(10_001), 0))
 
 
-def test_members_go_on_after_the_coordinator_is_killed(cluster: ProcessCluster) -> None:
+def test_members_continue_after_the_coordinator_is_killed(cluster: ProcessCluster) -> None:
     group = "failover"
     address = coordinator_of(cluster.kafka_bootstrap.split(",")[0], group)
     with KafkaCalls(address) as calls:

@@ -190,7 +190,7 @@ def test_replicas_are_moved(
     assert "No partition reassignments found" in tools.run("kafka-reassign-partitions", *server, "--list")
 
 
-def test_the_cluster_tells_its_id_and_versions(
+def test_the_cluster_reports_its_id_and_versions(
     tools: KafkaTools, cluster: ProcessCluster, server: tuple[str, str]
 ) -> None:
     assert cluster.cluster_id in tools.run("kafka-cluster", "cluster-id", *server)

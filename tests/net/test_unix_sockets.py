@@ -212,7 +212,7 @@ def test_a_server_with_another_greeting_is_not_used(
         connection.close()
 
 
-def test_a_server_with_the_brokers_greeting_is_used(kind: str, client: Client) -> None:
+def test_a_unix_socket_with_the_brokers_greeting_is_used(kind: str, client: Client) -> None:
     """The same server as above, but with the right greeting."""
     with somebody_else(kind, lambda connection: _greets(connection, SOMEBODY_ELSE)) as server:
         connection = client(server, "127.0.0.1", server.server.port)

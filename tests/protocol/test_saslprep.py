@@ -28,7 +28,7 @@ def test_the_examples_of_rfc_4013_are_prepared(text: str, prepared: str) -> None
 @pytest.mark.parametrize(
     "text", ["", "\u00ad", "\u0007", "\u0627\u0031", "a\u0627", "\ud800", "\ufffd", "\u2028", "\x7f"]
 )
-def test_what_rfc_4013_prohibits_is_refused(text: str) -> None:
+def test_characters_that_rfc_4013_prohibits_are_refused(text: str) -> None:
     with pytest.raises(ConfigError) as error:
         saslprep(text)
     assert not text.strip() or text not in str(error.value)

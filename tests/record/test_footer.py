@@ -80,7 +80,7 @@ def test_a_sealed_file_is_also_a_stream() -> None:
 
 
 @pytest.mark.parametrize("compression", [None, "lz4", "zstd"])
-def test_polars_pandas_and_duckdb_read_it(tmp_path: Path, compression: str | None) -> None:
+def test_polars_pandas_and_duckdb_read_a_sealed_segment(tmp_path: Path, compression: str | None) -> None:
     batch = default_batch(30)
     path = tmp_path / "00000000000000000000.arrow"
     path.write_bytes(sealed(DEFAULT_SCHEMA, [encoded(batch.slice(at, 10), compression).body for at in (0, 10, 20)]))

@@ -105,7 +105,7 @@ def test_any_columns_of_any_schema_can_be_chosen(kinds: list[pa.DataType], data:
 
 
 @pytest.mark.parametrize("compression", COMPRESSIONS)
-def test_a_column_costs_its_own_bytes(compression: str | None) -> None:
+def test_a_projection_sends_only_the_bytes_of_its_columns(compression: str | None) -> None:
     dice = random.Random(1)
     names = [f"c{i}" for i in range(20)]
     columns = {name: [dice.randbytes(100) for _ in range(500)] for name in names}

@@ -85,7 +85,7 @@ def test_an_overtaken_decision_removes_no_replica() -> None:
     assert stage.replica.isr == (1, 2, 4)
 
 
-def test_a_state_read_from_zookeeper_voids_the_order() -> None:
+def test_a_state_read_from_zookeeper_cancels_the_removal_order() -> None:
     stage = Stage()
     stage.send(moving(1, (1, 2, 3, 4), leaving=LEAVING))
     refused = ev.IsrRefused(LeaderAndIsr(1, 2, (1, 2, 3), 2), 2, 1)

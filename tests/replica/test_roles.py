@@ -57,7 +57,7 @@ def test_decisions_are_ordered_by_version_in_any_arrival_order() -> None:
     assert stage.send(decided(1, 7, 10)) != []
 
 
-def test_a_repeated_version_renews_what_the_node_does_not_contain() -> None:
+def test_a_repeated_version_updates_only_fields_outside_the_node() -> None:
     stage = Stage(log_of(1))
     stage.lead(isr=(1, 2), min_isr=3)
     stage.fetch(2, 1)
@@ -83,7 +83,7 @@ def test_the_end_is_final(end: ev.Event) -> None:
     assert stage.replica.deadline_ms() == NEVER
 
 
-def test_queries_have_answers_before_any_decision() -> None:
+def test_queries_return_results_before_any_decision() -> None:
     replica = Stage(log_of(1), high_watermark=9).replica
     assert (replica.role, replica.leader, replica.isr, replica.version) == ("offline", NO_LEADER, (), -1)
     assert replica.high_watermark == 1

@@ -140,7 +140,7 @@ def test_the_host_of_an_acl_is_an_address_or_network(rule: str, host: str, inclu
     assert allows(table, READ, "orders", host=host) is included
 
 
-def test_the_cluster_has_two_names() -> None:
+def test_an_acl_may_use_either_name_of_the_cluster() -> None:
     for name in (CLUSTER_NAME, CLUSTER_ALIAS, ANY):
         table = AclTable([binding("cluster", name, "User:anna", "alter")])
         assert table.decide(ANNA, HOST, DESCRIBE, ResourceType.CLUSTER, CLUSTER_NAME).allowed

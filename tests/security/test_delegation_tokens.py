@@ -48,14 +48,14 @@ def test_a_new_token_expires_after_its_period() -> None:
 
 
 @pytest.mark.parametrize("principal", [ANNA, OTTO])
-def test_the_owner_and_renewers_renew_it(principal: Principal) -> None:
+def test_the_owner_and_renewers_renew_a_token(principal: Principal) -> None:
     found = renewed(token(), principal, 10, period_ms=2 * DAY)
     assert found.expiry_ms == 2 * DAY + 10
     assert renewed(found, principal, DAY, period_ms=100 * DAY).expiry_ms == found.max_ms, "the latest expiry stays"
 
 
 @pytest.mark.parametrize("change", [renewed, ended])
-def test_no_other_principal_changes_it(change: object) -> None:
+def test_no_other_principal_renews_or_ends_a_token(change: object) -> None:
     more = {"period_ms": 1} if change is renewed else {"after_ms": -1}
     assert code_of(change, token(), OLGA, 0, **more) is ErrorCode.DELEGATION_TOKEN_OWNER_MISMATCH
 
@@ -65,14 +65,14 @@ def test_an_expired_token_is_not_renewed() -> None:
     assert code_of(ended, token(), ANNA, DAY, after_ms=1) is ErrorCode.DELEGATION_TOKEN_EXPIRED
 
 
-def test_it_ends_now_or_later() -> None:
+def test_a_token_is_ended_now_or_later() -> None:
     assert ended(token(), OTTO, 10, after_ms=-1) is None
     later = ended(token(), ANNA, 10, after_ms=500)
     assert later is not None and later.expiry_ms == 510
     assert ended(token(), ANNA, 2 * DAY, after_ms=-1) is None, "an expired token can be removed"
 
 
-def test_its_holder_renews_it_for_its_period_up_to_its_maximum_lifetime() -> None:
+def test_a_holder_renews_a_token_up_to_its_maximum_lifetime() -> None:
     found = token()
     for now_ms in range(DAY // 2, 20 * DAY, DAY // 2):
         if now_ms >= found.expiry_ms:

@@ -55,7 +55,7 @@ def test_loaded_modules_are_frozen_once_and_only_in_tasks() -> None:
     subprocess.run([sys.executable, "-c", _CODE], check=True, timeout=60)
 
 
-def test_a_source_created_by_hand_freezes_nothing() -> None:
+def test_a_source_created_by_user_code_does_not_freeze_the_gc() -> None:
     code = """
 import gc
 at_start = gc.get_freeze_count()

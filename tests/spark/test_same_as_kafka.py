@@ -439,9 +439,7 @@ WRITTEN = "key binary, value string, headers array<struct<key: string, value: bi
 PLACED = ["key", "value", "headers", "topic", "partition", "offset", "timestampType"]
 
 
-def test_written_rows_are_read_back_alike_in_both_sources(
-    spark: SparkSession, sides: Sides, topic: str, tmp_path: Path
-) -> None:
+def test_both_sources_read_back_the_same_rows(spark: SparkSession, sides: Sides, topic: str, tmp_path: Path) -> None:
     """Partition columns route rows; rows without one follow the key, with the same hash. The test writes a batch,
     and a stream of text columns."""
     keys = spark.range(40).select(

@@ -30,12 +30,12 @@ def valid(scope: Scope) -> Scope:
     return scope
 
 
-def test_a_read_reads_its_topics() -> None:
+def test_the_scope_of_a_read_has_its_topics() -> None:
     assert valid(read_scope(["b", "a", "b"])) == (("Read", "Topic", "a", "Literal"), ("Read", "Topic", "b", "Literal"))
     assert read_scope(f"t{number}" for number in range(1001)) == (("Read", "Topic", "*", "Literal"),)
 
 
-def test_a_write_writes_its_topic_in_its_transactions() -> None:
+def test_the_scope_of_a_write_has_its_topic_and_transactions() -> None:
     assert valid(write_scope(plan(), streaming=False)) == (WRITE, ("Write", "TransactionalId", "write:", "Prefixed"))
     assert valid(write_scope(plan(), streaming=True)) == (WRITE, ("Write", "TransactionalId", "query:", "Prefixed"))
     assert write_scope(plan(exactly_once=False), streaming=False) == (WRITE,)

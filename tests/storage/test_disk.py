@@ -99,7 +99,7 @@ class AdvisedMap(mmap.mmap):
         super().madvise(option, start, length)
 
 
-def test_a_long_run_is_read_ahead_in_whole_steps(tmp_path: Path) -> None:
+def test_a_long_range_is_read_ahead_in_steps_of_equal_size(tmp_path: Path) -> None:
     kib, page = 1024, mmap.PAGESIZE
     path = tmp_path / "f"
     path.write_bytes(bytes(600 * kib))

@@ -163,7 +163,7 @@ def test_a_repeated_create_updates_the_log(disk: SimDisk) -> None:
     assert again is not None and (again.topic_id, again.schema_ids) == (TOPIC_ID, (0, 1))
 
 
-def test_a_deleted_log_is_gone_at_once_and_may_be_recreated(disk: SimDisk) -> None:
+def test_a_deleted_log_disappears_at_once_and_may_be_recreated(disk: SimDisk) -> None:
     directory = open_directory(disk=disk)
     log = create_log(directory)
     fill(log, 3)

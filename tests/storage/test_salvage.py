@@ -112,7 +112,7 @@ def test_a_damaged_batch_is_omitted_and_named(log_dir: Path) -> None:
     assert "the batch at offset 3 is skipped" in problem and "CRC32C" in problem
 
 
-def test_a_damaged_header_costs_its_rows_only_their_offsets(log_dir: Path) -> None:
+def test_rows_with_a_damaged_header_are_salvaged_without_offsets(log_dir: Path) -> None:
     expected, _ = rows(log_dir)
     content = bytearray((log_dir / index(0)).read_bytes())
     content[HEADER_BYTES + 30] ^= 1

@@ -212,7 +212,7 @@ def test_random_histories_with_new_schemas_keep_fsynced_records(seed: int) -> No
         assert read_numbers(log) == list(range(log.log_end_offset))
 
 
-def test_an_unused_new_schema_costs_a_log_nothing(disk: SimDisk, directory: LogDirectory) -> None:
+def test_an_unused_new_schema_is_not_written(disk: SimDisk, directory: LogDirectory) -> None:
     """There may be ten thousand such logs, and the event loop learns of the schema for all."""
     log = new_log(directory)
     fill(log, 1, 0)

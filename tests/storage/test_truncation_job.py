@@ -71,7 +71,9 @@ def test_truncate_below_the_high_watermark_spares_mapped_readers(disk: SimDisk, 
 
 
 @pytest.mark.parametrize(("cut_at", "survives"), [(3, True), (6, True), (9, False)])
-def test_a_map_of_committed_active_records_survives(disk: SimDisk, log: Log, cut_at: int, survives: bool) -> None:
+def test_a_memory_map_of_committed_records_survives_a_truncation(
+    disk: SimDisk, log: Log, cut_at: int, survives: bool
+) -> None:
     """Readers on the same host map committed records, sealed or not. They may not map later ones."""
     fill(log, 4)
     log.set_high_watermark(9)

@@ -442,7 +442,7 @@ def _batches(log: Log) -> set[tuple[int, int]]:
 
 
 @pytest.mark.parametrize("seed", marked_after(4, range(12), pytest.mark.extended))
-def test_interrupted_seals_report_nothing_that_a_power_failure_loses(seed: int) -> None:
+def test_interrupted_seals_report_only_durable_records(seed: int) -> None:
     disk = SimDisk(seed=seed)
     directory, log = _log(disk)
     fill(log, 3)

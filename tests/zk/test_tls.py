@@ -119,7 +119,7 @@ def test_a_client_without_tls_is_refused(served: Served) -> None:
         assert b"Mode" not in connection.recv(4096)
 
 
-def test_what_a_stranger_sends_fills_no_log(served: Served) -> None:
+def test_connections_without_tls_do_not_fill_the_log(served: Served) -> None:
     host, _, port = served.server.connect.rpartition(":")
     with socket.create_connection((host, int(port)), timeout=5) as connection:
         connection.sendall(b"not TLS " * 4000)

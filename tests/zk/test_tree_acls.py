@@ -132,7 +132,7 @@ def test_nodes_that_appear_during_the_walk_are_closed(connect: str, own: ZooKeep
     assert stranger_opens(connect, "/late") == [True, False]
 
 
-def test_a_session_that_goes_on_creating_open_nodes_is_reported(connect: str, own: ZooKeeperSecurity) -> None:
+def test_a_session_that_keeps_creating_open_nodes_is_reported(connect: str, own: ZooKeeperSecurity) -> None:
     made(connect)
     client = KazooClient(connect)
     client.start()

@@ -102,7 +102,7 @@ class Ending:
         """
         context = self._context
         if self.restarts:
-            return  # a second request
+            return  # a restart was already requested
         if self.mode is not None or context.quiesced:
             raise BrokerError(ErrorCode.BROKER_STOPPING, f"broker {context.broker_id} is stopping")
         if not supervised:

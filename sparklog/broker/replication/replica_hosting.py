@@ -104,7 +104,7 @@ class ReplicaHosting:
         changed = partition.log.config != topic.config
         partition.log.config = topic.config
         self._partitions.maintenance_index.mark_changed(partition)
-        if partition.log.durability.awaits_flush:  # records that needed no flush when they were appended
+        if partition.log.durability.awaits_flush:  # the log has records that needed no flush when they were appended
             self._directory.flush_later(partition.tp)
         partition.replica.settings = _replica_settings(topic)
         partition.rules = _append_rules(topic)

@@ -105,7 +105,7 @@ class LocalReadTickets:
         return frozenset(ticket.topic_ids)
 
     def end(self, principal: Principal, token_id: str | None = None) -> None:
-        """Accept no earlier ticket of ``principal``; with ``token_id``, only those of logins by this token."""
+        """Invalidate all tickets of ``principal``, or with ``token_id`` only those of logins by this token."""
         now_ms = self._context.now_ms()
         self._ended_ms = {key: at_ms for key, at_ms in self._ended_ms.items() if at_ms > now_ms - LIFETIME_MS}
         self._ended_ms[principal, token_id] = now_ms

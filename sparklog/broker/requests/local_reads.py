@@ -109,7 +109,7 @@ class LocalReads:
 
     def _open_segment(self, request: OpenSegment) -> tuple[OpenedSegment, list[int]]:
         topic_ids = self._tickets.check(request) if self._tickets.required else None
-        if self._quotas.limits_consumers:  # what a reader maps cannot be counted
+        if self._quotas.limits_consumers:  # the bytes that a reader maps cannot be counted
             raise BrokerError(ErrorCode.REPLICA_NOT_AVAILABLE, "consumers have quotas, so they must fetch")
         if request.isolation not in {0, 1}:
             raise BrokerError(ErrorCode.INVALID_REQUEST, f"isolation {request.isolation} found, expected 0 or 1")

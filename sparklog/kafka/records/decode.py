@@ -75,7 +75,7 @@ class _SmallBatch:
 
     def rows(self) -> pa.RecordBatch:
         body = self.body()
-        if body is not None:  # to encode it and to read that is faster than to make the arrays one by one
+        if body is not None:  # encoding and reading a body is faster than making the arrays one by one
             return read_record_batch(pa.py_buffer(body), DEFAULT_SCHEMA)
         headers = None if self.headers is None else _header_array(self.headers)
         times = np.array(self.times_ms, np.int64)

@@ -97,7 +97,7 @@ def _headers(headers: pa.Array) -> pa.Array:
     """Return the encoded headers of each row: their number, then their keys and values."""
     valid = valid_of(headers)
     numbers = np.where(valid, lengths_of(headers), 0)
-    pairs = headers.flatten()  # without what null lists may refer to
+    pairs = headers.flatten()  # without the values that null lists may refer to
     keys, values = pairs.flatten()
     if keys.null_count:
         keys = pc.fill_null(keys, _EMPTY_TEXT)  # Kafka has no header without a key

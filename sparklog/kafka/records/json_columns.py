@@ -264,7 +264,7 @@ def _fast_texts(column: pa.Array) -> pa.Array | None:
 def _float_texts(column: pa.Array) -> pa.Array | None:
     """Return floats as JSON, or None if one is not finite."""
     values = np.frombuffer(column.buffers()[1], np.float64)[column.offset : column.offset + len(column)]
-    if not np.all(np.isfinite(values)):  # or it is what a null has in its place
+    if not np.all(np.isfinite(values)):  # the value in the place of a null may also be infinite
         return None
     texts = column.cast(pa.string())
     if np.any(values == np.trunc(values)):

@@ -145,7 +145,7 @@ def test_key_columns_are_read_from_their_bytes(leaves: list[Any], data: st.DataO
     ),
     st.lists(st.sampled_from(LEAVES), min_size=1, max_size=3),
 )
-def test_any_bytes_are_a_key_or_refused(keys: list[bytes | None], leaves: list[Any]) -> None:
+def test_any_bytes_decode_to_a_key_or_are_refused(keys: list[bytes | None], leaves: list[Any]) -> None:
     fields = [pa.field(f"c{number}", kind) for number, (kind, _) in enumerate(leaves)]
     try:
         found = columns_from_keys(pa.array(keys, pa.binary()), fields)

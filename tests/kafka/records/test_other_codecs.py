@@ -40,7 +40,7 @@ def written(other: Any, records: Sequence[Record], *, codec: int = 0, **producer
 
 
 @given(record_lists(), st.lists(TIMES, min_size=1), st.booleans(), st.sampled_from(OTHERS))
-def test_other_writers_batches_are_read_and_written_alike(
+def test_batches_of_other_writers_are_decoded_and_encoded_without_change(
     drawn: list[Record], times: list[int], few: bool, other: Any
 ) -> None:
     records = [record._replace(time_ms=times[number % len(times)]) for number, record in enumerate(drawn)]
