@@ -208,6 +208,8 @@ def _arrow_reader(source: BinaryIO) -> pa.RecordBatchFileReader | pa.RecordBatch
     return pa.ipc.open_stream(source)
 
 
+#: The number of bytes at the end of a CSV file that are compared with its last value.
+_CSV_TAIL_BYTES = 1 << 16
 _CSV_PARSING = pa.csv.ParseOptions(newlines_in_values=True)
 
 
@@ -230,33 +232,49 @@ def _csv(source: BinaryIO, schema: pa.Schema) -> Iterator[pa.Table]:
     names = [*schema.names, PARTITION_COLUMN]
     reading = pa.csv.ReadOptions(block_size=_CSV_BLOCK_BYTES, use_threads=False)
     row = 2
-    with pa.csv.open_csv(
-        _WholeLineEnds(source), convert_options=_csv_options(names), parse_options=parsing, read_options=reading
-    ) as reader:
+    text = _CsvText(source)
+    converting = _csv_options(names)
+    with pa.csv.open_csv(text, convert_options=converting, parse_options=parsing, read_options=reading) as reader:
         for block in reader:
             for at in range(0, block.num_rows, _BATCH_ROWS):
                 batch = block.slice(at, _BATCH_ROWS)
                 _check_names(batch.schema.names, schema)
+                if text.ends_within(batch.column(batch.num_columns - 1)[-1].as_py()):
+                    raise ValueError(f"row {row + batch.num_rows - 1}: the file ends within a quoted value")
                 values = dict(zip(batch.schema.names, batch.columns, strict=True))
                 yield _table(schema, values, from_csv, partial(_row_after, row))
                 row += batch.num_rows
 
 
-class _WholeLineEnds(io.RawIOBase):
-    """A binary source whose blocks do not end with a carriage return.
+class _CsvText(io.RawIOBase):
+    """A binary source whose blocks do not end with a carriage return. It remembers how the source ended.
 
     Arrow's reader drops a line feed at the start of a block if the previous block ended with a carriage return, even
-    inside quotes.
+    inside quotes. It accepts a file that ends within quotes: the rest of the file is then one value.
     """
 
     def __init__(self, source: BinaryIO) -> None:
         self._source = source
         self._held = b""
+        self._quotes = 0
+        #: The last bytes of the source, and whether it has ended.
+        self._tail = b""
+        self._ended = False
 
     def readable(self) -> bool:
         return True
 
     def read(self, size: int = -1) -> bytes:
+        block = self._read(size)
+        self._quotes += block.count(b'"')
+        if len(block) >= _CSV_TAIL_BYTES:
+            self._tail = block[-_CSV_TAIL_BYTES:]
+        elif block:
+            self._tail = (self._tail + block)[-_CSV_TAIL_BYTES:]
+        self._ended = self._ended or not block
+        return block
+
+    def _read(self, size: int) -> bytes:
         held, self._held = self._held, b""
         block = held + self._source.read(size - len(held) if size >= 0 else -1)
         kept = block.rstrip(b"\r")
@@ -264,6 +282,17 @@ class _WholeLineEnds(io.RawIOBase):
             self._held = block[len(kept) :]
             return kept
         return block
+
+    def ends_within(self, value: bytes | None) -> bool:
+        """Return whether the source has ended within the quotes of ``value``, the last value that was parsed.
+
+        Then the source has an odd number of quotes, and ends with a quote and the value. A value without quotes around
+        it may have any number of quotes.
+        """
+        if value is None or not self._ended or not self._quotes % 2:
+            return False
+        written = b'"' + value.replace(b'"', b'""')
+        return self._tail.endswith(written[-_CSV_TAIL_BYTES:])
 
 
 def _row_after(first: int, row: int) -> str:

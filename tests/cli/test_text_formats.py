@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 
 from sparklog.cli.files import InputFormat, open_input
 from sparklog.cli.json_documents import flat_objects
+from sparklog.errors import ConfigError
 from sparklog.record.exact_values import ValueRefusedError
 from sparklog.record.format_values import _stored, json_values
 from sparklog.record.parse_values import _from_cells, from_csv, from_json, parse_json
@@ -85,6 +86,48 @@ def test_a_file_of_rows_with_newlines_is_read_completely(cli: Cli, fake: FakeClu
     assert cli("produce", "t", "-", "-f", "csv", "-q", stdin=text.encode()).code == 0
     table = table_of(fake, "t")
     assert table["i"].to_pylist() == list(range(120_000)) and set(table["text"].to_pylist()) == {"ab\ncd"}
+
+
+def csv_rows(path: Path, text: bytes) -> list[tuple[str | None, ...]]:
+    """Return the rows of a CSV file with columns of text, which its first line names."""
+    path.write_bytes(text)
+    schema = pa.schema([pa.field(name, pa.string()) for name in text.split(b"\n")[0].decode().split(",")])
+    with open_input(path, InputFormat.CSV, schema=schema, separator=None) as found:
+        return [tuple(row.values()) for table in found.tables for row in table.to_pylist()]
+
+
+@pytest.mark.parametrize(
+    ("text", "row"),
+    [
+        (b'a\n"x\n', 2),
+        (b'a\n"x', 2),
+        (b'a\n"', 2),
+        (b'a\n"x""\n', 2),
+        (b'a,b\n1,2\n3,"4\n5,6\n7,8\n', 3),
+        (b'a,b\n1,"2\r\n3,4\r\n', 2),
+        pytest.param(b'a,b\n1,"' + b"z\n" * 100_000, 2, id="longer than the compared end"),
+    ],
+)
+def test_a_csv_file_that_ends_within_quotes_is_refused(tmp_path: Path, text: bytes, row: int) -> None:
+    """Otherwise one missing quote, or a file that was cut off, would make one value of all rows after it."""
+    with pytest.raises(ConfigError, match=f"f.csv: row {row}: the file ends within a quoted value"):
+        csv_rows(tmp_path / "f.csv", text)
+
+
+@pytest.mark.parametrize(
+    ("text", "last"),
+    [
+        (b'a\n"x"', ("x",)),
+        (b'a\n"x\n"\n', ("x\n",)),
+        (b'a\n""""\n', ('"',)),
+        (b"a\n5'6\"\n", ("5'6\"",)),
+        (b'a,b\n19",2', ('19"', "2")),
+        (b'a,b\n19",""\n', ('19"', "")),
+        (b'a,b\n19","x""y"\n', ('19"', 'x"y')),
+    ],
+)
+def test_quotes_within_other_values_are_text(tmp_path: Path, text: bytes, last: tuple[str, ...]) -> None:
+    assert csv_rows(tmp_path / "f.csv", text)[-1] == last
 
 
 @pytest.mark.parametrize("suffix", [".gz", ".zst"])
