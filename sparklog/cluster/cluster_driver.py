@@ -14,7 +14,7 @@ from pathlib import Path
 from pyspark import SparkContext
 
 from sparklog.cluster.barrier import Generations, in_loop
-from sparklog.cluster.cluster_secret import driver_keys, keep_on_host
+from sparklog.cluster.cluster_secret import driver_keys, forget_on_host, keep_on_host
 from sparklog.cluster.controller_loop import ControllerLoop
 from sparklog.cluster.driver_registration import DriverRegistration
 from sparklog.cluster.embedded_zookeeper import EmbeddedZookeeper
@@ -65,6 +65,8 @@ class ClusterDriver:
         self._security = zookeeper_security(broker_config(self._options.settings))
         self._embedded: ZookeeperSupervisor | None = None
         self._registration: DriverRegistration | None = None
+        #: The id of the cluster whose secrets this driver has written to the host; empty if it wrote none.
+        self._kept_for = ""
         self._controller: ControllerLoop | None = None
         self._generations: Generations | None = None
         #: The message about what the last ``stop`` left running, and the embedded ZooKeeper that it left running.
@@ -142,7 +144,8 @@ class ClusterDriver:
         signer = self._signer(context, master) if options.secure else None
         choose_worker_python(context)
         # A standby controller on this host reads this copy.
-        keep_on_host(self.registration.cluster_id, self._keys)
+        self._kept_for = self.registration.cluster_id
+        keep_on_host(self._kept_for, self._keys)
         spec = self._spec(master)
         size = sizing(options, master)
         require_slots(context, size, brokers=options.brokers, timeout_s=SLOTS_TIMEOUT_S, given_up=given_up)
@@ -290,6 +293,14 @@ class ClusterDriver:
             )
         except ClusterError:
             return True
+
+    def forget(self) -> None:
+        """Delete this host's copy of the secrets of a stopped cluster whose data is deleted. Idempotent.
+
+        The copy stays if the options name a ZooKeeper, because the cluster may run again there.
+        """
+        if self._kept_for and not self._options.zookeeper:
+            forget_on_host(self._kept_for)
 
     def leave(self) -> None:
         """End this driver's threads and registration. Brokers and ZooKeeper keep running for the next driver."""

@@ -63,3 +63,8 @@ def found_on_host(cluster_id: str) -> KeyRing:
     """
     path = runtime_directory.secret_file(cluster_id)
     return read_secret_file(path) if path.exists() else KeyRing()
+
+
+def forget_on_host(cluster_id: str) -> None:
+    """Delete this host's copy of the secrets of a cluster that never runs again. Idempotent."""
+    runtime_directory.secret_file(cluster_id).unlink(missing_ok=True)

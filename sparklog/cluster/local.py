@@ -34,7 +34,8 @@ log = logging.getLogger(__name__)
 class LocalCluster:
     """A cluster of ``brokers`` brokers in the session ``spark``, on ``local[N]``, ``local-cluster`` or a Spark cluster.
 
-    Without ``data_dir`` the data is in a temporary directory that is deleted at the end. Data in ``data_dir`` stays for
+    Without ``data_dir`` the data is in a temporary directory that is deleted at the end, and so is this host's copy of
+    the cluster's secret. Data in ``data_dir`` stays for
     the next cluster there. ``zookeeper`` is the address of an existing server; by default the cluster starts one.
     ``settings`` are broker settings and topic defaults under Kafka's names. With ``kafka`` the brokers also have a
     listener for Kafka clients on this machine, at ``kafka_bootstrap``. Inside the ``with`` block
@@ -125,6 +126,7 @@ class LocalCluster:
             log.warning("%s", left)
         if self._temporary:
             shutil.rmtree(self.data_dir, ignore_errors=True)
+            self._driver.forget()
 
     @property
     def bootstrap(self) -> str:

@@ -18,7 +18,7 @@ from sparklog.broker.lifecycle.secret_file import new_secret, read_secret_file
 from sparklog.client.admin.admin import Admin
 from sparklog.cluster import runtime_directory
 from sparklog.cluster.barrier_task import retire_through
-from sparklog.cluster.cluster_secret import driver_keys, driver_secret_file, found_on_host, keep_on_host
+from sparklog.cluster.cluster_secret import driver_keys, driver_secret_file, forget_on_host, found_on_host, keep_on_host
 from sparklog.cluster.controller_loop import ControllerLoop
 from sparklog.cluster.embedded_zookeeper import EmbeddedZookeeper
 from sparklog.cluster.generation import GenerationSpec
@@ -65,6 +65,9 @@ def test_a_host_keeps_the_secret_of_each_cluster(tmp_path: Path) -> None:
         assert {cluster_id: found_on_host(cluster_id).secrets for cluster_id in keys} == {
             cluster_id: known.secrets for cluster_id, known in keys.items()
         }
+        for _ in range(2):
+            forget_on_host(one)
+            assert not found_on_host(one) and found_on_host(other)
     finally:
         for cluster_id in keys:
             runtime_directory.secret_file(cluster_id).unlink(missing_ok=True)

@@ -14,7 +14,8 @@ from confluent_kafka.admin import AdminClient
 from pyspark.sql import SparkSession
 
 import sparklog
-from sparklog.cluster.cluster_secret import driver_keys
+from sparklog.cluster import cluster_driver
+from sparklog.cluster.cluster_secret import driver_keys, keep_on_host
 from sparklog.cluster.embedded_zookeeper import EmbeddedZookeeper
 from sparklog.errors import ClusterError
 from sparklog.zk.broker_registry import BrokerRegistry
@@ -100,7 +101,9 @@ def test_a_cluster_in_a_session_serves_its_jobs(
 
 
 @pytest.mark.parametrize("session", ["local[1]"], indirect=True)
-def test_without_a_slot_for_jobs_nothing_starts(session: SparkSession, tmp_path: Path) -> None:
+def test_without_a_slot_for_jobs_nothing_starts(
+    session: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     cluster = sparklog.LocalCluster(session, brokers=3, data_dir=tmp_path)
     with pytest.raises(
         ClusterError, match=r"and 1 for user jobs, 2 in all; local\[1\] has 1: use --master 'local\[2\]'"
@@ -108,6 +111,12 @@ def test_without_a_slot_for_jobs_nothing_starts(session: SparkSession, tmp_path:
         cluster.start()
     assert cluster.broker_pids() == {}
     assert not list(tmp_path.glob("slot-*"))
+
+    kept: list[Path] = []
+    monkeypatch.setattr(cluster_driver, "keep_on_host", lambda *about: kept.append(keep_on_host(*about)))
+    with pytest.raises(ClusterError, match="for user jobs"):
+        sparklog.LocalCluster(session, brokers=3).start()
+    assert [path.exists() for path in kept] == [False], "a temporary cluster leaves no secret"
 
 
 @pytest.mark.parametrize("session", ["local[2]"], indirect=True)
