@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Any
 
 import pyarrow as pa
 import pytest
@@ -51,6 +52,37 @@ def test_a_new_partition_is_written_at_once(admin: Admin, producer: Producer) ->
     assert producer.send("more-sent", b"2", partition=3).result(_TIMEOUT_S).partition == 3
     result = producer.write("more-written", pa.table({"value": [b"2"]}), partition=3).result(_TIMEOUT_S)
     assert [written.partition for written in result.ranges] == [3]
+
+
+def test_a_raised_size_limit_applies_at_once(admin: Admin, producer: Producer) -> None:
+    for topic in ("sent-large", "written-large"):
+        admin.create_topic(topic, partitions=1, config={"max.message.bytes": "2000"})
+        producer.send(topic, b"small").result(_TIMEOUT_S)
+        with pytest.raises(BrokerError, match=r"max\.message\.bytes is 2000"):
+            producer.send(topic, b"x" * 5000).result(_TIMEOUT_S)
+        admin.alter_topic(topic, {"max.message.bytes": "100000"})
+    assert producer.send("sent-large", b"x" * 5000).result(_TIMEOUT_S).offset == 1
+    table = pa.table({"value": [b"small", b"x" * 5000, b"small"]})
+    assert producer.write("written-large", table).result(_TIMEOUT_S).record_count == 3
+    with pytest.raises(BrokerError, match=r"max\.message\.bytes is 100000"):
+        producer.write("written-large", pa.table({"value": [b"x" * 200_000]}))
+
+
+@pytest.mark.parametrize("after", ["a int", None], ids=["typed", "default"])
+def test_a_topic_recreated_with_or_without_columns_is_written(
+    admin: Admin, producer: Producer, after: str | None
+) -> None:
+    topic = f"now-{'default' if after is None else 'typed'}"
+    old: Any = {"a": 1} if after is None else b"1"
+    new: Any = b"2" if after is None else {"a": 2}
+    admin.create_topic(topic, partitions=1, schema="a int" if after is None else None)
+    producer.send(topic, old).result(_TIMEOUT_S)
+    admin.delete_topic(topic)
+    wait_until(lambda: topic not in admin.list_topics(), _TIMEOUT_S, "the deletion")
+    admin.create_topic(topic, partitions=1, schema=after)
+    assert producer.send(topic, new).result(_TIMEOUT_S).offset == 0
+    with pytest.raises(TypeError, match="found"):
+        producer.send(topic, old)
 
 
 def test_a_missing_column_or_partition_is_still_refused(admin: Admin, producer: Producer) -> None:

@@ -11,7 +11,8 @@ from __future__ import annotations
 import itertools
 import random
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from typing import NamedTuple, TypeAlias
 
 import numpy as np
@@ -187,9 +188,17 @@ def _even_rows(rows: pa.Table | pa.RecordBatch, wanted: int, *, limit: int = sys
 
 
 def encode_parts(
-    topic: ProducerTopic, batch: pa.RecordBatch, destination: Destination, *, compression: str | None, batch_bytes: int
+    topic: ProducerTopic,
+    batch: pa.RecordBatch,
+    destination: Destination,
+    *,
+    compression: str | None,
+    batch_bytes: int,
+    newest_limit: Callable[[], int] | None = None,
 ) -> Iterator[EncodedPart]:
     """Encode the rows of ``batch``, which has the topic's schema. Yield encoded batches of one partition each.
+
+    ``newest_limit`` asks for the topic's current limit in bytes, before a record over the known limit is refused.
 
     Raises:
         BrokerError: MESSAGE_TOO_LARGE for a single record over the topic's limit.
@@ -197,7 +206,15 @@ def encode_parts(
     assigned = _assign(topic, batch, destination)
     if isinstance(assigned, int):
         rows = np.arange(batch.num_rows, dtype=np.int64)
-        yield from _encode_cut(topic, batch, assigned, rows, compression=compression, batch_bytes=batch_bytes)
+        yield from _encode_cut(
+            topic,
+            batch,
+            assigned,
+            rows,
+            compression=compression,
+            batch_bytes=batch_bytes,
+            newest_limit=newest_limit,
+        )
         return
     order = np.argsort(assigned, kind="stable").astype(np.int64)
     grouped = batch.take(array_of(order, pa.int64()))
@@ -212,6 +229,7 @@ def encode_parts(
             order[start:end],
             compression=compression,
             batch_bytes=batch_bytes,
+            newest_limit=newest_limit,
         )
 
 
@@ -315,18 +333,26 @@ def _encode_cut(
     *,
     compression: str | None,
     batch_bytes: int,
+    newest_limit: Callable[[], int] | None,
 ) -> Iterator[EncodedPart]:
     # Encoding adds the padding of each buffer and the message's metadata. A quarter of the limit is left for them.
     count = _even_rows(batch, batch_bytes, limit=topic.max_message_bytes * 3 // 4)
+    encode = partial(_encode_one, topic, compression=compression, newest_limit=newest_limit)
     if count >= batch.num_rows:
-        yield from _encode_one(topic, batch, partition, rows, compression=compression)
+        yield from encode(batch, partition, rows)
         return
     for at in range(0, batch.num_rows, count):
-        yield from _encode_one(topic, batch.slice(at, count), partition, rows[at : at + count], compression=compression)
+        yield from encode(batch.slice(at, count), partition, rows[at : at + count])
 
 
 def _encode_one(
-    topic: ProducerTopic, batch: pa.RecordBatch, partition: int, rows: Rows, *, compression: str | None
+    topic: ProducerTopic,
+    batch: pa.RecordBatch,
+    partition: int,
+    rows: Rows,
+    *,
+    compression: str | None,
+    newest_limit: Callable[[], int] | None = None,
 ) -> Iterator[EncodedPart]:
     encoded = encode_batch(batch, schema_id=topic.schema_id, compression=compression, event_time=topic.event_time)
     body = memoryview(encoded.body)
@@ -334,14 +360,18 @@ def _encode_one(
     if size <= topic.max_message_bytes:
         yield EncodedPart(partition, encoded, rows)
     elif batch.num_rows == 1:
-        raise BrokerError(
-            ErrorCode.MESSAGE_TOO_LARGE,
-            f"one record of {topic.name!r} has {size} bytes; max.message.bytes is {topic.max_message_bytes}",
-        )
+        limit = topic.max_message_bytes if newest_limit is None else newest_limit()
+        if size > limit:
+            raise BrokerError(
+                ErrorCode.MESSAGE_TOO_LARGE,
+                f"one record of {topic.name!r} has {size} bytes; max.message.bytes is {limit}",
+            )
+        yield EncodedPart(partition, encoded, rows)
     else:
         half = batch.num_rows // 2
-        yield from _encode_one(topic, batch.slice(0, half), partition, rows[:half], compression=compression)
-        yield from _encode_one(topic, batch.slice(half), partition, rows[half:], compression=compression)
+        encode = partial(_encode_one, topic, compression=compression, newest_limit=newest_limit)
+        yield from encode(batch.slice(0, half), partition, rows[:half])
+        yield from encode(batch.slice(half), partition, rows[half:])
 
 
 def under_newest_schema(encoded: EncodedBatch, topic: ProducerTopic) -> EncodedBatch:

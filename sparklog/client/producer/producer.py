@@ -293,18 +293,22 @@ class Producer:
                 known = self._newest(known)
                 check_partition(known, partition)
         time_us = time.time_ns() // 1000 if timestamp is None else microseconds(timestamp)
-        if not known.is_default:
-            try:
+        try:
+            if not known.is_default:
                 value, size = typed_row(known, value, key, headers)
-            except BrokerError:  # the topic may have a new column
-                known = self._newest(known)
-                value, size = typed_row(known, value, key, headers)
-        else:
-            if type(value) is not bytes and value is not None and not (type(value) is str and value.isascii()):
-                value = as_bytes("value", value)
-            if type(key) is not bytes and key is not None and not (type(key) is str and key.isascii()):
-                key = as_bytes("key", key)
-            size = (len(value) if value is not None else 0) + (len(key) if key is not None else 0)
+            else:
+                if type(value) is not bytes and value is not None and not (type(value) is str and value.isascii()):
+                    value = as_bytes("value", value)
+                if type(key) is not bytes and key is not None and not (type(key) is str and key.isascii()):
+                    key = as_bytes("key", key)
+                size = (len(value) if value is not None else 0) + (len(key) if key is not None else 0)
+        except (BrokerError, TypeError) as error:
+            # The topic may have a new column, or it was created again with columns of its own or without them.
+            if isinstance(error, TypeError) and isinstance(value, Mapping) != known.is_default:
+                raise
+            if self._newest(known) is known:
+                raise
+            return self.send(topic, value, key=key, headers=headers, timestamp=timestamp, partition=partition)
         found = None
         if headers:
             found = header_list(headers)
@@ -314,6 +318,8 @@ class Producer:
             future = self._direct_sender.try_send(known, partition, record, size)
             if future is not None:
                 return future
+        if size > known.max_message_bytes:  # the limit may have been raised
+            known = self._newest(known)
         return self._buffer.append(known, partition, record=record, size=size)
 
     def write(self, topic: str, data: Any, *, partition: int | None = None) -> Future[WriteResult]:
@@ -352,7 +358,12 @@ class Producer:
         try:
             for piece, where in pieces(known, table, destination, batch_bytes=self._table_batch_bytes):
                 for part in encode_parts(
-                    known, piece, where, compression=self._compression, batch_bytes=self._table_batch_bytes
+                    known,
+                    piece,
+                    where,
+                    compression=self._compression,
+                    batch_bytes=self._table_batch_bytes,
+                    newest_limit=lambda: self._newest(known).max_message_bytes,
                 ):
                     size = int(part.encoded.header.length)
                     self._buffer.reserve(size)
