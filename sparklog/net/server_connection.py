@@ -114,6 +114,8 @@ class ServerConnection(asyncio.BufferedProtocol):
         self.used_s = 0.0
         self._transport: asyncio.Transport | None = None
         self._handler: Handler | None = None
+        #: The timer that aborts the connection if the peer delays the end of TLS, or None.
+        self._close_timer: asyncio.TimerHandle | None = None
         self.peer = ""
         #: The address of the client, without the port.
         self.peer_host = ""
@@ -123,8 +125,6 @@ class ServerConnection(asyncio.BufferedProtocol):
         self.principal: Principal = ANONYMOUS
         #: The delegation token that the peer has logged in with, or an empty string.
         self.token_id = ""
-        #: The logins and the session of the peer.
-        self.session = LoginSession(self, security, limits.login_delays)
         #: Whether the limits of clients' connections have counted this one.
         self._admitted = False
         #: Whether this connection uses the Unix socket.
@@ -191,6 +191,8 @@ class ServerConnection(asyncio.BufferedProtocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast(asyncio.Transport, transport)
+        #: The logins and the session of the peer. It refers to this connection until ``connection_lost``.
+        self.session = LoginSession(self, self.security, self._limits.login_delays)
         tune(transport)
         accepted = transport.get_extra_info("socket")
         self.within_host = accepted.family == socket.AF_UNIX
@@ -283,6 +285,11 @@ class ServerConnection(asyncio.BufferedProtocol):
         if self._tokens is not None:
             self._tokens.drop()
         self._budget.release(sum(in_hand.values()))
+        if self._close_timer is not None:
+            self._close_timer.cancel()
+        # TLS keeps references to this connection. Without this, its buffers of 256 KiB would stay until the collector
+        # visits them, and a peer that opens connections without a login could fill the memory.
+        self._transport = self._close_timer = None
 
     def _end_handler(self) -> None:
         """End the handler, so that the connection handles no further request."""
@@ -393,7 +400,8 @@ class ServerConnection(asyncio.BufferedProtocol):
             self._transport.close()
             if self.security.tls is not None:
                 # A peer could delay the end of TLS.
-                asyncio.get_running_loop().call_later(_TLS_CLOSE_S, self._transport.abort)
+                loop = asyncio.get_running_loop()
+                self._close_timer = loop.call_later(_TLS_CLOSE_S, self._transport.abort)
 
     def abort(self) -> None:
         """Close the connection at once, and discard its queued requests."""

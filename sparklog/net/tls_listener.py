@@ -197,6 +197,8 @@ class TlsListener:
                     lambda: self._make(handshake), handshake.accepted, ssl=self._tls.context(), **self._options
                 )
             except (OSError, asyncio.TimeoutError) as error:
+                # The frames of the traceback refer to the error. The collector would free them and the buffers late.
+                error.__traceback__ = None
                 reason = error.reason if isinstance(error, ssl.SSLError) else str(error)
                 self._failed(handshake, reason or type(error).__name__)
                 if isinstance(error, ssl.SSLCertVerificationError):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import gc
 import logging
 import socket
 import ssl
@@ -214,22 +215,27 @@ def test_a_session_of_tls_1_2_cannot_be_resumed(kind: str, certificates: Certifi
     context.check_hostname, context.maximum_version = False, ssl.TLSVersion.TLSv1_2
     greeting = b"".join(map(bytes, encode_frame(encode_message(hello("test")))))
 
-    def answer(port: int, session: ssl.SSLSession | None) -> tuple[bytes, ssl.SSLSession | None]:
-        """Return the bytes that the broker sends after a hello, and the session of the connection."""
+    @contextmanager
+    def connected(port: int, session: ssl.SSLSession | None) -> Iterator[tuple[bytes, ssl.SSLSession | None]]:
+        """Connect, and return the bytes that the broker sends after a hello, and the session of the connection."""
         with (
             socket.create_connection(("127.0.0.1", port), timeout=10) as plain,
             context.wrap_socket(plain, session=session) as client,
         ):
             assert client.session_reused is (session is not None)
+            answer = b""
             with contextlib.suppress(OSError):
                 client.sendall(greeting)
-                return client.recv(65536), client.session
-            return b"", None
+                answer = client.recv(65536)
+            yield answer, client.session
 
-    with secure(kind, certificates.server(ClientAuth.REQUIRED)) as server:
-        first, session = answer(server.port, None)
+    with (
+        secure(kind, certificates.server(ClientAuth.REQUIRED)) as server,
+        connected(server.port, None) as (first, session),  # OpenSSL forgets the session of a connection that has ended
+    ):
         assert b"hello_reply" in first and session is not None
-        assert answer(server.port, session)[0] == b""
+        with connected(server.port, session) as (second, _):
+            assert second == b""
 
 
 def test_a_certificate_of_another_authority_is_refused(
@@ -494,6 +500,50 @@ def test_a_peer_that_stops_in_the_handshake_is_closed(kind: str, certificates: C
             wait_until(lambda: server.open_connections() == 1)
             assert silent.recv(100) == b""
         wait_until(lambda: server.open_connections() == 0)
+
+
+@pytest.fixture
+def no_collector() -> Iterator[None]:
+    gc.collect()
+    gc.disable()
+    yield
+    gc.enable()
+
+
+def connections_in_memory() -> int:
+    """Return the number of objects that connections of the server, open or closed, occupy."""
+    return sum(type(found).__name__ in {"ServerConnection", "SSLProtocol"} for found in gc.get_objects())
+
+
+@pytest.mark.usefixtures("no_collector")
+def test_a_closed_connection_leaves_no_garbage(kind: str, certificates: Certificates) -> None:
+    """Otherwise peers without a login could fill the memory: TLS has buffers of 256 KiB for each connection."""
+    context = ClientTls(PemFiles(certificates.ca)).context()
+    with secure(kind, certificates.server()) as server:
+        Blocking(server, certificates.client()).close()
+        for count, closes in ((2, False), (3, True)):
+            with (
+                socket.create_connection(("127.0.0.1", server.port), timeout=10) as plain,
+                context.wrap_socket(plain, server_hostname="127.0.0.1") as wrapped,
+            ):
+                wait_until(lambda count=count: len(server.connections) == count)  # type: ignore[misc]
+                if closes:
+                    server.loop.call_soon_threadsafe(server.connections[-1].close)
+                    assert wrapped.recv(1) == b""
+                else:
+                    wrapped.sendall(b"\1")
+        server.connections.clear()
+        wait_until(lambda: connections_in_memory() == 0)
+
+
+@pytest.mark.usefixtures("no_collector")
+def test_a_failed_handshake_leaves_no_garbage(kind: str, certificates: Certificates) -> None:
+    with secure(kind, certificates.server()) as server:
+        with socket.create_connection(("127.0.0.1", server.port), timeout=10) as plain:
+            plain.sendall(b"\x16\x03\x01\x00\xff" + bytes(50))
+            wait_until(lambda: connections_in_memory() > 0)
+        wait_until(lambda: server.open_connections() == 0)
+        wait_until(lambda: connections_in_memory() == 0)
 
 
 def test_a_peer_without_a_hello_is_closed_after_the_handshake(kind: str, certificates: Certificates) -> None:
