@@ -18,10 +18,11 @@ from sparklog.kafka.wire.fields import REQUESTS, Array, Field, Primitive, fields
 from sparklog.kafka.wire.metadata import ApiVersionsRequest
 from sparklog.protocol import messages as m
 from sparklog.protocol.messages import encode_message
+from sparklog.protocol.token_messages import ScopeEntry
 from sparklog.security.request_rules import REFUSALS
 from sparklog.testing.process_cluster import ProcessCluster
 from tests.broker.support import encoded, produce
-from tests.broker.test_acls import PASSWORD, PEER, as_peer, create_users
+from tests.broker.test_acls import PASSWORD, PEER, as_peer, create_users, log_in
 from tests.integration.kafka_calls import KafkaCalls
 
 pytestmark = pytest.mark.integration
@@ -218,8 +219,10 @@ def cluster() -> Iterator[ProcessCluster]:
         "internal.topic.replication.factor": "1",
         "transaction.state.log.num.partitions": "1",
         "offsets.topic.num.partitions": "1",
-        "kafka.listeners": "USERS://127.0.0.1:0",
-        "listener.security.protocol.map": "USERS:SASL_PLAINTEXT",
+        "listeners": "OPEN://127.0.0.1:0,USERS://127.0.0.1:0,BROKER://127.0.0.1:0",
+        "kafka.listeners": "KAFKA://127.0.0.1:0",
+        "listener.security.protocol.map": "OPEN:PLAINTEXT,USERS:SASL_PLAINTEXT,BROKER:PLAINTEXT,KAFKA:SASL_PLAINTEXT",
+        "inter.broker.listener.name": "BROKER",
     }
     with ProcessCluster(1, settings=settings) as running:
         create_users(running, "admin", "bert")
@@ -271,6 +274,39 @@ def test_a_user_without_permissions_is_refused(cluster: ProcessCluster, api_key:
         assert calls.log_in("bert", PASSWORD) == 0
         response = calls.ask(api_key, filled.version, filled.request)
     assert codes(response) == {int(code) for code in LINES[api_key]}, response
+    assert HIDDEN not in repr(response) and not (api_key in BY_ID and ORDERS in repr(response))
+    assert state(cluster) == before
+
+
+#: The error codes of the requests about tokens, which no client that has logged in by a token may send.
+OF_TOKENS = {
+    ApiKey.CREATE_DELEGATION_TOKEN: one(ErrorCode.DELEGATION_TOKEN_REQUEST_NOT_ALLOWED),
+    ApiKey.RENEW_DELEGATION_TOKEN: one(ErrorCode.DELEGATION_TOKEN_REQUEST_NOT_ALLOWED),
+    ApiKey.EXPIRE_DELEGATION_TOKEN: one(ErrorCode.DELEGATION_TOKEN_REQUEST_NOT_ALLOWED),
+    ApiKey.DESCRIBE_DELEGATION_TOKEN: one(ErrorCode.DELEGATION_TOKEN_REQUEST_NOT_ALLOWED),
+}
+
+
+@pytest.fixture(scope="module")
+def token(cluster: ProcessCluster) -> tuple[str, str]:
+    """Return the id and the secret of a token of the super user, with which its holder may only read one topic."""
+    with log_in(cluster, "admin") as admin:
+        scope = (ScopeEntry("Read", "Topic", "elsewhere"),)
+        created, _ = admin.request(m.CreateDelegationToken(0, scope=scope))
+    assert isinstance(created, m.CreateDelegationTokenReply)
+    return created.token.token_id, created.secret
+
+
+@pytest.mark.extended
+@EVERY_API
+def test_the_token_of_a_super_user_serves_only_its_scope(
+    cluster: ProcessCluster, token: tuple[str, str], api_key: ApiKey
+) -> None:
+    filled, before = request_of(cluster, api_key), state(cluster)
+    with KafkaCalls(cluster.slots[0].kafka_address) as calls:
+        assert calls.log_in(*token, token=True) == 0
+        response = calls.ask(api_key, filled.version, filled.request)
+    assert codes(response) == {int(code) for code in OF_TOKENS.get(api_key, LINES[api_key])}, response
     assert HIDDEN not in repr(response) and not (api_key in BY_ID and ORDERS in repr(response))
     assert state(cluster) == before
 
