@@ -24,6 +24,7 @@ from sparklog.cluster.options import (
     TRUSTED_NETWORK,
     ClusterOptions,
     add_setting,
+    create_data_dir,
     merged,
     read_settings,
 )
@@ -31,6 +32,7 @@ from sparklog.cluster.process import is_alive, send_signal
 from sparklog.errors import ClusterError, ConfigError
 from sparklog.extras import require_spark
 from sparklog.net.client_security import CLIENT_CONFIG
+from sparklog.storage.disk import private_opener
 
 cluster = typer.Typer(help="Start a cluster, show its status, stop it.", no_args_is_help=True)
 
@@ -131,10 +133,10 @@ def _detach(data_dir: Path, timeout_s: float) -> None:
     Raises:
         ClusterError: the process ended, or was not ready in time; the message has the last lines of its output.
     """
-    data_dir.mkdir(parents=True, exist_ok=True)
+    create_data_dir(data_dir)
     log = data_dir / _LOG
     words = [word for word in sys.argv[1:] if word != "--detach"]
-    with log.open("wb") as file:
+    with open(log, "wb", opener=private_opener) as file:
         process = subprocess.Popen(
             [sys.executable, "-m", "sparklog.cli.main", *words],
             stdin=subprocess.DEVNULL,

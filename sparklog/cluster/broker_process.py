@@ -52,7 +52,8 @@ def spawn_broker(
         secret_file=str(keep_on_host(spec.cluster_id, KeyRing(spec.secrets))) if spec.secrets else "",
     )
     config_file = runtime_directory.process_config(slot.path)
-    config_file.write_bytes(msgspec.json.format(msgspec.json.encode(config)))
+    with open(config_file, "wb", opener=private_opener) as file:
+        file.write(msgspec.json.format(msgspec.json.encode(config)))
     with open(words.out, "wb", opener=private_opener) as output:
         # The broker gets a new process session, so that it does not receive signals of a terminal or to the executor's
         # process group. It gets output files, because a pipe to the executor could block it after the executor has

@@ -52,6 +52,8 @@ _JARS = re.compile(
 _DISK = RealDisk()
 #: The files of a server's log, and of what the Java process prints.
 _LOG, _OUTPUT = "server.log", "server.out"
+#: The umask of the server, so that its files are for its user alone.
+_UMASK = 0o077
 #: The configuration of the log. Its paths are relative to the working directory of the server. Any program that reaches
 #: the port can make the server log a line, and a line may quote what the program has sent. So lines and files are
 #: bounded: 4,000 characters, and two files of 10 MB.
@@ -205,16 +207,16 @@ class EmbeddedZookeeper:
             )
         port = port or _free_port(host)
         data = directory / "data"
-        data.mkdir(exist_ok=True)
+        data.mkdir(PRIVATE_DIRECTORY, exist_ok=True)
         config = directory / "zoo.cfg"
         stores = _stores(directory, settings, security) if security.tls else {}
-        config.write_text(_configuration(data, host, port, {**settings, **stores}, tls=security.tls))
-        (directory / _LOG_CONFIGURATION).write_text(_LOGGING)
+        _write(config, _configuration(data, host, port, {**settings, **stores}, tls=security.tls))
+        _write(directory / _LOG_CONFIGURATION, _LOGGING)
         (directory / _LOG).unlink(missing_ok=True)  # ``_last_words`` must not find lines of an earlier start.
         command = [find_java(), *_JVM_FLAGS, *_SYSTEM_PROPERTIES, f"-Dlog4j2.configurationFile={_LOG_CONFIGURATION}"]
         command += ["-cp", _class_path()]
         command += ["org.apache.zookeeper.server.quorum.QuorumPeerMain", str(config)]
-        with (directory / _OUTPUT).open("wb") as output:
+        with open(directory / _OUTPUT, "wb", opener=private_opener) as output:
             child = subprocess.Popen(
                 command,
                 stdin=subprocess.DEVNULL,
@@ -222,6 +224,7 @@ class EmbeddedZookeeper:
                 stderr=subprocess.STDOUT,
                 cwd=directory,
                 start_new_session=True,
+                umask=_UMASK,
             )
         process = identify(child.pid)
         if process is None:
@@ -465,7 +468,7 @@ def _free_port(host: str) -> int:
 @contextlib.contextmanager
 def _lock(directory: Path) -> Iterator[None]:
     deadline = time.monotonic() + START_TIMEOUT_S + 5
-    with (directory / "lock").open("ab") as file:
+    with open(directory / "lock", "ab", opener=private_opener) as file:
         while True:
             try:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -477,6 +480,11 @@ def _lock(directory: Path) -> Iterator[None]:
                     ) from None
                 time.sleep(0.05)
         yield
+
+
+def _write(path: Path, text: str) -> None:
+    with open(path, "w", opener=private_opener) as file:
+        file.write(text)
 
 
 def _read_note(directory: Path) -> _Note | None:

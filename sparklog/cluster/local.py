@@ -21,7 +21,7 @@ from pyspark.sql import SparkSession
 
 from sparklog.client.admin.admin import Admin
 from sparklog.cluster.cluster_driver import ClusterDriver
-from sparklog.cluster.options import DEFAULT_KAFKA_PORT, DEFAULT_PORT, ClusterOptions
+from sparklog.cluster.options import DEFAULT_KAFKA_PORT, DEFAULT_PORT, ClusterOptions, create_data_dir
 from sparklog.cluster.process import is_alive, send_signal
 from sparklog.cluster.runtime_directory import noted_process
 from sparklog.cluster.spark_access import exposure
@@ -91,7 +91,7 @@ class LocalCluster:
         # ``stop``.
         _when_python_ends(lambda: self._stop(is_ended_otherwise=True))
         try:
-            self.data_dir.mkdir(parents=True, exist_ok=True)
+            create_data_dir(self.data_dir)
             if found := exposure(self._spark.sparkContext):
                 log.warning("%s", found)
             self._driver.register()

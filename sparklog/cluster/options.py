@@ -32,6 +32,8 @@ TRUSTED_NETWORK = {"network.trusted": "true"}
 EMBEDDED_SETTINGS = {"zookeeper.session.timeout.ms": "2000"}
 #: The default replication factor of topics, if the cluster has that many brokers.
 DEFAULT_REPLICATION_FACTOR = 3
+#: The mode of a new data directory: other users may enter it, but not change it.
+_OTHERS_ENTER = 0o755
 
 
 class Sizing(NamedTuple):
@@ -119,6 +121,16 @@ class ClusterOptions(msgspec.Struct, frozen=True, kw_only=True):
         return DevelopmentSecurity(
             self.data_dir, advertised_host=self.advertised_host, embedded_zookeeper=not self.zookeeper
         )
+
+
+def create_data_dir(data_dir: Path) -> None:
+    """Create the data directory and its missing parents. No other user may write to them, whatever the umask is.
+
+    Members of other groups may enter them, because a group may read log directories below (``log.dir.group``).
+    """
+    missing = [path for path in (data_dir, *data_dir.parents) if not path.exists()]
+    for path in reversed(missing):
+        path.mkdir(_OTHERS_ENTER, exist_ok=True)
 
 
 def is_one_machine(master: str) -> bool:

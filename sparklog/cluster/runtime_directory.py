@@ -21,6 +21,7 @@ import msgspec
 from sparklog.cluster.process import ProcessIdentity, is_alive
 from sparklog.errors import ClusterError
 from sparklog.net.user_directory import user_directory
+from sparklog.storage.disk import private_opener
 
 _BASE = Path("/tmp")
 
@@ -112,7 +113,7 @@ class _Configured(msgspec.Struct):
 @contextlib.contextmanager
 def _lock(path: Path, *, timeout_s: float, what: str) -> Iterator[None]:
     deadline = time.monotonic() + timeout_s
-    with path.open("ab") as file:
+    with open(path, "ab", opener=private_opener) as file:
         while True:
             try:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -6,6 +6,7 @@ Settings of a session builder in Python would override the user's arguments.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shlex
 import shutil
@@ -13,10 +14,11 @@ from collections.abc import Iterator, Mapping
 from importlib.util import find_spec
 from pathlib import Path
 
-from sparklog.cluster.options import LOOPBACK, is_in_driver, is_one_machine
+from sparklog.cluster.options import LOOPBACK, create_data_dir, is_in_driver, is_one_machine
 from sparklog.cluster.process import identify
 from sparklog.errors import ClusterError
 from sparklog.net.user_directory import user_directory
+from sparklog.storage.disk import PRIVATE_DIRECTORY
 
 #: Options that make JVMs start fast. In the cluster job the JVMs only start brokers, which are separate processes, so
 #: the speed of the JVMs after their start does not matter. The options would slow down Spark SQL, so only the cluster
@@ -172,7 +174,10 @@ def spark_home(directory: Path, real: str | None = None) -> Path:
     named after its pid, and removes the homes of dead processes. Call ``remove_spark_home`` at the end.
     """
     source = Path(real) if real else _pyspark_home()
-    directory.mkdir(parents=True, exist_ok=True)
+    create_data_dir(directory.parent)
+    directory.mkdir(PRIVATE_DIRECTORY, exist_ok=True)
+    with contextlib.suppress(PermissionError):  # the directory is another user's
+        directory.chmod(PRIVATE_DIRECTORY)  # the logs of executors are for this user alone
     for other in directory.iterdir():
         if other.name.isdigit() and identify(int(other.name)) is None:
             shutil.rmtree(other, ignore_errors=True)

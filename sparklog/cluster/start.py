@@ -29,7 +29,7 @@ from sparklog.broker.lifecycle.logging_setup import LineFormatter, bounded_file
 from sparklog.cluster.client_file import client_file
 from sparklog.cluster.cluster_driver import ClusterDriver
 from sparklog.cluster.driver_pidfile import forget_driver, note_driver
-from sparklog.cluster.options import ClusterOptions, check_network, zookeeper_host
+from sparklog.cluster.options import ClusterOptions, check_network, create_data_dir, zookeeper_host
 from sparklog.cluster.process import identify
 from sparklog.cluster.spark_access import share_secret
 from sparklog.cluster.spark_environment import prepare, remove_spark_home
@@ -46,6 +46,8 @@ _REFUSAL_S = 0.5
 _JVM_END_S = 3.0
 #: The maximum number of log lines that are kept until the driver has registered.
 _LINES_KEPT = 1000
+#: The rights that no file of this process gives to other users.
+_OTHERS_MAY_NOT_WRITE = 0o022
 
 
 def run_cluster(options: ClusterOptions, *, tell: Callable[[str], None]) -> int:
@@ -53,7 +55,8 @@ def run_cluster(options: ClusterOptions, *, tell: Callable[[str], None]) -> int:
     stop = _StopSignals()
     try:
         options = options.checked()
-        options.data_dir.mkdir(parents=True, exist_ok=True)
+        os.umask(os.umask(_OTHERS_MAY_NOT_WRITE) | _OTHERS_MAY_NOT_WRITE)
+        create_data_dir(options.data_dir)
         log_file = _log_to(options)
         return _run(options, stop, tell, registered=log_file.open)
     except SparklogError as error:
