@@ -89,7 +89,7 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--scale", type=float, default=1.0, help="factor for the numbers of records")
     quick = "tiny sizes, one run, no Kafka, and Delta only if named; to try the programs"
     parser.add_argument("--quick", action="store_true", help=quick)
-    secure = "measure what TLS, logins and ACLs cost, in at least 5 pairs of turns; no Kafka, no results.json"
+    secure = "measure what TLS, logins and ACLs cost, in at least 10 pairs of turns; no Kafka, no results.json"
     parser.add_argument("--secure", action="store_true", help=secure)
     parser.add_argument(
         "--kafka", choices=["yes", "no", "cached"], help="cached: only with jars that are already here (default: yes)"

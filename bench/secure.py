@@ -18,19 +18,24 @@ from typing import NamedTuple
 from bench import values
 from bench.machine import CpuTime, Others
 from sparklog import Admin, Producer
+from sparklog.net.blocking import BlockingConnection
 from sparklog.net.client_security import ClientSecurity
+from sparklog.protocol.messages import DescribeAcls, DescribeAclsReply
 from sparklog.security.acls import AclFilter, Operation, ResourceType, binding
-from sparklog.testing.process_cluster import ProcessCluster
+from sparklog.testing.process_cluster import ProcessCluster, wait_until
 from sparklog.testing.secure_cluster import SecureCluster
 
-_LEAST_PAIRS = 5
+_LEAST_PAIRS = 10
 _SIZE = 1000
 _ITERATIONS = 16_384
 #: A process keeps the salted passwords of 16 users, so in turns each of these users logs in without a cached one.
 _USERS = 17
 _PRINCIPAL = "User:user-0"
 _ACLS = 1000
-#: The time in which all brokers read changed ACLs.
+#: The number of ACLs that one request creates. ZooKeeper may be slow, and a request has a time limit.
+_AT_ONCE = 100
+_ACLS_TIMEOUT_S = 120.0
+#: The time in which brokers end the work on changed ACLs that all of them have read.
 _SETTLE_S = 1.0
 _SETTINGS = {"min.insync.replicas": "2", "log.cleaner.backoff.ms": "1000", "log.retention.check.interval.ms": "1000"}
 _OVER_TCP = {"unix.sockets.enable": "false"}
@@ -160,25 +165,39 @@ def _acls(cluster: Users, pairs: int, scale: float) -> Work:
     further = AclFilter(resource_type=ResourceType.TOPIC, operation=Operation.READ)
     acls = [binding("topic", f"topic-{number}", _PRINCIPAL, "read") for number in range(_ACLS)]
     with (
-        Admin(cluster.bootstrap, security=cluster.client_security) as admin,
+        Admin(cluster.bootstrap, security=cluster.client_security, timeout_s=_ACLS_TIMEOUT_S) as admin,
         _producer(cluster, cluster.users[0]) as producer,
     ):
         admin.create_acls([binding("topic", "single", _PRINCIPAL, "write")])
-        time.sleep(_SETTLE_S)
+        _await_acls(cluster, 1)
 
         def many() -> None:
-            admin.create_acls(acls)
-            time.sleep(_SETTLE_S)
+            for first in range(0, _ACLS, _AT_ONCE):
+                admin.create_acls(acls[first : first + _AT_ONCE])
+            _await_acls(cluster, 1 + _ACLS)
 
         def none() -> None:
             admin.delete_acls([further])
-            time.sleep(_SETTLE_S)
+            _await_acls(cluster, 1)
 
         def send() -> float:
             return _singles(producer, count)
 
         found = _in_turns(pairs, (cluster, send), (cluster, send), before=(many, none))
     return Work("acks=all p50, 1,000 ACLs against none", "ms", 1.02, found, of="processor_s")
+
+
+def _await_acls(cluster: Users, count: int) -> None:
+    """Wait until each broker has this number of ACLs, and has no work with the change any more."""
+    for broker_id in cluster.slots:
+        with cluster.connect(broker_id) as connection:
+
+            def known(connection: BlockingConnection = connection) -> bool:
+                reply, _ = connection.request(DescribeAcls(0))
+                return isinstance(reply, DescribeAclsReply) and len(reply.acls) == count
+
+            wait_until(known, _ACLS_TIMEOUT_S, f"{count} ACLs in broker {broker_id}")
+    time.sleep(_SETTLE_S)
 
 
 def _in_turns(
