@@ -374,10 +374,15 @@ class AsyncConnection(asyncio.BufferedProtocol):
 
     # --- the end ---
 
-    def note_throttle_time(self, reply: Reply) -> None:
-        """Record the wait that a reply demands because of a quota. The caller of ``request`` decides how to wait."""
-        if throttle_time_ms := getattr(reply, "throttle_time_ms", 0):
+    def note_throttle_time(self, reply: Reply) -> int:
+        """Record and return the wait in ms that a reply demands because of a quota.
+
+        The caller of ``request`` decides how to wait.
+        """
+        throttle_time_ms: int = getattr(reply, "throttle_time_ms", 0)
+        if throttle_time_ms:
             self.throttled_until_s = self._loop.time() + throttle_time_ms / 1000
+        return throttle_time_ms
 
     def close(self) -> None:
         self.closed = True

@@ -185,10 +185,14 @@ class BlockingConnection:
         while True:
             received = self._next()
             if received.reply.cid in {cid, -1}:
-                if throttle_time_ms := getattr(received.reply, "throttle_time_ms", 0):
-                    self._throttled_until_s = time.monotonic() + throttle_time_ms / 1000
+                self._note_throttle_time(received.reply)
                 raise_for_error(received.reply)
                 return received.reply, received.body
+
+    def _note_throttle_time(self, reply: Reply) -> None:
+        """Record the wait that a reply demands because of a quota. The next ``request`` waits; ``send`` does not."""
+        if throttle_time_ms := getattr(reply, "throttle_time_ms", 0):
+            self._throttled_until_s = time.monotonic() + throttle_time_ms / 1000
 
     def _wait_for_quota(self, at_most_s: float) -> None:
         """Wait until the broker handles the next request. Otherwise the delay would count towards its timeout."""
@@ -222,6 +226,7 @@ class BlockingConnection:
           BrokerError: the broker's error, or NETWORK_EXCEPTION.
         """
         received = self._next()
+        self._note_throttle_time(received.reply)
         raise_for_error(received.reply)
         return received.reply, received.body
 

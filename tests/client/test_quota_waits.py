@@ -19,7 +19,7 @@ from sparklog.client.consumer.partition_reader import PartitionReader
 from sparklog.client.producer.producer import Producer
 from sparklog.model import OffsetRange, TopicPartition
 from sparklog.net.server_connection import ServerConnection
-from sparklog.protocol.messages import Fetch, Produce, Reply, Request
+from sparklog.protocol.messages import Fetch, Metadata, Produce, Reply, Request
 from tests.client.fake_cluster import FakeBroker, FakeCluster
 from tests.client.producing import produce_requests
 
@@ -30,8 +30,15 @@ TP = TopicPartition("t", 0)
 class Throttle:
     """A fault: the first reply demands a wait. Requests of its connection are handled after it if ``holds`` is set."""
 
-    def __init__(self, wanted: type, *, wait_ms: int = WAIT_MS, holds: bool = False) -> None:
+    def __init__(
+        self, wanted: type, *, wait_ms: int = WAIT_MS, holds: bool = False, counts: type | None = None
+    ) -> None:
+        """Demand the wait in the first reply to a request of the type ``wanted``. ``early`` counts requests of a type.
+
+        The type is ``counts``, or else ``wanted``.
+        """
         self._wanted = wanted
+        self._counts = counts or wanted
         self._wait_ms = wait_ms
         self._holds = holds
         self._demanded = False
@@ -40,11 +47,11 @@ class Throttle:
         self.early = 0
 
     def __call__(self, broker: FakeBroker, connection: ServerConnection, request: Request) -> bool:
-        if isinstance(request, self._wanted):
+        if isinstance(request, self._counts):
             self.early += time.monotonic() < self.until_s
-            if not self._demanded:
-                self._demanded = True
-                self._demand(connection)
+        if isinstance(request, self._wanted) and not self._demanded:
+            self._demanded = True
+            self._demand(connection)
         return False
 
     def _demand(self, connection: ServerConnection) -> None:
@@ -74,6 +81,21 @@ def test_a_producer_sends_nothing_during_the_wait(fake: FakeCluster) -> None:
         assert (producer.quota_waits.waits, producer.quota_waits.waited_ms) == (1, WAIT_MS)
     assert time.monotonic() >= throttle.until_s
     assert (len(produce_requests(fake)), throttle.early) == (3, 0)
+
+
+@pytest.mark.parametrize(("demands", "waits"), [(Metadata, Produce), (Produce, Metadata)], ids=["Metadata", "Produce"])
+def test_a_producer_waits_for_each_kind_of_reply(demands: type, waits: type) -> None:
+    with FakeCluster(brokers=1) as fake:
+        for topic in ("t", "u"):
+            fake.create(topic, partitions=1)
+        throttle = Throttle(demands, counts=waits, wait_ms=500)
+        fake.fault(0, throttle)
+        with Producer(fake.bootstrap) as producer:
+            for topic in ("t", "u"):
+                assert producer.send(topic, b"v").result(30).offset == 0
+            assert producer.quota_waits.waits == 1
+        assert time.monotonic() >= throttle.until_s > 0
+        assert throttle.early == 0
 
 
 def test_requests_in_flight_outlast_the_wait(fake: FakeCluster) -> None:

@@ -69,6 +69,9 @@ class Slices:
         #: The monotonic time at which the slices of the current turn end.
         self._ends_s = 0.0
         self._slicing = False
+        #: The connection of the slice in progress, or None, and the time since which ``used`` does not know its work.
+        self.connection: Pausable | None = None
+        self._began_s = 0.0
         #: Whether a turn has begun in this iteration of the event loop. ``_turn`` begins the next one.
         self._scheduled = False
         self._closed = False
@@ -142,6 +145,14 @@ class Slices:
         self._ends_s = time.monotonic() + TURN_S
         return True
 
+    def take_time(self) -> float:
+        """Return the seconds that the slice in progress has taken so far. ``used`` gets only the rest.
+
+        A reply that the slice sends contains the wait for this time.
+        """
+        began_s, self._began_s = self._began_s, time.monotonic()
+        return self._began_s - began_s
+
     def close(self) -> None:
         """Drop all work that is not done yet."""
         self._closed = True
@@ -150,7 +161,8 @@ class Slices:
     def _advance(self, work: _Work) -> bool:
         """Do one slice of the work, and return whether the work is done."""
         self._slicing = True
-        began_s = time.monotonic()
+        self.connection = work.connection
+        began_s = self._began_s = time.monotonic()
         try:
             waited = next(work.steps)
         except StopIteration:
@@ -160,11 +172,12 @@ class Slices:
             return True
         finally:
             self._slicing = False
-            took_s = time.monotonic() - began_s
-            if took_s >= NOTED_S:  # further work of this iteration has only the rest of the time
+            self.connection = None
+            ended_s = time.monotonic()
+            if ended_s - began_s >= NOTED_S:  # further work of this iteration has only the rest of the time
                 self._schedule()
             if self.used is not None:
-                self.used(work.connection, took_s)
+                self.used(work.connection, ended_s - self._began_s)
         if waited is None:
             self._wait(work)
         else:

@@ -260,6 +260,8 @@ class QuotaManager:
             owner.throttle_ms = None
             return 0
         self._charge_so_far(owner, client)
+        if not client.began_s and self._slices is not None and client_of(self._slices.connection) is owner:
+            self._charge_time(owner, client, self._slices.take_time())
         return self.throttle_ms(owner)
 
     def _charge_time(self, owner: ServerConnection, client: _Client, took_s: float) -> None:
@@ -355,10 +357,14 @@ class QuotaManager:
         return self.throttle_ms(connection)
 
     def _time_used(self, connection: object, took_s: float) -> None:
-        """Charge the time of a slice of a long request, or of a later read for a fetch that waits."""
+        """Charge the time of a slice of a long request, or of a later read for a fetch that waits.
+
+        If this happens while a request of the same connection is being handled, the time of that request includes it.
+        """
         connection = client_of(connection)
-        if isinstance(connection, ServerConnection) and (client := self._clients.get(connection)) is not None:
-            self._charge_time(connection, client, took_s)
+        client = self._clients.get(connection) if isinstance(connection, ServerConnection) else None
+        if client is not None and not client.began_s:
+            self._charge_time(cast(ServerConnection, connection), client, took_s)
 
     # --- waits ---
 

@@ -40,6 +40,10 @@ T = TypeVar("T")
 R = TypeVar("R", bound=Reply)
 
 
+def _ignore(connection: AsyncConnection, throttle_time_ms: int) -> None:
+    """Do nothing: only ``_ask`` waits."""
+
+
 class LoopCluster:
     """An asyncio client of one cluster. ``close`` ends its connections and tasks.
 
@@ -78,6 +82,8 @@ class LoopCluster:
         #: The topics with an error in the last responses, with their errors.
         self.topic_errors = self.core.topic_errors
         self.last_problem = ""
+        #: Called with the connection and the time in ms when a reply demands a wait because of a quota.
+        self.on_throttled: Callable[[AsyncConnection, int], None] = _ignore
         self._client_id = client_id
         self._changed = changed
         self._given_loop = loop
@@ -227,7 +233,8 @@ class LoopCluster:
             reply, _ = await asyncio.wait_for(connection.request(request), timeout_s)
         except asyncio.TimeoutError:
             raise NoResponse(connection.address, timeout_s) from None
-        connection.note_throttle_time(reply)
+        if throttle_time_ms := connection.note_throttle_time(reply):
+            self.on_throttled(connection, throttle_time_ms)
         return reply
 
     async def ask_any(self, request: Request, expected: type[R]) -> R:

@@ -80,6 +80,7 @@ class InflightRequests:
         self._cluster = cluster
         self._reports = reports
         self._loop = loop
+        cluster.on_throttled = self.on_other_throttled
         self._acks = settings.acks
         self._transaction = settings.transaction
         self._request_timeout_s = settings.request_timeout_s
@@ -268,14 +269,24 @@ class InflightRequests:
         """Send nothing to the broker for this time. Earlier requests wait in the broker, so extend their timeouts."""
         now_ms, connection = _now_ms(), answered.connection
         wait_ms = self.quota_waits.add(f"broker {answered.batches[0].broker_id}", throttle_time_ms, now_ms / 1000)
-        until_ms = max(now_ms + wait_ms, self.throttled.get(connection, 0.0))
-        self.throttled[connection] = until_ms
-        self._loop.call_later(wait_ms / 1000, self._end_wait, connection)
+        until_ms = self._hold(connection, wait_ms, now_ms)
+        connection.throttled_until_s = self._loop.time() + wait_ms / 1000  # for metadata and transactions
         for sent in self.in_flight:
             if sent.connection is connection and sent.check_at_ms < math.inf:
                 last_ms = min(batch.deadline_ms for batch in sent.batches)
                 sent.deadline_ms = max(sent.deadline_ms, min(last_ms, until_ms + self._request_timeout_s * 1000))
                 sent.check_at_ms = min(sent.deadline_ms, max(sent.check_at_ms, until_ms + _SUSPECT_AFTER_S * 1000))
+
+    def on_other_throttled(self, connection: AsyncConnection, throttle_time_ms: int) -> None:
+        """Send no batches on a connection on which the reply to another request demands this wait."""
+        now_ms = _now_ms()
+        self._hold(connection, self.quota_waits.add(connection.address, throttle_time_ms, now_ms / 1000), now_ms)
+
+    def _hold(self, connection: AsyncConnection, wait_ms: float, now_ms: float) -> float:
+        """Send no batches on this connection for this time. Return the end of the wait in milliseconds."""
+        until_ms = self.throttled[connection] = max(now_ms + wait_ms, self.throttled.get(connection, 0.0))
+        self._loop.call_later(wait_ms / 1000, self._end_wait, connection)
+        return until_ms
 
     def _end_wait(self, connection: AsyncConnection) -> None:
         if self.throttled.get(connection, math.inf) <= _now_ms() + _EARLY_MS:
