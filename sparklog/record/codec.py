@@ -107,6 +107,30 @@ def encode_batch(
     return EncodedBatch(header, body)
 
 
+def batch_without_records(body: pa.Buffer, *, schema_id: int, offset_span: int, flags: int) -> EncodedBatch:
+    """Return a batch without records that covers ``offset_span`` offsets. ``body`` is a message with zero rows."""
+    header = BatchHeader(
+        base_offset=0,
+        position=0,
+        max_timestamp=NO_TIMESTAMP,
+        running_max=0,
+        append_time=0,
+        producer_id=NO_PRODUCER,
+        min_timestamp=NO_TIMESTAMP,
+        offset_span=offset_span,
+        record_count=0,
+        length=body.size,
+        body_crc=crc32c(body),
+        leader_epoch=-1,
+        schema_id=schema_id,
+        first_sequence=-1,
+        offset_array_length=0,
+        producer_epoch=-1,
+        flags=flags,
+    )
+    return EncodedBatch(header, body)
+
+
 def decode_batch(header: BatchHeader, body: Buffer, schema: pa.Schema, *, verify_crc: bool = True) -> pa.RecordBatch:
     """Return the records of a stored batch.
 

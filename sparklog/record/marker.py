@@ -12,10 +12,9 @@ import msgspec
 import pyarrow as pa
 
 from sparklog.errors import BrokerError, ErrorCode
-from sparklog.model import NO_PRODUCER
 from sparklog.record.arrays import empty_batch
-from sparklog.record.checksum import Buffer, crc32c
-from sparklog.record.codec import NO_TIMESTAMP, EncodedBatch, stream_message, verify_body_crc
+from sparklog.record.checksum import Buffer
+from sparklog.record.codec import EncodedBatch, batch_without_records, stream_message, verify_body_crc
 from sparklog.record.header import BatchHeader, Flag
 from sparklog.record.message import read_custom_metadata
 
@@ -37,26 +36,7 @@ _decode = msgspec.json.Decoder(Marker).decode
 def encode_marker(marker: Marker, schema: pa.Schema, *, schema_id: int) -> EncodedBatch:
     """Encode a marker as a batch for a log whose newest schema is ``schema``."""
     body = stream_message(empty_batch(schema), {MARKER_KEY: msgspec.json.encode(marker).decode()})
-    header = BatchHeader(
-        base_offset=0,
-        position=0,
-        max_timestamp=NO_TIMESTAMP,
-        running_max=0,
-        append_time=0,
-        producer_id=NO_PRODUCER,
-        min_timestamp=NO_TIMESTAMP,
-        offset_span=1,
-        record_count=0,
-        length=body.size,
-        body_crc=crc32c(body),
-        leader_epoch=-1,
-        schema_id=schema_id,
-        first_sequence=-1,
-        offset_array_length=0,
-        producer_epoch=-1,
-        flags=int(Flag.CONTROL),
-    )
-    return EncodedBatch(header, body)
+    return batch_without_records(body, schema_id=schema_id, offset_span=1, flags=int(Flag.CONTROL))
 
 
 def decode_marker(header: BatchHeader, body: Buffer) -> Marker:

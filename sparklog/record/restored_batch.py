@@ -12,9 +12,9 @@ import pyarrow as pa
 
 from sparklog.record.arrays import empty_batch
 from sparklog.record.checksum import crc32c
-from sparklog.record.codec import NO_TIMESTAMP, EncodedBatch, encode_batch, header_times
+from sparklog.record.codec import EncodedBatch, batch_without_records, encode_batch, header_times
 from sparklog.record.compacted_batch import MAX_SPAN, offset_array
-from sparklog.record.header import BatchHeader, Flag
+from sparklog.record.header import Flag
 from sparklog.record.message import ALIGNMENT
 
 
@@ -61,25 +61,7 @@ def place_nothing(schema: pa.Schema, *, begin: int, end: int, schema_id: int) ->
         return []
     body = empty_batch(schema).serialize()
     assert body.size % ALIGNMENT == 0
-    header = BatchHeader(
-        base_offset=begin,
-        position=0,
-        max_timestamp=NO_TIMESTAMP,
-        running_max=0,
-        append_time=0,
-        producer_id=-1,
-        min_timestamp=NO_TIMESTAMP,
-        offset_span=0,
-        record_count=0,
-        length=body.size,
-        body_crc=crc32c(body),
-        leader_epoch=-1,
-        schema_id=schema_id,
-        first_sequence=-1,
-        offset_array_length=0,
-        producer_epoch=-1,
-        flags=0,
-    )
+    header, _ = batch_without_records(body, schema_id=schema_id, offset_span=0, flags=0)
     starts = range(begin, end, MAX_SPAN)
     return [
         EncodedBatch(header._replace(base_offset=start, offset_span=min(MAX_SPAN, end - start)), body)

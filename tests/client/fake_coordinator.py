@@ -8,18 +8,15 @@ from collections import deque
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING
 
+from sparklog.broker.transactions.transaction_requests import reply_about
 from sparklog.coordinator import events
 from sparklog.coordinator.effects import (
     Append,
-    Begun,
-    Done,
-    Ended,
     Outcome,
     Refused,
     Respond,
     SendMarkers,
     SendOffsets,
-    Settled,
 )
 from sparklog.coordinator.log_records import Record
 from sparklog.coordinator.records import PartitionPlace
@@ -32,10 +29,8 @@ from sparklog.protocol.messages import (
     Ack,
     AddToTransaction,
     BeginTransaction,
-    BeginTransactionReply,
     DescribedTransaction,
     EndTransaction,
-    EndTransactionReply,
     ErrorReply,
     FindHanging,
     FindHangingReply,
@@ -44,7 +39,6 @@ from sparklog.protocol.messages import (
     ListTransactionsReply,
     Reply,
     SettleVersion,
-    SettleVersionReply,
     TouchTransaction,
 )
 from sparklog.record.header import BatchHeader
@@ -100,7 +94,7 @@ class FakeCoordinator:
             reply(ErrorReply(request.cid, ErrorCode.NOT_COORDINATOR, f"broker {self.broker_id} coordinates"))
             return
         self._step(events.CoordinatorTicked())
-        self._ask(lambda ticket: self._event(request, ticket), lambda outcome: reply(_reply(request.cid, outcome)))
+        self._ask(lambda ticket: self._event(request, ticket), lambda outcome: reply(reply_about(request.cid, outcome)))
 
     def _hanging(self, broker_id: int, request: FindHanging | AbortHanging) -> Reply:
         led = [one for one in self.hanging if self.cluster.topics[one.topic].logs[one.partition].leader == broker_id]
@@ -225,21 +219,3 @@ class FakeCoordinator:
 
 def _now_ms() -> int:
     return time.time_ns() // 1_000_000
-
-
-def _reply(cid: int, outcome: Outcome) -> Reply:
-    match outcome:
-        case Begun():
-            return BeginTransactionReply(
-                cid, outcome.committed, outcome.last_version, outcome.producer_id, outcome.producer_epoch, outcome.run
-            )
-        case Settled():
-            return SettleVersionReply(cid, outcome.last_version)
-        case Ended():
-            return EndTransactionReply(cid, outcome.complete, outcome.replayed)
-        case Done():
-            return Ack(cid)
-        case Refused():
-            return ErrorReply(cid, outcome.code, outcome.detail)
-        case _:
-            raise AssertionError(f"the outcome is not one of a transaction: {outcome!r}")

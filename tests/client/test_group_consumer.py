@@ -75,6 +75,16 @@ def reading(session: Session, log: Log, **more: Any) -> GroupConsumer:
     return GroupConsumer(log, session, commit_timeout_s=1.0, **options)  # type: ignore[arg-type]
 
 
+def reading_from(start: int, session: Session, log: Log) -> GroupConsumer:
+    """Return a consumer that has the one partition, whose committed offset is ``start``."""
+    group = reading(session, log)
+    session.assigned = frozenset({ASSIGNED})
+    group.advance()
+    session.asked[0].set_result({ASSIGNED: start})
+    group.advance()
+    return group
+
+
 def test_a_reassigned_partition_asks_for_its_start_again() -> None:
     """The response arrived, the partition went to another consumer, which committed, and returned, all between two
     polls."""
@@ -137,11 +147,7 @@ def test_an_initial_position_is_committed_when_it_moves() -> None:
 def test_a_commit_of_an_invalid_offset_sends_no_request(offset: Any) -> None:
     """The coordinator would refuse it together with the other commits of its request."""
     session, log = Session(), Log(0)
-    group = reading(session, log)
-    session.assigned = frozenset({ASSIGNED})
-    group.advance()
-    session.asked[0].set_result({ASSIGNED: 0})
-    group.advance()
+    group = reading_from(0, session, log)
     with pytest.raises((TypeError, ValueError), match="t-0: "):
         group.commit({TP: offset})
     assert session.commits == []
@@ -152,11 +158,7 @@ def test_a_commit_of_an_invalid_offset_sends_no_request(offset: Any) -> None:
 def test_closing_a_group_after_a_failed_block_commits_no_positions() -> None:
     for processed, expected in ((True, [{ASSIGNED: 7}]), (False, [])):
         session, log = Session(), Log(0)
-        group = reading(session, log)
-        session.assigned = frozenset({ASSIGNED})
-        group.advance()
-        session.asked[0].set_result({ASSIGNED: 5})
-        group.advance()
+        group = reading_from(5, session, log)
         log.at[TP] = 7
         group.close(processed=processed)
         assert session.commits == expected
@@ -164,11 +166,7 @@ def test_closing_a_group_after_a_failed_block_commits_no_positions() -> None:
 
 def test_a_cancelled_commit_has_no_effect(caplog: pytest.LogCaptureFixture) -> None:
     session, log = Session(), Log(0)
-    group = reading(session, log)
-    session.assigned = frozenset({ASSIGNED})
-    group.advance()
-    session.asked[0].set_result({ASSIGNED: 5})
-    group.advance()
+    group = reading_from(5, session, log)
     log.at[TP], session.hangs = 7, True
     assert group.commit().cancel()
     session.hangs = False
@@ -179,11 +177,7 @@ def test_a_cancelled_commit_has_no_effect(caplog: pytest.LogCaptureFixture) -> N
 
 def test_a_position_moved_back_is_committed_despite_earlier_commits() -> None:
     session, log = Session(), Log(0)
-    group = reading(session, log)
-    session.assigned = frozenset({ASSIGNED})
-    group.advance()
-    session.asked[0].set_result({ASSIGNED: 10})
-    group.advance()
+    group = reading_from(10, session, log)
     for became in (None, ClientTimeout("no answer: it may have been committed")):
         log.at[TP], session.hangs = 20, True
         under_way = group.commit()
@@ -200,11 +194,7 @@ def test_a_position_moved_back_is_committed_after_an_interrupt(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     session, log = Session(), Log(0)
-    group = reading(session, log)
-    session.assigned = frozenset({ASSIGNED})
-    group.advance()
-    session.asked[0].set_result({ASSIGNED: 10})
-    group.advance()
+    group = reading_from(10, session, log)
 
     def interrupted(incarnation: int, offsets: Mapping[AssignedPartition, int]) -> Future[None]:
         Session.commit(session, incarnation, offsets)
@@ -222,11 +212,7 @@ def test_a_position_moved_back_is_committed_after_an_interrupt(
 
 def test_a_negative_offset_is_refused_before_it_joins_other_commits() -> None:
     session, log = Session(), Log(0)
-    group = reading(session, log)
-    session.assigned = frozenset({ASSIGNED})
-    group.advance()
-    session.asked[0].set_result({ASSIGNED: 10})
-    group.advance()
+    group = reading_from(10, session, log)
     with pytest.raises(ValueError, match="offset -1: expected 0 or more"):
         group.commit({TP: -1})
     group.commit({TP: 0}).result(0)
@@ -244,11 +230,7 @@ def test_closing_waits_a_bounded_time_for_the_last_commit(
     monkeypatch.setattr("concurrent.futures.TimeoutError", timeout)
     monkeypatch.setattr("concurrent.futures._base.TimeoutError", timeout)
     session, log = Session(), Log(0)
-    group = reading(session, log)
-    session.assigned = frozenset({ASSIGNED})
-    group.advance()
-    session.asked[0].set_result({ASSIGNED: 5})
-    group.advance()
+    group = reading_from(5, session, log)
     log.at[TP], session.hangs = 7, True
     group.close()
     assert (session.commits, session.holding) == ([{ASSIGNED: 7}], frozenset())

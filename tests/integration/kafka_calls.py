@@ -19,6 +19,14 @@ from sparklog.kafka.wire.security import SaslAuthenticateRequest, SaslHandshakeR
 from sparklog.protocol.sasl import SCRAM_SHA_256
 from sparklog.protocol.scram import ScramClient
 
+#: The settings of one broker with an authorizer, and with logins on its Kafka listener.
+SECURED_BROKER = {
+    "super.users": "User:admin",
+    "internal.topic.replication.factor": "1",
+    "kafka.listeners": "USERS://127.0.0.1:0",
+    "listener.security.protocol.map": "USERS:SASL_PLAINTEXT",
+}
+
 
 class KafkaCalls:
     """A blocking connection to the Kafka listener of one broker. ``timeout_s`` limits the wait for each response."""

@@ -24,7 +24,7 @@ from sparklog.kafka.wire.transactions import TopicRequest as ProducersTopic
 from sparklog.protocol import messages as m
 from sparklog.testing.process_cluster import ProcessCluster
 from tests.broker.test_acls import PASSWORD, as_peer, create_users
-from tests.integration.kafka_calls import KafkaCalls
+from tests.integration.kafka_calls import SECURED_BROKER, KafkaCalls
 
 pytestmark = pytest.mark.integration
 
@@ -49,13 +49,7 @@ EVERY_ACL = wire_security.DescribeAclsRequest(
 @pytest.fixture(scope="module")
 def cluster() -> Iterator[ProcessCluster]:
     """Return one broker with an authorizer, and with logins on its Kafka listener."""
-    settings = {
-        "super.users": "User:admin",
-        "internal.topic.replication.factor": "1",
-        "transaction.state.log.num.partitions": "1",
-        "kafka.listeners": "USERS://127.0.0.1:0",
-        "listener.security.protocol.map": "USERS:SASL_PLAINTEXT",
-    }
+    settings = {**SECURED_BROKER, "transaction.state.log.num.partitions": "1"}
     with ProcessCluster(1, settings=settings) as running:
         create_users(running, "admin", "anna", "bert")
         for name in ("orders", "hidden"):

@@ -28,7 +28,7 @@ from sparklog.protocol import messages as m
 from sparklog.testing.process_cluster import ProcessCluster
 from sparklog.testing.settled_admin import SettledAdmin
 from tests.broker.test_acls import PASSWORD, as_peer, create_users
-from tests.integration.kafka_calls import KafkaCalls
+from tests.integration.kafka_calls import SECURED_BROKER, KafkaCalls
 from tests.kafka.records.batches import produced
 from tests.kafka.records.reference import Record, write_batch, write_record
 
@@ -67,13 +67,7 @@ def plain_batch(*values: bytes) -> bytes:
 @pytest.fixture(scope="module")
 def secured() -> Iterator[ProcessCluster]:
     """Return one broker with an authorizer, where anna may read the topic orders and write the topic entries."""
-    settings = {
-        "super.users": "User:admin",
-        "internal.topic.replication.factor": "1",
-        "kafka.listeners": "USERS://127.0.0.1:0",
-        "listener.security.protocol.map": "USERS:SASL_PLAINTEXT",
-    }
-    with ProcessCluster(1, settings=settings) as running:
+    with ProcessCluster(1, settings=SECURED_BROKER) as running:
         create_users(running, "admin", "anna")
         for name in ("orders", "entries", "hidden"):
             assert isinstance(as_peer(running, m.CreateTopic(0, name, 1, 1, 30_000)), m.CreateTopicReply)

@@ -19,6 +19,7 @@ from sparklog.client.producer.producer import Producer
 from sparklog.testing.process_cluster import ProcessCluster
 from sparklog.testing.settled_admin import SettledAdmin
 from tests.broker.test_acls import PASSWORD, create_users
+from tests.integration.kafka_calls import SECURED_BROKER
 from tests.kafka_tools import KafkaTools
 from tests.waiting import wait_until
 
@@ -258,13 +259,7 @@ def test_transactions_are_listed_and_described(
 
 @pytest.fixture(scope="module")
 def guarded() -> Iterator[ProcessCluster]:
-    settings = {
-        "super.users": "User:admin",
-        "default.replication.factor": "1",
-        "internal.topic.replication.factor": "1",
-        "kafka.listeners": "USERS://127.0.0.1:0",
-        "listener.security.protocol.map": "USERS:SASL_PLAINTEXT",
-    }
+    settings = {**SECURED_BROKER, "default.replication.factor": "1"}
     with ProcessCluster(1, settings=settings) as running:
         create_users(running, "admin", "anna")
         yield running

@@ -21,7 +21,7 @@ from sparklog.protocol import messages as m
 from sparklog.record.schema import DEFAULT_SCHEMA
 from sparklog.testing.process_cluster import ProcessCluster
 from tests.broker.test_acls import as_peer, create_users
-from tests.integration.kafka_calls import KafkaCalls
+from tests.integration.kafka_calls import SECURED_BROKER, KafkaCalls
 from tests.integration.test_kafka_admin_permissions import allow, logged_in
 from tests.waiting import wait_until
 
@@ -33,13 +33,7 @@ _names = count()
 
 @pytest.fixture(scope="module")
 def cluster() -> Iterator[ProcessCluster]:
-    settings = {
-        "super.users": "User:admin",
-        "internal.topic.replication.factor": "1",
-        "transaction.state.log.num.partitions": "1",
-        "kafka.listeners": "USERS://127.0.0.1:0",
-        "listener.security.protocol.map": "USERS:SASL_PLAINTEXT",
-    }
+    settings = {**SECURED_BROKER, "transaction.state.log.num.partitions": "1"}
     with ProcessCluster(1, settings=settings) as running:
         create_users(running, "admin", "anna")
         for name in ("orders", "hidden"):

@@ -193,7 +193,7 @@ class TransactionRequests:
 
     def abort(self, connection: ServerConnection, request: AbortTransaction, body: memoryview) -> None:
         def on_outcome(outcome: Outcome) -> None:
-            reply = _reply(request.cid, outcome)
+            reply = reply_about(request.cid, outcome)
             connection.reply(reply)
             self._context.audit.replied(connection, request, reply)
 
@@ -290,10 +290,11 @@ def ask_host(host: TransactionHost, request: VerifyTransaction, on_result: Calla
 
 
 def _answering(connection: ServerConnection, cid: int) -> Callable[[Outcome], None]:
-    return lambda outcome: connection.reply(_reply(cid, outcome))
+    return lambda outcome: connection.reply(reply_about(cid, outcome))
 
 
-def _reply(cid: int, outcome: Outcome) -> Reply:
+def reply_about(cid: int, outcome: Outcome) -> Reply:
+    """Return the message that reports an outcome of the coordinator to its client."""
     match outcome:
         case Begun():
             return BeginTransactionReply(
