@@ -41,17 +41,11 @@ from sparklog.client.admin.users import UserDescription
 from sparklog.client.cluster import forks
 from sparklog.client.cluster.blocking_cluster import BlockingCluster
 from sparklog.client.cluster.isolation_level import Isolation, wire_isolation
-from sparklog.client.cluster.leader_requests import ask_leaders
-from sparklog.client.cluster.metadata import Leader
 from sparklog.client.cluster.offsets import OffsetQuery, checked_offset, list_offsets
 from sparklog.errors import BrokerError, ErrorCode
 from sparklog.model import BrokerEndpoint, TopicPartition
 from sparklog.net.client_security import Security
 from sparklog.protocol.messages import (
-    DeletedRecords,
-    DeleteRecords,
-    DeleteRecordsPartition,
-    DeleteRecordsReply,
     DescribeBroker,
     DescribeBrokerReply,
     GroupOffset,
@@ -72,9 +66,6 @@ from sparklog.security.acls import (
 )
 from sparklog.security.acls import ResourceType as AclResourceType
 from sparklog.security.principals import parse_principal
-
-#: The offset of a delete request that stands for the partition's high watermark.
-_HIGH_WATERMARK = -1
 
 
 class Admin:
@@ -251,7 +242,8 @@ class Admin:
             ClientTimeout: a leader did not respond in time.
         """
         wanted = {TopicPartition(*tp): offset for tp, offset in before.items()}
-        return _delete_records(self._cluster, wanted, timeout_s=self._timeout_s if timeout_s is None else timeout_s)
+        timeout_s = self._timeout_s if timeout_s is None else timeout_s
+        return topics.delete_records(self._cluster, wanted, timeout_s=timeout_s)
 
     def list_topics(self) -> list[str]:
         """Return the names of all topics, sorted."""
@@ -806,20 +798,3 @@ class Admin:
         except BrokerError as error:
             return BrokerDescription(address, error=str(error))
         return describe_broker(address, reply)
-
-
-def _delete_records(
-    cluster: BlockingCluster, before: Mapping[TopicPartition, int | None], *, timeout_s: float
-) -> dict[TopicPartition, int]:
-    """Delete records. Arguments and errors are those of ``Admin.delete_records``.
-
-    A repeated request deletes no more records, except with None, which means the current end of the log.
-    """
-
-    def ask(broker_id: int, leaders: Mapping[TopicPartition, Leader]) -> Sequence[DeletedRecords]:
-        ends = {tp: _HIGH_WATERMARK if (offset := before[tp]) is None else offset for tp in leaders}
-        wanted = [DeleteRecordsPartition(tp.topic, tp.partition, ends[tp], leaders[tp].epoch) for tp in leaders]
-        return cluster.ask_broker(broker_id, DeleteRecords(0, tuple(wanted)), DeleteRecordsReply).results
-
-    done = ask_leaders(cluster, "delete records", before, ask, timeout_s=timeout_s)
-    return {tp: done[tp].log_start_offset for tp in before}

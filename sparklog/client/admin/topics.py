@@ -1,4 +1,4 @@
-"""The creation, change and deletion of topics: requests to brokers, with retries until they take effect.
+"""The creation, change and deletion of topics, and the deletion of records. Requests are repeated until they succeed.
 
 A request whose response was lost is sent again. If the second request is refused because the first one succeeded, that
 counts as success.
@@ -13,9 +13,11 @@ import pyarrow as pa
 
 from sparklog.client.admin.ddl import parse_columns
 from sparklog.client.cluster.blocking_cluster import BlockingCluster
+from sparklog.client.cluster.leader_requests import ask_leaders
+from sparklog.client.cluster.metadata import Leader
 from sparklog.errors import BrokerError, ErrorCode
 from sparklog.extras import is_spark, spark_missing
-from sparklog.model import check_topic_name
+from sparklog.model import TopicPartition, check_topic_name
 from sparklog.protocol.messages import (
     Ack,
     AddColumns,
@@ -23,6 +25,10 @@ from sparklog.protocol.messages import (
     CreatePartitions,
     CreateTopic,
     CreateTopicReply,
+    DeletedRecords,
+    DeleteRecords,
+    DeleteRecordsPartition,
+    DeleteRecordsReply,
     DeleteTopic,
     Metadata,
     TopicMetadata,
@@ -33,6 +39,8 @@ T = TypeVar("T")
 
 #: The value in a CreateTopic request that selects the broker's default.
 _BROKER_DEFAULT = -1
+#: The offset of a delete request that stands for the partition's high watermark.
+_HIGH_WATERMARK = -1
 #: Errors after which it is unknown whether the request took effect.
 _ANSWER_LOST = {ErrorCode.NETWORK_EXCEPTION, ErrorCode.REQUEST_TIMED_OUT}
 
@@ -90,6 +98,23 @@ def delete_topic(cluster: BlockingCluster, name: str, *, timeout_s: float) -> No
         timeout_s=timeout_s,
     )
     cluster.metadata.drop(name)
+
+
+def delete_records(
+    cluster: BlockingCluster, before: Mapping[TopicPartition, int | None], *, timeout_s: float
+) -> dict[TopicPartition, int]:
+    """Delete records. Arguments and errors are those of ``Admin.delete_records``.
+
+    A repeated request deletes no more records, except with None, which means the current end of the log.
+    """
+
+    def ask(broker_id: int, leaders: Mapping[TopicPartition, Leader]) -> Sequence[DeletedRecords]:
+        ends = {tp: _HIGH_WATERMARK if (offset := before[tp]) is None else offset for tp in leaders}
+        wanted = [DeleteRecordsPartition(tp.topic, tp.partition, ends[tp], leaders[tp].epoch) for tp in leaders]
+        return cluster.ask_broker(broker_id, DeleteRecords(0, tuple(wanted)), DeleteRecordsReply).results
+
+    done = ask_leaders(cluster, "delete records", before, ask, timeout_s=timeout_s)
+    return {tp: done[tp].log_start_offset for tp in before}
 
 
 def create_partitions(
