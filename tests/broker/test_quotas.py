@@ -198,8 +198,12 @@ def test_a_changed_quota_ends_the_wait_of_the_old_one(cluster: ProcessCluster, a
     with connected(cluster, "app") as limited:
         assert write(limited, topic, 1)[1] > 300_000
         alter(cluster, {PRODUCER_BYTE_RATE: None}, user=DEFAULT)
-        # Otherwise the connection would not be read for many minutes, and the request would fail after one.
-        assert write(limited, topic, 1)[1] == 0
+        # ``request`` would wait for the throttle time. Otherwise the broker would not read for many minutes, and the
+        # request would fail after one.
+        limited.send(*produce_request(topic, [(BATCH.header, BATCH.body)]))
+        reply, _ = limited.receive()
+        assert isinstance(reply, ProduceReply) and reply.results[0].code == 0
+        assert reply.throttle_time_ms == 0
 
 
 def test_followers_are_exempt(cluster: ProcessCluster, admin: Admin) -> None:
