@@ -175,6 +175,7 @@ def test_only_the_owner_and_renewers_change_a_token(users: dict[str, Admin], adm
     assert code_of(admin.create_delegation_token) is ErrorCode.DELEGATION_TOKEN_REQUEST_NOT_ALLOWED
 
 
+@pytest.mark.extended
 def test_an_ended_or_expired_token_is_cut_off(users: dict[str, Admin], bootstrap: str) -> None:
     created = users["anna"].create_delegation_token()
     become(bootstrap, by_delegation(created))

@@ -221,6 +221,7 @@ class _DiesBeforeCommit(BatchArchiver):
         raise ArchiveRefused("interrupted")
 
 
+@pytest.mark.extended
 def test_json_values_and_invalid_ones_are_archived(
     spark: SparkSession,
     admin: Admin,
@@ -301,6 +302,7 @@ def test_a_quarantine_survives_its_table_and_commits(plain_spark: SparkSession, 
     assert [row[0] for row in left] == [None, None, [LOCAL]]
 
 
+@pytest.mark.extended
 def test_an_overtaken_archive_of_a_topic_ends_without_traces(
     spark: SparkSession,
     admin: Admin,
