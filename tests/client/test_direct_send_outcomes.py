@@ -107,7 +107,8 @@ def test_both_paths_send_the_same_bytes() -> None:
         (
             refuse(ErrorCode.NOT_ENOUGH_REPLICAS),
             ClientTimeout,
-            r"1 records to t-0: .* 0.5 s, last: NOT_ENOUGH_REPLICAS",
+            # On a busy machine the deadline may come while the last of many requests has no response yet.
+            r"1 records to t-0: .* 0.5 s, last: (NETWORK_EXCEPTION: .*; before that: )?NOT_ENOUGH_REPLICAS",
         ),
         (say_nothing, ClientTimeout, r"1 records to t-0: .* 0.5 s, last: NETWORK_EXCEPTION"),
     ],
