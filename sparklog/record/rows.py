@@ -188,10 +188,10 @@ def _build_timestamps(kind: pa.DataType, values: Sequence[Any]) -> pa.Array | No
     """Build an array of timestamps. Return None if an offset has microseconds, which pyarrow would drop."""
     if not set(map(type, values)) <= _DATETIMES:
         return None
-    zones = {value.tzinfo for value in values if value is not None} - {dt.timezone.utc}
-    if not set(map(type, zones)) <= _WHOLE_ZONES:
-        offsets = [value.utcoffset() or _NO_OFFSET for value in values if value is not None]
-        if any(offset.microseconds for offset in offsets):
+    # Of the zones only their types can be collected: those of dateutil have no hash.
+    if not {type(value.tzinfo) for value in values if value is not None} <= _WHOLE_ZONES:
+        others = [value for value in values if value is not None and value.tzinfo is not dt.timezone.utc]
+        if any((value.utcoffset() or _NO_OFFSET).microseconds for value in others):
             return None
     return pa.array(values, kind)
 
