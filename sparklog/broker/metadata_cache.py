@@ -1,9 +1,9 @@
-"""The metadata of the cluster, from the controller's updates, for this broker and its clients. Pure.
+"""The metadata of the cluster, from the controller's updates, for this broker and its clients.
 
-States of a partition may arrive in any order; the version of its ZooKeeper node tells which one is newest. A leader's
-own ISR write enters the cache at once, so the controller's later update about it changes nothing. Replicas and
-reassignments are those of the controller's last update. The cache only informs: a partition's ``Replica`` decides what
-this broker may do with the partition.
+This module is pure. States of a partition may arrive in any order; the version of its ZooKeeper node tells which one is
+newest. A leader's own ISR write enters the cache at once, so the controller's later update about it changes nothing.
+Replicas and reassignments are those of the controller's last update. The cache only informs: a partition's ``Replica``
+decides what this broker may do with the partition.
 """
 
 from __future__ import annotations
@@ -136,7 +136,7 @@ class MetadataCache:
         internal: bool = False,
         start: tuple[str, int] | None = None,
     ) -> MetadataReply:
-        """Return one reply to a Metadata request. It has as many topics, from ``start`` on, as fit.
+        """Return one reply to a Metadata request: the topics from ``start`` on, up to the size limit of a reply.
 
         The addresses of brokers are those of ``listener``, through which the client has sent the request.
 

@@ -1,4 +1,7 @@
-"""The content of ``sparklog top``: snapshots of a cluster's state, and the changes between two snapshots. Pure."""
+"""The content of ``sparklog top``: snapshots of a cluster's state, and the changes between two snapshots.
+
+This module is pure.
+"""
 
 from __future__ import annotations
 

@@ -57,7 +57,7 @@ class PartitionFilter(NamedTuple):
         return [topic for topic in picked if topic.partitions]
 
     def only(self, topic: TopicDescription, default_min_isr: str) -> TopicDescription:
-        """Return the topic with only the partitions that have the problem. Pure."""
+        """Return the topic with only the partitions that have the problem."""
         wanted = self._wanted(topic, default_min_isr)
         return replace(topic, partitions=tuple(part for part in topic.partitions if wanted(part)))
 

@@ -206,7 +206,7 @@ class _TaskGroup:
         surveys = [msgspec.json.decode(text, type=HostSurvey) for text in await gather(_text(survey))]
         if survey.problem and task == min(other.task for other in surveys if other.host == survey.host):
             self._problems.append(survey.problem)
-        if spec.adopt_only:  # Adopt all running brokers, also if the cluster had more brokers before.
+        if spec.adopt_only:  # Adopt all running brokers, even if the cluster had more brokers before.
             shares = share_slots(surveys, brokers=sum(len(other.slots) for other in surveys), per_task=0)
         else:
             shares = share_slots(surveys, brokers=spec.brokers, per_task=spec.brokers_per_task)

@@ -32,7 +32,7 @@ log = logging.getLogger(__name__)
 
 #: The name of a host's certificate among the files of its directory.
 NAME = "broker"
-#: The prefix of the ending of a task whose generation ends for new certificates.
+#: The prefix of the result of a task whose generation ends because a host needs a new certificate.
 _ENDING = "certificates "
 #: The age at which the driver ends a generation so that the tasks of the next one check their certificates. It is
 #: shorter than the time before its expiry in which a certificate is replaced.
@@ -40,7 +40,10 @@ CHECK_INTERVAL_S = 20 * 86_400.0
 
 
 class _Ending(msgspec.Struct, frozen=True):
-    """The result of a task that ends for new certificates. Both texts are empty if its host has a certificate."""
+    """The result of a task that ends because a host needs a new certificate.
+
+    Both texts are empty if the task's own host has a certificate.
+    """
 
     request: str = ""
     problem: str = ""
@@ -49,7 +52,7 @@ class _Ending(msgspec.Struct, frozen=True):
 def enrol(enrolment: Enrolment, host: str) -> str:
     """Install the certificate that the driver has signed for this host. Call this in a task, on the host.
 
-    Return an empty string if the host has a current certificate, and otherwise the ending of the task, which has a
+    Return an empty string if the host has a current certificate, and otherwise the result of the task, which has a
     signing request or the reason why there is none.
     """
     try:
@@ -60,12 +63,12 @@ def enrol(enrolment: Enrolment, host: str) -> str:
 
 
 def no_request() -> str:
-    """Return the ending of a task whose host needs no new certificate, although other hosts need one."""
+    """Return the result of a task whose host needs no new certificate, although other hosts need one."""
     return _ending(_Ending())
 
 
 def has_ended_for_certificates(endings: Iterable[str]) -> bool:
-    """Return whether a generation with these endings of its tasks ended for new certificates."""
+    """Return whether a generation ended because a host needs a new certificate. ``endings`` are its tasks' results."""
     return any(ending.startswith(_ENDING) for ending in endings)
 
 

@@ -87,7 +87,7 @@ class LocalCluster:
             ClusterError: there are too few task slots (the error says how many, and what to change), or a broker does
                 not start.
         """
-        # Brokers keep running without their supervisors. So stop them also if the program ends without a call of
+        # Brokers keep running without their supervisors. So stop them even if the program ends without a call of
         # ``stop``.
         _when_python_ends(lambda: self._stop(is_ended_otherwise=True))
         try:

@@ -70,8 +70,8 @@ def executor_hosts(context: SparkContext) -> list[str]:
 def exposure(context: SparkContext) -> str:
     """Return a warning if other users or hosts can run programs over the ports of ``context``, or an empty string.
 
-    The warning names these users or hosts, and the settings that keep them out. There is no warning if Spark also runs
-    on other machines.
+    The warning names these users or hosts, and the settings that keep them out. This function covers only masters that
+    run Spark on one machine (``local`` and ``local-cluster``). For any other master it returns an empty string.
     """
     assert context.master is not None and context._jvm is not None
     if not is_one_machine(context.master):

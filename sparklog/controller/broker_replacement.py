@@ -91,7 +91,10 @@ class BrokerReplacement:
         self._reported_stuck.intersection_update(away)
 
     def start_over(self) -> None:
-        """Measure every absence from now on, as if it began now."""
+        """Restart the measurement of all absences: the time before this call does not count.
+
+        A controller that was disconnected from ZooKeeper does not know how long brokers were absent.
+        """
         self._away_since = {}
 
     def _due(self, now_ms: int) -> frozenset[int]:

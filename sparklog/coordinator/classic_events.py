@@ -85,9 +85,10 @@ class LeaveRequested:
 
 @dataclass(frozen=True, slots=True)
 class OffsetsAccepted:
-    """The event that the coordinator accepts offsets that this member commits. They keep its session, as heartbeats do.
+    """The event that the coordinator accepted offsets that a member commits.
 
-    The member id is empty or unknown if the sender is not a member.
+    A commit extends the member's session, as a heartbeat does. The member id is empty or unknown if the sender is not a
+    member.
     """
 
     member_id: str

@@ -115,7 +115,7 @@ class CoordinatorCore(ABC, Generic[_Entry, Draft]):
 
     @property
     def live_records(self) -> int:
-        """Return the number of current records of all entries, which a complete rewrite would append again."""
+        """Return the number of records that a rewrite of all entries would append (see ``RewriteRequested``)."""
         return sum(entry.record_count for entry in self._entries.values())
 
     def __len__(self) -> int:

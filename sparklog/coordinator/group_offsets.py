@@ -154,7 +154,7 @@ def drop_topics(group: Group, event: TopicsGone, draft: GroupDraft) -> None:
 def committed_offsets(
     group: str, state: State, partitions: Iterable[tuple[str, int]] | None = None
 ) -> Mapping[tuple[str, int], GroupOffset]:
-    """Return the group's committed offsets of ``partitions``, or all if None, by topic and partition."""
+    """Return the group's committed offsets, by topic and partition. ``partitions`` limits them; None means all."""
     if partitions is None:
         found = [value.offset for value in state.values() if isinstance(value, CommittedOffset)]
     else:
@@ -174,7 +174,10 @@ def holds(group: str, state: State, member_id: str, partitions: Iterable[tuple[s
 
 
 def held(group: str, state: State, member_id: str, partitions: Iterable[tuple[str, int]]) -> Set[tuple[str, int]]:
-    """Return those of ``partitions`` whose offsets ``member_id`` may not fetch because of one of its ``holds``."""
+    """Return those of ``partitions`` whose offsets ``member_id`` may not fetch now.
+
+    An open transaction may still commit newer offsets of these partitions (see ``holds``).
+    """
     return frozenset[tuple[str, int]]().union(*(found for *_, found in _holds(group, state, member_id, partitions)))
 
 

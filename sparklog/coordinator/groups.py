@@ -227,13 +227,16 @@ class Groups(CoordinatorCore[Group, GroupDraft]):
         return group_offsets.holds(group, self._state(group), member_id, partitions)
 
     def held(self, group: str, member_id: str, partitions: Iterable[tuple[str, int]]) -> Set[tuple[str, int]]:
-        """Return those of ``partitions`` whose offsets ``member_id`` may not fetch because of one of its ``holds``."""
+        """Return those of ``partitions`` whose offsets ``member_id`` may not fetch now.
+
+        An open transaction may still commit newer offsets of these partitions (see ``holds``).
+        """
         return group_offsets.held(group, self._state(group), member_id, partitions)
 
     def offsets(
         self, group: str, partitions: Iterable[tuple[str, int]] | None = None
     ) -> Mapping[tuple[str, int], GroupOffset]:
-        """Return the group's committed offsets of ``partitions``, or all if None, by topic and partition."""
+        """Return the group's committed offsets, by topic and partition. ``partitions`` limits them; None means all."""
         return group_offsets.committed_offsets(group, self._state(group), partitions)
 
     def _state(self, group: str) -> group_offsets.State:

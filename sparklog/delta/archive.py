@@ -1,6 +1,6 @@
 """The exactly-once archive of one topic in one Delta table, written by streaming queries.
 
-Only the table records the progress (``archive_progress``). Every query, also after a failure or a change of the topic's
+Only the table records the progress (``archive_progress``). Every query, even after a failure or a change of the topic's
 schema, starts at the offsets at which the table ends. It has a new checkpoint, which is deleted at its end, so no
 checkpoint can contradict the table. ``micro_batch_archiver`` describes one micro-batch.
 

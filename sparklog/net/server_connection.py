@@ -313,9 +313,9 @@ class ServerConnection(asyncio.BufferedProtocol):
                 self._limits.receiving.begin(self, total)
 
     def received_since_last_check(self) -> int:
-        """Return the number of bytes of the large frame that have arrived since the last call.
+        """Return the number of bytes of the incoming large frame that have arrived since the last call.
 
-        Return a negative number while the server does not read the connection.
+        Return a negative number while the server does not read from the connection.
         """
         _, come = self._end.receiving
         before, self._seen_bytes = self._seen_bytes, come

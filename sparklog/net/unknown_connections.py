@@ -87,7 +87,10 @@ class UnknownConnections(Generic[_Connection]):
 
     @property
     def loser(self) -> _Connection | None:
-        """Return the oldest connection of the origin with the most connections, or None if there is no connection."""
+        """Return the connection to close when a new connection needs a slot, or None if the set is empty.
+
+        It is the oldest connection of the origin that has the most connections.
+        """
         if not self._most:
             return None
         origin = next(iter(self._with_count[self._most]))

@@ -1,6 +1,6 @@
 """The state machine of the broker's side of SASL logins on one connection. It is the same for all mechanisms.
 
-Pure.
+This module is pure.
 
 On a listener with SASL the broker handles only Hello and Prove before the login. The client may log in again later with
 the same principal, which extends its session (KIP-368). ``ServerEnd`` owns this state machine.

@@ -1,8 +1,8 @@
 """Logins with a token of an identity provider: OAUTHBEARER.
 
-Pure: ``broker.security.jwt_validator`` checks the tokens. The client sends the token itself, so the listener must have
-TLS. If the server refuses the token, it sends a short error, the client acknowledges the error, and the login fails.
-Source: RFC 7628; KIP-255 (Kafka's use).
+This module is pure: ``broker.security.jwt_validator`` checks the tokens. The client sends the token itself, so the
+listener must have TLS. If the server refuses the token, it sends a short error, the client acknowledges the error, and
+the login fails. Source: RFC 7628; KIP-255 (Kafka's use).
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """The mutual authentication of two processes of one cluster: each proves to the other that it knows the secret.
 
-Pure.
+This module is pure.
 
 A broker or controller that opens a connection names itself in ``Hello``, and adds a nonce and the ids of the secrets
 that it knows. A broker that knows one of these secrets replies with another nonce and its proof. The opener first

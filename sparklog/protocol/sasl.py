@@ -1,7 +1,7 @@
 """The interface of SASL mechanisms: the client's side and the server's side of a login.
 
-Pure. ``protocol.scram`` and ``protocol.oauthbearer`` implement it. The messages of a login are opaque bytes here.
-Source: RFC 4422.
+This module is pure. ``protocol.scram`` and ``protocol.oauthbearer`` implement it. The messages of a login are opaque
+bytes here. Source: RFC 4422.
 """
 
 from __future__ import annotations

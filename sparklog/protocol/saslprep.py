@@ -1,6 +1,6 @@
 """The normalization of user names and passwords, so that equal texts have equal bytes.
 
-Pure. Source: RFC 4013 (SASLprep), a profile of RFC 3454 (stringprep), which uses Unicode 3.2.
+This module is pure. Source: RFC 4013 (SASLprep), a profile of RFC 3454 (stringprep), which uses Unicode 3.2.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Logins with a password that is never sent: SCRAM-SHA-256 and SCRAM-SHA-512.
 
-Pure: the nonces are arguments. The server stores a ``ScramCredential``, which is not enough to log in as the user. The
-client proves that it knows the password, and then the server proves that it knows the credential. Both proofs cover
-both nonces and all earlier messages.
+This module is pure: the nonces are arguments. The server stores a ``ScramCredential``, which is not enough to log in as
+the user. The client proves that it knows the password, and then the server proves that it knows the credential. Both
+proofs cover both nonces and all earlier messages.
 
 A client cannot find out whether a user exists. For an unknown user the server sends the same replies and does the same
 work as for a wrong password. The numbers of iterations and lengths of salts of unknown users are as frequent as those

@@ -1,6 +1,6 @@
 """The kinds of processes that send requests. ``security.request_rules`` has the kind that each request needs.
 
-Pure.
+This module is pure.
 """
 
 from __future__ import annotations

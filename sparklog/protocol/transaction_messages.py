@@ -223,8 +223,8 @@ class VerifyTransactionReply(Message, frozen=True, tag="verify_transaction_reply
     """The reply to VerifyTransaction if the producer may append. Otherwise the reply is an ErrorReply.
 
     ``coordinator_epoch`` is the leader epoch of the coordinator's partition of the internal topic. A leader that knows
-    a later epoch ignores the reply. ``decision`` is the number of decisions about transactions of the key so far, for
-    a Kafka producer, and -1 for others.
+    a later epoch ignores the reply. ``decision`` is the number of commits and aborts that the coordinator has decided
+    for the key so far. It is -1 if the producer is not a Kafka producer.
     """
 
     coordinator_epoch: Int31

@@ -1,6 +1,6 @@
 """Arrow record batches as the log stores them: bytes, a fixed header, and a schema per topic.
 
-Pure: no I/O, no clock.
+This package is pure: it does no I/O and reads no clock.
 
 schema, layout, schema_cast  the columns that a topic may have, and the cast of a producer's columns to them
 codec, header, checksum      conversion of a batch to bytes and back

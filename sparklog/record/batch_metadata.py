@@ -14,7 +14,7 @@ So the bytes do not depend on the version of Arrow. They have this layout:
     108  u32 count         the vector of nodes: two i64 each, from 112 on; then 4 zeros
     ..   u32 count         the vector of buffers: two i64 each
 
-Pure. Source: format/Message.fbs of Arrow.
+This module is pure. Source: format/Message.fbs of Arrow.
 """
 
 from __future__ import annotations

@@ -12,7 +12,7 @@ A marker is not merged, and neither is the last batch of a producer, because it 
 ended transaction become plain records.
 
 A record without an event time has the greatest time of its batch. The cleaning must not change this time. So such
-records are merged only with records of the same time. Pure.
+records are merged only with records of the same time. This module is pure.
 """
 
 from __future__ import annotations

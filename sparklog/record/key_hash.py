@@ -9,7 +9,8 @@ has another ``seed``, from which the random numbers are made, so that no user ca
 billion keys, a collision happens in one of 10^20 cleanings. That is far less likely than an error that the checksums of
 the batches do not detect. A null has the hash of the empty key, so the caller must check the column for nulls.
 
-Source: Lemire and Kaser, "Strongly universal string hashing is fast". Pure. Loops run over key lengths, not over keys.
+Source: Lemire and Kaser, "Strongly universal string hashing is fast". This module is pure. Loops run over key lengths,
+not over keys.
 """
 
 from __future__ import annotations

@@ -5,7 +5,7 @@ not at all. So a projection takes the bytes of the chosen columns unchanged, and
 (``batch_metadata``). Adjacent columns form one run. Long runs are not copied.
 
 A projected batch has its own header, with ``Flag.PROJECTED``, its length and its CRC. It is never stored: followers do
-not receive it, and producers must not send it. Pure.
+not receive it, and producers must not send it. This module is pure.
 
 The CRC of a projected batch must cover only bytes that were verified against the producer's CRC. The bytes of a short
 batch are first verified and then read again for the new CRC. For a long batch, the verification also records running

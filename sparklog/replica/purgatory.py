@@ -49,10 +49,10 @@ class Purgatory:
         return self._queue[0].end_offset if self._queue else NEVER
 
     def wait(self, entry: Waiting) -> None:
-        """Add an entry.
+        """Add an entry, and keep the queue ordered by end offset.
 
         End offsets usually rise, so the entry usually goes to the end. The entry of a duplicate batch may have a lower
-        end offset. Its place is searched from the end of the queue.
+        end offset. Therefore the search for an entry's place starts at the end of the queue.
         """
         queue = self._queue
         if not queue or queue[-1].end_offset <= entry.end_offset:

@@ -75,7 +75,7 @@ class PartitionView:
     broker_id: int
     log: LogView
     settings: ReplicaSettings
-    #: The first offset that is not known to be committed. It is always within the log, also while a truncation is in
+    #: The first offset that is not known to be committed. It is always within the log, even while a truncation is in
     #: progress.
     high_watermark: int
     #: The last known version of the partition's ZooKeeper node. Decisions are ordered by it.

@@ -1,4 +1,7 @@
-"""The conversion between ACLs or ACL filters and the structs in messages. Pure."""
+"""The conversion between ACLs or ACL filters and the structs in messages.
+
+This module is pure.
+"""
 
 from __future__ import annotations
 

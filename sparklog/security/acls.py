@@ -1,6 +1,6 @@
 """Access control lists (ACLs): which principal may do which operation on which resource, from which host.
 
-Pure. The model is Kafka's:
+This module is pure. The model is Kafka's:
 
 - An ACL allows or denies one operation, or ``All``, to one principal, or to every principal (``User:*``).
 - Its resource pattern is ``Literal`` (one name, or ``*`` for all names) or ``Prefixed``.

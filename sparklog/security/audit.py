@@ -1,6 +1,6 @@
 """The lines of the audit log: logins, denied requests and administrative changes.
 
-Pure.
+This module is pure.
 
 A line is one JSON object with printable characters only, so no name from a client can forge a line. Long texts are cut.
 
@@ -135,7 +135,10 @@ class _KindLimit:
         return any(count.last is not None for count in self._counts.values())
 
     def end_periods(self, now_s: float) -> Iterator[AuditEvent]:
-        """Drop the counts whose period is over. For each count with suppressed events, yield the last of these."""
+        """Drop the counts whose period has ended, and yield one event for each of them that suppressed events.
+
+        It is the last suppressed event of that count, with the number of suppressed events.
+        """
         while self._counts:
             kind, count = next(iter(self._counts.items()))
             if now_s - count.since_s < self._period_s:

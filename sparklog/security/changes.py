@@ -1,6 +1,6 @@
 """Descriptions of the changes that administrative requests make, for the audit log.
 
-Pure.
+This module is pure.
 """
 
 from __future__ import annotations

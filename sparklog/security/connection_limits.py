@@ -1,7 +1,7 @@
 """Limits on the connections of clients: by address, by user, and on new connections per second.
 
-Pure: the callers pass the time. Connections of brokers and controllers do not count. All clients without a login have
-the same principal, so the limit by user does not apply to them.
+This module is pure: the callers pass the time. Connections of brokers and controllers do not count. All clients without
+a login have the same principal, so the limit by user does not apply to them.
 """
 
 from __future__ import annotations

@@ -1,8 +1,9 @@
 """Delegation tokens: credentials for a limited time, which a process requests after its login for its helpers.
 
-Pure. A client that logs in with a token has the principal of the token's owner. The broker derives SCRAM credentials
-from the token's secret and stores only these credentials. A token expires unless its owner, a renewer or its holder
-renews it. It cannot be renewed beyond ``max_ms``. The holder is each client that has logged in with the token.
+This module is pure. A client that logs in with a token has the principal of the token's owner. The broker derives SCRAM
+credentials from the token's secret and stores only these credentials. A token expires unless its owner, a renewer or
+its holder renews it. It cannot be renewed beyond ``max_ms``. The holder is each client that has logged in with the
+token.
 
 A token may have a scope, which lists the operations that the holder may do. The holder may do each of them only if the
 owner may do it too. Source: KIP-48, which has neither scopes nor the renewal by the holder.

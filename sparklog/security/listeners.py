@@ -1,6 +1,6 @@
 """The listeners of a broker, configured by Kafka's settings.
 
-Pure.
+This module is pure.
 
 The setting ``listeners`` has the addresses to which the broker binds its sockets. ``advertised.listeners`` has the
 addresses to which clients and other brokers connect. ``listener.security.protocol.map`` has the security protocols.

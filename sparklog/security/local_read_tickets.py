@@ -5,7 +5,7 @@ topics that the client may read, the broker's incarnation and an expiry. The soc
 authenticate clients, so the broker gives files there only for a valid ticket.
 
 A signed ticket is the HMAC-SHA-256 of the ticket, and then the ticket in MessagePack. The key is random and never
-leaves the broker's process, so only this process can sign and check its tickets. Pure.
+leaves the broker's process, so only this process can sign and check its tickets. This module is pure.
 """
 
 from __future__ import annotations

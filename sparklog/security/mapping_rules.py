@@ -1,6 +1,6 @@
 """The rules that map the subject of a client's certificate to a principal: Kafka's ``ssl.principal.mapping.rules``.
 
-Pure.
+This module is pure.
 
 Commas separate the rules. The first rule that matches the whole subject decides. A rule is one of these:
 

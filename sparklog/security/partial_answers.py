@@ -1,7 +1,7 @@
 """Partial replies to requests, if the principal may see or do only a part of a request.
 
-Pure. A request with entries is split: the broker handles the allowed entries, and ``merged`` adds an error for each
-refused entry to the reply. ``shown`` removes from a reply what the principal may not see.
+This module is pure. A request with entries is split: the broker handles the allowed entries, and ``merged`` adds an
+error for each refused entry to the reply. ``shown`` removes from a reply what the principal may not see.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """The roles that TLS certificates give to brokers and controllers of one cluster.
 
-Pure.
+This module is pure.
 
 A certificate has the role as a URI in its subject alternative names: ``sparklog:<cluster id>/broker`` or
 ``sparklog:<cluster id>/controller``. Some authorities cannot issue such names. The setting ``inter.broker.principals``

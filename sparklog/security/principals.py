@@ -1,6 +1,6 @@
 """The principals of clients: the identities that ACLs, quotas and the audit log use.
 
-Pure.
+This module is pure.
 """
 
 from __future__ import annotations

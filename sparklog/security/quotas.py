@@ -1,6 +1,6 @@
 """Quotas of clients: their names and values, the precedence between them, and the token buckets that enforce them.
 
-Pure: the callers pass the time.
+This module is pure: the callers pass the time.
 
 A quota belongs to an entity: a user, a client id, a client id of a user, or an address. A default entity stands for all
 users, client ids or addresses without their own quota. Several entities may match a connection. The first one in
@@ -155,7 +155,7 @@ class _Rule(NamedTuple):
         return QuotaEntity(_part(self.user, user), _part(self.client_id, client_id))
 
     def owner(self, user: str, client_id: str) -> QuotaEntity:
-        """Return the clients that share one quota of this step: those with this user, client id, or both."""
+        """Return the entity whose clients share one quota: all connections with this user, this client id, or both."""
         return QuotaEntity(None if self.user is None else user, None if self.client_id is None else client_id)
 
 

@@ -1,7 +1,7 @@
 """The sender and the permissions that each kind of request needs.
 
-Pure. A request that Kafka has too needs the same permissions as in Kafka. ``RULES`` has one line for each kind of
-request, and a test fails if a kind is missing.
+This module is pure. A request that Kafka has too needs the same permissions as in Kafka. ``RULES`` has one line for
+each kind of request, and a test fails if a kind is missing.
 
 A rule names the *sender*. A client request may arrive on any connection. A request of a broker or of the controller
 decides which records are acknowledged, which replica leads and what is deleted. So a broker accepts such a request only

@@ -129,10 +129,11 @@ def batch_ranges(start: StreamOffset | None, end: StreamOffset) -> list[BatchRan
     """Return the ranges of offsets that the batch from ``start`` to ``end`` reads.
 
     They depend only on these two arguments, so a replay of the batch reads the same records. ``start`` is None for the
-    first batch, which begins at the marker.
+    first batch: ``end`` then has the start offsets too.
 
     Raises:
-        ConfigError: the end of a partition does not follow from its start.
+        ConfigError: the checkpoint is inconsistent: a partition has no start offset, its end is before its start, or
+            the topic ids of its start and end differ.
     """
     before = start.positions if start is not None else {}
     ranges = []

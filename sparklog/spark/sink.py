@@ -64,7 +64,7 @@ class SinkRun:
 
     @property
     def is_by_topic(self) -> bool:
-        """Return whether this is a named write whose rows name their topics.
+        """Return whether this is a named write (txnAppId, txnVersion) whose rows name their topics.
 
         The version of such a write is checked for each topic.
         """
@@ -115,7 +115,7 @@ def batch_run(run_id: str, named: NamedWrite | None = None, *, topic_id: str = "
 
 
 def named_key(app_id: str, topic_id: str = "") -> str:
-    """Return the transactional id of a named write. ``topic_id`` is empty if its rows name their topics."""
+    """Return the transactional id of a write with txnAppId. ``topic_id`` is empty if its rows name their topics."""
     return f"{NAMED_PREFIX}{topic_id}:{app_id}"
 
 
@@ -152,7 +152,7 @@ def join_run(bootstrap: str, run: SinkRun, *, timeout_s: float, security: Securi
 
 
 def is_known(bootstrap: str, run: SinkRun, topic_id: str, *, security: Security = None) -> bool:
-    """Return whether a topic already has the version of a named write.
+    """Return whether a topic already has the version of a named write (txnAppId, txnVersion).
 
     It does not matter whether an option or the rows named the topic in the earlier write. Call this after joining
     ``run``. All tasks of the run get the same result. Raises the same errors as ``join_run``.

@@ -138,7 +138,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             DataLoss: a replayed batch needs a topic that no longer exists.
         """
         first = None if is_marker(start) else parse_stream_offset(start)
-        # If both offsets are the marker, the batch is empty.
+        # If both offsets are ``MARKER``, the batch is empty.
         last = first if is_marker(end) else parse_stream_offset(end)
         found = batch_ranges(first, last) if last is not None else []
         ranges = {part.partition: part for part in found if self._is_there(part)}

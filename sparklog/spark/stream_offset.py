@@ -8,8 +8,8 @@ stores where the batch began in partitions that the previous batch did not have,
 of the batch begins at the same offsets.
 
 Spark compares offsets as text, so each position has exactly one text: keys are sorted, partitions by number. The first
-batch begins at a marker instead of an offset, because Spark requests the initial offset again when it replays that
-batch, and "latest" may then be another offset. The end of the batch has the start in ``from``.
+batch begins at a constant (``MARKER``) instead of an offset, because Spark requests the initial offset again when it
+replays that batch, and "latest" may then be another offset. The end of the batch has the start in ``from``.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from sparklog.model import NO_EPOCH, TopicPartition
 
 VERSION = 1
 
-#: The marker: the initial offset of every query.
+#: The initial offset of every query. It does not name an offset, so it is the same in each replay.
 MARKER: dict[str, Any] = {"start": "as the options say", "version": VERSION}
 
 

@@ -1,6 +1,6 @@
 """The scopes of the delegation tokens of Spark tasks: what the tasks of one read or write may do.
 
-Pure. The planning of a read does not load the modules of writes.
+This module is pure. The planning of a read does not load the modules of writes.
 """
 
 from __future__ import annotations

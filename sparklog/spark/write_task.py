@@ -91,7 +91,7 @@ class _Destinations:
         self._plan = plan
         self._run = run
         self._routes = dict(plan.routes)
-        #: The topics that already have this version of a named write.
+        #: The topics that already have this version of a named write (txnAppId, txnVersion).
         self.known: set[str] = set()
 
     def route(self, topic: str) -> TopicRoute:
@@ -150,7 +150,7 @@ class _Appender:
     def finish(self) -> tuple[int, tuple[tuple[TopicPartition, OffsetRange], ...]]:
         """Wait until all rows are acknowledged.
 
-        Raises BrokerError INCONSISTENT_TOPIC_ID if a named write's topic was recreated.
+        Raises BrokerError INCONSISTENT_TOPIC_ID if a topic of a named write (txnAppId, txnVersion) was recreated.
         """
         self._producer.flush()
         found = self._acknowledged.all()

@@ -1,9 +1,9 @@
 """The ranges of aborted transactions in one log, searchable without a full scan.
 
-Pure. A log without retention may have a hundred thousand ranges. Every fetch needs the ranges that overlap its offsets.
-The ranges are ordered by the offsets of their markers, so the ranges that end inside the fetch are adjacent. A few more
-ranges begin before the end of the fetch and end after it. They may be anywhere later in the order, so the search skips
-blocks in which no range begins early enough.
+This module is pure. A log without retention may have a hundred thousand ranges. Every fetch needs the ranges that
+overlap its offsets. The ranges are ordered by the offsets of their markers, so the ranges that end inside the fetch are
+adjacent. A few more ranges begin before the end of the fetch and end after it. They may be anywhere later in the order,
+so the search skips blocks in which no range begins early enough.
 """
 
 from __future__ import annotations

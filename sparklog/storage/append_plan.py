@@ -1,8 +1,8 @@
 """Plans of appends, decided before a byte is written: final headers, and the places where segments roll.
 
-Pure. The leader's plan sets the header fields that only the leader can set, and decides where segments roll. The
-follower's plan checks the leader's batches against the end of the local log. It keeps the batches unchanged and rolls
-where the leader rolled. A plan is carried out completely or not at all.
+This module is pure. The leader's plan sets the header fields that only the leader can set, and decides where segments
+roll. The follower's plan checks the leader's batches against the end of the local log. It keeps the batches unchanged
+and rolls where the leader rolled. A plan is carried out completely or not at all.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class AppendPoint(msgspec.Struct, frozen=True, gc=False):
 
     log_end_offset: int
     last_epoch: int
-    #: The position in the last segment's file at which the next batch begins. -1: the append needs a new segment.
+    #: The position in the last segment's file at which the next batch begins; -1 if the append needs a new segment.
     position: int
     running_max: int
     first_append_us: int
@@ -79,7 +79,8 @@ def plan_leader_append(
     - the batch would make the segment larger than ``segment.bytes``;
     - the segment is older than ``segment.ms``, or older than ``max.compaction.lag.ms`` in a compacted topic;
     - the batch has another schema id than the segment, because an Arrow file has one schema;
-    - the batch is the first one, and ``point.position`` is -1.
+    - the batch is the first one of this append, and the log has no segment that it may continue (``point.position`` is
+      -1).
 
     Raises:
         BrokerError: CORRUPT_MESSAGE if a body's length differs from its header, or for an unreadable marker;

@@ -1,9 +1,9 @@
 """The plan of a cleaning: when a compacted log is due, how far the cleaning may go, and which segments it merges.
 
-Pure. A log is cleaned from its front. An earlier cleaning has cleaned the part below ``CleanerState.end``. The dirty
-part begins there and ends at a limit. The limit is never above the base offset of the active segment, the high
-watermark or the last stable offset. A segment with records younger than ``min.compaction.lag.ms`` is above the limit
-too.
+This module is pure. A log is cleaned from its front. An earlier cleaning has cleaned the part below
+``CleanerState.end``. The dirty part begins there and ends at a limit. The limit is never above the base offset of the
+active segment, the high watermark or the last stable offset. A segment with records younger than
+``min.compaction.lag.ms`` is above the limit too.
 
 Tombstones and markers are removed in two steps, because consumers and followers may be in the middle of the log. A
 cleaning removes the records that they delete at once. A later cleaning removes the tombstone or marker itself:

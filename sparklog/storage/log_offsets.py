@@ -1,8 +1,8 @@
 """The offsets of one log: its start and end, and how far it is committed, fsynced, served and claimed.
 
-Pure. Served means that a reader may have mapped the files up to this offset. Claimed means that a checkpoint says that
-the log has these records. The parts of the log report what happened, and only this module changes the offsets. If an
-offset that the checkpoint has changes, the log is added to ``LogContext.moved``.
+This module is pure. Served means that a reader may have mapped the files up to this offset. Claimed means that a
+checkpoint says that the log has these records. The parts of the log report what happened, and only this module changes
+the offsets. If an offset that the checkpoint has changes, the log is added to ``LogContext.moved``.
 
 Invariants: log start <= high watermark <= log end; recovery point <= log end.
 """

@@ -1,8 +1,9 @@
 """The producers of one log and their last batches, with which the leader recognises a retried batch as a duplicate.
 
-Pure. A leader calls ``known`` before it appends. Leader and follower call ``record`` for every appended batch. For each
-producer id the table has the newest producer epoch and the last five batches of this epoch, because a producer has at
-most five batches in flight. Entries are immutable, so a copy of the table is a shallow copy. Source: KIP-98, KIP-360.
+This module is pure. A leader calls ``known`` before it appends. Leader and follower call ``record`` for every appended
+batch. For each producer id the table has the newest producer epoch and the last five batches of this epoch, because a
+producer has at most five batches in flight. Entries are immutable, so a copy of the table is a shallow copy. Source:
+KIP-98, KIP-360.
 
 ``ProducerTable.transactions`` has the log's transactions. They are derived from the same batches and stored in the same
 snapshots. The id of a transactional producer of sparklog has epoch 0 and is used for one transaction only. Its marker

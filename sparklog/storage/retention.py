@@ -1,4 +1,7 @@
-"""The rules by which retention chooses the segments of a log to delete. Pure."""
+"""The rules by which retention chooses the segments of a log to delete.
+
+This module is pure.
+"""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """Detection of a replica that was away for longer than its leader keeps tombstones and markers.
 
-Pure. Such a replica may have records whose tombstones the leader has already removed.
+This module is pure. Such a replica may have records whose tombstones the leader has already removed.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """The open and the aborted transactions of one log.
 
-Pure. A transaction is open from its producer's first transactional batch to the marker that names the producer.
-``read_committed`` consumers stop at the first open transaction (the last stable offset), and skip the batches of
-aborted transactions. A transaction limits them until its marker is committed. Otherwise, if the marker were lost with
-its leader, the transaction would be open again and the last stable offset would decrease. Source: KIP-98.
+This module is pure. A transaction is open from its producer's first transactional batch to the marker that names the
+producer. ``read_committed`` consumers stop at the first open transaction (the last stable offset), and skip the batches
+of aborted transactions. A transaction limits them until its marker is committed. Otherwise, if the marker were lost
+with its leader, the transaction would be open again and the last stable offset would decrease. Source: KIP-98.
 """
 
 from __future__ import annotations

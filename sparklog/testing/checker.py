@@ -1,10 +1,10 @@
-"""The checker of a history: it reports each violation of the log's guarantees, such as a lost record. Pure.
+"""The checker of a history: it reports each violation of the log's guarantees, such as a lost record.
 
-The guarantees of a topic depend on its rules (see ``history.Rules``). In every topic, no client may read an uncommitted
-record, and no record may change. A transaction is committed as a whole or not at all. A consumer may skip only offsets
-that its log hides from readers of committed records. The members of a group together read each record, and a member
-begins at the last committed offset or after it. The checker compares the final logs of the replicas with each other.
-Then it compares all reads and writes with the final logs.
+This module is pure. The guarantees of a topic depend on its rules (see ``history.Rules``). In every topic, no client
+may read an uncommitted record, and no record may change. A transaction is committed as a whole or not at all. A
+consumer may skip only offsets that its log hides from readers of committed records. The members of a group together
+read each record, and a member begins at the last committed offset or after it. The checker compares the final logs of
+the replicas with each other. Then it compares all reads and writes with the final logs.
 """
 
 from __future__ import annotations

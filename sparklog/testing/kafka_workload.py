@@ -59,7 +59,7 @@ _PROTOCOLS: dict[str, dict[str, Any]] = {
 def kafka_producer(bootstrap: str, acks: str) -> Producer:
     """Return a producer. With acks=all it is idempotent; with other acks it never retries a batch.
 
-    Without idempotence a retry could write a batch twice, also in Kafka.
+    Without idempotence a retry could write a batch twice, even in Kafka.
     """
     from confluent_kafka import Producer
 

@@ -1,6 +1,6 @@
 """The parameters of one run of the simulator.
 
-They suffice to play the run again, also in another process or with fewer actions.
+They suffice to play the run again, even in another process or with fewer actions.
 """
 
 from __future__ import annotations

@@ -256,7 +256,7 @@ class _Producer:
 
 
 class KafkaIdempotent(_Producer):
-    """An idempotent producer of one partition. Brokers forget it in its pauses."""
+    """An idempotent producer of one partition. Brokers may drop its producer state while it pauses."""
 
     def __init__(self, clients: KafkaClients, partition: int) -> None:
         super().__init__(clients, "", f"i{partition}")

@@ -290,7 +290,7 @@ class BrokerRegistry:
                 await asyncio.sleep(PAUSE_S)
 
     async def _register(self, *, timeout_ms: int) -> int:
-        """Register in the current session, also if an earlier attempt got no response."""
+        """Register in the current session, even if an earlier attempt got no response."""
         deadline = asyncio.get_running_loop().time() + timeout_ms / 1000
         while True:
             generation = self._session.generation

@@ -288,7 +288,7 @@ class _Encoder:
     def add_small(self, header: BatchHeader, stored: memoryview) -> Generator[Waited, None, None]:
         """Collect a small batch. Encode the collected batches when they are large enough for a piece.
 
-        Encode them also if the batch cannot follow them in one batch: it has another epoch, or offsets are missing
+        Encode them even if the batch cannot follow them in one batch: it has another epoch, or offsets are missing
         between them.
         """
         if self._small:

@@ -51,7 +51,7 @@ class Permissions:
             raise BrokerError(REFUSALS[resource_type], detail)
 
     def require_rule(self, call: KafkaCall, request: Request) -> None:
-        """Check that the client may send ``request``, a request of sparklog without entries. Raises BrokerError."""
+        """Check that the client may send ``request``, which has no entries. Raises BrokerError."""
         limits = self._limits(call)
         if limits is not None:
             limits.require(call.connection, request, RULES[type(request)].clauses(request))

@@ -74,7 +74,7 @@ class SentBatches:
     def get(self, partition: Partition, header: BatchHeader, *, zstd: bool) -> memoryview | None:
         """Return the batch as its producer has sent it, or None if the consumer cannot get these bytes.
 
-        ``header`` is the batch's header in the log. If ``zstd`` is false, the consumer cannot decompress this codec.
+        ``header`` is the batch's header in the log. If ``zstd`` is false, the consumer cannot decompress zstd.
         """
         found = self._batches.get(((partition.topic_id, partition.tp.partition), header.base_offset))
         if found is None or found.body_crc != header.body_crc or (found.codec == _ZSTD and not zstd):

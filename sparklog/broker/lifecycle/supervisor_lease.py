@@ -1,8 +1,8 @@
-"""The lease of a broker's supervisor, and the decisions of a broker without a supervisor. Pure.
+"""The lease of a broker's supervisor, and the decisions of a broker without a supervisor.
 
-A supervisor is a task of the driver's barrier job. A generation is one run of that job. A supervisor holds a lease
-named (driver epoch, generation). The broker obeys the highest name that it has seen, and rejects supervisors with a
-lower one. So two generations never control one broker.
+This module is pure. A supervisor is a task of the driver's barrier job. A generation is one run of that job. A
+supervisor holds a lease named (driver epoch, generation). The broker obeys the highest name that it has seen, and
+rejects supervisors with a lower one. So two generations never control one broker.
 
 A broker without a supervisor is an orphan. If a driver is alive, but its running generation does not include the broker
 for ``orphan_timeout_ms``, the broker asks the controller to move its leaderships. It stops once no ISR contains it,

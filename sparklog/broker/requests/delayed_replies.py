@@ -65,9 +65,9 @@ async def wait_for_metadata(context: BrokerContext, condition: Callable[[], bool
 
 
 async def wait_for_leaders(context: BrokerContext, record: TopicRecord, timeout_ms: int) -> bool:
-    """Wait until all partitions of a topic have leaders. Return whether they got leaders within ``timeout_ms``.
+    """Wait until the topic of ``record`` has all partitions of ``record``, each with a leader.
 
-    The topic must have at least as many partitions as ``record``.
+    Return whether this happened within ``timeout_ms``.
     """
 
     def led() -> bool:

@@ -145,7 +145,7 @@ def _arrived(cache: MetadataCache, move: ReplicaMove) -> bool:
 
 
 class ReassignmentDraft:
-    """A copy of a topic's record into which moves are entered one by one. Pure.
+    """A pure object: a copy of a topic's record into which moves are entered one by one.
 
     A move is the reassignment of one partition. If the same move is entered twice, the second time has no effect.
     """
@@ -161,7 +161,7 @@ class ReassignmentDraft:
         return msgspec.structs.replace(self._before, assignment=tuple(self._assignment), reassigning=self._moves)
 
     def alter(self, move: ReplicaMove, *, throttle_bytes: int) -> None:
-        """Begin a move, or change or cancel the partition's present move.
+        """Begin a reassignment of a partition, or change or cancel the reassignment in progress.
 
         Raises:
             BrokerError: UNKNOWN_TOPIC_OR_PARTITION, INVALID_REPLICA_ASSIGNMENT, NO_REASSIGNMENT_IN_PROGRESS.

@@ -1,7 +1,7 @@
 """The rules by which a leader appends transactional batches and markers.
 
-Pure: ``TransactionVerification`` asks the coordinators and ``MarkerAppend`` appends the markers. The simulator uses the
-same rules (docs/simulator.md).
+This module is pure: ``TransactionVerification`` asks the coordinators and ``MarkerAppend`` appends the markers. The
+simulator uses the same rules (docs/simulator.md).
 
 A producer id of sparklog has epoch 0 and serves one transaction. The id of a Kafka producer has an epoch from 1 on and
 serves many. For such an id the coordinator confirms each transaction, and a batch that is in the log already needs no
@@ -50,10 +50,10 @@ class HeldProduce:
 
 @dataclass(eq=False, slots=True)
 class Question:
-    """The question whether a producer may append to a partition, and the produces that wait for the answer."""
+    """A verification of one producer in one partition, with the produces that wait for the coordinator's response."""
 
     request: VerifyTransaction
-    #: The leader epoch of the partition when the question arose.
+    #: The leader epoch of the partition when the verification began.
     leader_epoch: int
     held: list[HeldProduce] = field(default_factory=list)
     over: bool = False
@@ -120,31 +120,33 @@ class LeaderTransactions:
         return len(log.known(batches, begins_anywhere=True)) == len(batches)
 
     def question_of(self, tp: TopicPartition, producer_id: int) -> Question | None:
-        """Return the open question about the producer, or None."""
+        """Return the verification in progress for the producer, or None."""
         return self._questions.get((tp, producer_id))
 
     def ask(self, request: VerifyTransaction, *, leader_epoch: int) -> Question:
-        """Open a question. The caller asks the coordinator, and passes each answer to ``on_answer``."""
+        """Begin a verification. The caller asks the coordinator, and passes each response to ``on_answer``."""
         self._counters["verifications.asked"] += 1
         question = Question(request, leader_epoch)
         self._questions[question.tp, request.producer_id] = question
         return question
 
     def hold(self, question: Question, held: HeldProduce) -> None:
-        """Let a produce wait for the answer to the question. Produces of one producer are appended in order."""
+        """Let a produce wait for the end of the verification. Produces of one producer are appended in order."""
         self.waiting += 1
         question.held.append(held)
 
     def on_answer(
         self, question: Question, answer: int | BrokerError, *, leader_epoch: int | None, log: TransactionalLog | None
     ) -> BrokerError | None:
-        """Handle the coordinator's answer: the number of decisions about the key, or the reason of a refusal.
+        """Handle the coordinator's response to a verification, and append or refuse the waiting produces.
 
-        ``leader_epoch`` and ``log`` are those of the partition now; None if this broker does not lead it.
+        ``answer`` is a BrokerError if the coordinator refused the transaction. Otherwise it is the number of commits
+        and aborts that the coordinator has decided for the key. ``leader_epoch`` and ``log`` are those of the partition
+        now; None if this broker does not lead it.
 
         Returns:
-            The error after which the caller must ask again. None if the question is over: its produces have been
-            appended or refused.
+            A retriable error, after which the caller must ask again. None if the verification is complete: its produces
+            have been appended or refused.
         """
         if question.over:
             return None

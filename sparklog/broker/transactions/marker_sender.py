@@ -313,7 +313,7 @@ class MarkerSender:
 
 
 def _next_batch(queue: list[_PendingMarker]) -> list[_PendingMarker]:
-    """Remove the first markers from the queue, as many as fit into one request.
+    """Remove the first markers from the queue, up to the limits of one request.
 
     Return those that still have to be sent.
     """

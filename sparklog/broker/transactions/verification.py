@@ -116,7 +116,7 @@ class TransactionVerification:
             pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
 
     def on_answer(self, question: Question, answer: BrokerError | int) -> None:
-        """Handle the coordinator's answer to a question. The question is then over, or must be asked again."""
+        """Handle the coordinator's response. Afterwards the verification is complete, or the caller must ask again."""
         partition = self._partitions.get(question.tp)
         leads = partition is not None and partition.replica.is_leader
         error = self._rules.on_answer(
@@ -131,7 +131,7 @@ class TransactionVerification:
     async def _asked(self, question: Question) -> BrokerError | int:
         """Ask the coordinator once. Return why the producer may not append or why there is no response.
 
-        If the producer may append, return the number of decisions about the key, see VerifyTransactionReply.
+        If the producer may append, return ``VerifyTransactionReply.decision``.
         """
         request = question.request
         left_s = (max(held.deadline_ms for held in question.held) - self._context.now_ms()) / 1000

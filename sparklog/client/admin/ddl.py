@@ -1,6 +1,7 @@
-"""The parser of column lists: ``"carrier string, dep_delay double, tags array<string> not null"``. Pure.
+"""The parser of column lists: ``"carrier string, dep_delay double, tags array<string> not null"``.
 
-The types have Spark SQL's names; Arrow's names are accepted too. A column is nullable unless it has ``not null``.
+This module is pure. The types have Spark SQL's names; Arrow's names are accepted too. A column is nullable unless it
+has ``not null``.
 """
 
 from __future__ import annotations

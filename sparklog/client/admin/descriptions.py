@@ -1,4 +1,7 @@
-"""The results of the admin client, as immutable values. Pure."""
+"""The results of the admin client, as immutable values.
+
+This module is pure.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The delays between retries. Pure: the caller passes the random number."""
+"""The delays between retries. This module is pure: the caller passes the random number."""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""The bootstrap addresses of a client: ``host:port,host:port``. Pure."""
+"""The bootstrap addresses of a client: ``host:port,host:port``.
+
+This module is pure.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""The search for the coordinator of a group or transaction, and the requests to the coordinator. Pure."""
+"""The search for the coordinator of a group or transaction, and the requests to the coordinator.
+
+This module is pure.
+"""
 
 from __future__ import annotations
 

@@ -1,10 +1,10 @@
-"""A client's metadata: brokers, topics and leaders. Pure.
+"""A client's metadata: brokers, topics and leaders.
 
-Responses of different brokers may arrive out of order. So a response is merged into the known metadata. For each
-partition the greatest leader epoch wins, and for each broker the greatest incarnation. Of two topics with the same name
-the newer one wins. If a response does not have a known topic, the topic is dropped, unless the response's controller
-epoch shows that the response is older. A broker that has no update from a controller yet knows no topics, so its
-response does not prove that a topic does not exist.
+This module is pure. Responses of different brokers may arrive out of order. So a response is merged into the known
+metadata. For each partition the greatest leader epoch wins, and for each broker the greatest incarnation. Of two topics
+with the same name the newer one wins. If a response does not have a known topic, the topic is dropped, unless the
+response's controller epoch shows that the response is older. A broker that has no update from a controller yet knows no
+topics, so its response does not prove that a topic does not exist.
 """
 
 from __future__ import annotations

@@ -1,4 +1,7 @@
-"""The selection of the replica that a reader fetches from: the nearest in-sync replica. Pure."""
+"""The selection of the replica that a reader fetches from: the nearest in-sync replica.
+
+This module is pure.
+"""
 
 from __future__ import annotations
 

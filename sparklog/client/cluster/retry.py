@@ -1,6 +1,6 @@
-"""The retry policy of calls: whether and when a failed call is tried again, and which error it raises at the end. Pure.
+"""The retry policy of calls: whether and when a failed call is tried again, and which error it raises at the end.
 
-The caller passes the current time, in seconds of any monotonic clock.
+This module is pure. The caller passes the current time, in seconds of any monotonic clock.
 """
 
 from __future__ import annotations

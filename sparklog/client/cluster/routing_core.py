@@ -1,9 +1,9 @@
-"""The decisions of a client about its requests: which broker gets a request, and how long to wait for it. Pure.
+"""The decisions of a client about its requests: which broker gets a request, and how long to wait for it.
 
-The methods that return ``RoutingSteps`` are generators. A generator yields effects, which a driver performs. The driver
-sends the result of each effect, its event, back into the generator, or throws the effect's error into it. The
-generator's return value is the result of the method. ``BlockingCluster`` and ``LoopCluster`` are the drivers. They
-own connections and clocks. ``retry`` decides whether a failed call is tried again.
+This module is pure. The methods that return ``RoutingSteps`` are generators. A generator yields effects, which a driver
+performs. The driver sends the result of each effect, its event, back into the generator, or throws the effect's error
+into it. The generator's return value is the result of the method. ``BlockingCluster`` and ``LoopCluster`` are the
+drivers. They own connections and clocks. ``retry`` decides whether a failed call is tried again.
 
 If several brokers or addresses are possible, a counter selects one. The counter is increased before a request that
 follows a failure, or a metadata response that did not help. So each broker gets a request after at most as many

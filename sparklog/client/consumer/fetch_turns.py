@@ -1,7 +1,8 @@
-"""The selection and the order of the partitions in a fetch request. Pure.
+"""The selection and the order of the partitions in a fetch request.
 
-The header of a request has a maximum size, so a request may not have room for all partitions. When a response is full,
-it has no batches of the last partitions of the request. So each request begins with another partition.
+This module is pure. The header of a request has a maximum size, so a request may not have room for all partitions. When
+a response is full, it has no batches of the last partitions of the request. So each request begins with another
+partition.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ class FetchTurns:
         self._turns: dict[int, int] = {}
 
     def next(self, broker_id: int, group: list[TopicPartition]) -> list[TopicPartition]:
-        """Return the partitions of ``group`` for the next request to the broker, as many as fit into the request.
+        """Return the partitions of ``group`` for the next request to the broker, up to the limit of a request.
 
         Each request begins with another partition.
         """

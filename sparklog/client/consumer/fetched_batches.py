@@ -1,8 +1,9 @@
-"""The decoding of fetched bytes into Arrow batches with the requested offsets. Pure.
+"""The decoding of fetched bytes into Arrow batches with the requested offsets.
 
-A fetch returns whole batches. The first one may begin before the requested offset, and the last one may end after the
-range, so their other records are removed. Markers are dropped, and so are the batches of transactions that the response
-lists as aborted. Uncompressed columns are not copied: they are views of the received frame.
+This module is pure. A fetch returns whole batches. The first one may begin before the requested offset, and the last
+one may end after the range, so their other records are removed. Markers are dropped, and so are the batches of
+transactions that the response lists as aborted. Uncompressed columns are not copied: they are views of the received
+frame.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """The fetches of consumers and of bounded reads.
 
-One fetch to each broker is in flight, also while the caller uses the records of the last response. One thread does all
+One fetch to each broker is in flight, even while the caller uses the records of the last response. One thread does all
 the work. ``advance`` sends fetches to the brokers that have none in flight, waits for the first responses, and checks
 them. The next fetch to a broker is sent before the last response is decoded, unless that response reached the end of
 the log. If the position of a partition has changed since the request, for example by a seek, its batches are dropped.

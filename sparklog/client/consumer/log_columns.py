@@ -1,4 +1,7 @@
-"""The columns ``_topic``, ``_partition`` and ``_offset``, which a consumer can add to its batches. Pure."""
+"""The columns ``_topic``, ``_partition`` and ``_offset``, which a consumer can add to its batches.
+
+This module is pure.
+"""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""The state of reading one partition: the position, what is known about the log before it, and failures. Pure.
+"""The state of reading one partition: the position, what is known about the log before it, and failures.
 
-The fetches of consumers, bounded reads and reads of local files move cursors by the same rules.
+This module is pure. The fetches of consumers, bounded reads and reads of local files move cursors by the same rules.
 """
 
 from __future__ import annotations

@@ -1,4 +1,7 @@
-"""The columns of a topic that a reader needs: which ones to request, and how to complete the received batches. Pure."""
+"""The columns of a topic that a reader needs: which ones to request, and how to complete the received batches.
+
+This module is pure.
+"""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""The producer: it writes records and tables to topics, also in transactions."""
+"""The producer: it writes records and tables to topics, with or without transactions."""

@@ -69,7 +69,7 @@ class LoopHandoff:
     # --- the I/O thread ---
 
     def run(self) -> None:
-        """Run the loop until ``stop``, except while the loop is lent."""
+        """Run the loop in this thread until ``stop``. While the loop is lent to callers, wait until the loan ends."""
         self.thread = self._home = get_ident()
         while True:
             self._loop.run_forever()
@@ -125,7 +125,7 @@ class LoopHandoff:
     def borrow(self, allowed: Callable[[], bool]) -> None:
         """Ask the I/O thread to lend the loop, and wait a short time for its decision.
 
-        Then ``lent`` says whether the loop is lent.
+        Afterwards ``lent`` is true if the I/O thread has lent the loop.
 
         The I/O thread calls ``allowed``, and lends the loop if the result is True and no other work was posted.
         """

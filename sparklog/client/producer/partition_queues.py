@@ -1,8 +1,8 @@
-"""The order in which a producer sends its batches, and the handling of failed batches. Pure.
+"""The order in which a producer sends its batches, and the handling of failed batches.
 
-Each partition has *queued* batches, and up to ``max_in_flight`` *outstanding* batches in the order of their sequences.
-An outstanding batch is in flight or waits for a retry. A batch gets its sequence when it is first sent, so that a batch
-that expires in the queue leaves no gap. These rules keep records in order and without duplicates:
+This module is pure. Each partition has *queued* batches, and up to ``max_in_flight`` *outstanding* batches in the order
+of their sequences. An outstanding batch is in flight or waits for a retry. A batch gets its sequence when it is first
+sent, so that a batch that expires in the queue leaves no gap. These rules keep records in order and without duplicates:
 
 - A batch is sent only when all earlier batches of its partition are done, or in flight to the same broker.
 - OUT_OF_ORDER_SEQUENCE_NUMBER for a batch that has an earlier outstanding batch means that the broker refused the

@@ -1,4 +1,7 @@
-"""The results of a producer's writes: the positions of records and tables in the log. Pure."""
+"""The results of a producer's writes: the positions of records and tables in the log.
+
+This module is pure.
+"""
 
 from __future__ import annotations
 

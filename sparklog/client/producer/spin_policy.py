@@ -20,7 +20,7 @@ _LONGEST_SLEEP = 1024
 
 
 class SpinPolicy:
-    """A policy that decides how long a thread spins for the next response before it sleeps; see the module. Pure."""
+    """A pure policy that decides how long a thread spins for the next response before it sleeps; see the module."""
 
     def __init__(self, *, processors: int) -> None:
         #: How long to spin for the next response; 0 means to sleep at once.

@@ -1,6 +1,7 @@
 """The identity of a transaction, and the errors of a commit or abort. All clients with transactions use them.
 
-This module imports no event loop, so that a process that only commits a sink's transaction need not load one. Pure.
+This module is pure. It imports no event loop, so that a process that only commits a sink's transaction need not load
+one.
 """
 
 from __future__ import annotations

@@ -6,5 +6,6 @@ encode, control                 convert rows of the log, and markers, to batches
 json_rows, json_columns         convert JSON documents to the columns of a typed topic, and back
 key_columns                     decodes the key columns of a typed topic from the bytes of keys
 
-Pure: no I/O, no clock. The bytes come from clients that may be hostile. Every error in them is an ``InvalidRecords``.
+This package is pure: it does no I/O and reads no clock. The bytes come from clients that may be hostile. Every error in
+them is an ``InvalidRecords``.
 """

@@ -1,4 +1,7 @@
-"""Control batches: the marker of a transaction, and the filler for offsets without records at a response's end."""
+"""The encoding of control batches: transaction markers and fillers.
+
+A filler covers offsets without records at the end of a fetch response, so that the consumer advances past them.
+"""
 
 from __future__ import annotations
 

@@ -205,7 +205,7 @@ def decode_batch(view: BatchView, *, max_bytes: int, keyed: bool = False) -> Dec
     Raises:
         InvalidRecords: CORRUPT_MESSAGE for a wrong CRC; UNSUPPORTED_COMPRESSION_TYPE for an unknown codec;
             MESSAGE_TOO_LARGE for more than ``max_bytes``; INVALID_TIMESTAMP for a time that does not fit into
-            microseconds, and for a batch that claims log append time; INVALID_RECORD for other faults, also for
+            microseconds, and for a batch that claims log append time; INVALID_RECORD for other faults, such as
             too many headers.
     """
     _check_header(view)

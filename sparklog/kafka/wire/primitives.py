@@ -73,10 +73,10 @@ def write_tags(out: bytearray, tags: list[tuple[int, bytes | bytearray]]) -> Non
 
 
 def write_records(parts: list[Buffer], value: Records, *, compact: bool) -> bytearray:
-    """Append records with their length to ``parts``, whose last element is a ``bytearray``; return the last element.
+    """Append records with their length to ``parts``, whose last element is a ``bytearray``. Return the last element.
 
-    Records of more than a few hundred bytes are not copied. An Arrow buffer, ``bytes`` and a ``memoryview`` of bytes
-    are allowed, or a sequence of them.
+    ``value`` is an Arrow buffer, ``bytes``, a ``memoryview`` of bytes, or a list or tuple of these. Records of more
+    than a few hundred bytes are not copied.
     """
     out: bytearray = parts[-1]
     if value is None:

@@ -166,7 +166,7 @@ def _pattern(acl: AclEntry) -> tuple[int, str, int]:
 
 
 def _entry(creation: AclCreation) -> AclEntry:
-    """Convert the ACL for a request of sparklog. Raises BrokerError INVALID_REQUEST for an unknown number."""
+    """Convert an ACL to that of sparklog's protocol. Raises BrokerError INVALID_REQUEST for an unknown number."""
     return AclEntry(
         _named(RESOURCE_TYPES, creation.resource_type, "resource type").value,
         creation.resource_name,

@@ -1,6 +1,7 @@
-"""The settings of topics as Kafka clients name them and write their values. Pure.
+"""The settings of topics as Kafka clients name them and write their values.
 
-sparklog has Kafka's names for settings with Kafka's meaning. Three kinds of settings need a translation:
+This module is pure. sparklog has Kafka's names for settings with Kafka's meaning. Three kinds of settings need a
+translation:
 
 - Kafka writes "never" as the largest number, where sparklog has 0 or a smaller limit (``_NEVER``).
 - Some of Kafka's settings only tell Kafka how to store records. A client may set them, but they have no effect here.

@@ -32,5 +32,5 @@ def item_error(error: BrokerError | KafkaError | ClusterError) -> ItemError:
 
 
 def refused(code: ErrorCode | int, message: str) -> ItemError:
-    """Return the error of an entry that the handler refuses before it sends a request of sparklog."""
+    """Return the error of an entry that the handler refuses by its own checks of the Kafka request."""
     return ItemError(int(code), message[:_LONGEST])

@@ -249,7 +249,7 @@ def _in_order(assignments: Sequence[CreatableReplicaAssignment]) -> list[list[in
 
 
 def _checked_assignment(assignment: Sequence[Sequence[int]]) -> tuple[tuple[int, ...], ...]:
-    """Convert the assignment for a request of sparklog. Raises BrokerError if it is too large for the request."""
+    """Convert an assignment to that of sparklog's protocol. Raises BrokerError if it is too large for the request."""
     if len(assignment) > MAX_ENTRIES:
         detail = f"found replicas for {len(assignment)} partitions; expected at most {MAX_ENTRIES}"
         raise BrokerError(ErrorCode.INVALID_PARTITIONS, detail)

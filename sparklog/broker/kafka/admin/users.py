@@ -115,13 +115,13 @@ async def alter_users(call: KafkaCall, request: AlterUserScramCredentialsRequest
 
 
 def _deletion(wanted: wire.ScramCredentialDeletion, errors: dict[str, ItemError]) -> ScramCredentialDeletion | None:
-    """Convert a deletion for a request of sparklog. If it is invalid, enter its error and return None."""
+    """Convert a deletion to that of sparklog's protocol. If it is invalid, enter its error and return None."""
     mechanism = _mechanism(wanted.name, wanted.mechanism, errors)
     return None if mechanism is None else ScramCredentialDeletion(wanted.name, mechanism)
 
 
 def _upsertion(wanted: wire.ScramCredentialUpsertion, errors: dict[str, ItemError]) -> ScramCredentialUpsertion | None:
-    """Convert a new credential for a request of sparklog. If it is invalid, enter its error and return None."""
+    """Convert a new credential to that of sparklog's protocol. If it is invalid, enter its error and return None."""
     name, mechanism = wanted.name, _mechanism(wanted.name, wanted.mechanism, errors)
     if mechanism is None:
         return None
