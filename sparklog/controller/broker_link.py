@@ -135,7 +135,7 @@ class BrokerLink:
 
     @property
     def sent_partitions(self) -> Iterable[ClusterPartition]:
-        """Return the partitions whose states are in the update in flight; none if that update is full."""
+        """Return the partitions whose states are in the update in flight, or no partitions if it is a full update."""
         return self._sent_partitions
 
     @property

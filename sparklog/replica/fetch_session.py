@@ -433,8 +433,8 @@ class SessionBuilder:
     def want(self, partition: FetchPartition, *, again: bool = False) -> None:
         """Fetch this partition from this position.
 
-        A position that was already wanted is sent again only with ``again``. Set ``again`` if the fetcher did not use
-        the reply.
+        The next request does not repeat a position that the server knows already. With ``again`` it does: set ``again``
+        if the fetcher did not use the reply.
         """
         key = (partition.topic, partition.partition)
         if again or self._wanted.get(key) != partition:

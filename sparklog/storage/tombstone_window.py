@@ -28,14 +28,14 @@ class TombstoneWindow:
         self.last_progress_us = now_us
 
     def is_possible(self, now_us: int) -> bool:
-        """Return whether the replica may have been away too long, so that ``is_shown_by`` must be called.
+        """Return whether the replica may have been away for longer than its leader keeps tombstones.
 
-        It is False while batches arrive regularly.
+        If true, the caller must call ``is_shown_by``. The result is False while batches arrive regularly.
         """
         return self._was_away or now_us - self.last_progress_us > _SHORTEST_ABSENCE_US
 
     def is_shown_by(self, headers: bytes | memoryview, now_us: int, *, delete_retention_ms: int) -> bool:
-        """Return whether the leader's batches show that the replica was away too long.
+        """Return whether the leader's batches show that the replica was away for longer than tombstones are kept.
 
         Only compacted batches show it, because a member of the ISR receives batches before they are compacted. They may
         come after batches of segments that compaction did not change. So the replica counts as away until it has caught

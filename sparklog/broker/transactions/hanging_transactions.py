@@ -166,7 +166,7 @@ class HangingTransactions:
         sink.
 
         Raises:
-            BrokerError: a coordinator did not respond, or is known to be a former one.
+            BrokerError: a coordinator did not respond, or another broker has become coordinator since.
         """
         wanted = sorted(producer_ids)
         topic = self._context.cache.topic(TRANSACTIONS)
@@ -185,11 +185,11 @@ class HangingTransactions:
     async def takes_part(self, key: str, producer_id: int) -> tuple[bool, int]:
         """Ask the coordinator of ``key`` whether ``producer_id`` takes part in a transaction of ``key``.
 
-        The first result is true until the transaction has ended completely. The second result is the leader epoch of
-        the coordinator that responded. A key is a transactional id or the name of a sink.
+        Return the response, and the leader epoch of the coordinator that responded. The response is true until the
+        transaction has ended completely. A key is a transactional id or the name of a sink.
 
         Raises:
-            BrokerError: the coordinator did not respond, or is known to be a former one.
+            BrokerError: the coordinator did not respond, or another broker has become coordinator since.
         """
         cache = self._context.cache
         leader, tp = coordinator_of(cache, TRANSACTIONS, key), partition_of(cache, TRANSACTIONS, key)

@@ -54,14 +54,15 @@ def restart(cluster: BlockingCluster, broker_id: int) -> int:
 
 
 def roll(cluster: BlockingCluster, brokers: Sequence[int] | None, *, timeout_s: float, tell: Tell) -> list[int]:
-    """Restart ``brokers`` (None: all) one at a time. ``timeout_s`` bounds each wait of each step.
+    """Restart ``brokers`` one at a time, and return the brokers that were restarted.
 
-    Return the brokers that were restarted. ``tell`` is called with a line of text about each step.
+    If ``brokers`` is None, restart all brokers. ``timeout_s`` bounds each wait. ``tell`` is called with a line of text
+    about each step.
 
     Raises:
         BrokerError: for the same reasons as in ``restart``.
-        ClientTimeout: the cluster was not whole before a step, or a broker did not come back; the message has the
-            problems. The remaining brokers were not restarted.
+        ClientTimeout: not all brokers were alive with all replicas in sync before a restart, or a restarted broker did
+            not come back. The message has the problems. The remaining brokers were not restarted.
     """
     cluster.retrying("metadata", cluster.refresh)
     everyone = sorted(cluster.metadata.brokers)

@@ -1,8 +1,8 @@
 """Encoding of the records of a large batch with numpy and Arrow: it encodes one field of all records at a time.
 
-Only varints stand between two values of a record. The encoder writes these varints of all records into a table with a
-row for each record, and cuts each row to the bytes in use. Arrow then joins these pieces with the keys and values, row
-by row. The memory of the joined array is the encoded records.
+Between two values of a record there are only varints. The encoder writes these varints of all records into a table with
+a row for each record, and cuts each row to the bytes in use. Arrow then joins these pieces with the keys and values,
+row by row. The memory of the joined array is the encoded records.
 """
 
 from __future__ import annotations
