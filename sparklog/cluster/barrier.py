@@ -39,17 +39,18 @@ T = TypeVar("T")
 
 POOL = "sparklog"
 _TICK_S = 0.2
-#: If a failed generation ran for less than this, the driver pauses before it submits the next one.
+#: The run time of a failed generation below which the driver pauses before it submits the next generation.
 _SHORT_LIFE_S = 5.0
 _LONGEST_PAUSE_S = 10.0
 #: The maximum wait for a job's thread after Spark has stopped. If the job was waiting for slots, Spark drops it and the
 #: thread never ends.
 _FAREWELL_S = 5.0
-#: The number of failed generations during a stop, and the seconds without a slot, after which the driver stops the
-#: brokers of this host itself.
+#: The bounds of a stop by tasks: the number of failed generations, and the time without a task slot. After either of
+#: them the driver stops the brokers of this host itself.
 _STOP_ATTEMPTS = 2
 _SLOTS_FOR_STOP_S = 5.0
-#: ZooKeeper ends a session one or two ticks after the session's time-out.
+#: The wait, in addition to the session time-out, for the registrations of ended brokers to disappear. ZooKeeper ends a
+#: session one or two ticks after the time-out of the session.
 _EXPIRY_S = 2.0
 
 
@@ -88,7 +89,7 @@ class Generations:
 
     @property
     def report(self) -> GenerationReport | None:
-        """Return the report of the newest generation that has reported."""
+        """Return the report of the newest generation that has reported, or None if no generation has."""
         return self._report
 
     @property

@@ -66,7 +66,7 @@ class _TaskReport(msgspec.Struct, frozen=True):
 
 
 def run_task(spec: GenerationSpec, _rows: Iterator[object]) -> Iterator[str]:
-    """Run one task of the barrier stage. Yield how it ended, as ``supervise`` returns it."""
+    """Run one task of the barrier stage. Yield the result of ``supervise``."""
     context = BarrierTaskContext.get()
     output = logging.StreamHandler(sys.stderr)
     output.setFormatter(LineFormatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))
@@ -87,8 +87,8 @@ async def alone(message: str) -> list[str]:
 async def supervise(spec: GenerationSpec, *, task: int, gather: Gather) -> str:
     """Run one task of a generation, that is, of one run of the barrier job. Return how it ended.
 
-    The result is the phase that the driver ordered (``Phase``), ``STOPPED_IN_PART``, "superseded", or an ending of
-    ``enrolment`` if a host needs a new certificate.
+    The result is the phase that the driver ordered (``Phase``), ``STOPPED_IN_PART``, "superseded" if a newer generation
+    has taken over, or an ending of ``enrolment`` if a host needs a new certificate.
 
     Raises:
         ClusterError: ZooKeeper is not available. The job then fails, the driver submits it again, and the brokers keep
@@ -195,8 +195,8 @@ class _TaskGroup:
         self._supervisors: list[BrokerSupervisor] = []
         self._tasks: list[asyncio.Task[None]] = []
         self._problems: list[str] = []
-        #: The directories whose brokers a stop must end: those of this task, and others with a running broker on this
-        #: host.
+        #: The directories whose brokers a stop must end: the directories of this task, and every other directory of
+        #: this host with a running broker.
         self._to_stop: list[str] = []
 
     async def form(self, *, task: int, gather: Gather) -> None:

@@ -38,7 +38,7 @@ class BrokerConnections:
         listener: str = DEFAULT_LISTENER,
         security: ClientSecurity = _PLAINTEXT,
     ) -> None:
-        """Connect through the brokers' ``listener``, with ``security``."""
+        """Create the pool without any connection. It will use the brokers' ``listener``, with ``security``."""
         self._security = security
         self._listener = listener
         self._credentials = credentials

@@ -29,7 +29,7 @@ def spawn_broker(
 ) -> ProcessIdentity:
     """Start the process of a broker in the log directory of ``slot``, and record the identity of the process.
 
-    Return when the process is started. The broker does not serve yet.
+    Return when the process is started. The broker does not serve yet. ``words`` has the names of the output files.
 
     Raises:
         ClusterError: the process ended immediately.
@@ -91,7 +91,7 @@ def reap(pid: int) -> int | None:
 def broker_environment(inherited: Mapping[str, str]) -> dict[str, str]:
     """Return the environment of a broker: that of the Python worker without Spark's variables.
 
-    The package sparklog can be imported in it.
+    A process with this environment can import the package sparklog.
     """
     keep = {key: value for key, value in inherited.items() if not key.startswith(("PYSPARK_", "SPARK_", "_SPARK"))}
     paths = [str(Path(__file__).parents[2])]
@@ -108,8 +108,8 @@ def _is_sparks(path: str) -> bool:
 class LastWords:
     """An explanation of why a broker process of ``log_dir`` ended. ``str`` returns it as one line.
 
-    This is the last line of its output, or else the last line of the most severe level that it has logged since this
-    object was created.
+    The explanation is the last line of the process's output. If the output is empty, it is the last critical line, or
+    else the last error line, that the process has logged since the creation of this object.
     """
 
     def __init__(self, log_dir: Path) -> None:

@@ -149,7 +149,7 @@ def sign(directory: Path, text: str, subject: Subject, *, days: int = 365) -> st
     The caller has checked ``requested_hosts``.
 
     Raises:
-        ConfigError: there is no CA, or the request does not ask for these hosts, or is damaged.
+        ConfigError: there is no CA, the request is damaged, or the request is not for the hosts of ``subject``.
     """
     _check(subject)
     found = _parse_request(text)
@@ -198,7 +198,8 @@ def trust(directory: Path, text: str) -> None:
 def is_current(directory: Path, subject: Subject, *, days: int = 30) -> bool:
     """Return whether ``directory`` has a certificate for ``subject`` that is valid for at least ``days`` from now.
 
-    The CA in ``directory`` must have issued it, and the key beside it must be its own. The CA's key need not be there.
+    The CA in ``directory`` must have issued the certificate, and the private key of the certificate must be in
+    ``directory`` as well. The key of the CA is not needed.
 
     Raises:
         ConfigError: there is no CA, or a part of the subject is not allowed.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-#: The directory of these files in the data directory.
+#: The name of the directory, in the data directory, that contains the security files.
 SECURITY_DIRECTORY = "security"
 
 

@@ -297,7 +297,7 @@ class ClusterDriver:
     def forget(self) -> None:
         """Delete this host's copy of the secrets of a stopped cluster whose data is deleted. Idempotent.
 
-        The copy stays if the options name a ZooKeeper, because the cluster may run again there.
+        Keep the copy if the options name a ZooKeeper, because the cluster may run again with this ZooKeeper.
         """
         if self._kept_for and not self._options.zookeeper:
             forget_on_host(self._kept_for)

@@ -142,7 +142,7 @@ class ControlLink:
     async def hello(self, connection: ControlConnection) -> BrokerStatus:
         """Send ``hello`` over a connection and return the broker's status. Close the connection if that fails.
 
-        By ``hello`` the broker learns who supervises it.
+        By ``hello`` the broker learns which generation supervises it.
         """
         try:
             return await connection.call(

@@ -147,10 +147,11 @@ class ControllerLoop:
         return status
 
     def wait_informed(self, brokers: Set[int], timeout_s: float) -> bool:
-        """Wait until each of these brokers knows all live brokers, and return whether it does.
+        """Wait until each of ``brokers`` knows all live brokers. Return False after ``timeout_s``.
 
         Before that, a broker may refuse a new topic, because it knows fewer live brokers than the topic has replicas.
-        A controller in another process does not report this, so return True if this one is not active.
+        If this controller is not active, return True at once, because an active controller in another process does not
+        report what brokers know.
         """
 
         def informed() -> bool:

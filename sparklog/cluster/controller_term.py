@@ -84,6 +84,8 @@ class ControllerTerm:
     async def run(self, *, cautious: bool) -> str:
         """Read the cluster's state, then handle its changes until the term is over. Return the reason for the end.
 
+        ``cautious`` means that this process's own session had expired, so brokers that seem absent may be alive.
+
         Raises:
             ZkUnreachable: the connection to ZooKeeper was lost before the whole state was read.
             ZkError: a node that every cluster has is missing, or ZooKeeper refused a request.

@@ -74,7 +74,7 @@ class DevelopmentSecurity:
         return found
 
     def host_settings(self, settings: Mapping[str, str]) -> dict[str, str]:
-        """Return the broker ``settings`` of hosts that have only the files of brokers, none of the driver's."""
+        """Return the broker ``settings`` for hosts that have the brokers' files but not the driver's files."""
         found = {key: value for key, value in settings.items() if not key.startswith("controller.ssl.")}
         if self._embedded_zookeeper:
             broker = self._files(enrolment.NAME)

@@ -78,8 +78,8 @@ class DriverRegistration:
         """Connect to ZooKeeper and register as the cluster's driver.
 
         ``keys`` are the cluster's secrets. ``owns_zookeeper`` means that the ZooKeeper is embedded. The driver then
-        protects it against writes by clients without the secrets, unless brokers of release 0.1.0 may still use it.
-        ``security`` has the TLS settings and credentials for the session with ZooKeeper.
+        protects the nodes in ZooKeeper against writes by clients without the secrets, unless brokers of release 0.1.0
+        may still write to them. ``security`` has the TLS settings and credentials for the session with ZooKeeper.
 
         Raises:
             ClusterError: ZooKeeper does not respond, or another driver is alive. The error names its host.

@@ -52,7 +52,7 @@ _JARS = re.compile(
 _DISK = RealDisk()
 #: The files of a server's log, and of what the Java process prints.
 _LOG, _OUTPUT = "server.log", "server.out"
-#: The umask of the server, so that its files are for its user alone.
+#: The umask of the server, so that only the server's user can read the server's files.
 _UMASK = 0o077
 #: The configuration of the log. Its paths are relative to the working directory of the server. Any program that reaches
 #: the port can make the server log a line, and a line may quote what the program has sent. So lines and files are
@@ -76,7 +76,8 @@ rootLogger.level = warn
 rootLogger.appenderRef.file.ref = file
 """
 _JVM_FLAGS = ("-XX:TieredStopAtLevel=1", "-XX:+UseSerialGC", "-Xshare:auto", "-Xms32m", "-Xmx256m", "-Xss512k")
-#: ZooKeeper's names of the PEM files with its certificate and key, and with the authorities that it trusts.
+#: ZooKeeper's settings with the paths of PEM files: the file with the server's certificate and key, and the file with
+#: the authorities that the server trusts.
 _KEY_STORE, _TRUST_STORE = "ssl.keyStore.location", "ssl.trustStore.location"
 _SYSTEM_PROPERTIES = (
     "-Djava.awt.headless=true",
@@ -312,8 +313,8 @@ class EmbeddedZookeeper:
     def has_been_stopped(self) -> bool:
         """Return whether the server was stopped deliberately, by any process.
 
-        Return False if the server crashed or another one has replaced it. If its directory was deleted, return whether
-        the server has ended.
+        Return False if the server crashed, or if another server has replaced it. If the directory of the server was
+        deleted, return whether the server has ended.
 
         Raises:
             ClusterError: ``server.json`` cannot be read.

@@ -34,8 +34,9 @@ log = logging.getLogger(__name__)
 NAME = "broker"
 #: The prefix of the result of a task whose generation ends because a host needs a new certificate.
 _ENDING = "certificates "
-#: The age at which the driver ends a generation so that the tasks of the next one check their certificates. It is
-#: shorter than the time before its expiry in which a certificate is replaced.
+#: The age at which the driver ends a generation, so that the tasks of the next generation check their certificates. A
+#: task replaces a certificate that expires within 30 days. The interval is shorter, so no certificate expires between
+#: two checks.
 CHECK_INTERVAL_S = 20 * 86_400.0
 
 

@@ -44,7 +44,7 @@ class Enrolment(msgspec.Struct, frozen=True):
     """The part of a generation's spec from which the tasks get the certificates of their hosts; see ``enrolment``."""
 
     cluster_id: str
-    #: The directory of these files on every host.
+    #: The directory of the certificates and keys on every host.
     directory: str
     #: The certificate of the CA (PEM).
     ca: str
@@ -61,7 +61,8 @@ class GenerationSpec(msgspec.Struct, frozen=True, kw_only=True):
     generation: int
     #: The number of brokers that the whole cluster should have.
     brokers: int
-    #: The number of log directories per task up to which new ones are created. Existing ones are always supervised.
+    #: The number of log directories per task. Tasks create new directories only up to this number, but supervise all
+    #: existing directories.
     brokers_per_task: int
     #: The log directories on every host, one broker per directory. If empty, they are ``slot-0``, ``slot-1``, ... in
     #: ``data_dir``.

@@ -1,7 +1,7 @@
 """``sparklog.LocalCluster``: brokers in an existing Spark session, for the duration of a ``with`` block.
 
-It does in the user's application what the cluster job does in its own: a barrier job supervises the brokers. The
-barrier job leaves at least one task slot for the user's jobs.
+A barrier job in the user's Spark application supervises the brokers. It leaves at least one task slot for the user's
+jobs.
 """
 
 from __future__ import annotations
@@ -34,12 +34,12 @@ log = logging.getLogger(__name__)
 class LocalCluster:
     """A cluster of ``brokers`` brokers in the session ``spark``, on ``local[N]``, ``local-cluster`` or a Spark cluster.
 
-    Without ``data_dir`` the data is in a temporary directory that is deleted at the end, and so is this host's copy of
-    the cluster's secret. Data in ``data_dir`` stays for
-    the next cluster there. ``zookeeper`` is the address of an existing server; by default the cluster starts one.
-    ``settings`` are broker settings and topic defaults under Kafka's names. With ``kafka`` the brokers also have a
-    listener for Kafka clients on this machine, at ``kafka_bootstrap``. Inside the ``with`` block
-    ``spark.read.format("sparklog")`` needs no bootstrap servers.
+    Without ``data_dir`` the data is in a temporary directory. The cluster deletes this directory, and this host's copy
+    of the cluster's secret, at the end. Data in ``data_dir`` stays for the next cluster with this directory.
+    ``zookeeper`` is the address of an existing server; by default the cluster starts one. ``settings`` are broker
+    settings and topic defaults under Kafka's names. With ``kafka`` the brokers also have a listener for Kafka clients
+    on this machine, at ``kafka_bootstrap``. Inside the ``with`` block ``spark.read.format("sparklog")`` needs no
+    bootstrap servers.
 
     Only the thread that created the object may use it. It can be started once.
     """

@@ -51,7 +51,8 @@ class ClusterOptions(msgspec.Struct, frozen=True, kw_only=True):
 
     data_dir: Path
     brokers: int = 3
-    #: The maximum number of new brokers per barrier task; 0 for one, or for one per log directory.
+    #: The maximum number of new brokers per barrier task. 0 means one, or with ``log_dirs`` on several hosts one per
+    #: log directory.
     brokers_per_executor: int = 0
     #: The log directories on each host, one broker per directory. If empty, they are created in ``data_dir``.
     log_dirs: tuple[Path, ...] = ()
@@ -176,7 +177,7 @@ def check_network(options: ClusterOptions, master: str) -> None:
     """Check that the cluster would not listen on the network without TLS and authentication.
 
     Raises:
-        ConfigError: the cluster would do so. The message names the setting to change.
+        ConfigError: the cluster would listen in this way. The message names the setting to change.
     """
     config = broker_config(with_kafka(options, master))
     has_open_zookeeper = options.zookeeper and not config.zookeeper_ssl and not config.network_trusted

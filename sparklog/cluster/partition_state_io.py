@@ -153,7 +153,7 @@ class PartitionStateIo:
             self._runner.step(StatesUnknown(tuple(tps)))
 
     async def read_changed(self, tps: Sequence[TopicPartition]) -> None:
-        """Read states and pass them to the ``Controller``. Retry those that cannot be read.
+        """Read states and pass them to the ``Controller``. Later read the unreadable states again.
 
         Until a state can be read, the ``Controller`` decides nothing about its partition.
 

@@ -1,7 +1,8 @@
-"""The reliable identification of processes. A pid alone is not enough, because another process may get it.
+"""The reliable identification of processes. A pid alone is not enough.
 
-An identity is a pid with the process's start time and the boot id. All functions work for processes that are not our
-children, because an adopted broker is not a child of its supervisor. Linux only: it reads /proc and uses pidfds.
+After a process has ended, another process may get the same pid. An identity is a pid with the process's start time and
+the boot id. All functions work for processes that are not children of this one, because an adopted broker is not a
+child of its supervisor. Linux only: it reads /proc and uses pidfds.
 """
 
 from __future__ import annotations

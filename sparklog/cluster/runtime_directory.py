@@ -1,7 +1,7 @@
 """The directory with the control sockets and process files of a host's brokers.
 
 The path of a Unix socket has at most 108 bytes, so these files cannot be in the log directories. Their names depend
-only on the log directory, so every supervisor finds them, also under another driver. The directory is in /tmp, not
+only on the log directory, so every supervisor finds them, even under another driver. The directory is in /tmp, not
 TMPDIR, which cluster managers set to a directory that is deleted with the container.
 """
 
@@ -47,7 +47,7 @@ def control_socket(log_dir: Path) -> Path:
 def host_lock(*, timeout_s: float = 10.0) -> Iterator[None]:
     """Hold this user's lock on this host for a ``with`` block.
 
-    Otherwise two new log directories could get the same port.
+    Without the lock, two tasks could give the same port to two new log directories.
 
     Raises:
         ClusterError: the lock is not available within ``timeout_s``.

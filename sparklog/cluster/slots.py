@@ -28,14 +28,14 @@ class FoundSlot(msgspec.Struct, frozen=True):
     path: str
     broker_id: int = -1
     port: int = -1
-    #: Whether a broker process responds in this directory.
+    #: Whether a broker process uses this directory or is starting with it.
     live: bool = False
 
 
 class HostSurvey(msgspec.Struct, frozen=True):
     """The log directories of a host, as listed by one task.
 
-    Tasks that list the same directories have the same ``host``, and other tasks have another.
+    Two tasks have the same ``host`` if and only if they list the same directories.
     """
 
     task: int

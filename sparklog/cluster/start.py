@@ -39,10 +39,10 @@ from sparklog.errors import ClusterError, SparklogError
 from sparklog.escaping import escaped
 
 #: The time to wait for the registration before Spark is started. If another driver runs the cluster, the registration
-#: usually fails within it.
+#: usually fails within this time.
 _REFUSAL_S = 0.5
-#: The maximum wait for the end of Spark's JVM. It usually takes a fraction of this. A JVM that hangs must not delay the
-#: end of this process after the brokers have ended.
+#: The maximum wait for the end of Spark's JVM. The JVM usually ends in a fraction of this time. A JVM that hangs must
+#: not delay the end of this process after the brokers have ended.
 _JVM_END_S = 3.0
 #: The maximum number of log lines that are kept until the driver has registered.
 _LINES_KEPT = 1000

@@ -25,8 +25,9 @@ class StopRequest:
     """An event that, unlike ``threading.Event``, a signal handler may set.
 
     Python runs signal handlers in the main thread, between any two instructions. At that moment the main thread may
-    hold the lock of a ``threading.Event``, for example in ``wait``, and ``set`` of this event would wait for its own
-    thread. A handler may call ``SimpleQueue.put`` at any time. Source: Python's documentation of queue.
+    hold the lock of a ``threading.Event``, for example in ``wait``. If the handler then called ``set``, the main thread
+    would wait forever for the lock that it holds itself. A handler may call ``SimpleQueue.put`` at any time. Source:
+    Python's documentation of queue.
     """
 
     def __init__(self) -> None:

@@ -316,7 +316,7 @@ class BrokerSupervisor:
     async def caught_up(self, *, timeout_s: float) -> bool:
         """Wait until every in-sync follower has caught up with the partitions that this broker leads.
 
-        Return False if some have not within ``timeout_s``.
+        Return False if a follower has not caught up within ``timeout_s``.
         """
         deadline = time.monotonic() + timeout_s
         while (status := await self._link.send("status")) is not None and status.lagging > 0:

@@ -92,7 +92,7 @@ class TopicIo:
         self._runner.step(TopicGone(name, deleted, topic_ids[0] if topic_ids else ""))
 
     async def read(self, name: str) -> None:
-        """Read a topic and pass it to the ``Controller``. Retry until that succeeds, because no other code does."""
+        """Read a topic and pass it to the ``Controller``. Retry a failed read, because no other code retries it."""
         found: tuple[TopicRecord, int] | None = None
 
         async def read() -> None:

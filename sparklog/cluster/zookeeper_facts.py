@@ -63,6 +63,8 @@ class ZookeeperFacts:
     async def load(self, *, cautious: bool) -> Loaded:
         """Return the cluster's complete state.
 
+        ``cautious`` means that this process's own session had expired, so brokers that seem absent may be alive.
+
         Raises:
             ZkError: the connection was lost, a node is missing, or ZooKeeper refused a request.
         """

@@ -31,10 +31,10 @@ class Site(NamedTuple):
 
     host: Hashable
     rack: Hashable | None
-    #: Partitions of this topic that the broker leads and holds before the placement.
+    #: The number of partitions of this topic that the broker leads before the placement, and the number that it holds.
     led: int = 0
     held: int = 0
-    #: Partitions of all topics that the broker leads and holds.
+    #: The number of partitions of all topics that the broker leads, and the number that it holds.
     all_led: int = 0
     all_held: int = 0
 

@@ -18,7 +18,8 @@ from sparklog.protocol.messages import ControlUpdate, PartitionDecision
 _RETRY_FIRST_MS = 50
 _RETRY_MAX_MS = 1000
 #: The pause between updates to one broker while more states are being written. Thousands of states after a failure
-#: become a few hundred updates, and no state waits longer than this. If no writes are in flight there is no pause.
+#: become a few hundred updates, and no state waits longer than this pause. If no writes are in flight there is no
+#: pause.
 _PACE_MS = 10
 
 

@@ -4,14 +4,14 @@ The objects of this module are not thread-safe: they are parts of ``Controller``
 dead broker, except if many disappear together or if this process had lost ZooKeeper itself. Then ZooKeeper, or the
 network to it, is the more likely cause. Such brokers are *held* for one session timeout: no leadership moves away from
 them or to them. Meanwhile they stay in the table of brokers and receive updates: most of them are live and about to
-register again. A leader must not remove them from its ISRs, and clients must still find them. A new term takes their
-addresses from their last registrations. Brokers whose logs are untrusted are hidden instead. A *retired* broker is one
-whose process was seen to end by its supervisor. It is certainly dead, so it is never held, and it does not count among
-the brokers that disappear together.
+register again. A leader must not remove them from its ISRs, and clients must still find them. A new term takes the
+addresses of held brokers from their last registrations. A held broker whose logs are untrusted is hidden from the other
+brokers. A *retired* broker is one whose process was seen to end by its supervisor. It is certainly dead, so it is never
+held, and it does not count among the brokers that disappear together.
 
 If a term starts without any broker, the controller was probably started before the brokers. Until the first broker
-registers, no broker counts as failed, because there is no broker to elect. After that the others have one session
-timeout to register and resume their leaderships; otherwise the first broker would lead every partition.
+registers, no broker counts as failed, because there is no broker to elect. After that the other brokers have one
+session timeout to register and resume their leaderships; otherwise the first broker would lead every partition.
 """
 
 from __future__ import annotations

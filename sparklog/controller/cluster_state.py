@@ -62,16 +62,16 @@ class ClusterPartition:
         self.found: VersionedState | None = None
         #: Untrusted brokers that joined this ISR before they lost their page cache.
         self.suspects: set[int] = set()
-        #: The ``suspects`` of which only some replicas are untrusted, this one included. The leader must remove them
-        #: from the ISR.
+        #: The ``suspects`` that stay in the table of brokers, because only some of their replicas are untrusted. The
+        #: leader must remove these brokers from the ISR.
         self.void: set[int] = set()
         #: The leader epoch and high watermark of the last replica that this term elected because the replica refused a
         #: truncation.
         self.restored = (NO_EPOCH, -1)
         #: Brokers that reported that they cannot open their replica of this partition.
         self.broken: set[int] = set()
-        #: The highest leader epoch that a log proves was assigned before ZooKeeper was restored from an older copy. The
-        #: next epoch is higher.
+        #: The highest leader epoch in the logs of a broker whose logs prove that ZooKeeper was restored from an older
+        #: copy. The next leader epoch must be higher.
         self.outdated = NO_EPOCH
         self._last_decision: PartitionDecision | None = None
 
@@ -152,8 +152,8 @@ class ClusterTopic:
         self.version = -1
         #: The write of the record that is in flight. Until it ends the controller starts no other write of the record.
         self.pending: WriteTopic | None = None
-        #: Whether the record is being read again after such a write. Until the read ends the controller starts no other
-        #: write.
+        #: Whether the controller waits for a read of the record. Until the read ends the controller does not write the
+        #: record.
         self.rereading = False
         self.partitions: list[ClusterPartition] = []
         self.unclean = False

@@ -109,7 +109,8 @@ class DropElection:
 class TrustBroker:
     """A command to clear the broker's mark as untrusted, unless a later incarnation has registered.
 
-    The reason is that no ISR contains the broker because of an earlier incarnation any more. There is no result.
+    The controller returns this command when no ISR has a member from an earlier incarnation of the broker any more.
+    There is no result.
     """
 
     broker_id: int

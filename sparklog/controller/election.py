@@ -14,9 +14,9 @@ Rules, in order:
 
 Members that are dead, stopping or untrusted stay in the ISR. Only the partition's leader may remove them, and it does
 so as soon as it receives the update. The leader's write proves that a member with all records, the leader, is alive.
-The controller has no such proof. The member that it leaves in the ISR may also be dead and may have lost the tail of
-its log unnoticed, while the member that it removes has the whole log. The same holds for an untrusted member, which may
-have been added correctly since its return. (The simulator found both cases.)
+The controller has no such proof. If the controller removed a member with the whole log, the remaining member might also
+be dead, and might have lost the tail of its log unnoticed. The same holds for an untrusted member, which may have been
+added correctly since its return. (The simulator found both cases.)
 """
 
 from __future__ import annotations
@@ -130,7 +130,7 @@ def leader_remains(stored: VersionedState, liveness: IsrLiveness, unfit: Collect
 
 
 def held_up(stored: VersionedState, liveness: IsrLiveness, unfit: Collection[int]) -> bool:
-    """Return whether the partition has to wait: no live leader, and a held member of the ISR that may return and lead.
+    """Return whether a partition without a leader waits for a held member of the ISR, which may return and lead.
 
     A held broker has disappeared, but does not count as failed yet.
     """

@@ -34,15 +34,15 @@ UNCLEAN = "unclean"
 class ElectionRequested:
     """A request to elect leaders.
 
-    The kind PREFERRED requests the election of the first replica if it is in sync. The kind UNCLEAN requests the
-    election of any live replica if no member of the ISR is alive, and only once. If ``partitions`` is None, the request
-    concerns all partitions.
+    The kind PREFERRED requests the election of the first replica if it is in sync. The kind UNCLEAN requests one
+    election of any live replica if no member of the ISR is alive. If ``partitions`` is None, the request concerns all
+    partitions.
     """
 
     kind: str
     partitions: tuple[TopicPartition, ...] | None = None
     #: The ids of the topics at the time of the request. The request does not concern a topic that has been recreated
-    #: since. The id of a topic that is not in it (the request of an older broker) is not checked.
+    #: since. The controller does not check a topic whose id is missing. The requests of older brokers have no ids.
     topic_ids: Mapping[str, str] = field(default_factory=dict)
 
 

@@ -24,8 +24,8 @@ _PATIENCE_MS = 2000
 #: While brokers wait to stop, ISR changes are sent to other brokers with at most this delay. There are thousands of
 #: these changes, and only the leaders, which wrote them, act on them.
 _DEFER_MS = 2000
-#: The delay after the last stopping broker was released. That broker still closes its logs, perhaps on the same
-#: processors.
+#: The maximum delay of ISR changes after the last stopping broker was released. That broker still closes its logs,
+#: perhaps on the processors of the brokers that receive the changes.
 _CLOSING_MS = 300
 
 
@@ -83,8 +83,8 @@ class Outbox:
     def set_brokers(self, brokers: tuple[BrokerEndpoint, ...], *, suspects: Mapping[int, BrokerEndpoint]) -> None:
         """Set the table of ``brokers`` to send to all brokers.
 
-        ``suspects`` are untrusted brokers, which the table omits. Only the table for a suspect contains this suspect
-        itself.
+        ``suspects`` are untrusted brokers. The table omits them, but the table that a suspect receives contains that
+        suspect.
         """
         if (brokers, suspects) == (self._brokers, self._suspects):
             return

@@ -4,8 +4,8 @@ The module is pure. The topic's record has the reassignments in progress: its ``
 followed by the replicas that will leave. The phase follows from the partition's state alone, so a new controller
 continues where the last one stopped:
 
-  copying   some of the target is not in sync: no replica leaves; the leader adds members as they catch up
-  leaving   the target is in sync: leadership moves into the target; the leader removes the others from the ISR
+  copying   a target replica is not in sync: no replica leaves; the leader adds members as they catch up
+  leaving   the target is in sync: leadership moves into the target; the leader removes other replicas from the ISR
   done      only the target is in the ISR: one write ends the move in the record and raises the leader epoch
 
 The raised epoch shows the end of a reassignment to a leader and to replicas that were not notified. A broker that is no

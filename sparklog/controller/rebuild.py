@@ -29,8 +29,8 @@ from sparklog.model import (
 )
 from sparklog.record.schema import DEFAULT_EVENT_TIME, DEFAULT_KEY_COLUMNS, parse_schema
 
-#: How far the new epochs and ids are above the highest that a directory has seen, because other directories may have
-#: seen higher ones.
+#: The distance between the highest epoch or id that a given directory has seen and the first new one. Directories that
+#: are not given may have seen higher epochs and ids.
 _CONTROLLER_EPOCHS = 1000
 _PRODUCER_IDS = 1_000_000
 _LEADER_EPOCHS = 100
@@ -103,7 +103,7 @@ def rebuild_topics(
 ) -> list[RebuiltTopic]:
     """Return the topics that these logs and notes describe, ordered by name.
 
-    ``asked`` are the brokers of which all logs are in ``logs``.
+    ``logs`` has all logs of the brokers in ``asked``.
 
     If several topics have the same name, only the latest is rebuilt. Brokers will move the logs of the others aside. A
     message about these logs is added to ``findings``.

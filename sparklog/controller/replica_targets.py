@@ -1,7 +1,8 @@
 """The target replicas of partitions for a new replication factor, or to move all replicas off a broker.
 
-The module is pure and deterministic. Replicas that may stay keep their order. New ones follow, each on the broker that
-is preferably on another host, then in another rack, then the least loaded.
+The module is pure and deterministic. Replicas that may stay keep their order. New replicas follow. The choice of the
+broker for a new replica prefers a host without a replica of the partition, then a rack without one, then the lowest
+load.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
-"""The partitions whose live leader still has a broker in controlled shutdown in its ISR.
+"""The partitions that block a controlled shutdown: a live leader still has the stopping broker in the ISR.
 
 The controller checks this in every step while brokers shut down, and the number of these partitions falls gradually.
-Each check therefore starts with the partitions that the last check found. It examines all partitions of a broker only
-when none of those blocks the shutdown any more. The objects of this module are not thread-safe: they are parts of
-``Controller``.
+Each check therefore starts with the partitions that the last check found. A check examines all partitions of a broker
+only when none of the remembered partitions blocks the shutdown any more. The objects of this module are not
+thread-safe: they are parts of ``Controller``.
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ class ShutdownBlockers:
     """A tracker of the partitions that block the controlled shutdown of brokers. Use only its method ``among``."""
 
     def __init__(self) -> None:
-        #: For each broker, the partitions that needed it at the last full check, except those that no longer do; None
-        #: if no partition needs it.
+        #: For each stopping broker, the partitions that blocked its shutdown at the last full check and may still do
+        #: so. None means that no partition blocks the shutdown.
         self._left: dict[int, list[ClusterPartition] | None] = {}
-        #: ``ClusterState.stored_count`` at that check.
+        #: ``ClusterState.stored_count`` at the last check.
         self._seen = 0
 
     def among(self, leaving: Iterable[int], state: ClusterState, live: Container[int]) -> dict[int, bool]:

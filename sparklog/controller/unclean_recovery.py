@@ -64,7 +64,7 @@ class UncleanRecovery:
             search.ends[broker_id] = end
 
     def decided(self, partition: ClusterPartition, now_ms: int) -> Mapping[int, tuple[int, int]] | None:
-        """Return the log ends of all members, or after a timeout those received so far.
+        """Return the log ends of all members or, after a timeout, the log ends received so far.
 
         Return None while the search waits for log ends.
         """

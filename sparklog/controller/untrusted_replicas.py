@@ -25,7 +25,7 @@ class UntrustedReplicas:
 
     def __init__(self) -> None:
         self._by_broker: dict[int, set[ClusterPartition]] = {}
-        #: Brokers that are untrusted on only some of their logs.
+        #: Brokers of which only some replicas are untrusted.
         self._in_part: set[int] = set()
         #: Partitions whose leaders were ordered to remove a broker that may now stay in the ISR.
         self._cleared: dict[ClusterPartition, None] = {}

@@ -1,8 +1,8 @@
 """Detection, from the registrations of brokers, that ZooKeeper was restored from an older copy.
 
 The module does no I/O. A broker registers with the highest controller epoch and producer ids that its log directory has
-seen. If this epoch is above the current one, or if another controller had the current epoch, then ZooKeeper had newer
-data when it was assigned. The controller then raises the epoch and the producer ids well above those that brokers have
+seen. If this epoch is above the current one, or if another controller had the current epoch, then ZooKeeper once had
+newer data than it has now. The controller then raises the epoch and the producer ids well above those that brokers have
 seen, and its term ends. The next controller starts above them. If an epoch is implausibly high, the controller ignores
 the broker and reports what to do.
 """
@@ -15,11 +15,11 @@ from typing import NamedTuple
 from sparklog.controller.effects import ControllerReport, RaiseCounters
 from sparklog.model import BrokerRegistration
 
-#: How many controller epochs and producer ids are skipped, because other brokers may have seen higher ones than this
-#: broker.
+#: The number of controller epochs, and of producer ids, that are skipped, because other brokers may have seen higher
+#: ones than this broker.
 _EPOCH_STRIDE = 1000
 _PRODUCER_ID_STRIDE = 1_000_000
-#: A controller epoch that is higher than the current one by more than this is implausible.
+#: The maximum plausible difference between an epoch in a broker's registration and the current epoch.
 MOST_RAISED = 1_000_000
 
 

@@ -63,7 +63,8 @@ from sparklog.model import assert_never
 NEW_MEMBER_MS = 300_000
 #: The maximum number of protocols that a member may support.
 MAX_PROTOCOLS = 100
-#: The fixed number of bytes that a member, or the id of a new member, costs besides its texts.
+#: The number of bytes that a group counts for each member, and for each id of a new member, in addition to the bytes of
+#: its fields.
 ENTRY_BYTES = 256
 
 
@@ -126,7 +127,7 @@ class ClassicGroup:
         self._bytes = 0
         #: The number of bytes of the assignments that the leader sent last.
         self._assigned_bytes = 0
-        #: The value that ``held_bytes`` must not exceed, or None. It is the one of the last ``step``.
+        #: The ``limit_bytes`` of the last ``step``: the bound of ``held_bytes``, or None.
         self._limit_bytes: int | None = None
         #: The end of the first phase. During the initial delay ``_extend_ms`` is the time by which the delay may still
         #: be extended; otherwise it is None. ``_extends`` means that a member has joined during the delay.

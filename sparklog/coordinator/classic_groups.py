@@ -1,7 +1,8 @@
 """The classic groups of one coordinator: the beginning and the end of a group's classic protocol, and a common bound.
 
 The module is pure. ``classic_group`` decides about the members of each group. A group without members may change
-between the two protocols. The generation of a classic group and the epoch of the other kind count on from each other.
+between the two protocols. When the protocol of a group changes, the new epoch or generation continues from the old
+number.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from sparklog.errors import ErrorCode
 
 
 class ClassicGroups:
-    """The classic groups of one coordinator. ``Groups`` owns it, and passes each group and its draft."""
+    """The classic groups of one coordinator. ``Groups`` owns it, and passes a group and its draft to each call."""
 
     def __init__(self, settings: GroupSettings) -> None:
         self._settings = settings

@@ -15,7 +15,7 @@ import struct
 
 from sparklog.protocol.fields import MAX_PLAIN
 
-#: The longest name of a topic, and the most partitions of one, that sparklog's messages about groups can have.
+#: The maximum length of a topic name in the result of ``assigned_partitions``.
 _MAX_NAME = 255
 #: The protocol type of groups of consumers.
 CONSUMER = "consumer"
@@ -33,7 +33,8 @@ def subscribed_topics(metadata: bytes) -> tuple[str, ...]:
 def assigned_partitions(assignment: bytes) -> tuple[tuple[str, tuple[int, ...]], ...]:
     """Return the topics and partitions of a member's assignment, or nothing if the bytes are not an assignment.
 
-    The result is also empty if the assignment is too large for a reply about the group. No topic is that large.
+    The result is also empty if a name or a list of partitions is too long for a reply about the group. No existing
+    topic has such a name or so large a number of partitions.
     """
     try:
         reader = _Reader(assignment)

@@ -3,8 +3,8 @@
 The module is pure. A *draft* is a change of an entry that is not committed yet. The coordinator first appends the
 draft's records to the log. After the append is committed, it applies the draft to the entry, sends the resulting
 effects and responds to the requests. At most one draft is in flight per entry. Expired entries are removed
-periodically. To bound the log, all live entries are rewritten: a few entries in one append, each while no draft of it
-is in flight. Each kind of coordinator defines its own drafts.
+periodically. To bound the log, the coordinator rewrites all live entries, a few in each append. It rewrites an entry
+only while no draft of the entry is in flight. Each kind of coordinator defines its own drafts.
 """
 
 from __future__ import annotations

@@ -28,8 +28,8 @@ class Append:
 class SendMarkers:
     """A command to send transaction markers to the leaders of partitions until all of them have written the markers.
 
-    MarkersWritten reports the partitions whose leaders have done so, in any order. If a decision to commit or abort has
-    many participants, their markers are sent in parts, and ``part`` is the number of the part, from 0.
+    MarkersWritten reports the partitions whose leaders have written the markers, in any order. If a decision to commit
+    or abort has many participants, their markers are sent in parts, and ``part`` is the number of the part, from 0.
     """
 
     key: str

@@ -136,7 +136,7 @@ class KafkaAddRequested:
     places: tuple[PartitionPlace, ...] = ()
     group: str = ""
     offsets: tuple[GroupOffset, ...] = ()
-    #: Whether the request may begin the transaction. Otherwise an earlier one must have added the group.
+    #: Whether the request may begin the transaction. If not, an earlier request must have added the group to it.
     begins: bool = True
 
 
@@ -179,7 +179,7 @@ class AppendRefused:
 class MarkersWritten:
     """The event that transaction markers of a part of a decision to commit or abort are written.
 
-    They are committed in the partitions ``places``, or the topics of these no longer exist.
+    The markers are committed in those partitions of ``places`` whose topics still exist.
     """
 
     key: str

@@ -28,8 +28,8 @@ class Member:
     joined: int = 0
     #: The owned partitions, each with the group epoch in which it was assigned. ``own`` and ``disown`` change them.
     owned: dict[Part, int] = field(default_factory=dict)
-    #: The same partitions and epochs by topic and topic id, or None if they are to be grouped again. To group 100,000
-    #: partitions takes much longer than to note the changes of one step.
+    #: The owned partitions and epochs by topic and topic id, or None if ``grouped`` must compute them again. To group
+    #: 100,000 partitions takes much longer than to apply the changes of one step.
     by_topic: ByTopic | None = None
     target: set[Part] = field(default_factory=set)
     #: The partitions that the member reported in its last heartbeat, as a set (``reported``) and as the heartbeat

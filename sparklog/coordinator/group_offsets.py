@@ -1,7 +1,8 @@
 """The committed offsets of one group: what its members may fetch, and how requests change them.
 
-The functions are pure. Those for requests read a group, and write changes and responses to its draft. The others read
-the ``state`` that is committed in the log. ``Groups`` appends the draft, and sends the responses after the commit.
+The functions are pure. The functions for requests read a group, and write changes and responses to its draft. The
+functions for queries read the ``state`` that is committed in the log. ``Groups`` appends the draft, and sends the
+responses after the commit.
 
 Before a member sends offsets with a transaction, it requests a *hold* on their partitions. The hold is refused if a
 commit of these offsets would be refused. Until the transaction ends, no other member can fetch the committed offsets of
@@ -83,7 +84,7 @@ def commit(group: Group, request: CommitRequested, draft: GroupDraft, now_ms: in
 
 
 def hold(group: Group, request: HoldRequested, draft: GroupDraft, now_ms: int) -> None:
-    """Hold the offsets of partitions for a transaction. A repeated request of its producer adds partitions."""
+    """Hold the offsets of partitions for a transaction. A further request of the same producer adds partitions."""
     refusal = group.refuses_commit(request)
     if refusal is not None:
         draft.answers.append(Respond(request.ticket, refusal))
@@ -108,7 +109,7 @@ def hold(group: Group, request: HoldRequested, draft: GroupDraft, now_ms: int) -
 
 
 def end_hold(group: Group, event: HoldEnded, draft: GroupDraft) -> None:
-    """End the hold of a transaction that is over, unless another producer has it now."""
+    """End the hold of a transaction that is over, unless the hold now belongs to another producer."""
     key = HoldKey(FORMAT_VERSION, group.key, event.key)
     known = draft.changes.get(key, group.state.get(key))
     if isinstance(known, Hold) and known.producer_id == event.producer_id:
@@ -166,8 +167,8 @@ def committed_offsets(
 def holds(group: str, state: State, member_id: str, partitions: Iterable[tuple[str, int]]) -> list[tuple[str, Hold]]:
     """Return the holds that prevent ``member_id`` from fetching offsets, each with the key of its transaction.
 
-    While a transaction has a hold on the offsets of a partition, it may still commit newer ones. A hold of the
-    member's own transaction counts only if the member has since lost the partition and got it again. Without the
+    While a transaction has a hold on the offsets of a partition, the transaction may still commit newer offsets. A hold
+    of the member's own transaction counts only if the member has since lost the partition and got it again. Without the
     hold, the member would start at the old offset and process the records twice.
     """
     return [(key, value) for key, value, _ in _holds(group, state, member_id, partitions)]

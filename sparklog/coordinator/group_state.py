@@ -36,10 +36,10 @@ class GroupSettings:
     max_size: int = 10_000
     #: The maximum number of groups of this coordinator.
     max_groups: int = 1_000_000
-    #: The time after which no transaction can be open any more.
+    #: The age at which a hold is removed. No transaction can be open for that long.
     hold_ms: int = 2 * 86_400_000
     #: The maximum number of bytes that all classic groups of this coordinator hold: members, assignments and the ids of
-    #: new members. A group whose record in the log is larger than that counts with its record.
+    #: new members. If the record of a group in the log is larger than its members in memory, the record counts instead.
     max_classic_bytes: int = 64 * 2**20
     #: The time for which the first rebalance of a classic group waits for further members.
     initial_delay_ms: int = 3000
@@ -64,7 +64,7 @@ class GroupDraft:
     gone: list[TopicsGone] = field(default_factory=list)
 
 
-#: What waits in a group's queue.
+#: An item in a group's queue.
 Queued = GroupRequest | HoldEnded | TopicsGone | TargetComputed
 
 
@@ -79,7 +79,8 @@ class Group:
     classic: ClassicGroup | None = None
     #: Whether an append with the classic group's state was refused, and the group does not know it yet.
     store_refused: bool = False
-    #: The number of bytes of the classic group's record in ``state``, and the number that the bound counts.
+    #: The number of bytes of the classic group's record in ``state``, and the number of bytes of this group that count
+    #: towards ``max_classic_bytes``.
     record_bytes: int = 0
     counted_bytes: int = 0
     #: The state that is committed in the log.
@@ -109,7 +110,11 @@ class Group:
         return self.classic.deadline_ms
 
     def postpone(self, late_ms: int, now_ms: int, informed: Set[str] | None = None) -> None:
-        """Extend the members' deadlines after the coordinator was unavailable for ``late_ms``."""
+        """Extend the members' deadlines after the coordinator was unavailable for ``late_ms``.
+
+        If ``informed`` is given, only these members and members with a waiting heartbeat get more time. Classic groups
+        ignore ``informed``.
+        """
         if self.classic is not None:
             self.classic.step(Delayed(late_ms), now_ms)
         else:

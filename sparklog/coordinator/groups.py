@@ -4,8 +4,8 @@ The module is pure: events in, effects out. ``membership`` decides about members
 classic groups, and ``group_offsets`` about offsets. This module writes their changes in one append, and sends the
 responses after the commit.
 
-A group with members is a classic group or one of KIP-848, never both. A group without members may become either. The
-generation of a classic group and the epoch of the other kind count on from each other.
+A group with members is a classic group or one of KIP-848, never both. A group without members may become either. When
+the protocol of a group changes, the new epoch or generation continues from the old number.
 
 An offset becomes visible, and is acknowledged, when its record is committed in the coordinator's log. At most one
 append is in flight per group. The requests that arrive meanwhile share the next append, so offsets take effect in the
@@ -187,7 +187,7 @@ class Groups(CoordinatorCore[Group, GroupDraft]):
         return bool(known.membership.members) or EpochKey(FORMAT_VERSION, group) in known.state
 
     def check_fetch(self, group: str, member_id: str, epoch: int) -> None:
-        """Check the member in a Kafka client's request for offsets of a group of KIP-848.
+        """Check the member id and epoch with which a Kafka client requests offsets of a KIP-848 group.
 
         Raises:
             BrokerError: UNKNOWN_MEMBER_ID, or STALE_MEMBER_EPOCH if the group has not reached this epoch.
@@ -246,7 +246,7 @@ class Groups(CoordinatorCore[Group, GroupDraft]):
     def refuses_hold(self, request: HoldRequested) -> Refused | None:
         """Return why the sender may not send offsets of the group with a transaction, or None if it may.
 
-        The answer is without effect. ``HoldRequested`` checks it again.
+        The call has no effect on the group. The handler of ``HoldRequested`` makes the same check again.
         """
         known = self._entries.get(request.group)
         return (known or Group(request.group, Membership(request.group, max_size=0))).refuses_commit(request)

@@ -69,8 +69,9 @@ from sparklog.protocol.messages import (
 
 #: Waiting heartbeats that become due within this time get their responses together.
 _TOGETHER_MS = 100
-#: After a new target, the next one waits for one millisecond per this number of members and partitions. Otherwise many
-#: members that join one after the other could keep the coordinator busy with targets alone.
+#: The divisor of the pause between two targets. The pause in milliseconds is the number of members and partitions of
+#: the first target, divided by this value. Without the pause, many members that join one after the other could keep the
+#: coordinator busy with targets alone.
 _PER_MS = 50
 #: The number of members and partitions up to which a target is computed in the step that needs it, not in another
 #: thread.
@@ -270,8 +271,8 @@ class Membership:
     def postpone(self, late_ms: int, informed: Set[str] | None = None) -> None:
         """Extend the members' deadlines after the coordinator itself was unavailable for ``late_ms``.
 
-        If ``informed`` is given, only these members and those with a waiting heartbeat get more time. The others could
-        have sent a heartbeat meanwhile.
+        If ``informed`` is given, only these members and those with a waiting heartbeat get more time. The other members
+        could have sent a heartbeat meanwhile.
         """
         for member in self.members.values():
             if informed is None or member.held is not None or member.member_id in informed:

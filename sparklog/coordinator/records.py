@@ -25,11 +25,12 @@ UNNUMBERED = -1
 #: A producer id that no transaction has. Writing its removal changes nothing, but shows that this coordinator can still
 #: write to the log.
 NO_PRODUCER = -1
-#: The number of fenced runs that are kept for a key. A run (one life of a producer, or one start of a query) that
-#: returns after this many others counts as new. It then fences the current run, but cannot commit its earlier records,
-#: because they were aborted.
+#: The number of fenced runs that are kept for a key. A run is one life of a producer or one start of a query. If a run
+#: returns after this number of later runs, the coordinator treats it as a new run. The returning run then fences the
+#: current run, but cannot commit its own earlier records, because they were aborted.
 FENCED_KEPT = 32
-#: The first epoch of a Kafka producer, and the one after which it gets another producer id. An epoch has 16 bits.
+#: The first and the last epoch of a Kafka producer's producer id. After the last epoch the producer gets another
+#: producer id. An epoch has 16 bits.
 FIRST_EPOCH, LAST_EPOCH = 1, 32_700
 #: A key with this prefix is used for a single write, and never again.
 ONCE_PREFIX = "write:"
@@ -100,19 +101,19 @@ class Transaction(msgspec.Struct, frozen=True, array_like=True):
     state: str = EMPTY
     run_id: str = ""
     run: int = 0  #: the number of runs so far; ``run_id`` is the last one
-    version: int = UNNUMBERED  #: of the open or ending transaction; -1 for a producer's
+    version: int = UNNUMBERED  #: the version of the open or ending transaction; -1 for a producer
     last_version: int = UNNUMBERED  #: the greatest committed version
     timeout_ms: int = 0
     began_ms: int = 0
-    used_ms: int = 0  #: when the state was last written; the key expires some time later
+    used_ms: int = 0  #: the time of the last write of the state; the key expires some time later
     decision: int = 0  #: the number of decisions so far, including one in progress
     winners: tuple[int, ...] = ()  #: the producer ids that the current or last decision commits
     decided_run: str = ""  #: the run whose transaction was decided last
-    offsets: tuple[tuple[str, tuple[GroupOffset, ...]], ...] = ()  #: those that a commit hands over, by group
+    offsets: tuple[tuple[str, tuple[GroupOffset, ...]], ...] = ()  #: the offsets of a commit, by group
     fenced: tuple[str, ...] = ()  #: the ids of fenced runs, the newest last
     turn: int = 0  #: the number of the current or last transaction in its producer's run; 0 for a sink
-    producer_id: int = -1  #: of a producer's transaction; -1 for a sink, whose tasks have one each
-    by_topic: bool = False  #: whether ``versions`` counts per topic; ``last_version`` is then -1
+    producer_id: int = -1  #: the producer's id; -1 for a sink, because each task has its own id
+    by_topic: bool = False  #: whether each topic has a last version of its own; ``last_version`` is then -1
     versions: tuple[TopicVersion, ...] = ()  #: the last version of each topic, if ``by_topic``
     kafka: KafkaProducer | None = None  #: the Kafka producer that has the key; None for a producer of sparklog
 

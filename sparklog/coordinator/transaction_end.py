@@ -43,9 +43,9 @@ _GroupOffsets = tuple[tuple[str, tuple[GroupOffset, ...]], ...]
 def known_outcome(entry: TransactionEntry, request: EndRequested) -> Outcome | None:
     """Return the outcome of an EndTransaction request, or None if it needs a decision or must wait for one.
 
-    The first durable decision about a version counts. A repetition of the request that caused it succeeds. So does a
-    replay of a committed version that wrote nothing, and so does an abort of a committed version. Spark calls abort if
-    the commit call failed, even if the decision to commit was made.
+    The first durable decision about a version counts. A repetition of the request that caused this decision succeeds. A
+    replay of a committed version that wrote nothing succeeds. An abort of a committed version succeeds as well, without
+    effect: Spark calls abort if the commit call failed, even if the decision to commit was made.
     """
     now = entry.transaction
     numbered = request.version != UNNUMBERED

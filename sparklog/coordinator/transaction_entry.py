@@ -32,7 +32,7 @@ class TransactionDraft:
     After its commit the coordinator applies it and responds to the requests that caused it.
     """
 
-    transaction: Transaction | None  #: None removes the key
+    transaction: Transaction | None  #: the new state; None removes the key
     participants: dict[int, Participant | None] = field(default_factory=dict)
     answers: list[Respond] = field(default_factory=list)
     #: The ticket and deadline of the EndTransaction request that this change carries out.
@@ -42,7 +42,7 @@ class TransactionDraft:
 
     @property
     def changes_nothing(self) -> bool:
-        """Return whether this is an empty change. The coordinator writes one to prove that it has not been replaced."""
+        """Return whether this is an empty change, which the coordinator writes to prove that it is not replaced."""
         return NO_PRODUCER in self.participants
 
     def records(self, key: str, before: Transaction) -> list[Record]:

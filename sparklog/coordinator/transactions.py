@@ -60,7 +60,8 @@ MAX_QUEUED = 10_000
 #: The ``TransactionDraft.work`` above which waiting requests are left to the next append.
 _WORK_AT_ONCE = 10_000
 
-#: The id of a producer of sparklog is used by one attempt only, so its epoch never changes.
+#: The producer epoch in the transactions of sparklog's producers. It never changes, because only one attempt uses each
+#: producer id.
 EPOCH = 0
 
 

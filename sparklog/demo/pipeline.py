@@ -24,8 +24,8 @@ RAW, CLEAN, DELAYS = "flights", "flights-clean", "airport-delays"
 #: The number of flights in one version of the batch write.
 SLICE_ROWS = 20_000
 _TOLD_SLICES = 5
-#: The watermark delay: the maximum time difference between flights of different partitions. A window ends only when
-#: there is data this much later.
+#: The watermark delay: the maximum time difference between flights of different partitions. A window ends only when a
+#: flight arrives that is later than the window by this delay.
 LATENESS = "10 days"
 _PARTITIONS = {"createTopic": "true", "partitions": "3"}
 

@@ -11,7 +11,7 @@ from rich.table import Table
 
 @dataclass(frozen=True, slots=True)
 class StoryCheck:
-    """One comparison of a property of the source rows with that of the rows that were read."""
+    """One comparison of a property of the source rows with the same property of the rows that were read."""
 
     what: str
     expected: str
