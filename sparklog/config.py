@@ -546,7 +546,7 @@ BROKER_ALIASES = {
 
 
 class TopicConfig(msgspec.Struct, frozen=True):
-    """The effective settings of one topic: its own settings and defaults. ``TOPIC_SETTINGS`` describes each."""
+    """The effective settings of one topic: its own settings and defaults. ``TOPIC_SETTINGS`` describes each setting."""
 
     cleanup_policy: str
     retention_ms: int
@@ -582,7 +582,7 @@ class TopicConfig(msgspec.Struct, frozen=True):
 
 
 class BrokerConfig(msgspec.Struct, frozen=True):
-    """The effective settings of one broker: its own settings and defaults. ``BROKER_SETTINGS`` describes each.
+    """The effective settings of one broker: its own settings and defaults. ``BROKER_SETTINGS`` describes each setting.
 
     ``topic_defaults`` are the cluster's topic settings. A topic's own settings override them.
     """

@@ -19,7 +19,7 @@ TOPIC_NAME = re.compile(r"[a-zA-Z0-9._-]{1,249}\Z")
 #: none. The decoders of messages check the range, so that every received number can be stored.
 Int31 = Annotated[int, msgspec.Meta(ge=-1, le=2**31 - 1)]
 
-#: The special values of ``LeaderAndIsr.lossy_epoch``, which otherwise is a leader epoch.
+#: The special values of ``LeaderAndIsr.lossy_epoch``. Any other value of this attribute is a leader epoch.
 NO_LOSS = -1
 UNKNOWN_LOSS = -2
 
@@ -67,8 +67,8 @@ def producer_id_floor(now_s: float) -> int:
 def believed_producer_ids(end: int, now_s: float) -> int:
     """Return ``end``, the end of a block of producer ids as reported by a broker, or 0 if it is implausibly high.
 
-    It is implausible if it is far above the floor of the time ``now_s``. A damaged number must not raise all later ids
-    above the range of a batch header.
+    A producer id is implausible if it is far above the floor of the time ``now_s``. A damaged number must not raise all
+    later ids above the range of a batch header.
     """
     return end if end - producer_id_floor(now_s) <= _BELIEVED_LEAD else 0
 
@@ -176,10 +176,10 @@ class BrokerEndpoint(msgspec.Struct, frozen=True, array_like=True):
 class SeenNumbers(msgspec.Struct, frozen=True):
     """The highest epochs and producer ids recorded in a broker's log directory. A part of the broker's registration.
 
-    ZooKeeper's counters are lower than these only if ZooKeeper was restored from an older copy. ``controller_id`` is
-    the controller of ``controller_epoch``, ``producer_ids`` is the end of the highest block of producer ids, and
-    ``leader_epoch`` is the highest leader epoch in any of the broker's logs. A broker of an earlier release does not
-    report these numbers.
+    ZooKeeper's counters are lower than these numbers only if ZooKeeper was restored from an older copy.
+    ``controller_id`` is the controller of ``controller_epoch``, ``producer_ids`` is the end of the highest block of
+    producer ids, and ``leader_epoch`` is the highest leader epoch in any of the broker's logs. A broker of an earlier
+    release does not report these numbers.
     """
 
     controller_epoch: int = NO_EPOCH
@@ -202,8 +202,8 @@ class BrokerRegistration(msgspec.Struct, frozen=True):
     The code that registers the broker sets ``incarnation`` and the identity of the process. ``pid`` is the process's
     number in ``pid_namespace`` on the boot ``boot_id``. ``start_time``, in clock ticks after boot, distinguishes the
     process from a later one with the same pid. A namespace or start time of 0 is unknown, because earlier releases do
-    not set it. ``proves``, ``endpoints`` and ``kafka_endpoints`` are as in ``BrokerEndpoint``. ``host`` and ``port``
-    are those of the first listener for clients, for releases that do not know ``endpoints``.
+    not set it. ``BrokerEndpoint`` describes ``proves``, ``endpoints`` and ``kafka_endpoints``. ``host`` and ``port``
+    are the address of the first listener for clients, for releases that do not know ``endpoints``.
     """
 
     broker_id: int
@@ -278,7 +278,7 @@ class VersionedState(msgspec.Struct, frozen=True, array_like=True, gc=False):
 class TopicStates(msgspec.Struct, frozen=True, array_like=True):
     """The states of some partitions of one topic, as their leader wrote them to ZooKeeper.
 
-    By now ZooKeeper may have newer states.
+    ZooKeeper may have newer states in the meantime.
     """
 
     topic: str
@@ -412,5 +412,5 @@ def check_topic_name(name: str) -> str | None:
 
 
 def assert_never(value: NoReturn) -> NoReturn:
-    """Raise AssertionError. Called in the last case of a ``match``, it lets the type checker find missing cases."""
+    """Raise AssertionError. A call in the last case of a ``match`` lets the type checker find missing cases."""
     raise AssertionError(f"not a case: {value!r}")

@@ -29,7 +29,7 @@ from sparklog.security.principals import parse_principal
 acls = typer.Typer(help="ACLs: who may do what. Add, list, remove, check.", no_args_is_help=True)
 
 _ANY_PATTERN, _MATCH = "any", "match"
-#: The values of an option that is not given.
+#: The values that stand for an option that is not given.
 _ALL: tuple[None] = (None,)
 #: The operations of the roles, by type of resource. Source: Kafka's ``kafka-acls --producer`` and ``--consumer``.
 _PRODUCER = {

@@ -136,7 +136,7 @@ def drain(
     """Move all replicas of a broker to the other brokers. The broker does not have to be alive.
 
     New topics and partitions can still be placed on the broker during the drain. With --wait, the command also moves
-    those, until the broker is empty. Asks for confirmation unless --yes is given.
+    these partitions, until the broker is empty. Asks for confirmation unless --yes is given.
 
     Example: sparklog brokers drain 2 --throttle 50MB --wait --yes
     """
@@ -208,7 +208,7 @@ def restart(
 def rolling_restart(
     context: typer.Context, bootstrap: Bootstrap = None, timeout: Timeout = 120.0, as_json: AsJson = False
 ) -> None:
-    """Restart all brokers one after the other, each once every replica is in sync. Clients keep working.
+    """Restart all brokers one at a time, each after all replicas are in sync. Clients keep working.
 
     --timeout limits each wait. If a broker does not come back, the remaining brokers are not restarted.
 

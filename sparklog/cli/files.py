@@ -257,7 +257,7 @@ class _CsvText(io.RawIOBase):
         self._source = source
         self._held = b""
         self._quotes = 0
-        #: The last bytes of the source, and whether it has ended.
+        #: The last bytes of the source, and whether the source has ended.
         self._tail = b""
         self._ended = False
 

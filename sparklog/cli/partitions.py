@@ -106,8 +106,8 @@ def apply(
     timeout: Annotated[float, typer.Option("--timeout", metavar="SECONDS", help="Maximum time to wait.")] = 3600.0,
     as_json: AsJson = False,
 ) -> None:
-    """Begin the moves of a plan. Replicas that are not in the plan are deleted once the others are in sync. Asks for
-    confirmation unless --yes is given.
+    """Begin the moves of a plan. Replicas that are not in the plan are deleted once the replicas in the plan are in
+    sync. Asks for confirmation unless --yes is given.
 
     Example: sparklog partitions reassign apply plan.json --throttle 50MB --wait --yes
     """

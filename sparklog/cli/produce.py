@@ -53,8 +53,8 @@ def produce(
     timeout: Timeout = 120.0,
     as_json: AsJson = False,
 ) -> None:
-    """Write records from lines, JSON lines, CSV, a Parquet or Arrow file, or with --format whole the whole input as one
-    record. Columns are matched by name.
+    """Write records to a topic: lines, JSON lines, CSV, or a Parquet or Arrow file. With --format whole, the whole
+    input is one record. Columns are matched by name.
 
     --timeout limits the wait for each record's acknowledgement. --json prints a summary of the written records.
 

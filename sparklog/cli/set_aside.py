@@ -57,8 +57,8 @@ def restore(
 ) -> None:
     """Recreate a topic from the logs that brokers have set aside, with its original id and records.
 
-    The log with the highest end offset leads each partition; the others copy from it. Asks for confirmation unless
-    --yes is given.
+    The log with the highest end offset leads each partition, and the other replicas copy from it. Asks for confirmation
+    unless --yes is given.
 
     Example: sparklog partitions set-aside restore flights
     """

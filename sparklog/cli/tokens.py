@@ -64,7 +64,7 @@ def create(
     as_json: AsJson = False,
 ) -> None:
     """Create a token for the user of this login. With --operation and resources, such as --topic, the token allows only
-    these operations on them. Otherwise it allows everything that the user may do.
+    these operations on these resources. Otherwise it allows everything that the user may do.
 
     Example: sparklog tokens create --operation Read --topic orders --client-file reader.conf
     """

@@ -66,7 +66,7 @@ def find_hanging(
     as_json: AsJson = False,
 ) -> None:
     """Find hanging transactions: open in a partition, but unknown to every coordinator. Consumers of committed records
-    wait for them. Brokers end them after transaction.hanging.after.ms; 'abort' ends one immediately.
+    wait until a hanging transaction ends. Brokers abort it after transaction.hanging.after.ms; 'abort' ends it at once.
 
     Example: sparklog transactions find-hanging --open-for 60
     """
@@ -96,8 +96,8 @@ def abort(
     as_json: AsJson = False,
 ) -> None:
     """Abort an open transaction: its records are never visible, and its producer is fenced. Pass the KEY that 'list'
-    shows. For a transaction of 'find-hanging', pass topic, partition and producer id; the command fails if it is not
-    hanging. Asks for confirmation unless --yes is given.
+    shows. For a transaction of 'find-hanging', pass topic, partition and producer id; the command fails if the
+    transaction is not hanging. Asks for confirmation unless --yes is given.
 
     Example: sparklog transactions abort id:orders --yes
     """

@@ -88,7 +88,8 @@ def rebuild(
     """Write topics, assignments and counters from the brokers' log directories into an empty ZooKeeper.
 
     Pass the directories of all brokers: the given log with the highest end offset leads each partition. Stop the
-    cluster first. The command fails if ZooKeeper already has topics. --data-dir uses the log directories below it.
+    cluster first. The command fails if ZooKeeper already has topics. --data-dir uses the log directories below that
+    directory.
 
     Example: sparklog zookeeper rebuild /disk1/log --inventory host-2.json --zookeeper zk1:2181/sparklog
     """

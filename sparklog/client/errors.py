@@ -103,9 +103,10 @@ class ProducerFenced(BrokerError):
 
 
 class TransactionStateError(BrokerError):
-    """The error of a call that the state does not allow: no transaction is open, or it can only be aborted.
+    """The error of a call that the state of the transaction does not allow.
 
-    A transaction can only be aborted after a part of it has failed. The code is INVALID_TXN_STATE.
+    No transaction is open, or the open transaction can only be aborted because a part of it has failed. The code is
+    INVALID_TXN_STATE.
     """
 
     def __init__(self, detail: str) -> None:
@@ -118,7 +119,7 @@ class TransactionStateError(BrokerError):
 class CommitOutcomeUnknown(ClientTimeout):
     """The error of a commit with an unknown outcome: the response was lost, and the coordinator stayed unreachable.
 
-    The transaction is committed or aborted as a whole. Repeat the call to find out which.
+    The transaction is committed or aborted as a whole. Repeat the call to learn the outcome.
     """
 
 

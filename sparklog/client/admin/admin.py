@@ -284,8 +284,8 @@ class Admin:
         broker that received the request knows the moves when this returns.
 
         Args:
-            what: the new brokers of each partition, preferred leader first. Or the name of a topic, with
-                ``replication_factor``; then replicas stay where they are if possible.
+            what: the new brokers of each partition, preferred leader first; or the name of a topic, together with
+                ``replication_factor``. With a topic, replicas stay on their brokers if possible.
             throttle_bytes: the maximum number of bytes per second that each broker copies; 0 means no limit. To change
                 the limit of a move, call this again with the same target.
 
@@ -354,7 +354,7 @@ class Admin:
         )
 
     def reassignments(self) -> list[MoveDescription]:
-        """Return the moves in progress, with the progress of each."""
+        """Return the moves in progress. Each description has the progress of its move."""
         return reassignment.list_moves(self._cluster, self.describe_brokers())
 
     def wait_until_moved(
@@ -375,9 +375,9 @@ class Admin:
         After a ``reassign`` of this client, the new order of the replicas applies. After a reassignment by another
         client, or without a controller, the old order may apply for a moment.
 
-        ``unclean``: if no member of the ISR is alive, elect any live replica. This loses records.
+        With ``unclean``, if no member of the ISR is alive, elect any live replica. Such an election loses records.
 
-        Return the partitions that did not get such a leader, with the reason.
+        Return the partitions for which the election failed, each with the reason.
         """
         return reassignment.elect(
             self._cluster, partitions, unclean=unclean, timeout_ms=self._cluster.broker_timeout_ms()
@@ -455,7 +455,7 @@ class Admin:
     def check_acl(
         self, principal: str, operation: str, *, resource_type: str = "topic", name: str, host: str = ANY
     ) -> AuthorizationResult:
-        """Return whether the principal may do the operation on a resource, and in one sentence the rule that decides.
+        """Return whether the principal may do the operation on a resource, and the rule that decides, as one sentence.
 
         ``host`` is an address; ``*`` means a host that no ACL names.
 
@@ -479,7 +479,9 @@ class Admin:
     # --- the cluster ---
 
     def restart_broker(self, broker_id: int) -> None:
-        """Stop a broker with a controlled shutdown, after which its supervisor starts it again. Do not wait for this.
+        """Request a controlled shutdown of a broker, after which its supervisor starts the broker again.
+
+        This method waits neither for the shutdown nor for the restart.
 
         Raises:
             BrokerError: BROKER_NOT_AVAILABLE, BROKER_STOPPING; INVALID_REQUEST if the broker has no supervisor.
@@ -499,7 +501,7 @@ class Admin:
 
         Raises:
             BrokerError: for the same reasons as in ``restart_broker``.
-            ClientTimeout: a broker did not come back, or not all brokers were alive and all replicas in sync. The
+            ClientTimeout: a broker did not come back, a broker was not alive, or a replica was not in sync. The
                 message has the problems.
         """
         return rolling_restart.roll(self._cluster, brokers, timeout_s=timeout_s, tell=tell)
@@ -547,7 +549,7 @@ class Admin:
 
         Raises:
             BrokerError: NON_EMPTY_GROUP while the group has members; UNKNOWN_TOPIC_OR_PARTITION for the first refused
-                partition: the offsets of the others are set.
+                partition: the offsets of the other partitions are set.
             TypeError, ValueError: an invalid offset, as for ``Consumer.seek``; no offset is set.
         """
         known = topic_ids or {}
@@ -611,7 +613,7 @@ class Admin:
         users.set_password(self._cluster, prepared, users.new_credentials(password, mechanisms, iterations))
 
     def delete_user(self, name: str, *, mechanisms: Iterable[str] | None = None) -> None:
-        """Delete a user's credentials, which ends its connections. With ``mechanisms`` delete only these.
+        """Delete a user's credentials, which ends its connections. With ``mechanisms``, delete only these credentials.
 
         Raises:
             BrokerError: RESOURCE_NOT_FOUND if there is no such user, or it has no credential for a mechanism.
@@ -667,8 +669,8 @@ class Admin:
     ) -> int:
         """End a token, now or ``period_ms`` from now. Return its expiry time in milliseconds since the Unix epoch.
 
-        ``after_ms`` is an earlier name of ``period_ms``. Clients that have logged in with the token cannot renew it
-        after that.
+        ``after_ms`` is an earlier name of ``period_ms``. After this call, clients that have logged in with the token
+        cannot renew the token.
 
         Raises the same errors as ``renew_delegation_token``.
         """
@@ -683,7 +685,8 @@ class Admin:
     def transactions(self) -> list[TransactionDescription]:
         """Return the transactions of all coordinators, sorted by key.
 
-        For each key (of a producer or sink), the result has the open or ending transaction, or else the last one.
+        For each key (of a producer or sink), the result has the transaction that is open or ending. If there is none,
+        the result has the last transaction of the key.
 
         Raises:
             ClientTimeout: a broker did not respond, or a coordinator is still loading its state.
@@ -715,7 +718,7 @@ class Admin:
     def abort_hanging(self, partition: TopicPartition, producer_id: int) -> None:
         """Abort the hanging transaction of a producer id in one partition.
 
-        Consumers of committed records skip its records.
+        Consumers of committed records skip the records of an aborted transaction.
 
         Raises:
             BrokerError: INVALID_TXN_STATE if no transaction is open there, or if a coordinator knows the transaction.
@@ -739,7 +742,7 @@ class Admin:
 
         An empty name means the default: all users, client ids or addresses without quotas of their own. The quotas are
         ``producer_byte_rate``, ``consumer_byte_rate`` and ``request_percentage``; for an address
-        ``connection_creation_rate``. Every broker enforces them by itself, without a restart.
+        ``connection_creation_rate``. Every broker enforces the quotas by itself, without a restart.
 
         Raises:
             BrokerError: INVALID_CONFIG for an unknown quota or an invalid value; INVALID_REQUEST for any other

@@ -79,14 +79,14 @@ class MoveDescription:
     topic: str
     partition: int
     target: tuple[int, ...]
-    #: The replicas before the move, to which a cancellation returns.
+    #: The replicas before the move. A cancellation restores these replicas.
     original: tuple[int, ...]
     replicas: tuple[int, ...]
     isr: tuple[int, ...]
     leader: int | None
     #: The maximum number of bytes per second that a broker copies; 0 means no limit.
     throttle_bytes: int
-    #: ``leader_bytes`` is the size of the leader's log, ``copied_bytes`` the copied size for each added broker.
+    #: The size of the leader's log in bytes. ``copied_bytes`` is the number of bytes that each added broker has copied.
     leader_bytes: int
     copied_bytes: Mapping[int, int] = field(default_factory=dict)
 
@@ -110,16 +110,16 @@ class TransactionDescription:
     key: str
     #: One of ``empty``, ``open``, ``committing``, ``aborting``.
     state: str
-    #: The number of the run (life of the producer), counted in the order in which runs began. ``run_id`` is the run's
-    #: name.
+    #: The number of the current run, which is one life of the producer. Runs are numbered in the order in which they
+    #: began. ``run_id`` is the name of the run.
     run: int
     run_id: str
     #: The version of a sink's open or ending transaction.
     version: int | None
     #: The last version that a sink has committed.
     last_version: int | None
-    #: When the transaction began, and when the coordinator aborts it unless the producer keeps it alive. None if no
-    #: transaction is open.
+    #: The time at which the transaction began. ``deadline`` is the time at which the coordinator aborts the transaction
+    #: unless the producer keeps it alive. Both are None if no transaction is open.
     began: dt.datetime | None
     deadline: dt.datetime | None
     #: The producer ids of the transaction, and the partitions to which each may write.
@@ -164,7 +164,7 @@ class ClusterDescription:
 
 @dataclass(frozen=True, slots=True)
 class BrokerDescription:
-    """The state of a broker process, or ``error`` if it did not respond."""
+    """The state of a broker process. If the broker did not respond, only ``address`` and ``error`` are set."""
 
     address: BrokerAddress
     state: str = "unreachable"

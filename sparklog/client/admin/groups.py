@@ -40,7 +40,7 @@ def commit_offsets(
     The coordinator may not know a new topic yet. So the call is retried for a grace period if a partition is unknown.
 
     Raises:
-        BrokerError: the error of the first refused partition; the offsets of the others are set.
+        BrokerError: the error of the first refused partition; the offsets of the other partitions are set.
         ClientTimeout: no coordinator responded in time; the offsets may be set.
     """
     coordinator = BlockingCoordinator(cluster, GROUP, group)
@@ -117,9 +117,9 @@ class GroupMember:
 class GroupDescription:
     """A group with its members.
 
-    ``state``: ``"empty"`` (no members), ``"reconciling"`` (a rebalance is in progress) or ``"stable"``. ``protocol`` is
-    empty, except for a group of Kafka's classic protocol: then it is the assignment strategy (``"classic"`` while there
-    is none), and ``group_epoch`` is the generation.
+    ``state``: ``"empty"`` (no members), ``"reconciling"`` (a rebalance is in progress) or ``"stable"``. For a group of
+    Kafka's classic protocol, ``protocol`` is the assignment strategy, or ``"classic"`` while there is none, and
+    ``group_epoch`` is the generation. For any other group, ``protocol`` is empty.
     """
 
     group: str

@@ -21,7 +21,8 @@ from sparklog.protocol.messages import (
 class ClientQuotas:
     """The quotas of one entity, such as a user.
 
-    ``user``, ``client_id`` and ``ip`` are a name, ``""`` for the default entity, or None for any value.
+    ``user``, ``client_id`` and ``ip`` are the parts of the entity. ``""`` means the default entity. None means that the
+    entity does not have this part, for example no client id.
     """
 
     user: str | None

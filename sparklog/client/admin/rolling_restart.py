@@ -2,7 +2,7 @@
 
 Each broker is restarted only when the cluster is whole (see ``cluster_health``). So with f+1 replicas, any f-1 other
 brokers may fail during a restart. After the restart, the broker is elected again for the partitions whose preferred
-leader it is. Otherwise, at the end, the last broker would lead no partition.
+leader it is. Without this election, the broker that restarts last would lead no partition afterwards.
 """
 
 from __future__ import annotations
@@ -21,9 +21,10 @@ Tell = Callable[[str], None]
 
 
 def restart(cluster: BlockingCluster, broker_id: int) -> int:
-    """Ask a broker for a controlled shutdown, after which its supervisor starts it again. Do not wait for this.
+    """Request a controlled shutdown of a broker, after which its supervisor starts the broker again.
 
-    Return the broker's incarnation (the number of its registration) before the restart.
+    Return the broker's incarnation (the number of its registration) before the restart. This function waits neither for
+    the shutdown nor for the restart.
 
     Raises:
         BrokerError: BROKER_NOT_AVAILABLE if the broker is not registered; INVALID_REQUEST if it has no supervisor;
@@ -61,7 +62,7 @@ def roll(cluster: BlockingCluster, brokers: Sequence[int] | None, *, timeout_s: 
 
     Raises:
         BrokerError: for the same reasons as in ``restart``.
-        ClientTimeout: not all brokers were alive with all replicas in sync before a restart, or a restarted broker did
+        ClientTimeout: a broker was not alive or a replica was not in sync before a restart, or a restarted broker did
             not come back. The message has the problems. The remaining brokers were not restarted.
     """
     cluster.retrying("metadata", cluster.refresh)

@@ -1,7 +1,7 @@
 """The creation, change and deletion of topics, and the deletion of records. Requests are repeated until they succeed.
 
-A request whose response was lost is sent again. If the second request is refused because the first one succeeded, that
-counts as success.
+A request whose response was lost is sent again. If the second request is refused because the first one succeeded, the
+call succeeds.
 """
 
 from __future__ import annotations
@@ -105,7 +105,8 @@ def delete_records(
 ) -> dict[TopicPartition, int]:
     """Delete records. Arguments and errors are those of ``Admin.delete_records``.
 
-    A repeated request deletes no more records, except with None, which means the current end of the log.
+    A repeated request deletes no more records. The exception is the offset None, which means the current end of the
+    log.
     """
 
     def ask(broker_id: int, leaders: Mapping[TopicPartition, Leader]) -> Sequence[DeletedRecords]:

@@ -241,7 +241,7 @@ class BlockingCluster:
         """Check that ``leader`` is still the leader, before the caller trusts its log end offset.
 
         A leader that is cut off from the cluster may not know that it has a successor, and a client that does not know
-        a later epoch cannot detect that. So this asks all other brokers, which include the possible successor.
+        a later epoch cannot detect that. So this method asks all other brokers, which include the possible successor.
 
         Raises:
             BrokerError: retriable. FENCED_LEADER_EPOCH if there is another leader; BROKER_NOT_AVAILABLE unless more

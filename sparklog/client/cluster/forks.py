@@ -2,8 +2,8 @@
 
 A forked child has copies of its parent's clients. The clients' threads do not run in the child, and their sockets are
 the parent's connections. So every client of the parent raises ClientForked in the child, and neither process disturbs
-the other. To do this, the fork handler changes the class of the clients in the child. So the check takes no time in a
-process that does not fork.
+the other. To do this, the fork handler changes the class of the clients in the child. So a process that does not fork
+spends no time on checks.
 """
 
 from __future__ import annotations

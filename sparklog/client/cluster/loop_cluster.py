@@ -250,7 +250,8 @@ class LoopCluster:
     def request_metadata(self, topics: Iterable[str]) -> None:
         """Request the metadata of these topics in the background.
 
-        The request is sent at once if the last one was long ago. Otherwise it is delayed, by more each time.
+        The request waits until ``RoutingCore.refresh_pause_s`` after the last request. This delay grows with each
+        request, until a request of another kind succeeds with the new metadata.
         """
         self.core.wanted.update(topics)
         if self.core.wanted and not self._refreshing and not self._closed:

@@ -52,9 +52,10 @@ class ClientMetadata:
         return self.brokers.get(broker_id) or self._departed.get(broker_id)
 
     def is_stale(self, reply: MetadataReply) -> bool:
-        """Return whether the broker that replied has no update from the newest known controller or from any controller.
+        """Return whether the broker that replied has no update from the newest controller that this client knows.
 
-        Then topics that are not in the reply may exist. The result is the same before and after ``update``.
+        A reply is also stale if its broker has no update from any controller. A topic that is not in a stale reply may
+        exist. The result is the same before and after ``update``.
         """
         return reply.controller_epoch < max(self.controller_epoch, 0)
 

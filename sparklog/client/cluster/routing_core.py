@@ -60,7 +60,10 @@ class ListOpen:
 
 @dataclass(frozen=True, slots=True)
 class Connect:
-    """A command to open a connection and store it. The result is the id of the broker there, or a BrokerError."""
+    """A command to open a connection and store it.
+
+    The result is the id of the broker at the address, or a BrokerError.
+    """
 
     address: Address
 
@@ -138,7 +141,8 @@ class RoutingCore:
         self._turn = int(roll() * (1 << 16))
         #: True if the next request should go to the next broker.
         self._turn_is_due = False
-        #: Brokers that have not responded to the last request, or whose last metadata is stale. Others are preferred.
+        #: Brokers that have not responded to the last request, or whose last metadata is stale. Requests prefer other
+        #: brokers.
         self._doubted: set[int] = set()
         #: The number of requests in a row without a response in time.
         self._silences = 0
@@ -275,7 +279,7 @@ class RoutingCore:
     # --- metadata ---
 
     def ask_metadata(self, request: Metadata, broker_id: int | None = None) -> RoutingSteps[MetadataReply]:
-        """Send a metadata request to this broker, or to any broker if None, and return the whole response.
+        """Send a metadata request to a broker, and return the whole response. None means any broker.
 
         Do not cache the response. Raises BrokerError.
         """
@@ -298,7 +302,11 @@ class RoutingCore:
         return reply
 
     def fetch_topic(self, name: str) -> RoutingSteps[TopicMetadata]:
-        """Return a topic after one refresh. Raises BrokerError: UNKNOWN_TOPIC_OR_PARTITION, INVALID_TOPIC_EXCEPTION."""
+        """Refresh the metadata once, and return the topic ``name``.
+
+        Raises:
+            BrokerError: UNKNOWN_TOPIC_OR_PARTITION, INVALID_TOPIC_EXCEPTION.
+        """
         reply = yield from self.refresh((name,))
         error = next((self._error(topic, reply) for topic in reply.topics if topic.name == name), None)
         topic_now = self.metadata.topic(name)
@@ -324,7 +332,7 @@ class RoutingCore:
     def refresh_wanted(self) -> BackgroundSteps[None]:
         """Request the metadata of the topics in ``wanted`` until ``wanted`` is empty.
 
-        The first request is sent at once if the last one was long ago. Each further request is delayed more.
+        Each request waits until ``refresh_pause_s`` after the last request. This delay grows with each request.
         """
         while self.wanted:
             self._refreshed_at_s = yield WaitUntil(self._refreshed_at_s + self.refresh_pause_s())

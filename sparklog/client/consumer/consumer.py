@@ -1,9 +1,9 @@
-"""The consumer: a client that reads topics as Arrow batches, from any position on and without an end.
+"""The consumer: a client that reads topics as Arrow batches.
 
-It returns plain ``pyarrow.RecordBatch``es with the topic's columns, exactly as they were written and without a copy.
-``sparklog.origin(batch)`` returns the position of a batch, and ``log_columns=True`` adds it as columns. The records of
-a partition are returned in the order of their offsets. The position of a partition is the offset of the next record to
-return.
+A consumer begins at any position and continues with new records. It returns plain ``pyarrow.RecordBatch``es with the
+topic's columns, exactly as they were written and without a copy. ``sparklog.origin(batch)`` returns the position of a
+batch, and ``log_columns=True`` adds it as columns. The records of a partition are returned in the order of their
+offsets. The position of a partition is the offset of the next record to return.
 
 With ``group=`` the consumers of a group share the partitions, and positions are committed to the group.
 """
@@ -270,7 +270,8 @@ class Consumer:
     ) -> pa.Table:
         """Return all records from the positions to the offsets ``until`` (exclusive) as one table.
 
-        By default ``until`` is the current end of each partition. Records that are older than a column have nulls.
+        By default ``until`` is the current end of each partition. A record that is older than a column has null in
+        this column.
 
         Raises:
             ClientTimeout: no progress for ``timeout_s`` (by default the consumer's ``timeout_s``).

@@ -29,8 +29,8 @@ class FetchBuffer:
     def fill(self, timeout_s: float, *, or_moved: bool = False) -> None:
         """Wait until batches arrive, or the fetcher's ``wake_fd`` becomes readable, for at most ``timeout_s``.
 
-        The fetcher moves past these batches, and past records that are not returned (markers, aborted records). With
-        ``or_moved`` this method also returns after it has moved past such records.
+        The fetcher moves past the batches, and past records that are not returned (markers, aborted records). With
+        ``or_moved`` this method also returns when the fetcher has moved past such records.
 
         Raises:
             BrokerError, ClientTimeout: see ``Fetcher.advance`` and ``FetchDecoder.decode``.
@@ -93,8 +93,8 @@ class FetchBuffer:
     ) -> list[ConsumedBatch]:
         """Return all records below the offsets ``ends``. The other records stay in the buffer.
 
-        The method calls ``more`` with the current positions of these partitions; ``more`` waits for more batches. If it
-        raises, all buffered batches are dropped.
+        The method calls ``more`` with the current positions of these partitions; ``more`` waits for more batches. If
+        ``more`` raises, all buffered batches are dropped.
         """
         taken: list[ConsumedBatch] = []
         kept: deque[ConsumedBatch] = deque()

@@ -57,7 +57,7 @@ class FetchedBatch(NamedTuple):
         return self._replace(batch=self.batch.slice(0, rows), offsets=offsets)
 
     def tail(self, rows: int) -> FetchedBatch:
-        """Return the batch without its first ``rows`` records. The batch must have more records than that."""
+        """Return the batch without its first ``rows`` records. The batch must have more than ``rows`` records."""
         if self.offsets is None:
             return self._replace(batch=self.batch.slice(rows), first_offset=self.first_offset + rows)
         offsets = self.offsets[rows:]

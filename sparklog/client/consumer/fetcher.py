@@ -34,7 +34,7 @@ from sparklog.protocol.messages import CONSUMER, Fetch, FetchedPartition, FetchP
 _MAX_WAIT_MS = 500
 #: The maximum wait of a fetch that has no room for all partitions of the broker.
 _SHORT_WAIT_MS = 250
-#: After this time without a response or without progress, the leader may have a successor without knowing it.
+#: The time without a response or without progress after which the leader may have a successor that it does not know.
 _SUSPECT_AFTER_S = PATIENCE_S + _MAX_WAIT_MS / 1000
 #: The size from which a response counts as large. While the caller uses a large response, more records are likely to
 #: arrive.
@@ -51,7 +51,7 @@ class _FetchInFlight:
         self.asked = asked
         #: The leaders and leader epochs of the partitions when the request was made.
         self.leaders = leaders
-        #: Set before the request is sent.
+        #: The connection for the request. It is set before the request is sent.
         self.connection: BlockingConnection
         self.sent_at = time.monotonic()
 
@@ -90,7 +90,7 @@ class Fetcher:
         self._columns = columns
         self._timeout_s = cluster.timeout_s if timeout_s is None else timeout_s
         self._from_followers = from_followers
-        #: The followers that failed, which are not used again.
+        #: The followers that failed. The fetcher does not use them again.
         self._avoided: set[int] = set()
         self._connections: dict[int, BlockingConnection] = {}
         #: The fetch in flight at each broker, by broker id.

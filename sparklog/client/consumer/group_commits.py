@@ -15,7 +15,7 @@ from sparklog.errors import BrokerError, ErrorCode
 from sparklog.model import TopicPartition
 from sparklog.protocol.messages import CommitOffsets, CommitOffsetsReply, GroupOffset
 
-#: Errors which show that the member was removed from the group. Then it joins again.
+#: Errors which show that the member was removed from the group. The member then joins again.
 REMOVED = frozenset({ErrorCode.UNKNOWN_MEMBER_ID, ErrorCode.FENCED_MEMBER_EPOCH})
 #: Errors after which a commit is refused permanently.
 FENCED = frozenset({*REMOVED, ErrorCode.STALE_MEMBER_EPOCH, ErrorCode.FENCED_INSTANCE_ID})

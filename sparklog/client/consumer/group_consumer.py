@@ -82,8 +82,8 @@ class GroupConsumer:
         self._incarnation = 0
         self._assigned: dict[TopicPartition, AssignedPartition] = {}
         #: The offset and the future of the last commit, by partition. Before the first commit it is the start position.
-        #: Only a commit whose future has succeeded counts: another one may still take effect after the user has moved
-        #: the position back.
+        #: Only a commit whose future has succeeded counts: any other commit may still take effect after the user has
+        #: moved the position back.
         self._last: dict[TopicPartition, tuple[int, Future[None]]] = {}
         self._commit_at = time.monotonic() + (auto_commit_s or 0.0)
         self._offsets_request: tuple[frozenset[AssignedPartition], CommittedOffsets] | None = None

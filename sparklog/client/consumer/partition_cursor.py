@@ -55,7 +55,8 @@ class PartitionCursor:
         self.failures = 0
         self.failing_since = 0.0
         self.retry_at = 0.0
-        #: The time of the first response without batches after the last one with batches. None: there was none.
+        #: The time of the first response without batches since the last response with batches. None: there was no such
+        #: response.
         self.waiting_since: float | None = None
         #: The reason why the last fetch returned no batches, as text for error messages.
         self.problem = "no response"
@@ -96,8 +97,8 @@ class PartitionCursor:
     def request_verification(self, error: Exception, end: int) -> bool:
         """If ``error`` reports a damaged batch, make the next fetches below ``end`` ask the broker to verify its disk.
 
-        Return whether this was done. Return False for any other error, or if the broker has already verified the
-        batch. Only the broker can distinguish damage on its disk from damage on the network.
+        Return whether the next fetches will ask. Return False for any other error, or if the broker has already
+        verified the batch. Only the broker can distinguish damage on its disk from damage on the network.
         """
         damaged = isinstance(error, BrokerError) and error.code == ErrorCode.CORRUPT_MESSAGE
         if not damaged or self.position in self.to_verify:

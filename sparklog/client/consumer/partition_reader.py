@@ -31,7 +31,7 @@ from sparklog.protocol.messages import TopicMetadata
 from sparklog.record.header import BatchHeader
 from sparklog.record.schema import parse_schema
 
-#: The maximum size of a response. Two batches of a stored table fit into it; these have about 4 MiB each.
+#: The maximum size of a response. Two batches of a stored table fit into it, because each has about 4 MiB.
 _MAX_BYTES = 10 * 1024 * 1024
 #: The time between two reads of local files, if the log does not have the requested records yet.
 _LOCAL_PAUSE_S = 0.02
@@ -40,9 +40,9 @@ _LOCAL_PAUSE_S = 0.02
 class PartitionReader:
     """An iterator of ``(BatchHeader, pyarrow.RecordBatch)`` over the offsets ``[start, end)`` of one partition.
 
-    Use it once, from one thread. Close it, or use it in a ``with`` block. The header is the stored one, except that
-    length and CRC differ if only some columns were sent. Records outside of the range are removed. To get offsets, use
-    ``fetched()``, which also returns the first offset of each batch.
+    Use it once, from one thread. Close it, or use it in a ``with`` block. The header is the stored header. Only
+    its length and CRC differ if the broker sent only some columns. Records outside of the range are removed. To get
+    offsets, use ``fetched()``, which also returns the first offset of each batch.
     """
 
     def __init__(

@@ -87,7 +87,7 @@ class Assignment:
     def add_new_partitions(self) -> None:
         """Begin to read partitions that were added to the topics, from their first record on.
 
-        This refreshes the metadata if it is near its maximum age.
+        If the metadata is near its maximum age, this method refreshes the metadata.
         """
         if not self._topics:
             return
@@ -142,7 +142,7 @@ class LogEnds:
     def table_ends(self) -> dict[TopicPartition, int]:
         """Return the offset of each partition up to which a table is read (exclusive).
 
-        A position beyond the end of the log is out of range, which is not the same as a partition without new records.
+        A position at the end of the log means that there are no new records. A position beyond the end is out of range.
 
         Raises:
             BrokerError: OFFSET_OUT_OF_RANGE if a position is out of range, and ``on_out_of_range`` is "raise".
@@ -168,7 +168,7 @@ class LogEnds:
     def reset_positions(self) -> None:
         """Move each position outside of its log to the earliest or latest offset, as ``on_out_of_range`` says.
 
-        This checks all partitions, because an error names only one.
+        This method checks all partitions, because an error names only one partition.
         """
         starts = list_offsets(self._cluster, dict.fromkeys(self._cursors, "earliest"), isolation=self._isolation)
         ends = self.end_offsets()

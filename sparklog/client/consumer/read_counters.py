@@ -18,7 +18,7 @@ class ReadCounters:
     fetched_bytes: int = 0
     #: The batches that were fetched.
     fetched_batches: int = 0
-    #: The size of the fetched batches in the log. It is more than was fetched if only some columns were sent.
+    #: The size of the fetched batches in the log. It exceeds ``fetched_bytes`` if only some columns were sent.
     stored_bytes: int = 0
     #: The fetched batches of which only some columns were sent.
     projected_batches: int = 0

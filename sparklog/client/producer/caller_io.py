@@ -26,7 +26,7 @@ _RESPONSE_S = 0.005
 
 
 class CallerIo:
-    """A helper that lets threads that wait for a record do the producer's I/O themselves.
+    """A part of a producer that does the producer's I/O in a thread that waits for a record.
 
     For this, the I/O thread *lends* its event loop: it stops the loop, and the waiting thread does the loop's work. Any
     thread may call the methods.
@@ -46,7 +46,7 @@ class CallerIo:
         self._spin_policy = SpinPolicy(processors=processors())
         #: True while the thread that has entered the loop only waits. An interrupt is harmless then.
         self._only_waiting = False
-        #: The connection whose responses are being read. An interrupt during the read costs only this connection,
+        #: The connection whose responses are being read. An interrupt during the read closes only this connection,
         #: unless a callback is running.
         self._reading: AsyncConnection | None = None
 

@@ -99,8 +99,8 @@ def notify(resolve: Callable[[T], None], outcome: T) -> None:
     """Call ``resolve``, which resolves a future, and suppress the errors of the future's callbacks.
 
     A future itself suppresses only an ``Exception`` of a callback. Any other error, such as SystemExit, would end the
-    whole producer. A KeyboardInterrupt in the main thread is raised again, because it is for the caller that does the
-    I/O there.
+    whole producer. A KeyboardInterrupt in the main thread is raised again, because it must reach the caller that does
+    the I/O in the main thread.
     """
     try:
         resolve(outcome)

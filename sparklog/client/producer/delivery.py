@@ -84,7 +84,8 @@ class DeliveryReports:
     def deliver_acknowledged(self) -> None:
         """Deliver the outcomes of acknowledged batches to their callers.
 
-        The sender calls this last, because a caller that wakes up earlier would only wait for the interpreter lock.
+        The sender calls this method last, because a caller that wakes up earlier would only wait for the interpreter
+        lock.
         """
         while self.acknowledged:
             completion, number, outcome = self.acknowledged.popleft()

@@ -36,7 +36,7 @@ from sparklog.record.small_batch_encoder import single_record_body, single_recor
 #: The maximum size of a record on this path. A larger record takes the general path, which waits for room in the
 #: buffer.
 _MOST_BYTES = 64 * 1024
-#: The maximum number of prepared requests of all partitions. Each takes some hundred bytes.
+#: The maximum number of prepared requests of all partitions. Each request takes a few hundred bytes.
 _MOST_PREPARED = 1024
 
 

@@ -1,7 +1,7 @@
 """The produce requests of one producer that are in flight, by broker, with their timeouts.
 
 A leader that hangs sends no response. So the client requests metadata when a request is old. The client closes the
-connection if the partition has another leader, or if the request has timed out. The result of each batch is reported
+connection if the partition has a new leader, or if the request has timed out. The result of each batch is reported
 with the broker's error code, or with a code for a network error. This module does not decide about retries.
 """
 
@@ -34,7 +34,8 @@ _BROKERS_SHARE = 0.9
 #: The age of a request at which the client requests metadata, because its leader may hang.
 _SUSPECT_AFTER_S = PATIENCE_S
 _CHECK_AGAIN_S = 0.2
-#: A quota's wait counts as over this long before its end, because the event loop rounds its timers to milliseconds.
+#: A quota's wait counts as ended this number of milliseconds early, because the event loop rounds its timers to
+#: milliseconds.
 _EARLY_MS = 2.0
 #: The weight of the newest round trip in the moving average.
 _SMOOTHING = 1 / 8
@@ -52,7 +53,7 @@ class SentRequest:
         self.batches = batches
         self.deadline_ms = deadline_ms
         self.sent_ms = now_ms
-        #: When to check whether the leader hangs.
+        #: The time at which to check whether the leader hangs.
         check_at_ms = now_ms + _SUSPECT_AFTER_S * 1000
         self.check_at_ms = check_at_ms if check_at_ms < deadline_ms else deadline_ms
         #: True if the request is so old that its leader may hang. Then metadata with another leader ends the request.
@@ -117,7 +118,7 @@ class InflightRequests:
     def can_accept(self, broker_id: int) -> bool:
         """Return whether the broker has an open connection with room for a request, and no quota delays the request.
 
-        If not, the sender runs again when this becomes true.
+        If the result is False, the sender runs again when the broker can accept a request.
         """
         connection = self._cluster.connection(broker_id)
         if connection is None or self._counts.get(connection, 0) >= _MAX_REQUESTS_PER_BROKER:
@@ -278,7 +279,7 @@ class InflightRequests:
                 sent.check_at_ms = min(sent.deadline_ms, max(sent.check_at_ms, until_ms + _SUSPECT_AFTER_S * 1000))
 
     def on_other_throttled(self, connection: AsyncConnection, throttle_time_ms: int) -> None:
-        """Send no batches on a connection on which the reply to another request demands this wait."""
+        """Pause produce requests on a connection, because the reply to another request demands a wait."""
         now_ms = _now_ms()
         self._hold(connection, self.quota_waits.add(connection.address, throttle_time_ms, now_ms / 1000), now_ms)
 

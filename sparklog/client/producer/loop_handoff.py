@@ -4,8 +4,8 @@ A caller that sends single records and waits for each needs two thread switches 
 sends the record, and back with the outcome. At each switch one thread waits until the other releases the interpreter
 lock. To avoid this, the I/O thread *lends* the event loop: it stops the loop. Then one caller at a time *enters* the
 loop, and does the work of the loop's callbacks in its own thread. Timers and new connections need a running loop. For
-them, and for other threads' work, the I/O thread is made to run the loop again (``recall``). It also does so on its own
-if no caller has entered for a short time.
+them, and for other threads' work, the I/O thread is made to run the loop again (``recall``). The I/O thread also runs
+the loop again if no caller has entered for a short time.
 """
 
 from __future__ import annotations
@@ -145,7 +145,7 @@ class LoopHandoff:
 
         Return False if the loop is not lent, or if a thread has reserved it already. Until ``leave``, only this
         thread may use the producer's state. ``asyncio.get_running_loop`` does not return the loop, because this thread
-        has no running loop, or another one.
+        runs no loop, or runs a different loop.
         """
         thread = get_ident()
         if self.thread == thread or self._process != _generation or not self._guard.acquire(False):

@@ -15,7 +15,7 @@ from sparklog.client.producer.completion import Completion
 from sparklog.client.producer.record_buffer import RecordBuffer
 from sparklog.client.producer.record_chunk import RecordChunk
 
-#: The maximum number of failures that are kept until ``flush``, which raises the first.
+#: The maximum number of failures that are kept until ``flush``, which raises the first failure.
 _MAX_FAILURES_KEPT = 100
 
 

@@ -9,8 +9,8 @@ sent, so that a batch that expires in the queue leaves no gap. These rules keep 
   earlier batch. The later batch waits, and is sent again after the earlier one.
 - The same error for the first outstanding batch proves that the log has neither this batch nor its predecessor: an
   earlier batch expired, or the log lost its end. The batch returns to the head of the queue, and the partition gets a
-  new producer id once no batch of the old one is outstanding. A transaction has a single producer id, so there the
-  batch fails permanently instead.
+  new producer id once no batch of the old producer id is outstanding. A transaction has a single producer id, so in a
+  transaction the batch fails permanently instead.
 
 Source: KIP-98, KIP-360, and Kafka's limit of five requests in flight for idempotent producers.
 """
@@ -31,8 +31,8 @@ from sparklog.protocol.fields import IN_ONE_REQUEST
 from sparklog.record.codec import EncodedBatch
 from sparklog.record.header import Flag
 
-#: A broker remembers only the last five batches of a producer. With more in flight it could not recognize all
-#: duplicates.
+#: A broker remembers only the last five batches of a producer. If more batches were in flight, the broker could not
+#: recognize all duplicates.
 MAX_IN_FLIGHT = 5
 _SEQUENCE_MASK = 2**31 - 1
 _SEQUENCE_ERRORS = frozenset(
@@ -94,7 +94,7 @@ class ProducerBatch:
         self.attempts = 0
         self.retry_at_ms = 0.0
         self.last_error = ""
-        #: The last error of a broker. It tells users more than a later network error.
+        #: The last error of a broker. It explains a failure better than a later network error.
         self.last_refusal = ""
         #: The batch's number among the sent batches of its partition; -1 before its first attempt.
         self.ordinal = -1
@@ -180,7 +180,7 @@ class PartitionQueues:
         self.sendable: dict[TopicPartition, _Partition] = {}
         #: A lower bound of the deadlines of all batches that are not in flight.
         self._deadline_ms = math.inf
-        #: A heap of the times at which retries become due. Some of these batches may already be sent or dropped.
+        #: A heap of the times at which retries become due. The batch of such a time may already be sent or dropped.
         self._retries_ms: list[float] = []
         #: Topics that had a sendable partition without a leader at the last scan.
         self.leaderless: set[str] = set()
@@ -221,7 +221,7 @@ class PartitionQueues:
 
     @property
     def identity_wanted(self) -> bool:
-        """Return whether a batch waits because its partition needs a producer id, or a new one."""
+        """Return whether a batch waits because its partition needs a first or a new producer id."""
         return self._identity_wanted
 
     # --- batches to send ---
@@ -267,9 +267,10 @@ class PartitionQueues:
         return requests
 
     def next_number(self, tp: TopicPartition) -> tuple[int, int, int] | None:
-        """Return the producer id, epoch and sequence for the partition's next batch. Without idempotence each is -1.
+        """Return the producer id, epoch and sequence for the partition's next batch.
 
-        Return None if the batch cannot be sent at once, because other batches exist or it needs a producer id.
+        Without idempotence, each of these numbers is -1. Return None if the batch cannot be sent at once, because the
+        partition has other batches or needs a producer id.
         """
         if self.busy:
             return None

@@ -1,9 +1,9 @@
 """The conversion of a producer's tables into encoded batches of one partition each.
 
-The caller chooses a record's partition, or the record's key does, or the partitions take turns. All functions are pure,
-except that each topic counts the turns. Arrow's ``take`` groups the rows after a stable sort by partition, so the rows
-of a partition keep their order, and no Python loop visits a row. Memory is bounded: the caller splits a table into
-pieces, and each piece is encoded as batches of about the wanted size, none above the topic's limit.
+The caller or the record's key determines the partition of a record. Without either, the partitions take turns. All
+functions are pure, except that each topic counts the turns. Arrow's ``take`` groups the rows after a stable sort by
+partition, so the rows of a partition keep their order, and no Python loop visits a row. Memory is bounded: the caller
+splits a table into pieces, and each piece is encoded as batches of about the wanted size, none above the topic's limit.
 """
 
 from __future__ import annotations
@@ -37,9 +37,9 @@ from sparklog.record.small_batch_encoder import SmallBatchRecord, encode_small_b
 PARTITION_COLUMN = "_partition"
 #: The maximum size of a piece of a table before it is grouped by partition.
 _MAX_PIECE_BYTES = 32 * 1024 * 1024
-#: Up to this number of records, encoding without Arrow is faster, above all on a cold cache.
+#: The number of records up to which encoding without Arrow is faster, above all on a cold cache.
 _SMALL_RECORDS = 256
-#: Up to this number of keys, hashing them one by one is faster.
+#: The number of keys up to which it is faster to hash them one by one.
 _SMALL_KEYS = 16
 
 Rows: TypeAlias = "npt.NDArray[np.int64]"
@@ -48,7 +48,7 @@ Destination: TypeAlias = "int | npt.NDArray[np.int64] | None"
 
 
 class EncodedPart(NamedTuple):
-    """An encoded batch of one partition. ``rows[i]`` is the index in the input of the batch's row number ``i``."""
+    """An encoded batch of one partition. Row ``i`` of the batch is row ``rows[i]`` of the input."""
 
     partition: int
     encoded: EncodedBatch
@@ -160,7 +160,8 @@ def pieces(
 ) -> Iterator[tuple[pa.RecordBatch, Destination]]:
     """Yield the table in pieces, to be encoded one after another, each with the ``Destination`` of its rows.
 
-    A piece has about ``batch_bytes``, or that size for each partition if its rows go to several partitions.
+    A piece has about ``batch_bytes``. If its rows go to several partitions, it has about ``batch_bytes`` for each
+    partition of the topic, and in total about ``_MAX_PIECE_BYTES`` or less.
     """
     if not table.num_rows:
         return

@@ -1,8 +1,8 @@
 """The producer: writes records one by one, or whole tables.
 
-By default all in-sync replicas acknowledge a record. The producer retries under the same sequence until then, so a
-retry is not a duplicate. One thread of the producer does all I/O. ``send`` and ``write`` block only for the metadata of
-a topic that they use for the first time, and while the buffer is full.
+By default all in-sync replicas acknowledge a record. Until then the producer retries with the same sequence, so a retry
+creates no duplicate. One thread of the producer does all I/O. ``send`` and ``write`` block only for the metadata of a
+topic that they use for the first time, and while the buffer is full.
 """
 
 from __future__ import annotations
@@ -53,7 +53,8 @@ MIB = 1024 * 1024
 #: The default batch sizes: of single records, and of tables. Each batch costs three brokers about a millisecond in
 #: total, in addition to the cost of its bytes.
 _BATCH_BYTES, _TABLE_BATCH_BYTES = MIB, 4 * MIB
-#: A table's default batch takes at most this fraction of the buffer, so that several are in flight.
+#: The size of the buffer divided by this number limits a table's default batch, so that several batches are in flight.
+#: The limit is at least ``_BATCH_BYTES``.
 _BATCHES_IN_BUFFER = 16
 
 #: How long a producer that was not closed may flush when the program ends.
@@ -277,8 +278,8 @@ class Producer:
             TypeError: a value, key, header, timestamp or partition has a wrong type.
             ValueError: a text is not valid Unicode (a lone surrogate), or a timestamp has more than 64 bits.
             ProducerClosed: after ``close``, or after an unexpected error in the I/O thread, which is the ``__cause__``.
-                An interrupt (Ctrl-C) also ends the producer if it reaches a thread that does the producer's I/O itself,
-                as waiting threads may.
+                An interrupt (Ctrl-C) also ends the producer if it reaches a thread that does the producer's I/O. A
+                thread that waits for a result may do this I/O.
             TransactionStateError: the producer is transactional and no transaction is open.
         """
         if self._transactions is not None:
@@ -436,13 +437,13 @@ class Producer:
     def commit(self) -> None:
         """Wait until all records of the transaction are acknowledged, and commit it.
 
-        When this returns, the commit is durable. Readers see the records once every partition has its commit marker,
-        for which this method waits up to 30 s.
+        When this method returns, the commit is durable. Readers see the records once every partition has its commit
+        marker, for which this method waits up to 30 s.
 
         Raises:
-            TransactionStateError: a write of the transaction failed, so it must be aborted. Or no transaction is open.
+            TransactionStateError: a write failed, so the transaction must be aborted; or no transaction is open.
             ProducerFenced: the transaction was aborted.
-            CommitOutcomeUnknown: the commit may have succeeded or not. Call ``commit`` again to find out.
+            CommitOutcomeUnknown: the commit may have succeeded or not. Call ``commit`` again to learn the outcome.
             ProducerClosed: the producer had failed before, and sent no commit. The transaction will be aborted.
         """
         self._transactional().commit()
@@ -458,14 +459,14 @@ class Producer:
         self._transactional().abort()
 
     def send_offsets(self, offsets: Mapping[TopicPartition, int], *, group: str | GroupMetadata) -> None:
-        """Commit offsets of a consumer group, from which the group reads next, as part of the transaction.
+        """Commit the offsets at which a consumer group continues to read, as part of the transaction.
 
         For a group whose members share the partitions, pass ``consumer.group_metadata()``. Then no other member gets an
         offset of these partitions until the transaction has ended.
 
         Raises:
             CommitRefused: the member gave up a partition, or was removed. Abort the transaction.
-            TransactionStateError: no transaction is open, or it can only be aborted.
+            TransactionStateError: no transaction is open, or the open transaction can only be aborted.
             ProducerFenced, ClientTimeout: for the same reasons as in ``begin``.
         """
         self._transactional().send_offsets(offsets, group)

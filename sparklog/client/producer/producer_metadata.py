@@ -90,7 +90,7 @@ class ProducerMetadata:
         return changed
 
     def complete_requests(self, now_ms: float) -> None:
-        """Complete the requests whose topic is known or does not exist, and those that have timed out."""
+        """Complete the requests whose topic is known or does not exist, and the requests that have timed out."""
         if not self._requests:
             return
         waiting = []

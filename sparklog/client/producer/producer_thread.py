@@ -76,7 +76,8 @@ class ProducerThread:
     def on_chunk_opened(self) -> None:
         """Start to send a new chunk of records.
 
-        The calling thread does this if the I/O thread has lent it the event loop. Otherwise the I/O thread does.
+        The calling thread sends the records if the I/O thread has lent the event loop. Otherwise the I/O thread sends
+        them.
         """
         if not self.handoff.lent or not self.caller_io.act(self._sender.run_once, ()):
             self.wake()
@@ -100,7 +101,7 @@ class ProducerThread:
         """Run a coroutine on the I/O thread and wait for its result. ``start`` creates the task in that thread.
 
         Raises:
-            ProducerClosed: the thread has ended, or ends before the coroutine does.
+            ProducerClosed: the thread has ended, or ends before the coroutine ends.
         """
         self.refuse_own_thread("a transaction")
         done: Future[T] = Future()

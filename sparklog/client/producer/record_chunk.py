@@ -21,7 +21,7 @@ from sparklog.errors import BrokerError, ErrorCode
 from sparklog.record.exact_values import ValueRefusedError
 from sparklog.record.schema import DEFAULT_SCHEMA
 
-#: The number of characters that the error for a refused record shows of the record.
+#: The maximum number of characters of a refused record in its error message.
 _RECORD_SHOWN = 200
 
 _DEFAULT_TYPES = [DEFAULT_SCHEMA.field(name).type for name in ("key", "value", "headers", "timestamp")]

@@ -38,7 +38,7 @@ from sparklog.record.codec import EncodedBatch
 
 T = TypeVar("T")
 
-#: The precision of uvloop's timers. A timer with a delay below half of this fires at once.
+#: The precision of uvloop's timers. A timer with a delay below half of this time fires at once.
 _TICK_MS = 1.0
 #: The interval at which an unreferenced producer checks whether all accepted work has ended.
 _RETIRE_POLL_S = 0.05
@@ -235,7 +235,9 @@ class Sender:
         )
 
     def is_idle(self) -> bool:
-        """Return whether the producer is idle. This is cheap if it was idle at the last call and no run found work.
+        """Return whether the producer is idle.
+
+        The check is cheap if the producer was idle at the last call and no run has found work since then.
 
         A thread that adds work wakes the I/O thread. The buffer is checked too, because another thread may have added a
         record and not yet woken the I/O thread. No later record may overtake that record.
@@ -311,7 +313,7 @@ class Sender:
     def fail_all(self, error: BaseException) -> None:
         """Fail all open work. Idempotent, because an interrupt may stop this call.
 
-        The I/O thread repeats it when it ends.
+        The I/O thread repeats this call when the thread ends.
         """
         self._reports.deliver_acknowledged()
         for chunk in self.buffer.close(error):

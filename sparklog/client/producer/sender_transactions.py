@@ -1,7 +1,7 @@
 """The transactions of a producer's sender, one at a time.
 
-All code runs on the I/O thread. Between two transactions nothing may be sent, so records that are accepted then fail.
-The records of an aborted transaction fail too, whether they were sent or not.
+All code runs on the I/O thread. Between two transactions nothing may be sent, so a record fails if the producer
+accepts it at such a time. The records of an aborted transaction fail too, whether they were sent or not.
 """
 
 from __future__ import annotations
@@ -104,7 +104,8 @@ class SenderTransactions:
 
         Call this with ``commit`` only after all records are acknowledged. An abort discards all records.
 
-        Raises the same errors as ``transaction_session.end``. After CommitOutcomeUnknown, call this again to find out.
+        Raises the same errors as ``transaction_session.end``. After CommitOutcomeUnknown, call this method again to
+        learn the outcome.
         """
         now = self._open or self._ended
         assert now is not None

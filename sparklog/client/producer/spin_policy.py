@@ -1,7 +1,7 @@
 """A policy that decides whether a thread spins or sleeps while it waits for a response.
 
 To spin is to check for the response again and again without giving up the processor. A sleeping processor takes 0.05 ms
-to wake up, so a spinning thread gets a quick response that much earlier. But if other processes need the processor,
+to wake up, so a spinning thread gets a quick response 0.05 ms earlier. But if other processes need the processor,
 perhaps the brokers themselves, the spinning delays them. Then responses take longer, and this class counts the spins as
 wasted.
 """
@@ -12,8 +12,8 @@ import os
 
 #: The maximum duration of a spin: twice the response time of a leader on the same host with acks=1.
 SOON_S = 0.000_25
-#: After this number of useful spins in a row, the next sleep phase is halved. If more than one in 24 spins is wasted,
-#: the thread mostly sleeps.
+#: After this number of spins in a row that each ended with a response, the next phase without spins is halved. If more
+#: than one in 24 spins is wasted, the thread mostly sleeps.
 _IN_A_ROW = 16
 #: The maximum length of a phase without spins, as a number of quick responses.
 _LONGEST_SLEEP = 1024

@@ -1,6 +1,6 @@
 """The transaction methods of a producer, and the states in which each may be called.
 
-The methods run in the caller's thread, and requests to brokers in the I/O thread. A commit requires that all records
+The methods run in the caller's thread. The I/O thread sends the requests to brokers. A commit requires that all records
 since ``begin`` are acknowledged.
 """
 
@@ -38,7 +38,7 @@ class State(Enum):
 
 
 def producer_run(transactional_id: str, timeout_s: float) -> TransactionRun:
-    """Return the identity of a new run (life) of a producer. Raises ConfigError for an invalid argument."""
+    """Return the identity of a new run (one life) of a producer. Raises ConfigError for an invalid argument."""
     if not transactional_id or len(transactional_id.encode()) > MAX_ID_BYTES:
         raise ConfigError(f"transactional_id={transactional_id!r}: expected 1 to {MAX_ID_BYTES} bytes of text")
     if not 0 < timeout_s <= 86_400:

@@ -1,9 +1,9 @@
 """One open transaction on a producer's I/O thread: the registration of its partitions, and its keep-alive.
 
 A batch may be sent to a partition once the coordinator has registered the partition for this producer id. While one
-registration request is in flight, new partitions are collected for the next one. Every registration keeps the
-transaction alive. If there was none for a third of the transaction's timeout, a keep-alive request is sent. Other
-modules decide when the transaction begins and ends.
+registration request is in flight, new partitions are collected for the next request. Every registration keeps the
+transaction alive. After a third of the transaction's timeout without a registration, a keep-alive request is sent.
+Other modules decide when the transaction begins and ends.
 """
 
 from __future__ import annotations
@@ -67,14 +67,15 @@ async def end(
 ) -> EndTransactionReply:
     """Ask the coordinator to commit or abort, and wait up to 30 s until all partitions have their markers.
 
-    The decision is durable when this returns. ``winners`` are the producer ids whose records are committed.
+    The decision is durable when this function returns. ``winners`` are the producer ids whose records are committed.
     ``asked_before``: an earlier call has requested this commit.
 
     Raises:
         ProducerFenced, TransactionStateError: the transaction is not committed, and will not be.
         CommitOutcomeUnknown: no coordinator was reachable in time, the broker had an unexpected error, or it refused
             the request after an earlier response was lost.
-        ClientTimeout: an abort failed for one of these reasons. The transaction's timeout aborts the transaction.
+        ClientTimeout: an abort failed for a reason that makes a commit raise CommitOutcomeUnknown. The transaction's
+            timeout aborts the transaction.
     """
     attempts = Attempts(coordinator, timeout_s=timeout_s)
     decided: EndTransactionReply | None = None
@@ -117,7 +118,7 @@ class OngoingTransaction:
         """
         self.run = run
         self.identity = identity
-        #: Why no more records can be written in the transaction, or None.
+        #: The reason why no more records can be written in the transaction, or None.
         self.refused: BrokerError | None = None
         self.registered: set[TopicPartition] = set()
         #: True once a registration was requested, so that there may be records to commit.
@@ -149,7 +150,8 @@ class OngoingTransaction:
     ) -> None:
         """Add offsets of a group to the transaction.
 
-        When this returns, the coordinator has stored them durably. They are committed with the transaction.
+        When this method returns, the coordinator has stored the offsets durably. A commit of the transaction commits
+        the offsets.
 
         Raises:
             CommitRefused: the member may not commit these offsets. The transaction must be aborted.

@@ -112,7 +112,7 @@ def settled_version(
 ) -> int:
     """Return the last committed version of the sink ``key``, or -1.
 
-    With ``topic_id``, return the last version of this topic.
+    With ``topic_id``, return the last committed version of this topic.
 
     First, the coordinator aborts the open transactions of the sink except those of the run ``run_id``, so that they can
     never be committed.
@@ -155,8 +155,8 @@ def decide(
         ProducerFenced, TransactionStateError: the version is not committed, and will not be.
         CommitOutcomeUnknown: no coordinator was reachable within ``timeout_s``, the broker had an unexpected error, or
             it refused the request after an earlier response was lost.
-        ClientTimeout: an abort failed for one of these reasons. The next run or the transaction's timeout aborts the
-            version.
+        ClientTimeout: an abort failed for a reason that makes a commit raise CommitOutcomeUnknown. The next run or the
+            transaction's timeout aborts the version.
     """
     run = TransactionRun(key, run_id, version, timeout_s)
     began = time.monotonic()
