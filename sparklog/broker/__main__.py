@@ -27,15 +27,15 @@ from sparklog.storage.open_files import raise_descriptor_limit
 
 EXIT_CONFIG = 64
 
-#: The thresholds of Python's collector: the number of new objects before a collection, and the collections before one
-#: of older objects. Few collections suffice: a closed connection and its buffer are freed without one, and other
-#: reference cycles are small. A change of thousands of leaders creates a hundred thousand objects that live on. With
-#: Python's default thresholds the collector would visit all of them once or twice meanwhile, and would stop the loop
-#: for a tenth of a second.
+#: The thresholds of Python's garbage collector: the number of new objects before a collection of the youngest
+#: generation, then the number of such collections before one of the next older generation, and so on. Few collections
+#: suffice: a closed connection and its buffer are freed without a collection, and other reference cycles are small. A
+#: change of thousands of leaders creates a hundred thousand objects that stay in use. With Python's default thresholds
+#: the collector would visit all these objects once or twice meanwhile, and would block the event loop for 0.1 s.
 _COLLECTOR = (5_000, 10, 20)
 
 
-#: The rights that new files never get if a group may read the log directory. An inherited mask could refuse the group.
+#: The umask of a broker whose log directory a group may read. An inherited umask could deny the group new files.
 _GROUP_MASK = 0o027
 
 

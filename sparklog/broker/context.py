@@ -39,7 +39,7 @@ class BrokerContext:
         self.cluster_id = cluster_id
         self.log_dir = log_dir
         self.config = config
-        #: How brokers and the controller connect to brokers.
+        #: The listener and the security settings of connections from this broker to other brokers.
         self.peers = broker_peers(config)
         self.cache = MetadataCache(cluster_id, config.topic_defaults, self.peers.listener.name)
         self.counters: Counter[str] = Counter()
@@ -128,7 +128,7 @@ class BrokerContext:
     # --- tasks ---
 
     def spawn(self, work: Coroutine[Any, Any, None], name: str) -> None:
-        """Run a coroutine as a background task. ``end_tasks`` cancels the tasks that still run."""
+        """Run a coroutine as a background task. ``end_tasks`` cancels all such tasks that still run."""
         task = asyncio.get_running_loop().create_task(work, name=name)
         self._tasks.add(task)
         task.add_done_callback(self._ended)

@@ -1,7 +1,7 @@
-"""A table of a broker's counters, with a sentence about each.
+"""A table of a broker's counters, with a description of each.
 
-DescribeBroker returns the counters. A counter starts at 0 when the process starts, and only grows. Where the sentence
-says "the present value", the value can also fall. ``docs/reference/metrics.md`` is generated from this table.
+DescribeBroker returns the counters. A counter starts at 0 when the process starts, and only grows. If the description
+says "the present value", the counter can also fall. ``docs/reference/metrics.md`` is generated from this table.
 """
 
 from __future__ import annotations

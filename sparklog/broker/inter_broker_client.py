@@ -2,7 +2,8 @@
 
 There is one connection to each broker, opened for the first request and closed after a failure. A request ends early if
 an update of the controller makes it pointless: the broker is no longer registered, or another broker now has to get the
-request. Otherwise requests to a broker that hangs would wait for their timeout, because it keeps its connections open.
+request. Otherwise requests to a broker that hangs would wait for their timeout, because such a broker keeps its
+connections open.
 """
 
 from __future__ import annotations

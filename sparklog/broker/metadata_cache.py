@@ -2,8 +2,8 @@
 
 This module is pure. States of a partition may arrive in any order; the version of its ZooKeeper node tells which one is
 newest. A leader's own ISR write enters the cache at once, so the controller's later update about it changes nothing.
-Replicas and reassignments are those of the controller's last update. The cache only informs: a partition's ``Replica``
-decides what this broker may do with the partition.
+Replicas and reassignments are those of the controller's last update. The cache decides nothing: a partition's
+``Replica`` decides what this broker may do with the partition.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ _FORGOTTEN_KEPT = 10_000
 #: The limit of one reply to a client, in partitions. A reply of this size takes about 20 ms of the broker's event loop,
 #: and has 0.5 MB.
 _PIECE = 20_000
-#: The number of schema bytes that counts as one partition in this limit.
+#: The number of schema bytes that counts as one partition of ``_PIECE``.
 _PARTITION_BYTES = 25
 
 
@@ -74,7 +74,7 @@ class MetadataCache:
         self.unproven: frozenset[int] = frozenset()
         self._endpoints: dict[int, BrokerEndpoint] = {}
         self._inter_broker = inter_broker
-        #: The live brokers as clients of one listener see them, by listener; filled on demand.
+        #: For each listener, the live brokers with their addresses of the listener; filled on demand.
         self._shown: dict[str, dict[int, BrokerEndpoint]] = {}
         self._topic_defaults = topic_defaults
         self._topics: dict[str, CachedTopic] = {}
@@ -84,7 +84,8 @@ class MetadataCache:
         self.forgotten: dict[str, None] = {}
         #: Partitions with a reassignment in progress.
         self.moving: dict[TopicPartition, PartitionDecision] = {}
-        #: Whether the controller has confirmed that no ISR contains this broker, as this stopping broker had requested.
+        #: Whether the controller has confirmed that no ISR contains this broker. A stopping broker requests this
+        #: confirmation.
         self.relieved = False
         #: A counter that grows whenever ``moving`` changes.
         self.moves_seen = 0
@@ -116,7 +117,7 @@ class MetadataCache:
         return self.shown(self._inter_broker).get(broker_id)
 
     def shown(self, listener: str) -> dict[int, BrokerEndpoint]:
-        """Return, by id, the live brokers with their addresses of this listener. Omit brokers without the listener.
+        """Return the live brokers that have this listener, by id, with their addresses of the listener.
 
         Source: Kafka's KIP-103, where a client gets the addresses of the listener that it is connected to.
         """
@@ -198,7 +199,7 @@ class MetadataCache:
     # --- updates ---
 
     def is_overtaken(self, update: ControlUpdate) -> bool:
-        """Return whether a later update, of this or a newer controller, has already been applied.
+        """Return whether this broker has already applied a later update from the same or a newer controller.
 
         An overtaken update could not damage partition states, which have versions. But its list of live brokers is
         outdated, and an overtaken full update lacks newer partitions.

@@ -66,7 +66,7 @@ class Broker:
 
     At creation ``partitions`` has no replica yet, and ``registry`` is not open yet. ``log_failed`` is called with each
     error of the log directory. ``restart`` begins a controlled shutdown after which the supervisor starts the broker
-    again. If that is not possible, it raises BrokerError.
+    again. ``restart`` raises BrokerError if a restart is not possible.
 
     Not thread-safe: use it only on the broker's event loop.
     """
@@ -103,7 +103,8 @@ class Broker:
         self.quota_requests = QuotaRequests(context, registry, self._quota_cache)
         self.access = Access(context.credentials, context.cache, context.counters, context.audit)
         self._create_logins()
-        #: The work on long requests, which runs in slices so that the event loop also serves others.
+        #: The scheduler for the work on long requests, which runs in slices so that the event loop also serves other
+        #: requests.
         self.slices = Slices()
         # The fetch session ids of this process must differ from those of an earlier process.
         first_id = int.from_bytes(os.urandom(4), "big")
@@ -140,7 +141,7 @@ class Broker:
         audit, scope_of = self.context.audit, self.tokens.scope
         self.authorizer = authorizer_of(self.context.config, audit, scope_of)
         self.acls: AclCache | None = None
-        #: Checks the scopes of delegation tokens if there is no authorizer.
+        #: The authorizer that checks the scopes of delegation tokens if ``authorizer`` is None.
         self.scopes = scope_authorizer(audit, scope_of)
         if self.authorizer is None:
             self.fetches.open_fetch_of_token = scoped_fetch(self.scopes)
@@ -262,7 +263,10 @@ class Broker:
         self.hanging.start()
 
     async def stop_replication(self) -> None:
-        """Start no more background work, and stop all replicas. They respond to waiting produce and fetch requests."""
+        """Start no more background work, and stop all replicas.
+
+        Each replica responds to its waiting produce and fetch requests.
+        """
         self._log_maintenance.close()
         self._cleaner.close()
         self.set_aside.close()

@@ -62,12 +62,15 @@ class BrokerServer:
 
     @property
     def host(self) -> str:
-        """Return the broker's main address: the advertised host of the first listener for clients."""
+        """Return the host of the broker's main address: the advertised host of the first listener for clients."""
         return self._listeners.client.advertised_host
 
     @property
     def advertised_port(self) -> int:
-        """Return the port of the main address; -1 until the server listens."""
+        """Return the port of the broker's main address: the advertised port of the first listener for clients.
+
+        The result is -1 if the settings name no port and the server does not listen yet.
+        """
         return self._listeners.client.advertised_port or self.port
 
     @property

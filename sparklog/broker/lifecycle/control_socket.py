@@ -4,9 +4,9 @@ A supervisor is the Spark task that starts and watches a broker. A supervisor th
 is already running.
 
 Each request and each response is one line with a JSON object. A supervisor's first line is a ``hello`` with the name of
-its lease. The connection whose lease name is the newest stays open as long as its supervisor runs, so its end shows the
-broker that the supervisor is gone. A socket is used because a supervisor that adopts a broker is not its parent
-process.
+its lease. The supervisor with the newest lease keeps its connection open as long as the supervisor runs. When this
+connection ends, the broker knows that the supervisor is gone. A socket is used because a supervisor that adopts a
+broker is not the broker's parent process.
 """
 
 from __future__ import annotations

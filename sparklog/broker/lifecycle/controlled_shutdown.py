@@ -34,7 +34,7 @@ async def hand_over(
 
     The wait also ends when the time is up or ``may_continue`` returns false. Leaderships move first, then the ISRs
     shrink. If the broker ended while a partition's ISR contained it, writes to this partition would have to wait for
-    it.
+    the broker.
     """
     movable = CachedAny(partitions.leading, partitions.movable)
     counted_on = CachedAny(lambda: partitions, partitions.counted_on)
@@ -88,9 +88,9 @@ async def followers_caught_up(
 class CachedAny:
     """A cached check whether any partition satisfies a condition.
 
-    It remembers the partitions that satisfied the condition when all were last checked. There may be ten thousand
-    partitions, and one of them changes every few milliseconds. A check of all partitions at each change took more
-    processor time than the rest of the stop. Not thread-safe: use it only on the broker's event loop.
+    The check remembers the partitions that satisfied the condition when it last checked all of them. There may be ten
+    thousand partitions, and one of them changes every few milliseconds. A check of all partitions at each change took
+    more processor time than the rest of the stop. Not thread-safe: use it only on the broker's event loop.
     """
 
     def __init__(self, partitions: Callable[[], Iterable[Partition]], needs: Callable[[Partition], bool]) -> None:
@@ -136,7 +136,8 @@ class ShutdownFlush:
     async def end(self) -> None:
         """Start no more flushes, and wait for the one in progress.
 
-        The wait is needed because a disk reports an error only once, and this flush would get the report.
+        The wait is needed because a disk reports a lost write only once: if the flush in progress gets the error, a
+        later flush of the same files succeeds.
         """
         self._ended = True
         self._context.roles_changed()  # the task may wait for this

@@ -33,7 +33,7 @@ class StopMode(Enum):
 
 
 class Ending:
-    """A record of whether, how and why one broker process ends. It also determines the exit code.
+    """A record of whether, how and why one broker process ends, and of its exit code.
 
     A part of ``BrokerProcess``. Not thread-safe: use it only on the broker's event loop.
     """
@@ -76,7 +76,7 @@ class Ending:
         self._context.roles_changed()
 
     def on_signal(self) -> None:
-        """Handle a signal: the first one begins a controlled shutdown, and a further one ends the process at once.
+        """Begin a controlled shutdown at the first signal, and end the process at once at a further signal.
 
         A signal during a restart counts as the first one: it turns the restart into a stop.
         """

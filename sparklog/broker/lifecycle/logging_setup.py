@@ -26,9 +26,9 @@ _PERIOD_S = 10.0
 
 
 class Lines:
-    """A logger for one kind of line that thousands of partitions may write at once. It limits their number.
+    """A logger that limits the number of lines of one kind, which thousands of partitions may write at once.
 
-    It has the same limit as ``RateLimit``, but drops a line at far less cost.
+    The limit is that of ``RateLimit``, but a dropped line costs far less processor time.
     """
 
     def __init__(self, log: logging.Logger) -> None:
@@ -50,8 +50,8 @@ class Lines:
 class RateLimit(logging.Filter):
     """A filter of log records: it passes at most ``burst`` records of one call site in each ``period_s``.
 
-    The first record of a later period says how many were dropped. A partition that fails a thousand times a second must
-    not fill the disk with log lines.
+    The first record of a later period says how many records were dropped. A partition that fails a thousand times a
+    second must not fill the disk with log lines.
     """
 
     def __init__(self, burst: int = _BURST, period_s: float = _PERIOD_S) -> None:

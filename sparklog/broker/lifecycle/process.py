@@ -50,8 +50,8 @@ _STOP_LIMIT_S = 20.0
 _ORPHAN_CHECK_S = 1.0
 #: The maximum wait for the write to ZooKeeper that marks the failed log directory as untrusted.
 _DOUBT_LIMIT_S = 15.0
-#: The watchdog ignores a shorter stall of the event loop, even if the session timeout is shorter: on a busy machine a
-#: restart costs more.
+#: The shortest stall of the event loop after which the watchdog ends the process, even if the session timeout is
+#: shorter: on a busy machine a restart costs more than a short stall.
 _STALL_MS = 6000
 
 

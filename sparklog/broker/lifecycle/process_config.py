@@ -26,15 +26,16 @@ class ProcessConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_
     cluster_id: str
     broker_id: int
     log_dir: str
-    #: The host for clients and other brokers; the socket listens at ``bind_host``, or here if that is empty.
+    #: The host for clients and other brokers. The socket listens at ``bind_host``, or at ``host`` if ``bind_host`` is
+    #: empty.
     host: str
-    #: The port; 0 means any free port, which the process reports to the supervisor, and the supervisor stores it.
+    #: The port; 0 means any free port. The process reports this port to the supervisor, which stores the number.
     port: int
     zookeeper: str
     bind_host: str = ""
     rack: str | None = None
     settings: dict[str, str] = {}
-    #: The path of the socket for the supervisor, see ``control_socket``; empty for none.
+    #: The path of the socket for the supervisor (module ``control_socket``); empty for none.
     control_socket: str = ""
     #: The name of the supervisor's lease at the start. Driver epoch 0 means that no driver started the broker. Then the
     #: time without a supervisor counts only after a supervisor has connected once.
@@ -45,7 +46,8 @@ class ProcessConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_
     ready_fd: int = -1
     #: The log file; empty for standard error.
     log_file: str = ""
-    #: The file with the cluster's secrets, see ``secret_file``. If it is empty, the broker trusts every connection.
+    #: The path of the file with the cluster's secrets (module ``secret_file``). If the path is empty, the broker trusts
+    #: every connection.
     secret_file: str = ""
 
     def broker_settings(self) -> BrokerConfig:

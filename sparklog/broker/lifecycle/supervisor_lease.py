@@ -1,8 +1,8 @@
 """The lease of a broker's supervisor, and the decisions of a broker without a supervisor.
 
 This module is pure. A supervisor is a task of the driver's barrier job. A generation is one run of that job. A
-supervisor holds a lease named (driver epoch, generation). The broker obeys the highest name that it has seen, and
-rejects supervisors with a lower one. So two generations never control one broker.
+supervisor holds a lease named (driver epoch, generation). The broker obeys the supervisor with the highest lease name
+that it has seen, and rejects supervisors with a lower name. So two generations never control one broker.
 
 A broker without a supervisor is an orphan. If a driver is alive, but its running generation does not include the broker
 for ``orphan_timeout_ms``, the broker asks the controller to move its leaderships. It stops once no ISR contains it,
@@ -92,7 +92,7 @@ class SupervisorLease:
     def check(self, now_ms: int) -> OrphanStep:
         """Return the action that a broker without a supervisor must take now; NOTHING if it has a supervisor.
 
-        Call this about once a second. The time without a supervisor begins at the first call that finds none.
+        Call this about once a second. The time without a supervisor begins at the first call that finds no supervisor.
         """
         if self.held or not self._supervised:
             self._alone_since_ms = None
@@ -125,7 +125,7 @@ def relief(*, left_out: bool, controller_lives: bool, announced: bool, counted_o
     The broker stops only when no ISR contains it, so the last in-sync replica of a partition keeps running.
     ``counted_on`` is the number of partitions whose ISR contains the broker, including those that it leads.
     ``announced`` is whether the broker has asked the controller to move its leaderships. ``held`` is whether a
-    supervisor has connected since.
+    supervisor is connected again.
     """
     if not left_out:
         return OrphanStep.SERVE_ON if announced and not held else OrphanStep.NOTHING

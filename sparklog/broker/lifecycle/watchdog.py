@@ -2,8 +2,8 @@
 
 A broker whose disk hangs must not seem alive: kazoo's thread would keep the ZooKeeper session, and all the broker's
 leaderships, forever. So the event loop increments a counter, and a thread watches the counter. If the counter does not
-change for one session timeout, the thread ends the process at once, because an orderly shutdown might hang too. With a
-short session timeout it waits longer (ADR 7).
+change for one session timeout, the thread ends the process at once, because an orderly shutdown might hang too. If the
+session timeout is short, the thread waits longer (ADR 7).
 """
 
 from __future__ import annotations

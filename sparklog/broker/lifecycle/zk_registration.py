@@ -43,8 +43,8 @@ from sparklog.zk.state_store import FateUnknown, NodeGone, WriteRefused
 _log = logging.getLogger(__name__)
 
 #: The time for which ISR changes are gathered before the controller is notified. While more ISR writes are in flight,
-#: each change makes it longer. Otherwise the controller would update all brokers while thousands of elections and ISR
-#: changes are still to come. No client's write waits for this notification, but a stopping broker does.
+#: each change makes the time longer. Otherwise the controller would update all brokers while thousands of elections and
+#: ISR changes are still to come. No client's write waits for this notification, but a stopping broker does.
 _NOTIFY_DELAY_MS = 20
 _NOTIFY_PARTITION_MS = 0.2
 _NOTIFY_LATEST_MS = 200
@@ -286,7 +286,10 @@ class ZkRegistration:
         partition.step(event)
 
     def isr_changed(self, partition: Partition) -> None:
-        """Notify the controller soon of the partition's new ISR. One notification includes all changes until then."""
+        """Schedule a notification to the controller about the partition's new ISR.
+
+        The notification includes all ISR changes until the time at which it is sent.
+        """
         assert self._known is not None and self._known.version == partition.replica.version
         if not self._changed:
             self._context.spawn(self._notify(), "ISR change notification")

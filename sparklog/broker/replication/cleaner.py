@@ -1,8 +1,8 @@
 """The compaction of a broker's logs in a thread: one log at a time, beginning with the log that needs it most.
 
-The rate is limited. Leaders and followers compact their own logs at different times, because what a reader sees does
-not depend on the time. A log with damaged bytes cannot be compacted. It stays as it is until the topic's settings
-change or the broker restarts.
+The bytes per second that the cleaner reads and writes are limited. Each replica compacts its own log at its own time,
+because the result that a reader sees does not depend on this time. A log with damaged bytes cannot be compacted. Such a
+log stays as it is until the topic's settings change or the broker restarts.
 """
 
 from __future__ import annotations

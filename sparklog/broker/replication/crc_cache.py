@@ -16,9 +16,9 @@ from typing import NamedTuple
 
 from sparklog.record.projection import RunningCrcs
 
-#: This is enough for about 20,000 batches of 20 columns, which are 80 GB if each batch has 4 MiB.
+#: The default limit is enough for about 20,000 batches of 20 columns, which are 80 GB if each batch has 4 MiB.
 LIMIT_BYTES = 16 * 1024 * 1024
-#: The approximate size of an entry without its CRCs.
+#: The approximate size in bytes of an entry without its CRCs.
 _OVERHEAD = 600
 
 
@@ -37,7 +37,7 @@ class CrcCache:
     """
 
     def __init__(self, limit_bytes: int = LIMIT_BYTES) -> None:
-        #: The limit for all entries together.
+        #: The limit for the size of all entries together.
         self.limit_bytes = limit_bytes
         #: The size of all entries, each with ``_OVERHEAD``.
         self.size_bytes = 0

@@ -1,9 +1,10 @@
-"""The fetchers of a broker: it has one connection to each broker that leads partitions which it follows.
+"""The fetchers of a broker: one for each other broker that leads partitions which this broker follows.
 
-Each connection has one incremental fetch session for all partitions that this broker follows at that leader, and one
-long poll in flight. The fetcher applies a response partition by partition, in order: the replica's state machine
-appends records, truncates the log and raises the high watermark. If the leader returns an error for a partition, that
-partition is not requested for a short time; the others continue.
+A fetcher has one connection to its leader. The connection has one incremental fetch session for all partitions that
+this broker follows at the leader, and one long poll in flight. The fetcher applies a response partition by partition,
+in order: the replica's state machine appends records, truncates the log and raises the high watermark. If the leader
+returns an error for a partition, the fetcher does not request this partition for a short time, and continues with the
+other partitions.
 
 A fetch request also confirms the records of the previous response, so producers with acks=all wait for it. The fetcher
 therefore sends the next request directly in the callback that receives a response, without waking a task. The task of
@@ -38,8 +39,8 @@ _log = logging.getLogger(__name__)
 _error_lines = Lines(_log)
 
 _PARTITION_PAUSE_S = 0.1
-#: The pause after UNKNOWN_LEADER_EPOCH: the leader learns of its election soon, and then its writes wait for its
-#: followers.
+#: The pause after UNKNOWN_LEADER_EPOCH. The pause is short because the leader learns of its election soon, and writes
+#: to the leader then wait for its followers.
 _EPOCH_PAUSE_S = 0.02
 #: The pause before a follower repeats to its leader that it refuses a truncation.
 _REFUSED_PAUSE_S = 0.5
@@ -48,7 +49,7 @@ _TURN_S = 0.05
 _FIRST_PAUSE_S = 0.05
 _LONGEST_PAUSE_S = 1.0
 _CONNECT_TIMEOUT_S = 3.0
-#: The time that a leader has for a response in addition to the long poll. After it the connection is closed.
+#: The time that a leader has for a response in addition to the long poll. After this time the connection is closed.
 _ANSWER_TIMEOUT_S = 10.0
 
 
@@ -65,7 +66,7 @@ class _InFlight(msgspec.Struct, frozen=True):
     session_id: int
     named: tuple[FetchPartition, ...]
     incarnation: int
-    #: monotonic time of the request
+    #: The monotonic time of the request.
     sent_s: float
 
 
@@ -113,8 +114,8 @@ class LeaderFetcher:
     def on_registered(self) -> None:
         """Send a request at once, because this broker has registered again.
 
-        When a leader learns of the new incarnation, it discards this follower's earlier position. It commits nothing
-        until this broker fetches again, so the request must not wait until the long poll ends.
+        When a leader learns of the new incarnation, it discards this follower's earlier position. The leader commits
+        nothing until this broker fetches again, so the request must not wait until the long poll ends.
         """
         self._nudge_soon()
 
@@ -147,7 +148,10 @@ class LeaderFetcher:
         return self._session.changed or self._in_flight[0].incarnation != self._context.incarnation
 
     async def run(self) -> None:
-        """Fetch until the task is cancelled. After a lost connection, connect again; the pauses before this grow."""
+        """Fetch until the task is cancelled. After a lost connection, connect again after a pause.
+
+        The pause doubles after each failed connection, up to a second.
+        """
         pause_s = _FIRST_PAUSE_S
         try:
             while True:
@@ -451,7 +455,7 @@ class Fetchers:
         self._closed = False
 
     def follow(self, partition: Partition, leader: int, leader_epoch: int) -> None:
-        """Fetch this partition from ``leader``, from this replica's log end on.
+        """Fetch this partition from ``leader``, from the log end offset of this replica on.
 
         Stop fetching the partition from an earlier leader.
         """

@@ -104,8 +104,9 @@ class CheckedBatches(NamedTuple):
 class Answer(msgspec.Struct, frozen=True, gc=False):
     """The result of a produce to one partition: an error, or the base offset and the time of the append.
 
-    ``original_us`` is None if the produce has appended a batch. If the log already had all batches, it is the time at
-    which the first of them was appended, or -1 if this time is unknown. ``append_time_us`` is the time of the retry.
+    ``original_us`` is None if the produce has appended a batch. If the produce is a retry and the log already had all
+    batches, ``original_us`` is the time at which the first batch was appended, or -1 if this time is unknown. In this
+    case ``append_time_us`` is the time of the retry. All times are microseconds since the Unix epoch.
     """
 
     code: ErrorCode
@@ -132,7 +133,7 @@ class PendingProduce(msgspec.Struct):
     placed: bool = False
     roll: bool = False
     append_time_us: int = -1  #: the time of the append
-    checked: CheckedBatches | None = None  #: None: they are checked when they are appended
+    checked: CheckedBatches | None = None  #: None: the append checks the batches
     begins_anywhere: bool = False
     original_us: int | None = None  #: see ``Answer``
 
@@ -162,7 +163,8 @@ class PartitionHost(Protocol):
 
         The job copies the records that the truncation keeps.
 
-        If the disk is full or an unexpected error occurs, make a pause and call ``Partition.truncation_failed``.
+        If the disk is full or an unexpected error occurs, wait for a pause and then call
+        ``Partition.truncation_failed``.
         """
 
     def role_changed(self, partition: Partition) -> None: ...
@@ -265,7 +267,7 @@ class Partition:
         self.step(ProduceArrived(ticket, acks, deadline_ms))
 
     def follower_fetched(self, event: FollowerFetched) -> FetchVerdict:
-        """Handle a follower's fetch. Return which response it gets: records, an error, or the divergence point."""
+        """Handle a follower's fetch. Return what the response contains: records, an error, or the divergence point."""
         self._verdict = _UNJUDGED  # the step replaces this value
         self.step(event)
         verdict = self._verdict
@@ -274,7 +276,10 @@ class Partition:
         return verdict
 
     def on_leader_response(self, event: LeaderResponded, headers: memoryview, bodies: memoryview) -> BrokerError | None:
-        """Apply the leader's response for this partition. Return why its batches were refused, or None."""
+        """Apply the leader's response for this partition.
+
+        Return the error for which the batches of the response were refused, or None.
+        """
         log = self.log
         if event.batch_count and log.is_outdated_for(headers, time.time_ns() // 1000):
             _log.warning("%s: offline for longer than tombstones are kept: copying the log again", self.tp)
@@ -293,7 +298,7 @@ class Partition:
     def is_truncating(self) -> bool:
         """Return whether a truncation is being prepared.
 
-        Until it is done, the replica ignores the leader's responses.
+        Until the truncation is done, the replica ignores the leader's responses.
         """
         return self._truncation is not None
 
@@ -344,7 +349,7 @@ class Partition:
         return not self.log.named and self.log.on_disk
 
     def advance_log_start(self, offset: int) -> None:
-        """Move the log start to ``offset``, as the leader has done, and delete the records below it."""
+        """Move the log start to ``offset``, the leader's log start offset, and delete the records below it."""
         try:
             self.log.advance_log_start(offset)
         except StorageError as error:

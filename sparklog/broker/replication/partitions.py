@@ -35,7 +35,7 @@ class Partitions:
         self._context = context
         self.directory = directory
         self._hosted: dict[tuple[str, int], Partition] = {}
-        #: Returns the hosted replica of a partition (a TopicPartition or an equal tuple), or None.
+        #: The function that returns the hosted replica of a partition (a TopicPartition or an equal tuple), or None.
         self.get = self._hosted.get
         self.maintenance_index = MaintenanceIndex(directory, self.get)
         #: The partitions that this broker leads, as of the last role change of each replica.

@@ -22,8 +22,8 @@ from sparklog.protocol.messages import PartitionDecision
 #: One request for a limited partition asks for a tenth of the bytes of one second, but for at least ``_LEAST_BYTES``.
 _SHARE = 10
 _LEAST_BYTES = 16 * 1024
-#: The bucket holds the bytes of this time, so that a short delay of the event loop or of a leader does not lower the
-#: rate.
+#: The capacity of the bucket, as a time in seconds at the full rate. The bytes that a short delay of the event loop or
+#: of a leader leaves in the bucket may be requested later, so such a delay does not lower the average rate.
 _BURST_S = 0.5
 #: The maximum wait of a delayed partition until the next check, because the limit may be removed meanwhile.
 _LONGEST_PAUSE_S = 1.0
@@ -106,7 +106,7 @@ class CopyThrottle:
         return self._bucket.rate
 
     def max_bytes(self, limit: int, otherwise: int) -> int:
-        """Return the maximum number of bytes that one request asks for in a partition with this limit.
+        """Return the maximum number of bytes that one request may ask for in a partition with this limit.
 
         If ``limit`` is 0, the result is ``otherwise``.
         """
@@ -127,12 +127,12 @@ class CopyThrottle:
     def exhausted(self) -> bool:
         """Return whether a limited partition must wait.
 
-        It also waits while other partitions wait, because they come first.
+        A partition must also wait while earlier partitions wait.
         """
         return bool(self._held) or (self._bucket is not None and self._bucket.wait_s(self._now_s()) > 0)
 
     def hold(self, tp: TopicPartition, resume: Callable[[], None]) -> None:
-        """Delay the partition: call ``resume`` later, when its turn comes or it is no longer limited."""
+        """Delay the partition: call ``resume`` later, when the partition's turn comes or it is no longer limited."""
         self._held.append((tp, resume))
         if self._timer is None:
             self._arm(0.0)

@@ -81,7 +81,10 @@ class TopicNotes:
         return changed
 
     def write(self) -> None:
-        """Write the notes to disk, and drop those on topics without data on this broker. This blocks for an fsync."""
+        """Drop the notes on topics without data on this broker, and write all other notes to disk.
+
+        This blocks for an fsync.
+        """
         live = {log.topic_id for log in self._directory.logs()}
         hosted = {partition.topic_id for partition in self._partitions}
         kept = {entry.mark.topic_id for entry in self._directory.kept_aside.entries()}

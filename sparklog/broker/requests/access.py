@@ -1,10 +1,11 @@
-"""Checks that a request of a broker or of the controller really comes from it.
+"""Checks that a request of a broker or of the controller really comes from that broker or controller.
 
 The sender proves on its connection that it is a certain broker or the controller (``protocol.proof``). Then the
-connection may send requests of this sender, and of no other. Brokers of release 0.1.0 cannot prove their identity.
-While the controller's list of brokers contains such brokers, this broker accepts requests of brokers without a proof. A
-follower's fetch without a proof must have the id of such a broker. A request without a proof must not name a newer
-incarnation or coordinator epoch than the controller has announced. Control updates always need a proof.
+connection may send requests of this sender, and of no other sender. Brokers of release 0.1.0 cannot prove their
+identity. While the controller's list of brokers contains a broker of release 0.1.0, this broker accepts requests of
+brokers without a proof. A follower's fetch without a proof must have the id of a broker of release 0.1.0. A request
+without a proof must not name a newer incarnation or coordinator epoch than the controller has announced. Control
+updates always need a proof.
 
 In a cluster whose brokers have TLS certificates, the certificate is the only proof, and a broker of release 0.1.0 is
 not accepted.

@@ -57,13 +57,13 @@ class AddColumnsRequests:
 
 
 def with_columns(record: TopicRecord, columns: pa.Schema) -> TopicRecord:
-    """Return a copy of ``record`` with the columns in ``columns`` that it does not have yet.
+    """Return a copy of ``record`` that also has the columns in ``columns``.
 
-    If it has all of them, as in a retry, return ``record`` itself.
+    If ``record`` already has all these columns, as in a retry, return ``record`` itself.
 
     Raises:
         BrokerError: SCHEMA_MISMATCH if the topic has a column of the same name with another type, or a new column is
-            not nullable. INVALID_REQUEST for a default topic, because readers recognise it by its columns.
+            not nullable. INVALID_REQUEST for a default topic, because readers recognize a default topic by its columns.
     """
     old = parse_schema(record.latest_schema.message)
     if old.equals(DEFAULT_SCHEMA):

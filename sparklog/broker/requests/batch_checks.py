@@ -1,8 +1,9 @@
-"""The checks of the batches of a request, if they could block the event loop for too long.
+"""Early checks of a request's batches, for requests whose checks could block the event loop for too long.
 
 Each batch may have ``max.message.bytes`` after decompression, even if few bytes were sent. The check of one batch is
-short, but the check of a thousand batches is not. So this module checks batches before their append, and the event loop
-does other work in between. A very large batch is checked in a thread. The append then uses the results.
+short, but the check of a thousand batches is not. So this module checks the batches before the append, and the event
+loop runs other work between two batches. A very large batch is checked in a thread. The append then uses the results of
+the checks.
 """
 
 from __future__ import annotations
@@ -46,7 +47,7 @@ def check_count(batch_count: int) -> None:
 
 
 def check_batches(partition: Partition, batches: Batches, slices: Slices, *, placed: bool = False) -> Checking:
-    """Check all batches by the partition's current rules, and return the result.
+    """Check all batches against the partition's current rules, and return the result.
 
     The function is a generator, which the caller runs with ``Slices``.
 

@@ -21,7 +21,7 @@ def reply_later(
 ) -> None:
     """Run ``work`` as a background task, and respond with its result or with the error that it raises.
 
-    If the request is administrative, record in the audit log what it has changed.
+    If the request is administrative, record in the audit log what the request has changed.
     """
 
     async def answer() -> None:

@@ -1,8 +1,9 @@
 """DeleteRecords requests: the leader moves a partition's log start offset to an offset that a client chooses.
 
-Followers do the same after their next fetch. The new log start is durable before the response. A topic whose cleanup
-policy is only ``compact`` refuses the request, because its oldest record may be the only one of its key. A topic that
-is being restored accepts the request: a restore uses it to set the log start. Source: Kafka, DeleteRecords.
+Each follower moves its log start offset after its next fetch. The new log start is durable before the response. A topic
+whose cleanup policy is only ``compact`` refuses the request, because its oldest record may be the only one of its key.
+A topic that is being restored accepts the request: a restore uses it to set the log start. Source: Kafka,
+DeleteRecords.
 """
 
 from __future__ import annotations

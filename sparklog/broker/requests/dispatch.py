@@ -25,9 +25,9 @@ Handlers = Mapping[type, HandleRequest]
 
 
 def checked_handlers(access: Access, handlers: Handlers) -> Handlers:
-    """Return the handlers.
+    """Return the handlers, with a check of the sender before each request that only brokers may send.
 
-    If only brokers may send a request, its handler is replaced by one that checks the sender first.
+    The check is ``Access.require``. All other handlers stay as they are.
     """
 
     def of_brokers(handle: HandleRequest) -> HandleRequest:

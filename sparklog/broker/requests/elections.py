@@ -22,10 +22,10 @@ from sparklog.zk.codecs import ElectionRequest
 
 PREFERRED, UNCLEAN = "preferred", "unclean"
 
-#: The maximum wait for the controller's update about the elections. After it, this broker's Metadata responses have the
-#: new leaders.
+#: The maximum wait for the controller's update about the elections. After this update, this broker's Metadata responses
+#: have the new leaders.
 _ECHO_TIMEOUT_MS = 1000
-#: The number of attempts, and the pause after the first attempt, which doubles each time.
+#: The number of attempts at an election, and the pause after the first attempt. The pause doubles each time.
 _ATTEMPTS, _FIRST_PAUSE_S = 6, 0.03
 #: The maximum number of partitions in one node. Even with long topic names the node then stays below 1 MB. At 1 MB
 #: ZooKeeper would close the connection, with all other requests of this broker.

@@ -2,8 +2,8 @@
 
 Each request is one ``OpenFetch``. An ``OpenFetch`` reads a partition once, and again only after the partition reports a
 change, so a waiting fetch costs nothing. A partition reports a change while it still performs effects, so the waiting
-fetch only records the change. It reads and responds in a later callback of the event loop, once for all changes until
-then.
+fetch only records the change. The fetch reads and responds in a later callback of the event loop, once for all changes
+until then.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ _log = logging.getLogger(__name__)
 #: The event loop rounds its timers to milliseconds, so a timer may fire early, by less than this time. A fetch that is
 #: due within this time gets its response now. A new timer for the rest would fire at once, repeatedly.
 _TIMER_EARLY_S = 0.002
-#: The maximum number of fetches without a session that wait on one connection. Clients have one or two.
+#: The maximum number of fetches without a session that wait on one connection. A client has one or two such fetches.
 _MOST_OF_CONNECTION = 16
 #: The maximum number of fetches without a session that wait in the whole broker. A fetch above this number gets its
 #: response after ``_CROWDED_S``, and new records do not wake it.
@@ -60,11 +60,11 @@ class Fetches:
         self.counters = context.counters
         #: The class of the fetches; with an authorizer, one that checks what the principal may read.
         self.open_fetch: Callable[..., OpenFetch] = OpenFetch
-        #: The same for connections whose login is that of a delegation token, which may have a scope.
+        #: The class of the fetches on connections that have logged in with a delegation token, which may have a scope.
         self.open_fetch_of_token: Callable[..., OpenFetch] = OpenFetch
         #: Called with the bytes of each reply to a consumer, if consumers have quotas. It returns the throttle time.
         self.consumer_sent: Callable[[ServerConnection, int], int] | None = None
-        #: Called with the seconds of each later read for a waiting consumer, if the time of requests has quotas.
+        #: Called with the seconds that each read for a waiting consumer has taken, if the time of requests has quotas.
         self.time_used: Callable[[ServerConnection, float], None] | None = None
         self.consumer_max_bytes = context.config.fetch_max_bytes
         self.follower_max_bytes = context.config.replica_fetch_response_max_bytes
@@ -144,7 +144,7 @@ class Fetches:
                 self._arm(self._due[0][0])
 
     def reply_after_consumers(self, answer: Callable[[_M], None], message: _M) -> None:
-        """Send a response now. If reads for waiting consumers are scheduled, send it after these reads.
+        """Send a response: at once, or after the scheduled reads for waiting consumers if there are any.
 
         The response wakes its client, which may get the CPU core of this process. The consumers would then wait until
         the client gives the core back.
@@ -250,7 +250,7 @@ class Fetches:
             self._hold(fetch)
 
     def serve(self, connection: ServerConnection, request: Fetch, open_fetch: Callable[..., OpenFetch]) -> None:
-        """Serve a fetch without a session, which a client of another protocol has sent.
+        """Serve a fetch from a client of another protocol, which has no fetch session.
 
         ``open_fetch`` creates the fetch, and decides how it responds.
         """
@@ -384,9 +384,9 @@ class Fetches:
         max_bytes: int,
         isolation: int,
     ) -> PartitionRead:
-        """Read one partition for a follower, as ``fetch_read.read_for_follower`` does.
+        """Read one partition for a follower.
 
-        If the previous follower was at the same position, return the same result without another read.
+        If the previous read for a follower had the same position and limit, return its result without another read.
         """
         seen = self._seen
         if seen is not None and verdict is None and seen[0] == wanted and seen[1] == max_bytes:

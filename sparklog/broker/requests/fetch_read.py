@@ -1,7 +1,7 @@
 """One read of one partition for one fetch, which returns records, an error, or nothing new.
 
 A consumer reads up to the high watermark (or the last stable offset) of the replica that it asks. A follower reads up
-to the leader's log end, after its log was compared with the leader's. For positions that the request names, the
+to the leader's log end, after its log was compared with the leader's log. For positions that the request names, the
 replica's state machine has made this comparison. For other positions of the fetch session, this module makes it.
 """
 
@@ -27,7 +27,7 @@ class PartitionRead(msgspec.Struct, frozen=True, gc=False):
 
     ``body`` has ``size`` bytes: the headers of all batches, then their bodies. ``urgent`` is true for an error or a
     divergence, which the fetch sends without waiting. ``cost`` is the number of bytes by which the read reduces the
-    rest of the response's size limit. It is more than ``size`` if the batches were projected.
+    rest of the response's size limit. ``cost`` is more than ``size`` if the batches were projected.
     """
 
     result: FetchedPartition
@@ -132,11 +132,11 @@ def follower_has_all(partition: Partition | None, wanted: FetchPartition) -> boo
 
 
 def parted_from_consumer(partition: Partition, wanted: FetchPartition, *, in_sync: bool = False) -> EpochEnd | None:
-    """Return the point where the log and the consumer's position diverge; None if they agree or it is not known.
+    """Return the point where the log and the consumer's position diverge; None if no divergence is found.
 
-    After an unclean election the record before the consumer's position may have been replaced. Only the leader can
-    detect this, and an ``in_sync`` follower up to its high watermark. Both can detect it only while their log has
-    records at that offset. Source: KIP-320.
+    An unclean election may have replaced the record before the consumer's position. The leader can detect this. With
+    ``in_sync``, an in-sync follower can detect it up to its high watermark. Leader and follower can detect it only
+    while their logs have records at that offset. Source: KIP-320.
     """
     log, replica = partition.log, partition.replica
     if wanted.last_epoch < 0 or wanted.fetch_offset <= log.log_start_offset:

@@ -26,7 +26,7 @@ from sparklog.protocol.messages import (
 
 
 class ListOffsetsRequests:
-    """The handler of ListOffsets requests, which return the start, the end or the offset of a time."""
+    """The handler of ListOffsets requests, which return the start or end offset, or the offset for a time."""
 
     def __init__(self, partitions: Partitions, slices: Slices) -> None:
         self._partitions = partitions

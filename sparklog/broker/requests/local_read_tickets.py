@@ -1,8 +1,8 @@
 """The tickets for local reads of one broker: which clients get one, and which tickets the broker accepts.
 
-If the broker has ACLs, or if all its listeners authenticate clients, it gives segment files only for a ticket. A client
-requests the ticket over its authenticated connection, and presents it on the socket for local reads, which
-authenticates no client.
+If the broker has ACLs, or if all its listeners authenticate clients, it gives segment files only to clients with a
+ticket. A client requests the ticket over its authenticated connection, and presents it on the socket for local reads,
+which authenticates no client.
 
 A ticket alone does not decide. The broker checks the ACLs again for each segment, so a change of ACLs applies to the
 next segment. A ticket ends when the broker ends the connections of its principal.
@@ -51,15 +51,16 @@ class LocalReadTickets:
         self._context = context
         self._authorizer = authorizer
         self._key = secrets.token_bytes(KEY_BYTES)
-        #: The time of the last end of the tickets of a principal, or of one of its delegation tokens.
+        #: The monotonic time of the last call of ``end``, by principal and delegation token (None for all tickets of
+        #: the principal). Tickets that were issued up to this time are invalid.
         self._ended_ms: dict[tuple[Principal, str | None], int] = {}
-        #: Whether the broker gives files only for a ticket.
+        #: Whether the broker gives segment files only to clients with a ticket.
         self.required = False
         #: The path of the socket for local reads; empty if there is none.
         self.socket = ""
 
     def handle(self, connection: ServerConnection, request: RequestLocalReads, body: memoryview) -> None:
-        """Reply with a ticket for the topics of the request. The ACLs have allowed the request."""
+        """Reply with a ticket for the topics of the request, which the authorizer has already allowed."""
         if not self.socket:
             connection.reply(LocalReadsReply(request.cid))
             return
@@ -105,7 +106,7 @@ class LocalReadTickets:
         return frozenset(ticket.topic_ids)
 
     def end(self, principal: Principal, token_id: str | None = None) -> None:
-        """Invalidate all tickets of ``principal``, or with ``token_id`` only those of logins by this token."""
+        """Invalidate all tickets of ``principal``; with ``token_id`` only the tickets of logins with this token."""
         now_ms = self._context.now_ms()
         self._ended_ms = {key: at_ms for key, at_ms in self._ended_ms.items() if at_ms > now_ms - LIFETIME_MS}
         self._ended_ms[principal, token_id] = now_ms

@@ -1,7 +1,7 @@
 """Local reads: readers on the same host get file descriptors of a segment, and map the part that they may read.
 
-If clients must log in or the broker has ACLs, a reader needs a ticket (``local_read_tickets``). The socket is only for
-processes of the broker's user, with a ticket too, because an open file shows the whole segment.
+If clients must log in or the broker has ACLs, a reader needs a ticket (``local_read_tickets``). Even with a ticket,
+only processes of the broker's user may use the socket, because an open file shows the whole segment.
 
 Only the leader or an in-sync follower gives out files. As in a consumer's fetch, readers may read up to the high
 watermark or the last stable offset. A descriptor is still valid after the file was deleted. The log marks a segment

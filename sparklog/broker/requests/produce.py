@@ -1,7 +1,7 @@
-"""Produce requests: a request is split into batches, the partitions append these, and the response waits for ``acks``.
+"""Produce requests: the batches of a request are appended to its partitions, and the response waits for ``acks``.
 
-The split reads only the 96-byte header of each batch. The Arrow bytes are checked before the append. A request with
-acks=all stays open here until every partition has a result.
+To split a request into batches, the broker reads only the 96-byte header of each batch. The Arrow bytes are checked
+before the append. This module keeps a request with acks=all open until every partition has a result.
 """
 
 from __future__ import annotations

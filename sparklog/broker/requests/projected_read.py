@@ -1,9 +1,9 @@
 """Reads for a consumer that requests only some columns: batches are projected before they are sent.
 
 The broker computes a new checksum for a projected batch, so it must first read the whole batch and verify the stored
-checksum. The CRC cache keeps running CRCs of long batches. With these CRCs, later reads of any columns neither read nor
-verify the whole batch, so a response may cover more of the log. If no column at all is requested, only the index is
-read.
+checksum. The CRC cache keeps running CRCs of long batches. With these CRCs, a later read of any columns neither reads
+nor verifies the whole batch, so one response may have batches from a longer part of the log. If a consumer requests no
+column at all, only the index is read.
 """
 
 from __future__ import annotations
@@ -26,21 +26,22 @@ from sparklog.record.projection import (
 from sparklog.storage.disk import read_ahead
 from sparklog.storage.log import LogSlice
 
-#: The minimum cost of a batch, in bytes of the response's limit. To read the metadata of even a small batch takes the
-#: event loop about ten microseconds.
+#: The minimum cost of a batch, in bytes of the response's limit. The event loop needs about 10 us to read the metadata
+#: of even a small batch.
 BATCH_COST_BYTES = 16 * 1024
 #: The cost of a batch of which only the header is sent.
 HEADER_COST_BYTES = 2 * 1024
-#: The cost of a batch with cached CRCs, unless the batch itself is smaller. Such a read takes the event loop as long as
-#: the verification of half as many bytes, and the disk may have to seek.
+#: The cost of a batch with cached CRCs, unless the batch itself is smaller. The event loop needs as long for such a
+#: read as for the verification of half as many bytes, and the disk may have to seek.
 KEPT_COST_BYTES = 512 * 1024
-#: The cost of each column of the schema, including nested and unselected ones: to find a column in the message takes as
-#: long as to verify this number of bytes. The cost of all columns, plus ``RUN_BYTES`` for each sent run, counts if it
-#: exceeds ``KEPT_COST_BYTES``.
+#: The cost of each column of the schema, including nested and unselected ones: the event loop needs as long to find a
+#: column in the message as to verify this number of bytes. If the cost of all columns, plus ``RUN_BYTES`` for each run
+#: of bytes that is sent, exceeds ``KEPT_COST_BYTES``, this sum is the cost of a batch with cached CRCs.
 COLUMN_COST_BYTES = 3 * 1024
 #: The size of the metadata of a message with up to about 80 columns.
 _METADATA_BYTES = 4096
-#: If batches have cached CRCs, this multiple of the response's remaining bytes is read from the log.
+#: The broker reads up to this multiple of the response's remaining bytes from the log, because batches with cached CRCs
+#: cost less than their size.
 _STRETCH = 8
 
 
@@ -66,9 +67,9 @@ def read_projected(
     end_offset: int,
     verify: bool = False,
 ) -> ProjectedRead:
-    """Read records as ``Log.read`` does, but only the columns in ``columns``.
+    """Return the batches from ``offset`` up to ``end_offset``, with only the columns in ``columns``.
 
-    If ``verify`` is set, use no cached CRCs.
+    ``max_bytes`` limits the cost of the read. ``kept`` has the cached CRCs, which are not used if ``verify`` is set.
 
     Raises:
         BrokerError: SCHEMA_OUTDATED for a column that the topic does not have or this broker does not know yet;

@@ -1,8 +1,8 @@
 """AlterReassignments and ListReassignments requests. Source: KIP-455.
 
-A move is the reassignment of one partition. It is an entry in the topic's record in ZooKeeper, with the target replicas
-and the original replicas. The controller carries out the move, and a new controller continues it. The broker checks
-each move separately, and writes all moves of one topic together.
+A move is the reassignment of one partition. The topic's record in ZooKeeper has an entry for each move, with the target
+replicas and the original replicas. The controller carries out the move, and a new controller continues it. The broker
+checks each move separately, and writes all moves of one topic together.
 """
 
 from __future__ import annotations
@@ -36,8 +36,8 @@ from sparklog.protocol.messages import (
 
 _log = logging.getLogger(__name__)
 
-#: The maximum wait for the controller's update about the moves. After it, this broker uses the new replicas in its next
-#: responses. The moves are accepted even if the update does not arrive in time.
+#: The maximum wait for the controller's update about the moves. After this update, this broker's next responses have
+#: the new replicas. The moves are accepted even if the update does not arrive in time.
 _ECHO_TIMEOUT_MS = 1000
 #: If a request has more moves of one topic than this, a thread enters them in the topic's record.
 _MANY = 1000

@@ -2,8 +2,8 @@
 
 Unlike a producer's batches, these batches already have offsets. The first one must begin at the log end offset. Every
 response names the log end offset, at which the client must continue. So the log has no record twice, even if a client
-sends a batch again or two clients restore at the same time. After the append the batches are like others: followers
-copy them, and the response waits until they are committed.
+sends a batch again or two clients restore at the same time. After the append the batches are like all other batches:
+followers copy them, and the response waits until they are committed.
 """
 
 from __future__ import annotations

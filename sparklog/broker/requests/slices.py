@@ -2,13 +2,14 @@
 
 The broker has one thread for all clients, and a watchdog ends the process if the event loop hangs. So a function that
 visits many entries of a request is a generator: it calls ``over`` between two entries, and yields if ``over`` returns
-true. All such work of one broker shares ``TURN_S`` in each iteration of the event loop. If there is a lot of such work
-at the same time, it only takes longer, and the event loop stays responsive. Until the work is done, its connection
-reads no further request, so that no later request overtakes it.
+true. All such work of one broker shares ``TURN_S`` in each iteration of the event loop. A lot of such work at the same
+time takes longer, but the event loop stays responsive. Until the work on a request is done, the connection of the
+request reads no further request, so that no later request overtakes the first one.
 
 A generator may also yield the future of work in a thread. The generator continues when the future is done.
 
-A coroutine calls ``pause`` between two entries. It shares the same time, and waits in the same queue.
+A coroutine calls ``pause`` between two entries. Coroutines and generators share the same time, and wait in the same
+queue.
 """
 
 from __future__ import annotations
@@ -34,7 +35,10 @@ Steps: TypeAlias = Generator[Waited, None, None]
 
 
 class Pausable(Protocol):
-    """The part of a connection that ``Slices`` uses: it stops reading requests while its work is done in slices."""
+    """The part of a connection that ``Slices`` uses.
+
+    The connection reads no further request while the work on one of its requests is done in slices.
+    """
 
     def pause_requests(self) -> None: ...
 
@@ -69,13 +73,14 @@ class Slices:
         #: The monotonic time at which the slices of the current turn end.
         self._ends_s = 0.0
         self._slicing = False
-        #: The connection of the slice in progress, or None, and the time since which ``used`` does not know its work.
+        #: The connection of the slice in progress, or None, and the monotonic time at which the slice began or
+        #: ``take_time`` was last called.
         self.connection: Pausable | None = None
         self._began_s = 0.0
         #: Whether a turn has begun in this iteration of the event loop. ``_turn`` begins the next one.
         self._scheduled = False
         self._closed = False
-        #: Called with a connection and the seconds that each slice of its work has taken, or None.
+        #: Called after each slice with its connection and its duration in seconds; None if no quota limits this time.
         self.used: Callable[[Pausable, float], None] | None = None
 
     def over(self) -> bool:
@@ -99,14 +104,17 @@ class Slices:
         return await done
 
     def start(self, steps: Steps, failed: Callable[[Exception], None]) -> None:
-        """Do the work in slices, as ``run`` does, but without a connection that waits for it."""
+        """Do the work in slices, without a connection that waits for the work.
+
+        If the work raises an error, ``failed`` is called with the error.
+        """
         self.run(_NothingPaused(), steps, failed)
 
     def run(self, connection: Pausable, steps: Steps, failed: Callable[[Exception], None]) -> None:
-        """Do the work in slices. Until it is done, ``connection`` reads no further request.
+        """Do the work in slices. Until the work is done, ``connection`` reads no further request.
 
         The first slice is done at once if no other work waits. If the work raises an error, ``failed`` is called with
-        it.
+        the error.
         """
         work = _Work(connection, steps, failed)
         if self._has_time():
@@ -120,7 +128,7 @@ class Slices:
     async def pause(self) -> None:
         """Let other work of the event loop run if the time of the current turn is over.
 
-        A coroutine calls this between the entries of a request, as a generator yields.
+        A coroutine calls this between two entries of a request, where a generator would yield.
         """
         if self._has_time():
             self._schedule()
@@ -146,9 +154,10 @@ class Slices:
         return True
 
     def take_time(self) -> float:
-        """Return the seconds that the slice in progress has taken so far. ``used`` gets only the rest.
+        """Return the seconds that the slice in progress has taken since its start or the last call of this function.
 
-        A reply that the slice sends contains the wait for this time.
+        The quota manager charges this time when the slice sends a reply, because the reply has the throttle time. At
+        the end of the slice, ``used`` gets only the seconds since the last call.
         """
         began_s, self._began_s = self._began_s, time.monotonic()
         return self._began_s - began_s

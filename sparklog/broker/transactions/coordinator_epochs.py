@@ -1,4 +1,4 @@
-"""The newest known leader epochs of the partitions of ``__transaction_state``, to recognise former coordinators.
+"""The newest known leader epochs of the partitions of ``__transaction_state``, to recognize former coordinators.
 
 A former coordinator that does not know of its successor may still list transactions as open that the successor has
 ended. A broker that knows of the successor must not trust the former coordinator. A broker learns of the successor from

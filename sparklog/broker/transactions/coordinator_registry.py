@@ -73,7 +73,7 @@ class CoordinatorHosting(Generic[_Host]):
 
 
 class Coordinators:
-    """A dispatcher of changes of partitions to the coordinators of all internal topics.
+    """A dispatcher that passes changes of partitions to the coordinators of all internal topics.
 
     Not thread-safe: use it only on the broker's event loop.
     """

@@ -154,7 +154,10 @@ class CoordinatorRuntime(ABC):
             )
 
     def ask(self, event_of: Callable[[int], object], on_result: Callable[[Outcome], None]) -> None:
-        """Pass a request to the state machine. ``on_result`` is called once, now or later."""
+        """Pass a request to the state machine. ``on_result`` is called once, now or later.
+
+        ``event_of`` gets a new number for the request and returns the event for the state machine.
+        """
         self._tickets += 1
         self._open[self._tickets] = on_result
         self.step(event_of(self._tickets))

@@ -3,8 +3,8 @@
 The markers may not be written yet. A broker remembers only the newest of these producers, up to a limit.
 
 The producer id of a Kafka producer serves many transactions. After the coordinator has confirmed the next transaction,
-the producer is no longer fenced. Then a repeated marker of an earlier transaction must not end the next one. It is
-recognised by the number of its decision.
+the producer is no longer fenced. From then on, a repeated marker of an earlier transaction must not end the next
+transaction. The leader recognizes such a marker by the number of its decision.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ class FencedProducers:
         _keep(self._begun, tp, producer_id, decision)
 
     def is_over(self, tp: TopicPartition, producer_id: int, decision: int) -> bool:
-        """Return whether this decision ended a transaction that is earlier than the producer's newest one."""
+        """Return whether this decision ended a transaction that is earlier than the producer's newest transaction."""
         return 0 <= decision <= self._begun.get((tp, producer_id), -1)
 
 

@@ -55,8 +55,8 @@ _LONGEST_INTERVAL_S = 60.0
 class HangingTransactions:
     """The component that finds hanging transactions and aborts them.
 
-    Not thread-safe: use it on the broker's event loop. ``start`` begins the search, and ``close`` closes its
-    connections.
+    Not thread-safe: use it on the broker's event loop. ``start`` begins the search, and ``close`` closes the
+    connections to other brokers.
     """
 
     def __init__(

@@ -4,8 +4,8 @@ This module is pure: ``TransactionVerification`` asks the coordinators and ``Mar
 simulator uses the same rules (docs/simulator.md).
 
 A producer id of sparklog has epoch 0 and serves one transaction. The id of a Kafka producer has an epoch from 1 on and
-serves many. For such an id the coordinator confirms each transaction, and a batch that is in the log already needs no
-confirmation. Source: KIP-890.
+serves many transactions. For such an id the coordinator confirms each transaction, and a batch that the log already has
+needs no confirmation. Source: KIP-890.
 """
 
 from __future__ import annotations
@@ -86,8 +86,9 @@ class LeaderTransactions:
         ``key`` is the transactional id or the name of a sink, ``producer`` the id and the epoch of the producer.
 
         Raises:
-            BrokerError: INVALID_TXN_STATE, or CONCURRENT_TRANSACTIONS while an earlier epoch is being verified. For a
-                Kafka producer also the errors of ``ProducerTable.known``.
+            BrokerError: INVALID_TXN_STATE if the transaction has ended, or if another key or a later epoch of the
+                producer is being verified; CONCURRENT_TRANSACTIONS while an earlier epoch of the producer is being
+                verified. For a Kafka producer also the errors of ``ProducerTable.known``.
         """
         producer_id, epoch = producer
         question = self._questions.get((tp, producer_id))
@@ -184,7 +185,9 @@ class LeaderTransactions:
         return None
 
     def expire(self, question: Question, error: BrokerError, now_ms: int) -> None:
-        """Refuse all produces of the question if the first one has timed out. ``error`` is the last refusal.
+        """Refuse all produces that wait for the verification if the first of these produces has timed out.
+
+        ``error`` is the last error of the verification.
 
         Without the first batch of a producer, the later batches would begin with a gap in the sequence.
         """
@@ -193,7 +196,7 @@ class LeaderTransactions:
             self.refuse(question, BrokerError(ErrorCode.REQUEST_TIMED_OUT, detail))
 
     def refuse(self, question: Question, error: BrokerError) -> None:
-        """End the question, and refuse its produces."""
+        """End the verification, and refuse the produces that wait for it."""
         self._counters["verifications.refused"] += 1
         for held in self._end(question):
             held.refuse(error)
@@ -209,8 +212,8 @@ class LeaderTransactions:
     def fence(self, log: TransactionalLog, marker: TransactionMarker) -> Marker:
         """Fence the producers of a decided transaction, and refuse their waiting batches.
 
-        Return the content of the marker to append: the producers whose transaction is open in the log. Without such a
-        producer there is nothing to append.
+        Return the content of the marker to append: the producers whose transaction is open in the log. The marker is
+        empty if there is no such producer.
         """
         tp = TopicPartition(marker.topic, marker.partition)
         over = set()

@@ -2,7 +2,8 @@
 
 If the producers have no open transaction in the partition, the leader appends a marker without transactions. Only the
 commit of a batch proves that no other broker leads the partition: a deposed leader that does not know its successor yet
-knows nothing of the transactions there. Source: Kafka's leaders append each marker that they get.
+may not have the transactions that are open in the successor's log. Source: Kafka's leaders append each marker that they
+get.
 
 The producers are fenced: their pending verifications fail, and the leader refuses their late batches without asking the
 coordinator.
@@ -34,7 +35,7 @@ from sparklog.record.marker import Marker, encode_marker
 
 _log = logging.getLogger(__name__)
 
-#: The maximum wait for the commit of a marker. After it the coordinator sends the marker again.
+#: The maximum wait for the commit of a marker. After this time the coordinator sends the marker again.
 _TIMEOUT_MS = 2000
 
 OnResult = Callable[[PartitionResult], None]
@@ -84,7 +85,7 @@ class MarkerAppend:
     def write(self, marker: TransactionMarker, on_result: OnResult, *, proved: bool = True) -> None:
         """Write a marker, and call ``on_result`` once, now or later.
 
-        It gets the code NONE when the marker is committed.
+        ``on_result`` gets the code NONE when the marker is committed.
 
         ``proved`` is whether the sender of the marker has proved that it is a broker.
         """

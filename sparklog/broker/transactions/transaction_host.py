@@ -67,7 +67,7 @@ class TransactionHost(CoordinatorRuntime):
     def participants(self, producer_ids: Iterable[int]) -> Iterator[tuple[int, str]]:
         """Return the given producer ids that take part in transactions of this coordinator.
 
-        Each comes with the key of its transaction: a transactional id or the name of a sink.
+        Each id comes with the key of its transaction: a transactional id or the name of a sink.
         """
         return self._transactions.participants(producer_ids)
 

@@ -1,8 +1,8 @@
 """The verification of transactions: the coordinator confirms a transaction before the leader appends its first batch.
 
-Without this, a late batch of an ended transaction would open a new transaction that no coordinator would end. During
-the verification, further batches of the same producer for the partition wait in order. A marker that names the producer
-cancels the verification, and the waiting batches are refused. Source: KIP-890.
+Without the verification, a late batch of an ended transaction would open a new transaction that no coordinator would
+end. During the verification, further batches of the same producer for the partition wait in order. A marker that names
+the producer cancels the verification, and the waiting batches are refused. Source: KIP-890.
 
 ``LeaderTransactions`` has the rules. This module asks the coordinators.
 """
@@ -73,7 +73,9 @@ class TransactionVerification:
         on_result: Callable[[Answer], None],
         adds: bool = False,
     ) -> None:
-        """Call ``append`` once the transaction is verified, now or later. If it is refused, call ``on_result``.
+        """Call ``append`` when the transaction is verified, or ``on_result`` when the transaction is refused.
+
+        The call may be now or later.
 
         ``key`` is the transactional id or the name of a sink. With ``adds`` the coordinator adds the partition to the
         transaction of a Kafka producer.
