@@ -239,8 +239,8 @@ def header_times(earliest: int, latest: int) -> tuple[int, int]:
     """Return the smallest and greatest event time of a batch in the form that a header stores.
 
     The value of NO_TIMESTAMP is also a valid time: the last microsecond of 1969. If a batch has only this time, its
-    header stores a smallest time that is one lower, so that the header differs from that of a batch without event
-    times. A search by time still finds the batch.
+    header stores a smallest time that is one microsecond lower, so that the header differs from the header of a batch
+    without event times. A search by time still finds the batch.
     """
     return (NO_TIMESTAMP - 1 if earliest == latest == NO_TIMESTAMP else earliest), latest
 

@@ -8,8 +8,8 @@ The remaining records keep their offsets. The offsets are stored as an array of 
 
 A compacted batch covers all offsets of its source batches, so there is no gap between batches. Adjacent batches are
 merged, because otherwise many batches with few records would remain. Batches of different leader epochs are not merged.
-A marker is not merged, and neither is the last batch of a producer, because it must keep its sequences. Records of an
-ended transaction become plain records.
+A marker is not merged. The last batch of a producer is not merged either, because it must keep its sequences. Records
+of an ended transaction become plain records.
 
 A record without an event time has the greatest time of its batch. The cleaning must not change this time. So such
 records are merged only with records of the same time. This module is pure.
@@ -39,7 +39,7 @@ _CODECS = int(Flag.LZ4 | Flag.ZSTD)
 class CompactedBatch(NamedTuple):
     """A new batch that compaction has made, and that is not in a file yet.
 
-    So its ``header`` does not have the right position, running maximum, and first-of-segment flag yet.
+    Its ``header`` does not have the right position, running maximum and first-of-segment flag before that.
     """
 
     header: BatchHeader
@@ -90,7 +90,7 @@ def offsets_of(header: BatchHeader, body: Buffer) -> npt.NDArray[np.int64]:
 
 
 def cut_front(header: BatchHeader, body: memoryview, start: int, *, schema: pa.Schema) -> CompactedBatch:
-    """Return the part of a stored batch from offset ``start`` on, for a follower whose log ends at ``start``.
+    """Return the rest of a stored batch from offset ``start`` on, for a follower whose log ends at ``start``.
 
     ``start`` must be inside the batch.
     """
@@ -125,7 +125,7 @@ class BatchMerger:
         self._keep_times = keep_times
         self._parts: list[Source] = []
         self._bytes = 0
-        #: The ``Source.stamp`` of all parts, which is the same.
+        #: The ``Source.stamp`` that all parts of the next batch have.
         self._stamp: int | None = None
         #: The first source of the next batch. It determines the batch's codec and leader epoch.
         self._first: BatchHeader | None = None

@@ -32,7 +32,7 @@ UNIT_NS = {
     "D": 86_400 * 10**9,
     "W": 7 * 86_400 * 10**9,
 }
-#: No numeric column can have this many digits.
+#: A number of digits that no numeric column can have.
 _MOST_DIGITS = 400
 _SHOWN_CHARACTERS = 100
 

@@ -1,4 +1,4 @@
-"""The batch header of fixed size: what the log knows about a batch without reading the batch's Arrow message.
+"""The batch header of fixed size: the fields that the log can read without the batch's Arrow message.
 
 A header has 96 bytes, little-endian. An ``.index`` file is an array of headers. A request or reply has the headers
 before the batches.
@@ -90,8 +90,8 @@ class Flag(IntFlag):
     OFFSET_ARRAY = 32
     #: The body has only some of the columns, see ``projection``. Only batches in replies to consumers have this flag.
     PROJECTED = 64
-    #: The cleaner wrote the batch, or a follower appended the batch after such a one. Its position may differ from the
-    #: position in the leader's segment.
+    #: The cleaner wrote the batch, or a follower appended the batch after a batch with this flag. The batch's position
+    #: may differ from its position in the leader's segment.
     CLEANED = 128
 
 

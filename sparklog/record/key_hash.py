@@ -4,8 +4,8 @@ The cleaner compares these hashes, so that it need not store the keys.
 
 This is multilinear hashing: a key is a sequence of 32-bit words (padded with zeros) and its length. A hash has four
 parts of 32 bits. Each part is the upper half of a sum of products with random 64-bit numbers, modulo 2^64. For any two
-different keys, one part is equal with a probability of at most 2^-32, and all four are equal with 2^-128. Each cleaning
-has another ``seed``, from which the random numbers are made, so that no user can prepare keys that collide. Among a
+different keys, one part is equal with a probability of at most 2^-32, and all four are equal with 2^-128. The random
+numbers are made from a ``seed``. Each cleaning has another seed, so that no user can prepare keys that collide. Among a
 billion keys, a collision happens in one of 10^20 cleanings. That is far less likely than an error that the checksums of
 the batches do not detect. A null has the hash of the empty key, so the caller must check the column for nulls.
 
@@ -24,14 +24,14 @@ import pyarrow as pa
 
 from sparklog.record.partitioner import key_spans
 
-#: The bytes of keys that are copied together at a time. Their positions take eight times as much memory.
+#: The bytes of keys that are copied together at a time. The positions of these bytes take eight times as much memory.
 _GATHER_BYTES = 1 << 20
 _HASHES = 4
 #: Up to this number of words in a key, a loop over words is faster than a matrix product.
 _FEW_WORDS = 16
 _HALF = np.uint64(32)
 _UPPER = np.uint64(0xFFFFFFFF00000000)
-#: The mask of a key's last word, by the number of its bytes that belong to the key.
+#: The mask of a key's last word, by the number of the word's bytes that belong to the key.
 _KEPT = np.array([0, 0xFF, 0xFFFF, 0xFFFFFF, 0xFFFFFFFF], "<u4")
 
 
@@ -43,7 +43,10 @@ class KeyHashes(NamedTuple):
 
 
 class KeyHash:
-    """A hash function for keys, which its seed determines. Compare only hashes from functions with the same seed."""
+    """A hash function for keys, with a seed.
+
+    Compare only hashes from functions with the same seed.
+    """
 
     def __init__(self, seed: int) -> None:
         self._random = np.random.Generator(np.random.PCG64(seed))

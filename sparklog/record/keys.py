@@ -2,9 +2,10 @@
 
 A key of one column is encoded by its type:
 
-- text and bytes: unchanged, as Kafka's StringSerializer and ByteArraySerializer do it;
-- numbers, dates, times, decimals: big-endian, with the width of the type, in two's complement or IEEE 754, as Kafka's
-  Short-, Integer-, Long-, Float- and DoubleSerializer do it; -0.0 becomes 0.0, and all NaNs become the same one;
+- text and bytes: unchanged, which equals the output of Kafka's StringSerializer and ByteArraySerializer;
+- numbers, dates, times, decimals: big-endian, with the width of the type, in two's complement or IEEE 754, which equals
+  the output of Kafka's Short-, Integer-, Long-, Float- and DoubleSerializer; but -0.0 becomes 0.0, and all NaNs become
+  the same NaN;
 - booleans: one byte, 0 or 1.
 
 A key of several columns has for each column, in order, its length as a big-endian i32 and its bytes, or the length -1
@@ -31,7 +32,7 @@ _NULL_LENGTH = (-1).to_bytes(4, "big", signed=True)
 
 
 def partitions_of(batch: pa.RecordBatch, key_columns: Sequence[str], n: int) -> npt.NDArray[np.int32]:
-    """Return the partition of each record, from 0 to ``n`` - 1. It is NO_PARTITION if the record has no key.
+    """Return the partition of each record, from 0 to ``n`` - 1, or NO_PARTITION for a record without a key.
 
     Raises:
         BrokerError: SCHEMA_MISMATCH if a key column is missing or nested.
@@ -72,7 +73,7 @@ def absent_keys(batch: pa.RecordBatch, key_columns: Sequence[str]) -> int:
 
 
 def tombstones(batch: pa.RecordBatch, key_columns: Sequence[str]) -> npt.NDArray[np.bool_] | None:
-    """Return for each record whether it is a tombstone. Return None if no record is one.
+    """Return for each record whether it is a tombstone. Return None if no record is a tombstone.
 
     In a default topic a record without a value is a tombstone. In a typed topic it is a record with nulls in all
     columns that are not key columns. A topic with only key columns has no tombstones.

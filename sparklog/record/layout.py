@@ -30,9 +30,9 @@ class LayoutNode(NamedTuple):
 
     path: str
     nullable: bool
-    #: The number of its own buffers, without the buffers of nested columns.
+    #: The number of the column's own buffers, without the buffers of nested columns.
     buffers: int
-    #: True for a column of the schema, False for a nested column.
+    #: Whether the column is a column of the schema, and not a nested column.
     top: bool
 
 
@@ -72,7 +72,10 @@ def layout_of(schema: pa.Schema) -> Layout:
 
 
 def has_required(kind: pa.DataType) -> bool:
-    """Return whether ``kind`` has a nested part that is not nullable. Keys of maps do not count: Arrow checks them."""
+    """Return whether ``kind`` has a nested part that is not nullable.
+
+    The keys of maps do not count, because Arrow checks them.
+    """
     if types.is_map(kind):
         return not kind.item_field.nullable or has_required(kind.item_type)
     return any(not child.nullable or has_required(child.type) for child in children_of(kind))

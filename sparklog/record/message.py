@@ -27,7 +27,7 @@ _I64 = struct.Struct("<q")
 
 #: Arrow's MetadataVersion V5, which is current since Arrow 1.0. V4 encodes compression in another way.
 METADATA_V5 = 4
-#: Metadata of at most this size is cached. A batch of about twenty columns has this size.
+#: The maximum size of metadata that is cached. The metadata of a batch of about twenty columns has this size.
 _SMALL_METADATA_BYTES = 2048
 
 # Message: version, header type, header, body length, custom metadata

@@ -309,7 +309,8 @@ def _fraction_ns(digits: str | None) -> int:
 
 # --- whole columns ---
 
-#: The texts for which Arrow's casts have the same result as the functions above. Casts are more than ten times as fast.
+#: The texts for which Arrow's casts have the same result as this module's functions. The casts are more than ten times
+#: as fast.
 _PLAIN_INTEGER = r"^-?[0-9]{1,18}$"
 _PLAIN_FLOAT = r"^-?(?:0|[1-9][0-9]{0,14})(?:\.[0-9]{1,20})?$"
 _PLAIN_DATE = r"^(?:[1-9][0-9]{3}|0[1-9][0-9]{2})-[0-9]{2}-[0-9]{2}$"

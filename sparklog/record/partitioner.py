@@ -1,8 +1,8 @@
 """The partitions of keys: Kafka's murmur2, computed for whole columns.
 
-A key gets the same partition as from Kafka's default partitioner, so producers of both kinds can write to one topic.
-Each step of the computation processes four bytes of all keys, without a Python loop over records. ``keys.py`` defines
-the bytes of keys in typed columns.
+A key gets the same partition as from Kafka's default partitioner, so producers of sparklog and of Kafka can write to
+one topic. Each step of the computation processes four bytes of all keys, without a Python loop over records.
+``keys.py`` defines the bytes of keys in typed columns.
 """
 
 from __future__ import annotations
@@ -16,20 +16,20 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from pyarrow import types
 
-#: The result for a null key. The producer then chooses the partition: the one that it is filling.
+#: The result for a null key. The producer then chooses the partition.
 NO_PARTITION = -1
 
 _SEED = 0x9747B28C
 _M = 0x5BD1E995
 _MASK = 0xFFFFFFFF
-#: If fewer keys than this have more bytes, a step with numpy takes longer than a Python loop over these keys.
+#: If fewer keys than this have bytes left, a step with numpy takes longer than a Python loop over these keys.
 _FEW = 16
 
 _Keys: TypeAlias = "pa.Array | pa.ChunkedArray"
 
 
 def partitions_for_keys(keys: _Keys, n: int) -> npt.NDArray[np.int32]:
-    """Return the partition of each key, from 0 to ``n`` - 1. It is NO_PARTITION for a null key.
+    """Return the partition of each key, from 0 to ``n`` - 1, or NO_PARTITION for a null key.
 
     ``keys`` may have any binary or string type.
     """
@@ -48,7 +48,7 @@ def partition_for_key(key: bytes, n: int) -> int:
 
 
 def murmur2(key: bytes) -> int:
-    """Return the hash of one key as a signed 32-bit number, as Kafka's ``Utils.murmur2`` does."""
+    """Return the murmur2 hash of one key as a signed 32-bit number. Source: Kafka's ``Utils.murmur2``."""
     count = len(key) // 4
     state = _SEED ^ len(key)
     for word in struct.unpack_from(f"<{count}I", key):

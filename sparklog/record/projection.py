@@ -9,9 +9,9 @@ not receive it, and producers must not send it. This module is pure.
 
 The CRC of a projected batch must cover only bytes that were verified against the producer's CRC. The bytes of a short
 batch are first verified and then read again for the new CRC. For a long batch, the verification also records running
-CRCs: the CRC of all bytes up to the beginning and the end of each column. From these, arithmetic gives the CRC of any
-choice of columns. If the caller keeps the running CRCs, the next projection need not read the columns at all. If the
-bytes have changed on disk since then, the consumer detects a wrong CRC.
+CRCs: the CRC of all bytes up to the beginning and the end of each column. From the running CRCs, arithmetic gives the
+CRC of any choice of columns. If the caller keeps the running CRCs, the next projection need not read the columns at
+all. If the bytes on disk have changed in the meantime, the consumer detects the wrong CRC.
 """
 
 from __future__ import annotations
@@ -42,22 +42,23 @@ from sparklog.record.message import (
 _ONE_PIECE_BYTES = 64 * 1024
 #: A run of at least this size is not read again for the new CRC, because arithmetic is faster.
 _LONG_BYTES = 256 * 1024
-#: For a shorter batch no running CRCs are kept, because to verify the batch again is as fast.
+#: The minimum size of a batch whose running CRCs are kept. Verifying a shorter batch again is as fast.
 _KEPT_BYTES = 256 * 1024
-#: If the columns of a batch are shorter than this on average, no running CRCs are kept: they would take as long.
+#: The minimum average size of the columns of a batch whose running CRCs are kept. With shorter columns the CRCs would
+#: save no time.
 _COLUMN_BYTES = 16 * 1024
-#: The arithmetic for one run takes as long as the verification of this many bytes.
+#: The number of bytes whose verification takes as long as the arithmetic for one run.
 RUN_BYTES = 128 * 1024
 
-#: The CRCs of a stored batch from its beginning up to these positions: the end of the message's metadata, the
-#: beginning and the end of each column, and the end of the message. (The header has the CRC of the whole batch.)
+#: The CRCs of a stored batch from its beginning up to these positions: the end of the message's metadata, the beginning
+#: and the end of each column, and the end of the message. The CRC of the whole batch is in the header.
 RunningCrcs: TypeAlias = "array[int]"
 
 
 class ColumnSpan(NamedTuple):
     """A span of adjacent columns of a schema, with the nodes and buffers that they have in a message.
 
-    Each field is a range of numbers, of which the end is exclusive.
+    Each field is a half-open range of numbers.
     """
 
     columns: tuple[int, int]

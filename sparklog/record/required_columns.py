@@ -1,6 +1,6 @@
 """A check for nulls in columns that are not nullable. Arrow's own validation does not check this.
 
-Code that relies on ``not null``, as Spark's generated code does, would read such a null as zero.
+Code that relies on ``not null``, such as Spark's generated code, would read such a null as zero.
 """
 
 from __future__ import annotations

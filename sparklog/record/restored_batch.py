@@ -1,7 +1,7 @@
 """Batches whose records already have offsets, to restore a topic from its archive.
 
-This module is pure. Like a compacted batch, such a batch may cover offsets that have no record: of markers, of aborted
-records, and of records that were compacted away. So there is no gap between batches.
+This module is pure. A restored batch, like a compacted batch, may cover offsets without a record: the offsets of
+markers, of aborted records, and of records that compaction removed. So there is no gap between batches.
 """
 
 from __future__ import annotations

@@ -29,7 +29,8 @@ from sparklog.record.exact_values import ValueRefusedError, exact
 from sparklog.record.layout import children_of, is_list, layout_of
 from sparklog.record.required_columns import misplaced_null
 
-#: Returns the array of the values, or None if pyarrow may not store one of their types exactly. May raise any error.
+#: A function that returns the array of the values, or None if pyarrow may not store one of their types exactly. It may
+#: raise any error.
 _Builder: TypeAlias = "Callable[[Sequence[Any]], pa.Array | None]"
 
 _NONE = type(None)
@@ -44,7 +45,7 @@ class RowColumns:
         self._required = layout_of(schema).required
 
     def batch(self, rows: Sequence[Mapping[str, Any]]) -> pa.RecordBatch:
-        """Return ``rows`` as a batch. If a row does not have a column, its value is null.
+        """Return ``rows`` as a batch. If a row does not have a column, the column's value is null.
 
         Raises:
             ValueRefusedError: a value does not fit; the error names the column, the row and the value.

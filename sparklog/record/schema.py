@@ -156,9 +156,9 @@ def check_key_columns(schema: pa.Schema, key_columns: Sequence[str]) -> None:
 def plain_schema(schema: pa.Schema) -> pa.Schema:
     """Return ``schema`` with each type that cannot be stored replaced by a similar type.
 
-    It is for topics that are created from data. A dictionary type becomes the type of its values, an extension type its
-    storage type, and a view type the type with offsets. Metadata is removed. ``check_schema`` refuses types that have
-    no such replacement.
+    Use the result for topics that are created from data. A dictionary type becomes the type of its values, an extension
+    type its storage type, and a view type the type with offsets. Metadata is removed. ``check_schema`` refuses types
+    that have no such replacement.
     """
     return pa.schema([field.remove_metadata().with_type(_plain_type(field.type)) for field in schema])
 

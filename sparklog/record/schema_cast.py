@@ -18,7 +18,8 @@ from sparklog.errors import BrokerError, ErrorCode
 from sparklog.record.layout import is_list
 from sparklog.record.required_columns import misplaced_null
 
-#: A larger array is cast in parts, because a ``string`` array cannot have more than 2 GB, but ``large_string`` can.
+#: A larger array is cast in parts, because a ``large_string`` array can have more than 2 GB, but a ``string`` array
+#: cannot.
 _CAST_AT_ONCE_BYTES = 1 << 30
 _MAX_NAMED = 20
 

@@ -1,9 +1,9 @@
 """An encoder, without Arrow, for batches of a few records of the default schema.
 
-To create Arrow arrays of one record and to serialise them takes longer than all other work of a producer for this
-record. Up to some hundreds of records this encoder is faster than Arrow. It supports only records without headers. Its
-columns and buffers are the same as those of ``encode_batch``, byte for byte; a test compares the two. For a single
-record, the bytes around key, value and timestamp depend only on the lengths of key and value, so they are cached.
+Creating and serializing Arrow arrays of one record takes longer than all other work of a producer for this record. Up
+to some hundreds of records this encoder is faster than Arrow. It supports only records without headers. Its columns and
+buffers are equal to those of ``encode_batch``, byte for byte; a test compares the output of both. For a single record,
+the bytes around key, value and timestamp depend only on the lengths of key and value, so they are cached.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _TIME = struct.Struct("<q")
 
 
 def encode_small_batch(records: Sequence[SmallBatchRecord], *, schema_id: int, timed: bool) -> EncodedBatch:
-    """Encode records as ``encode_batch`` does without compression, but without Arrow.
+    """Encode records to the same batch as ``encode_batch`` without compression, but without Arrow.
 
     ``timed`` means that the timestamp column is the topic's event-time column.
 
@@ -119,8 +119,8 @@ def body_of_columns(count: int, key: BinaryParts, value: BinaryParts, times: byt
     return b"".join(parts)
 
 
-#: The buffers of the nested columns of a headers column without headers: the structs, their keys and their values. All
-#: are empty, but an offsets buffer has one offset even if there are no values.
+#: The buffers of the nested columns of a headers column without headers: of the structs, of the keys and of the values.
+#: All values are absent, but an offsets buffer has one offset even if there are no values.
 _INSIDE_NO_HEADERS = (b"", b"", bytes(4), b"", b"", bytes(4), b"")
 
 

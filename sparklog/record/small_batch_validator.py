@@ -1,9 +1,9 @@
 """The full validation of a small batch of the default schema, without Arrow.
 
 For a batch of one record, creating and validating Arrow's objects takes a leader longer than everything else. This
-module accepts only batches whose metadata is the same, byte for byte, as that of ``small_batch_encoder``. Then the
-positions of all offsets, bits and times are known, and only a few numbers must be checked. Arrow validates all other
-batches. A test compares both validations, with batches that are damaged at each position.
+module accepts only batches whose metadata is the same, byte for byte, as that of ``small_batch_encoder``. In such a
+batch the positions of all offsets, bits and times are known, and only a few numbers must be checked. Arrow validates
+all other batches. A test compares both validations, with batches that are damaged at each position.
 """
 
 from __future__ import annotations
@@ -22,10 +22,11 @@ from sparklog.record.small_batch_encoder import (
     small_batch_metadata_bytes,
 )
 
-#: With more records than this, Arrow is faster.
+#: The maximum number of records. With more records, Arrow is faster.
 MOST_RECORDS = 256
 METADATA_BYTES = small_batch_metadata_bytes()
-#: The number of nodes and buffers of the default schema, and their position in the metadata of ``batch_metadata``.
+#: The number of nodes and of buffers of the default schema, and the position of the nodes in the metadata that
+#: ``batch_metadata`` encodes.
 _NODES, _BUFFERS = 7, 17
 _NODES_AT = PREFIX_BYTES + 112
 _PAIRS = struct.Struct(f"<{2 * _NODES}q8x{2 * _BUFFERS}q")
@@ -49,7 +50,7 @@ class _Shape(msgspec.Struct, frozen=True):
 
     rows: int
     message_bytes: int
-    #: Extracts the parts of a message that can have only one valid content.
+    #: The struct that extracts the parts of a message that can have only one valid content.
     fixed: struct.Struct
     #: The only valid content of these parts.
     expected: tuple[bytes, ...]

@@ -43,7 +43,7 @@ from sparklog.record.required_columns import misplaced_null
 from sparklog.record.schema import DEFAULT_EVENT_TIME, DEFAULT_SCHEMA
 from sparklog.record.small_batch_validator import small_batch_times
 
-#: The flags that a producer may set. The leader and the cleaner set the others.
+#: The flags that a producer may set. The leader and the cleaner set the other flags.
 _PRODUCER_FLAGS = int(Flag.LZ4 | Flag.ZSTD | Flag.TRANSACTIONAL)
 #: The flags that a batch of RestoreRecords may have.
 _PLACED_FLAGS = int(Flag.LZ4 | Flag.ZSTD | Flag.OFFSET_ARRAY)
@@ -105,7 +105,7 @@ def validate_placed_batch(
 
     ``body`` has the message, and then the offset array if there is one. The batch may have no records but cover
     offsets. The event times must be between the two times of the header. A record without an event time has the greater
-    one.
+    of these two times.
 
     Raises:
         BrokerError: the errors of ``validate_batch``; also CORRUPT_MESSAGE for a wrong offset array, and INVALID_RECORD

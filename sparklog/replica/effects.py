@@ -55,7 +55,7 @@ class TruncateLog(msgspec.Struct, frozen=True, gc=False):
 class RestartLog(msgspec.Struct, frozen=True, gc=False):
     """A command to delete all records and to start an empty log at ``offset``.
 
-    ``offset`` is usually the leader's log start: the leader no longer has the follower's next offset.
+    ``offset`` is usually the leader's log start, because the leader no longer has the follower's next offset.
 
     Result: Truncated. The next fetch starts at ``offset``.
     """
@@ -173,9 +173,10 @@ class IsrChanged(msgspec.Struct, frozen=True, gc=False):
 
 
 class ReportBadDecision(msgspec.Struct, frozen=True, gc=False):
-    """The report of a decision that the replica has not followed: it contradicts itself or the known state.
+    """The report of a decision that the replica has not followed.
 
-    The caller counts it, logs it, and reports it to its sender.
+    The decision contradicts itself or the known state. The caller counts and logs the decision. It also reports the
+    contradiction to the sender of the decision.
     """
 
     detail: str

@@ -41,7 +41,7 @@ class BrokersChanged(msgspec.Struct, frozen=True, gc=False):
 
     ``incarnations`` has all live brokers. ``stopping`` has the same meaning as in Decided.
 
-    If ``incarnations`` lacks the replica's own broker, it is outdated. The replica then considers no broker dead.
+    If ``incarnations`` lacks the replica's own broker, the map is outdated. The replica then considers no broker dead.
     """
 
     incarnations: Mapping[int, int]
@@ -110,8 +110,8 @@ class IsrRefused(msgspec.Struct, frozen=True, gc=False):
 
     ``state`` and ``version`` are the current content and version of the partition's node.
 
-    ``expected_version`` is the expected version in the WriteIsr. With it, the replica distinguishes the results of two
-    writes. It may be -1 if the caller never has two writes of a partition in flight.
+    ``expected_version`` is the expected version in the WriteIsr. With this version, the replica distinguishes the
+    results of two writes. It may be -1 if the caller never has two writes of a partition in flight.
     """
 
     state: LeaderAndIsr

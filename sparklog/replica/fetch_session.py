@@ -1,15 +1,15 @@
 """Incremental fetch sessions (KIP-227): the server side and the fetcher side.
 
-The module does no I/O. A follower of a thousand partitions always has a fetch waiting at their leader. In a session
-each request contains only the partitions that changed on the fetcher's side, and each reply only those that have
-something new. An idle partition costs neither bytes nor time on either side:
+The module does no I/O. A broker that follows a thousand partitions of one leader always has a fetch waiting at this
+leader. In a session each request contains only the partitions that changed on the fetcher's side, and each reply
+contains only the partitions that have something new. An idle partition costs neither bytes nor time on either side:
 
     request, session epoch 0      all wanted partitions               -> a new session id
     request, session epoch n > 0  partitions whose position moved, and those to drop
     reply                         partitions with records, errors, a divergence or moved offsets
 
-The session epoch counts requests. With it, the server detects a repeated or lost request, and the fetcher then starts a
-new session. On the server a partition is *due* after a request named it, its log grew, or one of its offsets moved
+The session epoch counts requests. By this epoch the server detects a repeated or lost request. The fetcher then starts
+a new session. On the server a partition is *due* after a request named it, its log grew, or one of its offsets moved
 (``SessionCache.wake``). A fetch reads only due partitions.
 
 The broker's event loop owns the sessions. ``fetch.session.slots`` bounds their number, and ``MAX_PARTITIONS`` the
@@ -33,7 +33,8 @@ NO_SESSION = 0
 FULL = 0  #: the session epoch of a request for a new session
 SESSIONLESS = -1  #: the session epoch of a fetch without a session
 
-#: The maximum number of partitions in all sessions of one broker. They take some hundred megabytes.
+#: The maximum number of partitions in all sessions of one broker. This number of partitions takes some hundred
+#: megabytes.
 MAX_PARTITIONS = 1_000_000
 
 
@@ -71,9 +72,10 @@ class FetchSession:
         self.connection: object = None
 
     def update(self, key: Key, partition: FetchPartition) -> bool:
-        """Store the position from which a request wants a partition; return whether the partition is new here.
+        """Store the position from which a request wants a partition.
 
-        If the topic id or leader epoch has changed, forget what earlier replies reported about the partition.
+        Return whether the partition is new in this session. If the topic id or leader epoch has changed, forget the
+        offsets that earlier replies reported for the partition.
         """
         before = self.wanted.get(key)
         self.wanted[key] = partition
@@ -96,7 +98,7 @@ class FetchSession:
 class FetchContext(msgspec.Struct, frozen=True):
     """One fetch request while it is being served, with its session.
 
-    If it has no ``session``, all its partitions are in ``named``.
+    If the request has no ``session``, all its partitions are in ``named``.
     """
 
     session: FetchSession | None
@@ -114,9 +116,10 @@ class FetchContext(msgspec.Struct, frozen=True):
         return {key: session.wanted[key] for key in session.due}
 
     def has_news(self, result: FetchedPartition) -> bool:
-        """Return whether ``result`` has records, an error, a divergence, or offsets other than those last reported.
+        """Return whether ``result`` has records, an error, a divergence, or changed offsets.
 
-        Without a session, the result is always True.
+        The offsets have changed if they differ from the last reported offsets. Without a session, the result is always
+        True.
         """
         if self.session is None or result.batch_count or result.code or result.diverging is not None:
             return True
@@ -124,7 +127,7 @@ class FetchContext(msgspec.Struct, frozen=True):
         return self.session.reported.get((result.topic, result.partition)) != marks
 
     def marks_moved(self, key: Key, high_watermark: int, log_start_offset: int) -> bool:
-        """Return whether these offsets differ from those last reported. Without a session, return True."""
+        """Return whether these offsets differ from the last reported offsets. Without a session, return True."""
         return self.session is None or self.session.reported.get(key) != (high_watermark, log_start_offset)
 
     def has_news_else_not_due(self, result: FetchedPartition) -> bool:
@@ -199,7 +202,8 @@ class SessionCache:
         self.holders: dict[Key, dict[int, FetchSession]] = {}
         #: A callback, called with the id of each session that is closed for any reason.
         self.on_close: Callable[[int], None] = lambda session_id: None
-        #: Whether a request of the second connection may use a session of the first one. Session ids can be guessed.
+        #: A function of two connections: whether a request of the second one may use a session of the first one. The
+        #: check is needed because session ids can be guessed.
         self.may_use: Callable[[object, object], bool] = lambda owner, connection: True
         #: Sessions by the connection of their last request.
         self._by_connection: dict[object, dict[int, FetchSession]] = {}
@@ -413,10 +417,10 @@ class SessionRequest(msgspec.Struct, frozen=True, gc=False):
 class SessionBuilder:
     """The fetcher side of a session, which builds requests from the wanted partitions.
 
-    There is one for each connection to a leader. ``want`` and ``drop`` may be called at any time; the next request
-    contains the changes. Once a session is ``established``, a request may be sent before the reply to the previous one.
-    The server then ends the wait of the previous request, so that changes take effect at once. Pass replies to
-    ``on_response`` in order.
+    There is one builder for each connection to a leader. ``want`` and ``drop`` may be called at any time; the next
+    request contains the changes. Once a session is ``established``, a request may be sent before the reply to the
+    previous one. The server then ends the wait of the previous request, so that changes take effect at once. Pass
+    replies to ``on_response`` in order.
     """
 
     def __init__(self) -> None:
@@ -431,10 +435,10 @@ class SessionBuilder:
         return len(self._wanted)
 
     def want(self, partition: FetchPartition, *, again: bool = False) -> None:
-        """Fetch this partition from this position.
+        """Request this partition from this position with the next request.
 
-        The next request does not repeat a position that the server knows already. With ``again`` it does: set ``again``
-        if the fetcher did not use the reply.
+        The next request does not repeat a position that the server knows already, unless ``again`` is set. Set
+        ``again`` if the fetcher did not use the reply.
         """
         key = (partition.topic, partition.partition)
         if again or self._wanted.get(key) != partition:

@@ -7,13 +7,14 @@ records:
   epoch and returns the divergence point. Only records after that point are removed. Source: KIP-101, KIP-279.
 - Truncate before raising the high watermark: a response with a divergence does not raise it.
 - The high watermark never exceeds the end of this replica's own log.
-- Never truncate committed records, except those below the leader's log start. Committed are the records below this
-  replica's own high watermark, of epochs since the last election that could lose records. A leader that lacks committed
-  records has lost its log, or has an old copy of it. The follower refuses to truncate, and the controller decides which
-  copy counts.
+- Never truncate committed records, except those below the leader's log start. A record counts as committed here if it
+  is below this replica's own high watermark, and if no election since its epoch could lose records. A leader that lacks
+  committed records has lost its log, or has an old copy of it. The follower then refuses to truncate, and the
+  controller decides which copy of the log is right.
 - A response counts only if its request had this epoch and the log's current end offset and last epoch. Other responses
-  are outdated. (The simulator showed that the last epoch is necessary. The log had been truncated and had grown to the
-  same end again with committed records. Then the old response was delivered a second time and truncated the log again.)
+  are outdated. The simulator showed that the check of the last epoch is necessary: a log was truncated and grew to the
+  same end again with committed records, and then the old response was delivered a second time and truncated the log
+  again.
 """
 
 from __future__ import annotations
@@ -41,7 +42,7 @@ UNKNOWN_LAST_EPOCH = -2
 class FollowerRole:
     """The follower role of a replica in one leader epoch.
 
-    A part of ``Replica``; mutable. ``leader`` is NO_LEADER while the partition has none.
+    A part of ``Replica``; mutable. ``leader`` is NO_LEADER while the partition has no leader.
     """
 
     name = "follower"

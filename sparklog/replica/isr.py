@@ -5,9 +5,10 @@
                              (either)      --refused--> CommittedIsr as before
 
 While a change is in flight, the leader does not know which of the two sets ZooKeeper has, and the next leader may come
-from either set. So a record is committed when all of the *maximal* set, the union of both, have it: an added broker
-counts at once, a removed broker until the removal is written. Constructors refuse illegal states: an ISR without its
-leader, an empty ISR, a broker named twice, two changes at a time. Source: KIP-497 (maximal ISR).
+from either set. So a record is committed when all brokers in the *maximal* ISR, the union of both sets, have the
+record. An added broker is in the maximal ISR at once. A removed broker is in it until the removal is written.
+Constructors refuse illegal states: an ISR without its leader, an empty ISR, a broker named twice, two changes at a
+time. Source: KIP-497 (maximal ISR).
 """
 
 from __future__ import annotations

@@ -10,11 +10,11 @@ prevent a loss of records:
   below the epoch start, but this leader's high watermark may still be lower. Source: KAFKA-7128.
 - An ISR change takes effect when it is written to ZooKeeper. Until then both the old and the new ISR count (see
   ``isr.py``).
-- Replicas that a reassignment removes are taken out of the ISR after all replicas that are out of sync. If a replica
-  that stays in the partition falls out of the ISR first, the controller's order to remove the others expires, because
-  the controller gave it for the earlier ISR.
-- The leader's own log counts only when a durable checkpoint contains it. Otherwise a leader that restarts could not
-  distinguish a lost log from one that never had records.
+- The leader first removes replicas that are out of sync from the ISR, and only then the replicas that a reassignment
+  removes. If a replica that the reassignment keeps leaves the ISR, the controller's order to remove replicas expires,
+  because the controller gave the order for the earlier ISR.
+- The leader's own log counts for the high watermark only when a durable checkpoint contains the log. Otherwise a leader
+  that restarts could not distinguish a lost log from a log that never had records.
 - While a follower holds committed records that the leader's log lacks, the leader acknowledges no records, for any
   acks.
 - The lag time of every follower starts with the epoch, so no follower is removed because of a delay under an earlier
@@ -104,7 +104,7 @@ class LeaderRole:
         return [AppendAsLeader(event.ticket, self.epoch)]
 
     def appended(self, event: LeaderAppended, now_ms: int) -> list[Effect]:
-        """Respond to the produce, or let it wait until its records are committed.
+        """Respond to the produce, or add it to the purgatory until its records are committed.
 
         A follower that has all records before this append counts as caught up until now, even if it last fetched long
         ago. So the followers of an idle partition do not count as lagging. An append of a duplicate does not move the
@@ -444,11 +444,11 @@ class LeaderRole:
     def isr_refused(self, event: IsrRefused, now_ms: int) -> list[Effect]:
         """Handle a refused ISR write.
 
-        The node has not changed. Either the incarnation check of an addition failed, or an earlier write without a
-        response has not reached ZooKeeper.
+        The node has not changed. Either an added broker has another incarnation, or an earlier write without a response
+        has not reached ZooKeeper.
 
-        A write without a response may still arrive, so a read of the old version does not show that it failed. The
-        leader therefore writes again with the same expected version: only one of the two writes can succeed.
+        A write without a response may still arrive, so a read of the old version does not show that the write failed.
+        The leader therefore writes again with the same expected version: only one of the two writes can succeed.
         """
         pending = self.isr
         if isinstance(pending, CommittedIsr) or event.expected_version not in {-1, pending.expected_version}:
@@ -479,7 +479,7 @@ class LeaderRole:
         return []
 
     def isr_known(self, isr: tuple[int, ...], now_ms: int, *, announce: bool) -> list[Effect]:
-        """Use ``isr`` as the committed ISR. The node has this ISR at the version that the view knows.
+        """Use ``isr`` as the committed ISR. The partition's node has this ISR at the version ``PartitionView.version``.
 
         ``announce`` means that the controller may not know the ISR yet and must be notified.
         """

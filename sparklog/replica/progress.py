@@ -1,8 +1,8 @@
 """The progress of one follower in one leader epoch, as its leader knows it.
 
 A fetch from offset X proves that the follower's log has all records below X, but only for the incarnation that sent the
-fetch. A new incarnation may have lost its page cache. So the old progress is dropped, and the new incarnation has no
-progress until it fetches.
+fetch. A new incarnation may have lost its page cache. So the progress of the old incarnation is dropped, and the new
+incarnation has no progress until it fetches.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ UNKNOWN_END = -1
 class Progress:
     """The progress of one follower in one leader epoch: its log end, and when it last had all records.
 
-    A part of ``LeaderRole``; mutable. For each epoch the leader creates a new one, whose lag time starts with the
+    A part of ``LeaderRole``; mutable. For each epoch the leader creates new objects, whose lag times start with the
     epoch.
     """
 

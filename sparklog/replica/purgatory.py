@@ -18,7 +18,7 @@ NEVER = 2**63 - 1
 class Waiting(msgspec.Struct, frozen=True, gc=False):
     """A produce with acks=all whose batches were appended but are not committed yet.
 
-    They are committed when the high watermark reaches ``end_offset``.
+    The batches are committed when the high watermark reaches ``end_offset``.
     """
 
     end_offset: int

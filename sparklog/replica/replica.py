@@ -113,8 +113,8 @@ Role = LeaderRole | FollowerRole | Offline
 class Replica:
     """The state machine of one replica of one partition.
 
-    Mutable and not thread-safe: one thread uses it, that of the broker's event loop or of the simulator. It is created
-    when the partition's log has been opened, and used until Stopped or LogFailed.
+    Mutable and not thread-safe: use it only in one thread, the thread of the broker's event loop or of the simulator.
+    It is created when the partition's log has been opened, and used until Stopped or LogFailed.
     """
 
     #: The simulator replaces these classes with faulty variants, to test that its checks detect the faults.
@@ -283,8 +283,8 @@ class Replica:
     def check_offset(self, offset: int) -> ErrorCode | None:
         """Return the error if a consumer cannot read from ``offset`` now, or None if it can.
 
-        Another replica may have a higher high watermark and may have served records that this one lacks. So only the
-        log end offset of a leader proves that an offset is out of range.
+        Another replica may have a higher high watermark and may have served records that this replica lacks. So only
+        the log end offset of a leader proves that an offset is out of range.
         """
         log = self.view.log
         if offset < log.log_start_offset or (offset > log.log_end_offset and isinstance(self._role, LeaderRole)):

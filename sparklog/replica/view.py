@@ -1,7 +1,7 @@
 """The state that a replica needs in every role, and its view of the log.
 
-``replica.py``, which chooses the role, and ``leader.py`` and ``follower.py``, which implement the roles, share the one
-``PartitionView`` that the ``Replica`` owns. This module makes no decisions.
+The ``Replica`` owns one ``PartitionView``. ``replica.py`` chooses the role, and ``leader.py`` and ``follower.py``
+implement the roles. All of them use this object. This module makes no decisions.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ class LogView(Protocol):
 class ReplicaSettings:
     """The topic's settings for a replica (``replica.lag.*``), and the pauses between ISR changes."""
 
-    #: A follower that has not been caught up for this long leaves the ISR.
+    #: The time without having caught up after which a follower leaves the ISR.
     lag_time_max_ms: int = 10_000
     #: The number of records by which a follower may lag; 0 for no limit.
     lag_max_messages: int = 0
@@ -78,7 +78,7 @@ class PartitionView:
     #: The first offset that is not known to be committed. It is always within the log, even while a truncation is in
     #: progress.
     high_watermark: int
-    #: The last known version of the partition's ZooKeeper node. Decisions are ordered by it.
+    #: The last known version of the partition's ZooKeeper node. Decisions are ordered by this version.
     version: int = -1
     state: LeaderAndIsr | None = None
     replicas: tuple[int, ...] = ()
@@ -87,9 +87,9 @@ class PartitionView:
     incarnations: Mapping[int, int] = field(default_factory=dict)
     #: Live brokers that are about to stop. They may not join an ISR.
     stopping: frozenset[int] = frozenset()
-    #: Replicas that must leave the ISR, according to the decision for ``version``. The order stays valid after ISR
-    #: changes, unless a replica that is not leaving falls out. Any decision that arrives later can cancel it, even one
-    #: with an older version.
+    #: Replicas that must leave the ISR, according to the decision for ``version``. The set stays valid when the ISR
+    #: changes, unless a replica that is not in the set leaves the ISR. Any later decision can remove replicas from the
+    #: set, even a decision with an older version.
     leaving: frozenset[int] = frozenset()
     #: The leader epoch of the decision that set ``replicas``. If a refused write reveals a newer epoch, the replicas
     #: may have changed.

@@ -34,7 +34,7 @@ last_offset_of = attrgetter("last_offset")
 class AbortedRanges:
     """A list of the aborted transactions of one log, ordered by their markers' offsets.
 
-    A part of ``TransactionTable``.
+    ``TransactionTable`` owns this list.
     """
 
     def __init__(self, ranges: Iterable[EndedTransaction] = ()) -> None:

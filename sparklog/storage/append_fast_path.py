@@ -1,12 +1,12 @@
 """The append of a single plain batch to the active segment, which is the usual case if few requests are in flight.
 
 A plain batch needs no decision: the segment does not roll, the leader epoch is the same, and the batch is neither a
-marker nor transactional. Its producer has set its timestamps. If a topic has no event-time column, the leader sets
-them (``NO_TIMESTAMP``), so only followers use this path then.
+marker nor transactional. Its producer has set its timestamps. If a topic has no event-time column, the leader sets the
+timestamps (``NO_TIMESTAMP``). Then only followers use this path.
 
-All other batches are appended by ``append_plan``. Its plan would do the same with a plain batch, and a test compares
-the two. But a plan takes 5 us more for each append: one twentieth of the processor time that client and broker spend on
-a single send with acks=1.
+All other batches are appended by ``append_plan``. A plan would append a plain batch in the same way, and a test
+compares both ways. But a plan takes 5 us more for each append: one twentieth of the processor time that client and
+broker spend on a single send with acks=1.
 """
 
 from __future__ import annotations

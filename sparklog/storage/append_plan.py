@@ -22,13 +22,14 @@ from sparklog.storage.disk import Buffer
 #: The running maximum timestamp before the first batch of a segment.
 NO_MAXIMUM = -(2**63)
 
-#: Plain ints, because these are tested for every batch, and ``&`` of an enum makes a new member each time.
+#: The flags as plain ints, because they are tested for every batch, and ``&`` of an enum makes a new member each time.
 _FIRST, _PROJECTED, _CONTROL = int(Flag.FIRST_OF_SEGMENT), int(Flag.PROJECTED), int(Flag.CONTROL)
 _CLEANED = int(Flag.CLEANED)
 
-#: Returns the bytes before the first batch of a segment, by schema id. Raises BrokerError for an unknown id.
+#: A function that returns the number of bytes before the first batch of a segment, by schema id. It raises BrokerError
+#: for an unknown id.
 PreludeLength = Callable[[int], int]
-#: Returns the part of a stored batch from an offset inside it on.
+#: A function that returns the rest of a stored batch, from an offset inside the batch to the end of the batch.
 CutFront = Callable[[BatchHeader, memoryview, int], tuple[BatchHeader, Buffer]]
 
 
@@ -42,7 +43,8 @@ class AppendPoint(msgspec.Struct, frozen=True, gc=False):
     running_max: int
     first_append_us: int
     schema_id: int
-    #: Whether the last batch has another position than in the leader's segment. Later batches of the segment will, too.
+    #: Whether the last batch has another position than in the leader's segment. Later batches of the segment then also
+    #: have other positions.
     cleaned: bool = False
 
 
@@ -165,8 +167,8 @@ def plan_follower_append(
 
     A batch that the leader has compacted (``Flag.CLEANED``) may begin below the end of this log, because this log may
     have copied records before the compaction. Then ``cut_front`` removes the records that this log already has. The
-    batch's position in the leader's segment may be wrong in this segment, so the batch gets the next position here. The
-    later batches of the leader's segment then get new positions too.
+    batch's position in the leader's segment may be wrong in this log's segment, so the batch gets the next free
+    position there. The later batches of the leader's segment then get new positions too.
 
     An empty log accepts any first batch that begins a segment at or below the log's end offset, because the leader's
     first segment may begin below the leader's log start offset.

@@ -2,8 +2,8 @@
 
 Consumers and followers at the end of a log read these batches, not the file.
 
-All logs of a directory share one limit of bytes. The oldest batch of any log is dropped first. So the cached batches of
-one log are always the last ones of that log.
+All logs of a directory share one limit of bytes. At the limit, the oldest batch of all logs is dropped first. So the
+cached batches of a log are always the newest batches of that log.
 """
 
 from __future__ import annotations
@@ -66,7 +66,8 @@ def drop_below(log: HotLog, offset: int) -> None:
 def drop_from(log: HotLog, offset: int) -> None:
     """Remove the cached batches that begin at or above ``offset``, because the log was truncated there.
 
-    Their bytes still count against the cache's limit until the cache would have removed them as its oldest batches.
+    The bytes of these batches still count against the cache's limit until the batches would have become the oldest
+    batches of the cache.
     """
     for base_offset in [base for base in log if base >= offset]:
         del log[base_offset]

@@ -1,8 +1,8 @@
 """The writer of a log directory's checkpoint, and the steps that must wait until a checkpoint is durable.
 
-A checkpoint has one entry for each log with records. Only the entries of changed logs are renewed. Any thread may
-write the checkpoint. A durable checkpoint has two consequences: the new logs in it are ``named``, and segments below
-the log start offsets in it may be deleted.
+A checkpoint has one entry for each log with records. Only the entries of changed logs are renewed. Any thread may write
+the checkpoint. A durable checkpoint has two consequences: the new logs in the checkpoint are ``named``, and segments
+below the log start offsets in the checkpoint may be deleted.
 """
 
 from __future__ import annotations
@@ -103,7 +103,7 @@ class CheckpointWriter:
     def consume_named(self) -> list[Log]:
         """Find the logs that were added to a durable checkpoint since the last call, and return them.
 
-        This also marks them as named (``Log.named``): a durable checkpoint has entries for them.
+        This method also marks the logs as named (``Log.named``): a durable checkpoint has entries for the logs.
         """
         with self._lock:
             found, self._newly_named = self._newly_named, []

@@ -1,8 +1,8 @@
 """The fsyncs of a clean shutdown, and a first round of fsyncs while the broker still serves requests.
 
 If the logs are few, their files are fsynced one by one in several threads: one flush of the disk's cache completes all
-fsyncs that wait at that time. Thousands of logs would need tens of thousands of flushes. Then the whole file system is
-synced instead, if that is possible.
+fsyncs that wait at that time. Thousands of logs would need tens of thousands of flushes. If there are that many logs,
+the whole file system is synced instead, provided that the file system supports this.
 """
 
 from __future__ import annotations

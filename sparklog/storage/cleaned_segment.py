@@ -35,7 +35,7 @@ class CleanedSegmentWriter:
         self._running_max = NO_MAXIMUM
         self._waiting: list[Buffer] = [arrow_prelude(schema_message)]
         self._waiting_headers: list[Buffer] = []
-        #: The size of the data file with all added batches, and the part of it that is written.
+        #: The size of the data file with all added batches, and the number of bytes of the file that are written.
         self._position = len(self._waiting[0])
         self._written = 0
         self._handles: list[int] = []

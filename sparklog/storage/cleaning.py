@@ -3,8 +3,8 @@
 ``CleanJob`` reads sealed segments, which do not change, through its own file descriptors. First it reads the dirty
 part: it puts hash and offset of each key into a table with bounded memory, which spills to disk (``key_table``). Then
 it rewrites groups of segments, from the log's front on. For each group it copies the newest record of each key into a
-new segment, and the log replaces the old segments by the new one (``LogCleaning.replace_segments``, on the event
-loop). A reader in the middle of an old segment keeps the old file open.
+new segment, and the log replaces the old segments by the new one (``LogCleaning.replace_segments``, on the event loop).
+A reader in the middle of an old segment can finish, because it keeps the old file open.
 
 The job verifies each batch's checksum before it writes the batch again: damaged data must not get a new checksum.
 
@@ -50,7 +50,7 @@ _BATCH_BYTES = 1 << 20
 #: The number of headers that are read from an index at a time. Each takes 96 bytes until it is yielded.
 _HEADERS_AT_ONCE = 8192
 _NOTHING = np.empty(0, np.int64)
-#: How far a thread may be ahead of its permitted rate. A shorter wait would cost more than it delays.
+#: The time by which a thread may be ahead of its permitted rate. A shorter wait would cost more than it delays.
 _AHEAD_S = 0.01
 
 
@@ -134,7 +134,7 @@ class CleanJob:
         self.cancelled = False
         #: Whether the disk had no room for a new segment.
         self.out_of_room = False
-        #: The table has the keys of all records below this offset.
+        #: The offset below which the table has the keys of all records.
         self.map_end = state.end
         self.segments = segments
         self._disk = disk
@@ -158,8 +158,8 @@ class CleanJob:
     def cancel(self) -> None:
         """Stop the job. After this method returns, the job changes no file of the log.
 
-        If the new segment's files already have their final names, the old segments are deleted. If the replacement of
-        the old segments was only decided, it is undone. A call after the end of the job has no effect.
+        If the new segment's files already have their final names, the old segments are deleted. If only the decision to
+        replace the old segments is on disk, the decision is undone. A call after the end of the job has no effect.
 
         Raises:
             OSError: the disk failed.

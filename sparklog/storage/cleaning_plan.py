@@ -1,14 +1,15 @@
-"""The plan of a cleaning: when a compacted log is due, how far the cleaning may go, and which segments it merges.
+"""The plan of a cleaning: when a log is due for compaction, up to which offset, and which segments are merged.
 
-This module is pure. A log is cleaned from its front. An earlier cleaning has cleaned the part below
-``CleanerState.end``. The dirty part begins there and ends at a limit. The limit is never above the base offset of the
-active segment, the high watermark or the last stable offset. A segment with records younger than
+This module is pure. A log is cleaned from its front. Earlier cleanings have cleaned the part below
+``CleanerState.end``. The dirty part begins at this offset and ends at a limit. The limit is never above the base offset
+of the active segment, the high watermark or the last stable offset. A segment with records younger than
 ``min.compaction.lag.ms`` is above the limit too.
 
-Tombstones and markers are removed in two steps, because consumers and followers may be in the middle of the log. A
-cleaning removes the records that they delete at once. A later cleaning removes the tombstone or marker itself:
-``delete.retention.ms`` after the first cleaning that passed it. Ages are counted by the leader's clock at the append,
-not by event time, which may be old. Source: Kafka's ``LogCleanerManager`` and ``Cleaner``.
+Tombstones and markers are removed in two steps, because consumers and followers may be in the middle of the log. The
+first cleaning that reaches a tombstone or marker removes the records that the tombstone or marker deletes. A later
+cleaning removes the tombstone or marker itself, at least ``delete.retention.ms`` after the first cleaning. The age of a
+record is counted from the leader's clock at the append, not from the event time, which may be old. Source: Kafka's
+``LogCleanerManager`` and ``Cleaner``.
 """
 
 from __future__ import annotations
@@ -72,16 +73,16 @@ class SegmentFacts(NamedTuple):
     end_offset: int
     size_bytes: int
     schema_id: int
-    #: The append time of its first batch, us.
+    #: The append time of the segment's first batch, in microseconds since the epoch.
     first_append_us: int
-    #: The append time of its last batch, us.
+    #: The append time of the segment's last batch, in microseconds since the epoch.
     last_append_us: int
 
 
 class CleaningCandidate(NamedTuple):
     """The part of a log that a compaction should process now: its first ``segment_count`` segments.
 
-    ``dirty_bytes`` is the size of the segments among them that no earlier compaction has covered completely.
+    ``dirty_bytes`` is the total size of the segments in this part that no earlier compaction has covered completely.
     """
 
     segment_count: int

@@ -2,7 +2,7 @@
 
 ZooKeeper has these counters. If ZooKeeper is restored from an older backup, its counters decrease, and only a log
 directory can show that. The file is replaced atomically, and its new content is durable on return. A missing or damaged
-file proves nothing.
+file shows nothing about ZooKeeper.
 """
 
 from __future__ import annotations

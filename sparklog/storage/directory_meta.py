@@ -1,4 +1,4 @@
-"""The owner of a log directory: ``meta.json``, the locks, and how a supervisor claims a directory.
+"""The ownership of a log directory: ``meta.json``, the locks, and how a supervisor claims a directory.
 
 A log directory is one broker slot: cluster id, broker id and port belong to the directory, not to a process. The broker
 process that writes to the directory holds ``broker.lock``. The barrier task that supervises this broker holds

@@ -1,11 +1,12 @@
 """A record of whether a log directory still has everything that earlier processes wrote.
 
-Two files show it. The file ``running`` is written when a directory is opened. It has the host's boot id. The file
+Two files show this. The file ``running`` is written when a directory is opened, and has the host's boot id. The file
 ``clean-stop`` is written when the directory is closed and everything in it is fsynced. The next process concludes from
 these files:
 
 - ``clean-stop`` exists: nothing was lost;
-- no ``clean-stop``, same boot id: the process died, but the page cache did not. Every completed write exists (trusted);
+- no ``clean-stop``, same boot id: the process died, but the host still has its page cache. Every completed write exists
+  (trusted);
 - no ``clean-stop``, another boot id: the page cache was lost. Writes without an fsync may be missing (untrusted).
 
 ``running`` also has the last incarnation of the directory's broker. The broker writes this number before it registers
@@ -18,9 +19,10 @@ until the broker's registration reports it, because a process that found damaged
 A doubt is also recorded when the disk fails. After a failed fsync the kernel counts the pages as written and shows them
 to the next process, but the disk may not have them. The boot id alone would then show a trusted directory.
 
-A broker writes the name of each new log to the checkpoint before the log's replica counts
-(``CheckpointWriter.name_logs``). ``running`` records this rule after the first checkpoint is written. From then on a
-log that is named in the checkpoint and missing on disk is lost, and an unreadable checkpoint puts all logs in doubt.
+A broker writes the name of each new log to the checkpoint before the log's replica confirms or commits records
+(``CheckpointWriter.name_logs``). After the first such checkpoint, ``running`` records that the broker follows this
+rule. From then on a log that is named in the checkpoint and missing on disk is lost, and an unreadable checkpoint puts
+all logs in doubt.
 """
 
 from __future__ import annotations
@@ -93,7 +95,7 @@ class LastStop(NamedTuple):
 class DirectoryTrust:
     """A record of whether the content of one log directory can be trusted.
 
-    It depends on how the last process stopped and on what this process finds.
+    The result depends on how the last process stopped and on what this process finds.
 
     Any thread may call ``fail``, ``sync_failed`` and ``note_incarnation``. Use the other methods only on the broker's
     event loop.

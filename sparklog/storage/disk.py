@@ -95,8 +95,8 @@ class Disk(Protocol):
 
         The file's size does not change.
 
-        Raises OSError if the file system cannot reserve space or has too little. In that case a part of the space may
-        be reserved.
+        Raises OSError if the file system cannot reserve space or has too little space. In that case a part of the space
+        may be reserved.
         """
 
     def sync(self, handle: int) -> None: ...
@@ -113,10 +113,10 @@ class Disk(Protocol):
         """Return whether ``sync_file_system`` can sync the file system of ``handle`` and reports failed writes."""
 
     def sync_file_system(self, handle: int) -> None:
-        """Make all earlier writes to the file system of ``handle`` durable, whichever process made them.
+        """Make all earlier writes of all processes to the file system of ``handle`` durable.
 
-        This includes the content and the names of files. Raises OSError if this fails. Raises OSError also if a write
-        has failed since the handle was opened, even if another caller already received that failure.
+        This includes the content and the names of files. Raises OSError if the sync fails, or if a write has failed
+        since the handle was opened, even if another caller already received that failure.
         """
 
     def copy(self, source: Path, target: Path, length: int, *, start: int = 0) -> None:
@@ -390,7 +390,7 @@ def write_all(disk: Disk, handle: int, buffers: Sequence[Buffer], at: int) -> in
 
 
 def write_one(disk: Disk, handle: int, buffer: Buffer, at: int) -> None:
-    """Write a whole single buffer at file position ``at``. Raises OSError as ``write_all`` does."""
+    """Write a whole single buffer at file position ``at``. Raises the same errors as ``write_all``."""
     if disk.write(handle, (buffer,), at) != len(buffer):
         write_all(disk, handle, (buffer,), at)  # this writes the bytes of the short write again
 

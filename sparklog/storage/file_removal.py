@@ -1,7 +1,8 @@
 """Removal of the files and directories of deleted logs and segments, in a thread.
 
-First a file gets another name, and a directory is moved into ``removed/``. So they are no longer part of a log, and
-their removal may take long. If a process ends before a removal is complete, the next start completes it.
+First a file gets another name, or a directory is moved into ``removed/``. After that the file or directory is no longer
+part of a log, and its removal may take long. If a process ends before a removal is complete, the next start completes
+it.
 """
 
 from __future__ import annotations

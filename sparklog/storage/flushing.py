@@ -2,7 +2,8 @@
 
 ``FlushJob.run`` runs in a thread. Then ``LogDurability.flush_finished``, on the event loop, moves the log's recovery
 point. If the log is truncated or segments are deleted in the meantime, the job is cancelled. The fsyncs of a cancelled
-job do not move the recovery point, and a file that it does not find is no failure of the disk.
+job do not move the recovery point, and a file that a cancelled job does not find is not reported as a failure of the
+disk.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """The encoding of small state files: JSON with a field ``version``.
 
-Every struct that is stored in such a file has this field. Its default is the version that this release writes. A file
-with a newer version raises ``NewerFormatError``.
+Every struct that is stored in such a file has this field. Its default is the version that this release writes.
+``decode_state`` raises ``NewerFormatError`` for a file with a newer version.
 """
 
 from __future__ import annotations

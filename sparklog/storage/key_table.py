@@ -1,4 +1,4 @@
-"""A table of the newest offset of each key, in memory and, if the keys do not fit there, also on disk.
+"""A table of the newest offset of each key, in memory, and also on disk if the keys do not fit into memory.
 
 A cleaning puts the keys of the dirty part into a ``KeyTable``, and then searches it for the key of every record. The
 table's map in memory (``offset_map``) needs ``BYTES_PER_KEY`` for each key. When it is full, its rows are sorted by
@@ -99,7 +99,7 @@ class SpillFile:
 
 
 class KeyTable:
-    """A table of the newest offset of each key, in memory and, if it does not fit there, also on disk.
+    """A table of the newest offset of each key, in memory, and also on disk if the keys do not fit into memory.
 
     Call ``put`` with all keys, then ``complete``, then ``newest`` to look keys up. One thread makes all calls.
     ``open_file`` returns an empty temporary file. ``spend`` is called with a number of bytes before they are written,
@@ -122,10 +122,10 @@ class KeyTable:
         return len(self._map) + sum(map(len, self._runs))
 
     def put(self, keys: KeyHashes, offsets: npt.NDArray[np.int64]) -> int:
-        """Add the keys of records. The ``offsets`` must ascend, and be above those of all earlier calls.
+        """Add the keys of records. The ``offsets`` must ascend, and be above the offsets of all earlier calls.
 
-        Return the number of added keys, which are the first ones. They are all keys unless both the table's memory and
-        the disk are full.
+        Return the number of added keys, which are the first keys of ``keys``. All keys are added unless both the
+        table's memory and the disk are full.
         """
         taken = self._map.put(keys, offsets)
         while taken < len(offsets):

@@ -7,7 +7,8 @@ An append writes to the page cache. Records survive a power failure because othe
 when their segment is sealed, by a ``FlushJob``, on a clean shutdown, and in the append itself if ``flush.messages``
 requires it.
 
-``Log`` has the operations that requests need. Its parts have the state, and each part alone changes its own state:
+``Log`` has the operations that requests need. The state is in the parts of ``Log``, and only the part itself changes
+its state:
 
 ::
 
@@ -87,13 +88,14 @@ class Log:
     ) -> None:
         self.tp = tp
         self.topic_id = topic_id
-        #: A durable checkpoint has an entry for this log, or need not have one (``CheckpointWriter.name_logs``).
+        #: Whether a durable checkpoint has an entry for this log, or need not have one
+        #: (``CheckpointWriter.name_logs``).
         self.named = named
         #: What the recovery truncated, as sentences for operators.
         self.findings: tuple[str, ...] = ()
         self._files = LogFiles(tp, topic_id, directory=directory, schemas=schemas, config=config, services=services)
-        #: The offsets of this log. Code that every request runs reads them here: a property of ``Log`` costs as much as
-        #: a call.
+        #: The offsets of this log. Code that every request runs reads this attribute, because a property of ``Log``
+        #: costs as much as a call.
         self.offsets = LogOffsets(tp, topic_id, services)
         self._tail = LogTail(self._files, self.offsets)
         self.durability = LogDurability(self._files, self.offsets, self._tail)
@@ -239,8 +241,9 @@ class Log:
     def checkpoint(self) -> PartitionCheckpoint:
         """Return the log's entry for a checkpoint.
 
-        The log remembers these offsets, because the checkpoint will claim that the log has all records below them. A
-        later truncation first lowers such offsets in the checkpoint.
+        The log remembers the offsets in the entry, because the checkpoint will claim that the log has all records below
+        these offsets. A later truncation of the log below one of these offsets first lowers the offset in the
+        checkpoint.
         """
         return self.offsets.checkpoint()
 
@@ -364,8 +367,8 @@ class Log:
     ) -> list[OffsetRange]:
         """Return the offset ranges of the batches that are already in the log, because the producer has retried them.
 
-        They are the first batches of the list, because a retry begins with the oldest batch. The broker answers a retry
-        with these offsets before it checks the batches against the schema, which may have changed since the first
+        These are the first batches of ``batches``, because a retry begins with the oldest batch. The broker answers a
+        retry with these offsets before it checks the batches against the schema, which may have changed since the first
         attempt. With ``begins_anywhere`` the first batch of an unknown producer id may have any sequence, as in Kafka.
 
         Raises:
@@ -558,8 +561,9 @@ class Log:
     def is_outdated_for(self, headers: bytes | memoryview, now_us: int) -> bool:
         """Return whether a leader's batches show that this replica has received no batches for too long.
 
-        This is longer than the leader keeps tombstones and markers. Then the replica may still have records whose
-        tombstones it will never get. So it must start again with an empty log.
+        That is the case if the replica received no batches for longer than the leader keeps tombstones and markers. The
+        replica may then still have records whose tombstones it will never get, so it must start again with an empty
+        log.
         """
         window, end = self._tail.tombstone_window, self.offsets.log_end
         if not window.is_possible(now_us) or end == self.first_segment_offset:

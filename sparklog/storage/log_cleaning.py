@@ -1,4 +1,4 @@
-"""The compaction of one log: when it is due, which job runs, and how far earlier jobs have compacted the log."""
+"""The compaction of one log: when a compaction is due, which job runs, and what earlier jobs have compacted."""
 
 from __future__ import annotations
 
@@ -34,11 +34,11 @@ class LogCleaning:
     __slots__ = ("_durability", "_files", "_held", "_may_spill", "_offsets", "_tail", "job", "state")
 
     def __init__(self, files: LogFiles, offsets: LogOffsets, tail: LogTail, durability: LogDurability) -> None:
-        #: How far the log is compacted.
+        #: The progress of the log's compaction.
         self.state = CleanerState()
         self.job: CleanJob | None = None
         #: Whether no compaction may begin, because a thread copies segments for a truncation. A compaction would
-        #: replace these.
+        #: replace these segments.
         self._held = False
         #: False after a compaction that filled the disk with spilled keys, so that new segments had no room. The next
         #: compaction keeps its keys in memory.

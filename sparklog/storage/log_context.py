@@ -26,23 +26,25 @@ class LogContext:
     disk: Disk
     files: OpenFiles
     hot: BatchCache
-    #: Removes files in a thread. The log has already given them names that are not part of the log.
+    #: A callback that removes files in a thread. The log has already given these files names that are not part of the
+    #: log.
     remove_later: Callable[[Sequence[Path]], None]
-    #: Moves a partition directory away, and removes it in a thread.
+    #: A callback that moves a partition directory away, and removes the directory in a thread.
     remove_directory: Callable[[Path], None]
-    #: Writes the checkpoint, and returns when it is durable.
+    #: A callback that writes the checkpoint, and returns when the checkpoint is durable.
     checkpoint_now: Callable[[], None]
-    #: Takes the directory offline, because its disk failed.
+    #: A callback that takes the directory offline, because its disk failed.
     failed: Callable[[str], None]
-    #: Called when the log of this partition has data that need an fsync because of their age.
+    #: A callback, called when the log of a partition has data that need an fsync because of their age.
     flush_later: Callable[[TopicPartition], None]
-    #: Called when the log of this partition has created its directory. No checkpoint names the log yet.
+    #: A callback, called when the log of a partition has created its directory. No checkpoint names the log yet.
     created: Callable[[TopicPartition], None]
     producer_id_expiration_ms: int = 86_400_000
     #: The count of producer ids in all logs together.
     producer_count: ProducerCount | None = None
-    #: The logs whose checkpoint entry has changed since the last checkpoint, or that have changed in another way of
-    #: ``LogDirectory.consume_changed``. At most checkpoints, only a few of thousands of logs are in this set.
+    #: The logs whose checkpoint entry has changed since the last checkpoint, or that have changed in another way that
+    #: ``LogDirectory.consume_changed`` must report. At most checkpoints, only a few of thousands of logs are in this
+    #: set.
     moved: set[TopicPartition] = field(default_factory=set)
     #: The logs with segments that are deleted after the next checkpoint.
     retired: set[TopicPartition] = field(default_factory=set)

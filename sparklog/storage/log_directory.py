@@ -72,11 +72,12 @@ class LogDirectory:
     ) -> None:
         self.path = path
         self.meta = meta
-        #: Whether the disk has what earlier processes wrote, and whether it is usable now.
+        #: The record of whether the disk has everything that earlier processes wrote, and whether the disk is usable
+        #: now.
         self.trust = trust
         #: Logs that are kept although no replica on this broker uses them.
         self.kept_aside = SetAside(disk, path)
-        #: Names of partition directories that were moved out of ``set-aside/`` and could not be opened.
+        #: Names of partition directories that were moved out of ``set-aside/``, but could not be opened as logs.
         self._not_put_back: set[str] = set()
         #: The highest controller epoch, producer id and incarnation that this broker knows of its cluster.
         self.seen_file = SeenFile(disk, path)
@@ -312,7 +313,7 @@ class LogDirectory:
     def seen(self) -> SeenNumbers:
         """Return the highest epochs and producer ids that this directory has recorded.
 
-        The broker's registration has them.
+        The broker's registration contains these numbers.
         """
         seen = self.seen_file.seen
         last_epoch = max((log.last_epoch for log in self._logs.values()), default=-1)
@@ -491,7 +492,7 @@ class LogDirectory:
     def consume_named(self) -> list[Log]:
         """Find the logs that were added to a durable checkpoint since the last call, and return them.
 
-        This also marks them as named (``Log.named``): a durable checkpoint has entries for them.
+        This method also marks the logs as named (``Log.named``): a durable checkpoint has entries for the logs.
         """
         return self._checkpoints.consume_named()
 

@@ -1,4 +1,4 @@
-"""The fsyncs of one log: when they are due, and which records they have made durable.
+"""The fsyncs of one log: when an fsync is due, and which records earlier fsyncs have made durable.
 
 A log is fsynced when a segment is sealed, when ``flush.messages`` or ``flush.ms`` require it, and before a clean
 shutdown. Records that are not fsynced are safe only because other replicas have them. Seals and flushes are jobs that
@@ -51,15 +51,15 @@ class LogDurability:
         self._clean = False
         #: Whether nothing was appended or truncated since ``await_sync``.
         self._untouched = False
-        #: Segments from this offset on were truncated and not fsynced since then. A power failure may restore the
-        #: truncated batches. Then the next segment would not continue this one. So later batches do not count as
-        #: durable before the truncation is durable.
+        #: The offset from which segments were truncated and not fsynced since then. A power failure may restore the
+        #: truncated batches of a segment. Then the next segment would not continue the restored segment. So later
+        #: batches do not count as durable before the truncation is durable.
         self._truncated_from = NO_TRUNCATION
         self._unflushed_since_us = -1
         self._unflushed_records = 0
         #: The flush that runs in a thread.
         self._job: FlushJob | None = None
-        #: ``_truncated_from`` at the start of that flush.
+        #: The value of ``_truncated_from`` at the start of the flush ``_job``.
         self._truncated_from_at_flush = NO_TRUNCATION
         self._schemas_job: PartitionFileJob | None = None
 
@@ -174,8 +174,8 @@ class LogDurability:
     def recovered(self, found: RecoveredLog, *, clean: bool) -> None:
         """Record what recovery truncated, and count the records that an earlier process appended and did not fsync.
 
-        For ``flush.ms`` all these records are as old as the newest batch. Their flush does not wait for the next
-        append. ``clean`` means that the earlier process stopped cleanly.
+        ``flush.ms`` counts all these records as old as the newest batch. The flush of these records does not wait for
+        the next append. ``clean`` means that the earlier process stopped cleanly.
         """
         last, offsets = self._files.chain.last, self._offsets
         self._clean = clean and not found.findings

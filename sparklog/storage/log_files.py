@@ -1,7 +1,8 @@
 """The objects that all parts of one log use: its directory, its segments with their seals, and the topic's settings.
 
-They belong to the ``Log``, and only the event loop uses them. The parts of the log (``LogTail``, ``LogDurability``,
-``LogTruncation``, ``LogRetention``, ``LogCleaning``) read the settings and call the methods of these objects.
+These objects belong to the ``Log``, and only the event loop uses them. The parts of the log (``LogTail``,
+``LogDurability``, ``LogTruncation``, ``LogRetention``, ``LogCleaning``) read the settings and call the methods of these
+objects.
 """
 
 from __future__ import annotations
@@ -41,7 +42,7 @@ class LogFiles:
     ) -> None:
         self.tp = tp
         self.topic_id = topic_id
-        #: Replaced when the topic's settings change (``configure``).
+        #: The topic's settings. ``configure`` replaces them when they change.
         self.config = config
         self.services = services
         self.disk = services.disk

@@ -1,8 +1,9 @@
-"""The offsets of one log: its start and end, and how far it is committed, fsynced, served and claimed.
+"""The offsets of one log: its start and end, and up to which offset it is committed, fsynced, served and claimed.
 
-This module is pure. Served means that a reader may have mapped the files up to this offset. Claimed means that a
-checkpoint says that the log has these records. The parts of the log report what happened, and only this module changes
-the offsets. If an offset that the checkpoint has changes, the log is added to ``LogContext.moved``.
+This module is pure. Served means that a reader may have mapped the files up to this offset. Claimed means that,
+according to a checkpoint, the log has all records up to this offset. The parts of the log report what happened, and
+only this module changes the offsets. If an offset changes that is in the log's checkpoint entry, the log is added to
+``LogContext.moved``.
 
 Invariants: log start <= high watermark <= log end; recovery point <= log end.
 """
@@ -40,9 +41,9 @@ class LogOffsets:
         self.high_watermark = 0
         #: The next offset to be written.
         self.log_end = 0
-        #: Everything below it is fsynced.
+        #: The offset below which everything is fsynced.
         self.recovery_point = 0
-        #: Readers may have mapped the files up to this offset.
+        #: The offset up to which readers may have mapped the files.
         self.served_end = 0
         #: The greatest offset that any checkpoint, on disk or being written, has for this log.
         self._claimed_end = 0
@@ -53,7 +54,7 @@ class LogOffsets:
     def checkpoint(self) -> PartitionCheckpoint:
         """Return the log's entry for a checkpoint.
 
-        Remember its offsets, because the checkpoint will claim that the log has all records below them.
+        Remember the offsets of the entry, because the checkpoint will claim that the log has all records below them.
         """
         mark, recovery_point = self.high_watermark, self.recovery_point
         self._claimed_end = max(self._claimed_end, mark, recovery_point)
@@ -127,8 +128,8 @@ class LogOffsets:
         """Limit the offsets for the next checkpoint to at most ``end_offset``, before the log is truncated there.
 
         Return True if the checkpoint on disk may have an offset above ``end_offset``. Then the caller writes a
-        checkpoint and calls ``claims_lowered``. The current offsets alone do not show this, because the caller has
-        already lowered the high watermark.
+        checkpoint and calls ``claims_lowered``. This method remembers the offsets of earlier checkpoints, because the
+        caller has already lowered the high watermark.
         """
         if end_offset >= max(self._claimed_end, self.high_watermark, self.recovery_point):
             return False

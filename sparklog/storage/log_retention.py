@@ -39,8 +39,8 @@ class LogRetention:
 
         The log start offset stays unchanged while the disk has no room to record the deletion. The segments that end at
         or below the new log start offset leave the log at once. ``delete_retired`` deletes their files after a
-        checkpoint has the new offset. If the files were deleted earlier, a start could find only a part of them and
-        report a damaged log.
+        checkpoint has the new offset. If the files were deleted before that, a start could find only some of the files
+        and report a damaged log.
         """
         files, offsets, tail = self._files, self._offsets, self._tail
         files.check_open()
@@ -115,12 +115,16 @@ class LogRetention:
     def roll_due(self, now_us: int) -> bool:
         """Return whether the leader should begin a new segment although no client has written.
 
-        Retention and compaction skip the active segment, so it must roll before its records can be deleted. It should
-        roll if the whole log is older than ``retention.ms``. In a compacted log it should also roll if a record of the
-        active segment is older than ``max.compaction.lag.ms``, and no batch has arrived for ``_QUIET_US``: otherwise
-        the next batch begins the new segment, and no marker takes an offset. The segment must be committed and have no
-        open transactions. The leader begins the new segment with a marker, and a segment with only that marker does not
-        roll. This method reads no file. Source: Kafka's ``UnifiedLog.deleteSegments``, KIP-354.
+        Retention and compaction skip the active segment, so the segment must roll before its records can be deleted.
+        The segment must be committed and have no open transactions. Then it should roll in two cases:
+
+        - the whole log is older than ``retention.ms``;
+        - the log is compacted, a record of the segment is older than ``max.compaction.lag.ms``, and no batch has
+          arrived for ``_QUIET_US``.
+
+        The leader begins the new segment with a marker, which takes an offset. While batches arrive, the next batch
+        begins the new segment, so no marker is necessary. A segment with only that marker does not roll. This method
+        reads no file. Source: Kafka's ``UnifiedLog.deleteSegments``, KIP-354.
         """
         due_us = self._roll_due_us()
         if due_us is None or due_us > now_us:
@@ -130,8 +134,8 @@ class LogRetention:
     def apply(self, now_us: int, *, read_to: int | None = None) -> int:
         """Delete the sealed segments that ``retention.ms`` and ``retention.bytes`` allow, and return their number.
 
-        Retention may have to wait for consumer groups. All these groups have read up to ``read_to``. None means that
-        there are no such groups.
+        Retention may have to wait for consumer groups. ``read_to`` is the offset up to which all these groups have
+        read. None means that there are no such groups.
         """
         chain, config = self._files.chain, self._files.config
         if "delete" not in config.cleanup_policy or config.restoring:

@@ -15,9 +15,9 @@ from sparklog.storage.truncation_job import TruncationJob
 
 
 class LogTruncation:
-    """The part of a ``Log`` that truncates its end or empties it. See ``Log.truncate`` and ``Log.restart_at``.
+    """The part of a ``Log`` that truncates the log's end or empties the log.
 
-    The methods raise StorageError if the log directory must go offline.
+    See ``Log.truncate`` and ``Log.restart_at``. The methods raise StorageError if the log directory must go offline.
     """
 
     __slots__ = ("_cleaning", "_durability", "_files", "_job", "_offsets", "_tail")

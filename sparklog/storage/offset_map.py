@@ -15,13 +15,14 @@ import numpy.typing as npt
 
 from sparklog.record.key_hash import KeyHashes
 
-#: The maximum memory for a key: 24 bytes for a slot, at most 8/3 slots for a key, and half as much again while the
-#: table grows or its rows are sorted.
+#: The maximum memory for a key: 24 bytes for a slot times at most 8/3 slots for a key, and half of that in addition
+#: while the table grows or its rows are sorted.
 BYTES_PER_KEY = 96
-#: The number of slots that may be used, of each four.
+#: The number of slots that may be used in every four slots.
 _TAKEN_OF_FOUR = 3
 _SMALLEST_SLOTS = 1024
-#: The number of slots that are moved at a time while the table grows. Their copies need memory besides both tables.
+#: The number of slots that are moved at a time while the table grows. The copies of these slots need memory in addition
+#: to both tables.
 _MOVED_AT_ONCE = 8192
 #: The offset of an absent key.
 ABSENT = -1
@@ -41,9 +42,10 @@ class OffsetMap:
         return self._used
 
     def put(self, keys: KeyHashes, offsets: npt.NDArray[np.int64]) -> int:
-        """Add the keys of records. The ``offsets`` must ascend, and be above those of all earlier calls.
+        """Add the keys of records. The ``offsets`` must ascend, and be above the offsets of all earlier calls.
 
-        Return the number of added keys, which are the first ones. They are all keys unless the map is full.
+        Return the number of added keys, which are the first keys of ``keys``. All keys are added unless the map is
+        full.
         """
         count = len(offsets)
         room = self.capacity - self._used

@@ -14,7 +14,7 @@ _RESERVED = 512
 #: The part of ``_RESERVED`` that clients cannot use. The broker needs these descriptors for listening sockets,
 #: ZooKeeper, connections to leaders, checkpoints, the broker's own log files and the event loop.
 _OWN = 128
-#: One broker has no use for more descriptors than this.
+#: A number of descriptors that is enough for any broker.
 _ENOUGH = 65_536
 #: The descriptors of an open segment: data file, index file, and the duplicate of a memory map.
 _PER_SEGMENT = 3

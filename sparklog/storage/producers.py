@@ -5,16 +5,18 @@ batch. For each producer id the table has the newest producer epoch and the last
 producer has at most five batches in flight. Entries are immutable, so a copy of the table is a shallow copy. Source:
 KIP-98, KIP-360.
 
-``ProducerTable.transactions`` has the log's transactions. They are derived from the same batches and stored in the same
-snapshots. The id of a transactional producer of sparklog has epoch 0 and is used for one transaction only. Its marker
-removes it from the table. The id of a transactional Kafka producer has an epoch from 1 on and is used for many
-transactions. It stays in the table after a marker, so that a retry of a batch before the marker is still a duplicate.
+``ProducerTable.transactions`` has the log's transactions. The transactions are derived from the same batches and stored
+in the same snapshots. The id of a transactional producer of sparklog has epoch 0 and is used for one transaction only.
+The marker of the transaction removes the id from the table. The id of a transactional Kafka producer has an epoch from
+1 on and is used for many transactions. The id stays in the table after a marker, so that a retry of a batch before the
+marker is still a duplicate.
 
 The first batch of an unknown producer id must have sequence 0. Otherwise, if the first of two pipelined batches were
 refused, the second would be accepted, and the records of the first could never be appended. Kafka accepts any sequence
-then, and its clients rely on this, because their ids live longer than the entries here. So the batches of Kafka clients
-may begin at any sequence. If the first of two pipelined batches was refused, its retry gets
-OUT_OF_ORDER_SEQUENCE_NUMBER, and the client sends its records again in a new epoch.
+from an unknown producer id. Kafka's clients rely on this, because they use their ids for longer than this table keeps
+the entries. So the batches of Kafka clients may begin at any sequence. If the first of two pipelined batches of such a
+client was refused, the retry of this batch gets OUT_OF_ORDER_SEQUENCE_NUMBER, and the client sends its records again in
+a new epoch.
 """
 
 from __future__ import annotations
@@ -210,7 +212,7 @@ class ProducerTable:
     ) -> list[OffsetRange]:
         """Return the offset ranges of the batches that are already in the log, because the producer has retried them.
 
-        They are the first batches of the list, because a retry begins with the oldest batch. ``tp`` is for error
+        These are the first batches of ``batches``, because a retry begins with the oldest batch. ``tp`` is for error
         messages. With ``begins_anywhere`` the first batch of an unknown producer id may have any sequence.
 
         Raises:

@@ -1,6 +1,7 @@
-"""The leader epochs and producers of a log, as recovery rebuilds them.
+"""The rebuilding of a log's leader epochs and producers during recovery.
 
-Recovery reads them from their files as far as the files are trusted, and from the batch headers for the rest.
+Recovery reads the leader epochs and producers from state files as far as these files are trusted. For the rest of the
+log, it reads them from the batch headers.
 """
 
 from __future__ import annotations
@@ -41,7 +42,7 @@ def derive_state(
     """Return the leader epochs and the producers of a log, and the offsets of the snapshots that remain on disk.
 
     State files that do not match the log are removed durably, for example if the log was longer when they were written.
-    Otherwise a later start would trust them after the log has grown to the same length again. ``has_epochs`` is whether
+    Otherwise a later start would trust them after the log has grown to the same length again. ``has_epochs`` means that
     the file ``leader-epochs`` exists. ``recovery_point`` is the offset below which that file may be trusted. None: it
     must not be trusted.
 

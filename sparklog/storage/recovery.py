@@ -4,9 +4,10 @@ All batches below the recovery point were fsynced, so recovery checks only sizes
 contiguous. Above the recovery point it checks every header and both CRCs of each batch. The log ends at the first batch
 that fails a check, because a log has no holes. After a clean shutdown all batches are below the recovery point.
 
-The bytes after the first damaged batch may still contain records. So may a segment that lacks one of its files.
-Recovery does not delete them, but moves them to ``set-aside/`` (``segments_aside``). It cannot rebuild headers from
-data, because only headers have the offsets, the producers and the checksums.
+The bytes after the first damaged batch may still contain records. A segment that lacks one of its files may also
+contain records. Recovery does not delete these bytes and segments, but moves them to ``set-aside/``
+(``segments_aside``). It cannot rebuild headers from data, because only headers have the offsets, the producers and the
+checksums.
 
 Data without a header is from an unfinished append, and recovery truncates it. It also recomputes the footers of
 segments. It removes a wrong footer, and the segment is sealed again later. A right footer does not prove that the
@@ -62,7 +63,7 @@ class RecoveredLog(NamedTuple):
     producers: ProducerTable
     #: The offsets of the producer snapshots on disk, in ascending order.
     snapshots: list[int]
-    #: What recovery truncated, as sentences for operators. Empty: recovery truncated nothing.
+    #: The findings of recovery, as sentences for operators: what was truncated. Empty: recovery truncated nothing.
     findings: tuple[str, ...]
     #: Schema messages by schema id: the known ones, and those that only segments have.
     schemas: dict[int, bytes]

@@ -30,11 +30,11 @@ def deletable(
 ) -> int:
     """Return how many of the oldest sealed segments to delete.
 
-    - By age: the segments whose newest record is older than ``retention_ms``, up to the first that is younger.
+    - By age: the oldest segments, as long as a segment's newest record is older than ``retention_ms``.
     - By size: the oldest segments, as long as the rest of the log has at least ``retention_bytes``.
 
     -1 disables a rule. Unsealed segments are not deleted, because they may have uncommitted records. If ``read_to`` is
-    given, a segment that ends above it is not deleted either, until it is older than ``retention_hard_ms``.
+    given, a segment that ends above this offset is kept too, until the segment is older than ``retention_hard_ms``.
     """
     expired = _older(sealed, now_us, retention_ms)
     surplus = 0

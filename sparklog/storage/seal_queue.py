@@ -1,7 +1,7 @@
 """The seal jobs of one log, and the state files that sealing writes.
 
-The state files are the snapshots of the producers (``<offset>.producers``) and ``leader-epochs``. Because of them, the
-next start need not read all headers. If a state file covers more than the log has after a truncation, the file is
+The state files are the snapshots of the producers (``<offset>.producers``) and ``leader-epochs``. With the state files,
+the next start need not read all headers. If a state file covers more than the log has after a truncation, the file is
 removed durably before the next append.
 """
 
@@ -119,7 +119,7 @@ class SealQueue:
             self._disk.sync_directory(self._directory)
 
     def bridge(self, base: int, read_producers: Callable[[], ProducerTable]) -> None:
-        """Write a snapshot of the producers at ``base``, unless there is a snapshot at or above it.
+        """Write a snapshot of the producers at ``base``, unless there is a snapshot at or above ``base``.
 
         The segments below ``base`` are about to be deleted or compacted. Without the snapshot, a later start would not
         know that a transaction has ended if its marker was deleted.
@@ -134,8 +134,8 @@ class SealQueue:
     def drop_below(self, base: int) -> None:
         """Remove the snapshots below ``base``, because the log is about to be compacted up to there.
 
-        A start that used such a snapshot would need batches and markers that the compaction removes. It uses the
-        snapshot at or above ``base``, which ``bridge`` has written.
+        A start that used such a snapshot would need batches and markers that the compaction removes. Without these
+        snapshots, the start uses the snapshot at or above ``base``, which ``bridge`` has written.
         """
         stale = [offset for offset in self._snapshots if offset < base]
         for offset in stale:

@@ -1,7 +1,7 @@
 """Sealing: a rolled and committed segment becomes an ordinary, durable Arrow file.
 
 ``SealJob.run`` runs in a thread. It writes the footer, and fsyncs data and index. Then it writes the snapshot of the
-producers at the segment's end and the leader epochs up to there, and fsyncs the directory. After that
+producers at the segment's end and the leader epochs up to the segment's end, and fsyncs the directory. After that
 ``LogDurability.seal_finished``, on the event loop, moves the recovery point.
 
 The log may be truncated or deleted while the job runs. After ``cancel`` the job opens no file and writes no file of the

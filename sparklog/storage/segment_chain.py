@@ -164,7 +164,7 @@ class SegmentChain:
         self.count_sealed()
 
     def retire_below(self, log_start_offset: int) -> None:
-        """Remove from the log the segments that end at or below the offset, except the last segment.
+        """Remove the segments that end at or below the log start offset from the log, except the last segment.
 
         Their files stay until ``delete_retired``.
         """
@@ -227,8 +227,8 @@ class SegmentChain:
     def beyond(self, offset: int) -> list[Segment]:
         """Return every segment that ends above ``offset``, including retired segments whose files still exist.
 
-        Retired segments must be fsynced too. If the process dies before the checkpoint has the new log start offset, a
-        start would end the log at a damaged file of such a segment.
+        Retired segments must be fsynced too. If the process dies before the checkpoint has the new log start offset,
+        the next start reads these segments again, and would end the log at the first damaged file.
         """
         return [segment for segment in (*self._retired, *self.segments) if segment.end_offset > offset]
 

@@ -41,7 +41,7 @@ class Scan(NamedTuple):
     headers: list[BatchHeader]
     #: The number of intact batches.
     whole: int
-    #: Why the next batch is not intact. Empty: all batches are intact.
+    #: The reason why the next batch is not intact. Empty: all batches are intact.
     failure: str
     #: Whether the right footer follows the last batch.
     sealed: bool = False
@@ -55,7 +55,7 @@ class Scan(NamedTuple):
 def outline(segment: Segment, data: int, index: int, *, schemas: Mapping[int, bytes]) -> Scan | None:
     """Check an fsynced segment quickly: the sizes of its files, its first header and its last header.
 
-    Return None if they do not match. Then the caller must check the batches with ``scan``.
+    Return None if the sizes and headers do not match. Then the caller must check the batches with ``scan``.
     """
     disk = segment.disk
     count, odd = divmod(disk.size(index), HEADER_BYTES)

@@ -8,7 +8,7 @@ from __future__ import annotations
 from sparklog.errors import BrokerError
 from sparklog.record.header import Flag, unpack_headers
 
-#: The shortest absence. With a shorter one, the time between two fetches would count as an absence.
+#: The shortest time without batches that counts as an absence. The usual time between two fetches is shorter.
 _SHORTEST_ABSENCE_US = 10_000_000
 
 
@@ -37,9 +37,9 @@ class TombstoneWindow:
     def is_shown_by(self, headers: bytes | memoryview, now_us: int, *, delete_retention_ms: int) -> bool:
         """Return whether the leader's batches show that the replica was away for longer than tombstones are kept.
 
-        Only compacted batches show it, because a member of the ISR receives batches before they are compacted. They may
-        come after batches of segments that compaction did not change. So the replica counts as away until it has caught
-        up.
+        Only compacted batches show an absence, because a member of the ISR receives batches before they are compacted.
+        Compacted batches may arrive after batches of segments that compaction did not change. So the replica counts as
+        away until it has caught up.
         """
         kept_us = max(delete_retention_ms * 1000, _SHORTEST_ABSENCE_US)
         self._was_away |= now_us - self.last_progress_us > kept_us

@@ -1,8 +1,8 @@
-"""The topics that a broker hosts, as it knows them: ``topics`` in the root of a log directory.
+"""A broker's copy of the metadata of the topics that it hosts: the file ``topics`` in the root of a log directory.
 
-ZooKeeper has this information too. The file is used if ZooKeeper is lost, and for topics whose logs are set aside.
-``partition.json`` does not suffice, because it has only what is needed to read a log. The file is replaced atomically,
-and its new content is durable on return. It may be some seconds older than the broker's metadata.
+ZooKeeper has the same metadata. The file is used if the data of ZooKeeper is lost, and for topics whose logs are set
+aside. ``partition.json`` does not suffice, because it has only what is needed to read a log. The file is replaced
+atomically, and its new content is durable on return. It may be some seconds older than the broker's metadata.
 """
 
 from __future__ import annotations

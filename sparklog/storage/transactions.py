@@ -2,8 +2,9 @@
 
 This module is pure. A transaction is open from its producer's first transactional batch to the marker that names the
 producer. ``read_committed`` consumers stop at the first open transaction (the last stable offset), and skip the batches
-of aborted transactions. A transaction limits them until its marker is committed. Otherwise, if the marker were lost
-with its leader, the transaction would be open again and the last stable offset would decrease. Source: KIP-98.
+of aborted transactions. A transaction limits these consumers until its marker is committed. Otherwise, if the marker
+were lost with its leader, the transaction would be open again and the last stable offset would decrease. Source:
+KIP-98.
 """
 
 from __future__ import annotations
@@ -57,7 +58,7 @@ class TransactionTable:
         return producer_id in self._open
 
     def get(self, producer_id: int) -> OpenTransaction | None:
-        """Return the producer's open transaction in this log."""
+        """Return the producer's open transaction in this log, or None if the producer has no open transaction."""
         return self._open.get(producer_id)
 
     def appended(self, header: BatchHeader) -> None:
@@ -81,8 +82,8 @@ class TransactionTable:
     def committed_below(self, high_watermark: int) -> None:
         """Drop the ended transactions whose marker is below the high watermark and therefore committed.
 
-        They no longer limit ``read_committed`` consumers. Call this whenever the high watermark moves, also on replicas
-        without consumers. Otherwise the list would grow without bound.
+        These transactions no longer limit ``read_committed`` consumers. Call this method whenever the high watermark
+        moves, even on replicas without consumers. Otherwise the list of ended transactions would grow without bound.
         """
         if self._recent and self._recent[0].last_offset < high_watermark:
             del self._recent[: bisect_left(self._recent, high_watermark, key=last_offset_of)]

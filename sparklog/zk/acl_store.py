@@ -57,9 +57,9 @@ def node_name(pattern: ResourcePattern) -> str:
 
 
 def decode_changes(node: Node | None) -> AclChanges:
-    """Decode the last changes from ``/acls_changes``. ``node`` is None if it does not exist; then there are no changes.
+    """Decode the last changes from ``/acls_changes``.
 
-    Raises ZkFormatError.
+    If ``node`` is None, the node does not exist, and there are no changes. Raises ZkFormatError.
     """
     return AclChanges() if node is None or not node.data else codecs.decode(paths.ACL_CHANGES, node.data, AclChanges)
 

@@ -1,14 +1,14 @@
-"""The registration of one broker process. It is renewed after each session expiry or deletion of its node.
+"""The registration of one broker process, which is renewed after each session expiry or deletion of its node.
 
 Each registration has a new incarnation. A supervisor that believes a live process dead may delete the node of the
 process.
 
 A registration is one multi (ZooKeeper transaction): it creates ``/brokers/ids/<id>`` (ephemeral) and sets
 ``/brokers/incarnations/<id>``. The version of the second node is then the incarnation. So two registrations never have
-the same incarnation, and other writes can check it. The caller holds the lock of the log directory that has the broker
-id. If the process of an existing registration on this host has ended, the registration is stale and is replaced at
-once. If that process is live, it is another broker, and one of the two log directories is a copy of the other: the
-broker that tries to register then ends (``registration_holder``).
+the same incarnation, and other writes can check the incarnation. The caller holds the lock of the log directory that
+has the broker id. If the process of an existing registration on this host has ended, the registration is stale and is
+replaced at once. If that process is live, it is another broker, and one of the two log directories is a copy of the
+other: the broker that tries to register then ends (``registration_holder``).
 
 If a log directory has not recorded the last incarnation, then it is not the directory that this incarnation wrote to.
 It was emptied while the broker was down, or is an older copy. It may lack acknowledged records, so the registration is
@@ -51,7 +51,7 @@ _DOUBTS_NAMED = 1000
 
 #: The interval in seconds of the checks whether the process that holds the broker's id has ended.
 _CHECK_AGAIN_S = 1.0
-#: If ZooKeeper was restored from an older copy: the maximum number by which incarnations are raised, in total and in
+#: The maximum number by which an incarnation is raised if ZooKeeper was restored from an older copy: in total, and in
 #: one multi.
 _MOST_RAISED = 100_000
 _RAISED_AT_ONCE = 1000
@@ -82,7 +82,8 @@ class BrokerRegistry:
     """A component that keeps one broker registered in ZooKeeper.
 
     ``start`` registers the broker. When its session has expired or its node was deleted, the broker registers again,
-    and ``on_registered`` is called with the new incarnation. ``close`` ends this, but not the session.
+    and ``on_registered`` is called with the new incarnation. ``close`` stops the renewal of the registration, but does
+    not end the session.
 
     Not thread-safe: use it only on the broker's event loop.
     """
@@ -210,8 +211,8 @@ class BrokerRegistry:
         """Make the next process on this log directory register as untrusted, because the directory's disk has failed.
 
         A failed disk may be unable to record anything. So this method raises the broker's incarnation in ZooKeeper
-        above the one that the directory has recorded. From now on no leader can add this broker to an ISR, because that
-        write checks the incarnation.
+        above the one that the directory has recorded. From now on no leader can add this broker to an ISR, because the
+        write of the ISR checks the incarnation.
 
         Raises:
           ZkUnreachable: the session was closed.

@@ -41,9 +41,9 @@ MAX_TOPIC_BYTES = 900_000
 class BarrierJob(NamedTuple):
     """The state of the live driver's barrier job, the Spark job whose tasks supervise the brokers.
 
-    A generation is one run of the barrier job. ``awaited`` means that the newest generation has not reported yet. One
-    of its tasks may then be about to become the supervisor of a broker that has none. ``at_work`` is the generation
-    that has reported. Without a live driver, the fields are False and None.
+    A generation is one run of the barrier job. ``awaited`` means that the newest generation has not reported yet. A
+    task of this generation may then be about to become the supervisor of a broker without a supervisor. ``at_work`` is
+    the generation that has reported. Without a live driver, the fields are False and None.
     """
 
     awaited: bool = False
@@ -110,8 +110,8 @@ class ClusterStore:
         If the response of ZooKeeper is lost, one block is never used.
 
         The block starts at the counter in ZooKeeper or at a minimum, whichever is higher. The minimum follows from
-        ``above`` and from ``now_s``, the wall-clock time in seconds. Without it, a ZooKeeper that was restored from an
-        older copy would allocate ids a second time.
+        ``above`` and from ``now_s``, the wall-clock time in seconds. Without the minimum, a ZooKeeper that was restored
+        from an older copy would allocate ids a second time.
         """
         while True:
             node = await self.session.get(paths.PRODUCER_IDS)

@@ -1,4 +1,4 @@
-"""The reads of a controller in ZooKeeper. Each returns the complete current value, not changes.
+"""The reads of a controller in ZooKeeper. Each read returns the complete current value, not changes.
 
 Reads do not depend on the controller epoch. A node that cannot be read is skipped and counted.
 """
@@ -38,7 +38,8 @@ class StoredTopic(NamedTuple):
 class TopicsRead(NamedTuple):
     """The result of reading all topics.
 
-    It has the readable topics, and the names of topics with an unreadable record or an unreadable partition state.
+    The result has the readable topics, and the names of topics with an unreadable record or an unreadable partition
+    state.
     """
 
     topics: tuple[StoredTopic, ...]

@@ -53,7 +53,7 @@ class StateChange(NamedTuple):
 class ControllerStore:
     """A store for one controller's reads and writes in ZooKeeper.
 
-    Call ``elect`` before any write, because writes check the controller epoch that it has obtained. The reads in
+    Call ``elect`` before any write, because writes check the controller epoch that ``elect`` returns. The reads in
     ``levels`` do not need the epoch.
     """
 
@@ -65,8 +65,8 @@ class ControllerStore:
         self.levels = ControllerLevels(self.cluster)
         self._deletion = TopicDeletion(self.levels)
         self._epoch_version = NO_NODE
-        #: Lets only one caller at a time drop a deletion request. If two callers read the same request, one could
-        #: delete it, and the other the next request with that name.
+        #: A lock with which only one caller at a time drops a deletion request. Otherwise, if two callers read the same
+        #: request, one caller could delete it, and the other caller could delete the next request with that name.
         self._dropping = asyncio.Lock()
         #: The newest epoch that ``elect`` has returned.
         self._given = NO_EPOCH

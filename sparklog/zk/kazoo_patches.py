@@ -22,8 +22,8 @@ from sparklog.errors import ConfigError
 from sparklog.zk import paths
 from sparklog.zk.ops import Check, Create, Op, SetData
 
-#: The number of connection attempts without a response that fit into a session timeout. Each attempt gets this fraction
-#: of it.
+#: The number of connection attempts without a response that fit into a session timeout. The time limit of an attempt is
+#: the session timeout divided by this number.
 _GREETINGS_IN_A_SESSION = 4
 
 _log = logging.getLogger(__name__)
@@ -52,9 +52,10 @@ class KazooHandler(SequentialThreadingHandler):  # type: ignore[misc]
     def __init__(self, tls: Callable[[], ssl.SSLContext] | None = None) -> None:
         super().__init__()
         self._tls = tls
-        #: The name of the host to which the next connection is made. Release 2.10 of kazoo passes only its address.
+        #: The name of the host to which the next connection is made. Release 2.10 of kazoo passes only the host's
+        #: address.
         self.host = ""
-        #: The reason why the last connection with TLS failed; empty if it did not.
+        #: The reason why the last connection with TLS failed; empty if the connection did not fail.
         self.tls_failure = ""
 
     def create_connection(self, address: tuple[str, int], *, timeout: float | None = None, **_: Any) -> socket.socket:
@@ -76,7 +77,7 @@ class KazooHandler(SequentialThreadingHandler):  # type: ignore[misc]
     def select(
         self, readers: Sequence[Any], writers: Sequence[Any], _: Sequence[Any], timeout: float | None = None
     ) -> tuple[list[Any], list[Any], list[Any]]:
-        """Wait as ``select.select`` does, but without its limit for the numbers of file descriptors.
+        """Wait until a socket is ready. Unlike ``select.select``, accept file descriptors with any number.
 
         No socket may be in both lists. A socket with an error counts as ready: the next read or write raises the error.
         """
@@ -102,8 +103,8 @@ class Connections(ConnectionHandler):  # type: ignore[misc]
     """kazoo's connection handler, with four differences.
 
     If a server does not respond when an existing session connects, the connection is closed early enough for the
-    session to try another one. kazoo waits for the whole session timeout, so a session was lost if a server that was
-    still starting accepted the connection.
+    session to try another server. kazoo waits for the whole session timeout, so the session expired if a server that
+    was still starting accepted the connection.
 
     The attempts to connect end only when the client is closed. kazoo's thread ends at any unknown error, such as a name
     lookup that fails because no file descriptor is free, and is not started again.

@@ -1,14 +1,15 @@
-"""Batches of small multis, which come in thousands when a broker with thousands of partitions fails.
+"""Batches of small multis (ZooKeeper transactions).
 
-The results are the same as if each small multi were sent alone. ZooKeeper performs a batch as a whole or not at all. If
+If a broker with thousands of partitions fails, the controller and the leaders send thousands of small multis. The
+results are the same as if each small multi were sent alone. ZooKeeper performs a batch as a whole or not at all. If
 it refuses one member, each member is sent again alone and gets its own result. If the connection breaks, the outcome of
-all members is unknown, as it would be for each.
+every member is unknown, as it would be for a member that was sent alone.
 
 No write waits only to fill a batch: the writes that are started in one iteration of the event loop form a batch. While
 ``_IN_FLIGHT`` batches are in flight, further writes accumulate.
 
-Equal checks in a batch are sent only once. Therefore no caller may write a node here whose version another caller
-checks here.
+Equal checks in a batch are sent only once. Therefore no caller may write a node in a small multi whose version another
+caller checks in a small multi.
 """
 
 from __future__ import annotations

@@ -26,11 +26,11 @@ DELETED_TOPICS = "/brokers/deleted_topics"
 #: The driver's instructions to a generation (one run of the barrier job), and the report of that generation.
 DIRECTIVE = "/cluster/directive"
 GENERATION = "/cluster/generation"
-#: Created when the driver protects its embedded ZooKeeper against sessions without the cluster's secret. Its data are
-#: the ids of the secrets for which the protection is complete.
+#: A node that is created when the driver protects its embedded ZooKeeper against sessions without the cluster's secret.
+#: Its data are the ids of the secrets for which the protection is complete.
 PROTECTED = "/cluster/protected"
-#: Created when all brokers prove that they know the cluster's secret, and never deleted. From then on every broker has
-#: to prove it.
+#: A node that is created when all brokers prove that they know the cluster's secret. It is never deleted. From then on
+#: every broker must prove that it knows the secret.
 PROOF_REQUIRED = "/cluster/proof_required"
 CONTROLLER = "/controller"
 CONTROLLER_EPOCH = "/controller_epoch"
@@ -48,7 +48,7 @@ STOPPING = "/admin/stopping"
 ELECTIONS = "/admin/elections"
 #: Replicas that refuse to truncate committed records that their leaders lack. Each is an ephemeral node.
 TRUNCATION_REFUSALS = "/admin/cut_refusals"
-#: The ACLs of the cluster, one node for each resource pattern, and the names of those that changed last.
+#: The ACLs of the cluster, one node for each resource pattern, and the names of the nodes that changed last.
 ACLS = "/acls"
 ACL_CHANGES = "/acls_changes"
 DRIVER = "/driver"

@@ -1,9 +1,9 @@
 """The protection of the cluster's own ZooKeeper against writes by sessions without the cluster's secret.
 
-Every node has an ACL under which sessions with the secret may do everything, and other sessions may only read, or not
-even that if the node is secret. ZooKeeper's ACLs are not inherited. Therefore the driver that creates the node
-``PROTECTED`` sets the ACLs of all existing nodes, and every session that sees this node creates its own nodes with the
-ACL. A ZooKeeper that the operator names is secured by its own credentials instead: see ``security``.
+Every node has an ACL under which sessions with the secret may do everything. Other sessions may read the node, unless
+the node is secret. ZooKeeper's ACLs are not inherited. Therefore the driver that creates the node ``PROTECTED`` sets
+the ACLs of all existing nodes, and every session that sees this node creates its own nodes with such an ACL. If the
+operator names a ZooKeeper, the operator's credentials secure it instead: see ``security``.
 
 The password is derived from the secret for this purpose only. It is not sent to a ZooKeeper without the node
 ``PROTECTED``.

@@ -1,8 +1,8 @@
-"""A check of the process that holds a broker's registration: has it ended, or is it live and therefore another broker?
+"""A check whether the process that holds a broker's registration has ended, or is live and therefore another broker.
 
 The lock of a log directory proves that no other process uses that directory. But a process may use a copy of the
-directory, which has the same broker id. So the process itself is checked, identified by pid, pid namespace and start
-time.
+directory, which has the same broker id. So this module checks the process itself, and identifies it by pid, pid
+namespace and start time.
 """
 
 from __future__ import annotations
@@ -44,8 +44,8 @@ def same_host(one: BrokerRegistration, other: BrokerRegistration) -> bool:
 def is_over(held: BrokerRegistration, mine: BrokerRegistration) -> bool:
     """Return whether the registration ``held`` is stale, so that this process may replace it with ``mine``.
 
-    It is stale if the process that wrote it has ended, or is this process. Return False if this process cannot find
-    that out; the registration then disappears when its session expires.
+    A registration is stale if the process that wrote it has ended, or is this process. Return False if this process
+    cannot find out whether the other process has ended. The registration then disappears when its session expires.
 
     A registration that an earlier release wrote has no pid namespace. If it is from this host, the process is assumed
     to have ended.

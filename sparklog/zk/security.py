@@ -48,7 +48,8 @@ class ZooKeeperSecurity(msgspec.Struct, frozen=True, kw_only=True):
 
     #: Whether to connect with TLS.
     tls: bool = False
-    #: The PEM file with the authorities that may sign the certificates of ZooKeeper servers. No others are trusted.
+    #: The PEM file with the authorities that may sign the certificates of ZooKeeper servers. No other authorities are
+    #: trusted.
     ca: str = ""
     #: The PEM file with the certificate chain of the session, and the PEM file with the private key. If the path of the
     #: key is empty, the key is in the certificate's file.

@@ -241,7 +241,10 @@ class ZkSession:
         return found
 
     async def connected(self, *, timeout_ms: int | None = None) -> None:
-        """Wait until the session is connected. Raises ZkUnreachable if it is closed, or after ``timeout_ms``."""
+        """Wait until the session is connected.
+
+        Raises ZkUnreachable if the session is closed, or after ``timeout_ms``.
+        """
         if timeout_ms is not None:
             try:
                 await asyncio.wait_for(self.connected(), timeout_ms / 1000)
@@ -254,7 +257,10 @@ class ZkSession:
             await self._connected.wait()
 
     def add_listener(self, listener: Callable[[SessionState], None]) -> Callable[[], None]:
-        """Call ``listener`` on the event loop after each change of ``state``. Return a function that removes it."""
+        """Call ``listener`` on the event loop after each change of ``state``.
+
+        Return a function that removes the listener.
+        """
         self._listeners.append(listener)
 
         def remove() -> None:
@@ -342,7 +348,10 @@ class ZkSession:
         )
 
     def exists(self, path: str, *, on_change: Callable[[], None] | None = None) -> asyncio.Future[bool]:
-        """Return whether a node exists. ``on_change`` is called as in ``get``, and also when the node is created."""
+        """Return whether a node exists.
+
+        ``on_change`` is called once: when the node is created, changed or deleted, or the connection breaks.
+        """
         path, watch = self._root + path, self._watcher(on_change)
         return self._submit(lambda: self._client.exists_async(path, watch=watch), lambda stat: stat is not None)
 
@@ -367,7 +376,10 @@ class ZkSession:
         )
 
     def set(self, path: str, data: bytes, version: int = -1) -> asyncio.Future[int]:
-        """Write the value of a node that has this version; -1 means any version. The result is its new version."""
+        """Write the value of a node that has this version; -1 means any version.
+
+        The result is the node's new version.
+        """
         path = self._root + path
         return self._submit(lambda: self._client.set_async(path, data, version), lambda stat: int(stat.version))
 
@@ -467,8 +479,8 @@ class ZkSession:
         The argument is None if the node does not exist. Several quick changes may cause only one call. Return a
         function that ends the watch.
 
-        With ``until_gone``, the watch also ends after a call with None. Use that for nodes that never appear again,
-        because otherwise ZooKeeper keeps a watch for their creation until the connection ends.
+        With ``until_gone``, the watch also ends after a call with None. Set ``until_gone`` for nodes that never appear
+        again, because otherwise ZooKeeper keeps a watch for their creation until the connection ends.
         """
         return self._follow(lambda fired: self.get(path, on_change=fired), path, on_node, until_gone=until_gone)
 

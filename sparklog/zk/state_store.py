@@ -33,8 +33,8 @@ class WriteRefused:
     """The outcome of a write that ZooKeeper refused.
 
     Either the partition's state had another version, or a broker that the write adds to the ISR had another
-    incarnation. ``found`` is the current state. If it has the version that the write expected, the broker was the
-    reason.
+    incarnation. ``found`` is the current state. If the current state has the version that the write expected, then the
+    incarnation of an added broker was the reason.
     """
 
     found: VersionedState
@@ -114,9 +114,10 @@ class StateStore:
     ) -> asyncio.Future[tuple[int, ...]]:
         """Send a write of the leader's new state with its ISR. Return a future, which ``isr_outcome`` accepts.
 
-        The write succeeds only if the node has ``expected_version``, and each broker in ``added`` (broker id,
-        incarnation) still has this incarnation. ``leader_incarnation`` is the leader's own incarnation, which is stored
-        in the state. With ``topic_id`` the write fails if the topic was deleted, even if a new topic has its name.
+        The write succeeds only if the partition's node has ``expected_version``, and each broker in ``added`` (broker
+        id, incarnation) still has this incarnation. ``leader_incarnation`` is the leader's own incarnation, which is
+        stored in the state. With ``topic_id`` the write fails if the topic was deleted, even if a new topic has its
+        name.
 
         The method is not a coroutine, because thousands of these writes come together, and a task for each would take
         more time than the write itself. The last of the future's results is the new version of the node.
@@ -164,10 +165,10 @@ class StateStore:
         The call may be repeated.
 
         The notification contains the states, so that the controller need not read thousands of nodes while brokers
-        wait. Each broker has one notification node, which collects all states that no controller has processed yet.
-        With more nodes, ZooKeeper might become unable to list them while there is no controller. The node is written
-        even if it already has these states. Its new version keeps a controller that has read the old version from
-        deleting the node.
+        wait. Each broker has one notification node, which collects all states that no controller has processed yet. If
+        each change had its own node, ZooKeeper might become unable to list the nodes while there is no controller. The
+        node is written even if it already has these states. Its new version keeps a controller that has read the old
+        version from deleting the node.
         """
         path = paths.isr_change(broker_id)
         while True:

@@ -1,8 +1,8 @@
 """Delegation tokens in ZooKeeper, without their secrets.
 
 Each token has a node ``/config/tokens/<id>`` with the token and its SCRAM credentials. Only sessions that have proved
-an identity to ZooKeeper can read these nodes. As with users, every write also updates the index: the value of the node
-``/config/tokens``, which has the ids of the tokens that changed last.
+an identity to ZooKeeper can read these nodes. Every write also updates the index, the value of the node
+``/config/tokens``. The index has the ids of the tokens that changed last.
 """
 
 from __future__ import annotations

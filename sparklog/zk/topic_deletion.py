@@ -1,6 +1,6 @@
 """The deletion of a topic's nodes in ZooKeeper. Each write checks the controller epoch.
 
-The topic's id is added to the list of deleted topics, so that absent brokers delete its logs when they return.
+The topic's id is added to the list of deleted topics, so that absent brokers delete the topic's logs when they return.
 """
 
 from __future__ import annotations

@@ -19,7 +19,8 @@ from sparklog.zk.session import ZkSession
 Acl = frozenset[AclEntry]
 #: The number of nodes whose ACLs are read and set concurrently.
 _AT_ONCE = 1000
-#: The maximum number of walks of ``close_tree``. It then gives up, even if it still finds open nodes.
+#: The maximum number of walks of ``close_tree``. After these walks ``close_tree`` returns, even if it still finds open
+#: nodes.
 _MOST_WALKS = 5
 #: The prefix of a temporary node. From its ACL a session learns how ZooKeeper represents the session's credentials.
 _SAMPLE = "/cluster/acl-"
@@ -43,9 +44,10 @@ class TreeCount(NamedTuple):
 async def close_tree(
     session: ZkSession, *, roots: Sequence[str] = ("/",), progress: Callable[[int], None] | None = None
 ) -> TreeCount:
-    """Restrict the ACLs of all nodes at and below ``roots``: only sessions with these credentials may change them.
+    """Restrict the ACLs of all nodes at and below ``roots`` to the credentials of ``session``.
 
-    Other sessions may read the nodes, but not the secret nodes. ``session`` must have credentials (``closes_nodes``).
+    Sessions without these credentials cannot change the nodes. They may read the nodes, but not the secret nodes.
+    ``session`` must have credentials (``closes_nodes``).
     The walk is repeated until it finds no open node, because other sessions may create open nodes meanwhile. If
     ``found_open`` in the result is not 0, another session keeps creating open nodes. ``progress`` is called with the
     number of nodes visited so far.
@@ -107,7 +109,8 @@ async def open_tree(
 async def roots_of(session: ZkSession) -> tuple[str, ...]:
     """Return the paths of the topmost nodes of the cluster. Other programs may use the same ZooKeeper.
 
-    With a chroot, this is the chroot itself. Otherwise these are the children of the root that belong to the cluster.
+    With a chroot, the only path is the chroot itself. Otherwise the paths are the children of the root that belong to
+    the cluster.
     """
     if session.has_chroot:
         return ("/",)
@@ -134,7 +137,7 @@ async def check_identities(session: ZkSession) -> None:
     """Check that the running processes of the cluster have the same ZooKeeper credentials as this session.
 
     Raises:
-      ClusterError: a process has others, so it could not change nodes whose ACL this session restricts.
+      ClusterError: a process has other credentials. It could not change nodes whose ACL this session restricts.
     """
     own = await _own_entries(session)
 

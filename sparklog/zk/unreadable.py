@@ -1,7 +1,7 @@
 """ZooKeeper nodes that this release cannot read: they are skipped, counted and reported.
 
-A ZooKeeper without ACLs accepts writes of any client, and a later release may write values that this one does not know.
-One such node must not prevent the controller from reading all others.
+A ZooKeeper without ACLs accepts writes of any client, and a later release may write values that this release does not
+know. One such node must not prevent the controller from reading all others.
 """
 
 from __future__ import annotations
