@@ -58,8 +58,8 @@ class GroupHost(CoordinatorRuntime):
         self._newest_deleted = ""
         self._update_timer: asyncio.TimerHandle | None = None
         self._update_after_s = _TOGETHER_S
-        #: The topics (name, id) whose existence is being checked in ZooKeeper, each with the number of the last check
-        #: that asked for it.
+        #: The topics (name, id) whose existence is being checked in ZooKeeper. The value is the number of the last run
+        #: of ``_drop_deleted`` that did not know the topic.
         self._in_question: dict[tuple[str, str], int] = {}
         self._checks = 0
         #: The holds that are being checked: (group, key of the transaction).

@@ -6,9 +6,9 @@ from collections.abc import Iterable
 
 from sparklog.security.acls import Operation, PatternType, Permission, ResourceType
 
-#: The number of "any" in filters of each part.
+#: The number that means "any" in a filter. It is the same for every part of an ACL.
 ANY = 1
-#: The pattern type of filters that selects all patterns which match a resource.
+#: A pattern type that only filters have. It selects every pattern that matches a resource.
 MATCH = 2
 #: The value of a response's authorized operations if the client has not requested them.
 OPERATIONS_NOT_ASKED = -(2**31)
@@ -46,5 +46,5 @@ PERMISSION_CODES = {permission: code for code, permission in PERMISSIONS.items()
 
 
 def operations_field(operations: Iterable[Operation]) -> int:
-    """Return the bit field for these operations, which is called "authorized operations" in responses."""
+    """Return these operations as a bit field. Responses call this field "authorized operations"."""
     return sum(1 << OPERATION_CODES[operation] for operation in operations)

@@ -1,6 +1,6 @@
 """One request in progress on a Kafka connection, as its handler sees it.
 
-A handler gets the call and the decoded request, and returns the response. It is one of two kinds of functions:
+A handler gets the call and the decoded request, and returns the response. A handler is one of two kinds of functions:
 
 - A coroutine function, which runs as a task. It is cancelled when the client's connection ends.
 - A plain function, which returns the response or a future of it. The handlers of Produce and Fetch should be of this
@@ -29,20 +29,20 @@ from sparklog.protocol.connection import error_of_reply
 from sparklog.protocol.frames import Buffer
 from sparklog.protocol.messages import ErrorReply, Reply, Request
 
-#: The maximum number of entries of a response that is encoded on the event loop, which takes up to 20 ms.
+#: The maximum number of entries of a response that is encoded on the event loop. The encoding takes up to 20 ms.
 LOOP_ENTRIES = 5000
 #: A handler of one API: it gets the call and the decoded request, and returns the response. See the module's docstring.
 Handler = Callable[["KafkaCall", Any], "Awaitable[Any] | Any"]
 
 
 class NativeHandlers(NamedTuple):
-    """The handlers of sparklog's own requests, for users and for logins by delegation tokens."""
+    """The handlers of sparklog's own requests: for logins by delegation tokens, and for all other clients."""
 
     of_users: Handlers
     of_tokens: Handlers
 
     def of(self, connection: ServerConnection) -> Handlers:
-        """Return the handlers for the login of this connection."""
+        """Return the handlers that match the way in which this connection logged in."""
         return self.of_tokens if connection.token_id else self.of_users
 
 
@@ -69,14 +69,14 @@ class KafkaCall:
         self.version = version
         #: The client id in the request's header; empty without one.
         self.client_id = client_id
-        #: Whether a thread encodes the response, because it has more than ``LOOP_ENTRIES``. Only the handlers of
-        #: Produce and Fetch set it. The dispatcher counts the entries of all other responses.
+        #: Whether a thread encodes the response, because it has more than ``LOOP_ENTRIES`` entries. Only the
+        #: handlers of Produce and Fetch set it. The dispatcher counts the entries of all other responses.
         self.encodes_in_thread = False
         self._natives = natives
         self._slices = slices
 
     async def pause(self) -> None:
-        """Let other work of the event loop run if large requests have used it for long (``Slices.pause``).
+        """Let other work run if large requests have used the event loop for long (``Slices.pause``).
 
         A handler calls this between the entries of a request. ``native`` calls it itself.
         """

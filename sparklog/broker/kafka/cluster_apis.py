@@ -43,10 +43,10 @@ from sparklog.protocol.messages import (
 )
 from sparklog.security.acls import CLUSTER_NAME, ResourceType
 
-#: The kinds of coordinators by the key type of FindCoordinator, and the beginning of their keys in sparklog.
+#: The kinds of coordinators by the key type of FindCoordinator, and the prefix of their keys in sparklog.
 _COORDINATORS = {0: ("group", ""), 1: ("transaction", TRANSACTIONAL_ID_PREFIX)}
-#: The number of partitions that are converted between two pauses, in about 1 ms, and the number of names in one request
-#: of sparklog.
+#: The number of partitions that are converted between two pauses, which takes about 1 ms. It is also the number of
+#: names in one of sparklog's own requests.
 _AT_ONCE = 500
 #: The maximum wait for the leaders of a topic that Metadata creates.
 _CREATE_MS = 5000

@@ -35,7 +35,8 @@ async def outcome_of(
 
     Raises:
         BrokerError: the coordinator refuses the request.
-        asyncio.TimeoutError: the request has no outcome within ``timeout_s``. It may have one later.
+        asyncio.TimeoutError: the request has no outcome within ``timeout_s``. The coordinator may complete
+            it later.
     """
     done: asyncio.Future[Outcome] = asyncio.get_running_loop().create_future()
 

@@ -34,8 +34,8 @@ from sparklog.protocol.frames import Buffer
 
 _log = logging.getLogger(__name__)
 
-#: A request with more bytes is decoded in a thread, except a Produce request, whose elements have a lower limit. The
-#: smallest elements of this number of bytes take about 30 ms.
+#: A request with more bytes is decoded in a thread, except a Produce request, whose elements have a lower limit. If
+#: all elements have the minimum size, decoding this number of bytes takes about 30 ms.
 _LOOP_BYTES = 128 * 1024
 #: The APIs whose handlers themselves ask for a thread, because their responses are frequent.
 _RECORDS = frozenset({ApiKey.PRODUCE, ApiKey.FETCH})
@@ -88,9 +88,9 @@ class _Slot:
 class KafkaHandler:
     """The handler of all requests on one Kafka connection.
 
-    A part of the server's connection. ``on_lost`` is called with the connection when the connection has ended.
-    ``quotas`` limits the time of requests. Each response that has a field for it contains the time for which the next
-    request waits, so that clients send nothing meanwhile. ``slices`` runs the work on large requests.
+    The server's connection owns this handler. ``on_lost`` is called with the connection when the connection has ended.
+    ``quotas`` limits the time of requests. If the next request must wait because of a quota, the response contains the
+    wait (``throttle_time_ms``), so that the client sends nothing meanwhile. ``slices`` runs the work on large requests.
     """
 
     def __init__(

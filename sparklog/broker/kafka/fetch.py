@@ -1,6 +1,7 @@
 """Fetch requests of Kafka clients.
 
-They wait and read as the fetches of sparklog's consumers do. Their responses have Kafka's record batches.
+The broker handles these requests like fetches of sparklog's consumers: the same code waits for data and reads it. The
+responses have Kafka's record batches.
 
 Only the leader of a partition serves it. There are no fetch sessions (KIP-227): a response with session id 0 tells the
 client to name all its partitions in each request.
@@ -53,9 +54,9 @@ _log = logging.getLogger(__name__)
 _NO_SESSION, _SESSIONLESS, _FULL = 0, -1, 0
 #: The maximum number of bytes of batches that are encoded without a pause for other work.
 _AT_ONCE_BYTES = 256 * 1024
-#: The maximum number of partitions and of topics of a request that is handled without a pause.
+#: A request with at most this number of partitions and of topics is handled without a pause.
 _AT_ONCE = 500
-#: The limit of the decoded batches that are kept because only a part of them was sent.
+#: The maximum size in bytes of the cache of decoded batches that were only partly sent.
 _DECODED_BYTES = 32 * 1024 * 1024
 #: The first version whose clients can decompress zstd. Source: KIP-110.
 _ZSTD_FROM = 10
@@ -91,9 +92,9 @@ class KafkaFetches:
         self.decoded = DecodedBatches(_DECODED_BYTES)
 
     def handle(self, call: KafkaCall, request: FetchRequest) -> asyncio.Future[FetchResponse] | FetchResponse:
-        """Return the response or its future.
+        """Read the requested partitions. Return the response, or a future of the response.
 
-        The response has records or errors. If there are none before the client's maximum wait is over, it is empty.
+        The response has records or errors. It is empty if there are none until the client's maximum wait ends.
         """
         refused = _refusal(request)
         if refused is not None:

@@ -2,13 +2,13 @@
 
 A batch of the log may be larger than the client's limit, so its rows are encoded in pieces, from the requested offset
 on. Offsets without records need no batch, because consumers accept gaps between batches. But if a response ends with
-such offsets, a last batch must move the consumer past them. A control batch does this for every client. Offsets have no
-records in two cases:
+such offsets, the response needs a last batch from which the consumer learns the next offset. This batch is a control
+batch, because every client skips it and continues at the offset after it. Offsets have no records in two cases:
 
 - The records belong to an aborted transaction, and the consumer reads only committed records.
-- Compaction has removed the last records of a batch, and the requested offset is after the others of the batch.
+- Compaction has removed the last records of a batch, and the requested offset is after the batch's remaining records.
 
-A response lists no aborted transactions, because it has no batches of them.
+A response lists no aborted transactions, because it has no batches of aborted transactions.
 """
 
 from __future__ import annotations
@@ -42,10 +42,10 @@ _SEQUENCES = 2**31
 _PIECE_BYTES = 1024 * 1024
 #: Batches with at most this number of records and bytes are encoded together.
 _SMALL_RECORDS, _SMALL_BYTES = 50, 16 * 1024
-#: A response with records gets no further piece if less than this part of its limit is left.
+#: A response that has records gets no further piece if less than one sixteenth of its size limit is left.
 _LEAST_PART = 16
 _COLUMNS = DEFAULT_SCHEMA.names
-#: JSON documents are about this much larger than the columns, mostly because of the names.
+#: The approximate size of JSON documents, divided by the size of the columns. The column names are most of the surplus.
 _JSON_FACTOR = 4
 
 
@@ -56,7 +56,7 @@ class Rows(NamedTuple):
     """
 
     rows: pa.RecordBatch
-    #: None: the offsets follow each other from the batch's base offset on.
+    #: The offset of each row. None means consecutive offsets from the batch's base offset on.
     offsets: npt.NDArray[np.int64] | None
 
 
@@ -77,7 +77,7 @@ class DecodedBatches:
         return self._known.get(key)
 
     def add(self, key: tuple[str, int, int, int], rows: Rows) -> None:
-        """Add a batch, and remove the oldest batches while the limit is exceeded. Keep the added batch in any case."""
+        """Add a batch, and remove the oldest batches while the limit is exceeded. Never remove the added batch."""
         if key in self._known:
             self._known.move_to_end(key)
             return
@@ -134,8 +134,8 @@ def encode_fetched(
     Yield after each piece, so that the event loop may run other work. Yield the future if a thread decodes a batch.
 
     ``body`` has the headers of the batches, then their bodies, as a partition's log has them. ``aborted`` are the
-    aborted transactions whose records are left out. The result has about ``max_bytes`` at most. It has at least one
-    record if there is one, even if this record is larger.
+    aborted transactions whose records are left out. The result has about ``max_bytes`` at most. If there is
+    a record, the result has at least one, even if this record is larger than ``max_bytes``.
 
     Raises:
         BrokerError: CORRUPT_MESSAGE for a damaged batch at ``offset``.
@@ -193,7 +193,8 @@ class _Encoder:
         self._offset = offset
         self._source = source
         self._max_bytes = max_bytes
-        #: The offset after the last one that a consumer of ``buffers`` reaches, and the offset after the last one read.
+        #: The offset at which a consumer continues after ``buffers``, and the offset at which the encoder continues.
+        #: The offsets between them have no records.
         self._reached = self._seen = offset
         self._epoch = -1
         self._time_ms = -1
@@ -201,7 +202,7 @@ class _Encoder:
         self.size = 0
         #: Whether no further batch fits.
         self.full = False
-        #: Small batches that are encoded together, with their rows; the sum of their bytes.
+        #: Small batches that are encoded together, with their rows, and the sum of their sizes in bytes.
         self._small: list[tuple[BatchHeader, pa.RecordBatch]] = []
         self._small_bytes = 0
 

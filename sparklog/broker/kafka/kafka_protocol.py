@@ -1,4 +1,4 @@
-"""Kafka's wire protocol on a listener: the ends and the handlers of its connections."""
+"""Kafka's wire protocol on a listener: the decoders and the request handlers of its connections."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ FEATURES: dict[str, int] = {"transaction.version": 2}
 
 
 class KafkaProtocol:
-    """Kafka's protocol with the requests of clients. ``handlers`` has the handler of each served API.
+    """Kafka's protocol on a listener, for the requests of clients. ``handlers`` has the handler of each served API.
 
     ``natives`` are the handlers of sparklog's own requests, which the handlers of Kafka's requests call. The protocol
     calls ``on_lost`` with each connection that has ended. ``quotas`` limits the time of requests, and ``slices``
-    runs the work on large ones.
+    runs the work on large requests.
     """
 
     has_peers = False

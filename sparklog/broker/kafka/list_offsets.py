@@ -44,8 +44,8 @@ from sparklog.security.acls import Operation
 LATEST, EARLIEST, GREATEST_TIME, EARLIEST_LOCAL, LATEST_TIERED = -1, -2, -3, -4, -5
 #: The maximum number of milliseconds that fit into 64 bits of microseconds.
 _MOST_MS = (2**63 - 1) // 1000
-#: The maximum number of batches that one search decodes. It needs a further batch only if no record has the time in the
-#: header.
+#: The maximum number of batches that one search decodes. A search decodes a further batch only if no record
+#: of the batch has the time in the batch's header.
 _MOST_DECODED = 1000
 
 

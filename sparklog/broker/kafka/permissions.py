@@ -1,6 +1,6 @@
 """The permissions of the client of a Kafka call.
 
-The handlers use them for the parts of Kafka's requests that no request of sparklog has.
+The handlers check them for those parts of Kafka's requests that have no equivalent in sparklog's own requests.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from sparklog.security.request_rules import REFUSALS, RULES, Need
 
 
 class Permissions:
-    """The ACLs of one broker, and the scopes of delegation tokens, applied to Kafka calls.
+    """The checks of Kafka calls by the ACLs of one broker and the scopes of delegation tokens.
 
     Its methods raise BrokerError BROKER_NOT_AVAILABLE until the broker has read the ACLs.
     """
@@ -40,7 +40,7 @@ class Permissions:
     def require(
         self, call: KafkaCall, request: str, operation: Operation, resource_type: ResourceType, name: str
     ) -> None:
-        """Check that the client may do the operation. ``request`` is the name of its request, for the audit log.
+        """Check that the client may do the operation. ``request`` names the client's request in the audit log.
 
         Raises:
             BrokerError: the client may not do it. The code depends on the type of the resource.
@@ -51,7 +51,10 @@ class Permissions:
             raise BrokerError(REFUSALS[resource_type], detail)
 
     def require_rule(self, call: KafkaCall, request: Request) -> None:
-        """Check that the client may send ``request``, which has no entries. Raises BrokerError."""
+        """Check by the rule of ``request`` that the client may send it. The request must have no entries.
+
+        Raises BrokerError.
+        """
         limits = self._limits(call)
         if limits is not None:
             limits.require(call.connection, request, RULES[type(request)].clauses(request))

@@ -4,9 +4,9 @@ A batch keeps its producer id, epoch and sequence, so the log recognises retries
 it appends, so it does not validate the batch again. The effective acks, the checks of access, the quotas and the wait
 for the in-sync replicas are the same as for producers of sparklog.
 
-The decoding of a batch takes 2 to 5 ms per megabyte, and up to sixty with very many headers. A request with several
-partitions is handled in slices, and a batch of more than ``LOOP_BYTES`` is decoded in a thread, so that the event loop
-also serves others.
+The decoding of a batch takes 2 to 5 ms per megabyte, and up to 60 ms if the records have very many headers. A request
+with several partitions is handled in slices, and a batch of more than ``LOOP_BYTES`` is decoded in a thread, so that
+the event loop also serves other clients.
 """
 
 from __future__ import annotations
@@ -111,7 +111,7 @@ class KafkaProduce:
         self.quotas = quotas
         self.verifications = verifications
         self.counters = context.counters
-        #: The requests that wait until an earlier one of the same connection is handled in slices, by connection.
+        #: By connection: the requests that wait until an earlier request, which is handled in slices, is complete.
         self.sliced: dict[ServerConnection, deque[_OpenKafkaProduce]] = {}
         #: Called after each append of a new batch.
         self.on_appended: OnAppended | None = None
@@ -135,7 +135,8 @@ class KafkaProduce:
     def effective_acks(self, acks: int) -> int:
         """Return the acks that a produce must wait for.
 
-        During a controlled shutdown a produce with acks=1 waits for all. See ``ProduceRequests`` for the reason.
+        During a controlled shutdown a produce with acks=1 waits like a produce with acks=all. ``ProduceRequests`` has
+        the reason.
         """
         return ACKS_ALL if acks == 1 and self.context.moves_leaderships else acks
 
@@ -151,7 +152,7 @@ class _OpenKafkaProduce:
         self._request = request
         self._acks = request.acks
         self._deadline_ms = 0
-        #: The result of each partition, by topic; None: it is missing.
+        #: The result of each partition, by topic. None means that the result is still missing.
         self._results: list[list[Any]] = [[None] * len(topic.partition_data) for topic in request.topic_data]
         self._missing = sum(map(len, self._results))
         #: The leaders that the response names, by broker id.

@@ -19,7 +19,8 @@ from sparklog.record.header import BatchHeader
 _ZSTD = 4
 #: The approximate overhead of a batch, in bytes.
 _OVERHEAD = 400
-#: A batch is copied out of its request if more than this part of its size would be kept without use.
+#: The cache keeps a batch in the memory of its request if at most 1/8 of the batch's size would be unused memory.
+#: Otherwise it copies the batch.
 _MOST_UNUSED = 8
 
 #: A topic id and a partition.
@@ -52,8 +53,8 @@ class SentBatches:
 
         Remove the oldest batches while the limit is exceeded. A batch that alone exceeds the limit is not added.
 
-        The batch must be new in the log. A retry may have other content than the batch in the log, with the same
-        checksum.
+        The batch must be new in the log: do not add a retry. The content of a retry may differ from the batch in the
+        log although the checksums are equal.
         """
         key = ((partition.topic_id, partition.tp.partition), base_offset)
         if key in self._batches:

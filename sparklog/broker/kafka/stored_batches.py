@@ -12,7 +12,7 @@ from sparklog.record.header import BatchHeader
 from sparklog.record.message import unpacked_bytes
 
 _T = TypeVar("_T")
-#: The maximum number of uncompressed bytes of a batch on which the event loop works itself.
+#: The maximum number of uncompressed bytes of a batch that the event loop handles without a thread.
 LOOP_BYTES = 1024 * 1024
 #: One thread, so that only one large batch at a time is decompressed in memory.
 _thread = ThreadPoolExecutor(1, "kafka reads")

@@ -6,11 +6,12 @@ from sparklog.broker.kafka.error_codes import KafkaCode
 from sparklog.errors import BrokerError, ErrorCode
 from sparklog.model import TRANSACTIONAL_ID_PREFIX
 
-#: The maximum length of a transactional id. With the prefix of its key it is a name in the requests between brokers.
+#: The maximum length of a transactional id. Requests between brokers have the id with the prefix of its key as a name,
+#: and a name has at most 255 characters.
 _MAX_ID = 255 - len(TRANSACTIONAL_ID_PREFIX)
 #: The first version of Produce with TRANSACTION_ABORTABLE, and the first one with CONCURRENT_TRANSACTIONS (KIP-890).
 _ABORTABLE_FROM, _CONCURRENT_FROM = 11, 12
-#: The errors of a coordinator that a producer retries. In a response to Produce a client would not expect them.
+#: Retriable errors of a transaction's coordinator. Clients do not expect them in a response to Produce.
 _COORDINATOR_ERRORS = frozenset(
     {ErrorCode.COORDINATOR_NOT_AVAILABLE, ErrorCode.NOT_COORDINATOR, ErrorCode.COORDINATOR_LOAD_IN_PROGRESS}
 )

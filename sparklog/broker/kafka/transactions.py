@@ -54,16 +54,16 @@ from sparklog.security.acls import CLUSTER_NAME, Operation, ResourceType
 
 #: The first versions with PRODUCER_FENCED: of InitProducerId, and of the other requests. Source: KIP-588.
 _INIT_FENCES_FROM, _FENCES_FROM = 4, 2
-#: The first version of AddPartitionsToTxn that only brokers of Kafka send, and the first versions of TxnOffsetCommit
+#: The first version of AddPartitionsToTxn that only Kafka's brokers send, and the first versions of TxnOffsetCommit
 #: and EndTxn that clients with transaction.version 2 send. Source: KIP-890.
 _BROKERS_FROM, _ADDS_FROM, _RAISES_FROM = 4, 5, 5
-#: The maximum wait for the markers of a transaction. After it EndTxn succeeds, because the decision is durable, and
-#: InitProducerId gets CONCURRENT_TRANSACTIONS, after which the client repeats it.
+#: The maximum wait for the markers of a transaction. After this wait, EndTxn succeeds, because the decision is durable.
+#: InitProducerId gets the error CONCURRENT_TRANSACTIONS, and the client sends it again.
 _MARKERS_MS = 5000
 #: The maximum wait for the transaction's coordinator.
 _ASK_S = 5.0
 _NO_EPOCH = -1
-#: The errors of members of groups with KIP-848, for which TxnOffsetCommit has an older code.
+#: Errors that only groups of KIP-848 have. A TxnOffsetCommit response has an older error code instead.
 _STALE = frozenset({int(ErrorCode.STALE_MEMBER_EPOCH), int(ErrorCode.FENCED_MEMBER_EPOCH)})
 
 

@@ -29,7 +29,7 @@ _log = logging.getLogger(__name__)
 AUDIT_FILE = "audit.log"
 #: The maximum number of lines that wait for the disk.
 _MOST_WAITING = 10_000
-#: How long the end of the process waits for the lines that are not written yet.
+#: The maximum time that the process waits at its end for lines that are not written yet.
 _CLOSE_S = 2.0
 
 
@@ -167,7 +167,8 @@ class AuditFile(logging.Handler):
         self._lines: queue.Queue[logging.LogRecord | None] = queue.Queue(_MOST_WAITING)
         self._thread: threading.Thread | None = None
         self._file: logging.Handler | None = None
-        #: The number of lines that were dropped because too many waited, and the number of these that the file reports.
+        #: The number of lines that were dropped because too many lines waited, and the number
+        #: that the file last reported.
         self.dropped = 0
         self.lines_noted = 0
 

@@ -1,8 +1,8 @@
 """Request handlers that check the ACLs first.
 
-A broker without an authorizer uses the plain handlers. A denied request gets an error. If a request has entries, such
-as partitions, the handler gets only the allowed entries, and this module adds an error for each denied entry to the
-reply. If a request lists resources, the reply omits those that the principal may not see.
+A broker without an authorizer uses handlers without these checks. A denied request gets an error. If a request has
+entries, such as partitions, the handler gets only the allowed entries, and this module adds an error for each denied
+entry to the reply. If a request lists resources, the reply omits the resources that the principal may not see.
 
 Fetch is an exception: a broker may read a partition later and repeatedly, so ``AuthorizedFetch`` checks each read.
 """
@@ -334,7 +334,9 @@ class _Checks:
 
 
 def scoped_handlers(authorizer: Authorizer, handlers: Handlers, *, slices: Slices, cache: MetadataCache) -> Handlers:
-    """Return handlers for a broker without ACLs. If the client's delegation token has a scope, they check it first.
+    """Return handlers for a broker without ACLs.
+
+    If the client's delegation token has a scope, the handlers check the scope first.
 
     Raises KeyError for a kind of request that has no rule.
     """

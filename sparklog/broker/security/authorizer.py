@@ -1,7 +1,7 @@
 """The authorizer of one broker, which applies the cluster's ACLs to requests.
 
-Super users may do everything, and so may brokers and controllers that have proved their identity. A client that has
-logged in with a delegation token may do only what the token's scope allows as well. The authorizer caches all decisions
+Super users may do everything, and so may brokers and controllers that have proved their identity. If a client has
+logged in with a delegation token, the token's scope must also allow the operation. The authorizer caches all decisions
 until the ACLs change.
 """
 
@@ -31,7 +31,7 @@ _Known = dict[tuple[Operation, ResourceType, "str | None"], bool]
 
 
 class Requester(AuditedConnection, Protocol):
-    """The part of a connection that the authorizer uses: who sends its requests, and from where."""
+    """The part of a connection that the authorizer uses: the principal and the address that send its requests."""
 
     @property
     def identity(self) -> Identity | None: ...

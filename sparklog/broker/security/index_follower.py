@@ -1,9 +1,9 @@
 """A task that watches an index in ZooKeeper, and reads the nodes that have changed.
 
-An index is a ZooKeeper node for a group of other nodes. It has the names of the nodes in the group that changed last,
-because every write of one of them also updates the index. The version of the index grows by one with each change. If
-more nodes have changed than the index names, the task reads all nodes again. While ZooKeeper is unreachable, the broker
-uses the content that it read last.
+An index is a ZooKeeper node that lists the latest changes in a group of other nodes, such as the nodes of all users.
+Every write of a node in the group also writes the name of this node to the index. The version of the index grows by one
+with each change. If more nodes have changed than the index names, the task reads all nodes again. While ZooKeeper is
+unreachable, the broker uses the content that it read last.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ class IndexFollower(Generic[Name]):
         self._index: Node | None = None
         self._changed = asyncio.Event()
         self._loaded = asyncio.Event()
-        #: Set, and replaced by a new one, when a version is applied.
+        #: An event that is set when a version is applied. A new event then replaces it.
         self._applied = asyncio.Event()
         self._stop_watch: Callable[[], None] | None = None
         self._task: asyncio.Task[None] | None = None
@@ -70,7 +70,7 @@ class IndexFollower(Generic[Name]):
         return self._loaded.is_set()
 
     def note_loaded(self) -> None:
-        """Record that all nodes count as read."""
+        """Set ``is_loaded`` without reading the nodes from ZooKeeper."""
         self._loaded.set()
 
     async def loaded(self) -> None:

@@ -2,8 +2,9 @@
 
 A local file has the provider's public keys.
 
-The type of the key decides the algorithm, not the token's header. So the broker refuses a token without a signature,
-and a token with an HMAC whose secret is a public key. Source: RFC 7515, RFC 7517, RFC 7519, RFC 8725.
+The type of the key determines the algorithm. The broker ignores the algorithm in the token's header. So it refuses a
+token without a signature, and a token whose signature is an HMAC with a public key as the secret. Source: RFC 7515, RFC
+7517, RFC 7519, RFC 8725.
 
 The package PyJWT is needed: ``pip install 'sparklog[oauth]'``.
 """

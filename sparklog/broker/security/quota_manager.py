@@ -43,16 +43,16 @@ _log = logging.getLogger(__name__)
 
 #: Requests that wait because of a quota may use this part of ``queued.max.bytes``: one eighth.
 _HELD_PART = 8
-#: A wait counts as over this long before its end, because the event loop rounds its timers to milliseconds.
+#: A wait may end early by this time, because the event loop rounds its timers to milliseconds.
 _EARLY_S = 0.002
 _PERCENT = 0.01
-#: The quota of the bytes of a request or its reply.
+#: By the type of a request: the quota that limits the bytes of the request or of its reply.
 _QUOTA_OF: dict[type, str] = {Produce: PRODUCER_BYTE_RATE, Fetch: CONSUMER_BYTE_RATE}
 
 
 _R = TypeVar("_R")
 _T = TypeVar("_T")
-#: Answers a held request whose handler has failed.
+#: A function that responds to a request if the request had to wait and its handler then failed.
 _OnFailure = Callable[[ServerConnection, Any, Exception], None]
 
 
@@ -89,12 +89,12 @@ class _Client:
     #: The monotonic time until which the connection waits; 0 if it does not wait.
     until_s: float = 0.0
     timer: asyncio.TimerHandle | None = None
-    #: The monotonic time from which the request that is being handled has not been charged yet; 0 without one.
+    #: The monotonic time up to which the current request has been charged; 0 while no request is being handled.
     began_s: float = 0.0
     #: The seconds for which this connection's requests have been charged so far.
     charged_s: float = 0.0
-    #: The size of each request that waits, and the function that handles it. Only a connection with several requests
-    #: in progress, as of a Kafka client, can have more than one.
+    #: The size of each request that waits, and the function that handles it. Only a connection that may
+    #: have several requests in progress, such as a Kafka client's, can have more than one request that waits.
     held: list[tuple[int, Callable[[], None]]] = field(default_factory=list)
 
 
@@ -104,8 +104,8 @@ _EXEMPT = _Client({})
 class QuotaManager:
     """The component that enforces the quotas of clients in one broker.
 
-    A client may use the allowance of ``window_s`` seconds at once. The requests that wait may use only a part of
-    ``queued_max_bytes``. Not thread-safe: use it only on the broker's event loop.
+    A client may use the allowance of ``window_s`` seconds at once. Requests that wait because of a quota may use only
+    one eighth of ``queued_max_bytes``. Not thread-safe: use it only on the broker's event loop.
     """
 
     def __init__(
@@ -169,7 +169,7 @@ class QuotaManager:
     def limits_consumers(self) -> bool:
         """Return whether a quota for consumers exists.
 
-        Then consumers on this host must not read log files directly.
+        If so, consumers on this host must not read log files directly.
         """
         return self._table.has(CONSUMER_BYTE_RATE)
 

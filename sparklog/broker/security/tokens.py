@@ -20,7 +20,7 @@ from sparklog.zk.unreadable import Unreadable
 
 _log = logging.getLogger(__name__)
 
-#: The scope of a token that does not exist any more. Its connections end within moments.
+#: The scope of a token that does not exist any more. The broker closes its connections shortly after.
 _NOTHING = AclTable()
 
 

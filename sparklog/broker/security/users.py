@@ -20,7 +20,7 @@ from sparklog.zk.user_store import KEY_BYTES, Credentials, UserStore, decode_ind
 
 _log = logging.getLogger(__name__)
 
-#: The most forms of credentials that unknown users have. Each login computes an HMAC for each of them.
+#: The maximum number of forms that dummy credentials of unknown users have. Each login computes an HMAC for each form.
 _MOST_FORMS = 16
 
 
@@ -37,7 +37,7 @@ class Users:
         self.follower = IndexFollower("users", lambda node: decode_index(node).changed, self._apply)
         self._store: UserStore | None = None
         self._users: dict[str, Credentials] = {}
-        #: The number of credentials of each form, by mechanism, and the most frequent of them.
+        #: The number of credentials of each form, by mechanism, and the same for only the most frequent forms.
         self._forms: dict[str, Counter[CredentialForm]] = {}
         self._frequent: dict[str, dict[CredentialForm, int]] = {}
         # As long as there is no user, no broker has another key.
@@ -83,7 +83,7 @@ class Users:
     def forms(self, mechanism: str) -> dict[CredentialForm, int]:
         """Return the most frequent forms of the mechanism's credentials, with the number of each.
 
-        The dummy credentials of unknown users have them too.
+        The dummy credentials of unknown users have these forms too.
         """
         return self._frequent.get(mechanism, {})
 

@@ -64,7 +64,7 @@ class _Filter(Protocol):
 
 
 async def describe_acls(call: KafkaCall, request: DescribeAclsRequest) -> DescribeAclsResponse:
-    """Return the ACLs that the filter selects, by their resource patterns."""
+    """Return the ACLs that the filter selects, grouped by resource pattern."""
     try:
         reply = await call.native(DescribeAcls(0, _condition(request)))
     except FAILURES as failure:

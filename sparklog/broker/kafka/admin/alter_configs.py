@@ -3,7 +3,8 @@
 Both change the settings of topics. AlterConfigs lists all settings that a topic should have, and resets the others.
 
 The settings of a broker are fixed when it starts, so a request that sets one is refused. A request that only resets
-settings of a broker succeeds without an effect, because ``kafka-reassign-partitions`` resets Kafka's throttles.
+settings of a broker succeeds without an effect, because ``kafka-reassign-partitions`` sends such requests to reset
+Kafka's throttles.
 """
 
 from __future__ import annotations

@@ -43,7 +43,7 @@ NO_EFFECT = frozenset(
         "segment.jitter.ms",
     }
 )
-#: Kafka's settings of topics that sparklog does not have, with the values that mean that they are off.
+#: Kafka's settings of topics that sparklog does not have, with the values that turn each of them off.
 OFF: dict[str, frozenset[str]] = {
     "follower.replication.throttled.replicas": frozenset({""}),
     "leader.replication.throttled.replicas": frozenset({""}),

@@ -173,7 +173,8 @@ class DescribeConfigsHandler:
         self._slices = broker.slices
         self._permissions = permissions
         self._topic_configs = topic_configs
-        #: The results for settings that topics do not set themselves, by the name, with or without synonyms and texts.
+        #: A cache of results for the topics' default settings. The key is the name of the setting, whether the result
+        #: has synonyms, and whether it has documentation.
         self._built: dict[tuple[str, bool, bool], DescribeConfigsResourceResult] = {}
 
     async def handle(self, call: KafkaCall, request: DescribeConfigsRequest) -> DescribeConfigsResponse:

@@ -22,10 +22,10 @@ from sparklog.model import check_topic_name, is_internal
 from sparklog.protocol.messages import PartitionDecision
 from sparklog.security.acls import Operation, ResourceType
 
-#: The maximum number of partitions in one page, as in Kafka (``max.request.partition.size.limit``), and of topics that
-#: cannot be described.
+#: The maximum number of partitions in one page, as in Kafka (``max.request.partition.size.limit``). A page also has at
+#: most this number of topics that cannot be described.
 MOST_PARTITIONS = 2000
-#: The number of names that are sorted between two pauses, in about 5 ms.
+#: The number of names that are sorted between two pauses. This takes about 5 ms.
 _SORTED_AT_ONCE = 10_000
 _TOPIC = ResourceType.TOPIC
 

@@ -36,8 +36,8 @@ from sparklog.kafka.wire.groups import (
 from sparklog.protocol.fields import MAX_ENTRIES
 from sparklog.security.acls import Operation
 
-#: The first version of JoinGroup in which a new member gets its id before it joins, and the first one with the flag
-#: that tells a leader to skip the assignment.
+#: The first version of JoinGroup in which a new member gets its id before it joins, and the first version with the
+#: field ``skip_assignment``, by which a group's leader learns that it must not assign partitions.
 _ID_FIRST, _SKIPS = 4, 9
 #: The first version of LeaveGroup with several members.
 _SEVERAL = 3

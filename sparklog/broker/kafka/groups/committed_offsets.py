@@ -34,7 +34,7 @@ _METADATA_BYTES = 4096
 
 
 class CheckedOffsets(NamedTuple):
-    """The offsets that may be committed, and the error codes of the others by topic and partition."""
+    """The offsets of a request that may be committed, and the error code of each refused offset, by partition."""
 
     offsets: tuple[GroupOffset, ...]
     refused: dict[tuple[str, int], int]
@@ -77,7 +77,10 @@ class CommittedOffsetsHandlers:
     def checked(
         self, call: KafkaCall, request: OffsetCommitRequest | TxnOffsetCommitRequest
     ) -> Generator[None, None, CheckedOffsets]:
-        """Return the offsets that may be committed, and the error codes of the others. Yield between slices."""
+        """Check the offsets in the request. Return the valid offsets, and the error code of each refused offset.
+
+        Yield between slices.
+        """
         offsets: list[GroupOffset] = []
         refused: dict[tuple[str, int], int] = {}
         for topic in request.topics:

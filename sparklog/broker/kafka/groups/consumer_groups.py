@@ -39,7 +39,7 @@ from sparklog.security.acls import Operation, ResourceType
 ASSIGNORS = ("uniform", "range")
 #: The member type in ConsumerGroupDescribe.
 _CONSUMER = 1
-#: The authorized operations of a response that does not name them.
+#: The value of a response's authorized operations if the response does not report them.
 _UNKNOWN = -0x80000000
 
 
@@ -189,7 +189,7 @@ class ConsumerGroupHandlers:
 def consumer_group_code(error: BrokerError | KafkaError) -> int:
     """Return Kafka's error code for a failed request of KIP-848.
 
-    For these requests a classic group does not exist.
+    A classic group gets the code GROUP_ID_NOT_FOUND, because these requests are not for classic groups.
     """
     if error.code == ErrorCode.INCONSISTENT_GROUP_PROTOCOL:
         return int(ErrorCode.GROUP_ID_NOT_FOUND)

@@ -1,7 +1,7 @@
 """The request for the committed offsets of groups: OffsetFetch.
 
-Versions before 8 ask for one group, later versions for a list of groups. The handler treats an earlier request as one
-with a list of one group, and converts the response to the earlier form.
+Versions before 8 name one group, and later versions have a list of groups. The handler converts a request of an earlier
+version to a list of one group, and converts the response back to the earlier version.
 """
 
 from __future__ import annotations

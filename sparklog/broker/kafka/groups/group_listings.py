@@ -30,9 +30,9 @@ from sparklog.security.acls import CLUSTER_NAME, Operation, ResourceType
 
 #: Kafka's names of the types of groups.
 CLASSIC, CONSUMER = "classic", "consumer"
-#: The operations of a response that does not name them.
+#: The value of a response's authorized operations if the response does not report them.
 _UNKNOWN = -0x80000000
-#: The first version of DescribeGroups that reports a group that does not exist as an error.
+#: The first version of DescribeGroups whose response has an error for a group that does not exist.
 _NOT_FOUND = 6
 
 
@@ -47,7 +47,7 @@ class GroupListings:
     async def list_groups(self, call: KafkaCall, request: ListGroupsRequest) -> ListGroupsResponse:
         """Return the groups that this broker coordinates.
 
-        If the request names states or types, return only groups of these.
+        If the request names states or types, return only groups that have one of these states or types.
         """
         try:
             return ListGroupsResponse(groups=await self._slices.result(self._listed(call, request)))
