@@ -1,7 +1,8 @@
 """The frames of Kafka's protocol on a connection. A frame is a length of four bytes, big-endian, and a request.
 
-No I/O. One system call may fill the receive buffer with many small frames, which are then copied out of it. A large
-frame is received directly into its own memory. The decoder never overwrites the memory of a returned frame.
+This module does no I/O. One system call may fill the receive buffer with many small frames, which are then copied out
+of it. A large frame is received directly into its own memory. The decoder never overwrites the memory of a returned
+frame.
 """
 
 from __future__ import annotations
@@ -9,7 +10,7 @@ from __future__ import annotations
 from sparklog.errors import ErrorCode, ProtocolError
 from sparklog.protocol.frames import OWN_MEMORY_BYTES, SCRATCH_BYTES, uninitialized_memory
 
-#: The bytes of the length in front of a frame.
+#: The number of bytes of the length before each frame.
 LENGTH_BYTES = 4
 
 
@@ -31,8 +32,8 @@ class KafkaFrameDecoder:
         self._end = 0
         self._large: memoryview | None = None
         self._filled = 0
-        #: The error after the last returned frame: the next bytes are no frame, and the connection must be closed. A
-        #: client of another protocol is found in this way, because its first bytes are not a plausible length.
+        #: The error after the last returned frame: the next bytes are no frame, and the connection must be closed. The
+        #: error shows a client of another protocol, because its first bytes are not a plausible length.
         self.error: ProtocolError | None = None
 
     def get_buffer(self) -> memoryview:

@@ -40,7 +40,7 @@ from sparklog.protocol.received import ReceivedReply
 from sparklog.security.listeners import SecurityProtocol
 
 _PLAINTEXT = ClientSecurity()
-#: The maximum wait for the end of TLS, and the iterations of the loop that an abort takes.
+#: The maximum wait in seconds for the end of TLS, and the number of iterations of the event loop that an abort takes.
 _SHUTDOWN_S = 0.5
 _TURNS_TO_ABORT = 3
 ReplyAndBody = tuple[Reply, memoryview]
@@ -72,7 +72,7 @@ class AsyncConnection(asyncio.BufferedProtocol):
         self.hello: HelloReply | None = None
         self._prove: Prove | None = None
         self.on_lost: Callable[[], None] | None = None
-        #: The time of the loop before which the broker handles no further request, because a quota is exceeded.
+        #: The event loop's time before which the broker handles no further request, because a quota is exceeded.
         self.throttled_until_s = 0.0
         self._end = ClientEnd(max_frame_bytes, MAX_GREETING_REPLY_BYTES)
         self._waiting: dict[int, OnOutcome] = {}
@@ -85,8 +85,8 @@ class AsyncConnection(asyncio.BufferedProtocol):
         self._socket_number = -1
         #: Whether a callback is running with a reply. If the callback is interrupted, the reply is lost.
         self.delivering = False
-        #: The monotonic time at which the peer's last bytes arrived, or at which a request was sent with no other in
-        #: flight.
+        #: The monotonic time at which the peer's last bytes arrived, or at which a request was sent while no other
+        #: request was in flight.
         self._last_bytes_s = 0.0
 
     @classmethod

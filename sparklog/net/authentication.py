@@ -78,7 +78,7 @@ class ListenerSecurity(NamedTuple):
     name: str = DEFAULT_LISTENER
     #: The logins, or None if the listener requires none.
     authentication: Authentication | None = None
-    #: TLS, or None for plain bytes.
+    #: The TLS settings, or None for plain bytes.
     tls: ServerTls | None = None
     #: The receiver of the results of logins by certificate (mechanism ``CERTIFICATE``), or None.
     reports: LoginReports | None = None
@@ -90,12 +90,13 @@ class ListenerSecurity(NamedTuple):
 
 
 class LoginDelays:
-    """A tracker of failed logins by address. It decides when the broker tells a client the result of its login.
+    """A tracker of failed logins by address. It decides how long the broker delays the result of each login.
 
-    Each failed login takes a time. During this time its address learns no other result, whether a password is right or
-    wrong. So an address that has many connections, or ends them early, still tests one password after the other. The
-    results of other addresses do not wait. A user that has recently logged in from an address does not wait there
-    either, until a login with this name fails. Not thread-safe: use it only on the server's event loop.
+    Each failed login causes a delay. During this delay, the broker sends no other result of a login to the same
+    address, whether the password is right or wrong. So an address can test only one password after the other, even if
+    it has many connections or ends them early. A result for another address does not wait. The result for a user that
+    has recently logged in from the same address does not wait either, until a login with the user's name fails. Not
+    thread-safe: use it only on the server's event loop.
     """
 
     def __init__(
@@ -108,11 +109,12 @@ class LoginDelays:
         max_addresses: int = 10_000,
         user_memory_s: float = 3600.0,
     ) -> None:
-        """Create the tracker. The first failure of an address takes ``first_s``.
+        """Create the tracker. The first failed login of an address causes a delay of ``first_s`` seconds.
 
-        Each further one within ``memory_s`` takes twice as long, up to ``longest_s``. A login that would wait for
-        longer than ``longest_wait_s`` is refused without its result. At most ``max_addresses`` addresses, and as many
-        users at their addresses, are stored. A further one replaces the one with the oldest failure or login.
+        Each further failed login within ``memory_s`` doubles the delay, up to ``longest_s``. A login that would wait
+        for longer than ``longest_wait_s`` is refused without its result. The tracker stores at most ``max_addresses``
+        addresses with failures, and the same number of users with their addresses. A new entry replaces the entry with
+        the oldest failure or login.
         """
         self._first_s, self._longest_s, self._memory_s = first_s, longest_s, memory_s
         self._longest_wait_s = longest_wait_s
@@ -130,7 +132,8 @@ class LoginDelays:
     def failed(self, address: str, now_s: float, name: str = "") -> float:
         """Count a failed login with this name. Return the time in seconds by which to delay the reply.
 
-        The time is infinite if the reply must not say whether the password was right. Such a login does not count.
+        The time is infinite if the reply must not say whether the password was right. The tracker then does not count
+        the login.
         """
         origin = origin_of(address)
         self._users.pop((origin, name), None)
@@ -158,7 +161,7 @@ class LoginDelays:
         return math.inf if wait_s > self._longest_wait_s else max(0.0, wait_s)
 
     def succeeded(self, address: str, now_s: float, name: str) -> None:
-        """Remember the login of a user at this address."""
+        """Record that a user has logged in from this address."""
         key = origin_of(address), name
         self._users.pop(key, None)
         self._users[key] = now_s

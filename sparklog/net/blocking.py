@@ -70,7 +70,7 @@ class BlockingConnection:
         self._end = ClientEnd(max_frame_bytes, MAX_GREETING_REPLY_BYTES)
         self._received: deque[ReceivedReply] = deque()
         self.closed = False
-        #: The monotonic time before which the broker handles no request, because a quota is exceeded; 0 without.
+        #: The monotonic time before which the broker handles no request, because a quota is exceeded; 0 for none.
         self._throttled_until_s = 0.0
         #: True if the connection was closed because the broker did not send its reply in time.
         self.timed_out = False
@@ -163,8 +163,8 @@ class BlockingConnection:
     ) -> tuple[Reply, memoryview]:
         """Send one request and wait for its reply. No other request may be in flight.
 
-        ``at_most_s`` limits each wait for bytes of this reply, in addition to the connection's own limit. If the last
-        reply demands a wait because of a quota, wait first, for at most the same time.
+        ``at_most_s`` limits each wait for bytes of this reply, in addition to the connection's own limit. If the
+        previous reply demands a wait because of a quota, wait before sending, for at most the shorter of both limits.
 
         Raises:
           BrokerError: the broker's error, or NETWORK_EXCEPTION.
@@ -259,7 +259,7 @@ class BlockingConnection:
     def fileno(self) -> int:
         """Return the file descriptor for ``select``. It becomes readable when a reply starts to arrive.
 
-        For bytes that the connection has already read it is not readable; see ``has_received``.
+        The descriptor does not show bytes that the connection has already read; see ``has_received``.
         """
         return self._socket.fileno()
 

@@ -1,4 +1,6 @@
-"""The security settings of a client: TLS and the login. The names are those of Kafka's Java client and of librdkafka.
+"""The security settings of a client: TLS and the login.
+
+The settings have the same names as in Kafka's Java client and in librdkafka.
 
 A client accepts its settings as a mapping, as the path of a file with ``key = value`` lines, or as a
 ``ClientSecurity``. Values may contain references (see ``password``). A client without settings reads the file that the
@@ -88,7 +90,7 @@ class ClientSecurity:
     """The security settings of a client. Its ``repr`` contains no secret."""
 
     protocol: SecurityProtocol = SecurityProtocol.PLAINTEXT
-    #: The PEM file with the certificates of the trusted authorities; empty for those of the system.
+    #: The PEM file with the certificates of the trusted authorities. If empty, the system's authorities are trusted.
     ca: str = ""
     #: The PEM file with the client's certificate, and perhaps its key; empty for none.
     certificate: str = ""
@@ -101,7 +103,7 @@ class ClientSecurity:
     username: str = ""
     #: The password, or the secret of a delegation token, or a token for OAUTHBEARER.
     password: Password = NO_PASSWORD
-    #: Whether ``username`` and ``password`` are those of a delegation token.
+    #: Whether ``username`` is the id of a delegation token, and ``password`` is the token's secret.
     is_token: bool = False
 
     def __post_init__(self) -> None:

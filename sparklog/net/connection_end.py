@@ -1,8 +1,8 @@
 """The parts of a server's connection that depend on the wire protocol of its listener.
 
 ``ServerConnection`` has everything that does not depend on the bytes: the limits, the back-pressure, TLS and logins.
-The protocol of its listener has the rest: the decoding of bytes into requests (``ConnectionEnd``) and their handling
-(``Handler``). sparklog's own protocol is in ``native_protocol``.
+The rest depends on the protocol: ``ConnectionEnd`` decodes bytes into requests, and ``Handler`` handles the requests.
+sparklog's own protocol is in ``native_protocol``.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class ConnectionEnd(Protocol):
     login: ServerLogin | None
     #: The identity that the peer has proved, which is a broker or the controller. None for a client.
     identity: Identity | None
-    #: The session of another connection that a token has proved, and that this connection is to continue.
+    #: The session of the peer's TCP connection, which this connection must continue, because a token has proved it.
     session: object
     #: Whether requests are served: the greeting and, if the listener requires one, the login are complete.
     admitted: bool
@@ -53,7 +53,7 @@ class ConnectionEnd(Protocol):
 
     @property
     def claimed_session(self) -> object:
-        """Return the session that the peer continues from another connection, or claims by a token."""
+        """Return the session of another connection that the peer continues or claims by a token."""
 
     @property
     def is_body_in_progress(self) -> bool:
@@ -73,7 +73,7 @@ class ConnectionEnd(Protocol):
         """
 
     def buffer_updated(self, count: int) -> Sequence[ReceivedRequest | ImmediateAnswer]:
-        """Return the requests that are complete after ``count`` more received bytes, in order.
+        """Return the requests that are complete now that ``count`` more bytes have arrived, in order.
 
         Return an ``ImmediateAnswer`` for each request to which this end responds itself. An answer with ``close`` is
         the last item.

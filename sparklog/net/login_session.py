@@ -57,7 +57,7 @@ class LoginSession:
         self.expires_s: float | None = None
         #: The timer of the end of the session or of the reply to a failed login, or None.
         self._timer: asyncio.TimerHandle | None = None
-        #: Whether the reply to the complete login has waited for the failures of its address.
+        #: Whether the reply to the complete login has already waited for the delay of its address.
         self._has_waited = False
 
     def _new_login(self) -> ServerLogin | None:
@@ -71,7 +71,7 @@ class LoginSession:
         )
 
     def known(self) -> Iterator[tuple[Principal, str]]:
-        """Return the principals and tokens of complete logins, even of a login that is not in effect yet."""
+        """Return the principals and tokens of complete logins, even of a login whose reply still waits."""
         yield self._connection.principal, self._connection.token_id
         if self.login is not None and self.login.principal is not None:
             yield self.login.principal, self.login.token_id

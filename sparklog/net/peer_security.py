@@ -23,7 +23,7 @@ class PeerSecurity(NamedTuple):
     """The listener to which a broker or the controller connects, and the TLS settings of these connections."""
 
     listener: InterBroker = InterBroker()
-    #: TLS and the certificate of this process.
+    #: The TLS settings and the certificate of this process.
     client: ClientSecurity = ClientSecurity()
     principals: frozenset[Principal] = frozenset()
     rules: MappingRules = MappingRules()

@@ -1,8 +1,9 @@
 """The limit for the bytes of large frames that a server is receiving on all its connections.
 
 A frame begins with its length, and its content arrives gradually, so a dozen half-received frames could hold gigabytes.
-So a large frame is received only if the limit has room for all of it; until then its connection is not read. While
-other connections wait for room, a connection that sends its frame too slowly is closed.
+So the server receives a large frame only if the limit has room for the whole frame. Until then, the server does not
+read the frame's connection. While other connections wait for room, the server closes a connection that sends its frame
+too slowly.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ SLOWEST = 64 * 1024
 
 
 class Receiver(Protocol):
-    """The part of a connection that ``Receiving`` uses. A large frame arrives on the connection, or waits for room."""
+    """The part of a connection that ``Receiving`` uses while a large frame arrives or waits for room."""
 
     def resume(self) -> None: ...
 

@@ -15,7 +15,9 @@ _INTERVAL_S = 1.0
 
 
 class RefusalLog:
-    """A log of refused connections that writes at most one line in a second. A later line has the number of the others.
+    """A log of refused connections that writes at most one line in a second.
+
+    Each line also has the number of refusals since the previous line that got no line of their own.
 
     Not thread-safe: use it only on the server's event loop.
     """
@@ -25,7 +27,7 @@ class RefusalLog:
         self._unlogged = 0
 
     def warn(self, text: str) -> None:
-        """Log the text, or only count it."""
+        """Log ``text``. If the last line is less than a second old, only count the refusal."""
         now_s = time.monotonic()
         if now_s < self._next_s:
             self._unlogged += 1

@@ -29,8 +29,8 @@ from sparklog.security.connection_limits import ConnectionLimits
 
 _log = logging.getLogger(__name__)
 
-#: The iterations of the event loop after which a socket that was just accepted has called ``connection_made`` and was
-#: closed.
+#: The number of iterations of the event loop that a closing server waits. In these iterations, asyncio calls
+#: ``connection_made`` for a socket that was just accepted, and the connection is closed.
 _TURNS_TO_CLOSE = 2
 _BACKLOG = 1024
 

@@ -43,8 +43,8 @@ _log = logging.getLogger(__name__)
 
 #: The maximum time from a close to the end of a TLS connection.
 _TLS_CLOSE_S = 5.0
-#: The slots that Unix sockets leave free for TCP connections. A client that continues on the Unix socket uses two slots
-#: until it closes the TCP connection.
+#: The number of slots that connections on the Unix socket leave free for TCP connections. A client that continues on
+#: the Unix socket uses two slots until it closes the TCP connection.
 _SPARE = 100
 #: The host of a peer on the Unix socket, as ACLs and quotas see it.
 _WITHIN_HOST = "127.0.0.1"
@@ -103,12 +103,12 @@ class ServerConnection(asyncio.BufferedProtocol):
         self._writable = True
         self._reading = True
         self._handling = False
-        #: The number of reasons why no further request is handled.
+        #: The number of pauses that have not ended (``pause_requests``). Above 0, no request is handled.
         self._pauses = 0
         #: The number of requests that may be in progress now. It is 0 during a pause, and while the peer does not read
         #: its replies.
         self._most_in_hand = limits.max_in_flight
-        #: Whether a large frame is being received or waits for room, and the bytes that had arrived at the last check.
+        #: Whether a large frame is being received or waits for room, and its bytes that had arrived at the last check.
         self._receives = False
         self._seen_bytes = 0
         self.used_s = 0.0
@@ -125,7 +125,7 @@ class ServerConnection(asyncio.BufferedProtocol):
         self.principal: Principal = ANONYMOUS
         #: The delegation token that the peer has logged in with, or an empty string.
         self.token_id = ""
-        #: Whether the limits of clients' connections have counted this one.
+        #: Whether ``ConnectionLimits`` has counted this connection.
         self._admitted = False
         #: Whether this connection uses the Unix socket.
         self.within_host = False
@@ -160,8 +160,8 @@ class ServerConnection(asyncio.BufferedProtocol):
     def may_become(self, principal: Principal, token_id: str | None = None) -> bool:
         """Return whether the peer has logged in as this principal, or may do so without sending another login.
 
-        The second case is possible while a login is in progress, or while a complete login or the proof of a token for
-        the Unix socket waits in the queue. With ``token_id`` only logins by this delegation token count.
+        The peer may do so while its login is in progress, or while a complete login or the proof of a token for the
+        Unix socket waits in the queue. With ``token_id`` only logins by this delegation token count.
         """
         login, session = self._end.login, self._end.claimed_session
         if login is not None and login.in_progress:
@@ -178,7 +178,7 @@ class ServerConnection(asyncio.BufferedProtocol):
 
     @property
     def server_queue(self) -> tuple[int, int]:
-        """Return the bytes of all requests in progress in the whole server, and the highest number so far."""
+        """Return the bytes of all requests in progress in the whole server now, and the maximum so far."""
         return self._budget.used, self._budget.peak
 
     @property

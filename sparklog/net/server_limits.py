@@ -72,7 +72,7 @@ class Limits:
         self.receiving = Receiving(queued_max_bytes)
         #: The time that requests have used in the current iteration of the event loop.
         self.turn = Turn()
-        #: Whether the server is closing. It then closes a connection that it has just accepted at once.
+        #: Whether the server is closing. If so, it closes each newly accepted connection at once.
         self.closing = False
         #: The name of the Unix socket, which is in the reply to each hello; empty if there is no Unix socket.
         self.unix_socket = ""
@@ -80,13 +80,13 @@ class Limits:
         self.unix_listener = ""
         #: The limits of clients by address and user, or None.
         self.connection_limits = connection_limits
-        #: The TLS of the listeners that have it.
+        #: The TLS settings of the listeners with TLS.
         self.tls: list[ServerTls] = []
         #: The tokens with which connections of listeners with TLS or logins continue on the Unix socket.
         self.unix_tokens = UnixTokens()
         #: The delays of the replies to failed logins.
         self.login_delays = LoginDelays()
-        #: The refused connections to which the protocol has no reply.
+        #: The log of refused connections that get no reply, because the protocol has none.
         self.refusals = RefusalLog()
         #: The addresses for Kafka clients; empty if there are none.
         self.kafka_addresses = ""

@@ -3,7 +3,7 @@
 A client may have many requests in flight, and thousands of clients may each send a request at the same time. Each
 request alone is short, but all of them in the same turn would block the event loop. So the times of long requests are
 added up. When the limit is reached, every connection waits for the next turn. Requests that take less than ``NOTED_S``
-are not counted, because most turns have only such requests.
+are not counted. Most turns have only such requests, and so need no count.
 """
 
 from __future__ import annotations
@@ -11,8 +11,8 @@ from __future__ import annotations
 import asyncio
 from typing import Protocol
 
-#: The time for requests in one turn. The last request may exceed it. Work on large requests has a turn of the same time
-#: of its own (``broker.requests.slices``).
+#: The time for requests in one turn. The last request may exceed it. Work on large requests has a
+#: separate limit of the same length in each turn (``broker.requests.slices``).
 TURN_S = 0.03
 #: A request that takes less than this is not counted.
 NOTED_S = 0.001

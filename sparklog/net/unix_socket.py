@@ -7,9 +7,9 @@ process can have used the name before.
 
 On a listener with TLS or logins, the name comes with a token after the login (``unix_tokens``).
 
-A client that connects through a proxy, an address translation or a tunnel does so on purpose, and must stay with TCP.
-So the broker reports the local address of the TCP connection, and a client that connected to another address does not
-use the Unix socket. Source: unix(7).
+A client may connect through a proxy, an address translation or a tunnel on purpose, and must then stay with TCP. So the
+broker reports the local address of the TCP connection, and a client that connected to another address does not use the
+Unix socket. Source: unix(7).
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from typing import Any
 
 from sparklog.protocol.messages import HelloReply, UnixSocketReply
 
-#: Whether Unix sockets can have abstract names, as only on Linux.
+#: Whether Unix sockets can have abstract names. Only Linux supports such names.
 _HAS_ABSTRACT_NAMES = sys.platform == "linux"
 _CREDENTIALS = struct.Struct("3i")
 _GREETING_S = 1.0

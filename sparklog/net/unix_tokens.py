@@ -124,7 +124,7 @@ class TokenIssuer:
 class TokenAuthenticator:
     """The authenticator of the Unix socket: it checks tokens, and passes a hello without a token to ``other``.
 
-    Without ``other``, every peer needs a token.
+    If ``other`` is None, every peer needs a token.
     """
 
     def __init__(self, tokens: UnixTokens, other: Authenticator | None) -> None:

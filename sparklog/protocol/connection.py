@@ -1,7 +1,7 @@
 """The two ends of a connection without I/O: correlation, version agreement, and error replies to invalid input.
 
 The client end gives each request a correlation id. The server end replies to Hello, Prove and SaslAuthenticate itself,
-and passes all other requests to its owner. To bytes that it cannot decode it replies with an ``ErrorReply``. Neither
+and passes all other requests to its owner. It replies with an ``ErrorReply`` to bytes that it cannot decode. Neither
 end owns a socket.
 """
 
@@ -52,8 +52,8 @@ MAX_LOGIN_BYTES = MAX_SASL_BYTES + 1024
 MAX_GREETING_REPLY_BYTES = 64 * 1024
 #: The maximum length of an error's detail. A detail may quote the peer's bytes, which may be a megabyte.
 _MAX_DETAIL = 1000
-#: A placeholder for the correlation id in a prepared frame. The bytes before it, lengths and the message's tag, never
-#: contain the same bytes.
+#: A placeholder for the correlation id in a prepared frame. A search for its bytes finds only the placeholder, because
+#: the frame's bytes before it (lengths and the message's tag) never contain them.
 _ANY_CID = 2**64 - 1
 
 #: The types of requests that a server end replies to itself. ``isinstance`` would take ten times as long per request.
@@ -71,7 +71,7 @@ ImmediateReply: TypeAlias = "HelloReply | Ack | SaslAuthenticateReply | UnixSock
 
 
 class ImmediateAnswer(NamedTuple):
-    """A reply that the server's end gives itself, without the broker.
+    """A reply that the server's end creates itself, without the broker.
 
     ``close`` means that the connection must be closed after this reply.
     """
@@ -207,11 +207,11 @@ class ServerEnd:
         #: The roles that the peer's TLS certificate gives; None if certificates give no roles in this cluster.
         self.roles: frozenset[SenderKind] | None = None
         self.login = login
-        #: The session that a token has proved, which this connection continues.
+        #: The session of the peer's TCP connection, which this connection must continue, because a token has proved it.
         self.session: object = None
         #: Whether requests are served: the hello and, if the listener requires one, the login are complete.
         self.admitted = False
-        #: Whether the peer has not logged in again in time.
+        #: Whether the session has expired and the peer has not logged in again.
         self._expired = False
         #: The identity that the peer has proved. None for a client, and before the proof.
         self.identity: Identity | None = None
@@ -219,7 +219,7 @@ class ServerEnd:
         self.version = 0
         #: The addresses for Kafka clients, which the refusal of such a client names; empty if there are none.
         self.kafka_addresses = ""
-        #: Whether the peer is a Kafka client. A reply of this protocol would mean nothing to it.
+        #: Whether the peer is a Kafka client. It cannot decode a reply of sparklog's own protocol.
         self._is_kafka_client = False
         self.get_buffer = self._decoder.get_buffer
 
@@ -240,7 +240,7 @@ class ServerEnd:
 
     @property
     def claimed_session(self) -> object:
-        """Return the session that the peer continues from another connection, or claims by a token, or None."""
+        """Return the session of another connection that the peer continues or claims by a token, or None."""
         return self._claim.session if self._claim is not None else self.session
 
     def decode_single(self, count: int) -> ReceivedRequest | ImmediateAnswer | None:
@@ -425,7 +425,10 @@ def _before_login(reply: HelloReply, mechanisms: tuple[str, ...]) -> HelloReply:
 
 
 def with_throttle_time(reply: Reply, throttle_time_ms: int) -> Reply:
-    """Return the reply with at least this throttle time, if replies of its kind have one."""
+    """Return the reply with a throttle time of at least ``throttle_time_ms``.
+
+    Return the reply unchanged if replies of its kind have no throttle time.
+    """
     if throttle_time_ms > getattr(reply, "throttle_time_ms", throttle_time_ms):
         return msgspec.structs.replace(reply, throttle_time_ms=throttle_time_ms)
     return reply

@@ -17,9 +17,9 @@ class PartitionDecision(msgspec.Struct, frozen=True, array_like=True, gc=False):
 
     ``target`` and ``original`` are empty unless the partition is being reassigned (see ``model.Reassignment``).
 
-    ``leaving`` has replicas that the reassignment removes. The leader must remove them from the ISR and not add them
-    again. At that time the target replicas are in sync. A leaving replica still fetches, until it is no longer in
-    ``replicas`` of an update.
+    ``leaving`` has replicas that the leader must remove from the ISR and not add again. During a reassignment these are
+    the replicas outside the target, once enough target replicas are in sync. A leaving replica continues to fetch until
+    an update omits it from ``replicas``.
     """
 
     topic: str
@@ -69,7 +69,7 @@ class ControlUpdate(Message, frozen=True, tag="control_update"):
     brokers: Listed[BrokerEndpoint] | None
     topics: Listed[TopicChange]
     partitions: Listed[PartitionDecision]
-    #: (topic, topic id) of topics to drop and, where the broker hosts them, to delete from disk
+    #: The topics to drop, as (topic, topic id). If the broker hosts replicas of the topic, it deletes their logs.
     deleted: Listed[tuple[str, str]] = ()
     sequence: int = 0
     relieved: bool = False

@@ -114,8 +114,9 @@ class ErrorReply(Message, frozen=True, tag="error_reply"):
 class Metadata(Message, frozen=True, tag="metadata"):
     """A request for the cluster's metadata: its brokers, topics and partitions.
 
-    If ``topics`` is None, all topics are requested, but internal topics only with ``internal``. Without ``schemas``
-    the reply omits the topics' schemas. If a reply was incomplete, its ``next`` is the ``start`` of the next request.
+    If ``topics`` is None, the request is for all topics, but for internal topics only if ``internal`` is true. If
+    ``schemas`` is false, the reply omits the topics' schemas. If a reply was incomplete, its ``next`` is the ``start``
+    of the next request.
     """
 
     topics: Plain[str] | None = None

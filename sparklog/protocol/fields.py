@@ -31,7 +31,8 @@ Columns = Annotated[tuple[_T, ...], msgspec.Meta(max_length=MAX_COLUMNS)]
 #: The maximum number of settings of one topic in a message.
 MAX_SETTINGS = 1000
 #: The maximum number of entries of a list that grows with the cluster and that only a broker or a controller sends. The
-#: maximum frame size also limits such a list. This limit is for very small entries, which would take gigabytes decoded.
+#: maximum frame size also limits such a list. This limit is for very small entries, which would take gigabytes after
+#: decoding.
 MAX_LISTED = 10_000_000
 Listed = Annotated[tuple[_T, ...], msgspec.Meta(max_length=MAX_LISTED)]
 Settings = Annotated[dict[str, str], msgspec.Meta(max_length=MAX_SETTINGS)]
@@ -39,7 +40,7 @@ Settings = Annotated[dict[str, str], msgspec.Meta(max_length=MAX_SETTINGS)]
 Name = Annotated[str, msgspec.Meta(max_length=255)]
 #: A nonce or a proof in Hello, HelloReply or Prove.
 Token = Annotated[bytes, msgspec.Meta(max_length=64)]
-#: The most bytes of a signed ticket for local reads, and such a ticket.
+#: The maximum size of a signed ticket for local reads, in bytes, and the type of such a ticket.
 MAX_TICKET_BYTES = 16 * 1024
 SignedTicket = Annotated[bytes, msgspec.Meta(max_length=MAX_TICKET_BYTES)]
 KeyIds = Annotated[tuple[Name, ...], msgspec.Meta(max_length=4)]

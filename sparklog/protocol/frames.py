@@ -1,4 +1,4 @@
-"""Frames: the encoding of messages and batches in a byte stream. No I/O; all transports use it.
+"""Frames: the encoding of messages and batches in a byte stream, for all transports. This module does no I/O.
 
 One frame, little-endian::
 
@@ -88,7 +88,7 @@ class FrameDecoder:
         is called. A limit of 0 has no effect.
         """
         self._limit = max_frame_bytes
-        #: The limit of small frames, which applies to the next frame, and the one that applies after this frame.
+        #: The size limits before the login is complete: of the next frame, and of the frames after it. 0 means none.
         self._small_limit, self._next_small_limit = first_max_bytes, login_max_bytes
         self._scratch = memoryview(bytearray(SCRATCH_BYTES))
         self._end = 0
@@ -96,7 +96,7 @@ class FrameDecoder:
         self._filled = 0
         self._skip = 0
         self._oversize: OversizeFrame | None = None
-        #: Whether the next received bytes are the beginning of a frame, and no earlier frame is still to be returned.
+        #: Whether the next received bytes begin a frame, and only the maximum frame size limits this frame.
         self._at_start = not first_max_bytes
 
     def get_buffer(self) -> memoryview:

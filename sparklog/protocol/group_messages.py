@@ -75,7 +75,8 @@ class FetchOffsets(Message, frozen=True, tag="fetch_offsets"):
     If ``partitions`` is None, the request is for all partitions of the group.
 
     If a member (``member_id``, ``member_epoch``) requests its own partitions, the coordinator need not first confirm
-    that it is still the coordinator. A coordinator that knows the member as their owner also knows all earlier commits.
+    that it is still the coordinator. A coordinator that knows the member as the owner of these partitions also knows
+    all earlier commits.
 
     While an open transaction of another member contains offsets of a partition (see HoldOffsets), the reply lists this
     partition in ``held`` and has no offset for it. A request for all partitions then fails with UNSTABLE_OFFSET_COMMIT.

@@ -18,7 +18,7 @@ _MAX_KEY, _MAX_VERSION, _LONGEST = 100, 30, 2**24
 def is_kafka_request(first: Buffer) -> bool:
     """Return whether the first bytes of a connection are those of a request of Kafka's protocol.
 
-    They are not a frame of sparklog's own protocol, whose length is little-endian.
+    Such bytes are never a valid frame of sparklog's own protocol, because the length of its frames is little-endian.
     """
     if len(first) < BEGINNING_BYTES:
         return False

@@ -451,7 +451,8 @@ _reply_decoder: msgspec.msgpack.Decoder[Reply] = msgspec.msgpack.Decoder(Reply)
 
 # These are the methods themselves, without a wrapper, because they are called for every message.
 encode_message: Callable[[Request | Reply], bytes] = _encoder.encode
-#: Raises one of ``UNDECODABLE`` for invalid bytes. ``connection`` handles these errors.
+#: The function that decodes the header of a reply. It raises one of ``UNDECODABLE`` for invalid bytes. The module
+#: ``connection`` handles these errors.
 decode_reply: Callable[[bytes | memoryview], Reply] = _reply_decoder.decode
 
 

@@ -18,7 +18,7 @@ from sparklog.protocol.sasl import MAX_SASL_BYTES, OAUTHBEARER, ServerStep
 
 _SEPARATOR = "\x01"
 _KEY = re.compile(r"[A-Za-z]{1,64}\Z")
-#: Source: RFC 6750, b64token.
+#: The syntax of a token. Source: RFC 6750, b64token.
 _TOKEN = re.compile(r"[A-Za-z0-9\-._~+/]+=*\Z")
 _MAX_PAIRS = 32
 #: The maximum length of a token. The rest of the message has at most 1024 bytes.
@@ -47,7 +47,7 @@ class OAuthBearerServer:
         self._validate = validate
         self._has_begun = False
         self._refusal: BrokerError | None = None
-        #: No name is known before the token has been checked.
+        #: The user name, which is empty until the token has been checked.
         self.username = ""
 
     def step(self, data: bytes) -> ServerStep:

@@ -61,8 +61,8 @@ class DescribeClientQuotas(Message, frozen=True, tag="describe_client_quotas"):
     """A request for the quotas of entities that satisfy a filter.
 
     A field of ``key`` with a name selects the entities with this name. An empty field selects default entities. A field
-    that is None is no condition. ``any_of`` lists the parts (``user``, ``client-id``, ``ip``) that an entity must have,
-    with any name. With ``strict``, an entity must have no parts other than those in ``key`` and ``any_of``.
+    that is None selects all entities. ``any_of`` lists the parts (``user``, ``client-id``, ``ip``) that an entity must
+    have, with any name. With ``strict``, an entity must have no parts other than those in ``key`` and ``any_of``.
     """
 
     key: QuotaKey = QuotaKey()

@@ -5,8 +5,8 @@ the user. The client proves that it knows the password, and then the server prov
 proofs cover both nonces and all earlier messages.
 
 A client cannot find out whether a user exists. For an unknown user the server sends the same replies and does the same
-work as for a wrong password. The numbers of iterations and lengths of salts of unknown users are as frequent as those
-of users.
+work as for a wrong password. Each unknown user has a dummy credential. Among unknown users, each number of iterations
+and each length of salt is as frequent as among existing users.
 
 There is no channel binding. Source: RFC 5802, RFC 7677; KIP-84 (Kafka's use), KIP-48 (the extension ``tokenauth``).
 """
@@ -34,7 +34,7 @@ from sparklog.protocol.saslprep import saslprep
 MIN_ITERATIONS = 4096
 MAX_ITERATIONS = 1_000_000
 DEFAULT_ITERATIONS = 16_384
-#: The length of the salt of new credentials, and the bounds of others.
+#: The length of the salt of new credentials, and the bounds of the salt length of all credentials.
 SALT_BYTES = 24
 MIN_SALT_BYTES = 8
 MAX_SALT_BYTES = 128
@@ -285,9 +285,10 @@ class ScramServer:
 def form_of_unknown(mechanism: str, name: str, dummy: bytes, forms: Mapping[CredentialForm, int]) -> CredentialForm:
     """Return the form of the dummy credential of a user that does not exist.
 
-    Each form is as frequent among unknown users as its number in ``forms``, so a rare form does not reveal a user. The
-    same name gets the same form, and a change of the numbers changes the forms of few names. Source: weighted
-    rendezvous hashing.
+    ``forms`` has the number of existing users with each form. Each form is as frequent among unknown users as among
+    existing users, so a rare form does not reveal that a user exists. A name always gets the same form for the same
+    ``forms``. If the numbers in ``forms`` change, the forms of only a few names change. Source: weighted rendezvous
+    hashing.
     """
 
     def score(form: CredentialForm) -> float:

@@ -1,4 +1,4 @@
-"""Messages of a SASL login, and of what a client may do on the broker's host after it.
+"""Messages of a SASL login, and requests for the Unix socket and for local reads after the login.
 
 The client sends ``SaslAuthenticate`` until a reply is complete. The messages of the mechanism are opaque here;
 ``protocol.sasl`` names the modules that understand them. Source: RFC 4422; Kafka's SaslAuthenticate (KIP-152, KIP-368).
@@ -13,7 +13,7 @@ import msgspec
 from sparklog.protocol.fields import Message, Name
 from sparklog.protocol.sasl import MAX_SASL_BYTES
 
-#: The most topics of one ticket for local reads.
+#: The maximum number of topics of one ticket for local reads.
 MAX_TICKET_TOPICS = 16
 #: One message of a SASL mechanism.
 SaslBytes = Annotated[bytes, msgspec.Meta(max_length=MAX_SASL_BYTES)]

@@ -87,8 +87,8 @@ class CreateDelegationTokenReply(Message, frozen=True, tag="create_delegation_to
 class RenewDelegationToken(Message, frozen=True, tag="renew_delegation_token"):
     """A request to renew a token, so that it expires ``period_ms`` from now; -1 means the default period.
 
-    The default is the broker's. The token's holder always gets the token's own period instead, and at most the time
-    until the end of the token's maximum lifetime.
+    The default period is a setting of the broker. If the token's holder sends the request, the token's own period
+    replaces ``period_ms``. No renewal extends a token beyond its maximum lifetime.
     """
 
     token_id: Name

@@ -201,11 +201,11 @@ class AbortTransaction(Message, frozen=True, tag="abort_transaction"):
 
 
 class VerifyTransaction(Message, frozen=True, tag="verify_transaction"):
-    """A leader's question to the coordinator: may this producer append to this partition in this transaction?
+    """A leader's request to the coordinator to confirm that a producer may append to a partition in a transaction.
 
     With ``adds`` the coordinator first adds the partition to the transaction of a Kafka producer, and begins the
-    transaction if none is open. With a ``group`` it instead adds these offsets of the group, and without ``adds`` the
-    group must be part of the open transaction already. Source: KIP-890.
+    transaction if none is open. With a ``group`` the coordinator adds these offsets of the group instead of the
+    partition. If ``adds`` is false, the group must already be part of the open transaction. Source: KIP-890.
     """
 
     key: Name
@@ -240,7 +240,7 @@ class TransactionMarker(msgspec.Struct, frozen=True, array_like=True):
     ``topic_id`` is the id of the topic that the transaction has written to. If it is empty, the marker is valid for any
     topic with this name. ``coordinator`` is the coordinator's partition of the internal topic, and
     ``coordinator_epoch`` is the leader epoch of that partition. Both are -1 if no coordinator has sent the marker.
-    ``decision`` is the number of the decision among those about transactions of the key, or -1.
+    ``decision`` is the number of this commit or abort among all decisions about transactions of the key, or -1.
     """
 
     topic: str

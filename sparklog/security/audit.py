@@ -28,15 +28,15 @@ _CUT = "..."
 PERIOD_S = 60.0
 #: The maximum number of lines in ``PERIOD_S`` about one kind of denial (a principal, a request and a resource).
 DENIALS = 1
-#: The maximum number of lines in ``PERIOD_S`` about failed logins from one address. The next limit is for the
-#: successful logins of one principal from one address.
+#: The maximum number of lines in ``PERIOD_S`` about failed logins from one address (``FAILED_LOGINS``), and about
+#: successful logins of one principal from one address (``LOGINS``).
 FAILED_LOGINS = 10
 LOGINS = 10
-#: The maximum number of lines in ``PERIOD_S`` about one principal at one address.
+#: The maximum number of lines of all kinds in ``PERIOD_S`` about one principal at one address.
 OF_PRINCIPAL = 100
 #: The number of kinds of lines that are counted separately. Lines of further kinds are counted as one kind.
 KINDS = 2000
-#: The texts of an event.
+#: The names of the text fields of an event.
 _TEXTS = ("principal", "address", "listener", "request", "operation", "resource", "rule", "what")
 _EPOCH = datetime(1970, 1, 1, tzinfo=timezone.utc)
 
@@ -56,7 +56,7 @@ class AuditEvent(msgspec.Struct, frozen=True, kw_only=True):
     """
 
     event: AuditKind
-    #: For a failed login the principal is the one that the client claimed.
+    #: The principal that caused the event. After a failed login it is the principal that the client claimed.
     principal: str
     address: str
     allowed: bool

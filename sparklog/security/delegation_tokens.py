@@ -2,8 +2,8 @@
 
 This module is pure. A client that logs in with a token has the principal of the token's owner. The broker derives SCRAM
 credentials from the token's secret and stores only these credentials. A token expires unless its owner, a renewer or
-its holder renews it. It cannot be renewed beyond ``max_ms``. The holder is each client that has logged in with the
-token.
+its holder renews it. It cannot be renewed beyond ``max_ms``. Each client that has logged in with the token is a
+holder of the token.
 
 A token may have a scope, which lists the operations that the holder may do. The holder may do each of them only if the
 owner may do it too. Source: KIP-48, which has neither scopes nor the renewal by the holder.
@@ -38,9 +38,9 @@ class DelegationToken(msgspec.Struct, frozen=True):
     issue_ms: int
     expiry_ms: int
     max_ms: int
-    #: The time from now until which the holder can renew the token. 0 means that the holder cannot renew it.
+    #: The time from a renewal by the holder until the token expires. 0 means that the holder cannot renew the token.
     period_ms: int = 0
-    #: What the holder may do. None means everything that the owner may do.
+    #: The operations that the holder may do. None means all operations that the owner may do.
     scope: tuple[ScopeEntry, ...] | None = None
 
     def check_valid(self, now_ms: int) -> None:
@@ -63,7 +63,7 @@ def new_token(
     expiry_ms: int,
     scope: tuple[ScopeEntry, ...] | None = None,
 ) -> DelegationToken:
-    """Return a token that expires after ``expiry_ms``. It can be renewed until ``lifetime_ms`` from now."""
+    """Return a token that expires ``expiry_ms`` from now. Renewals can extend it until ``lifetime_ms`` from now."""
     max_ms = now_ms + lifetime_ms
     first_ms = min(now_ms + expiry_ms, max_ms)
     return DelegationToken(token_id, owner, renewers, now_ms, first_ms, max_ms, expiry_ms, scope)
@@ -107,7 +107,7 @@ def renewed(token: DelegationToken, principal: Principal, now_ms: int, *, period
 def renewed_by_holder(token: DelegationToken, now_ms: int) -> DelegationToken:
     """Return the token with an expiry one period from now, but not after the end of its maximum lifetime.
 
-    Return the same token if that would extend its life by less than a tenth of the period.
+    If the new expiry would be later than the old one by less than a tenth of the period, return the same token.
 
     Raises:
         BrokerError: DELEGATION_TOKEN_EXPIRED; DELEGATION_TOKEN_REQUEST_NOT_ALLOWED, the holder cannot renew the token.
@@ -158,7 +158,7 @@ def secret_of(id_bytes: bytes, random_bytes: bytes) -> str:
 
 
 def hmac_of_secret(secret: str) -> bytes:
-    """Return the HMAC of a new token for Kafka clients."""
+    """Return the token's HMAC, as Kafka clients use it, from the token's secret."""
     return base64.b64decode(secret)
 
 

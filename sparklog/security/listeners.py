@@ -108,7 +108,10 @@ class Listeners(NamedTuple):
         return tuple(listener.endpoint(ports[listener.name]) for listener in self.all)
 
     def kafka_endpoints(self, ports: Mapping[str, int]) -> tuple[ListenerEndpoint, ...]:
-        """Return the advertised addresses of the listeners of Kafka's protocol. ``ports`` is as in ``endpoints``."""
+        """Return the advertised addresses of the listeners of Kafka's protocol.
+
+        ``ports`` has the ports of the sockets, by listener name with the prefix ``KAFKA_LISTENER``.
+        """
         return tuple(listener.endpoint(ports[KAFKA_LISTENER + listener.name]) for listener in self.kafka)
 
 
@@ -227,7 +230,7 @@ def check_exposure(listeners: Listeners, *, trusted: bool, who: str) -> None:
     ``trusted`` says that only trusted programs reach the network. ``who`` names the process in the error.
 
     Raises:
-        ConfigError: there is such a listener. The message names the settings to change.
+        ConfigError: there is an exposed listener. The message names the settings to change.
     """
     named = [("listeners", listener) for listener in listeners.all]
     named += [("kafka.listeners", listener) for listener in listeners.kafka]
@@ -247,7 +250,7 @@ def check_zookeeper_exposure(host: str, *, trusted: bool) -> None:
     ``trusted`` says that only trusted programs reach the network.
 
     Raises:
-        ConfigError: other machines would reach it. The message names the settings to change.
+        ConfigError: other machines could reach ZooKeeper. The message names the settings to change.
     """
     if not trusted and not is_loopback(host):
         raise ConfigError(

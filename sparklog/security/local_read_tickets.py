@@ -17,7 +17,7 @@ import msgspec
 from sparklog.errors import BrokerError, ErrorCode
 from sparklog.protocol.fields import MAX_TICKET_BYTES
 
-#: The bytes of the key, and of the signature in front of a ticket.
+#: The number of bytes of the key, and of the signature before a ticket.
 KEY_BYTES = 32
 _SIGNATURE_BYTES = 32
 #: The longest time in milliseconds for which a ticket is valid.
@@ -58,7 +58,7 @@ def sign(key: bytes, ticket: LocalReadTicket) -> bytes:
 def verify(key: bytes, signed: bytes, *, incarnation: int, now_ms: int) -> LocalReadTicket:
     """Return the ticket, if this broker has signed it for its current incarnation and it has not expired.
 
-    Nothing of a ticket with a wrong signature is decoded.
+    The function does not decode a ticket with a wrong signature.
 
     Raises:
         BrokerError: CLUSTER_AUTHORIZATION_FAILED, the ticket is missing, forged, expired or of another incarnation.

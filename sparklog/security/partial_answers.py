@@ -1,4 +1,4 @@
-"""Partial replies to requests, if the principal may see or do only a part of a request.
+"""Partial replies, for a principal that may do only a part of a request or see only a part of a reply.
 
 This module is pure. A request with entries is split: the broker handles the allowed entries, and ``merged`` adds an
 error for each refused entry to the reply. ``shown`` removes from a reply what the principal may not see.
@@ -48,7 +48,7 @@ _T = TypeVar("_T")
 REFUSED = ErrorCode.TOPIC_AUTHORIZATION_FAILED
 #: A function that returns whether the principal may do the operation on the resource.
 Allows = Callable[[Operation, ResourceType, str], bool]
-#: A generator that returns a reply and yields now and then, so that the broker can do other work.
+#: A generator that returns a reply. It yields repeatedly before that, so that the broker can do other work.
 Shown = Generator[None, None, Reply]
 #: The requests whose entries the broker can handle separately.
 Split = Produce | ListOffsets | DeleteRecords | CommitOffsets | FetchOffsets

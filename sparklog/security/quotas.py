@@ -42,7 +42,8 @@ PARTS = (USER, CLIENT_ID, IP)
 _MAX_NAME = 255
 #: The maximum number of buckets of one quota in one broker.
 MAX_BUCKETS = 10_000
-#: The number of buckets that are examined for a full one, before a client gets a bucket that others share.
+#: The maximum number of buckets that a search for a full bucket examines. If none of them is full, the client gets a
+#: bucket that it shares with other clients.
 _EXAMINED = 16
 
 

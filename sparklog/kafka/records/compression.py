@@ -53,10 +53,10 @@ _RLE_BLOCK = 1
 
 
 def refuse_large(records: memoryview, codec: int, *, max_bytes: int) -> None:
-    """Refuse records that are too large even before they are decompressed.
+    """Refuse records whose size before decompression already shows that they are too large.
 
-    Compressed records may be a little larger than ``max_bytes``: by the bytes that snappy adds to random bytes. Of all
-    codecs snappy adds the most.
+    Compressed records may be a little larger than ``max_bytes``, because codecs add bytes to random bytes. The limit
+    allows for the bytes that snappy adds. Snappy adds the most of all codecs.
 
     Raises:
         InvalidRecords: MESSAGE_TOO_LARGE.

@@ -28,11 +28,12 @@ from sparklog.record.small_batch_encoder import body_of_columns, several_records
 #: With more records than this, numpy and Arrow are faster than a loop. The first number is for the plain Python loop,
 #: and the second for the compiled one. ``bench/kafka_records.py`` measures both.
 FEW_RECORDS = 400 if hasattr(decode_few, "__code__") else 1500
-#: The size of a batch in bytes from which its values may be large; see ``_LARGE_VALUE``.
+#: A batch with more bytes of records than this is not decoded by a loop, because its values may be large; see
+#: ``_LARGE_VALUE``.
 _FEW_BYTES = 1024 * 1024
 #: The average size of values in bytes from which a loop that copies each value once is faster than Arrow.
 _LARGE_VALUE = 400
-#: A record's timestamp of this value means that it has none.
+#: The timestamp of a record that has no time.
 NO_TIME_MS = -1
 #: The least and the greatest milliseconds that fit into 64 bits of microseconds.
 LEAST_MS, GREATEST_MS = -(2**63 // 1000), (2**63 - 1) // 1000
@@ -137,7 +138,7 @@ class DecodedBatch:
 
     @property
     def rows(self) -> pa.RecordBatch:
-        """Return the records as a batch of ``DEFAULT_SCHEMA``. A record with timestamp -1 has a null there."""
+        """Return the records as a batch of ``DEFAULT_SCHEMA``. A record with timestamp -1 has a null timestamp."""
         if self._rows is None:
             self._rows = self._records.rows()
         return self._rows

@@ -28,8 +28,8 @@ _U32 = 0xFFFFFFFF
 _U64 = 0xFFFFFFFFFFFFFFFF
 
 
-#: The maximum number of headers of one record. Kafka has no limit, and two bytes can declare a header that takes a
-#: hundred here.
+#: The maximum number of headers of one record. Kafka has no limit. A header of two bytes can take a hundred
+#: bytes of memory here.
 MOST_HEADERS = 4096
 #: With more headers than this in a batch, ``decode_many`` is several times faster.
 _FEW_HEADERS = 8192

@@ -27,7 +27,7 @@ from sparklog.record.layout import children_of, is_list
 from sparklog.record.parse_values import from_json, parse_json, plain_texts
 from sparklog.record.required_columns import misplaced_null
 
-#: Fewer documents are read and written one by one, because the calls of Arrow take longer.
+#: Documents are read and written one by one if there are fewer than this, because the calls of Arrow take longer.
 FEW_DOCUMENTS = 64
 _NEWLINE, _NOTHING = binary_of([b"\n", b""])
 #: For each float type, by its bits: the number below which the type has all whole numbers exactly. A larger number is

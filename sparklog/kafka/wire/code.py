@@ -37,7 +37,10 @@ class Code:
         return f"{stem}_{self._last}"
 
     def constant(self, value: Any, stem: str = "constant") -> str:
-        """Return the name of an object that the function refers to."""
+        """Return an expression for ``value`` in the source.
+
+        This is a literal, or the name of an object that is added to those that the function refers to.
+        """
         if value is None or type(value) in {bool, int, str, bytes}:
             return repr(value)
         if isinstance(value, list) and not value:

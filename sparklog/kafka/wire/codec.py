@@ -23,12 +23,13 @@ from sparklog.kafka.wire.primitives import Buffer, skip_tagged_fields, uvarint
 from sparklog.kafka.wire.read_compiler import Reader, compile_reader
 from sparklog.kafka.wire.write_compiler import Writer, compile_writer
 
-#: The versions that are read and written. ApiVersions responses advertise the ranges of ``API_VERSIONS``.
+#: The versions that this package decodes and encodes. ApiVersions responses advertise the ranges of ``API_VERSIONS``.
 PARSED_VERSIONS: dict[ApiKey, tuple[int, int]] = {
     key: (request.versions.first, request.versions.last) for key, request in sorted(REQUESTS.items())
 }
-#: The versions to advertise. Releases of librdkafka send batches uncompressed unless Produce starts at 0, so Kafka
-#: advertises that, although it reads 3 and later only. Source: KAFKA-18659.
+#: The versions that ApiVersions responses advertise. Some releases of librdkafka compress batches only if the
+#: advertised versions of Produce start at 0. So Kafka advertises version 0, although it reads only versions from 3 on.
+#: Source: KAFKA-18659.
 API_VERSIONS: dict[ApiKey, tuple[int, int]] = PARSED_VERSIONS | {
     ApiKey.PRODUCE: (0, PARSED_VERSIONS[ApiKey.PRODUCE][1])
 }
@@ -36,7 +37,8 @@ API_VERSIONS: dict[ApiKey, tuple[int, int]] = PARSED_VERSIONS | {
 #: The maximum number of elements of all arrays of one request together. Decoding them takes at most 0.06 s and 12 MB,
 #: and a handler may visit all of them once without a pause.
 MAX_ELEMENTS = 120_000
-#: The same for Produce, whose requests are decoded on the event loop, however large they are, in less than 0.02 s.
+#: The maximum number of elements of a Produce request. Decoding them takes less than 0.02 s. The limit is lower because
+#: Produce requests of any size are decoded on the event loop.
 MAX_PRODUCE_ELEMENTS = 40_000
 #: The maximum number of tagged fields of a header. Kafka's own headers have none.
 _MAX_HEADER_TAGS = 1000

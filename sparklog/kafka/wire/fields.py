@@ -38,7 +38,7 @@ else:
 
 
 _Class = TypeVar("_Class")
-#: The id of a topic that is not given.
+#: The topic id in a message that does not give the topic's id.
 ZERO_UUID = bytes(16)
 
 
@@ -95,7 +95,7 @@ class Field:
     nullable: Versions
     #: The number of the field among the tagged fields, or None.
     tag: int | None
-    #: The versions in which the field is tagged. It is among the struct's own bytes in all others.
+    #: The versions in which the field is tagged. In all other versions it is among the struct's own bytes.
     tagged: Versions
     default: object
 
@@ -174,8 +174,8 @@ uuid = FieldType(Primitive("uuid", ZERO_UUID, "16s", 16))
 string = FieldType(Primitive("string", ""))
 #: Bytes are copied out of the frame.
 binary = FieldType(Primitive("bytes", b""))
-#: Record batches are a view of the frame when they are read: the frame lives as long as they do. When they are
-#: written they are one buffer or a sequence of buffers, which are not copied.
+#: Record batches that were read are a view of the frame, and keep the frame in memory. Record batches to be written are
+#: one buffer or a sequence of buffers, which are not copied.
 records = FieldType(Primitive("records", None))
 
 

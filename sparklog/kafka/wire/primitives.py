@@ -19,7 +19,7 @@ Records = Buffer | Sequence[Buffer] | None
 
 #: The maximum number of bytes of an unsigned number of 32 bits.
 _MOST_VARINT_BYTES = 5
-#: Records of at most this length are copied next to the other fields. A buffer of their own costs more.
+#: Records of at most this length are copied next to the other fields. A separate buffer costs more.
 _COPIED = 512
 
 

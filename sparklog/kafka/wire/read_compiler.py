@@ -26,7 +26,8 @@ from sparklog.kafka.wire.primitives import malformed, skip_tagged_fields, uvarin
 #: The number of elements whose reading takes about as long as that of a tagged field.
 _ELEMENTS_OF_TAG = 4
 
-#: A function from a frame, a position in it and its length to a message and the position after it.
+#: A function that decodes a message. The arguments are a frame, the message's position in the frame and the frame's
+#: length. The results are the message and the position after it.
 Reader = Callable[[memoryview, int, int], tuple[Any, int]]
 
 
