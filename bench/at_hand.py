@@ -17,7 +17,7 @@ from pyspark.sql.types import StructType
 from sparklog.spark.schema import DEFAULT_COLUMNS
 
 _SCHEMA = to_arrow_schema(DEFAULT_COLUMNS, timezone="UTC")
-#: The rows of a batch, as in a topic that Spark has written.
+#: The bytes of a batch, as in a topic that Spark has written.
 _BATCH_BYTES = 4 * 1024 * 1024
 #: A worker outlives its tasks: its first task creates the batch.
 _made: dict[int, pa.RecordBatch] = {}
@@ -35,7 +35,7 @@ def _batch(size: int) -> pa.RecordBatch:
 
 
 class AtHand(DataSource):
-    """Options: ``records``, ``size`` in bytes of each value, ``partitions``."""
+    """A data source with the options ``records``, ``size`` (bytes of each value) and ``partitions``."""
 
     @classmethod
     def name(cls) -> str:

@@ -8,5 +8,5 @@ from sparklog.cluster.stop_request import exit_on_first
 
 
 def end_in_order() -> None:
-    """Let the first terminating signal unwind the main thread, which ends all started processes."""
+    """Make the first SIGTERM, SIGINT or SIGHUP unwind the main thread, which ends all processes that it has started."""
     exit_on_first(signal.SIGTERM, signal.SIGINT, signal.SIGHUP)

@@ -1,10 +1,10 @@
-"""How long partitions cannot be written when a broker or ZooKeeper fails: ``bench/failover --help``.
+"""The time for which partitions cannot be written when a broker or ZooKeeper fails: ``bench/failover --help``.
 
 Three brokers, replication factor 3, min.insync.replicas 2, acks=all, idempotent. A steady stream of small records goes
-to every partition of one topic. A partition's gap is the longest time between two successive acknowledgements after
-the fault, less the stream's interval. It covers all partitions, whether the failed broker led or followed them.
-"Partitions" is their number on each broker: with three brokers and three replicas every broker hosts all partitions
-and leads a third.
+to every partition of one topic. A partition's gap is the longest time between two successive acknowledgements after the
+fault, less the stream's interval. It covers all partitions, whether the failed broker led or followed them. The column
+"partitions" is the number of partitions on each broker: with three brokers and three replicas, every broker hosts all
+partitions and leads a third of them.
 
 Brokers, ZooKeeper, the controller and the load share this machine; what else runs on it is printed with the figures.
 """
@@ -36,11 +36,11 @@ _HEAL_TIMEOUT_S = 120.0
 
 
 class Row(NamedTuple):
-    """One measurement as printed."""
+    """One measurement, as the bench prints it."""
 
     case: str
     partitions: int
-    #: The partitions of the gaps, if not all.
+    #: The partitions to which the gaps belong; empty if they belong to all.
     of: str
     interval_ms: float
     p50_ms: float
@@ -48,7 +48,7 @@ class Row(NamedTuple):
     max_ms: float
     acked: int
     failed: int
-    #: How long the fault itself took; for a stop, until the process had ended.
+    #: The duration of the fault itself; for a stop, the time until the process had ended.
     took_s: float
     #: Cores that unrelated programs used during the measurement.
     others: float
@@ -60,7 +60,7 @@ class Options(NamedTuple):
 
     session_s: float
     zk_outage_s: float
-    #: Before the fault: long enough for every partition to be acknowledged twice.
+    #: The time before the fault, in which every partition gets at least two acknowledgements.
     settle_s: float
 
 
@@ -152,7 +152,7 @@ def zookeeper_killed(scene: Scene, options: Options) -> tuple[Report, float]:
 
 
 def zookeeper_paused(scene: Scene, options: Options) -> tuple[Report, float]:
-    """Pause ZooKeeper for longer than the session timeout; when it resumes it may expire all sessions at once."""
+    """Pause ZooKeeper for longer than the session timeout. After the pause, all sessions may expire at once."""
     before = scene.incarnations()
     scene.stream.mark()
     scene.cluster.signal_zookeeper(signal.SIGSTOP)

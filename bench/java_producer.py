@@ -45,7 +45,7 @@ def digest(values: bytes, count: int, size: int) -> int:
     """Return a number that is the same for the same values in any order. ``size`` is a multiple of 4.
 
     Raises:
-        Lost: there are not ``count`` values of ``size`` bytes, or they are not what the program writes.
+        Lost: there are not ``count`` values of ``size`` bytes, or the values are not capital letters.
     """
     if len(values) != count * size:
         raise Lost(f"{len(values) / size:,.10g} values of {size} bytes found, {count:,} expected")

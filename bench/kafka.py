@@ -42,7 +42,7 @@ logger.cleaner.level=INFO
 class KafkaCluster:
     """A Kafka cluster in ``directory``. Owner: the bench's main thread, which calls ``start`` and ``stop``.
 
-    ``settings`` of the brokers override those above.
+    ``settings`` override the brokers' default settings in this module.
     """
 
     def __init__(self, jars: Path, directory: Path, *, settings: Mapping[str, str] | None = None) -> None:

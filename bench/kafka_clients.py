@@ -19,7 +19,7 @@ _POLL_EVERY = 1024
 _POLL_ONCE_S = 1.0
 _AT_ONCE = 500
 _SILENT_S = 30.0
-#: The clients log nothing when a cluster stops.
+#: The setting with which the clients log nothing when a cluster stops.
 _SILENT = {"log_level": 2}
 #: librdkafka waits one second when 100,000 records are in its queue, which would be most of the measured time.
 _FAST_READER = {
@@ -35,7 +35,10 @@ def confluent_producer(bootstrap: str, **settings: Any) -> Producer:
 
 
 def produce_confluent(bootstrap: str, topic: str, values: Sequence[bytes], **settings: Any) -> float:
-    """Produce the values; return the seconds until all are acknowledged. Callbacks for each record would cost most."""
+    """Produce the values; return the seconds until all are acknowledged.
+
+    There is no callback for each record, because callbacks would take most of the time.
+    """
     producer = confluent_producer(bootstrap, **settings)
     began = time.perf_counter()
     for number, value in enumerate(values):
@@ -55,7 +58,7 @@ def produce_confluent(bootstrap: str, topic: str, values: Sequence[bytes], **set
 
 
 def produce_aiokafka(bootstrap: str, topic: str, values: Sequence[bytes], **settings: Any) -> float:
-    """Produce as ``produce_confluent`` does, with the future that ``send`` returns for each record."""
+    """Produce the values with aiokafka; return the seconds until the future of each ``send`` is complete."""
 
     async def produce() -> float:
         producer = AIOKafkaProducer(bootstrap_servers=bootstrap, acks="all", **settings)

@@ -36,7 +36,7 @@ _CONNECT = (
     ("org.apache.kafka", "connect-json", KAFKA_VERSION),
     ("org.apache.logging.log4j", "log4j-slf4j-impl", "2.24.3"),
 )
-#: Without dependencies: Spark has the others.
+#: Without dependencies, because Spark has them.
 _CONNECTOR = (
     ("org.apache.spark", "spark-sql-kafka-0-10_2.13", pyspark.__version__),
     ("org.apache.kafka", "kafka-clients", "3.9.2"),
@@ -69,12 +69,12 @@ def broker_jars(*, fetch: bool) -> Path:
 
 
 def connect_jars(*, fetch: bool) -> Path:
-    """Return the folder with Kafka Connect's worker and file connectors. Raises as ``broker_jars``."""
+    """Return the folder with Kafka Connect's worker and file connectors. Raises the same error as ``broker_jars``."""
     return _folder_of("connect", _CONNECT, transitive=True, fetch=fetch)
 
 
 def connector_jars(*, fetch: bool) -> list[Path]:
-    """Return the jars that Spark's JVM must start with. Raises as ``broker_jars``."""
+    """Return the jars that Spark's JVM must start with. Raises the same error as ``broker_jars``."""
     jars = _folder_of("spark", _CONNECTOR, transitive=False, fetch=fetch)
     if not any("token" in jar.name for jar in jars.glob("*.jar")):
         _add_tokens(jars)

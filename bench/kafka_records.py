@@ -1,9 +1,10 @@
-"""How fast Kafka's record batches become batches of the log, and back: ``python -m bench.kafka_records``.
+"""The speed of the conversion between Kafka's record batches and the log's batches: ``python -m bench.kafka_records``.
 
-Each row is a batch of ``n`` records with values of a size, varying around it or equal. The figures are records for a
-second of processor time, in millions, the best of some runs in one process. ``loop`` reads or writes one record after
-the other, ``numpy`` one field of all records. ``stored`` is the batch of the log, with its checksum. The codec takes
-the loop for batches below the crossover, and this table shows where that is.
+Each row is a batch of ``n`` records. The sizes of its values are equal, or vary around the given size. A figure is the
+number of records, in millions, for one second of processor time. It is the best of several runs in one process.
+``loop`` reads or writes one record after the other, ``numpy`` one field of all records. ``stored`` is the batch of the
+log, with its checksum. The codec uses ``loop`` for batches with fewer records than a threshold. This table shows the
+threshold at which ``numpy`` is as fast as ``loop``.
 """
 
 from __future__ import annotations
@@ -46,7 +47,7 @@ _LIMIT = 64 << 20
 
 
 def rows_of(count: int, size: int, varying: bool, keyed: bool, headers: int) -> pa.RecordBatch:
-    """Return rows whose values have half to one and a half of ``size``, or exactly that, and ascending times."""
+    """Return rows with ascending times. Values have ``size`` bytes, or with ``varying`` 0.5 to 1.5 times ``size``."""
     dice = np.random.default_rng(1)
     sizes = dice.integers(size // 2, size * 3 // 2, count) if varying else np.full(count, size)
     values = binary_of([dice.bytes(length) for length in sizes.tolist()])
@@ -59,7 +60,7 @@ def rows_of(count: int, size: int, varying: bool, keyed: bool, headers: int) -> 
 
 
 def rate(work: Callable[[], object], count: int) -> float:
-    """Return the best rate of ``work`` on ``count`` records, in millions of records for a second."""
+    """Return the best rate of ``work`` on ``count`` records, in millions of records per second of processor time."""
     best, end = float("inf"), time.process_time() + _BUDGET_S
     while time.process_time() < end:
         began = time.perf_counter()

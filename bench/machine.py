@@ -39,7 +39,7 @@ class CpuTime:
 class Others:
     """The average number of cores that unrelated programs use: ``with Others() as others: ...; others.cores``.
 
-    Both systems lack these cores, though not equally.
+    The measured systems cannot use these cores. The loss need not be the same for both systems.
     """
 
     cores = 0.0
@@ -63,7 +63,7 @@ def _processor_s(pid: int) -> float:
 
 
 def compiled() -> bool:
-    """Return whether the compiled modules run."""
+    """Return whether this process runs the compiled modules."""
     return not str(header.__file__).endswith(".py")
 
 

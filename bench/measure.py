@@ -27,7 +27,7 @@ Of = tuple[str, str]
 
 
 class Lost(Exception):
-    """The records read differ from those written."""
+    """The error that the records that were read differ from the written records."""
 
 
 class Contestant(NamedTuple):
@@ -42,18 +42,18 @@ class Contestant(NamedTuple):
 
 
 class Ratio(NamedTuple):
-    """A line of the table: one figure of sparklog over the best of the figures that it is compared with."""
+    """A line of the table: one figure of sparklog divided by the best of the figures with which it is compared."""
 
     title: str
     unit: str
     ours: Of
-    #: Empty: the figure is compared with none.
+    #: The figures with which ``ours`` is compared. Empty: the figure has no comparison.
     against: tuple[Of, ...] = ()
     #: The goal of the ratio, or of a figure without a ratio. None: the figure is only reported.
     goal: float | None = None
-    #: The smaller figure is better, and the goal is an upper bound of the ratio.
+    #: Whether a smaller figure is better. The goal is then an upper bound of the ratio.
     lower: bool = False
-    #: The goal of the compiled modules, if it is another one.
+    #: The goal of the compiled modules; None if it equals ``goal``.
     compiled_goal: float | None = None
 
 
@@ -67,7 +67,7 @@ class Row(NamedTuple):
     warm_up: bool = True
     #: The largest number of runs of each contestant: long runs are repeated less often than others.
     at_most: int = 100
-    #: The session needs Delta, whose jars Spark fetches.
+    #: Whether the session needs Delta, whose jars Spark fetches.
     needs_delta: bool = False
 
 
@@ -109,7 +109,7 @@ class Round(NamedTuple):
 
 
 def measure(row: Row, bench: Bench, runs: int) -> list[Line]:
-    """Measure ``runs`` rounds, and up to twice as many when other programs were busy: then the quietest rounds count.
+    """Measure ``runs`` rounds. If other programs were busy, measure up to twice as many, and use the quietest rounds.
 
     Raises Lost, or the error of a run, when a contestant fails.
     """

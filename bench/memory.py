@@ -1,9 +1,9 @@
 """The memory state of a machine that has run for days: little memory is free, and the page cache holds the rest.
 
-A virtual machine may return its free pages to its host, which allocates them again at the first access. That took two
-to three seconds a gigabyte on the machine of the first measurements, where a copy of a gigabyte into present pages took
-a quarter of a second. So it evens out all comparisons, and slows the fastest writer most. Clean pages of an unwritten
-file, loaded before a run, keep the host out of the run.
+A virtual machine may return its free pages to its host, which allocates them again at the first access. On the machine
+of the first measurements, this allocation took two to three seconds per gigabyte, while a copy of a gigabyte into
+allocated pages took a quarter of a second. The allocation would slow the fastest writer most, and make all differences
+smaller. Clean pages of an unwritten file, loaded before a run, keep the host out of the run.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ _PIECE = 1 << 20
 #: The number of pieces that are read between two checks of the free memory.
 _STRIDE = 512
 #: The number of strides in a row after which the filler stops if the free memory does not decrease. The deletion of a
-#: large file meanwhile makes one such stride, and the replicas of a topic are large files one after the other.
+#: large file causes one such stride, and the deletion of a topic deletes several large files in sequence.
 _IN_VAIN = 6
 #: The share of all memory that stays free: new processes use it, and the kernel frees pages before it is used up.
 _LEFT_FREE = 0.01
@@ -38,8 +38,8 @@ class PageCache:
     def fill(self, left_free: int | None = None) -> int:
         """Read the file into the page cache, and return the bytes read.
 
-        It ends when no more than ``left_free`` bytes of memory are free (by default a hundredth of all), or when the
-        kernel frees pages as fast as they are read.
+        Return when at most ``left_free`` bytes of memory are free (by default a hundredth of all memory), or when the
+        kernel frees pages as fast as this method reads them.
         """
         wanted = round(_LEFT_FREE * total_bytes()) if left_free is None else left_free
         began, before, in_vain = self._at, free_bytes(), 0
@@ -58,7 +58,7 @@ class PageCache:
 
 
 def free_bytes() -> int:
-    """Return the memory that holds nothing, not even file pages; 0 on systems other than Linux."""
+    """Return the bytes of unused memory, without the page cache. Return 0 on systems other than Linux."""
     found = Path("/proc/meminfo")
     lines = found.read_text().splitlines() if found.exists() else []
     return next((int(line.split()[1]) << 10 for line in lines if line.startswith("MemFree:")), 0)

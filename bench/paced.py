@@ -34,7 +34,7 @@ _spawn = mp.get_context("spawn")
 class Place(NamedTuple):
     """A topic of one of the two systems, in a form to pass to other processes."""
 
-    #: As ``Side.name``.
+    #: The name of the system, a value of ``Side.name``.
     side: str
     bootstrap: str
     topic: str
@@ -105,7 +105,10 @@ class Stream:
         self._process.start()
 
     def wait(self) -> float:
-        """Wait for the end; return the largest delay against the rate in ms: a slow sender measures nothing."""
+        """Wait for the end; return the largest delay of a ``send`` in ms.
+
+        If this delay is large, the sender was slower than the rate, and the latencies mean nothing.
+        """
         late: float = self._results.get(timeout=self._seconds + _RESULT_TIMEOUT_S)
         self._process.join(_STOP_TIMEOUT_S)
         return late

@@ -1,6 +1,6 @@
 """The table as a picture: the length of each line's bar is the factor over Kafka, on a logarithmic scale.
 
-It is plain SVG with its own colours for light and dark pages; a tick marks the goal.
+The picture is plain SVG with its own colors for light and dark pages. A tick marks the goal.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from bench.measure import Line
 
 _WIDTH, _LABELS, _FIGURES = 900, 370, 70
 _ROW, _BAR, _TOP, _BOTTOM = 26, 14, 58, 34
-#: The largest and the smallest factor in the picture.
+#: The smallest and the largest factor in the picture.
 _LEAST, _MOST = 0.25, 32.0
 _STYLE = """
   text { font-family: system-ui, "Segoe UI", Helvetica, Arial, sans-serif; font-size: 12px; fill: #1f2328 }
@@ -28,7 +28,7 @@ _STYLE = """
 
 
 def svg(lines: Sequence[Line]) -> str:
-    """Return the picture of the lines with a ratio and a goal; the others are only in the table."""
+    """Return the picture of the lines with a ratio and a goal. Lines without them are only in the table."""
     shown = [line for line in lines if line.ratio and line.goal is not None]
     height = _TOP + _ROW * len(shown) + _BOTTOM
     parts = [
@@ -46,7 +46,7 @@ def svg(lines: Sequence[Line]) -> str:
 
 
 def better(ratio: float, *, lower: bool) -> float:
-    """Return how many times better the figure is, for either direction of the figure."""
+    """Return the factor by which sparklog is better. ``lower`` means that a smaller figure is better."""
     return 1 / ratio if lower else ratio
 
 

@@ -36,12 +36,15 @@ def _number(value: float) -> str:
 
 
 def named(lines: Iterable[Line], scale: float) -> list[Line]:
-    """Return the lines with titles that name the scale, unless it is the full size."""
+    """Return the lines. Unless ``scale`` is 1, each title names the scale."""
     return [line if scale == 1 else line._replace(title=f"{line.title} (x {scale:g})") for line in lines]
 
 
 def merged(path: Path, lines: Iterable[Line], order: Sequence[str]) -> list[Line]:
-    """Return the lines of ``path``, with these lines instead of those of the same rows, in the order of the rows."""
+    """Return the lines in the file ``path`` together with the new ``lines``, in the order of the rows.
+
+    The new lines replace all lines of the same row in the file.
+    """
     new = list(lines)
     measured = {line.row for line in new}
     kept = [line for line in load(path) if line.row not in measured] if path.exists() else []

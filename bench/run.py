@@ -1,10 +1,11 @@
-"""sparklog beside Apache Kafka on this machine: every figure a ratio, in one table, as JSON and as a picture.
+"""The comparison of sparklog with Apache Kafka on this machine: one table of ratios, as text, as JSON and as a picture.
 
-Three brokers on each side, replication factor 3, acks=all, min.insync.replicas 2, and their clients, all on this
-machine and in turns. Kafka's jars are fetched once (see ``bench/kafka_jars.py``), its Python clients come with
-``./spark-submit.sh --setup bench``. Where Kafka cannot be had, our figures are printed and the ratio is missing.
+Each system has three brokers, replication factor 3, acks=all and min.insync.replicas 2. All brokers and clients run on
+this machine; the two systems run in turns. Kafka's jars are fetched once (see ``bench/kafka_jars.py``), its Python
+clients come with ``./spark-submit.sh --setup bench``. If Kafka is not available, only sparklog's figures are printed,
+without ratios.
 
-With ``--compiled`` in front it measures what ``./spark-submit.sh --setup compiled`` has made of the working tree.
+With ``--compiled`` as the first argument, it measures the compiled modules from ``./spark-submit.sh --setup compiled``.
 """
 
 from __future__ import annotations

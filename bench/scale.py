@@ -1,9 +1,9 @@
-"""What thousands of partitions cost: ``bench/scale --help``.
+"""The cost of thousands of partitions: ``bench/scale --help``.
 
-Three brokers, replication factor 3, min.insync.replicas 2, acks=all. For a number of partitions in one topic it
-measures the time until they are created and in sync, and until each has one record; the processor time of idle
-brokers; a controlled shutdown under a steady stream; SIGKILL and the recovery; and batches over all partitions against
-batches over six. ``--core``: the controller's core alone at 100 brokers and 200,000 partitions.
+Three brokers, replication factor 3, min.insync.replicas 2, acks=all. For a number of partitions in one topic, the bench
+measures the time until they are created and in sync, and until each has one record; the processor time of idle brokers;
+a controlled shutdown under a steady stream; SIGKILL and the recovery; and batches over all partitions against batches
+over six. ``--core``: the controller's core alone at 100 brokers and 200,000 partitions.
 
 Brokers, ZooKeeper, the controller and the load share this machine; what else runs on it is kept with the figures.
 """

@@ -65,7 +65,7 @@ class Scale:
         return {"created_s": time.monotonic() - began, "create_answered_s": answered - began}
 
     def one_record_each(self) -> Figures:
-        """Send one record with acks=all to each partition, all at once.
+        """Send one record with acks=all to each partition, all at the same time.
 
         ``bare_files_s`` is the time in which a program creates the same directories and files in sequence.
         """
@@ -80,7 +80,8 @@ class Scale:
     def idle(self) -> Figures:
         """Measure the idle brokers, and return the figures of the busiest one.
 
-        ``settling_cpu_s`` is the single work for the earlier records, without the constant work.
+        ``settling_cpu_s`` is the processor time of the remaining work for earlier records, without that of the constant
+        work.
         """
         settle_s, idle_s = _SETTLE_S * self._patience, _IDLE_S * self._patience
         settling, idle = self._taken(settle_s), self._taken(idle_s)
@@ -149,7 +150,7 @@ class Scale:
         return {**gaps, "stop_restart_s": restarted_s}
 
     def kill(self) -> Figures:
-        """Kill a broker, wait for its successors, start it again, and wait until all in-sync sets are full."""
+        """Kill a broker, wait for new leaders, start the broker again, and wait until all ISRs are full."""
         victim = min(self.cluster.slots)
         began = time.monotonic()
         self.cluster.kill(victim)
@@ -180,7 +181,7 @@ PIECES = ("create", "one_record_each", "idle", "spread", "stop", "kill")
 
 
 def measure(partitions: int, *, pieces: Collection[str] = PIECES, directory: Path, quick: bool = False) -> Figures:
-    """Measure these ``pieces`` of work, and always the first two.
+    """Measure the ``pieces`` of work. The first two of ``PIECES`` are always measured.
 
     ``others`` are the cores that unrelated programs used in the most disturbed piece. The brokers' files stay in
     ``directory`` until the last measurement: ext4 without a journal visits all recently deleted files when it creates

@@ -53,17 +53,17 @@ class Cost(NamedTuple):
 
     brokers: int
     partitions: int
-    #: Until a new term has found no work, and every broker has a full update.
+    #: The time until a new term has found no work, and every broker has a full update.
     load_s: float
-    #: The longest single step.
+    #: The time of the longest single step.
     load_stall_s: float
-    #: From the event of the death until the core has ordered all writes of its partitions.
+    #: The time from the event that the broker died until the core has ordered all writes of its partitions' states.
     decide_s: float
-    #: The core's whole work, until all brokers have all updates of it.
+    #: The processor time of the core, until all brokers have all updates about the dead broker.
     core_s: float
-    #: In addition: the creation and encoding of requests to ZooKeeper and of updates to brokers.
+    #: The additional time to create and encode requests to ZooKeeper and updates to brokers.
     sent_s: float
-    #: New leaders, and in-sync sets that their leaders shrank.
+    #: The number of new leaders, and the number of ISRs that leaders shrank.
     elected: int
     shrunk: int
     #: The number of sequential requests; ``MultiBatcher`` has two in flight.
@@ -97,7 +97,7 @@ class CountingZookeeper:
         return self._company.multi(ops)
 
     async def answer_all(self) -> None:
-        """Answer requests, round trip by round trip, until none waits."""
+        """Complete requests, one round trip after the other, until no request waits."""
         await asyncio.sleep(0)
         while self._waiting:
             self.turns += 1
@@ -109,7 +109,7 @@ class CountingZookeeper:
 
 
 class LargeCluster:
-    """``brokers`` with ``partitions`` between them, in topics of 100, replication factor 3. Owner: one measurement."""
+    """A cluster of ``brokers`` with ``partitions``, in topics of 100, replication factor 3. Owner: one measurement."""
 
     def __init__(self, brokers: int, partitions: int) -> None:
         self.brokers = {number: _registration(number) for number in range(brokers)}

@@ -2,7 +2,7 @@
 
 A cost that is proportional to the partitions follows the dotted lines; a flat line costs nothing per partition.
 
-It is plain SVG with its own colours for light and dark pages.
+The picture is plain SVG with its own colors for light and dark pages.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""Two broker slots of a host against one: do K slots do K times the work of one?
+"""The throughput of two broker slots of a host, compared with one: K slots should do K times the work of one.
 
 A broker is one process with one event loop and uses one core; a client uses another. On a machine with few cores the
 kernel limits each broker to a share of a core (by its own control group, which needs root), so that two of them and
-their client fit: two slots must do twice the work of one with the same share. With replication factor 1 and acks=1
+their client fit: two slots must do twice the work of one slot with the same share. With replication factor 1 and acks=1
 nothing is replicated, and the brokers are independent.
 """
 
@@ -30,7 +30,7 @@ _ROUNDS = 3
 
 
 class Slots(NamedTuple):
-    """The medians of megabytes of values a second, and the seconds of a broker's core for a gigabyte."""
+    """The medians of the throughput (megabytes of values per second), and of a broker's core seconds per gigabyte."""
 
     share: float
     one: float
@@ -45,7 +45,7 @@ class _NoGroups(Exception):
 
 
 def measure(share: float, megabytes: int) -> Slots | None:
-    """Measure with a ``share`` of a core for each broker; None if this machine cannot limit it."""
+    """Measure with a ``share`` of a core for each broker. Return None if this machine cannot limit brokers."""
     rates: dict[int, list[float]] = {1: [], 2: []}
     cpu: dict[int, list[float]] = {1: [], 2: []}
     with contextlib.ExitStack() as stack:

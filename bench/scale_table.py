@@ -22,7 +22,8 @@ class Figure(NamedTuple):
 
 _EVERYWHERE = (100, 1_000, 5_000, 10_000)
 
-#: Kafka 4.1.1 with KRaft on two cores, three brokers of 1 GB of heap each, replication factor 3, at another time.
+#: The lines of the table. Kafka's figures were measured at another time: Kafka 4.1.1 with KRaft on two cores, three
+#: brokers with 1 GB of heap each, replication factor 3.
 FIGURES = (
     Figure("created_s", "created and in sync", "s", {5_000: 4, 10_000: 8}, {1_000: "11", 5_000: "38"}),
     Figure(

@@ -1,4 +1,4 @@
-"""What TLS, SCRAM and ACLs cost: a secure cluster against a plain one, in turns within one run.
+"""The cost of TLS, SCRAM and ACLs: a secure and a plain cluster, measured in turns within one run.
 
 Each cluster has three brokers, replication factor 3, acks=all and min.insync.replicas 2. Over TCP, Unix sockets are
 off. Within the host, clients continue on a Unix socket after the login. A figure is the median over the turns, and a
@@ -28,18 +28,19 @@ from sparklog.testing.secure_cluster import SecureCluster
 _LEAST_PAIRS = 10
 _SIZE = 1000
 _ITERATIONS = 16_384
-#: A process keeps the salted passwords of 16 users, so in turns each of these users logs in without a cached one.
+#: The number of users that log in in turns. A process caches the salted passwords of 16 users, so each of 17 users logs
+#: in without a cached password.
 _USERS = 17
 _PRINCIPAL = "User:user-0"
 _ACLS = 1000
-#: The number of ACLs that one request creates. ZooKeeper may be slow, and a request has a time limit.
+#: The number of ACLs that one request creates. More could exceed the request's time limit if ZooKeeper is slow.
 _AT_ONCE = 100
 _ACLS_TIMEOUT_S = 120.0
 #: The time in which brokers end the work on changed ACLs that all of them have read.
 _SETTLE_S = 1.0
 _SETTINGS = {"min.insync.replicas": "2", "log.cleaner.backoff.ms": "1000", "log.retention.check.interval.ms": "1000"}
 _OVER_TCP = {"unix.sockets.enable": "false"}
-#: The topic of the tables keeps little, so that the disk does not fill.
+#: The retention settings of the topic for tables. The topic keeps few records, so that the disk does not fill.
 _KEPT = {"retention.bytes": "100000000", "segment.bytes": "16777216"}
 
 
@@ -64,7 +65,7 @@ class Work(NamedTuple):
     unit: str
     goal: float
     pairs: Sequence[tuple[Turn, Turn]]
-    #: The larger figure is better, and the goal is a lower bound.
+    #: Whether a larger figure is better. The goal is then a lower bound.
     higher: bool = False
     #: What the goal limits: the ratio of the ``figure`` or of the ``processor_s``. ``alone`` is the secure figure.
     of: str = "figure"
@@ -111,7 +112,7 @@ def text(works: Sequence[Work]) -> str:
 
 
 def measure_all(pairs: int, scale: float, *, quick: bool) -> list[Work]:
-    """Measure every line; ``quick`` takes one pair of tiny runs, which only shows that they work."""
+    """Measure every line. With ``quick``, measure one pair of tiny runs, which only shows that the runs work."""
     pairs, scale = (1, 0.02) if quick else (max(pairs, _LEAST_PAIRS), scale)
     return [*_over_tcp(pairs, scale), *_within_the_host(pairs, scale)]
 

@@ -1,7 +1,7 @@
 """The two systems that are compared, with their topics, processes, bytes on disk and Spark session for the rows.
 
-Both run as long as the bench, since a restart for each run would compare cold systems. While one is measured the other
-is paused: idle, and with remaining work of its last run, it would use the processor of the other.
+Both run as long as the bench, since a restart for each run would compare cold systems. While one system is measured,
+the other one is paused. Otherwise its idle work, and remaining work of its last run, would use processor time.
 """
 
 from __future__ import annotations
@@ -31,8 +31,9 @@ if TYPE_CHECKING:
 _TOPIC_TIMEOUT_S = 60.0
 #: The time for postponed work after a pause: sessions have expired, and maintenance is due.
 _SETTLE_S = 2.0
-#: A log waits for the cleaner's next pass, and a group for its first members. Neither is measured. ``KafkaCluster`` has
-#: the same settings: otherwise idle brokers use processor time on one side only.
+#: Settings that shorten the wait of a log for its cleaner's next pass, and the wait of a group for its first members.
+#: No row measures these waits. ``KafkaCluster`` has the same settings: otherwise idle brokers use processor time on one
+#: side only.
 _SETTINGS = {
     "min.insync.replicas": "2",
     "log.cleaner.backoff.ms": "1000",
@@ -41,9 +42,9 @@ _SETTINGS = {
 
 
 class Side(Protocol):
-    """One of the two systems, running."""
+    """One of the two systems, which runs or is paused."""
 
-    #: Also the name of its format in Spark.
+    #: The name of the side. It is also the name of its format in Spark.
     name: str
     bootstrap: str
     #: The addresses for Kafka's clients.
@@ -64,7 +65,7 @@ class Side(Protocol):
         """Pause all processes of the system."""
 
     def resume(self) -> None:
-        """Resume; return when every partition has a leader and is in sync as before ``pause``. Raises ClusterError."""
+        """Resume; return when every partition has a leader and all replicas are in sync. Raises ClusterError."""
 
 
 class Sparklog:
@@ -211,7 +212,8 @@ class Bench:
     """The systems and sessions that rows share, started at first use and ended by ``close``. Owner: the main thread.
 
     ``scale`` multiplies the numbers of records; ``quick`` makes them so small that only the programs are tried.
-    ``with_kafka`` None: if its jars are here already. ``with_delta``: whether the session knows Delta.
+    ``with_kafka``: whether Kafka is measured. None means only if its jars are already on this machine. ``with_delta``:
+    whether the session supports Delta.
     """
 
     def __init__(
@@ -221,14 +223,14 @@ class Bench:
         self.scale = scale
         self._with_kafka = with_kafka
         self._with_delta = with_delta
-        #: Whether the session can read and write Kafka; known when there is one.
+        #: Whether the session can read and write Kafka. False until the session exists.
         self._has_connector = False
-        #: Why there is no Kafka; empty if there is, or before the first use.
+        #: The reason why Kafka is not available. It is empty if Kafka is available, or before the first use.
         self.missing = ""
         self._directory = Path(tempfile.mkdtemp(prefix="sparklog-bench-"))
         self._ends = ExitStack()
         self.started: list[Side] = []
-        #: The side that was paused last and has not been whole since.
+        #: The side that was paused last. None once all its replicas are in sync again.
         self._paused: Side | None = None
         self._stands_still = False
         self._numbers = itertools.count()
@@ -273,7 +275,7 @@ class Bench:
 
     @cached_property
     def kafka(self) -> Kafka | None:
-        """Kafka's side; None if it is not available, for the reason in ``missing``."""
+        """Return Kafka's side, or None if Kafka is not available. ``missing`` then has the reason."""
         if self._with_kafka is False:
             self.missing = "not asked for"
             return None
@@ -294,10 +296,10 @@ class Bench:
             yield self.kafka
 
     def give_machine_to(self, side: Side | None) -> None:
-        """Pause the other side, or with None neither side.
+        """Pause the side that is not ``side``. With None, let both sides run.
 
-        A paused side resumes first. If it is not in sync in time, the call raises, and the next caller that needs it
-        waits again.
+        If ``side`` is paused, resume it first. If it is not in sync in time, this raises an error, and the next call
+        for this side waits again.
         """
         other = None if side is None else next((found for found in self.started if found is not side), None)
         if self._paused is not None and self._paused is not other:

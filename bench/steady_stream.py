@@ -28,8 +28,8 @@ from sparklog.errors import SparklogError
 
 _VALUE = b"x" * 100
 _READY_TIMEOUT_S = 60.0
-#: Of many partitions, those due within a hundredth of the interval are written together. Sent one by one, two thousand
-#: records every few seconds used half of two cores, which the recovering brokers need.
+#: The number of groups of partitions: the records that are due within a hundredth of the interval are written together.
+#: Sent one by one, two thousand records every few seconds used half of two cores, which the recovering brokers need.
 _GROUPS = 100
 _SHORTEST_PAUSE_S, _LONGEST_PAUSE_S = 0.0005, 0.005
 
@@ -41,7 +41,7 @@ class Report(NamedTuple):
     """
 
     gaps_ms: list[float]
-    #: When that gap ended, in milliseconds since ``mark``.
+    #: The time at which each partition's gap ended, in milliseconds since ``mark``.
     ended_ms: list[float]
     interval_ms: float
     acked: int
@@ -95,7 +95,7 @@ class SteadyStream:
         self._longest_fetch_gap = 0.0
 
     def report(self) -> Report:
-        """Return the measurement since ``mark``; a partition that still waits counts until now."""
+        """Return the measurement since ``mark``. If a partition still waits, its wait until now counts."""
         with self._lock:
             now = time.monotonic()
             for partition, at in enumerate(self._acked_at):

@@ -26,7 +26,7 @@ Matrix = npt.NDArray[np.uint8]
 
 
 def matrix(count: int, size: int) -> Matrix:
-    """Return the values 0 to ``count``, one a row."""
+    """Return the values 0 to ``count`` - 1, one per row."""
     values = np.full((count, size), FILLER[0], dtype=np.uint8)
     left = np.arange(count, dtype=np.int64)
     for digit in range(DIGITS - 1, -1, -1):
@@ -55,12 +55,12 @@ def objects(count: int, size: int) -> list[bytes]:
 
 
 def check_arrow(batches: Iterable[pa.RecordBatch], count: int, size: int) -> None:
-    """Raises Lost unless the column ``value`` holds every number below ``count`` once, each intact."""
+    """Raise Lost unless the column ``value`` has every number below ``count`` exactly once, in an undamaged value."""
     check([_bytes_of(batch.column("value"), size) for batch in batches], count, size)
 
 
 def check_topic(side: Side, topic: str, count: int, size: int) -> None:
-    """Read a whole topic of one of the two systems from Python and check it as ``check_arrow``."""
+    """Read a whole topic of one of the two systems from Python, and check its values. Raises Lost."""
     if side.name == "kafka":
         from bench.kafka_clients import consume_confluent
 
@@ -71,12 +71,12 @@ def check_topic(side: Side, topic: str, count: int, size: int) -> None:
 
 
 def check_objects(found: Sequence[bytes], count: int, size: int) -> None:
-    """Check values as ``check_arrow`` does."""
+    """Check that the values 0 to ``count`` were found once each. Raises Lost."""
     check([np.frombuffer(b"".join(found), dtype=np.uint8)], count, size)
 
 
 def check(pieces: Sequence[npt.NDArray[np.uint8]], count: int, size: int) -> None:
-    """Check ``pieces`` of consecutive values. Raises Lost."""
+    """Check that ``pieces`` together have each value below ``count`` once. Raises Lost."""
     length = sum(len(piece) for piece in pieces)
     if length != count * size:
         raise Lost(f"{length / size:,.10g} values of {size} bytes found, {count:,} expected")

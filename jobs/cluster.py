@@ -90,7 +90,7 @@ def options(given: argparse.Namespace) -> ClusterOptions:
 
 
 def shipped(name: str) -> dict[str, str]:
-    """Return the settings in a file of conf/; empty if the file does not exist, so that the built-in defaults apply."""
+    """Return the settings in a file of conf/. If there is no such file, return none, so built-in defaults apply."""
     return read_settings(CONF / name) if (CONF / name).is_file() else {}
 
 

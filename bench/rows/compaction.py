@@ -1,8 +1,8 @@
-"""The speed at which a broker compacts a log: one partition of 100 B values, one in ten of which stays.
+"""The speed at which a broker compacts a log: one partition of 100 B values, of which the cleaner keeps a tenth.
 
-The log is written first, and compacted once, after its topic's policy is changed. The time is that of the cleaner of
-the leader, which has no other work: sparklog counts it, and Kafka writes it to its log. The bound beside it is the time
-in which the machine copies the log's bytes (read, write, fsync).
+The log is written first, and compacted once, after its topic's policy is changed. The time is the duration of the
+leader's cleaner, which has no other work: sparklog counts it, and Kafka writes it to its log. For comparison, the row
+has the time in which the machine copies the log's bytes (read, write, fsync).
 """
 
 from __future__ import annotations
@@ -195,7 +195,7 @@ def _read_kafka(side: Kafka, topic: str) -> Iterator[tuple[Keys, Keys]]:
 
 
 def copy(scratch: Path, size: int) -> Figures:
-    """Read a file in the page cache, and write its bytes durably to another one."""
+    """Read a file in the page cache, and write its bytes durably to another file."""
     source, target = scratch / "source", scratch / "target"
     if not source.exists():
         source.write_bytes(os.urandom(1 << 20) * (size >> 20 or 1))

@@ -1,7 +1,7 @@
-"""The benefit of compression: the flights as JSON and as typed columns, plain, with lz4 and with zstd. From Python.
+"""The benefit of compression: flights as JSON and as typed columns, uncompressed, with lz4 and with zstd, from Python.
 
-The saving (bytes on the disks, which are also those on the network) is shown beside the cost (processor time of client
-and brokers), for each GB of uncompressed data.
+For each GB of uncompressed data, the row has the saving (bytes on the disks, equal to the bytes on the network) and the
+cost (processor time of client and brokers).
 """
 
 from __future__ import annotations

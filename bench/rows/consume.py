@@ -1,7 +1,7 @@
 """Reads of six partitions into Arrow from Python: over sockets, and from the files of a replica on this host.
 
-librdkafka, by far the fastest of Kafka's clients for Python, returns Python objects. The conversion of these to Arrow
-columns is not counted.
+librdkafka, by far the fastest of Kafka's clients for Python, returns Python objects. The time to convert these objects
+to Arrow columns is not counted.
 """
 
 from __future__ import annotations

@@ -47,7 +47,7 @@ def stream_to_delta(bench: Bench, rows: DataFrame, to: str) -> None:
 def one_archive(
     bench: Bench, side: Side, topic: str, *, sums: tuple[str, ...], expected: Any, fields: Any = None
 ) -> Figures:
-    """Run one archive. ``fields`` are those of the JSON in Kafka's values. None: the values are bytes."""
+    """Run one archive. ``fields`` are the fields of the JSON in Kafka's values. If None, the values are bytes."""
     from pyspark.sql import functions as sf
 
     table = f"{bench.scratch()}/{topic}"

@@ -1,7 +1,7 @@
 """The time of a record from the producer to a reader at 50,000 records/s of 100 B, with six partitions and acks=all.
 
-It begins with the call that gives the record to the producer, and ends with the return of the call that gives it to the
-reader. Producer, reader and brokers are processes of one machine.
+The time begins with the call that passes the record to the producer, and ends when the reader's call returns the
+record. Producer, reader and brokers are processes of one machine.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from bench.sides import Bench, Side
 
 _RATE = 50_000
 _SECONDS, _WARM_UP_S = 10.0, 3.0
-#: The linger times: the default of both, and the usual setting of Kafka for low latency.
+#: The linger times: the default of both systems, and Kafka's usual setting for low latency.
 _DEFAULT_MS, _SHORT_MS = 5.0, 1.0
 
 

@@ -1,5 +1,7 @@
-"""Reads and writes of both systems against the limits of this machine: one core's loopback, copies, also to the page
-cache, and checksums."""
+"""Reads and writes of both systems, compared with the limits of this machine.
+
+The limits are one core's rates for loopback TCP, copies in memory, writes to the page cache, and checksums.
+"""
 
 from __future__ import annotations
 
@@ -85,7 +87,7 @@ def checksum(pieces: int) -> Figures:
 
 
 def writing(bench: Bench, pieces: list[Any], volume: int) -> Figures:
-    """Return the GB/s that reach the page caches: every byte is written three times."""
+    """Return the GB/s that brokers write to the page cache. Each byte counts three times, once for each replica."""
     with bench.topic(bench.ours, partitions=PARTITIONS) as topic:
         return {"gb": 3 * volume / write_tables(bench.ours.bootstrap, topic, pieces) / 1e9}
 

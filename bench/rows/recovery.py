@@ -1,8 +1,8 @@
-"""The return of a broker after SIGKILL, with all of its data and with none: half a GB in six partitions.
+"""The time until a broker is in sync again after SIGKILL, with all of its data and with none: 0.5 GB in six partitions.
 
-The time begins with the start of the process and ends when it is in sync for all partitions; no client writes
-meanwhile. Leaders have removed it from the in-sync sets before it starts: ``bench/failover`` measures how long that
-takes.
+The time begins with the start of the process and ends when the broker is in sync for all partitions. No client writes
+meanwhile. Before the start, the leaders have removed the broker from the ISRs: ``bench/failover`` measures how long
+that takes.
 """
 
 from __future__ import annotations

@@ -104,7 +104,7 @@ class Writes:
         return {"rate": self._count / took}
 
     def pause(self) -> None:
-        """Wait until Spark has ended its Python workers. Kafka's turns are most of this time."""
+        """Wait until Spark has ended its Python workers. Kafka runs during most of this time."""
         time.sleep(max(0.0, self._used_at + _WORKERS_END_AFTER_S - time.monotonic()))
 
 

@@ -1,9 +1,9 @@
-"""The cost of one more group at the end of a topic for the brokers: 1 kB records flow at 100 MB/s, 1 or 3 groups
-follow.
+"""The cost of additional groups for the brokers: a writer sends 1 kB records at 100 MB/s, and 1 or 3 groups read them.
 
-Writer and readers are separate processes. The stream never stops. Two of the three groups join and leave in turns, each
-time as new ones. The figure is the brokers' processor time for each written byte between these changes. The difference
-is therefore taken within one run, seconds apart, so slow changes of the machine's load affect both numbers of groups.
+Writer and readers are separate processes. The writer never stops. One group always reads. Two further groups join and
+leave in turns, each time as new groups. A figure is the brokers' processor time per written byte between two changes.
+So both numbers of groups are measured within one run, seconds apart, and slow changes of the machine's load affect
+both.
 """
 
 from __future__ import annotations

@@ -87,7 +87,8 @@ class TopicArchive:
         self._gives_way_s = 0.0
         self._sizes = FileSizes(options.maintenance.target_file_size)
         self._maintenance = maintenance_of(spark, options, batches=self._busy, tell=tell)
-        #: The number of commits so far. By it the caller distinguishes repeated failures from a failure after progress.
+        #: The number of commits so far. The caller uses it to distinguish repeated failures from a failure after
+        #: progress.
         self.commits = 0
 
     def run(self) -> None:

@@ -54,8 +54,8 @@ class ArchiveProgress(msgspec.Struct, frozen=True, kw_only=True):
     begins: dict[int, int] = {}
     #: The id of the run that committed. Every start of an archive has a new id.
     attempt: str = ""
-    #: The process of that run, from ``process_liveness``, and its interval between batches in s (0 if it archives once
-    #: and ends).
+    #: The process of the run that committed, from ``process_liveness``, and the run's interval between batches in s (0
+    #: if the run archives once and ends).
     process: str = ""
     every_s: float = 0.0
     #: For each partition, the range [first, end) that this commit skipped, because it was deleted from the log before

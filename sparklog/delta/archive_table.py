@@ -159,7 +159,7 @@ class ArchiveTable:
         return self.check_own(progress)
 
     def check_own(self, progress: ArchiveProgress, *, may_lack: bool = False) -> dict[str, str]:
-        """Check that the newest archive commit is the one that recorded ``progress``. Return Delta's metrics of it.
+        """Check that the newest archive commit recorded ``progress``. Return Delta's metrics of this commit.
 
         With ``may_lack`` the newest archive commit may also be of an earlier batch; then the result is empty.
 

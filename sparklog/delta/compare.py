@@ -1,4 +1,4 @@
-"""The comparison of a restored partition with its table: both are read, and all rows must be equal."""
+"""The comparison of a restored partition with its table. All rows must be equal."""
 
 from __future__ import annotations
 

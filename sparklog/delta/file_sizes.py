@@ -1,6 +1,6 @@
 """The number of tasks that write a batch.
 
-A small batch should create one file per directory, a large one use all tasks.
+A small batch should create one file per directory. For a large batch, all tasks should write.
 """
 
 from __future__ import annotations

@@ -105,9 +105,9 @@ def error_line(error: Exception) -> str:
 
 
 class Stopping(Protocol):
-    """The part of a stop request that the job uses, to check whether a stop was requested.
+    """The interface by which the job checks whether a stop was requested.
 
-    ``threading.Event`` has it, and so has the class ``StopRequest`` of ``cluster.stop_request``.
+    ``threading.Event`` and the class ``StopRequest`` of ``cluster.stop_request`` implement it.
     """
 
     def is_set(self) -> bool: ...
@@ -118,7 +118,7 @@ def maintain(
 ) -> dict[str, Exception]:
     """Run OPTIMIZE and VACUUM once on the tables of these topics. Return the error of each topic that failed.
 
-    This needs no brokers. Once ``stopping`` is set, this does not begin with another table.
+    This needs no brokers. Once ``stopping`` is set, no further table is started.
     """
     errors: dict[str, Exception] = {}
     for options in archives:

@@ -101,7 +101,7 @@ class Maintenance:
     def run(self, *, until: Callable[[], bool] = lambda: False) -> Exception | None:
         """Run OPTIMIZE on directories with many small files, and VACUUM if it is due. Return the first error, or None.
 
-        Once ``until`` returns true, this does not begin with another table.
+        Once ``until`` returns true, no further table is started.
         """
         errors = [self._maintain(path) for path in itertools.takewhile(lambda _: not until(), self._tables)]
         self._next = time.monotonic() + (self._every_s or 0.0)

@@ -1,6 +1,6 @@
-"""The archiving of a micro-batch in three steps: bad rows, the table with its new ends, the consumer group's offsets.
+"""The archiving of a micro-batch in three commits: to the quarantine, to the table, and to the consumer group.
 
-Each step is a commit, and the order is important. Bad rows are committed to the quarantine first. Then the other rows
+Each commit is one step, and the order is important. Bad rows are committed to the quarantine first. Then the other rows
 are committed to the table together with its new ends; from then on the records below the ends count as archived. The
 group's offsets, which allow brokers to delete records, come last. So after a crash between two steps, every record that
 counts as archived is in a table. After a crash the next run repeats all steps. A commit that must not be repeated has a
@@ -149,7 +149,7 @@ class BatchArchiver:
     def check_unchanged(self) -> None:
         """Raise ArchiveFenced or QuarantineMoved if another archive has committed since this run's last commit.
 
-        Before this run's first commit, commits since the start of the run count.
+        If this run has not committed yet, raise the error for any commit since the start of this run.
         """
         found = self._table.refresh()
         if found != self._expected:

@@ -23,11 +23,12 @@ class ArchiveOrigin(NamedTuple):
     def is_in(self, topic_id: str, *, table_id: str, progress_version: int) -> bool:
         """Return whether the rows of a table belong to this topic.
 
-        ``topic_id`` is the id in the table's last archive commit, and ``progress_version`` the version of that commit.
+        ``topic_id`` is the topic id in the table's last archive commit. ``progress_version`` is the table version of
+        that commit.
 
         Suppose that this topic was restored from a table of topic A. Another table of A does not belong to this topic.
-        Nor does the same table if archiving of A continued after the restored version: the table and this topic then
-        have different records at the same offsets.
+        The restored table does not belong to it either if the archiving of A continued after the restored version: the
+        table and this topic then have different records at the same offsets.
         """
         if topic_id == self.topic_id:
             return True

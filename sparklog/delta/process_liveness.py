@@ -1,7 +1,7 @@
 """The identity of the process that archives a topic, for the archive's commits, and a check whether it may still run.
 
-This check only ensures that the first of two archives of a topic continues. Duplicate and conflicting commits are
-prevented by Delta's transactions (``archive_table``).
+If two archives of a topic run, this check only ensures that the first one continues. Delta's transactions prevent
+duplicate and conflicting commits (``archive_table``).
 """
 
 from __future__ import annotations

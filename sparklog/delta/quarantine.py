@@ -1,10 +1,10 @@
 """The quarantine of bad rows: a separate Delta table whose rows are identified by partition and offset.
 
 The bad rows of a batch are committed before its other rows. If an archive crashes between the two commits, the
-quarantine has rows at or above the table's ends: *pending* rows. They stay there. When these offsets are archived
-again, the rows are not written again, neither to the quarantine nor to the table, even if they could be cast now. So
-every record below the table's ends is in exactly one of the two tables, even if batches were repeated with other
-bounds.
+quarantine has rows at or above the table's ends: *pending* rows. Pending rows stay in the quarantine. When their
+offsets are archived again, these rows are not written again, neither to the quarantine nor to the table, even if they
+could be cast now. So every record below the table's ends is in exactly one of the two tables, even if batches were
+repeated with other bounds.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ class Quarantine:
     def begin(self, ends: Mapping[int, int]) -> None:
         """Prepare for a query: find the pending rows.
 
-        They are at or above ``ends``, the end offsets of the topic's table.
+        Pending rows are at or above ``ends``, the end offsets of the topic's table.
         """
         self._expected = self.table.refresh()
         self._pending, self._pending_ends = None, {}

@@ -1,9 +1,9 @@
 """The restore of a deleted topic from its Delta table, with every record at its original offset.
 
 The new topic is created in the state ``restoring``, in which brokers accept records with offsets and refuse producers.
-A setting of the topic has the table and its version. The logs themselves show the progress of the restore: a later run
-continues at the end of each log, and has nothing to do if that is the table's end. The restored records are read back
-and compared with the table. Then the topic is opened for producers.
+A setting of the topic names the table and its version. The logs themselves show the progress of the restore: a later
+run continues at the end of each log. A partition whose log ends where the table ends is complete. The restored records
+are read back and compared with the table. Then the topic is opened for producers.
 
 Data outside the table is not restored: groups' offsets, producers' ids and sequences, transactions, leader epochs, and
 the boundaries of batches.
@@ -51,7 +51,7 @@ class RestoredPartition(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Restored:
-    """The result of a restore. ``was_there`` means that an earlier run had completed it, and nothing was changed."""
+    """The result of a restore. ``was_there``: an earlier run had completed the restore; this run changed nothing."""
 
     topic: TopicDescription
     archive: Archive

@@ -1,8 +1,8 @@
 """The encoding of one partition's archived rows as batches with the original offsets and times.
 
-The timestamp of a record is its event time. A record without one has the maximum time of its batch, which is the
-leader's append time if no record of the batch has an event time. So rows can be in one batch only if this rule gives
-them the times that are in the table.
+The timestamp of a record is its event time. A record without an event time has the maximum time of its batch. This is
+the leader's append time if no record of the batch has an event time. So rows can be in one batch only if this rule
+gives them the times that are in the table.
 """
 
 from __future__ import annotations

@@ -149,8 +149,8 @@ def place_of(batch: pa.RecordBatch) -> tuple[npt.NDArray[np.int64], npt.NDArray[
 def ends_of_rows(table: str, files: Sequence[DataFile]) -> dict[int, int]:
     """Return, for each partition, the offset after its last row in ``files``.
 
-    Use it if Delta has deleted every commit that recorded the archive's progress. Then nothing else about the progress
-    is known.
+    Use this function if Delta has deleted every commit that recorded the archive's progress. In that case, only the
+    rows show the progress.
 
     Raises:
         ArchiveFileGone: VACUUM has deleted a file.

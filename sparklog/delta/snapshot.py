@@ -56,7 +56,7 @@ class TableSnapshot:
 def find_table(path: str, topic: str) -> str:
     """Return the path of the table of ``topic``.
 
-    It is ``path`` itself, or the topic's table below ``path`` if that is the directory of all archives.
+    The table is at ``path`` itself or, if ``path`` is the directory of all archives, below ``path``.
 
     Raises:
         ConfigError: there is no Delta table at either path, or deltalake is not installed.
@@ -79,7 +79,7 @@ def take_snapshot(table: str, topic: str, origin: ArchiveOrigin) -> TableSnapsho
     """Return a snapshot of the newest version of ``table``, which must be the archive of ``topic``.
 
     If the topic was restored, ``table`` may also be the archive from which it was restored. ``origin`` distinguishes
-    both from archives of other topics.
+    these two archives from archives of other topics.
 
     Raises:
         ConfigError: the table is the archive of another topic, has only the topic's current state, or has unsupported

@@ -1,6 +1,6 @@
 """The offset ranges of a micro-batch of ``format("sparklog")``, read from Spark's checkpoint.
 
-They are not visible in the rows: transaction markers, aborted transactions and compaction leave offsets without rows,
+The rows do not show these ranges: transaction markers, aborted transactions and compaction leave offsets without rows,
 and a batch may have no rows. Before a batch runs, Spark writes the file ``offsets/<batch>`` in the checkpoint. Its last
 line is the source's offset at the end of the batch.
 """

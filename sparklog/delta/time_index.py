@@ -1,4 +1,4 @@
-"""The lookup of a time in an archive: the first offset of each partition with a time at or after it.
+"""The lookup of a time in an archive: it finds each partition's first record at or after the time.
 
 Timestamps are not ordered by offset, so every file that may have a matching time is a candidate. Candidates are read in
 the order of their minimum offsets. A file is skipped if it cannot have a lower offset than the best match, so few rows

@@ -36,7 +36,7 @@ class ArchivedTopic(msgspec.Struct, frozen=True):
     schema: str
     key_columns: tuple[str, ...] = ()
     event_time: str | None = None
-    #: only the topic's own settings, without defaults
+    #: The settings of the topic itself, without defaults.
     config: dict[str, str] = {}
     version: int = VERSION
 

@@ -1,10 +1,10 @@
 """The merge of a topic's current state into a Delta table: the newest record of each key. Tombstones delete keys.
 
 All records of a key are in one partition, unless producers chose partitions themselves or partitions were added. Of two
-records in one partition, the one with the higher offset is newer. Of two records in different partitions, it is the one
-with the later ``_timestamp``. A deleted key leaves no row, so an older record of another partition can add the key
+records in one partition, the one with the higher offset is newer. Of two records in different partitions, the one with
+the later ``_timestamp`` is newer. A deleted key leaves no row, so an older record of another partition can add the key
 again. As in append mode, each commit is a Delta transaction with the number of its batch, so no batch is merged twice.
-Even if one were, an older record would not replace a newer one.
+Even if a batch were merged twice, an older record would not replace a newer one.
 """
 
 from __future__ import annotations

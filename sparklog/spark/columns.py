@@ -1,4 +1,4 @@
-"""The conversion of stored batches to those that Spark expects: whole columns are selected, cast and added.
+"""The conversion of stored batches to the batches that Spark expects: whole columns are selected, cast and added.
 
 Spark compares the schema of the first batch (names, types, nullability) with its own, and passes all later batches to
 the JVM unchecked, so every batch must have exactly that schema. The driver plans the columns, and tasks convert
@@ -37,9 +37,10 @@ _DEFAULT_NAMES = {"topic": "_topic", "partition": "_partition", "offset": "_offs
 class ColumnPlan:
     """A plan that says where the values of each output column come from. The driver pickles it to tasks.
 
-    ``target`` is the schema of the output. ``sources`` and ``made`` have one item per column of it. If ``made`` is
-    true, the column is computed, and its source is one of ``_topic``, ``_partition``, ``_offset``, ``_timestamp``,
-    ``timestampType`` and ``_cast_error``. Otherwise its source is the name of a stored column.
+    ``target`` is the schema of the output. ``sources`` and ``made`` have one item for each column of ``target``. If the
+    item in ``made`` is true, the task computes the column, and its source is one of ``_topic``, ``_partition``,
+    ``_offset``, ``_timestamp``, ``timestampType`` and ``_cast_error``. Otherwise its source is the name of a stored
+    column.
     """
 
     shape: TopicShape
@@ -157,7 +158,7 @@ class ColumnPlan:
 
 
 def plan_timestamps(shape: TopicShape) -> ColumnPlan:
-    """Return a plan whose only output column is the timestamp. It does not depend on the topic's other columns."""
+    """Return a plan whose only output column is the timestamp. No other column of the topic affects it."""
     return ColumnPlan(shape, pa.schema([pa.field("timestamp", _UTC_US)]), ("_timestamp",), made=(True,))
 
 
@@ -208,7 +209,7 @@ class _CastErrors:
 
     def __init__(self, rows: int) -> None:
         self._rows = rows
-        #: The messages by row. Most batches have none, and then no time per record is needed.
+        #: The error messages by row. Most batches have no errors, and need no work per record.
         self._errors: dict[int, list[str]] = {}
 
     def cast(self, array: pa.Array, field: pa.Field) -> pa.Array:

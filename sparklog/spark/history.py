@@ -1,4 +1,4 @@
-"""A topic's archive (its Delta table) and log, for the planning of a read. Each is queried only on demand.
+"""A topic's archive (its Delta table) and log, for the planning of a read. Each of the two is read only on demand.
 
 The archive grows while it is read, and retention may delete archived records from the log soon after. Therefore the
 table is read first and then the log. If there is a gap between them, both are read again. Records are lost if the gap
@@ -35,7 +35,7 @@ AskEnds = Callable[[Mapping[TopicPartition, int]], dict[TopicPartition, TopicLog
 
 
 class History:
-    """A reader of one topic's archive for planning. It keeps the last snapshot of the archive's table.
+    """A reader of one topic's archive, for the planning of reads. It keeps the last snapshot of the archive's table.
 
     Not thread-safe: use it from one thread of a planning process.
     """
@@ -54,7 +54,7 @@ class History:
     def snapshot(self, topic: SelectedTopic, *, fresh: bool = False) -> TableSnapshot:
         """Return the last snapshot of the table, or take a new one.
 
-        A new one is taken if there is none, if the topic was recreated, or if ``fresh`` is set.
+        A new snapshot is taken if there is no last one, if the topic was recreated, or if ``fresh`` is set.
 
         Raises:
             ConfigError: there is no archive of the topic, or its columns do not fit the topic.
@@ -74,15 +74,15 @@ class History:
         *,
         positions: Mapping[TopicPartition, int] | None = None,
     ) -> BothEnds:
-        """Return the ends of the archive and of the log, for a query at ``positions``.
+        """Return the ends of the archive and of the log, for a query that reads on from ``positions``.
 
-        If ``positions`` is None, the query is at the beginning of each partition. ``ask`` is a function that queries
+        If ``positions`` is None, the query reads each partition from its beginning. ``ask`` is a function that queries
         the ends of the log. If the query needs only the log, the table is not read again.
 
         Raises:
             ConfigError: there is no archive of the topic, or its columns do not fit the topic.
             ArchiveProgressError: the table's progress cannot be read.
-            BrokerError, ClientTimeout: ``ask`` has raised it.
+            BrokerError, ClientTimeout: raised by ``ask``.
         """
         fresh = self._snapshot is None
         torn_at: int | None = None

@@ -56,7 +56,7 @@ def _assembled(wanted: FilesRead) -> Iterator[pa.RecordBatch]:
 
 
 def taken_over(wanted: RangeRead, position: int) -> tuple[int, Iterator[pa.RecordBatch]]:
-    """Return the part of a log's range that the archive has now, from offset ``position`` on.
+    """Return the part of the range ``wanted`` that the archive has now, from offset ``position`` on.
 
     The result is the end offset of the archived part, and an iterator over the batches of this part. A task calls this
     if records of its range were archived, and then deleted from the log, before it had read them.

@@ -33,9 +33,10 @@ class Withheld(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class StreamPosition:
-    """The offsets at which the next batch of a query begins, and messages about lost records.
+    """The offsets at which the next batch of a query begins, and a message for each loss of records.
 
-    ``begins`` has all partitions. ``begun`` has only the partitions that do not begin at the end of the last batch.
+    ``begins`` has the offset of each partition. ``begun`` has only the offsets that differ from the end of the last
+    batch, such as those of new partitions.
     """
 
     begins: Mapping[TopicPartition, Position]
@@ -149,10 +150,10 @@ def batch_ranges(start: StreamOffset | None, end: StreamOffset) -> list[BatchRan
 def held_back(
     held: Mapping[TopicPartition, Withheld], target: Mapping[TopicPartition, Withheld]
 ) -> dict[TopicPartition, Withheld]:
-    """Return the ends ``held`` of the logs, limited to the earlier ends ``target``.
+    """Return the offsets ``held`` of the logs, limited to the partitions and ends of the earlier offsets ``target``.
 
-    A query with the trigger AvailableNow uses it, because it does not read records, partitions and topics that are
-    newer than ``target``.
+    A query with the trigger AvailableNow uses this function, because such a query reads no records, partitions or
+    topics that are newer than ``target``.
     """
     capped = {}
     for tp, now in held.items():

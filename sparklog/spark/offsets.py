@@ -86,7 +86,7 @@ def parse_by_offset(option: str, text: str | None, *, default: int) -> ByOffset:
 def parse_by_time(option: str, text: str, *, or_latest: bool) -> ByTime:
     """Parse an option that gives times in ms: one number, or JSON by partition.
 
-    It is JSON if the option's name ends with OffsetsByTimestamp.
+    The text is JSON if the option's name ends with OffsetsByTimestamp.
 
     Raises:
         ConfigError: the text does not have this format, or a time is before 1970 or exceeds 64 bits of microseconds.

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 #: The client name in brokers' logs and metrics.
 CLIENT_ID = "sparklog-spark"
 BOOTSTRAP_VARIABLE = "SPARKLOG_BOOTSTRAP_SERVERS"
-#: The environment variable of the command line. It takes precedence over the other one, as on the command line.
+#: The environment variable of the command line. It takes precedence over the long variable, as on the command line.
 _SHORT_VARIABLE = "SPARKLOG_BOOTSTRAP"
 
 #: The canonical names of the options, with their meanings. Spark passes them in lower case.
@@ -252,7 +252,7 @@ def parse_positive(given: Mapping[str, str], name: str, *, at_most: int = 2**63 
 def parse_duration_ms(given: Mapping[str, str], name: str, *, default: str) -> int:
     """Parse the option ``name``, a duration in Spark's format, and return it in ms.
 
-    It is a number of ms, or a number with a unit, such as 500ms, 30s, 15m, 1h.
+    The option's text is a number of ms, or a number with a unit, such as 500ms, 30s, 15m, 1h.
     """
     text = given.get(name, default)
     match = _DURATION.fullmatch(text.lower())

@@ -1,7 +1,7 @@
 """The option ``groupId``: a query's progress is stored as offsets of a consumer group, for monitoring only.
 
-These offsets never determine where a query starts. Spark informs a source about a completed batch only when it plans
-the next one, and not at all about the last one. When a batch is planned, its start is the end of the last completed
+These offsets never determine where a query starts. Spark informs a source about a completed batch only when Spark plans
+the next batch, and never about the last batch of a query. The start of a planned batch is the end of the last completed
 batch, so this start is stored.
 """
 
@@ -20,7 +20,7 @@ from sparklog.spark.stream_offset import Position
 _LOG = logging.getLogger(__name__)
 
 #: The maximum wait of a query for a broker, and the pause after a failure before it stores offsets again. Only
-#: monitoring needs the offsets, so a query must not wait long, or in every batch.
+#: monitoring needs the offsets, so a query must neither wait long nor wait in every batch.
 _TIMEOUT_S = 5.0
 _PAUSE_S = 30.0
 

@@ -68,5 +68,5 @@ class RangeRead(InputPartition):
     local: LocalReadMode = "auto"
     archive: ArchivePlace | None = None
     security: ClientSecurity | None = None
-    #: When the task renews the token in ``security``; None if it need not.
+    #: The time from which the task renews the token in ``security``; None if the task need not renew it.
     renewal: TokenRenewal | None = None

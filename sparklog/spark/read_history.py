@@ -68,8 +68,8 @@ def read_history(
         options: further options of ``format("sparklog")`` for reading the log.
 
     Raises:
-        ConfigError: ``history`` has no archive of the topic or one without its history, an argument is not valid, or
-            the session does not support Delta.
+        ConfigError: ``history`` has no archive of the topic, the archive has only the topic's current state, an
+            argument is not valid, or the session does not support Delta.
         DataLoss: there is a gap between the archive and the log.
         BrokerError: the topic does not exist, or neither the archive nor the log has the offsets.
     """

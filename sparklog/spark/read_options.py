@@ -88,7 +88,7 @@ class ReadOptions:
     limits: TriggerLimits = _UNLIMITED
     group_id: str | None = None
     security: ClientSecurity | None = None
-    #: The time after which the token of tasks expires unless they renew it; None means that of the brokers.
+    #: The time after which the token of tasks expires unless they renew it; None means the brokers' default.
     token_lifetime_ms: int | None = None
 
     @property
@@ -133,7 +133,7 @@ def parse_read_options(
 
 @dataclass(frozen=True, slots=True)
 class SchemaOptions:
-    """The options that determine the columns of a read, whether it is a batch or a stream."""
+    """The options that determine the columns of a read. They are the same for batches and streams."""
 
     bootstrap: str
     selection: TopicSelection

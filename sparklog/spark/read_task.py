@@ -1,6 +1,6 @@
 """The read of one task: a range of offsets of one partition, in full or not at all.
 
-A range is of a topic with a given id and a log with a given history. The task fails if the topic was deleted or
+The plan of the range has the topic's id and a leader epoch of the log. The task fails if the topic was deleted or
 recreated, if records of the range were deleted, or if the log was truncated. With failOnDataLoss=false it reads the
 remaining records and logs the missing offsets. Offsets without a record (markers, aborted transactions, compacted
 batches) are no loss. Only tasks load this module: the driver only plans ranges.
@@ -43,8 +43,8 @@ _ENOUGH_BYTES = 256 * 1024
 class TaskReader(DataSourceReader):
     """The reader that tasks get: it has only ``read``.
 
-    The readers of the planning process become this one when Spark pickles them. So no option of the read, such as a
-    reference to a password, reaches an executor.
+    When Spark pickles a reader of the planning process, the copy is a ``TaskReader``. So no option of the read, such as
+    a reference to a password, reaches an executor.
     """
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
@@ -55,7 +55,7 @@ class TaskReader(DataSourceReader):
 def read_task(partition: InputPartition) -> Iterator[pa.RecordBatch]:
     """Yield the batches of a task.
 
-    If a read has no tasks, Spark passes a placeholder, for which nothing is yielded.
+    If a read has no tasks, Spark runs one task with a placeholder. For the placeholder, this function yields nothing.
 
     Raises:
         DataLoss: the range cannot be read in full.

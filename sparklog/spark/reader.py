@@ -94,7 +94,7 @@ class BatchReader(DataSourceReader):
         return TaskReader, ()
 
     def partitions(self) -> list[InputPartition]:
-        """Return the tasks of the read. They cover ranges of the logs as they are now.
+        """Return the tasks of the read, for ranges of the current logs.
 
         ``latest`` means the current readable end of a log.
 
@@ -241,9 +241,10 @@ def narrow(
 ) -> list[PartitionRange]:
     """Return ``ranges``, each beginning at the first offset that can match. ``firsts`` has this offset by partition.
 
-    A range of a partition without a match (None) is omitted. The ends do not change, because times are not ordered and
-    later records may match. ``starts`` has the log start offsets. If a log now begins after the start of a range, the
-    start does not change either: matching records may have been archived, and deleted from the log, before the lookup.
+    A range of a partition without a match (None) is omitted. The end of a range does not change, because times are not
+    ordered, so that any later record may match. ``starts`` has the log start offsets. If a log now begins after the
+    start of a range, the start does not change either: matching records may have been archived, and deleted from the
+    log, before the lookup.
     """
     narrowed = []
     for tp, start, end in ranges:

@@ -120,9 +120,9 @@ def arrow_schema(columns: StructType) -> pa.Schema:
 
 
 def arrow_columns(columns: StructType) -> pa.Schema:
-    """Return the Arrow schema in which Spark passes these columns to a sink, except for the time zone of timestamps.
+    """Return the Arrow schema with which Spark passes these columns to a sink.
 
-    The time zone is UTC in the result, but Spark uses that of the session.
+    Only the time zone of timestamps differs: it is UTC in the result, but Spark passes the time zone of the session.
 
     Raises:
         BrokerError: SCHEMA_MISMATCH with the columns whose Arrow type cannot be stored: year-month and calendar

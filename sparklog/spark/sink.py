@@ -11,9 +11,9 @@ are not used for it, because all writes in one ``foreachBatch`` have the same id
 A name that a user gives identifies one sequence of writes per topic. If the option ``topic`` names the topic, this
 topic's sequence has its own transactional key. If rows name the topics, the write is one transaction over all their
 topics under another key. When the first row for a topic appears, the write checks whether the topic already has the
-version. So a topic's versions may be under either key. Two runs with the same name, one of each kind, never both
-commit: each run first begins a transaction under its own key and then sends SettleVersion for the other key. The one
-that settles later finds that the other has begun, and fences it.
+version. So a topic's versions may be under either key. Suppose that two runs have the same name, but different keys:
+only one of them can commit. Each run first begins a transaction under its own key, and then sends SettleVersion for the
+other run's key. The second SettleVersion finds the transaction of the other run, and fences that run.
 """
 
 from __future__ import annotations

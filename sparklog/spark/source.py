@@ -1,9 +1,9 @@
 """The class of ``format("sparklog")``, which Spark instantiates in a new process for each planning step.
 
-It keeps only its options, so every step queries the cluster again. No task runs this module. Each step imports only the
-modules that it needs, because importing the rest takes longer than querying the cluster. The reader deliberately has no
-``pushFilters``: pyspark 4.2.0 shares one read function among all scans of a DataFrame, so rows that one scan filters
-out would be missing from the other scans.
+The object keeps only its options, so every step queries the cluster again. No task runs this module. Each step imports
+only the modules that it needs, because importing the rest takes longer than querying the cluster. The reader
+deliberately has no ``pushFilters``: pyspark 4.2.0 shares one read function among all scans of a DataFrame, so rows that
+one scan filters out would be missing from the other scans.
 """
 
 from __future__ import annotations

@@ -62,7 +62,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def __init__(self, options: ReadOptions, schema: StructType) -> None:
         self._options = options
         self._schema = schema
-        #: Created on demand, because the reader that serves tasks is pickled.
+        #: The client of this run. It is created on demand, because the reader that serves tasks is pickled.
         self._open_view: SourceTopic | None = None
         self._login = TaskLogin(options.bootstrap, options.security, lifetime_ms=options.token_lifetime_ms)
         self._clock = TriggerClock()

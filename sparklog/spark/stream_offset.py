@@ -9,7 +9,8 @@ of the batch begins at the same offsets.
 
 Spark compares offsets as text, so each position has exactly one text: keys are sorted, partitions by number. The first
 batch begins at a constant (``MARKER``) instead of an offset, because Spark requests the initial offset again when it
-replays that batch, and "latest" may then be another offset. The end of the batch has the start in ``from``.
+replays that batch, and "latest" may then be another offset. The offset at the end of the first batch stores the start
+in ``from``.
 """
 
 from __future__ import annotations
@@ -45,7 +46,7 @@ class Position(NamedTuple):
 class StreamOffset:
     """The position of a query at the end of a batch.
 
-    ``begun`` has the start of the batch in partitions where it is not the end of the previous batch.
+    ``begun`` has the start of the batch in each partition where this start differs from the end of the previous batch.
     """
 
     positions: Mapping[TopicPartition, Position]

@@ -72,7 +72,7 @@ class TaskLogin:
         return LoginOfTasks(_with_token(found, token), renewal)
 
     def doubt(self, scope: Scope) -> None:
-        """Check the shared token before its next use, because tasks that had it have failed."""
+        """Ensure that the shared token is checked before its next use, because tasks with this token have failed."""
         from sparklog.net.client_security import client_security
 
         found = client_security(self._security)

@@ -28,8 +28,9 @@ def read_scope(topics: Iterable[str]) -> Scope:
 def write_scope(plan: WritePlan, *, streaming: bool) -> Scope:
     """Return the scope of the tasks and of the commit of a write.
 
-    If rows name the topics, it is the scope of all topics. A transaction of the write has its own id, which only named
-    writes know in advance. The scope of other writes has the prefix of all such ids.
+    If rows name the topics, the scope has all topics. If an option names the topic of a named write, the scope has the
+    write's transactional ids. The ids of other writes are not known in advance, so the scope has the prefix of all such
+    ids.
     """
     options = plan.options
     topics = [_EVERY_TOPIC if options.topic is None else options.topic]

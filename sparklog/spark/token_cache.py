@@ -1,8 +1,8 @@
 """The delegation tokens that the planning processes of this user share on this host.
 
 Each query has its own planning process. If each process asked for a token, a program with many short queries would soon
-have as many tokens as a user may have. So they keep one token for each cluster, login and scope in a file that only
-this user can read, until half of its period is over.
+have as many tokens as a user may have. So the processes share one token for each cluster, login and scope. The token is
+in a file that only this user can read. It is replaced when half of its period (the time until it expires) is over.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _CHECKED_S = 10.0
 class CachedToken(msgspec.Struct, frozen=True):
     """A delegation token with its secret. Tasks that start before ``until_ms`` (since 1970) may get it.
 
-    Tasks can renew it for ``period_ms``. If ``period_ms`` is 0, they cannot renew it.
+    A renewal by a task extends the token's life by ``period_ms``. If ``period_ms`` is 0, tasks cannot renew the token.
     """
 
     token_id: str

@@ -1,9 +1,10 @@
-"""The renewal of the delegation token with which the tasks of a read or write log in, while they run.
+"""The renewal of the delegation token with which the tasks of a read or write log in, while the tasks run.
 
 A token expires after its period, and the tasks have no password to get another one. So each task has a thread that
-renews the token when half of the period is over, and then again and again. A task that starts later renews it at once,
-even if the task ends before that is done. The brokers write a renewal only if it extends the token's life considerably,
-so that the number of tasks does not matter. A token cannot be renewed beyond its maximum lifetime.
+renews the token when half of the period is over, and then repeatedly. A task that starts later than that renews the
+token at once, even if the task ends before the renewal is done. The brokers store a renewal only if it extends the
+token's life considerably, so the number of tasks does not matter. A token cannot be renewed beyond its maximum
+lifetime.
 """
 
 from __future__ import annotations
@@ -28,8 +29,8 @@ _LOG = logging.getLogger(__name__)
 
 #: The maximum time of one attempt to renew a token.
 _ATTEMPT_S = 10.0
-#: The parts of the remaining time after which a token is renewed again. Tasks differ, so that they do not all try at
-#: the same moment.
+#: The smallest and the largest part of the remaining time after which a task renews the token again. Each task draws a
+#: part between them, so that tasks do not renew at the same moment.
 _EARLIEST, _LATEST = 0.4, 0.5
 #: The part of the period after which a failed attempt is repeated, and the longest time until then.
 _REPEAT, _LONGEST_REPEAT_S = 0.05, 60.0
@@ -67,7 +68,7 @@ def renewing(bootstrap: str, security: ClientSecurity | None, renewal: TokenRene
     """Renew the token in ``security`` until the block ends. If ``renewal`` is None, do nothing.
 
     Raises:
-        BrokerError: SASL_AUTHENTICATION_FAILED of the block, with the reason that the token has ended.
+        BrokerError: SASL_AUTHENTICATION_FAILED, if the block raised it. The new message says that the token has ended.
     """
     if security is None or renewal is None:
         yield

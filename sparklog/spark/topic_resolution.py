@@ -1,7 +1,8 @@
 """The lookup of the topics of a write. Depending on the options, it creates topics or adds missing columns.
 
-Tasks of one write, and other writers, may do this at the same time. If another one has created the topic or column
-first, it is used. The code that creates topics is loaded only on demand, to keep the planning of writes fast.
+Tasks of one write, and other writers, may do this at the same time. If another task or writer has created the topic or
+column first, that topic or column is used. The code that creates topics is loaded only on demand, to keep the planning
+of writes fast.
 """
 
 from __future__ import annotations

@@ -135,8 +135,8 @@ class SourceTopic:
     ) -> dict[TopicPartition, TopicLogEnds]:
         """Return the earliest offsets and readable ends of the logs of ``partitions``.
 
-        ``known`` has offsets that the logs should reach. If a leader returns a lower end, another broker may have
-        replaced it.
+        ``known`` has offsets that the logs should reach. If a leader returns a lower end, another broker may be the
+        leader now, and the lookup is repeated.
 
         Raises:
             BrokerError: UNKNOWN_TOPIC_OR_PARTITION.

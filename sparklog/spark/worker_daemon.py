@@ -19,12 +19,12 @@ A worker whose socket the JVM closes ends without a traceback. Spark closes the 
 minute, and of a worker whose rows are no longer needed, as after a LIMIT. The worker then ends as intended, but its
 final message cannot be sent, and pyspark 4.2 prints a traceback as for a failure.
 
-A fork has its parent's memory but only one of its threads. So no module may start a thread before the fork that it
-needs afterwards. For this reason pyspark's own daemon loads almost no modules. Arrow's jemalloc, which is not the
-allocator in use, would start a thread, and is configured not to. numpy's OpenBLAS starts OMP_NUM_THREADS threads, which
-Spark sets to ``spark.task.cpus``: with 1 it starts none, and it stops additional threads before a fork and starts them
-again on demand. numpy's random generator would continue from the same state in each worker, so workers seed it again;
-Python's own generator does that itself. ``conf/spark-defaults.conf`` names this module.
+A fork has its parent's memory but only one of its threads. So a module that needs a thread after the fork must not
+start the thread before the fork. For this reason pyspark's own daemon loads almost no modules. Arrow's jemalloc, which
+is not the allocator in use, would start a thread, and is configured not to. numpy's OpenBLAS starts OMP_NUM_THREADS
+threads, which Spark sets to ``spark.task.cpus``: with 1 it starts none, and it stops additional threads before a fork
+and starts them again on demand. numpy's random generator would continue from the same state in each worker, so workers
+seed the generator again. Python seeds its own generator after a fork. ``conf/spark-defaults.conf`` names this module.
 """
 
 from __future__ import annotations
@@ -170,9 +170,10 @@ def _draw_other_numbers() -> None:
 
 
 def make_socket_directory() -> None:
-    """Create the directory of Spark's sockets on this host, if it is one that sparklog has named.
+    """Create the directory of Spark's sockets on this host, if it has a name that sparklog chose.
 
-    The driver has named it, and has created it on its own host only. Raises ClusterError if other users can enter it.
+    The driver has chosen the name, and has created the directory only on the driver's host. Raises ClusterError if
+    other users can enter the directory.
     """
     path = Path(os.environ.get(_SOCKET_DIRECTORY, ""))
     if path.name.startswith(PREFIX):

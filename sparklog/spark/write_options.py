@@ -65,11 +65,11 @@ class WriteOptions:
     timeout_s: float = 900.0
     named: NamedWrite | None = None
     new_topic: NewTopic | None = None
-    #: The requested key columns. If None, those of the topic are not checked.
+    #: The requested key columns. If None, the topic's key columns are not checked.
     key_columns: tuple[str, ...] | None = None
     merge_schema: bool = False
     security: ClientSecurity | None = None
-    #: The time after which the token of tasks expires unless they renew it; None means that of the brokers.
+    #: The time after which the token of tasks expires unless they renew it; None means the brokers' default.
     token_lifetime_ms: int | None = None
 
 

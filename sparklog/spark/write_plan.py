@@ -28,7 +28,7 @@ class WritePlan:
     columns: StructType
     routes: Mapping[str, TopicRoute]
     topic_column: str | None
-    #: When tasks renew the token in the options; None if they need not.
+    #: The time from which tasks renew the token in the options; None if tasks need not renew it.
     renewal: TokenRenewal | None = None
 
     def run(self, run_id: str) -> SinkRun:

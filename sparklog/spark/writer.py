@@ -59,9 +59,9 @@ class BatchWriter(DataSourceArrowWriter):
 class StreamWriter(DataSourceStreamArrowWriter):
     """The writer of one micro-batch.
 
-    Spark creates one object for the tasks and another one for the commit, so the two share only the messages of the
-    tasks. The object for the tasks gets their token when Spark pickles it: the constructor must not use the network,
-    because Spark also calls it for the commit.
+    Spark creates one object for the tasks and another one for the commit, so the two objects share only the messages of
+    the tasks. The object for the tasks gets their token when Spark pickles it: the constructor must not use the
+    network, because Spark also calls it for the commit.
     """
 
     def __init__(self, plan: WritePlan) -> None:

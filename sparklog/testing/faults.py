@@ -20,7 +20,7 @@ from sparklog.testing.final_logs import metadata_of
 from sparklog.testing.network import CLIENT, CONTROLLER, ZOOKEEPER, broker_party
 from sparklog.testing.process_cluster import ProcessCluster, wait_until
 
-#: The group of processes of which a fault breaks one. Only one member of a group is broken at a time.
+#: A group of processes. A fault breaks one process of a group. Only one process of a group is broken at a time.
 FaultTarget = Literal["broker", "controller", "zookeeper"]
 Method = Literal["kill", "crash", "pause", "stop"]
 METHODS: tuple[Method, ...] = ("kill", "crash", "pause", "stop")
@@ -31,7 +31,7 @@ _ELECTION_TIMEOUT_S = 60.0
 class Fault:
     """A fault that a test can inject and end: ``apply`` breaks something, and ``heal`` repairs it.
 
-    ``lasts_s`` is the range of its sensible durations.
+    ``lasts_s`` is the range of sensible durations in seconds.
     """
 
     text: str

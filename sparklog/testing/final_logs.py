@@ -22,7 +22,7 @@ _FETCH_BYTES = 8 * 1024 * 1024
 
 
 def metadata_of(cluster: ProcessCluster, topic: str) -> tuple[PartitionMetadata, ...]:
-    """Return a topic's metadata from the broker that knows the newest epochs, out of those that respond.
+    """Return a topic's metadata, from the responding broker that knows the newest epochs.
 
     Raises:
         ClusterError: no broker knows the topic.

@@ -201,8 +201,8 @@ class KafkaReaderClient(ReaderClient):
 class KafkaTransactionClient(WriterClient):
     """A writer of transactions, each with records in several partitions.
 
-    Some transactions are aborted. Sometimes the producer crashes in a transaction. Its successor has the same
-    transactional id, or another one, so that only the timeout ends the transaction.
+    Some transactions are aborted. Sometimes the producer crashes in a transaction. The next producer has the same
+    transactional id, or a new one. If it has a new one, only the timeout ends the open transaction.
     """
 
     def open(self, bootstrap: str, acks: str) -> None:
@@ -342,7 +342,8 @@ class KafkaTransactionClient(WriterClient):
 class KafkaGroupClient(ReaderClient):
     """The members of one group. They join, leave and crash, and one thread runs all of them.
 
-    ``positions`` are the ends of what the group has read. ``settings`` are those of the group's protocol.
+    ``positions`` are the end offsets of the records that the group has read. ``settings`` are the settings of the
+    group's protocol.
     """
 
     def __init__(

@@ -1,9 +1,10 @@
 """A network that tests can partition, made of Linux network namespaces: each party has its own namespace.
 
-One namespace with a bridge is the switch. A veth pair connects each party to the switch. The pair of the clients ends
-in the namespace of this process. All addresses are configured in advance, without ARP. To cut a direction, the sender
-gets an unused hardware address for the receiver, so that the packets are lost silently. (A blackhole route would return
-an error to the sender.) After a cut, TCP retransmits; the longer the cut, the longer this takes.
+One namespace with a bridge is the switch. A veth pair connects each party to the switch. The clients have no namespace
+of their own: their veth pair ends in the namespace of this process. All addresses are configured in advance, without
+ARP. To cut a direction, the sender gets an unused hardware address for the receiver, so that the packets are lost
+silently. (A blackhole route would return an error to the sender.) After a cut, TCP retransmits; the longer the cut, the
+longer this takes.
 
 Only the link in the namespace of this process has a name. The namespaces exist as long as open files and processes
 refer to them. So the kernel removes the namespaces and the link when this process and its children have ended, even

@@ -79,8 +79,8 @@ class BrokerSlot:
         self.zookeeper = ""
         #: The directory with the source code that this broker runs; if empty, the source code of this process.
         self.sources = ""
-        #: Whether the broker gets the cluster secret. A broker with other source code may not know secrets, as release
-        #: 0.1.0.
+        #: Whether the broker gets the cluster secret. Brokers of other releases may not support secrets; release 0.1.0
+        #: does not.
         self.has_secret = True
         self.process: Process | None = None
         #: Whether SIGSTOP has paused the broker: its process exists, but does not respond.
@@ -126,8 +126,8 @@ class ProcessCluster:
     Not thread-safe: use it from one test thread. ``settings`` apply to every broker. Without ``base_dir``, the cluster
     creates a temporary directory, and removes it at the end. All connections use ``network``, which is closed with the
     cluster. ``controller_processes`` starts two controller processes instead of a thread of this process. Without
-    ``with_secret``, the cluster has no secret, and a broker accepts every connection as one of a broker or controller.
-    With ``kafka``, each broker has a listener for Kafka clients, whose addresses are ``kafka_bootstrap``.
+    ``with_secret``, the cluster has no secret, and brokers do not check that a connection from a broker or controller
+    is genuine. With ``kafka``, each broker has a listener for Kafka clients, whose addresses are ``kafka_bootstrap``.
     """
 
     def __init__(
@@ -393,7 +393,7 @@ class ProcessCluster:
         return process.pid
 
     def connect(self, broker_id: int, *, identity: Identity | None = None, **options: Any) -> BlockingConnection:
-        """Open a connection as a client, or with ``identity`` as that broker or controller, with authentication."""
+        """Open a connection as a client. With ``identity``, authenticate as that broker or controller."""
         slot = self.slots[broker_id]
         credentials = Credentials(self.keys, lambda: identity) if identity is not None and self.keys else None
         options = {"security": self.client_security, **options}
@@ -404,7 +404,7 @@ class ProcessCluster:
         return Identity(SenderKind.BROKER, broker_id, self.describe(broker_id).incarnation)
 
     def metadata(self, broker_id: int, *topics: str) -> MetadataReply:
-        """Return the metadata of one broker. Wait for a broker that has not read the users or the ACLs yet."""
+        """Return the metadata that one broker reports. Wait until the broker has read the users and ACLs."""
         found: list[MetadataReply] = []
 
         def replies() -> bool:

@@ -121,7 +121,7 @@ class SecureCluster(ProcessCluster):
     def connect_as(
         self, broker_id: int, identity: Identity | None, files: CertificateFiles | None, **options: Any
     ) -> BlockingConnection:
-        """Open a connection to the listener BROKER, which claims to come from ``identity``.
+        """Open a connection to the listener BROKER. The connection claims to come from ``identity``.
 
         ``files`` is the certificate to present, or None.
         """

@@ -2,7 +2,7 @@
 
 A broker replies to a change when it knows the result itself. The other brokers learn it from the controller at about
 the same time, so a client that asks another broker next may see the state before the change, as in Kafka. Tests that
-change with one client and look with another use this admin client.
+change metadata with one client and read it with another one use this admin client.
 """
 
 from __future__ import annotations

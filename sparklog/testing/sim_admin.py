@@ -1,6 +1,6 @@
 """The operators of a simulated cluster. They create, extend, move and delete topics, and restart brokers cleanly.
 
-Each action makes its random choices with its own generator, and does nothing where it is impossible. The requests are
+Each action makes its random choices with its own generator. An action that is impossible does nothing. The requests are
 written to ZooKeeper, as the admin handlers of a broker do. The checks of these handlers are the production code.
 """
 
@@ -25,7 +25,7 @@ from sparklog.testing.sim_zk import SimZk
 #: The names of the topics in addition to the permanent topic.
 NAMES = ("u", "v")
 MAX_PARTITIONS = 8
-#: The fraction of these topics that allow unclean elections.
+#: The fraction of the topics ``NAMES`` that allow unclean elections.
 UNCLEAN_SHARE = 0.4
 #: The limits of moves in bytes per second; 0 means no limit. A batch has about ten bytes.
 LIMITS = (0, 0, 200, 1000)

@@ -1,8 +1,8 @@
 """A simulated broker process: its start, registration, handling of controller requests, stop and crash.
 
 ``ReplicaPerformer`` performs the effects of the broker's ``Replica`` cores. The replica cores, the metadata cache and
-the producer tables are the production code. A crash ends the process. The log survives completely, or only its flushed
-part does.
+the producer tables are the production code. A crash ends the process. After a crash, either the whole log still exists
+or only its flushed part.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ FETCH_TIMEOUT_MS = 150
 TICK_MS = 40
 CHECKPOINT_MS = 300
 REGISTER_MS = 50
-#: How long a controller's update waits if it is for an incarnation that the broker does not know yet.
+#: The maximum wait of a controller's update that is for an incarnation that the broker does not know yet.
 REGISTRATION_MS = 300
 STOP_MS = 500
 #: The time after which the broker repeats a stop request, or its withdrawal, to ZooKeeper.
@@ -45,7 +45,7 @@ class SimBroker(ReplicaPerformer):
     # --- life ---------------------------------------------------------------------------------------------------
 
     def start(self) -> None:
-        """Start a new process with the data on the disk. It leads no partition before a controller's update."""
+        """Start a new process with the data on the disk. It leads no partition until a controller's update arrives."""
         self.begin()
         self.incarnation = -1
         self.cache = MetadataCache("simulated", {})

@@ -1,6 +1,6 @@
 """The parameters of one run of the simulator.
 
-They suffice to play the run again, even in another process or with fewer actions.
+With the parameters, the run can be played again, even in another process or with fewer actions.
 """
 
 from __future__ import annotations

@@ -69,14 +69,15 @@ class PartitionChecker:
         self.bereft = False
         #: True if an unclean election is allowed by the topic's setting or by a request.
         self.unclean_allowed = False
-        #: ``unclean`` is the number of unclean elections, and ``_line`` the epoch of the last one. Later commits in
-        #: earlier epochs do not count.
+        #: ``unclean`` is the number of unclean elections. ``_line`` is the epoch of the last unclean election; later
+        #: commits in earlier epochs do not count.
         self.unclean = 0
         self._line = NO_EPOCH
         #: Each batch that was ever appended, by base offset and epoch, with base offset and epoch of the batch before
         #: it.
         self._places: dict[_Place, tuple[SimBatch, _Place | None]] = {}
-        #: Called for each committed batch instead of the check of idempotence, if the producers are Kafka's.
+        #: If the producers are Kafka's: the function to call for each committed batch, instead of the check of
+        #: idempotence.
         self.on_commit: Callable[[SimBatch], None] | None = None
         #: By producer id: the epoch and the next sequence after the committed batches.
         self._sequences: dict[int, tuple[int, int]] = {}
@@ -135,7 +136,7 @@ class PartitionChecker:
             self.holds(broker, self.committed_end, "StrongIsr", "cut its log in the ISR")
 
     def forgot(self, broker: int) -> None:
-        """Check that the broker was allowed to delete its log, and remove the log from the checker."""
+        """Check that the broker may delete its log, and remove the log from the checker."""
         self.logs.pop(broker, None)
         self.lost.pop(broker, None)
         if broker in self.isr and self.committed_end:
@@ -144,9 +145,9 @@ class PartitionChecker:
     def spared(self, victim: int, node: VersionedState | None, *, leaving: Collection[int] = ()) -> bool:
         """Return whether enough data remains if ``victim`` loses its page cache or leaves the ISR.
 
-        The ISR, and each ISR that may be written next, must keep a member that has its data. Otherwise the log
-        guarantees nothing. Brokers that are ``leaving`` the ISR do not count. ``node`` is the partition's state in
-        ZooKeeper.
+        Enough data means: the current ISR, and each ISR that may be written next, keeps a member that has not lost its
+        page cache. Without such a member, the log guarantees nothing. Brokers that are ``leaving`` the ISR do not
+        count. ``node`` is the partition's state in ZooKeeper.
         """
         if node is None:
             return True
@@ -166,7 +167,7 @@ class PartitionChecker:
         Consistent reads: every replica has the same records below its high watermark at all times. StrongIsr: every
         member of the ISR has all committed records. A high watermark lower than ``before`` commits nothing, because the
         records below it are committed already. After an unclean election, a log is truncated in several steps. Until
-        the last step, the high watermark may be above the offset at which the log diverges from the new leader's.
+        the last step, the high watermark may be above the offset from which the log differs from the new leader's log.
         """
         log = self.logs[broker]
         if mark > log.log_end_offset:
@@ -215,7 +216,7 @@ class PartitionChecker:
         self._sequences[header.producer_id] = (epoch, expected + header.record_count)
 
     def sequence_refused(self, error: BrokerError, *, unknown: bool) -> None:
-        """Check the refusal of a sequence. ``unknown`` is whether the batch is the first one of a Kafka producer."""
+        """Check the refusal of a sequence. ``unknown`` means that the log does not know the batch's Kafka producer."""
         if unknown and error.code is ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER:
             self.fail("unknown producers begin anywhere", str(error))
 

@@ -1,8 +1,8 @@
 """Clients of the simulated cluster: idempotent producers that retry, and writers that do not.
 
-A producer sends at most five batches from the oldest one without a response on, as ``PartitionQueues`` does. It retries
-them in order until each has a response, and gives up after its delivery timeout. It is then unknown whether the batches
-are in the log, so the producer continues with a new epoch of its producer id, from sequence 0.
+A producer has at most five batches without a response in flight, beginning with the oldest, like ``PartitionQueues``.
+It retries them in order until each has a response, and gives up after its delivery timeout. It is then unknown whether
+the batches are in the log, so the producer continues with a new epoch of its producer id, from sequence 0.
 """
 
 from __future__ import annotations
@@ -73,8 +73,9 @@ class SimProducer:
         self.world = cluster.world
         self.pending: list[Write] = []
         self.acked = 0
-        #: The start time of the last write that this producer gave up. If the log had lost the write before it, in a
-        #: power cut, this is at most the time at which that write was acknowledged.
+        #: The start time (ms) of the last write that this producer gave up. If a write was refused because a power cut
+        #: had removed earlier acknowledged writes from the log, the time of the newest acknowledgement counts if it is
+        #: earlier.
         self.gave_up_ms = -1
         #: The number of the newest acknowledged write, and the time of its response.
         self._newest_acked = (0, -1)

@@ -2,9 +2,9 @@
 
 ``SimCluster(seed).run()`` plays a schedule: processes crash, pause and restart, connections are cut, disks fill up and
 fail, clocks run fast or slow, and operators create, move and delete topics (``sim_faults``, ``sim_admin``). All
-invariants are checked after every step (``sim_checks``). Then the faults stop. Within a time, all ISRs must be full,
-all moves complete, and all acknowledged records on every replica. A violation raises ``SimViolation`` with the seed.
-The same seed always fails in the same way.
+invariants are checked after every step (``sim_checks``). Then the faults stop. By the end of the run, all ISRs must be
+full, all reassignments must be complete, and every replica must have all acknowledged records. A violation raises
+``SimViolation`` with the seed. The same seed always fails in the same way.
 
 ::
 

@@ -3,9 +3,9 @@
 A core decides and returns effects: the actions to perform. The process does in the simulation what
 ``cluster/controller_loop.py``, ``controller_term.py`` and ``effect_performer.py`` do with kazoo and sockets. Several
 processes stand for election. A process that is not elected waits until the controller node is deleted. Instead of
-watches, the process reads all watched nodes (``Levels``) every few milliseconds. A term may end at any time without the
-knowledge of its process: another process is elected and starts from the content of ZooKeeper, and its epoch fences the
-old term.
+watches, the process reads all watched nodes (``Levels``) every few milliseconds. A term may end at any time, and its
+process may not know that: another process is elected and starts from the content of ZooKeeper, and the new epoch fences
+the old term.
 """
 
 from __future__ import annotations

@@ -6,8 +6,8 @@ operation. The process or the machine can also die between any two operations or
 ``restart``). The writes of a failed ``sync`` stay visible until the page cache is lost, and never reach the disk.
 
 After a loss of the page cache, a file has its content at the last ``sync``, and any part of the later writes, in whole
-sectors. A directory entry is as at the last ``sync_directory`` or later; a rename never leaves a file without a name. A
-truncation of a mapped file, which would kill real readers with SIGBUS, raises AssertionError.
+sectors. A directory entry has its state at the last ``sync_directory``, or a later one; a rename never leaves a file
+without a name. A truncation of a mapped file, which would kill real readers with SIGBUS, raises AssertionError.
 """
 
 from __future__ import annotations
@@ -125,9 +125,9 @@ class SimDisk:
         self._faults.append((operation, code))
 
     def die_after(self, changes: int) -> None:
-        """Make the process die in a changing operation, after ``changes`` other ones.
+        """Make the process die in a changing operation, after ``changes`` further changing operations.
 
-        The operation in which the process dies may still write a part.
+        The operation in which the process dies may still write a part of its data.
         """
         self._dies_at = self.changes + changes
 

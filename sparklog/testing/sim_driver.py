@@ -43,7 +43,7 @@ class DrivenCluster(Protocol):
 class Driver:
     """The simulated Spark driver, which supervises brokers. A part of ``SimCluster``.
 
-    While it runs, it causes no simulated events.
+    A running driver causes no simulated events.
     """
 
     def __init__(self, cluster: DrivenCluster, *, lease_type: type[SupervisorLease] = SupervisorLease) -> None:
@@ -79,7 +79,7 @@ class Driver:
         self.world.at(CHECK_MS, self._check)
 
     def come_back(self, left_out: int = -1) -> None:
-        """Start a new driver, which supervises all running brokers except ``left_out`` (-1: all).
+        """Start a new driver, which supervises all running brokers except ``left_out`` (-1: no exception).
 
         If a driver is running already, make it supervise the broker that it has left out so far.
         """

@@ -42,7 +42,7 @@ class PeerBroker(SimProcess):
 class SimProduce(msgspec.Struct, frozen=True, gc=False):
     """A request to append one batch of a client.
 
-    A broker makes a batch without a sequence unique, because the network may duplicate it.
+    If the batch has no sequence, the broker makes its ``body`` unique, because the network may duplicate the request.
     """
 
     body: str
@@ -80,7 +80,7 @@ class Fetching:
 class Asked(msgspec.Struct, frozen=True, gc=False):
     """A follower's fetch that has no response so far.
 
-    ``mark`` is the high watermark that the follower knows. By the fields after ``mark``, the follower recognises the
+    ``mark`` is the high watermark that the follower knows. The follower uses the fields after ``mark`` to recognize the
     response.
     """
 

@@ -127,7 +127,7 @@ class KafkaChecks:
     # --- the end ---------------------------------------------------------------------------------------------------
 
     def settled(self, checker: PartitionChecker) -> None:
-        """Check, after the faults and the last transactions, that each one has ended with the outcome of its client."""
+        """Check, after the last transactions, that each one ended with the outcome that its client received."""
         for (partition, producer_id), producer in self._producers.items():
             if partition == checker.name and producer.opened:
                 checker.fail("transactions end", f"{producer.transaction} of producer {producer_id} is open")
@@ -138,7 +138,7 @@ class KafkaChecks:
 
     @property
     def counts(self) -> dict[str, int]:
-        """Return the number of transactions that ended in partitions, and of those that clients know."""
+        """Return the number of transactions that ended in partitions, and the number of outcomes that clients know."""
         commits = sum(self._learned.values())
         return {
             "kafka batches": len(self._bodies),

@@ -46,11 +46,12 @@ DELIVERY_MS = 1500
 TRANSACTION_TIMEOUT_MS = 3000
 #: How long EndTxn waits for markers.
 MARKERS_MS = 50
-#: No copy of a message is as late as this. Brokers may forget a producer that has sent nothing for this time.
+#: The time after which brokers may forget a producer that has sent nothing. It is longer than the delay of any copy of
+#: a message.
 FORGET_MS = 5000
-#: The share of batches that are sent again, perhaps to another leader, and the longest delay of that.
+#: The share of batches that are sent again, perhaps to another leader, and the longest delay of the second copy.
 REPEATED, LATE_MS = 0.3, 1500
-#: The numbers of batches of a burst, which a client sends before the first response.
+#: The possible numbers of batches in a burst. A client sends a burst before the first response.
 BURSTS = (1, 1, 1, 2, 3)
 
 _RETRIED = frozenset({"CONCURRENT_TRANSACTIONS", "COORDINATOR_NOT_AVAILABLE", "COORDINATOR_LOAD_IN_PROGRESS",
@@ -103,7 +104,7 @@ class KafkaClients:
         checker.on_commit = partial(self.checks.committed, checker)
 
     def stop(self) -> None:
-        """Begin no more transactions. A last producer of each transactional id ends the one that may be open."""
+        """Begin no more transactions. A last producer of each transactional id ends a transaction that is open."""
         self.stopped = True
 
     # --- tasks -----------------------------------------------------------------------------------------------------
@@ -284,7 +285,7 @@ class KafkaIdempotent(_Producer):
 
 
 class KafkaTransactional(_Producer):
-    """One life of a transactional producer. ``raises`` is whether it has transaction.version 2."""
+    """A transactional producer, from its start to its end. ``raises`` is whether it uses transaction.version 2."""
 
     def __init__(self, clients: KafkaClients, key: str, name: str, *, raises: bool) -> None:
         super().__init__(clients, key, name)

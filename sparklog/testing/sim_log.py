@@ -45,7 +45,7 @@ class Sequenced(NamedTuple):
 
 
 NOT_IDEMPOTENT = Sequenced(NO_PRODUCER, -1, -1)
-#: A marker. It has no records, but an offset.
+#: The sequence of a marker. A marker has an offset, but no records.
 A_MARKER = Sequenced(NO_PRODUCER, -1, -1, int(Flag.CONTROL))
 _TP = TopicPartition("simulated", 0)
 
@@ -55,7 +55,8 @@ class SimLog:
 
     def __init__(self, start_offset: int = 0) -> None:
         self.log_start_offset = start_offset
-        #: Only a restart moves the log start, or a truncation below a log start that a test has raised.
+        #: The first offset of the first segment. It changes only in a restart, or in a truncation below a log start
+        #: that a test has raised.
         self.first_segment_offset = start_offset
         self.log_end_offset = start_offset
         #: The leader epoch of the last batch.

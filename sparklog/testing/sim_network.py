@@ -1,8 +1,8 @@
 """The simulated clock and network: one queue of events, and one seed for all random choices.
 
-A separate random generator (``salt``) decides about the delay and loss of messages, so that the same schedule of faults
-can be played with other delays and losses. Every later event goes through ``put``. So the same seed always has the same
-run and the same trace.
+A separate random generator (``salt``) decides the delay and loss of messages, so that the same schedule of faults can
+be played with other delays and losses. Every later event goes through ``put``. So the same seed always has the same run
+and the same trace.
 """
 
 from __future__ import annotations
@@ -42,7 +42,8 @@ class NetworkFaults:
 
 
 FINE = NetworkFaults(loss=0.0, duplicate=0.0, slow=0.0)
-#: A seed chooses one of these, because some faults hide the effects of others. Source: "Swarm Testing" (Groce et al.).
+#: The fault settings of which a seed chooses one. They differ, because some faults hide the effects of others. Source:
+#: "Swarm Testing" (Groce et al.).
 WEATHERS = (
     NetworkFaults(),
     NetworkFaults(loss=0.0, duplicate=0.0, slow=0.02),
@@ -58,7 +59,7 @@ class ProcessEnded(Exception):
 
 
 class Actor(Protocol):
-    """The part of a simulated process by which the network decides whether an action of the process still runs."""
+    """The part of a simulated process that the network checks before it runs an action of the process."""
 
     alive: bool
     #: A number that each start and each end of the process increases.

@@ -101,7 +101,7 @@ class SimPartition:
             raise BrokerError(ErrorCode.NOT_LEADER_OR_FOLLOWER, f"{self.tp}: broker {self.broker.broker_id}")
 
     def append(self, produce: SimProduce) -> None:
-        """Append a batch of the broker itself after the present step, if the replica still leads in this epoch."""
+        """Append a batch of the broker itself after the current step, if the replica still leads in this epoch."""
         epoch, on_result = self.replica.leader_epoch, produce.on_result
         assert on_result is not None
 
@@ -440,7 +440,8 @@ class TransactionBroker(SimBroker):
     def write_marker(self, marker: TransactionMarker, leader_epoch: int, reply: OnResult) -> None:
         """Write a marker. ``leader_epoch`` is the one that the sender knew.
 
-        A late copy from an earlier term of this leader is dropped: ADR 31 names this case as the one that remains.
+        A marker from an earlier term of this leader is dropped, because the simulation does not cover late copies of
+        markers across terms (ADR 31, "What remains").
         """
         tp = TopicPartition(marker.topic, marker.partition)
         partition = self.partitions.get(tp)

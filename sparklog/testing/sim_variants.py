@@ -77,7 +77,7 @@ class NoFenceReplica(Replica):
 
 
 class AnyOrderReplica(Replica):
-    """A replica that obeys the decision of the controller that arrived last, even if it is not the newest."""
+    """A replica that obeys the controller's decision that arrived last, even if this decision is not the newest."""
 
     def _decided(self, event: ev.Decided, now_ms: int) -> list[fx.Effect]:
         if event.version != self.version:
@@ -354,7 +354,7 @@ class VotingOutController(CoreController):
 class ImpatientLease(SupervisorLease):
     """A lease by which a broker without a supervisor (an orphan) stops too early.
 
-    It should first ask the controller to move its leaderships.
+    The broker should first ask the controller to move its leaderships.
     """
 
     def check(self, now_ms: int) -> OrphanStep:
@@ -365,7 +365,7 @@ class ImpatientLease(SupervisorLease):
 class ForsakenLease(SupervisorLease):
     """A lease by which a broker without a supervisor (an orphan) gives up its leaderships too early.
 
-    It may do this only if a live driver runs and does not supervise it.
+    The broker may do this only if a live driver runs and does not supervise the broker.
     """
 
     def left_out(self, generation: LeaseName | None) -> bool:
@@ -373,7 +373,7 @@ class ForsakenLease(SupervisorLease):
 
 
 def done_too_early(move: Reassignment, isr: Collection[int], min_isr: int) -> bool:
-    """Return whether the other replicas may leave the ISR: here, before the target is completely in sync."""
+    """Return whether replicas outside the target may leave the ISR: here too early, with one target replica in sync."""
     return bool(set(move.target).intersection(isr))
 
 
