@@ -129,7 +129,7 @@ class ClusterDriver:
             raise
 
     def start_brokers(self, context: SparkContext, *, given_up: Callable[[], bool] = never) -> GenerationReport | None:
-        """Start the brokers, or take over running ones, and wait until all of them serve.
+        """Start the brokers, or take over running brokers, and wait until all brokers serve.
 
         Return None if ``given_up`` returns true meanwhile.
 
@@ -240,8 +240,9 @@ class ClusterDriver:
 
         If another driver has taken over the cluster, stop only the threads and the registration of this driver.
 
-        Return a message for the user about what keeps running and why, or an empty string. A later call does not retry,
-        because another driver may manage these processes by then. It returns the same message until they have ended.
+        Return a message for the user about what keeps running and why, or an empty string. A later call does not retry
+        the stop, because another driver may manage the remaining processes at that time. It returns the same message
+        until these processes have ended.
         """
         if self._left:
             self._left = self._left if self._runs_on() else ""

@@ -35,7 +35,7 @@ class BrokerStatus(msgspec.Struct, frozen=True):
     broker_id: int = -1
     incarnation: int = -1
     pid: int = -1
-    #: The broker's main address, the one of the first listener for clients. Release 0.1.0 does not report its host.
+    #: The host and port of the broker's first listener for clients. Brokers of release 0.1.0 do not report the host.
     host: str = ""
     port: int = -1
     #: The addresses for Kafka clients, separated by commas.
@@ -125,8 +125,8 @@ class ControlLink:
     def hung_after_s(self) -> float:
         """Return the number of seconds without a response after which the broker counts as hung.
 
-        This is over twice ZooKeeper's session time-out. By then other brokers lead its partitions, and the broker's own
-        watchdog has failed.
+        This is over twice ZooKeeper's session time-out. After this time other brokers lead the partitions of the
+        broker, and the broker's own watchdog has failed.
         """
         return 2 * self._spec.session_timeout_ms / 1000 + 2
 

@@ -1,8 +1,8 @@
-"""The controller's thread: it takes part in elections and serves one term after the other.
+"""The controller's thread: it takes part in elections and serves the terms that it wins.
 
-The process that creates the ephemeral node ``/controller`` is the active controller. All others stand by until the node
-disappears. After its session has expired, a controller takes part in elections again: a driver that was only suspended
-must not leave the cluster without a controller.
+The process that creates the ephemeral node ``/controller`` is the active controller. All other controllers stand by
+until the node disappears. After its session has expired, a controller takes part in elections again: a driver that was
+only suspended must not leave the cluster without a controller.
 """
 
 from __future__ import annotations

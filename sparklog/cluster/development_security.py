@@ -137,7 +137,7 @@ class DevelopmentSecurity:
         self._issue(Subject(enrolment.NAME, self._hosts, "broker", cluster_id))
 
     async def make_admin(self, zookeeper: str, *, keys: KeyRing, security: ZooKeeperSecurity) -> None:
-        """Store credentials for the user ``admin`` in ZooKeeper, unless the stored ones match the password file.
+        """Store credentials for the user ``admin`` in ZooKeeper, unless the stored credentials match the password file.
 
         Raises:
             ConfigError: the password file is empty.

@@ -6,7 +6,7 @@ start time, boot), and ZooKeeper's ``srvr`` command checks it. A lock protects t
 servers in one directory. An ensemble is not supported: set ``zookeeper.connect`` to use an existing one.
 
 With TLS the server has no port without TLS, and accepts only clients with a certificate that a trusted authority has
-signed. The server's files are PEM files: those that ``zoo.cfg`` names, or else those of the clients.
+signed. The server's files are PEM files: the files that ``zoo.cfg`` names, or else the files of the clients.
 """
 
 from __future__ import annotations

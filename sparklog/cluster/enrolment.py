@@ -4,7 +4,7 @@ Spark carries the messages in both directions, over a channel that it authentica
 
 1. A barrier task that finds no current certificate on its host makes a key there, and ends with a signing request. All
    tasks of the generation end with it. Running brokers keep running.
-2. The driver checks that the requested names are those of the executors' hosts, and signs.
+2. The driver checks that the requested names are names of the executors' hosts, and signs.
 3. The tasks of the next generation receive the certificates with their closure, and write them beside the keys.
 
 A private key never leaves its host. ``spark_access`` checks the channel before the first generation. None of this needs
@@ -53,8 +53,8 @@ class _Ending(msgspec.Struct, frozen=True):
 def enrol(enrolment: Enrolment, host: str) -> str:
     """Install the certificate that the driver has signed for this host. Call this in a task, on the host.
 
-    Return an empty string if the host has a current certificate, and otherwise the result of the task, which has a
-    signing request or the reason why there is none.
+    Return an empty string if the host has a current certificate. Otherwise return the result with which the task must
+    end: it contains a signing request, or the reason why the host could not make a request.
     """
     try:
         request = _request(enrolment, host)

@@ -43,7 +43,7 @@ class PartitionStateIo:
     # --- writes ----------------------------------------------------------------------------------------------------
 
     def write(self, effect: WriteStates) -> None:
-        """Begin to write states, after those of earlier calls. Pass the outcomes to the ``Controller`` later."""
+        """Queue writes of states after the writes of earlier calls. Later pass the outcomes to the ``Controller``."""
         is_new = not self._to_write
         self._to_write.extend(effect.writes)
         if is_new:

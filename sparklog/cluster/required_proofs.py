@@ -1,8 +1,9 @@
 """The mark in ZooKeeper after which every broker must prove that it knows the cluster's secret.
 
-Running brokers of release 0.1.0 take part without a proof. When all live brokers, and all absent ones that have
-replicas, have registered with a proof, the controller sets the mark. It is never removed. From then on the controller
-ignores registrations without a proof: such a broker leads no partition, and other brokers do not learn of it.
+Running brokers of release 0.1.0 take part without a proof. When all live brokers, and all absent brokers that have
+replicas, have registered with a proof, the controller sets the mark. No process removes the mark. From then on the
+controller ignores registrations without a proof: a broker without a proof leads no partition, and other brokers do not
+receive its address.
 
 In a cluster whose brokers have TLS certificates, the mark has no meaning. The controller ignores every broker that does
 not have the listener for brokers, because only certificates count there.
@@ -53,7 +54,7 @@ class RequiredProofs:
             self.required = await self._session.exists(paths.PROOF_REQUIRED)
 
     def admitted(self, brokers: Iterable[BrokerRegistration]) -> tuple[BrokerRegistration, ...]:
-        """Return the registrations that the controller accepts, and log the others."""
+        """Return the registrations that the controller accepts, and log the registrations that it ignores."""
         if not self.required:
             return tuple(brokers)
         counted = []

@@ -63,10 +63,10 @@ class Share(msgspec.Struct, frozen=True):
 def share_slots(surveys: Sequence[HostSurvey], *, brokers: int, per_task: int) -> dict[int, Share]:
     """Assign log directories to tasks. The result does not depend on the order of ``surveys``.
 
-    Directories that have a broker come first: live brokers before others, lower ids before higher ones. So a running
-    broker keeps a supervisor, and a broker with data restarts before a new one is created. A task may get more than
-    ``per_task`` of these directories, because there may be fewer executors than before. New directories are then
-    assigned, the least loaded task first, until tasks have ``per_task`` directories.
+    Directories that have a broker come first: live brokers before stopped brokers, then lower ids before higher ids. So
+    a running broker keeps a supervisor, and a broker with data restarts before a new one is created. A task may get
+    more than ``per_task`` of these directories, because there may be fewer executors than before. New directories are
+    then assigned, the least loaded task first, until tasks have ``per_task`` directories.
     """
     hosts: dict[str, list[HostSurvey]] = defaultdict(list)
     for survey in sorted(surveys, key=lambda survey: survey.task):
@@ -101,7 +101,7 @@ def _least_loaded(tasks: Sequence[HostSurvey], load: dict[int, list[FoundSlot]])
 
 
 def candidates(spec: GenerationSpec) -> tuple[list[Path], list[Path]]:
-    """Return two lists of log directories of this host: those that exist, and those that could be created."""
+    """Return the existing log directories of this host, and the paths of log directories that a task could create."""
     if spec.log_dirs:
         paths = [Path(path) for path in spec.log_dirs]
         return [path for path in paths if path.is_dir()], [path for path in paths if not path.is_dir()]

@@ -37,7 +37,7 @@ _FORCE = "pass --force to do it anyway"
 async def secure(connect: str, security: ZooKeeperSecurity, *, force: bool, progress: Progress) -> TreeCount:
     """Restrict a cluster's nodes in the operator's ZooKeeper by ACLs to sessions with the credentials of ``security``.
 
-    If ``force`` is false, refuse to do so while a process of the cluster runs without ``zookeeper.set.acl``.
+    If ``force`` is false, refuse the change while a process of the cluster runs without ``zookeeper.set.acl``.
 
     Raises:
         ConfigError: ``security`` has no credentials, or the ZooKeeper is a cluster's embedded one.
@@ -70,7 +70,7 @@ async def unsecure(
 ) -> TreeCount:
     """Remove the ACLs of a cluster's nodes in the operator's ZooKeeper, so that every session may change them.
 
-    Nodes with secrets stay restricted unless ``with_secrets`` is true. If ``force`` is false, refuse to do so while a
+    Nodes with secrets stay restricted unless ``with_secrets`` is true. If ``force`` is false, refuse the change while a
     process of the cluster runs with ``zookeeper.set.acl``.
 
     Raises:
@@ -91,7 +91,7 @@ async def secure_embedded(
 ) -> TreeCount:
     """Restrict a cluster's nodes in its embedded ZooKeeper by ACLs to sessions with the cluster's secret.
 
-    If ``force`` is false, refuse to do so while brokers without the secret run.
+    If ``force`` is false, refuse the change while brokers without the secret run.
 
     Raises:
         ClusterError: brokers would lose access, or another secret protects the nodes.

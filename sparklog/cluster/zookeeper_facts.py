@@ -127,7 +127,7 @@ class ZookeeperFacts:
         self._start(paths.ISR_CHANGES, self._read_isr_changes, "ISR changes")
 
     def close(self) -> None:
-        """End the watches. The tasks of this object end with those of the ``CoreRunner``."""
+        """End the watches. The ``CoreRunner`` ends the tasks of this object."""
         for unwatch in self._unwatch:
             unwatch()
 

@@ -37,7 +37,7 @@ class ZookeeperSupervisor:
 
     @property
     def server(self) -> EmbeddedZookeeper:
-        """Return the server that runs now. Between two servers, return the one that has ended."""
+        """Return the running server. Between the end of a server and its restart, return the ended server."""
         return self._server
 
     def stop(self) -> None:

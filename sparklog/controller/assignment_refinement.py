@@ -4,10 +4,10 @@
 replicas transfer some to brokers with the fewest, until no transfer makes the placement more even. No transfer puts
 more replicas of one partition on the same host or rack.
 
-The balance of the topic comes first, then the balance of all topics together. For the latter, transfers make two counts
-per broker more even: the replicas that the broker holds, and the replicas that it follows (holds without leading them).
-The first count alone is not enough. A broker that holds the most replicas and leads the fewest partitions will get a
-leadership of the next topic, and with it one more replica.
+The balance of the topic comes first, then the balance of all topics together. To balance all topics, transfers make two
+counts per broker more even: the replicas that the broker holds, and the replicas that it follows (holds without leading
+them). The first count alone is not enough. A broker that holds the most replicas and leads the fewest partitions will
+get a leadership of the next topic, and with it one more replica.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ class AssignmentRefinement:
         ``replicas`` has the brokers of each new partition, its leader first. ``apart`` returns, in order, the brokers
         that may get one more replica of a partition that has replicas on a given set of brokers. The lists have one
         number per broker. ``led`` and ``held`` count the partitions of the topic that the broker leads and holds.
-        ``all_led`` and ``all_held`` count those of all topics, including the new ones.
+        ``all_led`` and ``all_held`` count the partitions of all topics, including the new partitions.
         """
         self._replicas = replicas
         self._apart = apart
@@ -56,7 +56,7 @@ class AssignmentRefinement:
         self._held = held
         self._all_led = all_led
         self._all_held = all_held
-        #: The partitions that each broker leads, and those that it follows. They are dicts because dicts keep their
+        #: The partitions that each broker leads, and the partitions that it follows, in dicts because a dict keeps its
         #: order.
         self._leading: list[dict[int, None]] = [{} for _ in held]
         self._following: list[dict[int, None]] = [{} for _ in held]

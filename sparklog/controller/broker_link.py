@@ -237,7 +237,7 @@ class BrokerLink:
         self._end_flight()
 
     def on_partial_response(self, again: list[ClusterPartition], now_ms: int) -> None:
-        """Record that the broker accepted the update except the states of the partitions ``again``, and queue these."""
+        """Record that the broker accepted the update except the states of ``again``, and queue these states."""
         self._end_flight()
         self.partitions_changed(again)
         for partition in again:

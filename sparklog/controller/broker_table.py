@@ -1,4 +1,4 @@
-"""The table of brokers: live ones, stopping ones, and ones that have disappeared but do not count as failed yet.
+"""The table of brokers: live, stopping and held. A held broker has disappeared but does not count as failed yet.
 
 The objects of this module are not thread-safe: they are parts of ``Controller``. A registration that disappears means a
 dead broker, except if many disappear together or if this process had lost ZooKeeper itself. Then ZooKeeper, or the
@@ -51,7 +51,7 @@ class BrokerTable:
         self._vanished_at: dict[int, int] = {}
         #: Every broker that disappears before this time is held.
         self._cautious_until_ms = 0
-        #: Whether the term started without brokers and none has registered yet.
+        #: Whether the term started without brokers and no broker has registered yet.
         self._awaits_first = False
 
     @property
@@ -77,7 +77,7 @@ class BrokerTable:
 
     @property
     def held(self) -> list[BrokerRegistration]:
-        """Return the last registrations of the held brokers, in order of id, as far as they are known."""
+        """Return the known last registrations of the held brokers, in order of id."""
         found = [registration for registration, _ in self._held.values() if registration is not None]
         return sorted(found, key=lambda registration: registration.broker_id)
 

@@ -85,7 +85,7 @@ class ClusterPartition:
 
     @property
     def unfit(self) -> set[int]:
-        """Return the brokers whose replicas must not lead: untrusted ones, and those that cannot open their logs."""
+        """Return the brokers whose replicas must not lead: untrusted brokers, and brokers that cannot open the log."""
         return self.suspects | self.broken
 
     def decision(self, stored: VersionedState | None) -> PartitionDecision:

@@ -5,7 +5,8 @@ updates the known state and marks the partitions that it may concern. The contro
 partition again (``election.decide``) and requests a write if the stored state has to change. If a write fails because
 the node has another version, the result contains the node's state, and the controller evaluates the partition again. So
 no special code handles a conflict, a lost response or a new controller. One step evaluates at most 2,000 partitions.
-The next step is due at once and evaluates the others, so a topic with many partitions does not block the event loop.
+The next step is due at once and evaluates further partitions, so a topic with many partitions does not block the event
+loop.
 
 Invariants: the controller sends a state to brokers only after the state is durable. At most one write per partition and
 one update per broker are in flight. The controller requests nothing while ZooKeeper is unreachable or after the term
@@ -159,7 +160,7 @@ class Controller:
 
     @property
     def deadline_ms(self) -> int | None:
-        """Return the time at which the caller must pass ``ControllerTicked`` to ``step`` at the latest, or None."""
+        """Return the latest time for the next ``ControllerTicked``, or None if the controller waits for no time."""
         if not self._states.connected or self.resigned:
             return None
         if self._states.any_marked:

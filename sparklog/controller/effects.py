@@ -142,7 +142,7 @@ class RaiseCounters:
 
 @dataclass(frozen=True, slots=True)
 class Resign:
-    """A command to end the controller's term and to perform no further effect of it. ``detail`` is the reason."""
+    """A command to end the controller's term and to perform no further effect. ``detail`` is the reason."""
 
     detail: str
 

@@ -78,8 +78,8 @@ def decide(
     """Return the next state of a partition, or None if the stored state needs no change.
 
     The replicas of ``suspects`` may have lost the ends of their logs, and ``broken`` brokers cannot open their
-    replicas. Only an unclean election may choose one of these. An unclean election chooses a replica that is still
-    ``copying`` the log only if every other candidate is broken.
+    replicas. Only an unclean election may choose a suspect or broken replica. An unclean election chooses a replica
+    that is still ``copying`` the log only if every other candidate is broken.
     """
     live, held, stopping, _ = liveness
     if stored is None:

@@ -1,12 +1,12 @@
-"""The order in which brokers learn that a stopping leader has a successor: successor, others, old leader.
+"""The order in which brokers learn that a stopping leader has a successor: successor, other brokers, old leader.
 
-- The others receive the new state after the successor has it. Otherwise they would send requests before the successor
+- The other brokers receive the new state after the successor. Otherwise they would send requests before the successor
   knows that it leads: it would refuse thousands of fetches and have less time to process the update.
 - The old leader receives the new state last. Until then it accepts records, and when producers switch to the successor,
   the successor is ready. If the old leader received the state first, it would refuse records while no other broker
   leads, and followers would receive errors.
 
-A broker that does not respond delays the others by at most ``_PATIENCE_MS``. The objects of this module are not
+A broker that does not respond delays the next brokers by at most ``_PATIENCE_MS``. The objects of this module are not
 thread-safe: they are parts of ``Outbox``.
 """
 
@@ -20,9 +20,9 @@ from sparklog.controller.broker_link import BrokerLink
 from sparklog.controller.cluster_state import ClusterPartition
 from sparklog.model import LeaderAndIsr
 
-#: The time after which all brokers receive a new state, even if earlier ones have not responded. It is long for two
-#: reasons: requests that a slow successor must refuse make it slower, and a broker in the ISR that hangs delays the
-#: partition in any case. Brokers outside the ISR are not waited for.
+#: The time after which all brokers receive a new state, even if the brokers before them have not responded. It is long
+#: for two reasons: requests that a slow successor must refuse make it slower, and a broker in the ISR that hangs delays
+#: the partition in any case. Brokers outside the ISR are not waited for.
 _PATIENCE_MS = 1000
 
 

@@ -167,7 +167,7 @@ class PartitionStates:
         self._outbox.partitions_changed(changed)
 
     def on_reported(self, event: StatesReported, now_ms: int) -> None:
-        """Store the reported states that are newer than the known ones.
+        """Store the reported states that are newer than the known states.
 
         A report does not show later writes. If a read of a partition is in flight, the controller therefore still waits
         for it.

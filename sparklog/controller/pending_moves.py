@@ -2,8 +2,8 @@
 
 The objects of this module are not thread-safe: they are parts of ``Controller``. While a leadership moves, its
 partition may accept no writes for a short time. If thousands moved at once, the brokers' event loops would take long to
-process the updates, and each partition would wait for the others. So only as many moves are in flight as brokers handle
-quickly. The next moves start when half of the earlier ones have reached the brokers, so that ZooKeeper always has
+process the updates, and each partition would wait for all moves. So only as many moves are in flight as brokers handle
+quickly. The next moves start when half of the earlier moves have reached the brokers, so that ZooKeeper always has
 writes to perform. No move waits for a broker that does not respond.
 """
 

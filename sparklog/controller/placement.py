@@ -28,7 +28,7 @@ TopicAssignment = tuple[tuple[int, ...], ...]
 class Placement(NamedTuple):
     """An assignment of replicas to brokers.
 
-    ``warning`` describes a weakness of it, such as replicas on the same host, or is empty.
+    ``warning`` describes a weakness of the assignment, such as replicas on the same host, or is empty.
     """
 
     assignment: TopicAssignment

@@ -1,9 +1,9 @@
 """The rebuild of ZooKeeper's lost data from the logs in the brokers' directories.
 
-The module is pure. The next leader of each partition is the broker with the longest log: the highest last leader epoch
-and, among those, the greatest log end offset. This log has every committed record of all given directories. At first
-this broker is the partition's only in-sync replica; the others join the ISR as they catch up. Every epoch and id starts
-above the highest one that any directory has seen.
+The module is pure. The next leader of each partition is the broker with the longest log: the log with the highest last
+leader epoch and, among logs with this epoch, the greatest log end offset. This log has every committed record of all
+given directories. At first this broker is the partition's only in-sync replica; the other replicas join the ISR as they
+catch up. Every epoch and id starts above the highest one that any directory has seen.
 
 Directories that are not given cannot be considered. For each partition with fewer logs than replicas the result has a
 finding, because the missing logs may have more records.
@@ -105,8 +105,8 @@ def rebuild_topics(
 
     ``logs`` has all logs of the brokers in ``asked``.
 
-    If several topics have the same name, only the latest is rebuilt. Brokers will move the logs of the others aside. A
-    message about these logs is added to ``findings``.
+    If several topics have the same name, rebuild only the latest topic. Brokers will move the logs of the earlier
+    topics aside. Add a message about these logs to ``findings``.
     """
     newest: dict[str, TopicNote] = {}
     for note in notes:

@@ -1,7 +1,7 @@
 """The handling of refused truncations: a follower holds committed records that its leader lacks.
 
-A refusal proves that the leader lost its log, or has an old copy of it, and did not notice. The controller elects the
-replica that refuses if its log is sound. If another replica then refuses to truncate for this new leader, the logs
+A refusal proves that the leader lost its log, or has an old copy of its log, and did not notice. The controller elects
+the replica that refuses if its log is sound. If another replica then refuses to truncate for this new leader, the logs
 contradict each other: the partition is disputed, and no replica leads it before an operator decides. A second replica
 with a higher high watermark is no contradiction: it is elected next. The high watermark rises each time, so the
 elections end. The objects of this module are not thread-safe: they are parts of ``Controller``.
@@ -46,7 +46,7 @@ class RefusedTruncations:
         self._by_partition.pop(partition, None)
 
     def settle(self, partition: ClusterPartition, liveness: election.IsrLiveness) -> SettledRefusal | None:
-        """Return the decision that is needed if a replica refuses to truncate for the current leader, or None."""
+        """Return the decision about refusals to truncate for the current leader, or None if no replica refuses."""
         stored, refusals = partition.stored, self._by_partition.get(partition)
         if stored is None or not refusals or stored.state.leader == NO_LEADER:
             return None

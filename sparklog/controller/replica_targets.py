@@ -35,7 +35,7 @@ class ReplicaTargets:
     def of(self, tp: TopicPartition, replicas: Sequence[int], replication_factor: int) -> tuple[int, ...]:
         """Return the target replicas of one partition.
 
-        They equal ``replicas`` if none of these has to move and their number is ``replication_factor``.
+        The targets equal ``replicas`` if no replica has to move and ``replicas`` has ``replication_factor`` brokers.
 
         Raises:
             BrokerError: INVALID_REPLICATION_FACTOR, because ``replication_factor`` is below 1 or there are not enough

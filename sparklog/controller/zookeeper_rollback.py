@@ -2,9 +2,9 @@
 
 The module does no I/O. A broker registers with the highest controller epoch and producer ids that its log directory has
 seen. If this epoch is above the current one, or if another controller had the current epoch, then ZooKeeper once had
-newer data than it has now. The controller then raises the epoch and the producer ids well above those that brokers have
-seen, and its term ends. The next controller starts above them. If an epoch is implausibly high, the controller ignores
-the broker and reports what to do.
+newer data than it has now. The controller then raises the epoch and the producer ids well above the values that brokers
+have seen, and its term ends. The next controller starts above them. If an epoch is implausibly high, the controller
+ignores the broker and reports what to do.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ MOST_RAISED = 1_000_000
 class Judged(NamedTuple):
     """The result of a check of registrations. ``believed`` has the registrations that the controller accepts.
 
-    ``raise_counters`` is set if one of these brokers has seen a newer controller epoch than ZooKeeper has now.
+    ``raise_counters`` is set if an accepted broker has seen a newer controller epoch than ZooKeeper has now.
     """
 
     believed: tuple[BrokerRegistration, ...]

@@ -5,12 +5,12 @@ It is a pure function.
 - Even: the partition counts of two members with the same topics differ by at most one. If members read different
   topics, no move of a single partition to another subscriber would make the counts more even.
 - Sticky: within the first rule, a member keeps as many of its partitions as possible.
-- Near: when a member can keep or get only some of several partitions, those with a replica in its rack are preferred.
-  Racks never override the other two rules.
+- Near: when a member can keep or get only some of several partitions, it preferably gets the partitions with a replica
+  in its rack. Racks never override the other two rules.
 
-The first step computes how many partitions each member gets, the second step which ones. The time grows with the
-numbers of partitions, members and different subscriptions. Source: KIP-848, server-side assignors; the algorithm is
-sparklog's own.
+The first step computes the number of partitions of each member, and the second step chooses the partitions. The time
+grows with the numbers of partitions, members and different subscriptions. Source: KIP-848, server-side assignors; the
+algorithm is sparklog's own.
 """
 
 from __future__ import annotations

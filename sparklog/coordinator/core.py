@@ -107,7 +107,7 @@ class CoordinatorCore(ABC, Generic[_Entry, Draft]):
 
     @property
     def deadline_ms(self) -> int | None:
-        """Return the time at which the caller must pass ``CoordinatorTicked`` to ``step`` at the latest, or None."""
+        """Return the latest time for the next ``CoordinatorTicked``, or None if the coordinator waits for no time."""
         times = [self._next_tick_ms] if self._watches() or self._rewrite is not None else []
         if self._entries:
             times.append(self._next_expiry_ms)

@@ -109,8 +109,8 @@ class AbortRequested:
 class KafkaInitRequested:
     """Kafka's InitProducerId request: a Kafka producer takes the transactional id, or raises its own epoch.
 
-    ``producer_id`` and ``producer_epoch`` are -1, or those that the producer has (KIP-360). ``fresh_id`` is an unused
-    producer id.
+    ``producer_id`` and ``producer_epoch`` are the current id and epoch of the producer (KIP-360), or -1 for a producer
+    without an id. ``fresh_id`` is an unused producer id.
     """
 
     ticket: int

@@ -175,7 +175,7 @@ def holds(group: str, state: State, member_id: str, partitions: Iterable[tuple[s
 
 
 def held(group: str, state: State, member_id: str, partitions: Iterable[tuple[str, int]]) -> Set[tuple[str, int]]:
-    """Return those of ``partitions`` whose offsets ``member_id`` may not fetch now.
+    """Return the ``partitions`` whose offsets ``member_id`` may not fetch now.
 
     An open transaction may still commit newer offsets of these partitions (see ``holds``).
     """

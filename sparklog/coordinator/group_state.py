@@ -75,7 +75,7 @@ class Group:
     #: The group's name.
     key: str
     membership: Membership
-    #: The members of a classic group. It is None unless the group is one.
+    #: The state machine of a classic group, or None for any other group.
     classic: ClassicGroup | None = None
     #: Whether an append with the classic group's state was refused, and the group does not know it yet.
     store_refused: bool = False

@@ -1,8 +1,8 @@
 """The group coordinator of one partition: the members of groups and their committed offsets.
 
-The module is pure: events in, effects out. ``membership`` decides about members, ``classic_groups`` about those of
-classic groups, and ``group_offsets`` about offsets. This module writes their changes in one append, and sends the
-responses after the commit.
+The module is pure: events in, effects out. ``membership`` decides about members of KIP-848 groups, ``classic_groups``
+about members of classic groups, and ``group_offsets`` about offsets. This module writes their changes in one append,
+and sends the responses after the commit.
 
 A group with members is a classic group or one of KIP-848, never both. A group without members may become either. When
 the protocol of a group changes, the new epoch or generation continues from the old number.
@@ -227,7 +227,7 @@ class Groups(CoordinatorCore[Group, GroupDraft]):
         return group_offsets.holds(group, self._state(group), member_id, partitions)
 
     def held(self, group: str, member_id: str, partitions: Iterable[tuple[str, int]]) -> Set[tuple[str, int]]:
-        """Return those of ``partitions`` whose offsets ``member_id`` may not fetch now.
+        """Return the ``partitions`` whose offsets ``member_id`` may not fetch now.
 
         An open transaction may still commit newer offsets of these partitions (see ``holds``).
         """

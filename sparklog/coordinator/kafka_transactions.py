@@ -132,7 +132,7 @@ def add(
 def end(entry: TransactionEntry, request: KafkaEndRequested, *, now_ms: int) -> TransactionDraft | Refused | None:
     """Return the change of state that commits or aborts the open transaction.
 
-    Return None if the request repeats an earlier one whose decision is being carried out.
+    Return None if the request repeats an earlier request whose decision is being carried out.
     """
     now = entry.transaction
     kafka = now.kafka
@@ -192,7 +192,7 @@ def _is_decided(kafka: KafkaProducer, request: KafkaEndRequested) -> bool:
 def not_current(
     key: str, now: Transaction, request: KafkaAddRequested | KafkaEndRequested | VerifyRequested
 ) -> Refused | None:
-    """Return the refusal of a request if its producer is not the current one of the key, or None."""
+    """Return the refusal of a request whose producer is not the current producer of the key, or None if it is."""
     if now.kafka is None:
         if now.run_id:
             return fenced(key, request.producer_id, request.producer_epoch)

@@ -10,8 +10,8 @@ The module is pure. It works as follows:
   gives every partition to one member (``assignor``).
 - A member *owns* a partition after the partition was assigned to it in some epoch. No other member may then have it. A
   member that owns partitions outside its target is notified, gives them up (its next heartbeat omits them), and only
-  then gets others. A partition without an owner is assigned, in the current epoch, to the member that has it in the
-  target. So a partition has at most one owner at a time, and at most one per epoch.
+  then gets other partitions. A partition without an owner is assigned, in the current epoch, to the member that has it
+  in the target. So a partition has at most one owner at a time, and at most one per epoch.
 - For a large group another thread computes the target (``ComputeTarget``). When its result arrives
   (``target_computed``), a new epoch begins. The result is dropped if a member changed its subscription, a static member
   was replaced, or a topic was deleted during the computation. Members that joined meanwhile get partitions in the next
@@ -106,8 +106,8 @@ class Membership:
         #: The inputs of the target that another thread is computing. Results for other inputs are ignored.
         self._computing: TargetInputs | None = None
         self._assign_ms = 0
-        #: The approximate number of partitions that this step has examined. After ``PARTS_AT_ONCE`` the rest is left to
-        #: another step.
+        #: The approximate number of partitions that this step has examined. After ``PARTS_AT_ONCE`` partitions, the
+        #: step leaves the remaining partitions to another step.
         self._examined = 0
         #: Whether a new target is due but was left to another step.
         self._postponed = False
@@ -341,7 +341,7 @@ class Membership:
     def pop_inputs(self) -> TargetInputs | None:
         """Remove and return the inputs from which another thread must compute the target assignment.
 
-        Return None if there are none.
+        Return None if no thread has to compute a target.
         """
         inputs, self._inputs = self._inputs, None
         return inputs

@@ -42,7 +42,7 @@ class TransactionDraft:
 
     @property
     def changes_nothing(self) -> bool:
-        """Return whether this is an empty change, which the coordinator writes to prove that it is not replaced."""
+        """Return whether the change is empty. A coordinator writes such a change to prove that it was not replaced."""
         return NO_PRODUCER in self.participants
 
     def records(self, key: str, before: Transaction) -> list[Record]:

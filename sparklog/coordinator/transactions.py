@@ -85,8 +85,8 @@ class Transactions(CoordinatorCore[TransactionEntry, TransactionDraft]):
     def __init__(self, settings: TransactionSettings | None = None) -> None:
         super().__init__()
         self._settings = settings or TransactionSettings()
-        #: Entries that need periodic checks: those with an open or ending transaction, a waiting request or a change in
-        #: flight.
+        #: Entries that need periodic checks: entries with an open or ending transaction, a waiting request or a change
+        #: in flight.
         self._active: dict[str, TransactionEntry] = {}
 
     # --- the entry point -------------------------------------------------------------------------------------------
