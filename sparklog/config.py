@@ -744,7 +744,7 @@ def check_topic_settings(names: Iterable[str]) -> None:
     """Check that all names are topic settings.
 
     Raises:
-        ConfigError: a name is not a topic setting. The error suggests the most similar one.
+        ConfigError: a name is not a topic setting. The error suggests the most similar setting.
     """
     _check_names(TOPIC_SETTINGS, names)
 

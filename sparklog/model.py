@@ -103,7 +103,7 @@ class Span(NamedTuple):
 class EpochEnd(NamedTuple):
     """The end of a leader epoch in a log, in response to a request for an epoch.
 
-    ``epoch`` is the largest epoch in the log that is at most the requested one. ``end_offset`` is exclusive.
+    ``epoch`` is the largest epoch in the log that is at most the requested epoch. ``end_offset`` is exclusive.
     """
 
     epoch: int
@@ -148,10 +148,10 @@ class BrokerEndpoint(msgspec.Struct, frozen=True, array_like=True):
     #: Whether the broker proves its identity on each connection. A broker of release 0.1.0, or without a secret, does
     #: not.
     proves: bool = False
-    #: The broker's listeners. It is empty for a broker with one listener, at ``host`` and ``port``, and in replies to
-    #: clients.
+    #: The broker's listeners. The tuple is empty for a broker with one listener, at ``host`` and ``port``, and in
+    #: replies to clients.
     endpoints: Annotated[tuple[ListenerEndpoint, ...], msgspec.Meta(max_length=MAX_LISTENERS)] = ()
-    #: The broker's listeners of Kafka's protocol. It is empty in replies to clients.
+    #: The broker's listeners of Kafka's protocol. The tuple is empty in replies to clients.
     kafka_endpoints: Annotated[tuple[ListenerEndpoint, ...], msgspec.Meta(max_length=MAX_LISTENERS)] = ()
 
     def at(self, listener: str) -> BrokerEndpoint | None:
@@ -195,14 +195,14 @@ class BrokerRegistration(msgspec.Struct, frozen=True):
     """The registration of a live broker, in the ZooKeeper node ``/brokers/ids/<id>``.
 
     ``trusted`` is false if the logs may lack records that the broker's last process wrote, because the page cache was
-    lost. Then the broker does not count as in sync. If ``doubted`` names partitions, this holds only for these
-    partitions. A controller of an earlier release ignores ``doubted``, and counts none of the broker's replicas as in
-    sync.
+    lost. Then the broker does not count as in sync. If ``doubted`` names partitions, the broker counts as not in sync
+    only for these partitions. A controller of an earlier release ignores ``doubted``, and counts none of the broker's
+    replicas as in sync.
 
     The code that registers the broker sets ``incarnation`` and the identity of the process. ``pid`` is the process's
     number in ``pid_namespace`` on the boot ``boot_id``. ``start_time``, in clock ticks after boot, distinguishes the
-    process from a later one with the same pid. A namespace or start time of 0 is unknown, because earlier releases do
-    not set it. ``BrokerEndpoint`` describes ``proves``, ``endpoints`` and ``kafka_endpoints``. ``host`` and ``port``
+    process from a later process with the same pid. A namespace or start time of 0 is unknown, because earlier releases
+    do not set it. ``BrokerEndpoint`` describes ``proves``, ``endpoints`` and ``kafka_endpoints``. ``host`` and ``port``
     are the address of the first listener for clients, for releases that do not know ``endpoints``.
     """
 
@@ -247,8 +247,8 @@ class LeaderAndIsr(msgspec.Struct, frozen=True, array_like=True, gc=False):
     ``isr`` is the committed in-sync set; new members are added at its end. The leader is a member unless ``leader`` is
     ``NO_LEADER``. Without a leader, ``isr`` is the last leader's ISR, whose members may still be elected.
 
-    ``lossy_epoch`` is the leader epoch of the last election that may have lost committed records. This is an unclean
-    election, or an election when all members of the ISR may have lost the ends of their logs. ``NO_LOSS`` means that
+    ``lossy_epoch`` is the leader epoch of the last election that may have lost committed records. Such an election
+    is unclean, or was held when all members of the ISR may have lost the ends of their logs. ``NO_LOSS`` means that
     there was no such election since the topic was created, and ``UNKNOWN_LOSS`` that an earlier release wrote the
     state. ``disputed`` is true if replicas have contradictory committed records. Then the partition has no leader until
     an operator requests an unclean election.

@@ -1,1 +1,1 @@
-"""The ``sparklog`` command, with one module per group of commands. It uses the public clients."""
+"""The ``sparklog`` command, with one module per group of commands. The commands use the public clients."""

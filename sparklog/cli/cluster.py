@@ -90,8 +90,8 @@ def start(
         float, typer.Option("--timeout", metavar="SECONDS", help="Maximum time to wait with --detach.")
     ] = 180.0,
 ) -> None:
-    """Start a cluster on this machine, or with --master on a Spark cluster. It runs until Ctrl-C, unless --detach is
-    given. A cluster started on existing data keeps all of it, and adopts brokers that are still running.
+    """Start a cluster on this machine, or with --master on a Spark cluster. The cluster runs until Ctrl-C, unless
+    --detach is given. A cluster started on existing data keeps all of it, and adopts brokers that are still running.
 
     Example: sparklog cluster start --brokers 3 --data-dir data --detach
     """

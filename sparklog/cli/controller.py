@@ -56,7 +56,7 @@ def controller(
     ] = None,
     verbose: Annotated[bool, typer.Option("--verbose", help="Log the controller's actions.")] = False,
 ) -> None:
-    """Run a controller until Ctrl-C or SIGTERM. It needs the same settings as the cluster's driver.
+    """Run a controller until Ctrl-C or SIGTERM. The controller needs the same settings as the cluster's driver.
 
     Example: sparklog controller --standby --zookeeper zk1:2181,zk2:2181/sparklog --broker-conf conf/broker.conf
     """

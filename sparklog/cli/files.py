@@ -77,7 +77,10 @@ class Input(NamedTuple):
 
 
 def format_of(path: Path | None) -> InputFormat:
-    """Return the input format that a file name implies. It is lines for standard input and for unknown names."""
+    """Return the input format that a file name implies.
+
+    The format is lines for standard input and for unknown names.
+    """
     return _BY_SUFFIX.get(plain_path(path).suffix.lower(), InputFormat.LINES) if path is not None else InputFormat.LINES
 
 
@@ -98,7 +101,8 @@ def open_input(path: Path | None, kind: InputFormat, *, schema: pa.Schema, separ
     ``schema`` is the topic's schema. Text is parsed to its types.
 
     Raises:
-        ConfigError: the content does not have the format. This may also be raised later, while the tables are read.
+        ConfigError: the content does not have the format. The error may also be raised later, while the tables are
+            read.
         OSError: the file cannot be opened.
     """
     name = "standard input" if path is None else str(path)

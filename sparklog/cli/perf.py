@@ -28,8 +28,8 @@ perf = typer.Typer(help="Measure a cluster: writes, reads, latency.", no_args_is
 Acks = Annotated[str, typer.Option(help="Required acknowledgements: all in-sync replicas, 1 (leader only), 0.")]
 Size = Annotated[str, typer.Option("--size", metavar="BYTES", help="Size of each value, such as 100 or 1kB.")]
 
-#: The number of distinct values, which are used in turn. They do not fit into a CPU cache, and are generated in
-#: advance.
+#: The number of distinct values, which are used in turn. The values do not fit into a CPU cache, and are
+#: generated in advance.
 _VARIETY = 4096
 _MAX_OPEN = 64
 

@@ -1,6 +1,6 @@
 """Progress bars with the amount done, the speed and the remaining time.
 
-They are shown on stderr, and only on a terminal.
+The bars are shown on stderr, and only on a terminal.
 """
 
 from __future__ import annotations

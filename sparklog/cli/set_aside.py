@@ -80,8 +80,8 @@ def remove(
     timeout: Timeout = 30.0,
     as_json: AsJson = False,
 ) -> None:
-    """Delete set-aside logs permanently. They may be the last copies of their records. Asks for confirmation unless
-    --yes is given.
+    """Delete set-aside logs permanently. These logs may be the last copies of their records. Asks for confirmation
+    unless --yes is given.
 
     Example: sparklog partitions set-aside remove 2/1795795594418000000-flights-0
     """

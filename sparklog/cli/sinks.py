@@ -45,7 +45,10 @@ TABLES = frozenset({OutputFormat.CSV, OutputFormat.ARROW, OutputFormat.PARQUET})
 
 
 def format_of(path: Path | None) -> OutputFormat:
-    """Return the output format that a file name implies. It is text for standard output and for unknown names."""
+    """Return the output format that a file name implies.
+
+    The format is text for standard output and for unknown names.
+    """
     found = files.format_of(path).value
     return OutputFormat(found) if found in {kind.value for kind in OutputFormat} else OutputFormat.TEXT
 
@@ -60,8 +63,8 @@ def open_sink(
 ) -> Iterator[Sink]:
     """Open a file, or standard output, for a ``with`` block that writes records to it.
 
-    ``schema`` has the columns of the table, for formats that are tables. It is None if the topics have different
-    columns. On a terminal, unprintable characters of values are escaped.
+    ``schema`` has the columns of the table, for formats that are tables. ``schema`` is None if the topics have
+    different columns. On a terminal, unprintable characters of values are escaped.
 
     Raises:
         ConfigError: the topics have different columns, which one table cannot have, or the format cannot be compressed.

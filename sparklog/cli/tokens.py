@@ -102,8 +102,8 @@ def renew(
     timeout: Timeout = 30.0,
     as_json: AsJson = False,
 ) -> None:
-    """Renew a token, so that it expires later. Its owner and its renewers may renew it. A client that has logged in
-    with the token may renew it too, and needs no id.
+    """Renew a token, so that it expires later. The owner and the renewers of a token may renew it. A client that has
+    logged in with the token may renew it too, and needs no id.
 
     Example: sparklog tokens renew --client-config reader.conf
     """

@@ -100,7 +100,7 @@ def _live(admin: Admin, looks: Iterable[int], interval_s: float, rows: int) -> N
 def snapshot(admin: Admin) -> TopSnapshot:
     """Ask every broker and coordinator once; return the state of the cluster.
 
-    Raises BrokerError or ClientTimeout if one of them cannot respond.
+    Raises BrokerError or ClientTimeout if a broker or coordinator cannot respond.
     """
     groups = {}
     for name in admin.list_groups():

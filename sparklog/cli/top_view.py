@@ -45,8 +45,8 @@ class TopSnapshot:
 class BrokerRow(NamedTuple):
     """The row of one broker in the view.
 
-    ``rate`` is the number of records per second that are written to the partitions that the broker leads. It is None
-    before the second snapshot.
+    ``rate`` is the number of records per second that are written to the partitions that the broker leads. ``rate``
+    is None before the second snapshot.
     """
 
     broker_id: int
@@ -94,7 +94,7 @@ class View(NamedTuple):
 
 
 def compare(before: TopSnapshot | None, now: TopSnapshot) -> View:
-    """Return the view of the snapshot ``now``. It has rates if ``before``, the previous snapshot, is given."""
+    """Return the view of the snapshot ``now``. The view has rates if ``before``, the previous snapshot, is given."""
     span_s = now.at_s - before.at_s if before is not None else 0.0
     rates = _rates(before, now, span_s)
     partitions = now.partitions()

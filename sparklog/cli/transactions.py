@@ -1,4 +1,4 @@
-"""``sparklog transactions``: list open transactions, find hanging ones, abort them."""
+"""``sparklog transactions``: list open transactions, find hanging transactions, abort transactions."""
 
 from __future__ import annotations
 

@@ -33,7 +33,7 @@ class ClientForked(SparklogError):
 class BufferFull(ClientTimeout):
     """The error that is raised when a producer's buffer stays full too long.
 
-    It means that the brokers accept less data than the program writes.
+    The error means that the brokers accept less data than the program writes.
     """
 
 
@@ -60,8 +60,8 @@ class LogTruncated(BrokerError):
     The code is OFFSET_OUT_OF_RANGE. Source: KIP-320.
 
     The elected replica did not have these records, and their offsets may have other records now. From ``offset`` on,
-    the log differs from the records that were read. It may already differ at earlier offsets. The reader can continue
-    at ``offset``.
+    the log differs from the records that were read. The log may already differ at earlier offsets. The reader can
+    continue at ``offset``.
     """
 
     def __init__(self, tp: TopicPartition, position: int, diverging: tuple[int, int]) -> None:
@@ -136,7 +136,7 @@ class CommitRefused(BrokerError):
 
 
 def transaction_error(error: BrokerError, who: str) -> BrokerError:
-    """Convert a broker's error to ProducerFenced or TransactionStateError, if it means one of these.
+    """Convert a broker's error to ProducerFenced or TransactionStateError, if its code means one of these errors.
 
     Return any other error unchanged. ``who`` names the transaction in the message.
     """

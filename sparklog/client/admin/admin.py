@@ -550,7 +550,7 @@ class Admin:
         Raises:
             BrokerError: NON_EMPTY_GROUP while the group has members; UNKNOWN_TOPIC_OR_PARTITION for the first refused
                 partition: the offsets of the other partitions are set.
-            TypeError, ValueError: an invalid offset, as for ``Consumer.seek``; no offset is set.
+            TypeError, ValueError: an offset is invalid, see ``Consumer.seek``; no offset is set.
         """
         known = topic_ids or {}
         checked = {TopicPartition(*tp): checked_offset(TopicPartition(*tp), at) for tp, at in offsets.items()}
@@ -721,8 +721,8 @@ class Admin:
         Consumers of committed records skip the records of an aborted transaction.
 
         Raises:
-            BrokerError: INVALID_TXN_STATE if no transaction is open there, or if a coordinator knows the transaction.
-                In the latter case use ``abort_transaction``.
+            BrokerError: INVALID_TXN_STATE if the producer has no open transaction in the partition, or if a
+                coordinator knows the transaction. If a coordinator knows it, use ``abort_transaction``.
             ClientTimeout: the leader did not respond; the transaction may be aborted.
         """
         transactions.abort_hanging(self._cluster, TopicPartition(*partition), producer_id)

@@ -119,7 +119,7 @@ class TransactionDescription:
     #: The last version that a sink has committed.
     last_version: int | None
     #: The time at which the transaction began. ``deadline`` is the time at which the coordinator aborts the transaction
-    #: unless the producer keeps it alive. Both are None if no transaction is open.
+    #: unless the producer keeps it alive. Both times are None if no transaction is open.
     began: dt.datetime | None
     deadline: dt.datetime | None
     #: The producer ids of the transaction, and the partitions to which each may write.

@@ -50,13 +50,13 @@ def cancel_moves(
     may_have_ended: Collection[TopicPartition],
     timeout_ms: int,
 ) -> list[TopicPartition]:
-    """Cancel moves and return the cancelled ones.
+    """Cancel moves, and return the cancelled moves.
 
     A move in ``may_have_ended`` is ignored if the move or its topic no longer exists. If a response was lost and the
     repeated request finds no move, the move counts as cancelled: the first request cancelled it, or it had just ended.
 
     Raises:
-        BrokerError: the error of the first refused cancellation, with the number of refused ones. The other moves are
+        BrokerError: the error of the first refused cancellation, with the number of refusals. The other moves are
             cancelled.
     """
     moves = tuple(ReplicaMove(tp.topic, tp.partition, None) for tp in (*partitions, *may_have_ended))

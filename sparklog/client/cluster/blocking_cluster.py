@@ -1,8 +1,8 @@
 """Blocking connections to the brokers of one cluster, with metadata and retries, for Admin, Consumer and readers.
 
-The client has no thread and no event loop. It works in the caller's thread, and opens connections when they are needed.
-``RoutingCore`` and ``Retry`` make the decisions, and this module performs them. It does not depend on the content of
-requests.
+The client has no thread and no event loop. The client works in the caller's thread, and opens connections when they are
+needed. ``RoutingCore`` and ``Retry`` make the decisions, and this module performs the decisions. The module does not
+depend on the content of requests.
 """
 
 from __future__ import annotations
@@ -170,14 +170,17 @@ class BlockingCluster:
         return self.run(self.core.ask(broker_id, request, expected))
 
     def ask_metadata(self, request: Metadata, broker_id: int | None = None) -> MetadataReply:
-        """Send a metadata request to this broker, or to any reachable one. Return the response without caching it."""
+        """Send a metadata request to this broker, or to any reachable broker.
+
+        Return the response without caching it.
+        """
         return self.run(self.core.ask_metadata(request, broker_id))
 
     def broker_timeout_ms(self, timeout_s: float | None = None) -> int:
         """Return the timeout, in ms, to send in a request, so that the broker's response arrives in time.
 
-        It is 80 % of ``timeout_s`` or of the request timeout, whichever is less. If ``timeout_s`` is None, the client's
-        timeout is used.
+        The result is 80 % of ``timeout_s`` or of the request timeout, whichever is less. If ``timeout_s`` is None, the
+        client's timeout is used.
         """
         return max(1, int(min(self.timeout_s if timeout_s is None else timeout_s, self.request_timeout_s) * 800))
 
@@ -240,8 +243,9 @@ class BlockingCluster:
     def confirm(self, tp: TopicPartition, leader: Leader) -> None:
         """Check that ``leader`` is still the leader, before the caller trusts its log end offset.
 
-        A leader that is cut off from the cluster may not know that it has a successor, and a client that does not know
-        a later epoch cannot detect that. So this method asks all other brokers, which include the possible successor.
+        A leader that is cut off from the cluster may not know that it has a successor. A client that knows no later
+        epoch cannot detect the successor either. So this method asks all other brokers, which include the possible
+        successor.
 
         Raises:
             BrokerError: retriable. FENCED_LEADER_EPOCH if there is another leader; BROKER_NOT_AVAILABLE unless more
@@ -285,9 +289,10 @@ class BlockingCluster:
         return connection
 
     def open_connection(self, broker_id: int, *, at_most_s: float | None = None) -> BlockingConnection:
-        """Return a new connection that the caller owns, for example for long requests that must not delay others.
+        """Return a new connection that the caller owns.
 
-        ``at_most_s`` limits each wait for the broker, in addition to the client's own timeouts.
+        The caller may use it for long requests that must not delay other requests. ``at_most_s`` limits each wait for
+        the broker, in addition to the client's own timeouts.
 
         Raises:
             BrokerError: for the same reasons as in ``connection``.

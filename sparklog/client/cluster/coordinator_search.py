@@ -16,12 +16,12 @@ from sparklog.protocol.messages import FindCoordinator, FindCoordinatorReply, Re
 R = TypeVar("R", bound=Reply)
 
 GROUP, TRANSACTION = "group", "transaction"
-#: A broker may wait 5 s for the election of a coordinator. So a reply to FindCoordinator is awaited longer than that.
+#: A broker may wait 5 s for the election of a coordinator. So the client waits longer for a reply to FindCoordinator.
 _FIND_S = 6.0
 
 
 class CoordinatorSearch:
-    """The search for the coordinator of one group or transactional id. It remembers the last coordinator.
+    """The search for the coordinator of one group or transactional id. The object remembers the last coordinator.
 
     Not thread-safe: use it only in the thread, or on the event loop, of its cluster client.
     """

@@ -180,8 +180,8 @@ class LoopCluster:
 
         Raises:
             BrokerError: the error that ``steps`` raises.
-            CancelledError: the client was closed. This is raised even if a cancelled wait ended with a connection
-                error, because a caller that retries after that error would never end.
+            CancelledError: the client was closed. CancelledError is raised even if a cancelled wait ended with a
+                connection error, because a caller that retries after that error would never end.
         """
         event: Any = None
         failed: BrokerError | None = None

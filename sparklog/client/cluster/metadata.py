@@ -39,8 +39,8 @@ class ClientMetadata:
         self.version = 0
         #: The registered brokers by id.
         self.brokers: dict[int, BrokerEndpoint] = {}
-        #: Brokers that are leaders but no longer registered. They may still serve requests although ZooKeeper and the
-        #: controller have lost contact with them.
+        #: Brokers that are leaders but no longer registered. Such brokers may still serve requests although ZooKeeper
+        #: and the controller have lost contact with them.
         self._departed: dict[int, BrokerEndpoint] = {}
         self._topics: dict[str, TopicMetadata] = {}
         #: The last state of dropped topics, so that the leader epochs do not decrease if a topic reappears.
@@ -176,8 +176,8 @@ class MetadataPieces:
     The caller sends ``request`` and passes the response to ``add``, until ``request`` is None. Then ``reply`` is
     complete.
 
-    The metadata may change between two pieces. This does no harm, because only the leader epoch decides which state of
-    a partition is newer.
+    The metadata may change between two pieces. Such a change does no harm, because only the leader epoch decides which
+    state of a partition is newer.
     """
 
     def __init__(self, request: Metadata) -> None:

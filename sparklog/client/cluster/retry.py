@@ -12,7 +12,8 @@ from sparklog.errors import BrokerError, ErrorCode
 
 #: The grace period in which an unknown topic is retried, because the broker may not know a new topic yet.
 UNKNOWN_TOPIC_GRACE_S = 2.0
-#: After these errors the request certainly had no effect. After other retriable errors it may have had one.
+#: After these errors the request certainly had no effect. After other retriable errors the request may have had an
+#: effect.
 _NOTHING_DONE = frozenset({ErrorCode.COORDINATOR_LOAD_IN_PROGRESS, ErrorCode.CONCURRENT_TRANSACTIONS})
 
 

@@ -3,7 +3,7 @@
 This module is pure. The methods that return ``RoutingSteps`` are generators. A generator yields effects, which a driver
 performs. The driver sends the result of each effect, its event, back into the generator, or throws the effect's error
 into it. The generator's return value is the result of the method. ``BlockingCluster`` and ``LoopCluster`` are the
-drivers. They own connections and clocks. ``retry`` decides whether a failed call is tried again.
+drivers. The drivers own connections and clocks. ``retry`` decides whether a failed call is tried again.
 
 If several brokers or addresses are possible, a counter selects one. The counter is increased before a request that
 follows a failure, or a metadata response that did not help. So each broker gets a request after at most as many
@@ -27,16 +27,16 @@ from sparklog.protocol.messages import Metadata, MetadataReply, Reply, Request, 
 T = TypeVar("T")
 R = TypeVar("R", bound=Reply)
 
-#: How long to wait for the response to a request that any broker could serve. Then another broker gets the request.
-#: With each request without a response the time doubles, up to the request timeout.
+#: How long to wait for the response to a request that any broker could serve. After this time, another broker gets the
+#: request. With each request without a response the time doubles, up to the request timeout.
 PATIENCE_S = 1.0
 #: If a broker with open requests has sent nothing for this time, it may hang. Then metadata requests prefer other
 #: brokers, because a wait for this broker could take ``PATIENCE_S``.
 SUSPICIOUS_S = 0.5
 #: After this number of failures in a row, all connected brokers may be out of date.
 ASK_OTHERS_AFTER = 3
-#: The backoff between metadata requests that do not help. Its maximum is short, because it delays a client that waits
-#: for a new leader.
+#: The backoff between metadata requests that do not help. The maximum is short, because the backoff delays a client
+#: that waits for a new leader.
 METADATA_BACKOFF = Backoff(max_ms=200.0)
 
 
@@ -72,7 +72,7 @@ class Connect:
 class Prepare:
     """A command to connect to a broker that is in the metadata, for later requests.
 
-    It has no result. The driver may continue before the connection is open.
+    The command has no result. The driver may continue before the connection is open.
     """
 
     broker_id: int
@@ -92,7 +92,7 @@ class Ask:
 
 @dataclass(frozen=True, slots=True)
 class Disconnect:
-    """A command to close the connection to a broker, so that all its open requests fail. It has no result."""
+    """A command to close the connection to a broker, so that all its open requests fail. The command has no result."""
 
     broker_id: int
 
@@ -106,19 +106,19 @@ class WaitUntil:
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """A command to report that there is new metadata, or why there is none (``problem``). It has no result."""
+    """A command to report that there is new metadata, or why there is none (``problem``). The command has no result."""
 
     problem: str
 
 
 Effect = ListOpen | Connect | Prepare | Ask | Disconnect
 RoutingSteps = Generator[Effect, Any, T]
-#: Steps that a client performs in the background. They have no result.
+#: Steps without a result, which a client performs in the background.
 BackgroundSteps = Generator[Effect | WaitUntil | Report, Any, T]
 
 
 class RoutingCore:
-    """The part of a cluster client that chooses brokers and caches metadata. It performs no I/O; see the module.
+    """The part of a cluster client that chooses brokers and caches metadata. This part performs no I/O; see the module.
 
     Not thread-safe: only its driver uses it.
     """
@@ -170,7 +170,7 @@ class RoutingCore:
     def any_broker(self) -> RoutingSteps[int]:
         """Return the id of a connected broker, for a request that every broker can serve.
 
-        If the connected brokers may be out of date, also connect to another one. If none is connected, try the
+        If the connected brokers may be out of date, also connect to another broker. If no broker is connected, try the
         addresses in the metadata, and then the bootstrap addresses.
 
         Raises:
@@ -352,7 +352,7 @@ class RoutingCore:
             yield Report(problem)
 
     def refresh_pause_s(self) -> float:
-        """Return the minimum delay between two metadata requests. It grows until ``on_progress`` is called."""
+        """Return the minimum delay between two metadata requests. The delay grows until ``on_progress`` is called."""
         return METADATA_BACKOFF.delay_ms(self._useless, self.roll()) / 1000
 
     def refresh_noting_errors(self, topics: tuple[str, ...]) -> RoutingSteps[str]:

@@ -1,9 +1,9 @@
 """The consumer: a client that reads topics as Arrow batches.
 
-A consumer begins at any position and continues with new records. It returns plain ``pyarrow.RecordBatch``es with the
-topic's columns, exactly as they were written and without a copy. ``sparklog.origin(batch)`` returns the position of a
-batch, and ``log_columns=True`` adds it as columns. The records of a partition are returned in the order of their
-offsets. The position of a partition is the offset of the next record to return.
+A consumer begins at any position and continues with new records. The consumer returns plain ``pyarrow.RecordBatch``es
+with the topic's columns, exactly as they were written and without a copy. ``sparklog.origin(batch)`` returns the
+position of a batch, and ``log_columns=True`` adds it as columns. The records of a partition are returned in the order
+of their offsets. The position of a partition is the offset of the next record to return.
 
 With ``group=`` the consumers of a group share the partitions, and positions are committed to the group.
 """
@@ -213,8 +213,8 @@ class Consumer:
     def close(self) -> None:
         """Close the connections. Positions that were not committed are lost.
 
-        A consumer in a group leaves the group at once. It commits its positions only with ``auto_commit_interval_ms``.
-        A second call does nothing. A call in a forked child does nothing.
+        A consumer in a group leaves the group at once. The consumer commits its positions only with
+        ``auto_commit_interval_ms``. A second call does nothing. A call in a forked child does nothing.
         """
         self._close(processed=True)
 
@@ -372,9 +372,9 @@ class Consumer:
         cursor.end_failures()
 
     def pause(self, partitions: Iterable[TopicPartition | tuple[str, int]]) -> None:
-        """Pause the partitions: ``poll`` returns no records of them until ``resume``. They stay assigned.
+        """Pause the partitions: ``poll`` returns no records of them until ``resume``. The partitions stay assigned.
 
-        Raises KeyError if one of them is not assigned.
+        Raises KeyError if a partition is not assigned.
         """
         for tp in [TopicPartition(*found) for found in partitions]:
             cursor, at = self._cursor(tp), self.position(tp)
@@ -493,7 +493,7 @@ class Consumer:
     def end_offsets(self) -> dict[TopicPartition, int]:
         """Return the end offset of each assigned partition.
 
-        It is the last stable offset with ``isolation="read_committed"``, and otherwise the high watermark.
+        The end offset is the last stable offset with ``isolation="read_committed"``, and otherwise the high watermark.
 
         Raises:
             ClientTimeout: a leader did not respond.

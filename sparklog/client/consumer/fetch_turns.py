@@ -21,10 +21,10 @@ _FEW = 100
 
 
 class FetchTurns:
-    """A selector of the partitions in each fetch request. It gives each partition of a broker its turn.
+    """A selector of the partitions in each fetch request, which gives each partition of a broker its turn.
 
-    It has a counter for each broker. If all brokers shared one counter, and requests went to the brokers in turn, each
-    request to the same broker might begin with the same partition.
+    The selector has a counter for each broker. If all brokers shared one counter, and requests went to the brokers in
+    turn, each request to the same broker might begin with the same partition.
     """
 
     def __init__(self, columns: ColumnsOf) -> None:

@@ -1,8 +1,8 @@
 """The decoding of fetched bytes into Arrow batches with the requested offsets.
 
-This module is pure. A fetch returns whole batches. The first one may begin before the requested offset, and the last
-one may end after the range, so their other records are removed. Markers are dropped, and so are the batches of
-transactions that the response lists as aborted. Uncompressed columns are not copied: they are views of the received
+This module is pure. A fetch returns whole batches. The first batch may begin before the requested offset, and the last
+batch may end after the range. The records outside of the range are removed. Markers are dropped, and so are the batches
+of transactions that the response lists as aborted. Uncompressed columns are not copied: they are views of the received
 frame.
 """
 
@@ -34,7 +34,7 @@ class PartitionBytes(NamedTuple):
 
     @property
     def next_offset(self) -> int:
-        """Return the offset to fetch next. It is valid only if there are batches."""
+        """Return the offset to fetch next. The result is valid only if there are batches."""
         return self.headers[-1].next_offset
 
 

@@ -51,7 +51,7 @@ class _FetchInFlight:
         self.asked = asked
         #: The leaders and leader epochs of the partitions when the request was made.
         self.leaders = leaders
-        #: The connection for the request. It is set before the request is sent.
+        #: The connection for the request, which is set before the request is sent.
         self.connection: BlockingConnection
         self.sent_at = time.monotonic()
 

@@ -1,4 +1,4 @@
-"""The offset commits of a group member. They are sent one request at a time, in the order of the calls."""
+"""The offset commits of a group member. The commits are sent one request at a time, in the order of the calls."""
 
 from __future__ import annotations
 
@@ -71,7 +71,10 @@ class GroupCommits:
         self._ending = False
 
     def put(self, commit: Commit) -> None:
-        """Add a commit to the queue. Any thread may call this. Then ``wake`` must be called on the session's thread."""
+        """Add a commit to the queue.
+
+        Any thread may call this method. After it, ``wake`` must be called on the session's thread.
+        """
         self._waiting.append(commit)
 
     def wake(self) -> None:
@@ -84,13 +87,13 @@ class GroupCommits:
         self._woken.set()
 
     def refuse_rest(self, error: Exception) -> None:
-        """Fail the commits that are still in the queue. They are not sent."""
+        """Fail the commits that are still in the queue, without sending them."""
         for left in self._waiting:
             if left.done.set_running_or_notify_cancel():
                 left.done.set_exception(error)
 
     async def send_all(self) -> None:
-        """Send the commits, one request at a time, so that an older commit never takes effect after a newer one.
+        """Send the commits, one request at a time, so that an older commit never takes effect after a newer commit.
 
         Commits that arrive while a request is in flight are sent together in the next request.
         """

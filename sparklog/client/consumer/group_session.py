@@ -2,12 +2,12 @@
 
 A thread of the session sends these requests, so that they do not stop while user code works. The session's thread and
 the consumer share little state, under one lock: the assignment by the coordinator, and the partitions that the consumer
-reads (``owned``). When the consumer polls, it starts to read new partitions and gives up revoked ones. The next
-heartbeat reports this. Only the response to the last heartbeat counts: a late response to an earlier one might assign
-partitions that another member has got in the meantime.
+reads (``owned``). When the consumer polls, it starts to read new partitions and gives up revoked partitions. The next
+heartbeat reports both. Only the response to the last heartbeat counts: a late response to an earlier heartbeat might
+assign partitions that another member has got in the meantime.
 
-A member that was removed begins a new *incarnation*, with a new member id. It loses the partitions of the earlier
-incarnation, and its unsent commits are refused.
+A member that was removed begins a new *incarnation*, with a new member id. The member loses the partitions of the
+earlier incarnation, and its unsent commits are refused.
 """
 
 from __future__ import annotations
@@ -117,7 +117,7 @@ class GroupSession:
         self._has_left = False
         self._closing = False
         self._ended = False
-        #: A pipe. It becomes readable when the assignment has changed or a request of the consumer is done.
+        #: A pipe that becomes readable when the assignment has changed or a request of the consumer is done.
         self.wake_fd, self._write_fd = os.pipe()
         os.set_blocking(self.wake_fd, False)
         os.set_blocking(self._write_fd, False)

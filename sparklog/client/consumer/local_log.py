@@ -29,7 +29,7 @@ from sparklog.record.header import HEADER_BYTES, BatchHeader, unpack_headers
 from sparklog.record.projection import header_alone
 
 _TIMEOUT_S = 5.0
-#: The part of a ticket's lifetime after which the reader requests a new one.
+#: The part of a ticket's lifetime after which the reader requests a new ticket.
 _RENEW_PART = 0.5
 #: The number of headers read from the index at a time.
 _HEADERS_AT_ONCE = 1024

@@ -60,9 +60,9 @@ class PartitionCursor:
         self.waiting_since: float | None = None
         #: The reason why the last fetch returned no batches, as text for error messages.
         self.problem = "no response"
-        #: A range of offsets, set after a damaged batch of which only some columns were fetched. It begins at this
-        #: batch and ends at the end of the response. A fetch at an offset in the range asks the broker to verify the
-        #: batches on its disk.
+        #: A range of offsets, set after a damaged batch of which only some columns were fetched. The range begins at
+        #: this batch and ends at the end of the response. A fetch at an offset in the range asks the broker to verify
+        #: the batches on its disk.
         self.to_verify = range(0)
 
     @property
@@ -74,7 +74,10 @@ class PartitionCursor:
         self.position, self.last_epoch, self.epoch_is_bound = position, last_epoch, epoch_is_bound
 
     def move_past(self, part: PartitionBytes) -> CompletedFetch:
-        """Move the position past the batches of ``part``, at least one. Return them with the earlier position."""
+        """Move the position past the batches of ``part``, and return the batches with the earlier position.
+
+        ``part`` has at least one batch.
+        """
         start = self.log_position
         self.move(part.next_offset, part.headers[-1].leader_epoch)
         self.waiting_since = None

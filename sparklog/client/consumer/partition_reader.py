@@ -95,7 +95,7 @@ class PartitionReader:
         self._start = start
         self._end = end
         self._columns = list(columns) if columns is not None else None
-        #: The projection to the chosen columns. It is set when the topic is known. None: all columns.
+        #: The projection to the chosen columns, which is set when the topic is known. None: all columns.
         self._projection: TopicProjection | None = None
         self._keep = keep
         self._timeout_s = timeout_s

@@ -30,7 +30,7 @@ OnOutOfRange = Literal["raise", "earliest", "latest"]
 class Assignment:
     """A part of a ``Consumer`` without a group: it chooses the partitions to read and their start positions.
 
-    It adds a cursor for each partition to ``cursors``, which belong to the fetcher.
+    The object adds a cursor for each partition to ``cursors``, which belong to the fetcher.
     """
 
     def __init__(

@@ -1,4 +1,4 @@
-"""The columns of a topic that a reader needs: which ones to request, and how to complete the received batches.
+"""The columns of a topic that a reader needs: which columns to request, and how to complete the received batches.
 
 This module is pure.
 """

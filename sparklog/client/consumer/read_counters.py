@@ -18,7 +18,7 @@ class ReadCounters:
     fetched_bytes: int = 0
     #: The batches that were fetched.
     fetched_batches: int = 0
-    #: The size of the fetched batches in the log. It exceeds ``fetched_bytes`` if only some columns were sent.
+    #: The size of the fetched batches in the log. This size exceeds ``fetched_bytes`` if only some columns were sent.
     stored_bytes: int = 0
     #: The fetched batches of which only some columns were sent.
     projected_batches: int = 0
@@ -30,9 +30,9 @@ class ReadCounters:
     local_batches: int = 0
     #: The bytes that were read from files on this host.
     local_bytes: int = 0
-    #: How often the reader could not read files on this host any more and began to fetch.
+    #: The number of times that the reader could no longer read files on this host, and began to fetch.
     local_fallbacks: int = 0
-    #: How often a broker demanded a wait because a quota was exceeded, and the sum of the waits.
+    #: The number of times that a broker demanded a wait because a quota was exceeded, and the sum of the waits.
     quota_waits: int = 0
     quota_waited_ms: int = 0
 

@@ -17,7 +17,10 @@ from sparklog.errors import BrokerError, ErrorCode
 
 
 class BatchRevalidation:
-    """A part of the ``Sender`` that checks waiting batches after a change of metadata. It keeps no state itself."""
+    """A part of the ``Sender`` that checks waiting batches after a change of metadata.
+
+    The object keeps no state itself.
+    """
 
     def __init__(self, metadata: ProducerMetadata, queues: PartitionQueues, reports: DeliveryReports) -> None:
         """Create the check for the batches in ``queues``. ``reports`` reports the batches that fail."""

@@ -20,8 +20,8 @@ from sparklog.net.async_client import AsyncConnection
 
 #: A thread that has waited for more than this number of records in sequence may borrow the loop.
 _WAITS_IN_SEQUENCE = 4
-#: The time that a caller waits for a response. After that, it returns the loop, and the I/O thread waits for the
-#: response.
+#: The time that a caller waits for a response. After this time, the caller returns the loop, and the I/O thread waits
+#: for the response.
 _RESPONSE_S = 0.005
 
 

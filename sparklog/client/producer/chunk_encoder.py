@@ -14,7 +14,10 @@ from sparklog.errors import BrokerError, ErrorCode
 
 
 class ChunkEncoder:
-    """A part of the ``Sender`` that encodes chunks, which are groups of single records. It keeps no state itself."""
+    """A part of the ``Sender`` that encodes chunks, which are groups of single records.
+
+    The object keeps no state itself.
+    """
 
     def __init__(self, *, compression: str | None, batch_bytes: int) -> None:
         self._compression = compression

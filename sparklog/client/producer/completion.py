@@ -20,10 +20,10 @@ _log = logging.getLogger(__name__)
 
 
 class CompletionLatch:
-    """A latch that opens once. Threads can wait for it, and callbacks run when it opens. It is cheaper than a Future.
+    """A latch that opens once. Threads can wait for the latch, and callbacks run when it opens.
 
-    It has no lock, because a forked child could inherit a lock that stays locked forever. It needs none, because an
-    append to a list is atomic.
+    A latch is cheaper than a Future. A latch has no lock, because a forked child could inherit a lock that stays
+    locked forever. No lock is necessary, because an append to a list is atomic.
     """
 
     __slots__ = ("_callbacks", "done")

@@ -3,7 +3,7 @@
 ``send`` puts the record straight into a request, and the response goes straight to the waiting caller. The checks of
 the general path are made once per partition; their result (``_Route``) is valid until the metadata changes. The batch
 is in the partition queues like every other batch. The general path handles every response that is not an
-acknowledgement. It also sends the record if the producer has any other work.
+acknowledgement. The general path also sends the record if the producer has any other work.
 """
 
 from __future__ import annotations
@@ -92,7 +92,7 @@ class DirectSender:
         self._routes: dict[tuple[str, int], _Route] = {}
         #: The version of the metadata from which all routes were made.
         self._version = -1
-        #: The number of prepared requests. It may be too high, but not too low.
+        #: The number of prepared requests. This number may be too high, but not too low.
         self._prepared = 0
 
     def try_send(self, topic: ProducerTopic, partition: int | None, record: Record, size: int) -> RecordFuture | None:

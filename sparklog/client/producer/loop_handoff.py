@@ -24,8 +24,8 @@ from typing import Any
 _IDLE_S = 0.01
 #: The maximum time that the loop is lent. Other work of the loop waits at most for this time.
 _LONGEST_S = 0.1
-#: How long a thread waits for the decision whether it may borrow the loop. A running loop decides in its next
-#: iteration.
+#: The maximum time that a thread waits for the decision whether it may borrow the loop. A running loop decides in its
+#: next iteration.
 _GRANT_S = 0.05
 
 #: The number of forks since the module was loaded, for a check whether this process was forked. ``os.getpid`` would
@@ -56,8 +56,8 @@ class LoopHandoff:
         self._home: int | None = None
         #: The fork count at creation. A forked child has a copy of this object, with the connections of its parent.
         self._process = _generation
-        #: The lock that an entered thread holds. It is reentrant, so that a thread can find out whether it holds the
-        #: lock.
+        #: The lock that an entered thread holds. The lock is reentrant, so that a thread can check whether it holds
+        #: the lock.
         self._guard = threading.RLock()
         self._entered = 0
         self._lending = False
@@ -79,7 +79,7 @@ class LoopHandoff:
             self._lend()
 
     def stop(self) -> None:
-        """Make ``run`` return. Only the thread that runs the loop's callbacks may call this."""
+        """Make ``run`` return. Only the thread that runs the loop's callbacks may call this method."""
         self._stopped = True
         self._loop.stop()
 

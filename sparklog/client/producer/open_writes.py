@@ -31,7 +31,7 @@ class OpenWrites:
         self._failed: list[Completion] = []
 
     def opened(self, completion: Completion | RecordChunk) -> None:
-        """Add a write. It is removed when it ends."""
+        """Add a write. The write is removed when it ends."""
         with self._lock:
             self.open.add(completion)
         completion.finished.then(functools.partial(self.ended, completion))

@@ -48,7 +48,10 @@ class ProducerIdentity(NamedTuple):
 
 
 class BatchState(Enum):
-    """The state of a batch. WAITING: the batch waits to be sent again. DONE: it was acknowledged or has failed."""
+    """The state of a batch.
+
+    WAITING: the batch waits to be sent again. DONE: the batch was acknowledged or has failed.
+    """
 
     QUEUED = auto()
     IN_FLIGHT = auto()
@@ -94,7 +97,7 @@ class ProducerBatch:
         self.attempts = 0
         self.retry_at_ms = 0.0
         self.last_error = ""
-        #: The last error of a broker. It explains a failure better than a later network error.
+        #: The last error of a broker, which explains a failure better than a later network error.
         self.last_refusal = ""
         #: The batch's number among the sent batches of its partition; -1 before its first attempt.
         self.ordinal = -1
@@ -194,7 +197,7 @@ class PartitionQueues:
     # --- batches and producer ids from the sender ---
 
     def add(self, batch: ProducerBatch) -> None:
-        """Queue a batch after all others of its partition."""
+        """Queue a batch after all other batches of its partition."""
         self.sendable.setdefault(batch.tp, self._queue(batch))
         self._deadline_ms = min(self._deadline_ms, batch.deadline_ms)
 
@@ -282,7 +285,10 @@ class PartitionQueues:
         return partition.identity.producer_id, partition.identity.epoch, partition.next_sequence
 
     def start(self, batch: ProducerBatch, broker_id: int) -> None:
-        """Mark a batch as in flight without queueing it first. It has the numbers that ``next_number`` returned."""
+        """Mark a batch as in flight without queueing it first.
+
+        The batch has the numbers that ``next_number`` returned.
+        """
         assert not self.busy, "next_number said so"
         tp = batch.tp
         partition = self._partitions.get(tp)

@@ -33,7 +33,7 @@ from sparklog.record.rows import RowColumns
 from sparklog.record.schema import DEFAULT_EVENT_TIME, DEFAULT_KEY_COLUMNS, DEFAULT_SCHEMA, fit_table, parse_schema
 from sparklog.record.small_batch_encoder import SmallBatchRecord, encode_small_batch
 
-#: The column of a table that names the partition of each row. It is not stored.
+#: The column of a table that names the partition of each row. The column is not stored.
 PARTITION_COLUMN = "_partition"
 #: The maximum size of a piece of a table before it is grouped by partition.
 _MAX_PIECE_BYTES = 32 * 1024 * 1024
@@ -129,8 +129,8 @@ def split_destinations(
 ) -> tuple[pa.Table, npt.NDArray[np.int64] | int | None]:
     """Return the table without its ``_partition`` column, and the partitions that the caller chose for the rows.
 
-    The partitions are ``partition`` for all rows, or the values of the column. They are None if the caller chose none.
-    If the topic itself has a column ``_partition``, the column is data and remains in the table.
+    The partitions are ``partition`` for all rows, or the values of the column. The partitions are None if the caller
+    chose none. If the topic itself has a column ``_partition``, the column is data and remains in the table.
 
     Raises:
         BrokerError: UNKNOWN_TOPIC_OR_PARTITION for a partition that the topic does not have, INVALID_RECORD for nulls.

@@ -1,4 +1,4 @@
-"""The producer: writes records one by one, or whole tables.
+"""The producer: a client that writes single records or whole tables.
 
 By default all in-sync replicas acknowledge a record. Until then the producer retries with the same sequence, so a retry
 creates no duplicate. One thread of the producer does all I/O. ``send`` and ``write`` block only for the metadata of a
@@ -57,7 +57,7 @@ _BATCH_BYTES, _TABLE_BATCH_BYTES = MIB, 4 * MIB
 #: The limit is at least ``_BATCH_BYTES``.
 _BATCHES_IN_BUFFER = 16
 
-#: How long a producer that was not closed may flush when the program ends.
+#: The maximum time that a producer that was not closed flushes when the program ends.
 _EXIT_FLUSH_S = 5.0
 
 

@@ -122,7 +122,7 @@ class RecordBuffer:
     def consume_due(self, now_ms: float, busy: Callable[[str], bool], effective_linger_ms: float) -> list[RecordChunk]:
         """Remove and return the chunks to send now.
 
-        These are the full chunks, the chunks whose topic is not ``busy``, and the chunks that have waited for
+        The result has the full chunks, the chunks whose topic is not ``busy``, and the chunks that have waited for
         ``effective_linger_ms`` or ``linger_ms``, whichever is less.
         """
         if not self._open and not self._full:

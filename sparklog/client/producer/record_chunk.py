@@ -55,7 +55,10 @@ class IoThread(Protocol):
         """Return whether the calling thread runs the event loop, and so must not wait for it."""
 
     def end(self, reason: BaseException) -> None:
-        """End the producer: all open work fails with ``reason``. Only the thread that runs the loop may call this."""
+        """End the producer: all open work fails with ``reason``.
+
+        Only the thread that runs the loop may call this method.
+        """
 
 
 class RecordChunk:
@@ -75,7 +78,8 @@ class RecordChunk:
         self.size = 0
         self.lock = threading.Lock()
         self.finished = CompletionLatch()
-        #: One tuple per record. They become columns when the chunk is encoded, so that ``send`` does a single append.
+        #: One tuple per record. The tuples become columns when the chunk is encoded, so that ``send`` does a single
+        #: append.
         self.records: list[Record] = []
         self._batch_of: Rows | Sequence[int] | None = None
         self._place_of: Rows | Sequence[int] | None = None

@@ -1,8 +1,8 @@
 """The future of one record.
 
-There is one future per record, and most are never read, so a future must be very cheap. It holds only its chunk and the
-record's index in the chunk. It becomes a full ``concurrent.futures.Future`` when a caller first waits with a timeout,
-adds a callback, or passes the future to ``wait``, ``as_completed`` or ``asyncio.wrap_future``.
+There is one future per record, and most are never read, so a future must be very cheap. A future holds only its chunk
+and the record's index in the chunk. A future becomes a full ``concurrent.futures.Future`` when a caller first waits
+with a timeout, adds a callback, or passes the future to ``wait``, ``as_completed`` or ``asyncio.wrap_future``.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ _FULL = frozenset({"_condition", "_state", "_result", "_exception", "_waiters", 
 
 
 class RecordFuture(Future[RecordMetadata]):
-    """The future of one record, cheap to create. It cannot be cancelled, because the record may already be sent."""
+    """The future of one record, cheap to create. It cannot be cancelled, because its record may already be sent."""
 
     def __init__(self, chunk: RecordOutcomes, index: int) -> None:
         # Future.__init__ costs ten times as much as these two lines, so __getattr__ calls it when it is needed.

@@ -25,7 +25,7 @@ def restore_batches(
 
     Raises:
         BrokerError: INVALID_REQUEST if the topic is not being restored; INCONSISTENT_TOPIC_ID, INVALID_RECORD.
-        ClientTimeout: the batches were not committed in time. They may be in the log.
+        ClientTimeout: the batches were not committed in time. The batches may be in the log.
     """
     parts = [batch.header.pack() for batch in batches] + [memoryview(batch.body) for batch in batches]
     body_bytes = sum(batch.header.stored_bytes for batch in batches)

@@ -1,9 +1,9 @@
 """The producer's sender: it decides which batches to send to which broker, and when.
 
-One function, ``run_once``, examines all state and starts every action that is possible. It runs after a caller submits
-work, after a response or a new connection, after a change of metadata, and when the earliest delay ends. ``run_once``
-never waits. ``PartitionQueues`` decides about order, retries and sequences. ``InflightRequests`` owns the requests in
-flight. ``ProducerThread`` runs all this code, or lends its event loop to a caller that runs the code.
+One function, ``run_once``, examines all state and starts every action that is possible. ``run_once`` runs after a
+caller submits work, after a response or a new connection, after a change of metadata, and when the earliest delay ends.
+The function never waits. ``PartitionQueues`` decides about order, retries and sequences. ``InflightRequests`` owns the
+requests in flight. ``ProducerThread`` runs all this code, or lends its event loop to a caller that runs the code.
 """
 
 from __future__ import annotations
@@ -153,7 +153,9 @@ class Sender:
         return self.thread.call(work, self._cluster.start)
 
     def refresh_topic(self, name: str) -> None:
-        """Request the newest metadata of a topic once, and wait for it. Do nothing if a future's callback calls this.
+        """Request the newest metadata of a topic once, and wait for it.
+
+        Do nothing if a future's callback calls this method.
 
         Raises:
             BrokerError: no broker responded.

@@ -23,7 +23,7 @@ class SpinPolicy:
     """A pure policy that decides how long a thread spins for the next response before it sleeps; see the module."""
 
     def __init__(self, *, processors: int) -> None:
-        #: How long to spin for the next response; 0 means to sleep at once.
+        #: The time to spin for the next response, in seconds; 0 means to sleep at once.
         self.spin_s = 0.0
         # On a single processor, a spin would keep a broker on this host from responding.
         self._soon_s = SOON_S if processors > 1 else 0.0

@@ -12,7 +12,10 @@ from sparklog.model import OffsetRange
 
 
 class WriteFuture(Future[WriteResult]):
-    """The future of one ``write`` of a table. It stores whether a caller has seen its error. It cannot be cancelled."""
+    """The future of one ``write`` of a table, which stores whether a caller has seen its error.
+
+    A caller cannot cancel the future.
+    """
 
     def __init__(self) -> None:
         super().__init__()

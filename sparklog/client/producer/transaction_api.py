@@ -21,7 +21,8 @@ from sparklog.errors import ConfigError, SparklogError
 from sparklog.model import TRANSACTIONAL_ID_PREFIX, TopicPartition
 from sparklog.protocol.messages import GroupOffset
 
-#: How long ``close`` waits for the abort of an open transaction. After that, the transaction's timeout aborts it.
+#: The maximum time that ``close`` waits for the abort of an open transaction. If the abort takes longer, the
+#: transaction's timeout aborts the transaction.
 _ABORT_AT_CLOSE_S = 5.0
 
 
@@ -47,9 +48,10 @@ def producer_run(transactional_id: str, timeout_s: float) -> TransactionRun:
 
 
 class ProducerTransactions:
-    """The transaction methods of one producer. They raise an error if its state does not allow the call.
+    """The transaction methods of one producer.
 
-    Only one thread at a time may call ``begin``, ``commit``, ``abort`` and ``send_offsets``.
+    Each method raises an error if the producer's state does not allow the call. Only one thread at a time may call
+    ``begin``, ``commit``, ``abort`` and ``send_offsets``.
     """
 
     def __init__(
@@ -88,7 +90,10 @@ class ProducerTransactions:
             raise self._wrong("nothing can be written")
 
     def failed(self, error: BaseException) -> None:
-        """Record that a write has failed, so that the transaction can only be aborted. Any thread may call this."""
+        """Record that a write has failed, so that the transaction can only be aborted.
+
+        Any thread may call this method.
+        """
         self._failure = self._failure or error
 
     def join(self, identity: ProducerIdentity) -> None:

@@ -1,7 +1,7 @@
 """The identity of a transaction, and the errors of a commit or abort. All clients with transactions use them.
 
-This module is pure. It imports no event loop, so that a process that only commits a sink's transaction need not load
-one.
+This module is pure. The module imports no event loop, so that a process that only commits a sink's transaction need not
+load an event loop.
 """
 
 from __future__ import annotations
@@ -13,8 +13,8 @@ from sparklog.errors import BrokerError, ErrorCode
 
 #: The maximum length in bytes of a transactional id or a sink's name. With its prefix, a key may have 255 bytes.
 MAX_ID_BYTES = 200
-#: How long a client waits for the markers of a committed or aborted transaction. Only after the markers do readers see
-#: its records.
+#: The maximum time that a client waits for the markers of a committed or aborted transaction. Readers see the records
+#: of a committed transaction only after its markers.
 MARKERS_WAIT_S = 30.0
 #: The fraction of a request's timeout that the coordinator may use.
 SERVER_SHARE = 0.8
