@@ -1,8 +1,8 @@
 """Requests that this broker sends to other brokers as a coordinator or as a leader.
 
 There is one connection to each broker, opened for the first request and closed after a failure. A request ends early if
-an update of the controller makes it pointless: the broker is no longer registered, or another broker now has to get the
-request. Otherwise requests to a broker that hangs would wait for their timeout, because such a broker keeps its
+an update of the controller makes it pointless: the broker is no longer registered, or another broker is now the right
+receiver. Otherwise requests to a broker that hangs would wait for their timeout, because such a broker keeps its
 connections open.
 """
 
@@ -51,7 +51,7 @@ class InterBrokerClient:
 
         Raises:
             BrokerError: the broker's error, or NETWORK_EXCEPTION if the broker was not reached, gave no response in
-                time, or need not be asked any more.
+                time, or the request is no longer needed.
         """
         endpoint = self._context.cache.peer(broker_id)
         if endpoint is None:

@@ -136,7 +136,7 @@ class Broker:
     def _create_authorizer(self) -> None:
         """Create the authorizer if the settings enable it.
 
-        Without one, only requests of clients whose delegation token has a scope are checked.
+        Without an authorizer, only requests of clients whose delegation token has a scope are checked.
         """
         audit, scope_of = self.context.audit, self.tokens.scope
         self.authorizer = authorizer_of(self.context.config, audit, scope_of)

@@ -69,7 +69,7 @@ class BrokerServer:
     def advertised_port(self) -> int:
         """Return the port of the broker's main address: the advertised port of the first listener for clients.
 
-        The result is -1 if the settings name no port and the server does not listen yet.
+        The result is -1 if the settings name no advertised port and the server does not listen yet.
         """
         return self._listeners.client.advertised_port or self.port
 
@@ -140,7 +140,10 @@ class BrokerServer:
             await self._listen_for_kafka(server, NativeHandlers(handlers, of_tokens))
 
     def _open_local_reads(self, listeners: Sequence[Listener]) -> None:
-        """Give segment files to readers on this host. They need a ticket unless any client could fetch all records."""
+        """Give segment files to readers on this host.
+
+        Readers need a ticket unless any client could fetch all records.
+        """
         broker, tickets = self._broker, self._broker.local_read_tickets
         plain = any(listener.protocol is SecurityProtocol.PLAINTEXT for listener in listeners)
         tickets.required = broker.authorizer is not None or not plain
@@ -151,7 +154,7 @@ class BrokerServer:
             tickets.socket = self._local_reads.address
 
     async def _listen_for_kafka(self, server: Server, natives: NativeHandlers) -> None:
-        """Listen for Kafka clients. Raises as ``open`` does."""
+        """Listen for Kafka clients. Raises the same errors as ``open``."""
         context, broker = self._context, self._broker
         protocol = KafkaProtocol(
             kafka_handlers(broker),
@@ -233,8 +236,8 @@ class BrokerServer:
 def _kafka_ports(listener: Listener, earlier: int) -> list[int]:
     """Return the ports to try for a listener, in order. ``earlier`` is its port in the broker's last run, or 0.
 
-    If the settings choose a single port or any port, that is the only one. Clients that connect to an advertised port
-    must find the broker there.
+    If the settings choose a single port or any free port, return only this choice. Clients that connect to an
+    advertised port must find the broker there.
     """
     if listener.advertised_port or not listener.port:
         return [listener.port]

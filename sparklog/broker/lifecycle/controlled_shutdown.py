@@ -102,8 +102,8 @@ class CachedAny:
     def any(self) -> bool:
         """Return whether a partition satisfies the condition.
 
-        Check the remembered partitions first. Check all partitions only when none of the remembered ones satisfies it
-        any more.
+        Check the remembered partitions first. Check all partitions only when no remembered partition satisfies the
+        condition any more.
         """
         while self._left:
             if self._needs(self._left[-1]):

@@ -1,6 +1,6 @@
 """The file with a cluster's secrets on a host: one hexadecimal secret in each line, the newest first.
 
-Only the user of the brokers may read it (mode 0600). The file is outside the log directories, so copies of log
+Only the user of the brokers may read the file (mode 0600). The file is outside the log directories, so copies of log
 directories do not contain it.
 """
 

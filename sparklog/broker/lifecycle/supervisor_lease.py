@@ -83,9 +83,9 @@ class SupervisorLease:
             self._holders -= 1
 
     def expect_supervisor(self) -> None:
-        """Restart the time without a supervisor, because the driver is submitting a new run of its barrier job.
+        """Count the time without a supervisor from 0 again, because the driver is submitting a new barrier job.
 
-        The new run may include this broker.
+        The new job may include this broker.
         """
         self._alone_since_ms = None
 
@@ -108,7 +108,8 @@ class SupervisorLease:
         """Return whether this broker has no supervisor because the running barrier job does not include it.
 
         ``generation`` is the running generation, or None if there is no running generation or no driver. The time
-        without a supervisor begins again at each new generation, because its tasks may not have connected yet.
+        without a supervisor begins again at each new generation, because the supervisors of the new generation may not
+        have connected yet.
         """
         if generation is None:
             return False

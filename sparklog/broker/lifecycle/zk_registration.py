@@ -85,7 +85,7 @@ class ZkRegistration:
         self._changes = 0
         #: ISR writes without a response so far.
         self._writing = 0
-        #: The state of the node about which a partition is handling an event; ``isr_changed`` reports this state.
+        #: The state in ZooKeeper of the partition that is handling an event; ``isr_changed`` reports this state.
         self._known: VersionedState | None = None
         self._isr_lines = Lines(_log)
         #: The nodes (path, content) that report refused truncations to the controller.
@@ -160,7 +160,7 @@ class ZkRegistration:
         return self._require().registration
 
     async def _lost(self, opened: _Session, doubted: Mapping[TopicPartition, str]) -> list[TopicPartition]:
-        """Return those of the missing or unreadable logs whose topics still assign a replica to this broker.
+        """Return the missing or unreadable logs whose topics still assign a replica to this broker.
 
         The registration reports them, because this broker has lost acknowledged records of these partitions.
         """

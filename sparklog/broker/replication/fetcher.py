@@ -135,7 +135,7 @@ class LeaderFetcher:
     def _send_next(self) -> None:
         """Send a request if none is in flight and partitions are followed.
 
-        If one is in flight, send a second one only if the leader must know of a change.
+        If a request is in flight, send a second request only if the leader must know of a change.
         """
         if not self._in_flight:
             if self._followed:

@@ -167,7 +167,7 @@ class ControlUpdates:
         """Give every replica the new list of live brokers.
 
         The partitions that this broker leads come first. They may shrink thousands of ISRs now, and ZooKeeper can store
-        these while the other replicas process the list.
+        the new ISRs while the other replicas process the list.
         """
         event = BrokersChanged(self._context.cache.incarnations)
         leading = dict.fromkeys(self._partitions.leading())
@@ -331,8 +331,8 @@ class ControlUpdates:
 def _in_parts(items: Iterable[_T], drop: Callable[[_T], None]) -> Iterator[None]:
     """Drop each item; yield after a hundred items, or after ``_DROPS_S``.
 
-    The next update waits until the last item is dropped. If this yielded after each item, clients that keep the event
-    loop busy could delay the decisions of the next update for minutes.
+    The next update waits until the last item is dropped. If the function yielded after each item, clients that keep the
+    event loop busy could delay the decisions of the next update for minutes.
     """
     ends_s = time.monotonic() + _DROPS_S
     for number, item in enumerate(items, 1):

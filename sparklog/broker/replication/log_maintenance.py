@@ -120,7 +120,7 @@ class LogMaintenance:
             raise self._failure
 
     def _noted(self, work: Callable[[], None]) -> None:
-        """Run ``work``, and remember its StorageError if it is the first one. Called in a thread."""
+        """Run ``work``, and remember its StorageError if it is the first one. Call this in a thread."""
         try:
             work()
         except StorageError as error:

@@ -201,7 +201,10 @@ class Partitions:
         self._arm_for_next(now_ms)
 
     def _arm_for_next(self, now_ms: int) -> None:
-        """Set the timer for the first deadline in the heap, because a step may have set it for a later one."""
+        """Set the timer for the first deadline in the heap.
+
+        The call is needed because a step may have set the timer for a later deadline.
+        """
         if self._timers and (self._timer is None or self._timers[0][0] < self._timer_at_ms):
             self._arm(max(self._timers[0][0], now_ms + 1))
 

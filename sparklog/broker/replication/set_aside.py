@@ -150,7 +150,7 @@ class SetAsideLogs:
         return await asyncio.get_running_loop().run_in_executor(None, self._directory.kept_aside.entries)
 
     async def _deleted(self, topic_ids: set[str]) -> set[str]:
-        """Return those of the topics that ZooKeeper lists as deleted; none while ZooKeeper does not respond."""
+        """Return the topic ids that ZooKeeper lists as deleted; an empty set while ZooKeeper does not respond."""
         if not topic_ids:
             return set()
         try:

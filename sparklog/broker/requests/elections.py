@@ -28,7 +28,7 @@ _ECHO_TIMEOUT_MS = 1000
 #: The number of attempts at an election, and the pause after the first attempt. The pause doubles each time.
 _ATTEMPTS, _FIRST_PAUSE_S = 6, 0.03
 #: The maximum number of partitions in one node. Even with long topic names the node then stays below 1 MB. At 1 MB
-#: ZooKeeper would close the connection, with all other requests of this broker.
+#: ZooKeeper would close the connection, and all other requests of this broker would fail too.
 _IN_ONE_NODE = 3000
 
 
@@ -63,7 +63,7 @@ class ElectionRequests:
     def _classify(
         self, request: ElectLeaders, asked: Sequence[TopicPartition]
     ) -> Generator[None, None, tuple[dict[TopicPartition, PartitionResult], list[PartitionDecision]]]:
-        """Return the results of partitions that need no election, and the list of the others."""
+        """Return the results of partitions that need no election, and the list of partitions that need one."""
         results: dict[TopicPartition, PartitionResult] = {}
         wanting: list[PartitionDecision] = []
         for tp in asked:

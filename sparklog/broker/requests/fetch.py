@@ -285,9 +285,9 @@ class Fetches:
             self._admitted.clear()
 
     def _note_positions(self, fetch: OpenFetch) -> Partition | None:
-        """Tell each partition in the request the follower's position.
+        """Pass the follower's position to each partition in the request.
 
-        If the request names only one partition, and its leader accepts the position, that partition is returned.
+        If the request names only one partition, and its leader accepts the position, return this partition.
         """
         request, named = fetch.request, fetch.context.named
         served: Partition | None = None
@@ -353,7 +353,7 @@ class Fetches:
     def _session_closed(self, session_id: int) -> None:
         """Respond to the fetch of a closed session with the records found so far.
 
-        A session may be closed because another one needs its place. Later requests do not find the session, and new
+        A session may be closed because another session needs its place. Later requests do not find the session, and new
         records do not wake its fetch.
         """
         fetch = self._waiting.get(session_id)

@@ -162,9 +162,9 @@ class ProduceRequests:
     def _effective_acks(self, acks: int) -> int:
         """Return the acks that this produce must wait for: during a controlled shutdown, all instead of 1.
 
-        A stopping broker learns only later that other brokers lead its partitions. Meanwhile it may append records that
-        no new leader has, and these would be truncated. So requests with acks=1 wait for the followers too, and a
-        planned stop loses no acknowledged record.
+        A stopping broker learns only later that other brokers lead its partitions. Meanwhile the broker may append
+        records that no new leader has, and that would be truncated later. So requests with acks=1 wait for the
+        followers too, and a planned stop loses no acknowledged record.
         """
         return ACKS_ALL if acks == 1 and self._context.moves_leaderships else acks
 

@@ -83,7 +83,7 @@ class ReassignmentRequests:
     async def _alter_topic(
         self, name: str, moves: list[ReplicaMove], *, throttle_bytes: int
     ) -> dict[tuple[str, int], BrokerError]:
-        """Write the valid moves of one topic, and return the errors of the others by partition."""
+        """Write the valid moves of one topic, and return the errors of the invalid moves by partition."""
         refused: dict[tuple[str, int], BrokerError] = {}
 
         def altered(record: TopicRecord) -> TopicRecord:

@@ -90,7 +90,10 @@ class SetAsideRequests:
         return RestoreSetAsideReply(request.cid, record.name, len(record.assignment), tuple(findings))
 
     async def _collected(self, topic_id: str, findings: list[str]) -> tuple[list[LogCopy], list[TopicNote], set[int]]:
-        """Return the topic's set-aside logs on all live brokers, these brokers' notes on the topic, and their ids."""
+        """Return the topic's set-aside logs on all live brokers, and these brokers' notes on the topic.
+
+        The third item of the result has the ids of the brokers that responded.
+        """
         copies: list[LogCopy] = []
         notes: list[TopicNote] = []
         asked: set[int] = set()

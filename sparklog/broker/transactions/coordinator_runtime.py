@@ -109,8 +109,8 @@ class CoordinatorRuntime(ABC):
         self._confirming = False
         self._timer: asyncio.TimerHandle | None = None
         self._timer_at_ms = 0
-        #: The number of records in the log since the last rewrite, and the number above which another rewrite is worth
-        #: it.
+        #: The number of records in the log since the last rewrite, and the number of records above which the log is
+        #: rewritten again.
         self._records = 0
         self._rewrite_above = _REWRITE_RECORDS
         self._rewrite_from: int | None = None
